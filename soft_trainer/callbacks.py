@@ -94,7 +94,7 @@ class EstimatorCallback(TrainerCallback):
 
 
 def with_estimators(callbacks, default: Callable[[], object] | None = None) -> list:
-    """Returns the callbacks of a trainer; an estimator among them gets its `EstimatorCallback`.
+    """Returns a trainer's callbacks, with each bare estimator wrapped in an `EstimatorCallback`.
 
     Args:
         default: makes the estimator for callbacks without one, or returns None for no estimator.
@@ -121,6 +121,6 @@ def find_estimator_callback(callbacks) -> EstimatorCallback | None:
 
 
 def _is_one_to_one(split: Split) -> bool:
-    """Returns True if query, code and pair have the same number."""
+    """Returns True if every pair joins the query and the code of its own number."""
     pairs = split.judgments.pairs()
     return np.array_equal(pairs[:, 0], pairs[:, 1]) and np.array_equal(pairs[:, 0], np.arange(len(split.corpus)))

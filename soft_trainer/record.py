@@ -56,7 +56,7 @@ def settings_of(model: ModelArguments, data: DataArguments, args: SoftInfoNCETra
 
 
 def check_output_dir(model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments) -> None:
-    """Refuses an output folder with the record of another run, unless `overwrite` is set.
+    """Refuses an output folder that holds the record of another run, unless `overwrite` is set.
 
     Raises:
         UserError: names the folder and the options that differ.
@@ -144,7 +144,7 @@ class Run:
                     self._measure_lexical(evaluation_set, queries, codes)
 
     def _measure_lexical(self, evaluation_set: EvaluationSet, embedded: Tensor, codes: Tensor) -> None:
-        """Ranks by lexical BM25, and by its sum with the encoder's scores; nothing if the corpus holds no word."""
+        """Ranks by lexical BM25, alone and combined with the encoder; does nothing if the corpus has no words."""
         profile = self.trainer.encoder
         split = evaluation_set.split
         columns = profile.code_columns
@@ -201,7 +201,7 @@ class Run:
             print_on_main(f"Search the same tree: soft-trainer index {source_folder(source)} --model {self.folder}")
 
     def _print_examples(self) -> None:
-        """Prints queries with their best codes, of test if it was measured."""
+        """Prints sample queries with their best codes, from test if it was measured."""
         shown = min(self.sets, key=lambda each: not each.name.startswith("test"))
         split = shown.split
         profile = self.trainer.encoder
@@ -212,7 +212,7 @@ class Run:
         print_on_main(f"{title}:\n\n{text}\n")
 
     def record(self) -> dict:
-        """Returns the record, in the form that `hub.model_card` describes, from which card and report are made."""
+        """Returns the record that the model card and the report are made from; `hub.model_card` describes it."""
         trainer = self.trainer
         args = self.trainer.args
         model = self.model_args
@@ -271,7 +271,7 @@ class FollowOtherQueries(TrainerCallback):
 
 
 def split_sets(args: SoftInfoNCETrainingArguments, data: RunData, languages: list[str]) -> list[EvaluationSet]:
-    """Returns valid and test, if they exist and are asked for; with several languages, each against its own codes."""
+    """Returns valid and test where they exist and are wanted; each language has its own corpus."""
     sets = []
     for name, asked in {"valid": args.do_eval, "test": args.do_predict}.items():
         if not asked:

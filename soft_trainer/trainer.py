@@ -167,7 +167,7 @@ class SoftInfoNCETrainer(Trainer):
         self.resolve()
 
     def _bind_estimator(self) -> None:
-        """Gives the estimator the encoder, on which its defaults may depend."""
+        """Hands the encoder to the estimator, whose defaults may depend on it."""
         if isinstance(self.estimator, Estimator):
             self.estimator.bind(Encoder(self.model, self.processing_class, self.encoder))
 
@@ -183,7 +183,7 @@ class SoftInfoNCETrainer(Trainer):
     # ---- Settings ----
 
     def resolve(self) -> None:
-        """Makes the plan of the training from `args`, which may have changed, and checks it against rows and encoder.
+        """Plans the training from the current `args`, and checks the plan against rows and encoder.
 
         Raises:
             UserError: settings that cannot work.
@@ -218,7 +218,7 @@ class SoftInfoNCETrainer(Trainer):
 
     @property
     def evaluated_dims(self) -> tuple[int, ...]:
-        """The numbers of first dimensions that are evaluated in addition to all of them."""
+        """The Matryoshka dimensions to evaluate in addition to the full embedding."""
         dims = self.plan.dims or self.encoder.matryoshka_dims
         return tuple(dim for dim in dims if dim < self.model.config.hidden_size)
 
@@ -287,7 +287,7 @@ class SoftInfoNCETrainer(Trainer):
         return self._block_loss(queries, codes, batch, slice(0, len(queries)))
 
     def _block_loss(self, queries: Tensor, codes: Tensor, batch: Batch, block: slice) -> Tensor:
-        """Returns one block's part of this process's loss, against the codes Tensor[N, d] of all processes."""
+        """Returns the loss of one block of queries, against the codes Tensor[N, d] of all processes."""
         if not len(queries):
             return 0.0 * (queries.sum() + codes.sum())  # keeps the graph, which other processes wait for
         loss_of = self.plan.loss
@@ -353,14 +353,14 @@ class SoftInfoNCETrainer(Trainer):
         return 6 * inputs.count_tokens(padding=True) * self.model.num_parameters(exclude_embeddings=True)
 
     def _track_num_input_tokens(self, inputs: Batch) -> None:
-        """Counts the tokens of both sides, as `include_num_input_tokens_seen` says."""
+        """Counts the tokens of both sides, as `include_num_input_tokens_seen` asks."""
         kind = self.args.include_num_input_tokens_seen
         if kind != "no":
             tokens = inputs.count_tokens(padding=kind != "non_padding")
             self.state.num_input_tokens_seen += sum(distributed.gather_numbers(tokens))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Logs; a training loss comes with the statistics of the weights."""
+        """Logs numbers, adding the statistics of the weights to a training loss."""
         if "loss" in logs:
             logs |= self.estimator_callback.statistics() if self.estimator_callback is not None else {}
             logs |= {"duplicates_masked": self._duplicates_masked} if self.plan.options.duplicates != "ignore" else {}
@@ -406,7 +406,7 @@ class SoftInfoNCETrainer(Trainer):
         raise SystemExit(143)
 
     def _hp_search_setup(self, trial) -> None:
-        """Checks the settings and prepares the rows, after a search of hyperparameters has set those of a trial.
+        """Checks the settings and prepares the rows once a search has set a trial's hyperparameters.
 
         `Trainer.train` calls it in every training, when the model exists and no checkpoint is loaded yet.
         """
@@ -633,7 +633,7 @@ class SoftInfoNCETrainer(Trainer):
         set_adapter_state(self.model, load_file(Path(checkpoint) / ADAPTER_WEIGHTS), checkpoint)
 
     def call_model_init(self, trial=None):
-        """Makes the encoder of a trial; that of a `PeftModel` is taken out."""
+        """Makes the encoder of a trial, unwrapped if it is a `PeftModel`."""
         return plain_encoder(super().call_model_init(trial))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:

@@ -117,7 +117,7 @@ def load_rows(
 
 
 def _column(rows: Dataset, names: Sequence[str]) -> str | None:
-    """Returns the first of some columns that the rows have."""
+    """Returns the first of the given columns that exists in the rows."""
     return next((name for name in names if name in rows.column_names), None)
 
 
@@ -202,7 +202,7 @@ def _with_plain_text(rows: Dataset) -> Dataset:
 
 
 def _files(paths: Sequence[Path]) -> list[tuple[Path, str]]:
-    """Returns the files of rows, each with its split. If none is named after a split, all are of train."""
+    """Returns the files of rows, each with its split: train for all of them if no file is named after a split."""
     files = [(path, _split_of(path)) for path in paths if _format(path)]
     if not any(split for _, split in files):
         return [(path, "train") for path, _ in files]
@@ -263,7 +263,7 @@ def _renamed(data: dict[str, Dataset], columns: Mapping[str, Sequence[str]], sou
 def _check_texts(
     data: Mapping[str, Dataset], columns: Mapping[str, Sequence[str]], source: str | Path | pd.DataFrame
 ) -> None:
-    """Raises UserError for rows without a text; names the first of them as its file has it, and how many there are."""
+    """Raises UserError for rows without a text, and names the place of the first and their number."""
     for split, rows in data.items():
         sides = SIDES_OF[split] if "codebase" in data else SIDES
         for side in sides:
@@ -310,7 +310,7 @@ def _texts(rows: Dataset, columns: tuple[str, str]) -> list[Hashable]:
 
 
 def _with_urls(data: Mapping[str, Dataset]) -> dict[str, Dataset]:
-    """Gives rows without urls one made of their code, so that equal codes are one code of the corpus."""
+    """Derives missing urls from the code, so that equal codes become one code of the corpus."""
     with_urls = dict(data)
     for name, rows in data.items():
         if "url" not in rows.column_names and _column(rows, CODES):

@@ -1,4 +1,4 @@
-"""Keeps arrays and data sets that are computed once, memory-mapped, each with a record of what it was made from."""
+"""Caches arrays and data sets on disk, memory-mapped, each with a record of its inputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REMEDY = "name another folder with --estimator_cache_dir, or keep nothing with -
 
 
 def cached_dataset(made_from: str, build: Callable[[Path], Dataset]) -> Dataset:
-    """Returns the data set that was made from the same things, or calls `build` and keeps its result.
+    """Returns the cached data set made from the same inputs, or builds and caches it.
 
     Args:
         made_from: the fingerprint of everything that the rows depend on.
@@ -45,7 +45,7 @@ def cached_dataset(made_from: str, build: Callable[[Path], Dataset]) -> Dataset:
 
 
 def flat(rows: Dataset) -> Dataset:
-    """Returns rows in their own order on disk; an index mapping would cost a look-up for every row read."""
+    """Returns the rows stored in their present order, which saves a look-up for every row read."""
     if rows._indices is None:
         return rows
     made_from = fingerprint(rows_fingerprint(rows), "flat")

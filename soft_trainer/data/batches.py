@@ -142,7 +142,7 @@ class TrainBatches(Dataset):
         return self.tokens["query"].lengths.astype(np.int64)[queries] + self.tokens["code"].lengths[codes]
 
     def __getitems__(self, global_rows: Sequence[int]) -> Batch:
-        """Returns this process's share of the global batch with these pairs (of an epoch: `GlobalRows`)."""
+        """Returns this process's share of the global batch, given as `GlobalRows`."""
         epoch = getattr(global_rows, "epoch", 0)
         rows_of = self._shares(np.asarray(global_rows))
         queries_of = [self.pairs[rows, 0] for rows in rows_of]
@@ -180,7 +180,7 @@ class TrainBatches(Dataset):
     def _further_answers(
         self, queries: np.ndarray, codes: np.ndarray, positives: Tensor, meets: Tensor | None
     ) -> Tensor | None:
-        """Finds the right answers among the columns besides each query's own, BoolTensor[B, N]; None without any."""
+        """Finds right answers other than each query's own code, BoolTensor[B, N]; None if there are none."""
         if self.answers is None:
             return None
         further = self.answers.among(queries, codes).scatter(1, positives.unsqueeze(1), False)
@@ -191,7 +191,7 @@ class TrainBatches(Dataset):
     def _with_own_negatives(
         self, queries_of: list[np.ndarray], codes_of: list[np.ndarray], epoch: int
     ) -> tuple[list[np.ndarray], Tensor | None]:
-        """Returns the codes that each process encodes, and which query meets which, BoolTensor[B, N]; None if all."""
+        """Returns the codes each process encodes, and the pairs to compare, BoolTensor[B, N]; None for all pairs."""
         if self.own_negatives is None:
             return codes_of, None
         if self.gather:

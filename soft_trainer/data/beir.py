@@ -23,7 +23,7 @@ def is_beir(folder: Path) -> bool:
 
 
 def load_beir(folder: str | Path) -> dict[str, Split]:
-    """Reads the splits train, valid and test, as far as a BEIR folder has judgments for them.
+    """Reads those of train, valid and test that a BEIR folder has judgments for.
 
     The title of a code, if it has one, stands before its text. A split has the queries that its judgments name and
     that have a right answer. Its corpus is that of the folder, but train knows only the codes that it judges, so that
@@ -48,7 +48,7 @@ def load_beir(folder: str | Path) -> dict[str, Split]:
 def _split(
     queries: Dataset, corpus: Dataset, grades: dict[tuple[int, int], float], path: Path, judged_codes: bool
 ) -> Split:
-    """Makes the split of some judgments; `judged_codes` leaves out the codes that they do not name."""
+    """Builds a split from judgments; with `judged_codes`, only codes they mention are kept."""
     answered = sorted({query for (query, _), grade in grades.items() if grade > 0})
     if not answered:
         raise UserError(f"{path}: no query has a right answer, a score above 0")
@@ -106,7 +106,7 @@ def _rows(path: Path, column: str) -> tuple[list[str], Dataset]:
 
 
 def _grades(path: Path, query_rows: dict[str, int], code_rows: dict[str, int]) -> dict[tuple[int, int], float]:
-    """Reads the grades of (query, code) pairs, by rows; a later line on the same pair replaces an earlier one."""
+    """Reads the grade of each (query, code) pair of row numbers. The last line about a pair wins."""
     grades = {}
     for place, (query, code, score) in _lines(path):
         if query not in query_rows:

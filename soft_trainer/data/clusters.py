@@ -73,7 +73,7 @@ class _Batches:
         self.room[batch] -= 1
 
     def put_near(self, row: int, near: np.ndarray) -> bool:
-        """Puts a pair into the batch of the nearest code whose batch has room; returns False if none has."""
+        """Puts a pair into the batch of its nearest code that has room; returns False if there is none."""
         batches = self.batch_of_code[near]
         batches = batches[(batches >= 0) & (self.room[batches] > 0)]
         if len(batches):
@@ -97,7 +97,7 @@ class _FreePairs:
         self.first[pairs[by_code[::-1], 1]] = by_code[::-1]
 
     def take(self, row: int) -> None:
-        """Takes a pair; the next free one of its code becomes the first."""
+        """Takes a pair, and moves on to the next free pair of its code."""
         self.free[row] = False
         code = self.pairs[row, 1]
         if self.first[code] != row:
@@ -108,7 +108,7 @@ class _FreePairs:
         self.first[code] = following
 
     def near(self, codes: np.ndarray) -> list[int]:
-        """Returns the first free pair of each of these codes that has one."""
+        """Returns the first free pair of each given code, skipping codes without one."""
         rows = self.first[codes]
         return rows[rows >= 0].tolist()
 
@@ -144,7 +144,7 @@ def _candidates(seed: int, group: list[int], left: _FreePairs, neighbours: np.nd
 
 
 def _slots(room: np.ndarray, size: int, generator: np.random.Generator) -> list[int]:
-    """Returns the batch of each full group: every batch with room once, in random order, then every batch again."""
+    """Assigns full groups to batches in rounds: each round visits all batches with room in random order."""
     places = room // size
     slots = []
     for taken in range(max(places, default=0)):

@@ -199,7 +199,7 @@ def rows_in(rows: Dataset, language: str) -> Dataset:
 
 
 def languages_in(data: Mapping[str, Dataset]) -> list[str]:
-    """Returns the languages that rows are in, most rows first, by their column or else by the endings of their paths.
+    """Returns the rows' languages, most common first, from their column or else from file endings.
 
     Returns an empty list where neither is known.
     """
@@ -313,7 +313,7 @@ def check_targets(queries: Dataset, corpus: Dataset | None, name: str = "eval_da
 
 
 def drop_unusable_rows(data: DatasetDict, profile: EncoderProfile) -> DatasetDict:
-    """Leaves out rows without text, and queries whose code is left out; a UserError if a split lacks a column.
+    """Drops rows without text and queries whose code was dropped; UserError if a split lacks a column.
 
     Prints how many of each split were left out.
     """
@@ -344,7 +344,7 @@ def _check_filled(rows: Dataset, column: str, split: str) -> None:
 
 
 def blank_rows(rows: Dataset, column: str) -> list[int]:
-    """Finds the rows whose value in a column is missing, blank or an empty list; a UserError for other values."""
+    """Finds rows whose value is missing, blank or an empty list; UserError for values of a wrong type."""
     values = rows.select_columns(column).with_format("arrow")[:][column]
     if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
         lengths = pc.list_value_length(values)

@@ -1,4 +1,4 @@
-"""Turns rows into padded tensors, each side of a batch in chunks of similar length, so that little is padding."""
+"""Pads rows into tensors, in chunks of similar length to keep padding low."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ChunkCost:
 def chunk_by_length(
     lengths: np.ndarray, cost: ChunkCost | None, largest: int | None = None, number: int = 1
 ) -> list[np.ndarray]:
-    """Returns the row numbers of each chunk, longest rows first: the cheapest partition of the sorted rows.
+    """Splits rows into the cheapest chunks of similar length; returns their row numbers, longest rows first.
 
     Args:
         lengths: tokens of each row, int[B].

@@ -89,7 +89,7 @@ def _without_comments(table: pa.Table) -> pa.Table:
 
 
 def _judge(table: pa.Table, rules: Sequence[str]) -> pa.Table:
-    """Returns the rule that drops each row, and the hashes by which duplicates are found, None if they are not."""
+    """Returns the rule that drops each row, and the hashes for finding duplicates where a rule needs them."""
     rows = table.to_pylist()
     row_rules = [rule for rule in ROW_RULES if rule in rules]
     fingerprints = minhashes = [None] * len(rows)

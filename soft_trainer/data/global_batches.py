@@ -110,7 +110,7 @@ class GlobalBatchSampler(BatchSampler):
         return self._split(range(self.rows))
 
     def _no_duplicates(self, generator: np.random.Generator) -> Iterator[list[int]]:
-        """Draws random batches without repeated texts; a row is left out if each batch with room has a text of it."""
+        """Draws random batches without repeated texts; a row that fits into no batch is left out."""
         places = np.minimum(self.batch_size, self.rows - self.batch_size * np.arange(len(self)))
         texts_of = shared_texts(self.text_ids)
         order = generator.permutation(self.rows).tolist()
@@ -147,7 +147,7 @@ def _shuffled(batches: list[list[int]], generator: np.random.Generator) -> Itera
 def _placed_apart(
     rows: Sequence[int], texts_of: Mapping[int, set], places: np.ndarray, generator: np.random.Generator
 ) -> list[list[int]]:
-    """Puts each row into a random batch with room (`places`) and none of the row's texts, in linear time."""
+    """Puts each row into a random batch that has room (`places`) and shares no text with it, in linear time."""
     batches: list[list[int]] = [[] for _ in places]
     texts_in: list[set] = [set() for _ in places]
     held: Counter = Counter()  # batches that hold a text
@@ -191,7 +191,7 @@ def shared_texts(text_ids: Sequence[np.ndarray]) -> dict[int, set]:
 
 
 def data_seed(args: TrainingArguments) -> int:
-    """Returns the seed of everything that is drawn from the rows."""
+    """Returns the seed for every random draw over the rows."""
     return args.seed if args.data_seed is None else args.data_seed
 
 
@@ -205,7 +205,7 @@ class EpochDataLoader(DataLoader):
 
     @classmethod
     def for_training(cls, batches: Dataset, sampler: GlobalBatchSampler, args: TrainingArguments) -> EpochDataLoader:
-        """Makes a loader of whole batches with the data-loader options of `args`."""
+        """Makes a loader that yields whole batches, with the data-loader options of `args`."""
         workers = args.dataloader_num_workers
         return cls(
             batches,

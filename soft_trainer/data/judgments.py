@@ -1,4 +1,4 @@
-"""Queries, a corpus, and judgments of which code answers which query: the form of all training and evaluation rows.
+"""Holds queries, a corpus, and judgments of which code answers which query, for training and evaluation.
 
 Nothing pairs a query and a code by position, and rows are never merged: there is one rank for each row of the queries,
 against the rows of the corpus as they were given.
@@ -82,13 +82,13 @@ class Split:
 
     @classmethod
     def from_pairs(cls, rows: Dataset) -> Split:
-        """Makes a split of rows that hold a query and a code each.
+        """Makes a split from rows of one query and one code each.
 
         Rows that share a `url` hold versions of one code, which answer each other's queries. The codes of a column
         `negatives` become `wrong`; those that no row holds follow the rows' codes in the corpus.
 
         Raises:
-            UserError: `negatives` holds something else than texts or urls of codes.
+            UserError: `negatives` holds anything but texts or urls of codes.
         """
         rows = flat(rows)
         urls = _column(rows, "url")
@@ -166,7 +166,7 @@ class RightAnswers:
 
     @property
     def key(self) -> list:
-        """The values that the answers are made of."""
+        """The values that identify these answers."""
         return [self.of_texts, self.query_texts, self.code_texts]
 
     def restricted(self, codes: np.ndarray) -> RightAnswers:
@@ -229,7 +229,7 @@ def _matrix(pairs: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> sp
 
 
 def _equal(left: np.ndarray, right: np.ndarray) -> sparse.csr_matrix:
-    """Returns ones where two lists of ids are equal, csr[left, right]; a row without an id equals its own place."""
+    """Marks equal ids of two lists, csr[left, right]; a row without an id matches the row in its place."""
     numbers, _ = pd.factorize(np.concatenate([left, right]))
     places = np.concatenate([np.arange(len(left)), np.arange(len(right))])
     unknown = numbers < 0
@@ -245,7 +245,7 @@ def _equal(left: np.ndarray, right: np.ndarray) -> sparse.csr_matrix:
 
 
 def _with_negatives(rows: Dataset, corpus: Dataset, urls: np.ndarray) -> tuple[Dataset, sparse.csr_matrix]:
-    """Returns the corpus with the codes that only `negatives` holds, and the pairs known to be wrong."""
+    """Adds the codes that occur only in `negatives` to the corpus; returns it with the pairs known to be wrong."""
     row_of = {}
     texts = _code_texts(corpus)
     for row in reversed(range(len(rows))):  # the first row of several stays
@@ -287,14 +287,14 @@ def _names(names, row: int) -> list[str]:
 
 
 def _code_texts(corpus: Dataset) -> list[str]:
-    """Returns the code of every row with single spaces, by which a negative is recognised."""
+    """Returns every row's code with normalised white space, for matching negatives."""
     if "code" in corpus.column_names:
         return [" ".join((code or "").split()) for code in corpus["code"]]
     return [" ".join(tokens or ()) for tokens in corpus["code_tokens"]]
 
 
 def _code_row(code: str, corpus: Dataset, row: int) -> dict:
-    """Returns a row of the corpus for a code that comes alone, in the language of the row that names it."""
+    """Makes a corpus row for a code without a query, in the language of the row that mentions it."""
     values = {"original_string": code, "code": code, "code_tokens": code.split()}
     if "language" in corpus.column_names:
         values["language"] = corpus[row]["language"]

@@ -1,4 +1,4 @@
-"""Negatives beside the batch: the candidates of every query, and the draw for an epoch."""
+"""Draws extra negatives for each query, once an epoch, from its candidates."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Neighbours:
 
     @classmethod
     def joined(cls, parts: Iterable[Neighbours], progress: str | None = None, rows: int = 0) -> Neighbours:
-        """Joins the neighbours of parts of the rows, with a progress bar over so many rows if it has a label."""
+        """Joins the neighbours of blocks of rows; a label adds a progress bar over all rows."""
         found = []
         with Progress(progress, rows, "row") as bar:
             for part in parts:
@@ -79,11 +79,11 @@ class LeftOut:
 
     @property
     def key(self) -> list:
-        """The values by which neighbours are kept."""
+        """The values under which neighbours are cached."""
         return [self.own, None if self.answers is None else self.answers.key]
 
     def drop_from(self, scores: Tensor, queries: np.ndarray) -> Tensor:
-        """Sets the scores Tensor[B, C] of these codes to -inf; returns those of the own codes before, Tensor[B]."""
+        """Sets the scores of these codes, Tensor[B, C], to -inf; returns the own codes' earlier scores, Tensor[B]."""
         line = torch.arange(len(queries))
         own = torch.from_numpy(self.own[queries])
         own_scores = scores[line, own].float().cpu()
@@ -99,7 +99,7 @@ class LeftOut:
         return found if self.answers is None else found | self.answers.contain(queries, codes)
 
     def among(self, codes: np.ndarray) -> LeftOut:
-        """Returns the same for a search among some of the codes, sorted; the own codes are among them."""
+        """Restricts this to some codes, sorted, which include the queries' own."""
         answers = None if self.answers is None else self.answers.restricted(codes)
         return LeftOut(np.searchsorted(codes, self.own), answers)
 
@@ -212,7 +212,7 @@ def exact_neighbours(
 
 
 def _padded(codes: Tensor, scores: Tensor, own: Tensor, k: int) -> Neighbours:
-    """Fills up to k neighbours; those that score -inf are none."""
+    """Pads to k neighbours; codes that score -inf do not count."""
     missing = (0, k - scores.shape[1])
     codes = F.pad(codes.masked_fill(scores == -torch.inf, -1), missing, value=-1)
     return Neighbours(codes.numpy(), F.pad(scores, missing, value=-torch.inf).numpy(), own.numpy())

@@ -12,7 +12,7 @@ from soft_trainer.files import open_text
 
 
 def place_of(files: Sequence[Path], row: int) -> str:
-    """Returns the file and the line of a row, counted from 0 through all files.
+    """Returns the file and line of a row, whose number counts from 0 through all files.
 
     In a file whose rows are no lines, it is the number of the row in the file.
     """

@@ -1,4 +1,4 @@
-"""Loads a data set from the Hub: from its files, or from the Parquet files that the Hub makes of them."""
+"""Loads a data set from the Hub, from its own files or from the Hub's Parquet conversion."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _converted_files(name: str, configuration: str) -> dict[str, list[str]]:
 
 @contextmanager
 def reading_hub(name: str) -> Iterator[None]:
-    """Turns any error into one line that names the data set and the ways without the Hub.
+    """Turns any error into one line that names the data set and alternatives to the Hub.
 
     Raises:
         UserError: the body failed.

@@ -1,4 +1,4 @@
-"""The rows of a run: tables as they were read, and splits as training and evaluation read them."""
+"""Holds the rows of a run: the tables as read, and the splits for training and evaluation."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RunData:
         return cls(tables, splits)
 
     def evaluated(self, name: str, languages: Sequence[str]) -> Split | dict[str, Split] | None:
-        """Returns valid or test; of several languages a split each, so that queries meet codes of their language."""
+        """Returns valid or test, as one split for each language, so that queries only meet codes of their language."""
         if name not in self.splits or len(languages) < 2:
             return self.splits.get(name)
         return {

@@ -81,12 +81,12 @@ def _choose_language(arguments: DataArguments) -> None:
 
 
 def _loaded_languages(arguments: DataArguments) -> list[str | None]:
-    """Returns the languages to load rows of; one None for rows in whatever language they are."""
+    """Returns the languages to load; a single None loads rows of any language."""
     return arguments.languages or [None]
 
 
 def _in_place(source: str, language: str | None) -> str:
-    """Returns a source with the language in place of `{language}`.
+    """Fills in the `{language}` of a source.
 
     Raises:
         UserError: nobody gave a language.
@@ -119,7 +119,7 @@ def load_local(arguments: DataArguments, needed: Sequence[str] = SPLITS) -> dict
 
 
 def _chooses_rows(arguments: DataArguments) -> bool:
-    """Returns True if some rows are left out, so that they are checked after that."""
+    """Returns True if options leave some rows out; rows are then checked afterwards."""
     return bool(arguments.split_urls or arguments.filters or arguments.drop_unusable)
 
 
@@ -135,7 +135,7 @@ def load_data(
     needed: Sequence[str] = SPLITS,
     local: Mapping[str, DatasetDict] | None = None,
 ) -> RunData:
-    """Loads the rows of a run, as far as they exist.
+    """Loads the rows of a run.
 
     Args:
         mined_dir: folder for the pairs mined from `source_dir` and `history`.
@@ -205,7 +205,7 @@ def _check_needed(data: Mapping[str, Dataset], needed: Sequence[str]) -> None:
 
 
 def _reader(arguments: DataArguments, profile: EncoderProfile | None = None) -> str | None:
-    """Names the part of the run that does not know every language. None if any language will do."""
+    """Names the part of the run that supports only some languages, None if there is no such part."""
     if arguments.filters:
         return "--filters"
     if profile and profile.data_flow_length:
@@ -313,7 +313,7 @@ def _with_extra_rows(data: DatasetDict, arguments: DataArguments, language: str,
     extra = dataclasses.replace(arguments, source_dir=arguments.extra_source_dir, history=None)
 
     def marks(rows: Dataset) -> Iterator[set]:
-        """Yields the code of each row and the first words of its query, by which a copy with changes is known."""
+        """Yields each row's code and the first words of its query, which identify modified copies."""
         queries = rows["docstring_tokens"] if "docstring_tokens" in rows.column_names else [()] * len(rows)
         for code, query in zip(rows["code_tokens"], queries, strict=True):
             yield {("code", *code), ("query", *(token.lower() for token in (query or ())[:12]))}

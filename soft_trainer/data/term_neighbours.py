@@ -61,7 +61,7 @@ def nearest_by_terms(
 
 
 def _compare_all(queries, documents, rows: np.ndarray, k: int, left_out, progress: str | None = None) -> Neighbours:
-    """Scores all documents. A few terms have most entries of a product; as dense columns they multiply faster."""
+    """Scores all documents. The few most frequent terms are multiplied as dense columns, which is faster."""
     total = documents.shape[0]
     common = np.bincount(documents.indices, minlength=documents.shape[1]) > COMMON * total
     rare = sparse.diags_array((~common).astype(np.float32))
@@ -80,7 +80,7 @@ def _compare_all(queries, documents, rows: np.ndarray, k: int, left_out, progres
 
 
 def _rarest(queries: sparse.csr_matrix, postings: sparse.csr_matrix, visited: int) -> sparse.csr_matrix:
-    """Keeps the rarest terms of each query that occur in at most `visited` documents together, and at least one."""
+    """Keeps each query's rarest terms while they occur in at most `visited` documents together, at least one term."""
     row = np.repeat(np.arange(queries.shape[0]), np.diff(queries.indptr))
     having = np.diff(postings.indptr)[queries.indices]
     order = np.lexsort((having, row))

@@ -97,7 +97,7 @@ def text_column(dataset: Dataset, columns: Sequence[str], side: str) -> str:
 
 
 def check_language_column(rows: Dataset, name: str) -> None:
-    """Raises UserError if rows whose code is parsed have no column `language`; the message calls them `name`."""
+    """Raises UserError, naming the rows `name`, if code is to be parsed and there is no column `language`."""
     why = "which an encoder with data flow needs to parse the code: add it to the rows, or give one --language"
     if "language" not in rows.column_names:
         raise UserError(f"{name}: no column 'language', {why}")
@@ -117,7 +117,7 @@ def column_texts(dataset: Dataset, column: str) -> Iterator[str]:
 
 
 def text_ids(texts: Iterable[str]) -> np.ndarray:
-    """Numbers the texts, equal for equal texts, uint64[rows].
+    """Returns a number for each text, the same for equal texts, uint64[rows].
 
     The number is a hash. Among 250,000 texts, two different ones share a number with a probability of 2e-9.
     """

@@ -87,7 +87,7 @@ class Estimator:
 
 
 class CodesByQueries:
-    """Stands each code by the query of its first pair, for estimators that compare queries with queries.
+    """Represents each code by the query of its first pair, for estimators that compare queries with queries.
 
     Args:
         first: int64[C], the query of each code's first pair, -1 for a code without one.
@@ -132,7 +132,7 @@ def find_among(
 
 
 def check_codes_have_queries(estimator, split: Split, codes: np.ndarray) -> None:
-    """Refuses codes that no query has if the estimator compares queries with queries.
+    """Refuses codes without a query if the estimator compares queries with queries.
 
     Raises:
         UserError: names the estimators that fit.

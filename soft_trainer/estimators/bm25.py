@@ -1,4 +1,4 @@
-"""BM25 by sparse matrices of term counts: the estimator, and the formula that lexical search takes too.
+"""BM25 on sparse matrices of term counts: the estimator, and the formula that lexical search shares.
 
 We do not use rank_bm25 or bm25s, because a batch's statistics change with every batch. Both would build an index for
 each step: for 256 queries that takes 83 and 12 times as long (`benchmarks/bm25.py`).
@@ -98,7 +98,7 @@ class BM25Estimator(Estimator):
         self.cache_dir = cache_dir
 
     def check(self, split: Split) -> None:
-        """Raises UserError if a column is missing, lacks values or holds others than tokens or texts."""
+        """Raises UserError if a column is missing, has gaps, or holds anything but tokens or texts."""
         _column(split.queries, self.column, "query")
         if self.compares_codes:
             _column(split.corpus, self.document_column, "code")
@@ -179,7 +179,7 @@ def _token_lists(values: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def as_arrow(texts: Iterable[list[str]]) -> pa.ChunkedArray:
-    """Converts lists of tokens, some at a time."""
+    """Converts lists of tokens to Arrow, block by block."""
     texts = iter(texts)
     kind = pa.list_(pa.string())
     parts = iter(lambda: list(islice(texts, SPLIT_AT_ONCE)), [])
@@ -187,7 +187,7 @@ def as_arrow(texts: Iterable[list[str]]) -> pa.ChunkedArray:
 
 
 def split_identifiers(tokens: Sequence[str]) -> list[str]:
-    """Splits the tokens of code or text into words; a string or comment in one token gives its words."""
+    """Splits the tokens of code or text into words, also those inside strings and comments."""
     return [word for token in tokens for word in identifier_words(token)]
 
 

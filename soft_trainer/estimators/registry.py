@@ -59,7 +59,7 @@ def _of_encoders(options: DataArguments, _: str) -> dict:
 
 
 def cache_folder(arguments: DataArguments) -> str | Path | None:
-    """Returns the folder that keeps row embeddings and neighbours, None to keep none."""
+    """Returns the cache folder for row embeddings and neighbours, None for no cache."""
     if arguments.estimator_cache_dir == "none":
         return None
     return arguments.estimator_cache_dir or DEFAULT_FOLDER

@@ -65,7 +65,7 @@ def build_tokenizer(arguments: ModelArguments, profile: EncoderProfile, train: D
 
 
 def pretrained_config(arguments: ModelArguments):
-    """Loads the configuration of the pretrained model; of an adapter that of its base.
+    """Loads the configuration of the pretrained model, or of an adapter's base.
 
     Raises:
         UserError: it cannot be loaded.

@@ -80,7 +80,7 @@ def training_settings(args: TrainingArguments, plan: Plan, encoder: EncoderProfi
 
 
 def start_settings(estimator, model, weights_before: Mapping | None) -> dict[str, object]:
-    """Returns the arguments of the fitted estimator, and fingerprints of its encoder and of weights to merge with."""
+    """Returns the fitted estimator's arguments, and fingerprints of its encoder and of the weights to merge with."""
     settings = {"the weights to merge with": None, "estimator": None}
     if weights_before:
         settings["the weights to merge with"] = model_fingerprint(model, weights_before)

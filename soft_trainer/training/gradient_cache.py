@@ -86,7 +86,7 @@ def loss_in_blocks(
     backward: Callable[[Tensor], None],
     block_size: int,
 ) -> Tensor:
-    """Runs backward through the scores of one block of queries after another, then once through order and gather.
+    """Backpropagates block by block through the scores, then once through the gather.
 
     Args:
         queries: Tensor[B, d], with a graph.

@@ -117,7 +117,7 @@ def similar_codes(estimator, split: Split, answers: RightAnswers, number: int, r
 
 
 def _by_similarity(estimator, split: Split, count: int, left_out: LeftOut) -> Neighbours:
-    """Finds neighbours by comparing all pairs, for an estimator that only has `similarity`."""
+    """Finds neighbours by comparing all pairs, for estimators that offer nothing but `similarity`."""
     codes = len(split.corpus)
     if codes > EXACT_ROWS:
         raise UserError(
@@ -135,7 +135,7 @@ def _by_similarity(estimator, split: Split, count: int, left_out: LeftOut) -> Ne
 
 
 def similar_pairs(estimator: Estimator, split: Split, group_size: int) -> dict[str, object]:
-    """Returns the arguments of `similar_batches`, except those of the sampler."""
+    """Returns the arguments of `similar_batches` that the sampler does not supply."""
     count = max(NEIGHBOURS, group_size)
     pairs = split.judgments.pairs()
     left_out = LeftOut(split.judgments.first_codes())

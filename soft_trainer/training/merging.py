@@ -1,4 +1,4 @@
-"""Merging at the end of a training: the weights before it, and the encoder between them and those after it."""
+"""Merges the trained weights with those from before, at the end of a training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def weights_of(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def weights_to_merge(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Returns a copy of the weights before training, which those after it will be merged with.
+    """Returns a copy of the initial weights, for merging after training.
 
     Raises:
         UserError: an adapter that cannot be scaled, or that is not new.
@@ -36,7 +36,7 @@ def weights_to_merge(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def merge(model: PreTrainedModel, before: Mapping[str, Tensor], ratio: float) -> dict:
-    """Gives a model the weights between `before` and its own, and says so; returns the record of the merging."""
+    """Interpolates a model's weights with `before` and reports it; returns the record of the merge."""
     set_merged(model, before, weights_of(model), ratio)
     print_on_main(f"Merged: {ratio:g} x the weights after training + {1 - ratio:g} x those before it.")
     if ratio == 0:
@@ -48,7 +48,7 @@ def merge(model: PreTrainedModel, before: Mapping[str, Tensor], ratio: float) ->
 def set_merged(
     model: PreTrainedModel, before: Mapping[str, Tensor], after: Mapping[str, Tensor], ratio: float
 ) -> None:
-    """Gives a model the weights between those before and after training, or its adapter a share of `after`."""
+    """Sets a model's weights to the interpolation, or scales its adapter."""
     if has_adapter(model):
         set_adapter_state(model, after, "merge_ratio")
         set_adapter_state(model, scale_adapter(model, ratio), "merge_ratio")

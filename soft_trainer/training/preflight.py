@@ -131,7 +131,7 @@ def check_encoder(plan: Plan, args, model: PreTrainedModel, profile: EncoderProf
 
 
 def check_own_collator(plan: Plan, prompt_lengths: Mapping[str, int]) -> None:
-    """Refuses options that a user's own collator cannot serve.
+    """Refuses options that do not work with a user's own collator.
 
     Raises:
         UserError: the option.

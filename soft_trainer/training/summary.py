@@ -24,7 +24,7 @@ def loss_table(plan: Plan, estimator) -> dict[str, object]:
 
 
 def setup_table(args: TrainingArguments, plan: Plan, model: PreTrainedModel, precision: str) -> dict[str, object]:
-    """Returns what is known of a training before its first step: batches, precision, adapter, learning rate, seed."""
+    """Returns what is known before the first step: batches, precision, adapter, learning rate, seed."""
     setup = {
         "pairs in a batch, per process": plan.batch_size,
         "processes": plan.processes,
@@ -59,7 +59,7 @@ def adapter_settings(model: PreTrainedModel) -> dict[str, object]:
 
 
 def course_table(args: TrainingArguments, state: TrainerState) -> dict[str, object]:
-    """Returns the length of a training, and its time, evaluations included, if it ran in one piece."""
+    """Returns the training's length, and its duration with evaluations if it ran without a break."""
     # As trained: `max_steps` or early stopping may have cut the epochs.
     course = {"epochs": round(state.epoch, 2), "steps": state.global_step}
     if best := best_step(args, state):

@@ -57,11 +57,7 @@ def test_data_sets_that_cannot_be_labelled_or_have_no_usable_labels(numbered, da
         (BM25Estimator(), {"scale": 0}, "scale=0: must be above 0"),
         (None, {"loss": "soft_info_nce"}, "loss=soft_info_nce needs an estimator"),
         (InitialModelEstimator(), {}, "use SentenceTransformerEstimator()"),
-        (
-            BM25Estimator,
-            {},
-            "estimator: an object such as BM25Estimator() is expected, not <class 'soft_trainer.estimators.bm25.BM25Estimator'>",
-        ),
+        (BM25Estimator, {}, "estimator: an object such as BM25Estimator() is expected, not <class"),
         ("bm25", {}, "estimator: an object such as BM25Estimator() is expected, not 'bm25'"),
         (BM25Estimator(), {"alpha": "2"}, "alpha='2': a number is expected, not text"),
         (BM25Estimator("docstring_words"), {}, "BM25 reads column 'docstring_words'"),
