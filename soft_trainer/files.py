@@ -193,12 +193,17 @@ def mark_complete(folder: str | Path, training: Mapping) -> None:
 
     Args:
         training: what a training that continues from it must have in common with this one.
+
+    Raises:
+        UserError: as `saving_checkpoint`.
     """
     folder = Path(folder)
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    sizes = {str(path.relative_to(folder)): path.stat().st_size for path in paths}
-    sizes.pop(MARKER, None)
-    write_json(folder / MARKER, {"written": time.time(), "training": training, "sizes": sizes})
+    with saving_checkpoint(folder):
+        sizes = {}
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                sizes[str(path.relative_to(folder))] = path.stat().st_size
+        write_json(folder / MARKER, {"written": time.time(), "training": training, "sizes": sizes})
 
 
 def _written(folder: Path) -> float | None:

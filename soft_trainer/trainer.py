@@ -27,34 +27,18 @@ from soft_trainer.callbacks import EstimatorCallback, find_estimator_callback, w
 from soft_trainer.data.batches import Batch, TrainBatches
 from soft_trainer.data.collator import ChunkCost, PairCollator, Side
 from soft_trainer.data.global_batches import EpochDataLoader, data_seed
-from soft_trainer.data.judgments import Judgments, Split
+from soft_trainer.data.judgments import Split
 from soft_trainer.data.sources import as_row_sets, as_split
 from soft_trainer.data.tokens import SIDES, GraphColumn, TokenColumn, column_of
 from soft_trainer.encoders.adapters import has_adapter, plain_encoder, set_adapter_state
-from soft_trainer.encoders.encoding import (
-    Encoder,
-    comparable,
-    embed_sharded,
-    encode,
-    prompt_length,
-    score,
-    shorten,
-)
+from soft_trainer.encoders.encoding import Encoder, comparable, embed_sharded, encode, prompt_length, score, shorten
 from soft_trainer.encoders.loading import prepare_tokenizer
 from soft_trainer.encoders.profiles import PROFILE_FILE, EncoderProfile, profile_of
 from soft_trainer.encoders.repository import ADAPTER_WEIGHTS
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.registry import default_estimator
-from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
-from soft_trainer.evaluation.retrieval import (
-    RetrievalOutput,
-    best_answers,
-    by_query,
-    mean_over_sets,
-    means,
-    mrr_by_dims,
-)
+from soft_trainer.evaluation.retrieval import RetrievalOutput, best_answers, mean_over_sets
 from soft_trainer.files import (
     MARKER,
     last_checkpoint,
@@ -72,7 +56,7 @@ from soft_trainer.options.resolve import Plan, resolve
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main, shows_bars
 from soft_trainer.training import checkpoints, preflight, summary
-from soft_trainer.training.evaluation import Corpora, check_evaluations, evaluation_split, rank_answers
+from soft_trainer.training.evaluation import Corpora, check_evaluations, evaluation_split, measure
 from soft_trainer.training.finite import FiniteGuard, OverflowCounter
 from soft_trainer.training.gradient_cache import cached_backward
 from soft_trainer.training.hard_batches import PreparedRows, prepare_rows, train_loader
@@ -214,7 +198,9 @@ class SoftInfoNCETrainer(Trainer):
     @property
     def estimator(self):
         """The estimator of the weights, None without one."""
-        return self.estimator_callback.estimator if self.estimator_callback else None
+        if self.estimator_callback is None:
+            return None
+        return self.estimator_callback.estimator
 
     @property
     def evaluated_dims(self) -> tuple[int, ...]:
@@ -225,8 +211,9 @@ class SoftInfoNCETrainer(Trainer):
     @property
     def precision(self) -> str:
         """The number format of the forward pass, chosen by the launcher, the arguments or the model."""
-        mixed = self.accelerator.mixed_precision
-        return str(self.model.dtype).removeprefix("torch.") if mixed == "no" else mixed
+        if self.accelerator.mixed_precision == "no":
+            return str(self.model.dtype).removeprefix("torch.")
+        return self.accelerator.mixed_precision
 
     # ---- Batches ----
 
@@ -248,6 +235,7 @@ class SoftInfoNCETrainer(Trainer):
             self.prepare_rows()
         split = self.train_split
         plan = self.plan
+        duplicates = plan.options.duplicates
         rank, world_size = distributed.rank_and_world_size()
         precompute = plan.loss.needs_similarity and getattr(self.estimator, "in_workers", False)
         return TrainBatches(
@@ -255,8 +243,8 @@ class SoftInfoNCETrainer(Trainer):
             split.judgments.pairs(),
             self.data_collator,
             weigh=self.weigher if precompute else None,
-            answers=None if plan.options.duplicates == "ignore" else self._rows.answers,
-            duplicates=plan.options.duplicates,
+            answers=None if duplicates == "ignore" else self._rows.answers,
+            duplicates=duplicates,
             gather=plan.gathers,
             own_negatives=self._rows.negatives,
             rank=rank,
@@ -274,7 +262,9 @@ class SoftInfoNCETrainer(Trainer):
         """Returns the mean loss of this process's queries against the codes of the global batch."""
         queries, codes = (self.embeddings(model, getattr(inputs, side)) for side in SIDES)
         loss = self.batch_loss(queries, codes, inputs)
-        return (loss, {"query": queries, "code": codes}) if return_outputs else loss
+        if return_outputs:
+            return loss, {"query": queries, "code": codes}
+        return loss
 
     def embeddings(self, model, side: Side) -> Tensor:
         """Returns embeddings Tensor[B, d] of one side of a batch, in the batch's order."""
@@ -307,19 +297,26 @@ class SoftInfoNCETrainer(Trainer):
 
     def _scores(self, queries: Tensor, codes: Tensor) -> list[Tensor]:
         """Returns the scores Tensor[B, N] by the first dimensions of the embeddings, for each of the plan's `dims`."""
-        sides = ([shorten(self.encoder, side, dim) for side in (queries, codes)] for dim in self.plan.dims)
-        return [score(self.encoder, *each) for each in sides] or [score(self.encoder, queries, codes)]
+        if not self.plan.dims:
+            return [score(self.encoder, queries, codes)]
+        scores = []
+        for dim in self.plan.dims:
+            shorter = [shorten(self.encoder, side, dim) for side in (queries, codes)]
+            scores.append(score(self.encoder, *shorter))
+        return scores
 
     def training_step(self, model, inputs: Batch, num_items_in_batch=None) -> Tensor:
         """Takes a step, with gradient caching if asked for; the loss must be finite."""
         self._duplicates_masked += inputs.duplicates
-        step = super().training_step if self.plan.options.gradient_cache_chunk_size is None else self._cached_step
-        loss = step(model, inputs, num_items_in_batch)
+        if self.plan.options.gradient_cache_chunk_size is None:
+            loss = super().training_step(model, inputs, num_items_in_batch)
+        else:
+            loss = self._cached_step(model, inputs)
         if self._guard is not None:
             self._guard.watch(self.state.global_step + 1, loss, inputs.rows)
         return loss
 
-    def _cached_step(self, model, inputs: Batch, num_items_in_batch=None) -> Tensor:
+    def _cached_step(self, model, inputs: Batch) -> Tensor:
         """Runs forward and backward with gradient caching."""
         model.train()
         if callable(getattr(self.optimizer, "train", None)):
@@ -341,8 +338,8 @@ class SoftInfoNCETrainer(Trainer):
         """Moves the batch to this process's device; with a user's collator, equalises the forward passes too."""
         if self.args.world_size > 1 and not isinstance(self.data_collator, PairCollator):
             passes = distributed.largest([len(getattr(inputs, side).chunks) for side in SIDES])
-            sides = {side: getattr(inputs, side).with_passes(n) for side, n in zip(SIDES, passes, strict=True)}
-            inputs = dataclasses.replace(inputs, **sides)
+            for side, number in zip(SIDES, passes, strict=True):
+                inputs = dataclasses.replace(inputs, **{side: getattr(inputs, side).with_passes(number)})
         return inputs.to(self.args.device)
 
     def _get_num_items_in_batch(self, batch_samples: list, device) -> None:
@@ -362,9 +359,12 @@ class SoftInfoNCETrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Logs numbers, adding the statistics of the weights to a training loss."""
         if "loss" in logs:
-            logs |= self.estimator_callback.statistics() if self.estimator_callback is not None else {}
-            logs |= {"duplicates_masked": self._duplicates_masked} if self.plan.options.duplicates != "ignore" else {}
-            logs |= {"fp16_overflows": self._overflows.count} if self._overflows is not None else {}
+            if self.estimator_callback is not None:
+                logs |= self.estimator_callback.statistics()
+            if self.plan.options.duplicates != "ignore":
+                logs["duplicates_masked"] = self._duplicates_masked
+            if self._overflows is not None:
+                logs["fp16_overflows"] = self._overflows.count
         super().log(logs, start_time)
 
     # ---- Before the first step, and after the last ----
@@ -473,8 +473,9 @@ class SoftInfoNCETrainer(Trainer):
             `PREFIX_mrr_256` for 256 of `evaluated_dims`. With a dict of data sets, `PREFIX_KEY_mrr` and so on, and
             the mean over the sets as `PREFIX_mrr`.
         """
-        eval_dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        if isinstance(eval_dataset, str):
+        if eval_dataset is None:
+            eval_dataset = self.eval_dataset
+        elif isinstance(eval_dataset, str):
             eval_dataset = {eval_dataset: self.eval_dataset[eval_dataset]}
         if isinstance(eval_dataset, Mapping):
             metrics = {}
@@ -512,27 +513,19 @@ class SoftInfoNCETrainer(Trainer):
         """
         start = time.time()
         split = self._split_of(dataset, None, codebase, metric_key_prefix)
-        judgments = split.judgments
-        pool_size = len(split.corpus)
-        queries = self.embed_rows(split.queries, "query") if queries is None else queries
-        codes = self.embed_rows(split.corpus, "code") if codes is None else codes
-        ranking, measured = self._rank(queries, codes, judgments, top_k)
-        shorter = {}
-        for dim in self.evaluated_dims:
-            sides = (comparable(self.encoder, shorten(self.encoder, side, dim)) for side in (queries, codes))
-            shorter[dim], _ = self._rank(*sides, judgments, top_k)
-        metrics = retrieval_metrics(ranking.ranks, pool_size) | means(measured) | mrr_by_dims(shorter, pool_size)
+        if queries is None:
+            queries = self.embed_rows(split.queries, "query")
+        if codes is None:
+            codes = self.embed_rows(split.corpus, "code")
+        output = measure(queries, codes, split, self.encoder, self.evaluated_dims, top_k)
+        metrics = output.metrics
         if self.compute_metrics is not None:
-            predictions = (ranking.ranks.numpy(force=True), ranking.top_indices.numpy(force=True))
-            metrics |= self.compute_metrics(EvalPrediction(predictions, best_answers(judgments)))
+            predictions = (output.ranks.numpy(force=True), output.top_indices.numpy(force=True))
+            metrics |= self.compute_metrics(EvalPrediction(predictions, best_answers(split.judgments)))
         metrics |= speed_metrics("", start, num_samples=len(split.queries))
         prefix = f"{metric_key_prefix}_"  # the user's metrics may have it already; those of speed start with "_"
         metrics = {prefix + key.removeprefix(prefix).lstrip("_"): value for key, value in metrics.items()}
-        return RetrievalOutput(ranking, metrics, shorter, measured)
-
-    def _rank(self, queries: Tensor, codes: Tensor, judgments: Judgments, top_k: int) -> tuple[Ranking, dict]:
-        """Returns one rank for each query and, where codes have grades, its measures; the same on every process."""
-        return by_query(rank_answers(queries, codes, judgments, top_k, self.encoder.score_scale), judgments)
+        return dataclasses.replace(output, metrics=metrics)
 
     def hyperparameter_search(self, hp_space=None, compute_objective=None, n_trials=20, direction=None, **kwargs):
         """Searches hyperparameters as any `Trainer` does, for the largest `metric_for_best_model`, or `mrr`."""
@@ -606,8 +599,7 @@ class SoftInfoNCETrainer(Trainer):
             self.args.save_total_limit = limit
         distributed.barrier()
         if self.args.should_save:
-            with saving_checkpoint(folder):
-                mark_complete(folder, self.identity)
+            mark_complete(folder, self.identity)
             rotate_checkpoints(run, limit, self.state.best_model_checkpoint, use_mtime=True)
 
     def _checkpoint_folder(self, run: str) -> Path:

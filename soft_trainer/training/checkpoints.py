@@ -121,14 +121,16 @@ def how_to_continue(args) -> str:
     Args:
         args: `TrainingArguments`; those that `parse` has read are continued by a command.
     """
-    from_command = hasattr(args, "given")
+    if hasattr(args, "given"):
+        start = "the same command"
+        resume = "the same command with --resume_from_checkpoint last"
+    else:
+        start = "trainer.train()"
+        resume = 'trainer.train(resume_from_checkpoint="last")'
     checkpoint = newest_complete(args.output_dir) if args.output_dir else None
     if checkpoint is None:
-        again = "the same command starts" if from_command else "trainer.train() starts"
-        return f"no checkpoint has been written; {again} from the first step"
-    call = 'trainer.train(resume_from_checkpoint="last")'
-    again = "the same command with --resume_from_checkpoint last" if from_command else call
-    return f"{checkpoint} is kept; {again} continues from it"
+        return f"no checkpoint has been written; {start} starts from the first step"
+    return f"{checkpoint} is kept; {resume} continues from it"
 
 
 @contextlib.contextmanager

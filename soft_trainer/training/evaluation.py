@@ -1,8 +1,8 @@
-"""An evaluation's queries with the corpus that they are ranked against, checked before hours of training."""
+"""Evaluation: queries with their corpus, checked before hours of training, and their ranks over all processes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from datasets import Dataset
 from torch import Tensor
@@ -12,9 +12,18 @@ from soft_trainer import distributed
 from soft_trainer.data.codesearchnet import check_targets
 from soft_trainer.data.judgments import Judgments, Split
 from soft_trainer.data.sources import as_rows
+from soft_trainer.encoders.encoding import comparable, shorten
+from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.evaluation.ranking import Ranking, rank_codes
-from soft_trainer.evaluation.retrieval import answer_pairs, check_answers
+from soft_trainer.evaluation.ranking import Ranking, rank_codes, retrieval_metrics
+from soft_trainer.evaluation.retrieval import (
+    RetrievalOutput,
+    answer_pairs,
+    by_query,
+    check_answers,
+    means,
+    mrr_by_dims,
+)
 
 Corpora = Dataset | Mapping[str, Dataset] | None
 
@@ -66,7 +75,28 @@ def check_evaluations(args: TrainingArguments, sets, corpora: Corpora) -> None:
         evaluation_split(sets, corpora)
 
 
-def rank_answers(queries: Tensor, codes: Tensor, judgments: Judgments, top_k: int, score_scale: float) -> Ranking:
+def measure(
+    queries: Tensor, codes: Tensor, split: Split, encoder: EncoderProfile, dims: Iterable[int], top_k: int
+) -> RetrievalOutput:
+    """Ranks the corpus for every query, by whole embeddings and by their first dimensions, and measures the ranks.
+
+    Args:
+        queries, codes: embeddings of the queries and of the corpus, comparable by dot product.
+        dims: the numbers of first dimensions that are measured, too.
+        top_k: the number of codes to keep of each ranking.
+    """
+    judgments = split.judgments
+    pool_size = len(split.corpus)
+    ranking, of_queries = by_query(_rank_answers(queries, codes, judgments, top_k, encoder.score_scale), judgments)
+    shorter = {}
+    for dim in dims:
+        sides = [comparable(encoder, shorten(encoder, side, dim)) for side in (queries, codes)]
+        shorter[dim], _ = by_query(_rank_answers(*sides, judgments, top_k, encoder.score_scale), judgments)
+    metrics = retrieval_metrics(ranking.ranks, pool_size) | means(of_queries) | mrr_by_dims(shorter, pool_size)
+    return RetrievalOutput(ranking, metrics, shorter, of_queries)
+
+
+def _rank_answers(queries: Tensor, codes: Tensor, judgments: Judgments, top_k: int, score_scale: float) -> Ranking:
     """Returns the ranking of all right answers; each process ranks its share and receives all."""
     rows, targets = answer_pairs(judgments)
     shard = distributed.shard(len(rows), *distributed.rank_and_world_size())

@@ -45,24 +45,17 @@ def check_before_loading(
     """
     plan = resolve(args, estimator)
     scratch = model_args.from_scratch
-    new = model_args.lora_r is not None
-    name = None if scratch else model_name(model_args)
-    saved = saved_adapter(name, model_args.model_revision) if name else None
-    if new:
-        adapters.import_peft()
     dims = plan.dims or profile.matryoshka_dims
-    size = 0
-    if dims:
-        size = parse_size(scratch)[0] if scratch else pretrained_config(model_args).hidden_size
+    if not dims:
+        size = 0
+    elif scratch:
+        size, _ = parse_size(scratch)
+    else:
+        size = pretrained_config(model_args).hidden_size
     check_dims(dims, size)
     check_metric(args, [dim for dim in dims if dim < size], data.evaluated("valid", data_args.languages))
     check_merging(args)
-    if new and scratch:
-        raise UserError("lora_r: an encoder from scratch has no weights worth freezing; leave it out")
-    if new and saved:
-        raise UserError(f"lora_r: {name} is an adapter, which is trained as it is; leave the options of LoRA out")
-    if args.merge_lora and not (new or saved):
-        raise UserError("merge_lora: no adapter to merge; set --lora_r, 16 for example")
+    check_new_adapter(model_args, args.merge_lora)
     if scratch and isinstance(estimator, InitialModelEstimator):
         raise UserError(
             f"estimator=initial_model: with --from_scratch {scratch} the encoder starts at random, "
@@ -70,6 +63,28 @@ def check_before_loading(
         )
     if args.do_train:
         check_rows_of(plan, args, estimator, data.splits["train"])
+
+
+def check_new_adapter(model_args: ModelArguments, merge: bool) -> None:
+    """Refuses options of LoRA that do not fit the encoder, before it is loaded.
+
+    Raises:
+        UserError: an adapter on random weights or on another one, or none to merge.
+    """
+    new = model_args.lora_r is not None
+    saved = None
+    if new:
+        adapters.import_peft()
+    if model_args.from_scratch:
+        if new:
+            raise UserError("lora_r: an encoder from scratch has no weights worth freezing; leave it out")
+    else:
+        name = model_name(model_args)
+        saved = saved_adapter(name, model_args.model_revision)
+        if new and saved:
+            raise UserError(f"lora_r: {name} is an adapter, which is trained as it is; leave the options of LoRA out")
+    if merge and not (new or saved):
+        raise UserError("merge_lora: no adapter to merge; set --lora_r, 16 for example")
 
 
 def check_rows_of(plan: Plan, args, estimator, split: Split) -> None:
@@ -80,8 +95,11 @@ def check_rows_of(plan: Plan, args, estimator, split: Split) -> None:
     """
     strategy = plan.train_sampling_strategy
     size = plan.batch_size * plan.processes
-    languages = languages_of(split.pair_rows()) if strategy == "one_language" else ()
+    languages = ()
+    if strategy == "one_language":
+        languages = languages_of(split.pair_rows())
     drop_last = args.dataloader_drop_last
+    # Its constructor refuses too few rows.
     GlobalBatchSampler(len(split.judgments.pairs()), size, strategy=strategy, drop_last=drop_last, languages=languages)
     check_codes(plan.loss, plan.global_batch_size)
     if isinstance(estimator, Estimator):
@@ -172,38 +190,52 @@ def check_adapter(model: PreTrainedModel, args) -> None:
             raise UserError("merge_lora: the encoder has no adapter to merge; add one with model.add_adapter")
         return
     adapters.check_apart_from_base(model, args.output_dir, "output_dir=")
+    _check_saved(model)
+    if not merge:
+        _check_loadable(model, args.push_to_hub)
+    elif args.fsdp or args.deepspeed:
+        raise UserError("merge_lora: with FSDP or DeepSpeed the adapter is saved alone; merge it after the training")
+
+
+def _check_saved(model: PreTrainedModel) -> None:
+    """Refuses an adapter that is frozen, or trained weights that are not part of it."""
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    name = adapters.active_adapter(model)
-    saved = adapters.adapter_state(model)
-    base = adapters.base_name(model)
-    own = ("", f".modules_to_save.{name}", f".{name}.weight", f".{name}")  # DoRA's magnitudes have no ".weight"
-    unsaved = (each for each in trained if not any(part in each and each.replace(part, "") in saved for part in own))
-    unsaved = next(unsaved, None)
-    missing = next((weight for weight in getattr(model, MISSING_WEIGHTS, ()) if weight not in saved), None)
-    pooler = ", or --pooling mean" if missing and missing.startswith("pooler.") else ""
     if not trained:
         raise UserError(
             "model: its adapter is frozen, as AutoModel loads it: load the base, then model.load_adapter(FOLDER, "
             "is_trainable=True), or make it trainable with requires_grad_"
         )
-    if unsaved:
-        raise UserError(
-            f"model: {unsaved} is trained but is not part of the adapter, so it would not be saved: freeze it, or "
-            "name its module in modules_to_save"
-        )
-    if merge and (args.fsdp or args.deepspeed):
-        raise UserError("merge_lora: with FSDP or DeepSpeed the adapter is saved alone; merge it after the training")
-    if missing and not merge:
-        raise UserError(
-            f"model: its base has no {missing}, so it starts at random, and an adapter does not save it: set "
-            f"--merge_lora true{pooler}"
-        )
-    if not base and not merge:
+    adapter = adapters.active_adapter(model)
+    saved = adapters.adapter_state(model)
+    for name in trained:
+        # A file leaves the adapter's name out. DoRA's magnitudes have no ".weight".
+        names = {name}
+        for own in (f".modules_to_save.{adapter}", f".{adapter}.weight", f".{adapter}"):
+            names.add(name.replace(own, ""))
+        if names.isdisjoint(saved):
+            raise UserError(
+                f"model: {name} is trained but is not part of the adapter, so it would not be saved: freeze it, or "
+                "name its module in modules_to_save"
+            )
+
+
+def _check_loadable(model: PreTrainedModel, pushes: bool) -> None:
+    """Refuses an adapter that nobody could load together with its base."""
+    saved = adapters.adapter_state(model)
+    for missing in getattr(model, MISSING_WEIGHTS, ()):
+        if missing not in saved:
+            pooler = ", or --pooling mean" if missing.startswith("pooler.") else ""
+            raise UserError(
+                f"model: its base has no {missing}, so it starts at random, and an adapter does not save it: set "
+                f"--merge_lora true{pooler}"
+            )
+    base = adapters.base_name(model)
+    if not base:
         raise UserError(
             "model: its base has neither a folder nor a name on the Hub, so nothing could load the saved adapter: "
             "save and load the base first, or set merge_lora"
         )
-    if args.push_to_hub and not merge and base and Path(base).is_dir():
+    if pushes and Path(base).is_dir():
         raise UserError(
             f"push_to_hub: the adapter needs its base, {base}, which nobody else has: set --merge_lora true, or push "
             "the base and train from its name"
