@@ -1,6 +1,6 @@
 """Distil an encoder into a static one: a vector for each token, and their mean.
 
-soft-trainer distil MODEL --output_dir DIR
+soft-trainer distil MODEL
 soft-trainer distil sentence-transformers/all-MiniLM-L6-v2 --output_dir outputs/static --texts my_repository
 
 It trains like any encoder (`train --model_name_or_path DIR`), hundreds of times as fast as the encoder that it comes
@@ -11,13 +11,18 @@ from __future__ import annotations
 
 import argparse
 
+from soft_trainer.search.static import default_static_folder
 from soft_trainer.terminal import print_on_main
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
     parser.add_argument("model", metavar="MODEL", help="the encoder: a name on the Hub, or a folder")
-    parser.add_argument("--output_dir", required=True, help="folder for the static encoder, new or empty")
+    parser.add_argument(
+        "--output_dir",
+        default=default_static_folder(),
+        help="folder for the static encoder (default: in the user's cache directory, where `index --learn` looks)",
+    )
     parser.add_argument("--dimensions", type=int, default=256, help="of its embeddings (default: %(default)s)")
     parser.add_argument("--texts", help="a file or source tree by which the frequencies of tokens are counted")
     parser.add_argument("--trust_remote_code", action="store_true", help="run the code that comes with a model")

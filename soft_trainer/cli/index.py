@@ -3,6 +3,7 @@
 soft-trainer index DIR
 soft-trainer index DIR --model sentence-transformers/all-MiniLM-L6-v2
 soft-trainer index DIR --model outputs/matryoshka --truncate_dim 64
+soft-trainer index DIR --learn
 soft-trainer index DIR --skipped
 soft-trainer index DIR --exclude 'docs/**' --include 'vendor/ours/**'
 """
@@ -23,6 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="DIR", help="root of the source tree")
     parser.add_argument(
         "--model", help="folder or Hub name of an encoder, to search by meaning too (default: by words alone)"
+    )
+    parser.add_argument(
+        "--learn",
+        action="store_true",
+        help="train a static encoder (--model, or the one that `soft-trainer distil` made) on the repository's commits"
+        " and documentation, and keep it if the newest commits say that searches gain; later updates train nothing",
     )
     parser.add_argument(
         "--truncate_dim",
@@ -62,9 +69,12 @@ def run(arguments: argparse.Namespace) -> int | None:
     from soft_trainer.terminal import print_on_main
 
     started = time.perf_counter()
-    choice = {name: getattr(arguments, name) for name in ("model", "truncate_dim", "exclude", "include", "history")}
+    choice = {name: getattr(arguments, name) for name in ("truncate_dim", "exclude", "include", "history")}
     try:
-        index = CodeIndex.build(arguments.folder, arguments.index_dir, progress=True, **choice)
+        if arguments.learn:
+            index = _learned(arguments, choice)
+        else:
+            index = CodeIndex.build(arguments.folder, arguments.index_dir, arguments.model, progress=True, **choice)
     except KeyboardInterrupt:
         print_on_main(_stopped(arguments))
         return 130
@@ -104,6 +114,18 @@ def run(arguments: argparse.Namespace) -> int | None:
     sys.stdout.write("\n".join(lines) + "\n")
 
 
+def _learned(arguments: argparse.Namespace, choice: dict):
+    """Indexes, then learns from the commits; returns the index."""
+    from soft_trainer.search import CodeIndex
+    from soft_trainer.search.learning import base_encoder, learn  # imports pygit2, which a search does not need
+    from soft_trainer.terminal import print_on_main
+
+    base = base_encoder(arguments.model)  # refused before the words are read
+    index = CodeIndex.build(arguments.folder, arguments.index_dir, progress=True, **choice)
+    print_on_main(learn(index, base, progress=True).verdict)
+    return index
+
+
 def _memory(commits: dict) -> str:
     """Says how many commits were read, and the weight that they have in a search."""
     weight, queries, mrr = (commits["measured"][name] for name in ("weight", "queries", "mrr"))
@@ -120,6 +142,8 @@ def _stopped(arguments: argparse.Namespace) -> str:
 
     options = ("model", "truncate_dim", "index_dir")
     given = [f"--{name}={value}" for name in options if (value := getattr(arguments, name)) is not None]
+    if arguments.learn:
+        given.append("--learn")
     command = shlex.join(["soft-trainer", "index", arguments.folder, *given])
     counts = {"files": 0}
     with suppress(UserError):

@@ -162,17 +162,21 @@ def summary_rows(outcomes: Sequence[QueryOutcome]) -> list[list]:
 
 
 def history_queries(
-    repository: str | os.PathLike[str], language: str | None, output_dir: str | os.PathLike[str]
+    repository: str | os.PathLike[str],
+    language: str | None,
+    output_dir: str | os.PathLike[str],
+    source_dir: str | os.PathLike[str] | None = None,
 ) -> tuple[list[JudgedQuery], MinedHistory]:
     """Makes queries from the newest commits of a repository; writes the tree before the oldest to `output_dir`.
 
     Args:
         language: of the functions; by default the one with most files.
+        source_dir: a folder whose documented functions are training rows, as in `mine_history`.
 
     Raises:
         UserError: as `mine_history`, or no source file in a known language.
     """
-    mined = mine_history(repository, language or history_language(repository))
+    mined = mine_history(repository, language or history_language(repository), source_dir=source_dir)
     with reporting_missing_objects(repository):
         write_tree(open_repository(repository), mined.cut, output_dir)
     targets: dict[str, set[str]] = defaultdict(set)

@@ -89,13 +89,18 @@ class Scores(NamedTuple):
 
 
 def score(
-    query: Query, segments: Segments, similarity: np.ndarray | None = None, votes: np.ndarray | None = None
+    query: Query,
+    segments: Segments,
+    similarity: np.ndarray | None = None,
+    votes: np.ndarray | None = None,
+    similarity_weight: float = 1.0,
 ) -> Scores:
     """Scores all files and pieces by the words of the query, an encoder and earlier commits, if there are any.
 
     Args:
         similarity: float32[pieces], NaN where a piece has no embedding.
         votes: of commits, times their weight, float32[pieces].
+        similarity_weight: of the encoder, besides that of `SIMILARITY`.
     """
     gather = _Gathered(segments, query.kind)
     for term, weight in query.terms.items():
@@ -110,7 +115,11 @@ def score(
         is_symbol = query.kind == "symbol" or _NAME_ALONE.search(word)
         defining, _ = segments.postings(DEFINED + whole(word))
         gather.add_defined(defining, DEFINED_SYMBOL if is_symbol else DEFINED_NAME)
-    scores = gather.scores(None if similarity is None else SIMILARITY[query.kind] * _share(similarity))
+    if similarity is None:
+        similar = None
+    else:
+        similar = similarity_weight * SIMILARITY[query.kind] * _share(similarity)
+    scores = gather.scores(similar)
     return scores if votes is None else with_votes(scores, segments, votes)
 
 

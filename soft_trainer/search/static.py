@@ -13,6 +13,7 @@ import numpy as np
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json
 from soft_trainer.identity import file_fingerprint, fingerprint
+from soft_trainer.search.store import cache_dir
 
 WEIGHTS = "model.safetensors"
 TOKENIZER = "tokenizer.json"
@@ -22,6 +23,11 @@ VECTORS = "word_embedding.weight"  # the name of the tensor
 PROBE = "def parseURL(self, *xs):\n\treturn [x_1 for x in xs]  # größer 'a  b'\n"
 WORD = re.compile(r"\w+|[^\w\s]")
 KEPT_WORDS = 1 << 19
+
+
+def default_static_folder() -> Path:
+    """Returns the place of the static encoder that `soft-trainer distil` makes if it is given no other."""
+    return cache_dir() / "static_encoder"
 
 
 def static_folder(name: str) -> Path | None:

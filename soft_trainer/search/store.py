@@ -55,12 +55,16 @@ _ARRAYS = {"lengths": "<u2", "owners": "<i4", "kinds": "u1", "languages": "u1", 
 _WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
+def cache_dir() -> Path:
+    """Returns the package's folder in the user's cache directory."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "soft_trainer"
+
+
 def default_index_dir(folder: str | os.PathLike[str]) -> Path:
     """Names a folder's index in the user's cache directory. The tree itself may belong to somebody else."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     real = os.path.realpath(folder)
     name = re.sub(r"\W", "-", os.path.basename(real))[:40]
-    return cache / "soft_trainer" / "search" / f"{name}-{hashlib.sha256(os.fsencode(real)).hexdigest()[:16]}"
+    return cache_dir() / "search" / f"{name}-{hashlib.sha256(os.fsencode(real)).hexdigest()[:16]}"
 
 
 def find_index_dir(folder: str | os.PathLike[str]) -> Path | None:

@@ -143,6 +143,15 @@ def unencoded(database: sqlite3.Connection) -> int:
     return database.execute(f"SELECT coalesce(sum(count), 0) FROM files {_WITHOUT_VECTORS}").fetchone()[0]
 
 
+def forget(database: sqlite3.Connection, index_dir: Path) -> None:
+    """Removes all embeddings and the name of their encoder."""
+    with transaction(database):
+        database.execute("DELETE FROM vectors")
+        database.execute("DELETE FROM meta WHERE key = 'vectors'")
+    for path in index_dir.glob("vectors-*.f16"):  # a reader keeps its file until the end
+        path.unlink(missing_ok=True)
+
+
 def _state_for(database: sqlite3.Connection, encoder: SearchEncoder) -> dict:
     """Returns the state of the index's embeddings; an empty one if another encoder made them, or other dimensions."""
     state = get_meta(database, "vectors", {})

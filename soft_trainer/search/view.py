@@ -92,9 +92,13 @@ class View:
     ) -> tuple[list[SearchResult], bool]:
         """Returns the best results, and whether a word of the query was found, be it by commits."""
         shares = np.concatenate([part.shares for part in votes]) if votes else None
-        scores = ranking.score(query, self.segments, similarity, shares)
+        scores = ranking.score(query, self.segments, similarity, shares, self._similarity_weight())
         best = ranking.order_pieces(scores, self.segments, allowed, limit)
         return [self.result(piece, score, votes) for piece, score in best], scores.matched
+
+    def _similarity_weight(self) -> float:
+        """Returns the weight of the encoder, which is the same in all indexes that can be compared."""
+        return min(snapshot.similarity_weight for snapshot in self.snapshots.values())
 
     def votes(self, query: ranking.Query) -> list[Votes]:
         """Returns the weighted votes of each index's commits."""

@@ -1,0 +1,198 @@
+"""Trains a static encoder on a repository's own commits and documentation, and keeps it if searches gain from it.
+
+The newest commits are the judges: each is a query to the tree before all of them, with the memory of earlier commits.
+What is trained ends before them too, and what they judged is what is kept.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from soft_trainer.errors import UserError
+from soft_trainer.evaluation.significance import Interval, paired_bootstrap
+from soft_trainer.mining.history import MinedHistory
+from soft_trainer.mining.rules import Row
+from soft_trainer.search import store
+from soft_trainer.search.evaluation import JudgedQuery, history_queries, measure
+from soft_trainer.search.index import CodeIndex
+from soft_trainer.search.memory_weight import MIN_QUERIES
+from soft_trainer.search.repositories import repository_of
+from soft_trainer.search.static import StaticSearchEncoder, default_static_folder, static_folder
+from soft_trainer.search.verdict import MEMORY, search_of
+
+BASE = f"{MEMORY} + the encoder before training"
+LEARNED = f"{MEMORY} + the trained encoder"
+LEARNING_LOCK = "learning.lock"
+FOLDERS = "encoder-*"  # of trained encoders, in the folder of the index
+# chosen on the twelve repositories that benchmarks/learning.md names
+LEARNING_RATE = 3e-3
+EPOCHS = 10
+BATCH = 256
+WEIGHT = 0.5  # of the encoder in the ranking: the memory knows much of what it has learned
+
+
+class Lesson(NamedTuple):
+    """The outcome of learning.
+
+    Attributes:
+        encoder: the folder of the encoder that searches gain most from; None if they gain from none.
+        queries: the number of newest commits that judged.
+        ranks: the reciprocal rank of the first right function for each query, by the names of the three searches;
+            empty if there are too few commits.
+        verdict: all this in words.
+    """
+
+    encoder: Path | None
+    queries: int
+    ranks: dict[str, np.ndarray]
+    verdict: str
+
+
+def base_encoder(model: str | os.PathLike[str] | None) -> Path:
+    """Returns the folder of the static encoder to train, by default the one that `soft-trainer distil` made last.
+
+    Raises:
+        UserError: there is none, or the model is no static encoder.
+    """
+    folder = static_folder(os.fspath(model or default_static_folder()))
+    if folder is None and model is None:
+        remedy = "`soft-trainer distil sentence-transformers/all-MiniLM-L6-v2` makes one, once for all repositories"
+        raise UserError(f"learn: there is no static encoder to train: {remedy}; or name one with --model")
+    if folder is None:
+        raise UserError(f"learn: {model} is no static encoder; `soft-trainer distil {model}` makes one of it")
+    return folder
+
+
+def learn(index: CodeIndex, base: str | os.PathLike[str] | None = None, progress: bool = False) -> Lesson:
+    """Trains a static encoder for the repository of an index, and gives the index the encoder that helps it most.
+
+    That is the trained one, the one before training, or none of the two. An encoder of another origin stays if none
+    helps.
+
+    Args:
+        base: folder or Hub name of the encoder to train; None means the one that `soft-trainer distil` made last.
+
+    Raises:
+        UserError: as `base_encoder`; the folder lies in no git repository, or in one that cannot be read.
+    """
+    folder = base_encoder(base)
+    found = repository_of(index.folder)
+    if found is None:
+        raise UserError(f"learn: {index.folder} lies in no git repository, so there is no commit to learn from")
+    scratch = tempfile.TemporaryDirectory(prefix="soft_trainer-")
+    with scratch as work, store.write_lock(index.index_dir, name=LEARNING_LOCK):
+        lesson = study(found[0], folder, Path(work))
+        if lesson.encoder not in (None, folder):
+            lesson = lesson._replace(encoder=_kept(lesson.encoder, index.index_dir))
+        if lesson.encoder is not None:
+            index.encode(lesson.encoder, progress)
+            index.weigh_encoder(WEIGHT)
+        elif index.model and Path(index.model) in {folder, *index.index_dir.glob(FOLDERS)}:
+            index.forget_encoder()
+        for old in index.index_dir.glob(FOLDERS):
+            if str(old) != index.model:
+                shutil.rmtree(old)
+    return lesson
+
+
+def study(repository: str | os.PathLike[str], base: Path, work: Path) -> Lesson:
+    """Trains an encoder in `work` on all but the newest commits of a repository, and judges it by those."""
+    try:
+        queries, mined = history_queries(repository, None, work / "tree", source_dir=repository)
+    except UserError as error:
+        return Lesson(None, 0, {}, f"learned nothing: {error}")
+    if len(queries) < MIN_QUERIES:
+        few = f"only {len(queries)} of the newest commits can judge an encoder, and it takes {MIN_QUERIES}"
+        return Lesson(None, len(queries), {}, f"learned nothing: {few}")
+    encoders = {BASE: base, LEARNED: train(base, mined.rows["train"] + mined.rows["valid"], work / "encoder")}
+    with CodeIndex.build(work / "tree", work / "index") as index:
+        index.remember(repository=os.fspath(repository), tip=mined.cut)
+        ranks = _judged(index, queries, mined, encoders)
+    best, verdict = decide(ranks)
+    return Lesson(encoders.get(best), len(queries), ranks, verdict)
+
+
+def train(base: Path, rows: list[Row], output_dir: Path) -> Path:
+    """Trains a static encoder on pairs, and writes it to `output_dir`, which is returned."""
+    # These import torch, which a search does without.
+    from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments, load_encoder
+
+    encoder = load_encoder(base)
+    arguments = SoftInfoNCETrainingArguments(
+        output_dir=str(output_dir),
+        loss="info_nce",
+        learning_rate=LEARNING_RATE,
+        num_train_epochs=EPOCHS,
+        per_device_train_batch_size=min(BATCH, len(rows)),
+        warmup_steps=0.1,
+        seed=1234,
+        save_strategy="no",
+        report_to=[],
+    )
+    trainer = SoftInfoNCETrainer(
+        encoder.model, arguments, rows, processing_class=encoder.tokenizer, encoder=encoder.profile
+    )
+    trainer.train()
+    trainer.save_model()
+    return output_dir
+
+
+def decide(ranks: Mapping[str, np.ndarray]) -> tuple[str, str]:
+    """Returns the name of the search to keep, and a line that says why.
+
+    It is words with memory, unless the whole 95 % interval of an encoder's gain over them is above 0; of two such
+    encoders, the one with the higher MRR.
+
+    Args:
+        ranks: the reciprocal ranks of the same queries, by the names of the three searches.
+    """
+    gains = {name: ranks[name] - ranks[MEMORY] for name in (BASE, LEARNED)}
+    intervals = {name: paired_bootstrap(gain) for name, gain in gains.items()}
+    helping = [name for name, interval in intervals.items() if interval.low > 0]
+    best = max(helping, key=lambda name: gains[name].mean(), default=MEMORY)
+    parts = [f"{name} {_written(gains[name], intervals[name])}" for name in (LEARNED, BASE)]
+    training = ranks[LEARNED] - ranks[BASE]
+    parts.append(f"training alone {_written(training, paired_bootstrap(training))}")
+    number = len(ranks[MEMORY])
+    measured = f"MRR on the newest {number} commits, {MEMORY} {ranks[MEMORY].mean():.3f}; {'; '.join(parts)}"
+    return best, f"kept: {best}. {measured}"
+
+
+def _written(gain: np.ndarray, interval: Interval) -> str:
+    return f"{gain.mean():+.3f} ({interval.low:+.3f} to {interval.high:+.3f})"
+
+
+def _judged(
+    index: CodeIndex, queries: list[JudgedQuery], mined: MinedHistory, encoders: Mapping[str, Path]
+) -> dict[str, np.ndarray]:
+    """Puts the queries to words with memory and to these with each encoder; returns the ranks of `Lesson`."""
+    ranks = {MEMORY: _reciprocal_ranks(index, queries, mined, lexical=True)}
+    for name, folder in encoders.items():
+        index.encode(folder)
+        index.weigh_encoder(WEIGHT)
+        ranks[name] = _reciprocal_ranks(index, queries, mined, lexical=False)
+    return ranks
+
+
+def _reciprocal_ranks(index: CodeIndex, queries: list[JudgedQuery], mined: MinedHistory, lexical: bool) -> np.ndarray:
+    measured = measure(queries, mined, search_of(index, lexical=lexical, commits=True))
+    return np.array([measures.mrr for measures in measured["functions"]])
+
+
+def _kept(encoder: Path, index_dir: Path) -> Path:
+    """Copies a trained encoder into the folder of the index; its name holds its identity."""
+    identity = StaticSearchEncoder(encoder.name, encoder).identity
+    kept = index_dir / f"encoder-{identity[:16]}"
+    if not kept.exists():
+        aside = index_dir / f"encoder-{identity[:16]}.part"
+        shutil.rmtree(aside, ignore_errors=True)
+        shutil.copytree(encoder, aside)
+        aside.rename(kept)
+    return kept
