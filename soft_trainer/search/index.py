@@ -180,18 +180,6 @@ class CodeIndex(AbstractContextManager):
                 with store.write_lock(self.index_dir):
                     tidy(self.database)
 
-    def weigh_encoder(self, weight: float) -> None:
-        """Sets the weight of the encoder's similarity in the ranking, until another encoder takes its place."""
-        with _disk_errors(self.index_dir), store.write_lock(self.index_dir, name=store.ENCODING_LOCK):
-            state = store.get_meta(self.database, "vectors")
-            with store.transaction(self.database):
-                store.set_meta(self.database, "vectors", state | {"weight": weight})
-
-    def forget_encoder(self) -> None:
-        """Removes the embeddings, so that searches are by words."""
-        with _disk_errors(self.index_dir), store.write_lock(self.index_dir, name=store.ENCODING_LOCK):
-            vectors.forget(self.database, self.index_dir)
-
     def remember(self, progress: bool = False, wait: bool = True, **history: str) -> None:
         """Reads the commits that are new in the folder's git repository, if it has one. An error is a notice.
 

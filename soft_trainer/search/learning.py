@@ -19,7 +19,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.evaluation.significance import Interval, paired_bootstrap
 from soft_trainer.mining.history import MinedHistory
 from soft_trainer.mining.rules import Row
-from soft_trainer.search import store
+from soft_trainer.search import store, vectors
 from soft_trainer.search.evaluation import JudgedQuery, history_queries, measure
 from soft_trainer.search.index import CodeIndex
 from soft_trainer.search.memory_weight import MIN_QUERIES
@@ -93,9 +93,10 @@ def learn(index: CodeIndex, base: str | os.PathLike[str] | None = None, progress
             lesson = lesson._replace(encoder=_kept(lesson.encoder, index.index_dir))
         if lesson.encoder is not None:
             index.encode(lesson.encoder, progress)
-            index.weigh_encoder(WEIGHT)
+            vectors.weigh(index.database, WEIGHT)
         elif index.model and Path(index.model) in {folder, *index.index_dir.glob(FOLDERS)}:
-            index.forget_encoder()
+            with store.write_lock(index.index_dir, name=store.ENCODING_LOCK):
+                vectors.forget(index.database, index.index_dir)
         for old in index.index_dir.glob(FOLDERS):
             if str(old) != index.model:
                 shutil.rmtree(old)
@@ -176,7 +177,7 @@ def _judged(
     ranks = {MEMORY: _reciprocal_ranks(index, queries, mined, lexical=True)}
     for name, folder in encoders.items():
         index.encode(folder)
-        index.weigh_encoder(WEIGHT)
+        vectors.weigh(index.database, WEIGHT)
         ranks[name] = _reciprocal_ranks(index, queries, mined, lexical=False)
     return ranks
 

@@ -152,6 +152,12 @@ def forget(database: sqlite3.Connection, index_dir: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def weigh(database: sqlite3.Connection, weight: float) -> None:
+    """Sets the weight of the encoder in the ranking, until another encoder takes its place."""
+    with transaction(database):
+        set_meta(database, "vectors", get_meta(database, "vectors") | {"weight": weight})
+
+
 def _state_for(database: sqlite3.Connection, encoder: SearchEncoder) -> dict:
     """Returns the state of the index's embeddings; an empty one if another encoder made them, or other dimensions."""
     state = get_meta(database, "vectors", {})

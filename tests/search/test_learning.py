@@ -11,7 +11,7 @@ from refusals import refused
 from soft_trainer.encoders.encoding import Encoder
 from soft_trainer.encoders.static import distilled
 from soft_trainer.hub.export import export_encoder
-from soft_trainer.search import CodeIndex, learning
+from soft_trainer.search import CodeIndex, learning, vectors
 from soft_trainer.search.learning import BASE, LEARNED, Lesson, base_encoder, decide, learn, study
 from soft_trainer.search.static import default_static_folder
 from soft_trainer.search.verdict import MEMORY
@@ -157,7 +157,7 @@ def test_an_interrupted_run_leaves_the_old_index(index, trained, monkeypatch, co
         (target / "model.safetensors").write_bytes(b"half")
         raise KeyboardInterrupt
 
-    index.forget_encoder()
+    vectors.forget(index.database, index.index_dir)
     shutil.rmtree(kept)
     monkeypatch.setattr(learning, "study", answers(trained))
     with monkeypatch.context() as patched:
