@@ -8,7 +8,7 @@ import shlex
 import sqlite3
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +17,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.search import store, vectors
 from soft_trainer.search.listing import maybe_vendored
 from soft_trainer.search.repositories import repository_of
-from soft_trainer.search.results import SearchResult
-from soft_trainer.search.searching import search, similar
+from soft_trainer.search.searching import Searchable
 from soft_trainer.search.snapshot import Snapshot
 from soft_trainer.search.updating import apply_changes, find_changes, tidy
 
@@ -26,7 +25,7 @@ _NO_ENCODER = "the index has no encoder; name one with --model"
 MAX_WAIT = 1.0  # seconds that a search spends on embeddings of changed files
 
 
-class CodeIndex(AbstractContextManager):
+class CodeIndex(Searchable):
     """An index of one folder; see `build` and `open`.
 
     Example:
@@ -36,6 +35,7 @@ class CodeIndex(AbstractContextManager):
     """
 
     def __init__(self, index_dir: str | os.PathLike[str], database: sqlite3.Connection):
+        super().__init__({"": self})
         self.index_dir = Path(index_dir)
         self.database = database
         self.folder: str = store.get_meta(database, "folder")
@@ -174,7 +174,7 @@ class CodeIndex(AbstractContextManager):
             if not held:
                 return
             encoder = self._encoder(name, truncate_dim)
-            if wait or encoder.identity == self._identity:
+            if wait or encoder.identity == self._embeddings.get("identity"):
                 vectors.embed_pieces(self.database, self.index_dir, encoder, progress)
                 self._keep(encoder)
                 with store.write_lock(self.index_dir):
@@ -209,41 +209,10 @@ class CodeIndex(AbstractContextManager):
             self._update_words(progress=True, wait=False)
         except UserError as error:
             self.notices.append(f"the index is as it was: {error}")
-        rate = store.get_meta(self.database, "vectors", {}).get("rate", vectors.SLOW_RATE)
+        rate = self._embeddings.get("rate", vectors.SLOW_RATE)
         if encode and self.model and vectors.unencoded(self.database) <= MAX_WAIT * rate:
             with suppress(UserError):  # the search will say why
                 self.encode(wait=False)
-
-    def search(
-        self,
-        query: str,
-        limit: int = 10,
-        path: str | None = None,
-        language: str | None = None,
-        name: str | None = None,
-        lexical: bool = False,
-        commits: bool = True,
-    ) -> list[SearchResult]:
-        """Finds the pieces that answer a query, best first. An empty query finds nothing.
-
-        Args:
-            query: a name, words, or a sentence.
-            limit: the most results.
-            path: only files that match this pattern: `src/**`, `*.py`, `**/views/*`.
-            language: only files in this language.
-            name: only functions and classes of this name; `*` stands for anything.
-            lexical: leave the embeddings out, if there are any.
-            commits: let the commits vote, if there are any.
-        """
-        return search({"": self}, query, limit, lexical, commits, path=path, language=language, name=name)
-
-    def similar(self, path: str, line: int, limit: int = 10, lexical: bool = False) -> list[SearchResult]:
-        """Finds pieces like the one that holds a line of a file, such as that of a result; best first.
-
-        Raises:
-            UserError: no such file in the index, or no piece there.
-        """
-        return similar({"": self}, path, line, limit, lexical)
 
     def command(self, *options: str) -> str:
         """Writes the command that brings this index up to date, as a shell reads it."""
@@ -261,17 +230,12 @@ class CodeIndex(AbstractContextManager):
     @property
     def model(self) -> str | None:
         """The encoder of the embeddings, None for a lexical index."""
-        return store.get_meta(self.database, "vectors", {}).get("model")
+        return self._embeddings.get("model")
 
     @property
     def truncate_dim(self) -> int | None:
         """The number of dimensions kept of every embedding; None for the encoder's default."""
-        return store.get_meta(self.database, "vectors", {}).get("truncate_dim")
-
-    @property
-    def members(self) -> list[CodeIndex]:
-        """This index, as `CodeIndexes` has several."""
-        return [self]
+        return self._embeddings.get("truncate_dim")
 
     @property
     def patterns(self) -> dict[str, list[str]]:
@@ -279,21 +243,21 @@ class CodeIndex(AbstractContextManager):
         return store.get_meta(self.database, "patterns", {})
 
     @property
-    def _identity(self) -> str | None:
-        """The identity of the encoder that made the embeddings, None without one."""
-        return store.get_meta(self.database, "vectors", {}).get("identity")
+    def _embeddings(self) -> dict:
+        """The state of the embeddings, such as the `identity` of the encoder that made them; empty without one."""
+        return store.get_meta(self.database, "vectors", {})
 
     def _encoder(self, name: str, truncate_dim: int | None) -> vectors.SearchEncoder:
         """Returns an encoder; a UserError if it cannot be loaded.
 
         It is loaded once, and again after another process has made the embeddings with newer weights of that name.
         """
-        known = self.encoders.get((name, truncate_dim, self._identity))
+        known = self.encoders.get((name, truncate_dim, self._embeddings.get("identity")))
         return known or self._keep(vectors.open_encoder(name, truncate_dim))
 
     def _keep(self, encoder: vectors.SearchEncoder) -> vectors.SearchEncoder:
         """Keeps an encoder, and no other, until others than the present embeddings are there."""
-        choice = encoder.name, encoder.truncate_dim, self._identity
+        choice = encoder.name, encoder.truncate_dim, self._embeddings.get("identity")
         if choice not in self.encoders:  # another thread may be looking for it
             self.encoders.clear()
             self.encoders[choice] = encoder
@@ -320,17 +284,8 @@ class CodeIndex(AbstractContextManager):
         """Counts files and pieces."""
         return self.database.execute("SELECT count(*), coalesce(sum(count), 0) FROM files").fetchone()
 
-    def languages(self) -> list[str]:
-        """Lists the languages of the files, the most common first."""
-        query = "SELECT language FROM files GROUP BY 1 ORDER BY count(*) DESC"
-        return [language for (language,) in self.database.execute(query)]
-
-    def full_path(self, path: str) -> str:
-        """Returns where a file of a result lies."""
-        return f"{self.folder}/{path}"
-
-    def text_of(self, path: str) -> str | None:
-        """Returns the text of an indexed file, as it was when it was indexed; None for any other path."""
+    def indexed_text(self, path: str) -> str | None:
+        """Returns the text of a file as it was when it was indexed; None for any other path."""
         query = "SELECT text FROM contents JOIN files ON file = id WHERE path = ?"
         row = self.database.execute(query, (path,)).fetchone()
         return zlib.decompress(row[0]).decode(errors="replace") if row else None
@@ -339,13 +294,6 @@ class CodeIndex(AbstractContextManager):
         """Loads the encoder of the index, which takes seconds; a UserError if it cannot be loaded."""
         if self.model is not None:
             self._encoder(self.model, self.truncate_dim)
-
-    def close(self) -> None:
-        """Closes the database."""
-        self.database.close()
-
-    def __exit__(self, *_) -> None:
-        self.close()
 
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:
@@ -361,28 +309,26 @@ class CodeIndex(AbstractContextManager):
             finally:
                 self.database.execute("COMMIT")
 
-    def similarity_to(self, query: str, snapshot: Snapshot) -> np.ndarray | None:
-        """Computes the similarity of every piece to the query; None without embeddings or without their model."""
-        state = snapshot.state
-        if state is None:
-            return None
-        if missing := vectors.unencoded(self.database):
-            pieces = self.database.execute("SELECT sum(count) FROM files").fetchone()[0]
+    def similarity_to(self, query: str, snapshot: Snapshot) -> np.ndarray:
+        """Computes the similarity of every piece to the query; NaN without an embedding, or without their encoder."""
+        missing = vectors.unencoded(self.database)
+        if missing:
+            _, pieces = self._counts()
             remedy = self.remedy or f"`{self.command()}` finishes"
             self.notices.append(f"{pieces - missing:,} of {pieces:,} pieces have embeddings; {remedy}")
+        unknown = np.full(len(snapshot.slots), np.nan, np.float32)
         if (snapshot.slots < 0).all():
-            return None
-        name = state["model"]
-        changed = f"{name} has changed; `{self.command('--model', name)}` encodes with it as it is now"
+            return unknown
+        name = snapshot.state["model"]
         try:
-            encoder = self._encoder(name, state.get("truncate_dim"))
+            encoder = self._encoder(name, snapshot.state["truncate_dim"])
             embedding = encoder.queries([query])[0]
-            if encoder.identity != state.get("identity"):
-                raise UserError(changed)
-            return snapshot.similarity(embedding)
+            if encoder.identity != snapshot.state["identity"]:
+                raise UserError(f"{name} has changed; `{self.command('--model', name)}` encodes with it as it is now")
         except UserError as error:
             self.notices.append(f"searching by words alone: {error}")
-            return None
+            return unknown
+        return snapshot.similarity(embedding)
 
 
 @contextmanager

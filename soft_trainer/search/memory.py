@@ -28,8 +28,11 @@ SHOWN_COMMITS = 3  # of a result
 class Votes(NamedTuple):
     """The votes for each piece, float32[pieces] between 0 and 1, and the numbers of its commits, the nearest first."""
 
-    shares: np.ndarray
+    shares: np.ndarray | None
     commits: dict[int, list[int]]
+
+
+NO_VOTES = Votes(None, {})
 
 
 class CommitMemory:

@@ -1,25 +1,154 @@
-"""Searches in one index, or in several as if they were one."""
+"""Answers queries, by one index or by several as if they were one.
+
+The way of a query:
+
+1. `parse_query` (ranking.py) picks the telling words of the query, and their terms.
+2. Every index gives a `Snapshot` (snapshot.py): all that a search reads, in one transaction. `_View` joins them.
+3. `score` (ranking.py) adds up what words, an encoder and earlier commits say for every file and piece.
+4. `order_pieces` (ranking.py) takes the best pieces that the filters allow, and the snapshot reads their texts.
+"""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from soft_trainer.errors import UserError
 from soft_trainer.search import ranking
+from soft_trainer.search.memory import NO_VOTES, Votes
 from soft_trainer.search.results import SearchResult
-from soft_trainer.search.view import View
+from soft_trainer.search.snapshot import Snapshot
+from soft_trainer.search.store import joined_segments
+from soft_trainer.search.words import source_words, terms
 
 if TYPE_CHECKING:
     from soft_trainer.search.index import CodeIndex
 
+# A filter by language finds these with it.
+_RELATED = {"typescript": ["tsx"], "c++": ["cpp"], "c#": ["csharp"], "js": ["javascript"], "ts": ["typescript", "tsx"]}
+SIMILAR_TERMS = 16  # that stand for a piece in the search for similar ones
 
-class CodeIndexes(AbstractContextManager):
+
+class Searchable(AbstractContextManager):
+    """The searches of one index and of several.
+
+    Args:
+        labelled: the indexes, by the label that is put in front of their paths.
+    """
+
+    def __init__(self, labelled: dict[str, CodeIndex]):
+        self._labelled = labelled
+
+    @property
+    def members(self) -> list[CodeIndex]:
+        """The indexes that are searched."""
+        return list(self._labelled.values())
+
+    def search(
+        self,
+        query: str,
+        limit: int = 10,
+        path: str | None = None,
+        language: str | None = None,
+        name: str | None = None,
+        lexical: bool = False,
+        commits: bool = True,
+    ) -> list[SearchResult]:
+        """Finds the pieces that answer a query, best first. An empty query finds nothing.
+
+        Args:
+            query: a name, words, or a sentence.
+            limit: the most results.
+            path: only files that match this pattern: `src/**`, `*.py`, `**/views/*`. With several indexes it may
+                start with the name of a folder.
+            language: only files in this language.
+            name: only functions and classes of this name; `*` stands for anything.
+            lexical: leave the embeddings out, if there are any.
+            commits: let the commits vote, if there are any.
+
+        Raises:
+            UserError: nothing is indexed, or no file is in this language.
+        """
+        parsed = ranking.parse_query(query)
+        if limit < 1 or not (parsed.terms or parsed.words):
+            return []
+        with self._view() as view:
+            allowed = view.allowed(path, language, name)
+            if allowed is not None and not allowed.any():
+                return []
+            similarity = None if lexical else view.similarity_to_query(query)
+            votes = view.votes(parsed) if commits else NO_VOTES
+            scores = ranking.score(parsed, view.segments, similarity, votes.shares, view.similarity_weight)
+            if not (scores.matched or view.stands_out(similarity)):
+                return []
+            return view.best(scores, allowed, limit, votes)
+
+    def similar(self, path: str, line: int, limit: int = 10, lexical: bool = False) -> list[SearchResult]:
+        """Finds pieces like the one that holds a line of a file, such as that of a result; best first.
+
+        They share its rare words and, with an encoder, are near its embedding.
+
+        Raises:
+            UserError: no such file in the index, or no piece there.
+        """
+        with self._view() as view:
+            piece = view.piece_at(path, line)
+            similarity = None if lexical else view.similarity_to_piece(piece)
+            others = np.ones(len(view.segments.lengths), bool)
+            others[piece] = False
+            query = view.query_like(piece)
+            scores = ranking.score(query, view.segments, similarity, similarity_weight=view.similarity_weight)
+            return view.best(scores, others, limit)
+
+    def languages(self) -> list[str]:
+        """Lists the languages of the files, the most common first."""
+        counts: Counter[str] = Counter()
+        for index in self.members:
+            counts.update(dict(index.database.execute("SELECT language, count(*) FROM files GROUP BY 1")))
+        return [language for language, _ in counts.most_common()]
+
+    def text_of(self, path: str) -> str | None:
+        """Returns the text of an indexed file, as it was when it was indexed; None for any other path."""
+        for label, index in self._labelled.items():
+            if path.startswith(label):
+                text = index.indexed_text(path.removeprefix(label))
+                if text is not None:
+                    return text
+        return None
+
+    def full_path(self, path: str) -> str:
+        """Returns where a file of a result lies."""
+        for label, index in self._labelled.items():
+            if path.startswith(label):
+                return f"{index.folder}/{path.removeprefix(label)}"
+        return path
+
+    def close(self) -> None:
+        """Closes the databases."""
+        for index in self.members:
+            index.database.close()
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    @contextmanager
+    def _view(self) -> Iterator[_View]:
+        """Yields what a search reads; a UserError if nothing is indexed."""
+        with ExitStack() as stack:
+            view = _View(self._labelled, stack)
+            if not view.segments.live.any():
+                folders = ", ".join(index.folder for index in self.members)
+                commands = "; ".join(f"`{index.command('--skipped')}`" for index in self.members)
+                raise UserError(f"nothing is indexed of {folders}; {commands} indexes it and lists what is left out")
+            yield view
+
+
+class CodeIndexes(Searchable):
     """Several indexes that are searched as if they were one: their scores can be compared.
 
     The paths of results start with the name of their folder, or with its whole path where two have one name.
@@ -31,15 +160,16 @@ class CodeIndexes(AbstractContextManager):
     """
 
     def __init__(self, indexes: Sequence[CodeIndex]):
-        self.members = list(indexes)
-        if not self.members:
+        if not indexes:
             raise UserError("indexes: one or more are expected")
-        names = Counter(os.path.basename(index.folder) for index in self.members)
-        self._by_label: dict[str, CodeIndex] = {}
-        for index in self.members:
-            name = os.path.basename(index.folder)
-            label = name if name and names[name] == 1 else index.folder
-            self._by_label[f"{label.rstrip('/')}/"] = index
+        names = Counter(os.path.basename(index.folder) for index in indexes)
+        labelled = {}
+        for index in indexes:
+            label = os.path.basename(index.folder)
+            if not label or names[label] > 1:
+                label = index.folder.rstrip("/")
+            labelled[f"{label}/"] = index
+        super().__init__(labelled)
 
     def __repr__(self) -> str:
         return f"CodeIndexes({self.members!r})"
@@ -52,141 +182,156 @@ class CodeIndexes(AbstractContextManager):
     @property
     def notices(self) -> list[str]:
         """The notices of all indexes, each once."""
-        return list(dict.fromkeys(notice for index in self.members for notice in index.notices))
-
-    def search(
-        self,
-        query: str,
-        limit: int = 10,
-        path: str | None = None,
-        language: str | None = None,
-        name: str | None = None,
-        lexical: bool = False,
-    ) -> list[SearchResult]:
-        """Finds the pieces that answer a query; see `CodeIndex.search`. `path` may start with the name of a folder."""
-        return search(self._by_label, query, limit, lexical, path=path, language=language, name=name)
-
-    def similar(self, path: str, line: int, limit: int = 10, lexical: bool = False) -> list[SearchResult]:
-        """Finds pieces like the one that holds a line of a file; see `CodeIndex.similar`."""
-        return similar(self._by_label, path, line, limit, lexical)
+        notices = []
+        for index in self.members:
+            notices += index.notices
+        return list(dict.fromkeys(notices))
 
     def update(self, progress: bool = False) -> bool:
         """Brings all indexes up to date; returns True if any had changed."""
-        return any([index.update(progress=progress) for index in self.members])
+        changed = [index.update(progress=progress) for index in self.members]
+        return any(changed)
 
     def refresh(self, encode: bool = True) -> None:
         """Brings all indexes up to date before a search; see `CodeIndex.refresh`."""
         for index in self.members:
             index.refresh(encode)
 
-    def languages(self) -> list[str]:
-        """Lists the languages of all files, the most common of each index first."""
-        return list(dict.fromkeys(language for index in self.members for language in index.languages()))
 
-    def text_of(self, path: str) -> str | None:
-        """Returns the text of an indexed file; None for any other path."""
-        for label, index in self._by_label.items():
-            text = index.text_of(path.removeprefix(label)) if path.startswith(label) else None
-            if text is not None:
-                return text
-        return None
+class _Part(NamedTuple):
+    """An index in a view: the label of its paths, what a search reads of it, and its pieces among those of all."""
 
-    def full_path(self, path: str) -> str:
-        """Returns where a file of a result lies."""
-        for label, index in self._by_label.items():
-            if path.startswith(label):
-                return index.full_path(path.removeprefix(label))
-        return path
-
-    def close(self) -> None:
-        """Closes all indexes."""
-        for index in self.members:
-            index.close()
-
-    def __exit__(self, *_) -> None:
-        self.close()
+    label: str
+    index: CodeIndex
+    snapshot: Snapshot
+    pieces: slice
 
 
-def search(
-    indexes: Mapping[str, CodeIndex],
-    query: str,
-    limit: int,
-    lexical: bool,
-    commits: bool = True,
-    **filters: str | None,
-) -> list[SearchResult]:
-    """Finds the pieces that answer a query, best first. An empty query finds nothing.
+class _View:
+    """Snapshots of indexes as one, with joined numbers of files and pieces. They end with the stack."""
 
-    Args:
-        indexes: by the label that is put in front of their paths.
+    def __init__(self, labelled: dict[str, CodeIndex], stack: ExitStack):
+        self.parts: list[_Part] = []
+        first = 0
+        for label, index in labelled.items():
+            snapshot = stack.enter_context(index.snapshot())
+            last = first + len(snapshot.segments.lengths)
+            self.parts.append(_Part(label, index, snapshot, slice(first, last)))
+            first = last
+        self.segments = joined_segments(tuple(part.snapshot.segments for part in self.parts))
 
-    Raises:
-        UserError: nothing is indexed, or no file is in the language of the filter.
-    """
-    parsed = ranking.parse_query(query)
-    if limit < 1 or not (parsed.terms or parsed.words):
-        return []
-    with ExitStack() as stack:
-        view = _view(indexes, stack)
-        allowed = view.allowed(**filters)
-        if allowed is not None and not allowed.any():
-            return []
-        similarity = None if lexical else _similarity(indexes, view, query)
-        results, matched = view.search(parsed, similarity, allowed, limit, view.votes(parsed) if commits else ())
-        return results if matched or _stands_out(indexes, view, similarity) else []
+    @property
+    def similarity_weight(self) -> float:
+        """The weight of the encoder, which is the same in all indexes that can be compared."""
+        return min(part.snapshot.similarity_weight for part in self.parts)
 
+    def allowed(self, path: str | None, language: str | None, name: str | None) -> np.ndarray | None:
+        """Returns the pieces that the filters leave, bool[pieces]; None without a filter.
 
-def similar(indexes: Mapping[str, CodeIndex], path: str, line: int, limit: int, lexical: bool) -> list[SearchResult]:
-    """Finds pieces like the one that holds a line of a file, by its rare words and its embedding; best first.
+        Raises:
+            UserError: no file is in this language.
+        """
+        if path is None and language is None and name is None:
+            return None
+        languages = None
+        if language is not None:
+            known = set().union(*(part.snapshot.languages for part in self.parts))
+            languages = known & {language.lower(), *_RELATED.get(language.lower(), ())}
+            if not languages:
+                raise UserError(f"language={language!r}: the index has {', '.join(sorted(known))}")
+        allowed = [part.snapshot.allowed(path, languages, name, part.label) for part in self.parts]
+        return np.concatenate(allowed)
 
-    Raises:
-        UserError: no such file in the indexes, or no piece there.
-    """
-    with ExitStack() as stack:
-        view = _view(indexes, stack)
-        piece = view.piece_at(path, line)
-        query = view.query_like(view.result(piece, 0.0))
-        similarity = None if lexical else view.similarity_to_piece(piece)
-        others = np.ones(len(view.segments.lengths), bool)
-        others[piece] = False
-        results, _ = view.search(query, similarity, others, limit)
+    def similarity_to_query(self, query: str) -> np.ndarray | None:
+        """Computes the similarity of all pieces to a query, NaN for those without an embedding.
+
+        It is None without an encoder, or with several, whose similarities cannot be compared.
+        """
+        encoded = [part for part in self.parts if part.snapshot.state]
+        encoders = {part.snapshot.state["identity"] for part in encoded}
+        if len(encoders) > 1:
+            why = "the indexes have different encoders, so name one with --model"
+            encoded[0].index.notices.append(f"searching by words alone: {why}")
+        if len(encoders) != 1:
+            return None
+        similarity = np.full(len(self.segments.lengths), np.nan, np.float32)
+        for part in encoded:
+            similarity[part.pieces] = part.index.similarity_to(query, part.snapshot)
+        return similarity
+
+    def similarity_to_piece(self, piece: int) -> np.ndarray | None:
+        """Computes the similarity of all pieces to one of them; None if it has no embedding."""
+        own = self._part_of(piece)
+        embedding = own.snapshot.embedding(piece - own.pieces.start)
+        if embedding is None:
+            return None
+        similarity = np.full(len(self.segments.lengths), np.nan, np.float32)
+        for part in self.parts:
+            state = part.snapshot.state
+            if state and state["identity"] == own.snapshot.state["identity"]:
+                similarity[part.pieces] = part.snapshot.similarity(embedding)
+        return similarity
+
+    def votes(self, query: ranking.Query) -> Votes:
+        """Returns the weighted votes of all commits."""
+        shares = []
+        commits = {}
+        for part in self.parts:
+            own = part.snapshot.memory.weighted_votes(query)
+            shares.append(own.shares)
+            for piece, numbers in own.commits.items():
+                commits[part.pieces.start + piece] = numbers
+        return Votes(np.concatenate(shares), commits)
+
+    def best(
+        self, scores: ranking.Scores, allowed: np.ndarray | None, limit: int, votes: Votes = NO_VOTES
+    ) -> list[SearchResult]:
+        """Returns the best of the allowed pieces, with the commits that voted for them."""
+        results = []
+        for piece, score in ranking.order_pieces(scores, self.segments, allowed, limit):
+            part = self._part_of(piece)
+            commits = votes.commits.get(piece, ())
+            results.append(part.snapshot.result(piece - part.pieces.start, score, part.label, commits))
         return results
 
+    def piece_at(self, path: str, line: int) -> int:
+        """Finds the piece that holds a line of a file.
 
-def _view(indexes: Mapping[str, CodeIndex], stack: ExitStack) -> View:
-    """Opens a view, which ends with the stack; a UserError if nothing is indexed."""
-    view = View({label: stack.enter_context(index.snapshot()) for label, index in indexes.items()})
-    empty = not view.segments.live.any()
-    if empty:
-        folders = ", ".join(index.folder for index in indexes.values())
-        commands = "; ".join(f"`{index.command('--skipped')}`" for index in indexes.values())
-        raise UserError(f"nothing is indexed of {folders}; {commands} indexes it and lists what is left out")
-    return view
+        Raises:
+            UserError: no such file, or no piece there.
+        """
+        for part in self.parts:
+            if path.startswith(part.label):
+                piece = part.snapshot.piece_at(path.removeprefix(part.label), line)
+                if piece is not None:
+                    return part.pieces.start + piece
+        raise UserError(f"{path}:{line}: not in the index; give path and line as a search does")
 
+    def query_like(self, piece: int) -> ranking.Query:
+        """Makes a query of the words that tell a piece from most others and that some others have."""
+        part = self._part_of(piece)
+        text = part.snapshot.result(piece - part.pieces.start).text
+        counts: Counter[str] = Counter()
+        for word in source_words(text.encode()):
+            counts.update(terms(word))
+        weights = {}
+        for term, count in counts.items():
+            others = len(self.segments.postings(term)[0]) - 1
+            if others > 0:
+                weights[term] = count / (count + 1) * np.log(len(self.segments.lengths) / others)
+        chosen = sorted(weights, key=lambda term: (-weights[term], term))[:SIMILAR_TERMS]
+        return ranking.Query("sentence", (), dict.fromkeys(chosen, 1.0))
 
-def _similarity(indexes: Mapping[str, CodeIndex], view: View, query: str) -> np.ndarray | None:
-    """Computes the similarity of all pieces to a query; None without embeddings, or if they cannot be compared."""
-    parts = []
-    encoders = set()
-    for label, snapshot in view.snapshots.items():
-        part = indexes[label].similarity_to(query, snapshot)
-        if part is None:
-            part = np.full(len(snapshot.segments.lengths), np.nan, np.float32)
-        else:
-            encoders.add(snapshot.state["identity"])
-        parts.append(part)
-    if len(encoders) > 1:
-        first = next(iter(indexes.values()))
-        first.notices.append("searching by words alone: the indexes have different encoders, so name one with --model")
-    return np.concatenate(parts) if len(encoders) == 1 else None
-
-
-def _stands_out(indexes: Mapping[str, CodeIndex], view: View, similarity: np.ndarray | None) -> bool:
-    """Returns True if some piece is more similar to the query than every piece is to random letters."""
-    if similarity is None:
+    def stands_out(self, similarity: np.ndarray | None) -> bool:
+        """Returns True if some piece is more similar to the query than every piece is to random letters."""
+        if similarity is None:
+            return False
+        for part in self.parts:
+            own = similarity[part.pieces]
+            if not np.isnan(own).all() and np.nanmax(own) > part.index.noise(part.snapshot):
+                return True
         return False
-    for (label, snapshot), first in zip(view.snapshots.items(), view.first_pieces, strict=False):
-        own = similarity[first : first + len(snapshot.segments.lengths)]
-        if not np.isnan(own).all() and np.nanmax(own) > indexes[label].noise(snapshot):
-            return True
-    return False
+
+    def _part_of(self, piece: int) -> _Part:
+        """Returns the index that holds a piece."""
+        return next(part for part in self.parts if piece < part.pieces.stop)

@@ -7,12 +7,13 @@ import re
 import sqlite3
 import zlib
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
 
 from soft_trainer.search import store, vectors
-from soft_trainer.search.globs import STAR, expression, path_filter
+from soft_trainer.search.globs import path_filter
 from soft_trainer.search.memory import SHOWN_COMMITS, CommitMemory
 from soft_trainer.search.results import SearchResult
 from soft_trainer.search.terms import DEFINED
@@ -59,31 +60,40 @@ class Snapshot:
             files &= np.isin(segments.languages, numbers)
         if path is not None:
             pattern = path_filter(path)
-            matching = []
+            matching = np.zeros(len(files), bool)
             for file, own in self.database.execute("SELECT id, path FROM files"):
-                if pattern.fullmatch(own) or (label and pattern.fullmatch(label + own)):
-                    matching.append(file)
-            files &= np.isin(np.arange(len(files)), matching)
+                matching[file] = bool(pattern.fullmatch(own) or pattern.fullmatch(label + own))
+            files &= matching
         pieces = files[segments.owners]
         if name is not None:
-            key = DEFINED + whole("".join(re.findall(r"[\w$*]+", name)[-1:]))
-            pattern = re.compile(expression([STAR if letter == "*" else re.escape(letter) for letter in key]))
-            query = "SELECT DISTINCT term FROM postings WHERE term >= '=' AND term < '>'"
-            terms = [term for (term,) in self.database.execute(query)] if "*" in key else [key]
-            found = [segments.postings(term)[0] for term in terms if pattern.fullmatch(term)]
-            pieces &= np.isin(np.arange(len(pieces)), np.concatenate(found) if found else [])
+            named = np.zeros(len(pieces), bool)
+            for term in self._terms_of_name(name):
+                named[segments.postings(term)[0]] = True
+            pieces &= named
         return pieces
+
+    def _terms_of_name(self, name: str) -> list[str]:
+        """Returns the terms of the definitions with a name, in which `*` stands for anything."""
+        plain = re.findall(r"[\w$*]+", name)[-1:]  # without the classes in front
+        term = DEFINED + whole("".join(plain))
+        if "*" not in term:
+            return [term]
+        query = "SELECT DISTINCT term FROM postings WHERE term >= '=' AND term < '>'"
+        return [known for (known,) in self.database.execute(query) if fnmatchcase(known, term)]
 
     def piece_at(self, path: str, line: int) -> int | None:
         """Finds the piece that holds a line of a file, or the next one; None without one."""
         query = "SELECT first, pieces FROM files JOIN contents ON file = id WHERE path = ?"
         row = self.database.execute(query, (path,)).fetchone()
-        for number, (_, end, _) in enumerate(json.loads(row[1]) if row else ()):
+        if row is None:
+            return None
+        first, pieces = row
+        for piece, (_, end, _) in enumerate(json.loads(pieces), first):
             if line <= end:
-                return row[0] + number
+                return piece
         return None
 
-    def result(self, piece: int, score: float, label: str, votes: Sequence[int] = ()) -> SearchResult:
+    def result(self, piece: int, score: float = 0.0, label: str = "", votes: Sequence[int] = ()) -> SearchResult:
         """Reads a piece with its text and the nearest of the commits that voted for it, by their numbers."""
         file = int(self.segments.owners[piece])
         query = "SELECT path, language, pieces, text FROM files JOIN contents ON file = id WHERE id = ?"

@@ -16,6 +16,7 @@ import re
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -313,3 +314,43 @@ class Segments:
         counts = np.frombuffer(b"".join(row[2] for row in rows), np.uint8)
         live = slice(None) if self.live.all() else self.live[self.owners[pieces]]
         return pieces[live], counts[live]
+
+
+class JoinedSegments:
+    """The segments of several indexes, with the attributes of `Segments`."""
+
+    def __init__(self, parts: tuple[Segments, ...]):
+        self.parts = parts
+        self.lengths = np.concatenate([part.lengths for part in parts])
+        self.kinds = np.concatenate([part.kinds for part in parts])
+        self.languages = np.concatenate([part.languages for part in parts])
+        self.traits = np.concatenate([part.traits for part in parts])
+        self.live = np.concatenate([part.live for part in parts])
+        self.first_pieces = []
+        owners = []
+        firsts = []
+        files = pieces = 0
+        for part in parts:
+            self.first_pieces.append(pieces)
+            owners.append(part.owners + files)
+            firsts.append(part.firsts[:-1] + pieces)
+            files += len(part.languages)
+            pieces += len(part.lengths)
+        self.owners = np.concatenate(owners)
+        self.firsts = np.append(np.concatenate(firsts), pieces)
+
+    def postings(self, term: str) -> tuple[np.ndarray, np.ndarray]:
+        """Returns what `Segments.postings` returns, with joined numbers."""
+        pieces = []
+        counts = []
+        for part, first in zip(self.parts, self.first_pieces, strict=True):
+            own, times = part.postings(term)
+            pieces.append(own + first)
+            counts.append(times)
+        return np.concatenate(pieces), np.concatenate(counts)
+
+
+@lru_cache(maxsize=2)
+def joined_segments(parts: tuple[Segments, ...]) -> Segments | JoinedSegments:
+    """Returns the segments of indexes as one."""
+    return parts[0] if len(parts) == 1 else JoinedSegments(parts)
