@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from soft_trainer import losses
+from soft_trainer.errors import UserError
+from soft_trainer.identity import fingerprint
 from soft_trainer.weights import (
     cancel_above_ratio,
     cancel_top_k,
@@ -18,35 +25,24 @@ from soft_trainer.weights import (
     smallest_batch,
 )
 
-
-@dataclass(frozen=True)
-class Loss:
-    """A loss that a run can minimise.
-
-    Args:
-        label: its name in tables.
-        function: one of `soft_trainer.losses`.
-        reads: its arguments between scores and positives: `weights`, `similarity`, or fields of `LossSettings`.
-    """
-
-    label: str
-    function: Callable
-    reads: tuple[str, ...] = ()
-
-
+# A loss or a weighting, ours or a user's, gets the arguments that its signature names: those of a batch, or settings.
 LOSSES = {
-    "soft_info_nce": Loss("Soft-InfoNCE", losses.soft_info_nce, ("weights",)),
-    "info_nce": Loss("InfoNCE", losses.info_nce),
-    "weighted_info_nce": Loss("Weighted InfoNCE", losses.weighted_info_nce, ("similarity", "temperature")),
-    "bce": Loss("BCE", losses.binary_cross_entropy, ("similarity", "temperature")),
-    "kl_regularization": Loss(
-        "KL regularization",
-        losses.kl_regularized_info_nce,
-        ("similarity", "temperature", "infonce_weight", "kl_weight"),
-    ),
+    "soft_info_nce": losses.soft_info_nce,
+    "info_nce": losses.info_nce,
+    "weighted_info_nce": losses.weighted_info_nce,
+    "bce": losses.binary_cross_entropy,
+    "kl_regularization": losses.kl_regularized_info_nce,
+}
+WEIGHTINGS = {
+    "eq4": functools.partial(negative_weights, too_few="uniform"),
+    "positive_aware": positive_aware_weights,
+}
+ARGUMENTS = {
+    "loss": ("scores", "positives", "weights", "similarity", "negatives", "also"),
+    "weighting": ("similarity", "positives", "negatives"),
 }
 # Settings that need an estimator, with the value that needs none.
-NEED_SIMILARITY = {"loss": "info_nce", "cancel": "none", "distill_weight": 0}
+NEED_SIMILARITY = {"cancel": "none", "distill_weight": 0}
 
 
 @dataclass(frozen=True)
@@ -54,8 +50,8 @@ class LossSettings:
     """A loss with its settings, which turns the scores of a batch into a scalar.
 
     Args:
-        loss: a key of `LOSSES`.
-        weighting: "eq4" or "positive_aware", how similarities become weights.
+        loss: a key of `LOSSES`, or a user's function as `module:name`.
+        weighting: how similarities become weights: a key of `WEIGHTINGS`, or a user's function as `module:name`.
         alpha, beta, temperature, floor: of Eq. 4 and of the softmax before it.
         margin: of positive-aware weights, whose temperature is `temperature` too.
         infonce_weight, kl_weight: of `kl_regularization`.
@@ -88,13 +84,44 @@ class LossSettings:
     @property
     def settings_that_need_similarity(self) -> str:
         """The settings that need an estimator, as `name=value`; empty if there are none."""
-        names = (name for name, value in NEED_SIMILARITY.items() if getattr(self, name) != value)
+        names = [name for name, value in NEED_SIMILARITY.items() if getattr(self, name) != value]
+        if not self.read_by_loss.isdisjoint(("weights", "similarity")):
+            names = ["loss", *names]
         return ", ".join(f"{name}={getattr(self, name)}" for name in names)
+
+    @functools.cached_property
+    def loss_function(self) -> Callable[..., Tensor]:
+        """The function that `loss` names."""
+        return _find("loss", self.loss, LOSSES)
+
+    @functools.cached_property
+    def weighting_function(self) -> Callable[..., Tensor]:
+        """The function that `weighting` names."""
+        return _find("weighting", self.weighting, WEIGHTINGS)
+
+    @functools.cached_property
+    def read_by_loss(self) -> frozenset[str]:
+        """The names of the loss's arguments."""
+        return frozenset(inspect.signature(self.loss_function).parameters)
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The names of the arguments of the loss and, if it uses weights, of the weighting."""
+        if not self.uses_weights:
+            return self.read_by_loss
+        return self.read_by_loss.union(inspect.signature(self.weighting_function).parameters)
 
     @property
     def uses_weights(self) -> bool:
         """True if the loss uses weights."""
-        return "weights" in LOSSES[self.loss].reads
+        return "weights" in self.read_by_loss
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Hashes of the sources of the loss and the weighting, of those that are a user's."""
+        functions = {self.loss: self.loss_function, self.weighting: self.weighting_function}
+        own = {name: function for name, function in functions.items() if ":" in name}
+        return {f"the source of {name}": _source(function) for name, function in own.items()}
 
     @property
     def smallest_batch(self) -> int:
@@ -126,13 +153,11 @@ class LossSettings:
             also: BoolTensor[B, N], further right answers. `negatives` leaves them out.
         """
         negatives = self.valid_negatives(similarity, positives, negatives)
-        if self.uses_weights:
-            if weights is None:
-                weights = self.weights(similarity, positives, negatives)
-            loss = losses.soft_info_nce(scores, weights, positives, also=also)
-        else:
-            reads = (similarity if name == "similarity" else getattr(self, name) for name in LOSSES[self.loss].reads)
-            loss = LOSSES[self.loss].function(scores, *reads, positives, negatives=negatives, also=also)
+        if self.uses_weights and weights is None:
+            weights = self.weights(similarity, positives, negatives)
+        batch = {"scores": scores, "positives": positives, "similarity": similarity}
+        batch |= {"negatives": negatives, "weights": weights, "also": also}
+        loss = self._call(self.loss_function, batch)
         if self.distill_weight:
             settings = self.distill_temperature, positives
             divergence = losses.kl_divergence(scores, similarity, *settings, negatives=negatives, also=also)
@@ -158,17 +183,17 @@ class LossSettings:
         return {name: tensor.float() for name, tensor in inputs.items()}
 
     def loss_inputs(self, similarity: Tensor, positives: Tensor, negatives: Tensor | None = None) -> dict[str, Tensor]:
-        """Computes the weights (or similarities) that the loss needs, before the scores are known.
+        """Computes the weights and similarities that the loss reads, before the scores are known.
 
         Returns:
-            `weights` of Soft-InfoNCE after cancellation, or the raw `similarity` for the other losses; both if a
-            divergence is added to Soft-InfoNCE.
+            `weights` after cancellation, the raw `similarity`, or both.
         """
-        if not self.uses_weights:
-            return {"similarity": similarity}
-        valid = self.valid_negatives(similarity, positives, negatives)
-        inputs = {"weights": self.weights(similarity, positives, valid)}
-        if self.distill_weight > 0:
+        inputs = {}
+        if self.uses_weights:
+            valid = self.valid_negatives(similarity, positives, negatives)
+            inputs["weights"] = self.weights(similarity, positives, valid)
+        # Cancellation, of which `negatives` tells, reads similarities too; weights include it already.
+        if self.distill_weight > 0 or not self.read_by_loss.isdisjoint(("similarity", "negatives")):
             inputs["similarity"] = similarity
         return inputs
 
@@ -189,8 +214,126 @@ class LossSettings:
         return kept & negatives
 
     def weights(self, similarity: Tensor, positives: Tensor, negatives: Tensor | None = None) -> Tensor:
-        """Computes w_ij, Tensor[B, N]; a query with too few negatives for Eq. 4 (a short batch) gets weights of 1."""
-        if self.weighting == "positive_aware":
-            return positive_aware_weights(similarity, self.margin, self.temperature, positives, negatives)
-        settings = self.alpha, self.beta, self.temperature, self.floor
-        return negative_weights(similarity, *settings, positives, negatives, too_few="uniform")
+        """Computes w_ij, Tensor[B, N]: 1 on the positive, 0 on columns that do not count.
+
+        A query with too few negatives for Eq. 4 (a short batch) gets weights of 1.
+        """
+        batch = {"similarity": similarity, "positives": positives, "negatives": negatives}
+        weights = self._call(self.weighting_function, batch)
+        if getattr(weights, "shape", None) != similarity.shape:
+            raise UserError(
+                f"weighting={self.weighting} returned {_shape(weights)} for similarities of {_shape(similarity)}: "
+                "a weight for each of them is expected"
+            )
+        if negatives is not None:
+            weights = weights.masked_fill(~negatives, 0.0)
+        return weights.scatter(1, positives.unsqueeze(1), 1.0)
+
+    def try_out(self) -> None:
+        """Calls loss and weighting on two small batches, the second with columns left out and further right answers.
+
+        Raises:
+            UserError: a function failed, or its result has another shape than the step needs.
+        """
+        grid = torch.linspace(-1, 1, 15).reshape(3, 5)
+        positives = torch.arange(3)
+        left_out = torch.zeros(3, 5, dtype=torch.bool)
+        left_out[:, 4] = True
+        for masks in ({}, {"negatives": ~left_out, "also": left_out}):
+            scores = grid.clone().requires_grad_()
+            try:
+                loss = self(scores, positives, grid, **masks)
+            except UserError:
+                raise
+            except Exception as error:
+                names = f"loss={self.loss}, weighting={self.weighting}"
+                raise UserError(f"{names}: tried on 3 queries and 5 codes: {type(error).__name__}: {error}") from error
+            if not isinstance(loss, Tensor) or loss.shape or not loss.requires_grad:
+                raise UserError(
+                    f"loss={self.loss} returned {_shape(loss)} for scores of Tensor[3, 5]: a scalar is expected, the "
+                    "mean over queries, with a gradient for the scores"
+                )
+
+    def _call(self, function: Callable[..., Tensor], batch: Mapping[str, Tensor | None]) -> Tensor:
+        """Calls a loss or a weighting with the arguments that it names."""
+        values = {**vars(self), **batch}
+        names = inspect.signature(function).parameters
+        return function(**{name: values[name] for name in names if name in values})
+
+
+def name_functions(options) -> None:
+    """Replaces functions that Python gave as `loss` or `weighting` by their `module:name`, which JSON can hold.
+
+    Data workers, other processes and a resumed training find them again by this name.
+
+    Args:
+        options: an object with these attributes, such as training arguments.
+
+    Raises:
+        UserError: a function that does not stand at the top level of a module.
+    """
+    for option in ARGUMENTS:
+        function = getattr(options, option)
+        if not callable(function):
+            continue
+        module = getattr(function, "__module__", None)
+        name = getattr(function, "__qualname__", "")
+        if getattr(sys.modules.get(module), name, None) is not function:
+            raise UserError(f"{option}={function!r}: define it with `def`, at the top level of a module")
+        setattr(options, option, f"{module}:{name}")
+
+
+def import_reference(option: str, reference: str):
+    """Imports what an option names as `module:name`. The module may be in the current folder.
+
+    Raises:
+        UserError: there is no such module, or nothing of that name in it.
+    """
+    module, _, name = reference.partition(":")
+    # An installed command does not look for modules in the current folder, as `python -m` does.
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError, OSError) as error:
+        raise UserError(f"{option}={reference!r}: {error}") from error
+
+
+def _find(option: str, name: str, known: Mapping[str, Callable]) -> Callable[..., Tensor]:
+    """Returns the function that an option names; all that it must be given is known to a step.
+
+    Raises:
+        UserError: no such function, or one with another argument.
+    """
+    if name in known:
+        return known[name]
+    function = import_reference(option, name)
+    if not inspect.isfunction(function):
+        raise UserError(f"{option}={name}: is no function")
+    allowed = {*ARGUMENTS[option], *LossSettings.__dataclass_fields__}
+    for argument in inspect.signature(function).parameters.values():
+        required = argument.default is argument.empty and argument.kind not in (
+            argument.VAR_KEYWORD,
+            argument.VAR_POSITIONAL,
+        )
+        if required and argument.name not in allowed:
+            raise UserError(
+                f"{option}={name}: no {argument.name!r} is known; it may name {', '.join(ARGUMENTS[option])} and "
+                "settings such as temperature"
+            )
+    return function
+
+
+def _source(function: Callable) -> str:
+    """Returns a hash of a function's source, or of its bytecode where no file holds the source."""
+    try:
+        return fingerprint(inspect.getsource(function))
+    except OSError:
+        return fingerprint(inspect.unwrap(function).__code__.co_code)
+
+
+def _shape(value) -> str:
+    """Returns a value's type and shape, such as Tensor[3, 5]."""
+    if isinstance(value, Tensor):
+        return f"Tensor{list(value.shape)}"
+    return type(value).__name__

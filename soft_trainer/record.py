@@ -41,9 +41,10 @@ from soft_trainer.training.summary import training_numbers
 def default_output_dir(model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments) -> str:
     """Returns `outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR`, with the name of the rows if no language was given."""
     names = "-".join(data.languages) or data.rows_name.rsplit("/", 1)[-1]
-    estimator = (data.estimator or "none").replace(":", ".").replace("+", "-")
+    estimator = data.estimator or "none"
     loss = args.loss or ("info_nce" if estimator == "none" else "soft_info_nce")
-    return f"outputs/{model_label(model)}-{names}-{loss}-{estimator}"
+    weights = f"{loss}-{estimator}".replace(":", ".")
+    return f"outputs/{model_label(model)}-{names}-{weights}"
 
 
 def settings_of(model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments) -> dict:

@@ -1,10 +1,17 @@
 """Every loss through the table equals the pure function, with and without cancellation and masks."""
 
+import json
+
+import own_losses
 import pytest
 import torch
 
 from soft_trainer import losses
+from soft_trainer.errors import UserError
 from soft_trainer.loss_settings import LOSSES, LossSettings
+from soft_trainer.options.fields import SoftInfoNCEOptions
+from soft_trainer.options.resolve import resolve_loss
+from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.weights import cancel_above_ratio, cancel_top_k, negative_weights
 
 ALPHA, BETA, TEMPERATURE, FLOOR = 1.3, 0.7, 0.8, 0.9
@@ -140,3 +147,70 @@ def test_what_is_prepared_ahead_gives_the_same_loss(cancel):
         assert list(prepared) == (["weights"] if loss == "soft_info_nce" else ["similarity"])
         ahead = loss_settings(scores, positives, negatives=negatives, **prepared)
         torch.testing.assert_close(ahead, loss_settings(scores, positives, similarity, negatives), atol=0, rtol=0)
+
+
+def test_a_users_loss_gets_what_it_names():
+    scores, positives, similarity = batch()
+    negatives = torch.ones_like(scores, dtype=torch.bool)
+    negatives[:, 0] = False
+    also = ~negatives
+    settings = LossSettings("own_losses:hinge", "own_losses:halves")
+    weights = settings.weights(similarity, positives, negatives)
+    assert weights[0].unique().tolist() == [0.0, 1.0]  # the own code is the most similar one
+    value = settings(scores, positives, similarity, negatives, also=also)
+    expected = own_losses.hinge(scores, positives, weights=weights, negatives=negatives, also=also)
+    assert value == expected > 0
+    ahead = settings.loss_inputs(similarity, positives, negatives)
+    assert settings(scores, positives, negatives=negatives, also=also, **ahead) == expected
+    assert settings.needs_similarity and not LossSettings("own_losses:info_nce").needs_similarity
+
+
+def test_weights_of_a_user_are_0_on_what_does_not_count_and_1_on_the_positive():
+    similarity = torch.tensor([[0.2, 0.9, 0.1, 0.8]])
+    negatives = torch.tensor([[False, True, True, False]])
+    weights = LossSettings(weighting="own_losses:halves").weights(similarity, torch.tensor([0]), negatives)
+    assert weights.tolist() == [[1.0, 0.5, 1.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"loss": "no_such_module:loss"}, "loss='no_such_module:loss': No module named"),
+        ({"loss": "own_losses:nothing"}, "has no attribute 'nothing'"),
+        ({"loss": "own_losses:torch"}, "loss=own_losses:torch: is no function"),
+        ({"loss": "own_losses:unknown"}, "no 'rows' is known; it may name scores, positives, weights"),
+        ({"loss": "own_losses:several"}, "returned Tensor[3] for scores of Tensor[3, 5]: a scalar is expected"),
+        ({"loss": "own_losses:constant"}, "with a gradient for the scores"),
+        ({"loss": "own_losses:needs_negatives"}, "tried on 3 queries and 5 codes: TypeError"),
+        ({"loss": "own_losses:hinge"}, "loss=own_losses:hinge needs an estimator"),
+        ({"loss": "own_losses:info_nce", "duplicates": "positives"}, "does not read `also`"),
+        ({"loss": "own_losses:info_nce", "weighting": "own_losses:halves"}, "own_losses:info_nce has no weights"),
+        ({"weighting": "own_losses:hinge"}, "weighting=own_losses:hinge: no 'scores' is known"),
+        ({"weighting": "own_losses:one_weight"}, "returned Tensor[3] for similarities of Tensor[3, 5]"),
+        ({"loss": lambda scores: scores.mean()}, "define it with `def`, at the top level of a module"),
+    ],
+)
+def test_a_function_that_no_step_can_call_is_refused(options, message):
+    needs_estimator = "weighting" in options and "loss" not in options
+    with pytest.raises(UserError) as error:
+        resolve_loss(SoftInfoNCEOptions(**options), object() if needs_estimator else None)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_function_from_python_is_kept_by_its_name():
+    args = SoftInfoNCETrainingArguments("unused", loss=own_losses.hinge, weighting=own_losses.halves, use_cpu=True)
+    kept = json.loads(args.to_json_string())
+    assert (kept["loss"], kept["weighting"]) == ("own_losses:hinge", "own_losses:halves")
+    assert resolve_loss(args, object()).loss_function is own_losses.hinge
+
+
+def test_another_source_is_another_loss(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    hashes = []
+    for number in (1, 2, 1):
+        module = tmp_path / f"loss_of_mine_{len(hashes)}.py"
+        module.write_text(f"def mine(scores, positives):\n    return {number} * scores.mean()\n")
+        hashes += LossSettings(f"loss_of_mine_{len(hashes)}:mine").sources.values()
+    assert hashes[0] == hashes[2] != hashes[1]
+    assert LossSettings().sources == {}

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +16,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator, SimCSEEstimator, TrainedModelEstimator
+from soft_trainer.loss_settings import import_reference
 from soft_trainer.options.defaults import take_default_recipe
 from soft_trainer.options.fields import DataArguments, reads_estimator
 from soft_trainer.options.removed import REMOVED
@@ -142,13 +140,10 @@ def _known(name: str, arguments: DataArguments, query_column: str, trust_remote_
 
 def _users_own(name: str):
     """Makes a user's own estimator, `module:Class`, without arguments."""
-    module, _, attribute = name.partition(":")
+    own_class = import_reference("estimator", name)
     try:
-        # An installed command does not look for modules in the current folder, as `python -m` does.
-        if os.getcwd() not in sys.path:
-            sys.path.append(os.getcwd())
-        estimator = getattr(importlib.import_module(module), attribute)()
-    except (ImportError, AttributeError, TypeError, ValueError, OSError) as error:
+        estimator = own_class()
+    except (TypeError, ValueError, OSError) as error:
         raise UserError(f"estimator={name!r}: {error}") from error
     for method in ("fit", "similarity"):
         if not callable(getattr(estimator, method, None)):

@@ -46,6 +46,7 @@ class Declared:
 
     default: object = None
     choices: tuple[str, ...] = ()
+    own: bool = False
     least: float | None = None
     above: float | None = None
     most: float | None = None
@@ -76,9 +77,10 @@ class Declared:
         limits = {"ge": self.least, "gt": self.above, "le": self.most, "lt": self.below}
         limits = {compare: limit for compare, limit in limits.items() if limit is not None}
         if isinstance(value, str):
-            wrong = self.choices and value not in self.choices
-            if wrong:
-                raise UserError(f"{name}={value!r}: use one of {', '.join(self.choices)}")
+            taken = value in self.choices or (self.own and ":" in value)
+            if self.choices and not taken:
+                own = ", or module:name" if self.own else ""
+                raise UserError(f"{name}={value!r}: use one of {', '.join(self.choices)}{own}")
             if limits or self.of_estimator is not None:
                 raise UserError(f"{name}={value!r}: a number is expected, not text")
         elif value is not None:
@@ -102,13 +104,13 @@ def option(default, help: str, *, aliases: Sequence[str] = (), **declared):
         default: its default. None means that something else decides, which the help text names.
         help: one sentence for `--help`. The estimator's default is appended automatically.
         aliases: further names on the command line.
-        declared: `choices`, the texts that it takes; `least`, `above`, `most` and `below`, the range of a number;
-            `read_if`, a `ReadIf` for an option that only some runs read; `of_estimator`, for an option whose default
-            is the estimator's attribute of that name, the value without such an attribute; `results=False` for an
-            option that changes what is printed, kept or how fast, but not the result; `group`, the heading of
-            `--help` ("weights" and "batches" are all that choose these); `common=True` for an option that `--help`
-            shows, while `--help_all` shows all; `evaluation=True` for one that `soft-trainer evaluate` has too,
-            `mteb=True` for one that it also reads with `--mteb`.
+        declared: `choices`, the texts that it takes; `own=True` if it takes a user's `module:name` too; `least`,
+            `above`, `most` and `below`, the range of a number; `read_if`, a `ReadIf` for an option that only some
+            runs read; `of_estimator`, for an option whose default is the estimator's attribute of that name, the value
+            without such an attribute; `results=False` for an option that changes what is printed, kept or how fast,
+            but not the result; `group`, the heading of `--help` ("weights" and "batches" are all that choose these);
+            `common=True` for an option that `--help` shows, while `--help_all` shows all; `evaluation=True` for one
+            that `soft-trainer evaluate` has too, `mteb=True` for one that it also reads with `--mteb`.
     """
     if declared.get("of_estimator") is not None:
         help += DEFAULT_OF_ESTIMATOR

@@ -173,15 +173,14 @@ class DataArguments(RefusesRemoved):
         return os.path.basename(os.path.abspath(own.replace("{language}", "")))
 
 
-EQ4 = ReadIf(
-    lambda o: o.loss == "soft_info_nce" and o.weighting == "eq4", "only loss=soft_info_nce with weighting=eq4 reads it"
-)
-POSITIVE_AWARE = ReadIf(lambda o: o.weighting == "positive_aware", "only weighting=positive_aware reads it")
-WEIGHTS = ReadIf(lambda o: o.loss != "info_nce", "loss=info_nce has no weights")
-KL = ReadIf(lambda o: o.loss == "kl_regularization", "only loss=kl_regularization reads it")
 TOP_K = ReadIf(lambda o: o.cancel == "top_k", "only cancel=top_k reads it")
 RATIO = ReadIf(lambda o: o.cancel == "ratio", "only cancel=ratio reads it")
 DISTILLED = ReadIf(lambda o: o.distill_weight > 0, "distill_weight is 0")
+
+
+def loss_reads(name: str) -> ReadIf:
+    """Returns the condition that the loss or its weights have an argument of this name."""
+    return ReadIf(lambda o: name in o.reads, "neither the loss nor its weights read it")
 
 
 # The default is the estimator's attribute, 1 for an estimator without it: `LossSettings` has BM25's defaults instead.
@@ -197,26 +196,34 @@ class LossOptions(RefusesRemoved):
 
     loss: str | None = weighing(
         None,
-        f"{', '.join(LOSSES)}. Default: soft_info_nce with an estimator, info_nce without.",
+        f"{', '.join(LOSSES)}, or your function as module:name. Default: soft_info_nce with an estimator, info_nce "
+        "without.",
         choices=LOSSES,
+        own=True,
         common=True,
     )
-    alpha: float | None = weighing_default("Weight of the similarity in Eq. 4.", least=0, read_if=EQ4)
-    beta: float | None = weighing_default("Constant of Eq. 4.", above=0, read_if=EQ4)
+    alpha: float | None = weighing_default("Weight of the similarity in Eq. 4.", least=0, read_if=loss_reads("alpha"))
+    beta: float | None = weighing_default("Constant of Eq. 4.", above=0, read_if=loss_reads("beta"))
     temperature: float | None = weighing_default(
-        "Temperature of the softmax of similarities, or of positive_aware weights.", least=0, read_if=WEIGHTS
+        "Temperature of the softmax of similarities, or of positive_aware weights.",
+        least=0,
+        read_if=loss_reads("temperature"),
     )
-    floor: float = weighing(0.1, "Smallest weight of a negative in Eq. 4.", least=0, most=1, read_if=EQ4)
+    floor: float = weighing(
+        0.1, "Smallest weight of a negative in Eq. 4.", least=0, most=1, read_if=loss_reads("floor")
+    )
     weighting: str = weighing(
         "eq4",
-        "From similarity to weight: eq4 compares negatives with each other, positive_aware with the positive.",
+        "From similarity to weight: eq4 compares negatives with each other, positive_aware with the positive; or your "
+        "function as module:name.",
         choices=WEIGHTINGS,
+        own=True,
         common=True,
     )
     margin: float | None = weighing_default(
         "positive_aware: a negative counts fully if it is less similar than the positive by this much.",
         of_estimator=0.0,
-        read_if=POSITIVE_AWARE,
+        read_if=loss_reads("margin"),
     )
     distill_weight: float = option(
         0.0,
@@ -226,8 +233,12 @@ class LossOptions(RefusesRemoved):
     distill_temperature: float | None = estimator_default(
         "Temperature of the estimator's softmax in that loss.", above=0, read_if=DISTILLED
     )
-    infonce_weight: float = weighing(1.3, "Weight of InfoNCE in kl_regularization.", least=0, read_if=KL)
-    kl_weight: float = weighing(0.7, "Weight of the divergence in kl_regularization.", least=0, read_if=KL)
+    infonce_weight: float = weighing(
+        1.3, "Weight of InfoNCE in kl_regularization.", least=0, read_if=loss_reads("infonce_weight")
+    )
+    kl_weight: float = weighing(
+        0.7, "Weight of the divergence in kl_regularization.", least=0, read_if=loss_reads("kl_weight")
+    )
     cancel: str = weighing("none", "False-negative cancellation: none, top_k or ratio.", choices=CANCELLATIONS)
     cancel_k: int = weighing(3, "How many of the most similar negatives top_k cancels.", least=0, read_if=TOP_K)
     cancel_ratio: float = weighing(

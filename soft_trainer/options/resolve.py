@@ -8,7 +8,7 @@ from transformers import TrainingArguments
 
 from soft_trainer.encoders.encoding import parse_dims
 from soft_trainer.errors import UserError
-from soft_trainer.loss_settings import LossSettings
+from soft_trainer.loss_settings import LossSettings, name_functions
 from soft_trainer.options.declared import Values, check_values, declared_options, effective_options, unread_options
 from soft_trainer.options.fields import LossOptions, SoftInfoNCEOptions
 from soft_trainer.options.refused import check_options
@@ -96,12 +96,13 @@ def resolve(args: TrainingArguments, estimator=None, batch_size: int | None = No
     )
 
 
-def resolve_loss(options: LossOptions, estimator=None) -> LossSettings:
+def resolve_loss(options: SoftInfoNCEOptions, estimator=None) -> LossSettings:
     """Returns the loss of a run, with the estimator's defaults where its options are None.
 
     Raises:
         UserError: a value out of its range, or settings and an estimator that cannot work together.
     """
+    name_functions(options)
     check_values(options)
     settings = {field.name: getattr(options, field.name) for field in fields(LossSettings)}
     settings["loss"] = options.loss or ("info_nce" if estimator is None else "soft_info_nce")
@@ -115,8 +116,10 @@ def resolve_loss(options: LossOptions, estimator=None) -> LossSettings:
     name = type(estimator).__name__
     if loss.temperature == 0 and not aware:
         raise UserError("temperature=0: must be above 0")
-    if aware and not loss.uses_weights:
-        raise UserError(f"weighting=positive_aware: {loss.loss} has no weights, only soft_info_nce")
+    if loss.weighting != "eq4" and not loss.uses_weights:
+        raise UserError(f"weighting={loss.weighting}: {loss.loss} has no weights, only soft_info_nce")
+    if options.duplicates == "positives" and "also" not in loss.read_by_loss:
+        raise UserError(f"duplicates=positives: loss={loss.loss} does not read `also`, the further right answers")
     if loss.needs_similarity and estimator is None:
         raise UserError(
             f"{loss.settings_that_need_similarity} needs an estimator: pass callbacks=[EstimatorCallback(...)], or "
@@ -124,6 +127,7 @@ def resolve_loss(options: LossOptions, estimator=None) -> LossSettings:
         )
     if aware and not getattr(estimator, "compares_codes", True):
         raise UserError(f"weighting=positive_aware: {name} does not compare queries with codes; use {COMPARE_CODES}")
+    loss.try_out()
     return loss
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from transformers import TrainingArguments
 
 from soft_trainer.errors import UserError
+from soft_trainer.loss_settings import name_functions
 from soft_trainer.options.declared import declared_options
 from soft_trainer.options.fields import PARTS, TrainingOptions
 
@@ -57,6 +58,7 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
         return arguments
 
     def __post_init__(self):
+        name_functions(self)
         asked = {name: getattr(self, name) for name in PARTS}
         if not any(asked.values()):  # all parts, or all but those that were refused on the command line
             unsaid = [name for name, value in asked.items() if value is None] or PARTS

@@ -66,6 +66,7 @@ def training_settings(args: TrainingArguments, plan: Plan, encoder: EncoderProfi
         step_options(args)
         | profile
         | dataclasses.asdict(plan.loss)
+        | plan.loss.sources
         | {f"the adapter's {name}": getattr(adapter, name, None) for name in ADAPTER}
         | {
             "format": FORMAT,

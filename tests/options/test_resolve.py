@@ -10,7 +10,7 @@ from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.loss_settings import LossSettings
 from soft_trainer.options.declared import declared_options
-from soft_trainer.options.fields import LossOptions
+from soft_trainer.options.fields import LossOptions, SoftInfoNCEOptions
 from soft_trainer.options.resolve import resolve, resolve_loss
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 
@@ -33,7 +33,7 @@ def args_of(tmp_path, **options) -> SoftInfoNCETrainingArguments:
 )
 def test_a_loss_that_cannot_be_made(options, message):
     with pytest.raises(UserError) as error:
-        resolve_loss(LossOptions(**options), BM25Estimator())
+        resolve_loss(SoftInfoNCEOptions(**options), BM25Estimator())
     assert message in str(error.value)
 
 
@@ -49,7 +49,7 @@ def test_a_loss_that_cannot_be_made(options, message):
     ],
 )
 def test_what_is_left_open_is_the_estimators(options, estimator, expected):
-    loss = dataclasses.asdict(resolve_loss(LossOptions(**options), estimator))
+    loss = dataclasses.asdict(resolve_loss(SoftInfoNCEOptions(**options), estimator))
     assert {name: loss[name] for name in expected} == expected
 
 

@@ -1,9 +1,11 @@
 """A checkpoint continues the training that wrote it, and no other."""
 
 import copy
+import inspect
 import os
 import signal
 
+import own_losses
 import pytest
 import torch
 from trainings import settings_of
@@ -51,6 +53,17 @@ OTHER = {
 def test_another_setting_is_named(trainer_of, checkpoint, options, message):
     with pytest.raises(UserError, match=message):
         described(trainer_of(**options), checkpoint)
+
+
+def test_a_loss_of_another_source_is_named(trainer_of, tmp_path, monkeypatch):
+    options = {"loss": "own_losses:hinge"}
+    trainer = described(trainer_of(**options))
+    mark_complete(tmp_path, trainer.identity)
+    described(trainer_of(**options), str(tmp_path))
+    source = inspect.getsource(own_losses.hinge)
+    monkeypatch.setattr(inspect, "getsource", lambda function: source.replace("1 + scores", "2 + scores"))
+    with pytest.raises(UserError, match="the source of own_losses:hinge changed"):
+        described(trainer_of(**options), str(tmp_path))
 
 
 def test_the_number_of_processes_is_named(trainer_of, checkpoint):

@@ -39,6 +39,7 @@ def trained(trainer_of, _model, tokenizer, monkeypatch):
             for accumulated in (1, 2)
         ),
         pytest.param({"cancel": "top_k", "cancel_k": 1}, marks=pytest.mark.slow),
+        pytest.param({"loss": "own_losses:hinge", "weighting": "own_losses:halves"}, marks=pytest.mark.slow),
         pytest.param({"matryoshka_dims": "32,16,4"}, marks=pytest.mark.slow),
     ],
     ids=str,
