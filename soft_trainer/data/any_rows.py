@@ -26,8 +26,8 @@ from datasets.exceptions import DatasetGenerationError
 from xxhash import xxh3_128_hexdigest
 
 from soft_trainer.data.array_cache import cached_dataset
-from soft_trainer.data.beir import is_beir, load_beir
 from soft_trainer.data.codesearchnet import SIDES_OF, SPLITS, blank_rows, corpus_of, load_folder, split_files
+from soft_trainer.data.judged_files import has_judged_splits, load_judged_splits
 from soft_trainer.data.judgments import Split
 from soft_trainer.data.places import place_of
 from soft_trainer.data.published import load_published
@@ -68,11 +68,11 @@ def load_rows(
     if there is such a column, otherwise at random, with equal queries and equal codes on the same side. Rows without
     `url` get one made from their code, and without `codebase` the corpus is made of valid and test.
 
-    Of a BEIR folder, train, valid and test are a `Split` each, which has its corpus, for `SoftInfoNCETrainer`.
+    Of a folder of BEIR, CoSQA or CoSQA+, train, valid and test are a `Split` each, which has its corpus.
 
     Args:
-        source: a file or a folder of JSON lines, CSV or Parquet, a folder of `save_to_disk`, a BEIR folder, a name on
-            the Hub, or a data frame.
+        source: a file or a folder of JSON lines, CSV or Parquet, a folder of `save_to_disk`, a folder of BEIR, CoSQA
+            or CoSQA+, a name on the Hub, or a data frame.
         query_column, code_column: the names of these columns, if they are not recognised.
         needed: the splits that must exist.
         split: False takes the rows of `test` as they are, or else those of `valid`, or else all rows.
@@ -83,8 +83,8 @@ def load_rows(
             (names the first of them by file and line).
     """
     framed = isinstance(source, pd.DataFrame)
-    if not framed and is_beir(Path(source)):
-        splits = load_beir(source)
+    if not framed and has_judged_splits(Path(source)):
+        splits = load_judged_splits(Path(source))
         return splits | {"codebase": splits[list(splits)[-1]].corpus}
     codesearchnet = not (framed or query_column or code_column) and split and is_codesearchnet(Path(source))
     if codesearchnet:

@@ -15,7 +15,6 @@ from datasets import Dataset, DatasetDict, concatenate_datasets
 from transformers import TrainingArguments
 
 from soft_trainer.data.any_rows import HUB_NAME, from_frame, load_rows
-from soft_trainer.data.beir import is_beir, load_beir
 from soft_trainer.data.codesearchnet import (
     SPLITS,
     check_languages,
@@ -27,6 +26,7 @@ from soft_trainer.data.codesearchnet import (
     load_hub,
     select_by_urls,
 )
+from soft_trainer.data.judged_files import has_judged_splits, load_judged_splits
 from soft_trainer.data.judgments import Split
 from soft_trainer.data.run_data import RunData
 from soft_trainer.encoders.profiles import EncoderProfile
@@ -107,7 +107,7 @@ def load_local(arguments: DataArguments, needed: Sequence[str] = SPLITS) -> dict
     """
     sources = {name: _in_place(arguments.data_dir or "", name) for name in _loaded_languages(arguments)}
     elsewhere = arguments.source_dir or arguments.history or len({*sources.values()}) < len(sources)
-    elsewhere = elsewhere or any(is_beir(Path(source)) for source in sources.values())
+    elsewhere = elsewhere or any(has_judged_splits(Path(source)) for source in sources.values())
     if elsewhere or not all(source and Path(source).exists() for source in sources.values()):
         return None  # `load_data` reads them, or says what is wrong
     loaded = {}
@@ -153,8 +153,8 @@ def load_data(
         raise UserError(f"data_dir and {mined}: give one of them")
     if source and "{language}" not in source and len(arguments.languages) > 1:
         raise UserError(f"data_dir={source}: several languages need {{language}} in the folder's name")
-    if source and is_beir(Path(source)):
-        return _beir_data(arguments, profile, needed)
+    if source and has_judged_splits(Path(source)):
+        return _judged_data(arguments, profile, needed)
     data = _load_languages(arguments, Path(mined_dir), needed, local)
     if arguments.split_urls:
         data = select_by_urls(data, arguments.split_urls)
@@ -178,12 +178,12 @@ def load_data(
     return RunData.of_tables(data)
 
 
-def _beir_data(arguments: DataArguments, profile: EncoderProfile, needed: Sequence[str]) -> RunData:
-    """Loads the rows of a BEIR folder."""
+def _judged_data(arguments: DataArguments, profile: EncoderProfile, needed: Sequence[str]) -> RunData:
+    """Loads the rows of a folder of BEIR, CoSQA or CoSQA+."""
     for name in ("split_urls", "filters", "drop_unusable", "push_data_to_hub"):
         if getattr(arguments, name):
-            raise UserError(f"{name}: is for rows with a query and a code each, not for a BEIR folder")
-    splits = load_beir(arguments.data_dir)
+            raise UserError(f"{name}: is for rows with a query and a code each, not for judgments")
+    splits = load_judged_splits(Path(arguments.data_dir))
     if arguments.max_train_rows is not None and "train" in splits:
         train = splits["train"]
         examples = train.judgments.pairs()[: arguments.max_train_rows]

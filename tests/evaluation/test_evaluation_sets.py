@@ -94,7 +94,7 @@ def test_cosqa_gzipped_and_with_both_parts(cosqa):
     (alone,) = load(cosqa)
     assert (alone.name, *alone.split.judgments.right.shape) == ("cosqa", 2, 3)
     (cosqa / "cosqa-retrieval-test-500.json").write_text(json.dumps(QUERIES[:1]))
-    (cosqa / "cosqa-retrieval-train-19604.json").write_text("not read")
+    (cosqa / "cosqa-retrieval-train-19604.json").write_text(json.dumps(QUERIES[:1]))
     both = load(cosqa)
     assert [(part.name, len(part.split.queries)) for part in both] == [("cosqa-dev", 2), ("cosqa-test", 1)]
     assert both[0].split.corpus is both[1].split.corpus
@@ -147,12 +147,12 @@ def test_cosqa_plus_reads_files_of_one_set_of_names(cosqa_plus):
         ("cosqa", 0, "[]", ["code_idx_map.txt: a mapping is expected, not []"]),
         ("cosqa", 0, "5", ["code_idx_map.txt: a mapping is expected, not 5"]),
         ("cosqa", 0, "{}", ["code_idx_map.txt: no rows"]),
-        ("cosqa", 0, '{"a": 1, "b": 0, "c": 0}', ["codebase", "repeats the url"]),
+        ("cosqa", 0, '{"a": 1, "b": 0, "c": 0}', ["code_idx_map.txt: two codes have the same number"]),
         ("cosqa", 1, "[]", ["no rows"]),
         ("cosqa", 1, "5", [f"{COSQA_FILES[1]}: a list is expected, not 5"]),
         ("cosqa", 1, '[{"docstring": "x"}]', ["entry 1", "'doc'"]),
         ("cosqa", 1, '[{"doc": 3, "retrieval_idx": 0}]', ["entry 1", "not as published"]),
-        ("cosqa", 1, '[{"doc": "x", "retrieval_idx": 9}]', ["url that is not in the codebase (9)"]),
+        ("cosqa", 1, '[{"doc": "x", "retrieval_idx": 9}]', ["entry 1: retrieval_idx 9 is not in code_idx_map"]),
         ("cosqa", 1, '[{"doc": " ", "retrieval_idx": 0}]', ["'docstring_tokens'", "row 1"]),
         ("cosqa_plus", 0, None, ["CoSQA+ needs", PLUS_FILES[0]]),
         ("cosqa_plus", 2, None, ["CoSQA+ needs", PLUS_FILES[2]]),
@@ -257,7 +257,7 @@ def test_two_files_of_one_part_and_two_sets_of_one_name_are_refused(cosqa, tmp_p
     with refused("other results called test"):
         load(cosqa.rename(tmp_path / "test"))
     (tmp_path / "test/cosqa-retrieval-dev-99.json").write_text(json.dumps(QUERIES[:1]))
-    with refused("dev-500.json and cosqa-retrieval-dev-99.json are both the dev queries"):
+    with refused("several files hold the dev queries of CoSQA, cosqa-retrieval-dev-99.json too"):
         load(tmp_path / "test")
 
 

@@ -1,0 +1,64 @@
+import json
+
+import pytest
+from refusals import refused
+
+from soft_trainer.data.any_rows import load_rows
+from soft_trainer.data.judged_files import has_judged_splits
+from soft_trainer.data.sources import load_data
+from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.options.fields import DataArguments
+
+CODES = {f"def f{number}(x):\n    return x + {number}": number + 10 for number in range(5)}
+
+
+def entry(number: int, **values) -> dict:
+    return {"doc": f"add {number} to x", "retrieval_idx": number + 10, **values}
+
+
+@pytest.fixture
+def cosqa(tmp_path):
+    folder = tmp_path / "cosqa"
+    folder.mkdir()
+    files = {
+        "code_idx_map.txt": CODES,
+        "cosqa-retrieval-train-4.json": [entry(3, label=1), entry(0, label=0), entry(1, label=1), entry(3, label=1)],
+        "cosqa-retrieval-dev-1.json": [entry(2)],
+        "cosqa-retrieval-test-2.json": [entry(4), entry(4)],
+    }
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content))
+    return folder
+
+
+def test_cosqa_is_the_rows_of_a_run(cosqa):
+    assert has_judged_splits(cosqa) and not has_judged_splits(cosqa.parent)
+    data = load_data(DataArguments(data_dir=str(cosqa)), EncoderProfile(), "unused")
+    train = data.splits["train"]
+    assert train.queries["docstring"][:] == ["add 3 to x", "add 1 to x", "add 3 to x"]
+    # Training knows only the codes that its judgments name, and one code may answer several queries.
+    assert train.corpus["url"][:] == ["11", "13"]
+    assert train.judgments.pairs().tolist() == [[0, 1], [1, 0], [2, 1]]
+    assert data.tables["train"]["code"][0].endswith("+ 3")
+    test = data.splits["test"]
+    assert len(test.queries) == 2 and len(test.corpus) == 5
+    assert test.judgments.right.nonzero()[1].tolist() == [4, 4]
+    assert data.splits["valid"].judgments.right.nonzero()[1].tolist() == [2]
+
+
+def test_a_code_without_a_number_is_named(cosqa):
+    (cosqa / "cosqa-retrieval-train-4.json").write_text(json.dumps([entry(1), entry(7)]))
+    with refused("cosqa-retrieval-train-4.json, entry 2: retrieval_idx 17 is not in code_idx_map"):
+        load_rows(cosqa)
+    (cosqa / "cosqa-retrieval-train-4.json").write_text(json.dumps([entry(1, label=0)]))
+    with refused("no query has a right code"):
+        load_rows(cosqa)
+
+
+def test_python_trains_on_cosqa(cosqa, trainer_of):
+    rows = load_rows(cosqa)
+    arguments = {"train_dataset": rows["train"], "eval_dataset": rows["test"], "codebase": rows["codebase"]}
+    trainer = trainer_of(per_device_train_batch_size=2, estimator=None, duplicates="positives", arguments=arguments)
+    batch = next(iter(trainer.get_train_dataloader()))
+    assert len(batch.rows) == 2
+    assert trainer.evaluate()["eval_pool_size"] == 5
