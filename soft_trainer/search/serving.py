@@ -5,21 +5,20 @@ from __future__ import annotations
 import multiprocessing
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from soft_trainer.errors import UserError
-from soft_trainer.mining.source_files import SKIPPED_FOLDERS
-from soft_trainer.search.globs import path_filter
 from soft_trainer.search.index import CodeIndex
 from soft_trainer.search.repositories import head_time, repository_of
 from soft_trainer.search.results import SearchResult
 from soft_trainer.search.searching import CodeIndexes
 
-CHECK_SECONDS = 5.0  # between two looks at the tree, where nothing watches it
-WATCHED_CHECK_SECONDS = 60.0  # where something does, for ignore files outside the tree
+# Looking for changed files takes a tenth of the time, but they are looked for every five seconds.
+CHECK_SHARE = 0.1
+CHECK_SECONDS = 5.0
 
 
 class ServedIndex:
@@ -38,8 +37,6 @@ class ServedIndex:
 
     def search(self, query: str, limit: int, **filters: str | None) -> tuple[list[SearchResult], list[str]]:
         """Returns the results and notices about them, without waiting for an encoder."""
-        if filters.get("path"):
-            path_filter(filters["path"])  # compiled here, where nobody waits for it, and kept
         return self._answer(partial(self.index.search, query, limit, **filters))
 
     def similar(self, path: str, line: int, limit: int) -> tuple[list[SearchResult], list[str]]:
@@ -72,8 +69,9 @@ class _Keeper:
 
     def __init__(self, index: CodeIndex, update: bool, lexical: bool):
         self.index = index
+        self.update = update
         self.lexical = lexical
-        self.watch = Watch(index.folder, index.patterns.get("include", ())) if update else None
+        self.next_check = 0.0
         self.loaded = threading.Event()
         self.work = threading.Event()
         self.problem = ""
@@ -98,14 +96,15 @@ class _Keeper:
         return [f"new pieces are not encoded: {self.problem}"] if self.problem else []
 
     def refresh(self) -> None:
-        """Reads the files that have changed."""
+        """Reads the files that have changed, unless it has just looked for them, which takes long in a large tree."""
         self._start_encoder()
-        if self.watch and self.watch.changed():
+        started = time.monotonic()
+        if self.update and started >= self.next_check:
             self.index.refresh(encode=False)
             self._remember()
             self.work.set()
-            if self.index.notices:  # such as another process that holds the lock: try again
-                self.watch.dirty = True
+            ended = time.monotonic()
+            self.next_check = ended + min((ended - started) / CHECK_SHARE, CHECK_SECONDS)
 
     def _remember(self) -> None:
         """Reads new commits in another process, so that no search waits for it."""
@@ -131,7 +130,7 @@ class _Keeper:
                     index.load_encoder()
                     self.problem = ""
                     self.loaded.set()
-                    if self.watch:
+                    if self.update:
                         index.encode(wait=False)
             except Exception as error:  # no caller reads the error of this thread
                 cause = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
@@ -144,47 +143,3 @@ def read_commits(index_dir: Path) -> None:
     """Reads the new commits of an index's repository; whatever goes wrong, the index is as it was."""
     with suppress(UserError), CodeIndex.open(index_dir) as index:
         index.remember(wait=False)
-
-
-class Watch:
-    """Notices changes below a folder: at once with watchfiles (the extra `watch`), else by the clock.
-
-    Args:
-        include: patterns of files that count although they lie in a folder of tools or foreign code.
-    """
-
-    def __init__(self, folder: str, include: Sequence[str] = ()):
-        self.include = [path_filter(pattern) for pattern in include]
-        self.folder = folder
-        self.dirty = True
-        self.watching = False
-        self.asked = 0.0
-        threading.Thread(target=self._watch, daemon=True).start()
-
-    def changed(self) -> bool:
-        """Returns True if something may have changed since the last call."""
-        wait = WATCHED_CHECK_SECONDS if self.watching else CHECK_SECONDS
-        due = (self.watching and self.dirty) or time.monotonic() - self.asked > wait
-        if due:
-            self.dirty = False
-            self.asked = time.monotonic()
-        return due
-
-    def _watch(self) -> None:
-        try:
-            from watchfiles import watch  # an optional dependency
-        except ImportError:
-            return
-
-        def matters(_, path: str) -> bool:
-            path = path[len(self.folder) :].lstrip("/")
-            return SKIPPED_FOLDERS.isdisjoint(path.split("/")) or any(p.fullmatch(path) for p in self.include)
-
-        try:
-            times = {"debounce": 300, "step": 50, "rust_timeout": 500, "yield_on_timeout": True}
-            # The first answer, which may be empty, says that from now on nothing is missed.
-            for changes in watch(self.folder, watch_filter=matters, raise_interrupt=False, **times):
-                self.dirty = self.dirty or bool(changes) or not self.watching
-                self.watching = True
-        except (OSError, RuntimeError):  # too many folders for the system, or the folder is gone
-            self.watching = False

@@ -1,16 +1,12 @@
 """Serving an index: changes are seen, and no search waits for an encoder."""
 
-import queue
-import sys
 import threading
 import time
-from types import SimpleNamespace
 
-import pytest
 from trees import write_tree
 
 from soft_trainer.search import CodeIndex, serving, store
-from soft_trainer.search.serving import ServedIndex, Watch
+from soft_trainer.search.serving import ServedIndex
 
 
 def until(condition, seconds=20):
@@ -82,38 +78,24 @@ def test_an_encoder_that_fails_is_named_and_tried_again(tree, stub, monkeypatch)
     until(lambda: served.search("brand_new", 5)[1] == [])
 
 
-def test_included_files_are_watched_wherever_they_lie(tmp_path, monkeypatch):
-    changes = queue.Queue()
+def test_a_tree_is_looked_at_for_a_tenth_of_the_time_and_every_five_seconds(tree, monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(serving.time, "monotonic", lambda: clock[0])
+    index = CodeIndex.build(tree)
+    served = ServedIndex(index)
+    looked = []
 
-    def watch(folder, watch_filter, **_):
-        for change in iter(changes.get, None):
-            yield {path for path in change if watch_filter(None, f"{folder}/{path}")}
+    def look(encode):
+        looked.append(clock[0])
+        clock[0] += took
 
-    monkeypatch.setitem(sys.modules, "watchfiles", SimpleNamespace(watch=watch))
-    watched = Watch(str(tmp_path), ["vendor/ours/**"])
-    changes.put([])
-    until(lambda: watched.watching)
-    watched.changed()
-    changes.put(["vendor/theirs/a.py", "vendor/ours/a.py"])
-    until(watched.changed)
-    changes.put(["vendor/theirs/a.py"])
-    changes.put(None)
-    until(changes.empty)
-    assert not watched.changed()
-    monkeypatch.setattr(serving, "WATCHED_CHECK_SECONDS", 0)  # an ignore file outside the tree may have changed
-    assert watched.changed()
-
-
-@pytest.mark.slow
-def test_a_watched_tree_is_looked_at_only_after_a_change(tmp_path):
-    pytest.importorskip("watchfiles")
-    tree = write_tree(tmp_path / "tree", {f"d{n % 200}/f{n}.py": f"x_{n} = 1\n" for n in range(20_000)})
-    watch = Watch(str(tree))
-    until(lambda: watch.watching)
-    watch.changed()
-    write_tree(tree, {"node_modules/a.js": "a"})
-    time.sleep(1)
-    assert not watch.changed()
-    write_tree(tree, {"d7/new.py": "def brand_new(): pass\n"})
-    assert until(watch.changed) < 2
-    assert not watch.changed()
+    monkeypatch.setattr(index, "refresh", look)
+    for took, wait in ((0.25, 2.5), (60.0, 5.0)):
+        served.text_of("README.md")
+        last = clock[0]
+        for later in (0, wait - 0.25):
+            clock[0] = last + later
+            served.text_of("README.md")
+        assert looked == [last - took]
+        clock[0] = last + wait
+        looked.clear()
