@@ -1,4 +1,4 @@
-"""Distils an encoder into a static one, which a laptop trains in a minute and searches with at the speed of words."""
+"""Distils an encoder into a static one, which trains in a minute on a laptop and searches as fast as words."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def distil_static(
 
 
 def _lines(source: Path) -> Iterator[str]:
-    """Yields the lines of a file, or of all files below a folder; bytes that are no UTF-8 are replaced."""
+    """Yields the lines of a file, or of all files below a folder; invalid UTF-8 is replaced."""
     if source.is_dir():
         paths = sorted(source.rglob("*"))
     else:

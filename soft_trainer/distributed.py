@@ -1,4 +1,4 @@
-"""Communication between processes. With a single process every function returns its input."""
+"""Exchanges data between processes. With a single process every function returns its input."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def gather_numbers(number: int) -> list[int]:
 
 
 def largest(numbers: Sequence[int]) -> list[int]:
-    """Returns the largest of each of `numbers` over all processes."""
+    """Returns the maximum of each number over all processes."""
     if not _is_distributed():
         return list(numbers)
     values = torch.tensor(numbers, device=device())

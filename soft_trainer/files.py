@@ -48,7 +48,7 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def check_writable(folder: str | Path, named: str) -> None:
-    """Raises a UserError if no file can be written to a folder, or if it cannot be made.
+    """Raises a UserError if a folder cannot be made or written to.
 
     Args:
         named: the option and its value, with which the message begins.
@@ -112,7 +112,7 @@ def open_text(path: str | Path, newline: str | None = None) -> TextIO:
 
 
 def read_json(path: str | Path, kind: type = dict):
-    """Reads a JSON file, plain or gzipped; raises UserError if it does not hold a `kind`, a mapping or a list."""
+    """Reads a JSON file, plain or gzipped; raises UserError unless it holds a `kind`: a mapping or a list."""
     try:
         with open_text(path) as file:
             values = _parsed(file.read())
@@ -148,7 +148,7 @@ def read_json_lines(path: str | Path) -> Iterator[tuple[str, dict]]:
 
 
 def _parsed(text: str):
-    """Parses JSON. Half of a pair of code units, left by a text that was cut, is no character and becomes `?`."""
+    """Parses JSON. A lone surrogate, left where a text was cut, becomes `?`."""
     value = json.loads(text)
     if "\\ud" in text.lower():
         value = json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
@@ -178,7 +178,7 @@ def reporting_disk_errors(folder: str | Path) -> Iterator[None]:
 
 @contextmanager
 def saving_checkpoint(folder: str | Path) -> Iterator[None]:
-    """Does what `reporting_disk_errors` does, and removes a checkpoint that could not be finished."""
+    """Reports disk errors like `reporting_disk_errors`, and removes an unfinished checkpoint."""
     try:
         with reporting_disk_errors(folder):
             (Path(folder) / MARKER).unlink(missing_ok=True)
@@ -189,7 +189,7 @@ def saving_checkpoint(folder: str | Path) -> Iterator[None]:
 
 
 def mark_complete(folder: str | Path, training: Mapping) -> None:
-    """Records the size of every file of a checkpoint, the time and the training in one more file, written last.
+    """Records file sizes, time and training of a checkpoint in one more file, written last.
 
     Args:
         training: what a training that continues from it must have in common with this one.
@@ -207,7 +207,7 @@ def mark_complete(folder: str | Path, training: Mapping) -> None:
 
 
 def _written(folder: Path) -> float | None:
-    """Returns when a checkpoint was marked complete, None if a file is missing or has another size than then."""
+    """Returns when a checkpoint was marked complete; None if a file is missing or changed in size."""
     try:
         marker = read_json(folder / MARKER)
         sizes = marker.get("sizes", marker)  # an earlier version wrote the sizes alone
@@ -220,7 +220,7 @@ def _written(folder: Path) -> float | None:
 
 
 def newest_complete(output_dir: str | Path) -> str | None:
-    """Returns a run's newest complete checkpoint, None if there is none. A warning names a half-written one.
+    """Returns a run's newest complete checkpoint, None without one. Warns of a half-written one.
 
     The newest is the last that was written: an earlier run into this folder may have left one of a later step. The
     time is the recorded one, as a copy of the folder has other modification times.

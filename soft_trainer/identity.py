@@ -1,4 +1,4 @@
-"""Knows things by their content. A fingerprint changes with what a thing holds, never with its name or place.
+"""Fingerprints content. A fingerprint depends on what a thing holds, never on its name or place.
 
 Whatever is kept for later stores the fingerprint of what it was made from: rows, encoder, tokenizer, settings and the
 code that made it. A reader compares it.
@@ -92,7 +92,7 @@ def rows_fingerprint(rows, columns: Sequence[str] | None = None) -> str:
 
 
 def tokenizer_fingerprint(tokenizer) -> str:
-    """Returns a hash that changes if any text gets other ids, or if long texts are truncated on the other side."""
+    """Returns a hash that changes if any text's ids, or the side of truncation, change."""
     settings = {name: getattr(tokenizer, name, None) for name in ("truncation_side", "split_special_tokens")}
     settings |= tokenizer.special_tokens_map
     if tokenizer.is_fast:
@@ -144,7 +144,7 @@ def model_fingerprint(model, weights: Mapping) -> str:
 
 
 def _plain(value):
-    """Returns a value that JSON cannot hold in another form; a set has another order in every process."""
+    """Converts a value that JSON cannot hold; sets are sorted, since their order differs between processes."""
     return sorted(value, key=repr) if isinstance(value, set | frozenset) else str(value)
 
 
@@ -201,7 +201,7 @@ def folder_fingerprint(folder: str | os.PathLike, pattern: str = "*") -> str:
 
 
 def kept_files(record: Path, made_from: str) -> list[Path] | None:
-    """Returns the files of a record, None if it was made from something else, or a file is missing or damaged.
+    """Returns the files of a record; None if it has other inputs, or a file is missing or damaged.
 
     Args:
         made_from: the fingerprint of everything that the content depends on.
@@ -219,7 +219,7 @@ def kept_files(record: Path, made_from: str) -> list[Path] | None:
 
 
 def keep_files(record: Path, made_from: str, files: Sequence[Path]) -> None:
-    """Writes the record of files that are whole; see `kept_files`.
+    """Writes the record of complete files; see `kept_files`.
 
     Raises:
         OSError: the disk fails.
@@ -233,7 +233,7 @@ def keep_files(record: Path, made_from: str, files: Sequence[Path]) -> None:
 
 @cache
 def code_fingerprint(*modules: str) -> str:
-    """Returns a hash of the source of modules and packages, the version of the format of what they make.
+    """Returns a hash of the source of modules and packages, which serves as the version of their output.
 
     Args:
         modules: full names, such as "soft_trainer.dataflow".
@@ -249,7 +249,7 @@ def code_fingerprint(*modules: str) -> str:
 
 
 def plain_settings(settings):
-    """Returns settings, a mapping or a list, as they are after they were written to JSON and read again."""
+    """Returns settings, a mapping or a list, as a round trip through JSON leaves them."""
     return json.loads(json.dumps(settings, default=_plain))
 
 

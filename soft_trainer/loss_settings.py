@@ -125,7 +125,7 @@ class LossSettings:
 
     @property
     def smallest_batch(self) -> int:
-        """The smallest N whose queries keep enough negatives: for Eq. 4 by alpha and beta, otherwise 2."""
+        """The smallest N that leaves enough negatives: for Eq. 4 set by alpha and beta, otherwise 2."""
         if self.cancel == "top_k":
             cancelled = self.cancel_k
         else:
@@ -165,7 +165,7 @@ class LossSettings:
         return loss
 
     def weigh(self, estimator, query_rows, code_rows, positives: Tensor, negatives: Tensor | None = None) -> dict:
-        """Computes what `loss_inputs` returns from training rows, on the device of `positives`.
+        """Computes `loss_inputs` for training rows, on the device of `positives`.
 
         Args:
             estimator: an object with `similarity(query_rows, code_rows)`.

@@ -77,7 +77,7 @@ def binary_cross_entropy(
     negatives: Tensor | None = None,
     also: Tensor | None = None,
 ) -> Tensor:
-    """Computes binary cross-entropy (Section 4.3): the mean over queries and columns of that of p against y.
+    """Computes binary cross-entropy (Section 4.3) of p against y, averaged over queries and columns.
 
     y and p are those of `weighted_info_nce`. log(1 - p) is computed from log p, without cancellation for p near 0
     or 1.
@@ -130,7 +130,7 @@ def kl_divergence(
 
 
 class _Rows:
-    """The rows of a loss and what the losses share: a row for each query, with `also` one for each right answer."""
+    """The rows of a loss and their shared steps: one row for each query, or with `also` for each right answer."""
 
     def __init__(self, scores: Tensor, positives: Tensor | None, negatives: Tensor | None, also: Tensor | None):
         if positives is None:
@@ -165,14 +165,14 @@ class _Rows:
 
     @functools.cached_property
     def valid(self) -> Tensor:
-        """The negatives that count, and the positive, as a mask of columns."""
+        """The mask of the valid negatives and the positive."""
         if self.negatives is None:
             return torch.ones_like(self.scores, dtype=torch.bool)
         return self.negatives.scatter(1, self.column, True)
 
     @functools.cached_property
     def valid_negatives(self) -> Tensor:
-        """The negatives that count, as a mask of columns."""
+        """The mask of the valid negatives."""
         return self.valid.scatter(1, self.column, False)
 
     def log_softmax(self, columns: Tensor) -> Tensor:

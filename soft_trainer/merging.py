@@ -1,4 +1,4 @@
-"""Merging: encoders between the weights before and after training.
+"""Merges encoders by interpolating the weights before and after training.
 
 Training on rows of one kind makes an encoder better on queries like them and may make it worse on others. The weighted
 mean of the weights before and after keeps most of the gain and gives most of the loss back (`docs/training.md`).
@@ -124,7 +124,7 @@ def scale_adapter(model: PreTrainedModel, ratio: float) -> dict[str, Tensor]:
 def _merged_model(
     base: str | Path, models: Sequence, ratio: float, profile: EncoderProfile, trust_remote_code: bool
 ) -> PreTrainedModel:
-    """Returns the first model with the merged weights, after checking that all of them fit together."""
+    """Returns the first model with the merged weights, after checking that all models are compatible."""
     names = [*models, base]
     loaded = []
     for name in names:
@@ -145,7 +145,7 @@ def _merged_model(
 
 
 def _difference(one: tuple[PreTrainedModel, dict], other: tuple[PreTrainedModel, dict]) -> str | None:
-    """Says why the weights of two models with their vocabularies mean different things; None if they do not."""
+    """Says why two models' weights or vocabularies are incompatible; None if they fit."""
     model, vocabulary = one
     first, expected = other
     if type(model) is not type(first):
@@ -159,7 +159,7 @@ def _difference(one: tuple[PreTrainedModel, dict], other: tuple[PreTrainedModel,
 
 
 def _record(base: str | Path, models: Sequence[str | Path], ratio: float) -> dict:
-    """Returns the record of the first model, if it has one, without results, and with what was merged."""
+    """Returns the first model's record, if any, without results and with the merged models."""
     path = Path(models[0], RECORD)
     if path.is_file():
         known = read_json(path)

@@ -23,7 +23,7 @@ def shows_bars() -> bool:
 
 
 def quiet_libraries() -> None:
-    """Turns off bars that no terminal shows, and a warning of `transformers` that asks for nothing.
+    """Turns off progress bars without a terminal, and a `transformers` warning that needs no action.
 
     It has to run before those libraries are imported, but for the Hub's client, which comes with the options.
     """
@@ -44,7 +44,7 @@ def print_on_main(text: str) -> None:
 
 
 class Progress:
-    """A progress bar where one is readable, elsewhere a line at most every ten seconds, on the main process only.
+    """Shows a progress bar on a terminal, elsewhere a line at most every ten seconds; main process only.
 
     A context manager.
 
@@ -99,7 +99,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence], floats: str = ".3f")
 
 
 def shortened(text: str, width: int = 100) -> str:
-    """Shortens a text to one line of at most `width` characters. A url keeps its end, which tells it from others."""
+    """Shortens a text to one line of at most `width` characters. A url keeps its end, which is more telling."""
     # `textwrap.shorten` leaves nothing of a text without spaces, such as a url or a Chinese docstring.
     text = " ".join(text.split())
     if len(text) <= width:

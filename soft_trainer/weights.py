@@ -165,14 +165,14 @@ def cancel_above_ratio(similarity: Tensor, ratio: float, positives: Tensor | Non
 
 
 def _check(*settings: tuple[str, float, str, bool]) -> None:
-    """Raises ValueError for a setting that is out of its range: its name, value, range in words, whether it fits."""
+    """Raises ValueError for a setting out of its range, given its name, value, range in words, and validity."""
     for name, value, allowed, fits in settings:
         if not (fits and math.isfinite(value)):
             raise ValueError(f"{name}={value:g}: must be {allowed}")
 
 
 def _negatives(similarity: Tensor, positives: Tensor | None, negatives: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Returns the negatives that count, BoolTensor[B, N], and the positive's column, LongTensor[B, 1]."""
+    """Returns the valid negatives, BoolTensor[B, N], and the positive's column, LongTensor[B, 1]."""
     if positives is None:
         positives = torch.arange(len(similarity), device=similarity.device)
     column = positives.unsqueeze(1)

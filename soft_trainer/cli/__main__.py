@@ -121,7 +121,7 @@ def run_command(argv: Sequence[str]) -> int:
 
 
 def main() -> None:
-    """Runs the command line: an error is one line on standard error, and exit code 2."""
+    """Runs the command line. An error prints one line to standard error and exits with code 2."""
     if "_ARGCOMPLETE" in os.environ:
         import argcomplete  # the shell asks for completions, so it is installed
 

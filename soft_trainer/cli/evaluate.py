@@ -156,7 +156,7 @@ def _measure_with_mteb(arguments: argparse.Namespace) -> None:
 
 
 def _warn_of_unused(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions) -> None:
-    """Names each option, or setting of the encoder's folder, that changes nothing here."""
+    """Warns of each option, or setting in the encoder's folder, that has no effect here."""
     from soft_trainer.encoders.loading import saved_truncate_dim
     from soft_trainer.options.declared import Values, unread_options
     from soft_trainer.training.building import model_name

@@ -94,7 +94,7 @@ def _files(arguments: argparse.Namespace) -> tuple[str, list[dict]]:
 
 
 def _measured_files(arguments: argparse.Namespace, scratch: str) -> tuple[str, list[dict]]:
-    """Puts queries to the indexes of trees; returns the table, and what was found for each query."""
+    """Runs queries on the indexes of trees; returns the table and the results of each query."""
     if arguments.folder:
         queries = evaluation.documentation_queries(arguments.folder, f"{scratch}/tree", arguments.max_queries)
         trees = {"": f"{scratch}/tree"}
@@ -117,7 +117,7 @@ def _measured_files(arguments: argparse.Namespace, scratch: str) -> tuple[str, l
 
 
 def _history(arguments: argparse.Namespace) -> tuple[str, list[dict]]:
-    """Puts the newest commits of a repository to the tree before them; returns a table and what it says."""
+    """Searches the tree before a repository's newest commits for them; returns a table and its verdict."""
     verdict = compare_searches(
         arguments.history,
         arguments.language,

@@ -127,7 +127,7 @@ def _learned(arguments: argparse.Namespace, choice: dict):
 
 
 def _memory(commits: dict) -> str:
-    """Says how many commits were read, and the weight that they have in a search."""
+    """Reports how many commits were read, and their weight in a search."""
     weight, queries, mrr = (commits["measured"][name] for name in ("weight", "queries", "mrr"))
     text = f"{commits['read']:,} commits read, {commits['kept']:,} of them name what they changed"
     if not mrr:  # see MIN_QUERIES

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Mines, and prints what became of functions or commits."""
+    """Mines, and prints counts of functions or commits by outcome."""
     options = {name: value for name, value in vars(arguments).items() if value is not None}
     history = options.pop("history", None)
     if history:

@@ -202,7 +202,7 @@ def check_dims(dims: Sequence[int], hidden_size: int, option: str = "matryoshka_
 
 
 def shorten(profile: EncoderProfile, embeddings: Tensor, dim: int | None) -> Tensor:
-    """Keeps the first `dim` dimensions of Tensor[n, d] (None: all), normalised if the profile normalises."""
+    """Keeps the first `dim` dimensions of Tensor[n, d] (None: all), and normalises them if the profile does."""
     if dim is None or dim >= embeddings.shape[-1]:
         return embeddings
     embeddings = embeddings[..., :dim]

@@ -171,7 +171,7 @@ def _without_report_on_spare_weights() -> Iterator[None]:
 
 
 def _auto_class(config: PretrainedConfig) -> type:
-    """Returns `AutoModel`, or a class of which it would load more than the encoder needs: a decoder, or attention."""
+    """Returns `AutoModel`, or a class that loads only what the encoder needs: no decoder, no attention."""
     if is_static(config):
         return StaticModel
     whole = MODEL_MAPPING.get(type(config), None)
@@ -182,7 +182,7 @@ def _auto_class(config: PretrainedConfig) -> type:
 
 
 def _model_class(config: PretrainedConfig, name_or_path: str | Path, revision: str | None) -> type:
-    """Returns the class that `AutoModel` takes; a model's own code is trusted once its configuration is loaded."""
+    """Returns the class that `AutoModel` would load; a model's own code is trusted once its configuration is."""
     if type(config) in MODEL_MAPPING:
         return MODEL_MAPPING[type(config)]
     reference = getattr(config, "auto_map", {}).get("AutoModel")
@@ -206,7 +206,7 @@ def pooling_layer(model_class: type[PreTrainedModel], profile: EncoderProfile) -
 
 
 def check_model(model: PreTrainedModel, profile: EncoderProfile) -> None:
-    """Raises UserError for a model with a decoder, or without the positions, pooler or mask that `profile` needs."""
+    """Raises UserError for a model with a decoder, or one lacking positions, pooler or mask for `profile`."""
     config = model.config
     kind = type(model)
     check_lengths(config.to_dict(), profile)
@@ -298,7 +298,7 @@ def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase, profile: EncoderProfil
 
 
 def add_padding_token(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Gives a tokenizer without a padding token another one to pad with, usually the end token.
+    """Gives a tokenizer that lacks a padding token another one to pad with, usually the end token.
 
     Every model gets an attention mask, so padding has no effect on embeddings, and the vocabulary keeps its size.
 

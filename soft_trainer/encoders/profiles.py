@@ -1,4 +1,4 @@
-"""The differences between encoders: one profile each in a table, no subclasses; and how many tokens a model reads."""
+"""Describes encoders by profiles in a table, without subclasses, and finds how many tokens a model reads."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ _POOLING_NAMES = {
 
 
 def profile_of(model) -> EncoderProfile:
-    """Returns the profile of a loaded model: that of the place that it was loaded from."""
+    """Returns the profile of a loaded model, found where it was loaded from."""
     name = model.config._name_or_path
     if name:
         return resolve_profile(name)
@@ -276,7 +276,7 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
 
 
 def _pooling_of(config: Mapping) -> str:
-    """Returns our name of the pooling that a pooling module's configuration names; several are joined by `+`."""
+    """Translates a pooling module's configuration to our name; several modes are joined by `+`."""
     used = [key for key, value in config.items() if key.startswith("pooling_mode") and value]
     modes = config.get("pooling_mode") or used
     if isinstance(modes, str):

@@ -78,7 +78,7 @@ def repository_file(
 
 
 def saved_adapter(name_or_path: str | Path, revision: str | None = None) -> tuple[str, str | None] | None:
-    """Returns an adapter's base and its revision, None for a whole model; UserError if it names no other base."""
+    """Returns an adapter's base and its revision, None for a whole model; UserError for an adapter without one."""
     path = repository_file(name_or_path, ADAPTER_CONFIG, revision, expected=False)
     if path is None or Path(name_or_path, "config.json").is_file():
         return None
@@ -113,7 +113,7 @@ def reading(name_or_path: str | Path, revision: str | None = None) -> Iterator[N
 
 @contextmanager
 def reading_base(name_or_path: str | Path) -> Iterator[None]:
-    """Adds to a UserError from reading a base that this is the base of the adapter `name_or_path`."""
+    """Adds to a UserError that the model being read is the base of the adapter `name_or_path`."""
     try:
         yield
     except UserError as error:

@@ -1,4 +1,4 @@
-"""A tokenizer and a small encoder with random weights, for machines without the Hub."""
+"""Makes a tokenizer and a small encoder with random weights, for machines without the Hub."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def parse_size(from_scratch: str) -> tuple[int, int]:
-    """Reads `"256x4"` as hidden size 256 and 4 layers; UserError unless the size is a multiple of 32, a head's."""
+    """Parses `"256x4"` as hidden size 256 and 4 layers; UserError unless the size is a multiple of 32 (one head)."""
     match = re.fullmatch(r"(\d+)x(\d+)", from_scratch)
     if match:
         hidden, layers = map(int, match.groups())

@@ -26,7 +26,7 @@ COUNTED_AT_ONCE = 1000  # texts
 
 
 class StaticModel(XLNetModel):
-    """An XLNet without layers, which looks tokens up and computes no masks and positions of attention."""
+    """An XLNet without layers, which looks up tokens and skips attention masks and positions."""
 
     def __init__(self, config: XLNetConfig):
         super().__init__(config)
@@ -61,7 +61,7 @@ def static_model(vocabulary_size: int, dimensions: int, pad_token_id: int) -> St
 def distilled(
     encoder: Encoder, dimensions: int = 256, texts: Iterable[str] | None = None, progress: bool = False
 ) -> Encoder:
-    """Makes a static encoder from any other: every token of its vocabulary encoded alone, PCA, and token weights.
+    """Makes a static encoder: encodes every token of the vocabulary alone, then applies PCA and token weights.
 
     Args:
         dimensions: of the vectors; at most those of the encoder.
@@ -90,7 +90,7 @@ def distilled(
 
 
 def splitting_tokenizer(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
-    """Returns a copy that splits identifiers into words and adds no special tokens, which say nothing in a mean."""
+    """Returns a copy that splits identifiers into words and adds no special tokens, which would only dilute a mean."""
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     steps = [normalizers.Replace(Regex(WORD_BORDER), " ")]
     if backend.normalizer is not None:
@@ -104,7 +104,7 @@ def splitting_tokenizer(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokeniz
 
 
 def _vectors_of_tokens(encoder: Encoder, progress: bool) -> Tensor:
-    """Encodes every token of the vocabulary alone, between the special tokens of a text, Tensor[V, d]."""
+    """Encodes every token of the vocabulary as a text by itself, with special tokens, Tensor[V, d]."""
     tokenizer = encoder.tokenizer
     start, end = _special_ends(tokenizer)
     items = [[*start, token, *end] for token in range(len(tokenizer))]

@@ -17,7 +17,7 @@ from soft_trainer.terminal import table
 
 
 def find_tasks(names: str) -> list[AbsTask]:
-    """Returns the tasks with these comma-separated names and those of the benchmarks among them.
+    """Returns the named tasks, and all tasks of the named benchmarks; `names` are separated by commas.
 
     Raises:
         UserError: mteb has no task or benchmark of a name.
@@ -69,7 +69,7 @@ def measure(
 
 
 def _load(task: AbsTask) -> None:
-    """Loads the data of a task; each library that does so raises its own errors."""
+    """Loads the data of a task, whatever error the library behind it raises."""
     try:
         task.load_data()
     except Exception as error:

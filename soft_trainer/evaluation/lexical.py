@@ -68,7 +68,7 @@ def lexical_rankings(
 
 
 def _standardised(scores: Tensor, noise: Tensor | float = 0.0) -> Tensor:
-    """Brings the scores of each query, Tensor[B, C], to mean 0 and deviation 1; a deviation up to `noise` to 0."""
+    """Standardises each query's scores, Tensor[B, C]; scores that vary by no more than `noise` become 0."""
     deviation, mean = torch.std_mean(scores, dim=1, correction=0)
     factor = torch.where(deviation > noise, 1 / deviation, 0.0)
     return (scores - mean[:, None]) * factor[:, None]

@@ -81,7 +81,7 @@ def save_ranks(
 
 
 def _identity(split: Split, query_columns: Sequence[str], code_columns: Sequence[str]) -> tuple[list[str], str]:
-    """Returns a fingerprint of each query with its right answers, and one of the corpus in any order.
+    """Returns a fingerprint of each query with its right answers, and one of the corpus that ignores its order.
 
     Both are those of the rows, whichever columns the encoder reads.
     """
@@ -113,7 +113,7 @@ class RankedQueries:
 
     @property
     def queries(self) -> list[str]:
-        """The fingerprint of each query and its right answers, or its code's url in files without fingerprints."""
+        """The fingerprint of each query with its right answers; in older files, its code's url."""
         return self.rows["key"].to_pylist() if "key" in self.rows.column_names else self.urls
 
     def query(self, row: int) -> str:
@@ -131,7 +131,7 @@ class RankedQueries:
 
 
 def load_ranks(path: str | Path) -> RankedQueries:
-    """Reads a file written by `save_ranks`; raises UserError if there is none, or it is of another kind."""
+    """Reads a file written by `save_ranks`; raises UserError if it is missing or of another kind."""
     path = Path(path)
     if not path.is_file():
         raise UserError(f"{path}: no such folder or file")

@@ -1,4 +1,4 @@
-"""Turns rankings into results: of several relevant codes per query, by first dimensions, and over several sets."""
+"""Turns rankings into results: with several relevant codes per query, by dimensions, and over several sets."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def answer_pairs(judgments: Judgments) -> tuple[Tensor, Tensor]:
 
 
 def best_answers(judgments: Judgments) -> np.ndarray:
-    """Returns the right answer of each query with the highest grade, of several the first, int64[Q]."""
+    """Returns each query's right answer with the highest grade, the first of equal ones, int64[Q]."""
     right = judgments.right.tocoo()
     pairs = pd.DataFrame({"query": right.row, "grade": right.data})
     return right.col[pairs.groupby("query")["grade"].idxmax()].astype(np.int64)
 
 
 def by_query(ranking: Ranking, judgments: Judgments) -> tuple[Ranking, dict[str, np.ndarray]]:
-    """Turns the ranks of all right answers into one rank for each query, and measures how well all are found.
+    """Reduces the ranks of all right answers to one rank for each query, and measures how well all are found.
 
     A code at place p gains its grade (or 2^grade - 1, as `judgments.gain` says) / log2(p + 1). The sum over the first
     ten places is divided by that of the best order. Ties count against the query: among codes that score the same, the
@@ -125,7 +125,7 @@ def _average_precision(pairs: pd.DataFrame) -> np.ndarray:
 
 
 def mean_over_sets(metrics: dict[str, float], prefix: str, keys: tuple[str, ...]) -> dict[str, float]:
-    """Averages over the sets every number that all of them have, leaving out counts and times."""
+    """Averages the numbers that all sets have, except counts and times."""
     start = f"{prefix}_{keys[0]}_"
     left_out = ("pool_size", "queries", "runtime", "per_second")
     means = {}
@@ -145,7 +145,7 @@ def shorter_metric(dim: int) -> str:
 
 
 def shorter_titles(metrics: Iterable[str]) -> dict[str, str]:
-    """Finds the MRRs by first dimensions among `metrics`; returns name -> title, most dimensions first."""
+    """Finds the MRRs of shortened embeddings in `metrics`; returns name -> title, most dimensions first."""
     dims = {int(match[1]) for match in map(re.compile(r"mrr_(\d+)").fullmatch, metrics) if match}
     return {shorter_metric(dim): f"MRR by {dim} dimensions" for dim in sorted(dims, reverse=True)}
 

@@ -1,4 +1,4 @@
-"""Writes the model card of a run, from its record, so that the two cannot disagree.
+"""Writes a run's model card from its record, so that the two always agree.
 
 The record is a dict that JSON can hold:
 
@@ -110,7 +110,7 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
 
 
 def card_data(record: Mapping, name: str, adapter: str | None = None, matryoshka: bool = False) -> ModelCardData:
-    """Builds the YAML header. Names that are not on the Hub stay out of it, because the Hub links them."""
+    """Builds the YAML header, without names that are not on the Hub, because the Hub turns names into links."""
     tags = ["sentence-transformers", "feature-extraction", "code-search", "soft-infonce"]
     tags += {"adapter": ["peft", "lora"], "merged": ["lora"], None: []}[adapter]
     if matryoshka:
@@ -168,7 +168,7 @@ def _eval_results(record: Mapping) -> list[EvalResult]:
 
 
 def _write_leaderboard_results(path: Path, record: Mapping) -> None:
-    """Writes the MRR on each language's test set to `path`; deletes the file of an earlier run if there is none."""
+    """Writes the MRR on each language's test set to `path`; deletes an earlier run's file if nothing was measured."""
     dataset = _hub_name(record["dataset"])
     languages = record["languages"] or ["default"]
     tasks = {f"test-{name}": name for name in languages}
@@ -189,7 +189,7 @@ def _write_leaderboard_results(path: Path, record: Mapping) -> None:
 
 
 def _hub_name(name: str | None) -> str | None:
-    """Returns the name on the Hub, or None for a folder that is not a snapshot of the Hub."""
+    """Returns the encoder's name on the Hub, None for a folder that did not come from there."""
     name = published_name(name or "")
     return name if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not Path(name).exists() else None
 

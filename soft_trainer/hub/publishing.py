@@ -1,4 +1,4 @@
-"""Pushes what a run makes: its rows as a data set, its checkpoints in the background, and the output folder."""
+"""Pushes the products of a run: its rows as a data set, checkpoints in the background, and the output folder."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _TEMPLATE = Path(__file__).with_name("data_card.md.jinja")
 
 
 def check_pushes(data: DataArguments, args: TrainingArguments) -> None:
-    """Raises UserError, before anything is mined or trained, if rows are not the user's or `check_push` refuses."""
+    """Raises UserError, before any mining or training, if the rows are not the user's or `check_push` refuses."""
     if distributed.rank_and_world_size()[0] != 0:
         return
     if name := data.push_data_to_hub:
@@ -130,7 +130,7 @@ def data_card(data: DatasetDict, arguments: DataArguments) -> DatasetCard:
 
 
 class Publisher:
-    """Pushes the folders of one run to its repository on the Hub, which `args` name, one after the other.
+    """Pushes the folders of one run to the Hub repository named in `args`, one at a time.
 
     UserError if the repository cannot be pushed to. Nothing has been trained yet.
     """
@@ -149,7 +149,7 @@ class Publisher:
         return push_folder(folder, self.hub_model_id, *settings, message, path_in_repo=path_in_repo)
 
     def push_checkpoint(self, folder: str | Path, step: int) -> None:
-        """Pushes a checkpoint in the background, to where `hub_strategy` says.
+        """Pushes a checkpoint in the background, as `hub_strategy` asks.
 
         Does nothing while another push is in progress, unless `hub_always_push` is set.
         """
@@ -176,7 +176,7 @@ class Publisher:
         wait(self._pushes)
 
     def conclude(self, message: str) -> str:
-        """Pushes the output folder, then again every checkpoint whose push failed; UserError as `push_folder`.
+        """Pushes the output folder and retries failed checkpoints; UserError as `push_folder`.
 
         Returns the address of the commit of the output folder.
         """

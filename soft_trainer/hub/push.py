@@ -153,7 +153,7 @@ def _commit(
     path_in_repo: str | None,
     **repository: str,
 ) -> str:
-    """Makes one commit, without those files of `replaced` that the contents lack; returns its address."""
+    """Makes one commit, which deletes files of `replaced` that are not in the contents; returns its address."""
     prefix = f"{path_in_repo.strip('/')}/" if path_in_repo else ""
     if revision:
         api.create_branch(branch=revision, exist_ok=True, **repository)
@@ -167,7 +167,7 @@ def _commit(
 
 
 def _contents(folder: Path, repo_id: str, revision: str | None, repo_type: str) -> dict[str, Path | bytes]:
-    """Returns what to push: each name with its file, or with the bytes that replace the file's."""
+    """Returns the files to push by name, some as replacement bytes."""
     paths = _encoder_files(folder) if repo_type == "model" else folder.rglob("*")
     names = sorted(path.relative_to(folder).as_posix() for path in paths if path.is_file())
     if repo_type != "model":
@@ -182,7 +182,7 @@ def _contents(folder: Path, repo_id: str, revision: str | None, repo_type: str) 
 
 
 def _encoder_files(folder: Path) -> set[Path]:
-    """Returns the files of an encoder's folder that others need, and no file that may show rows."""
+    """Returns the files of an encoder's folder to share: none that may reveal rows."""
     from transformers.dynamic_module_utils import get_relative_import_files  # takes seconds, and --help need not wait
 
     found = set()

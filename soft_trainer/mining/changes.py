@@ -1,4 +1,4 @@
-"""Finds the functions that a commit changes, as they were before it."""
+"""Finds the functions that a commit changes, as they were before."""
 
 from __future__ import annotations
 

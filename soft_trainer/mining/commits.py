@@ -1,4 +1,4 @@
-"""Turns commit messages into queries, and tells which commits describe no change that one would search for."""
+"""Turns commit messages into queries, and recognises commits that nobody would search for."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ def comments(root: Node, language: str) -> list[Node]:
 
 
 def _without(source: bytes, node: Node, spans: list[Span]) -> str:
-    """Returns the text of `node` without `spans`, nor the lines that become blank, nor the blank lines after them."""
+    """Returns the text of `node` without `spans`, the lines that become blank, and blank lines after those."""
     pieces = []
     at = node.start_byte
     for start, end in spans:

@@ -1,4 +1,4 @@
-"""Mines pairs from a repository's commits: what a commit says, and a function that it changes, as it was before.
+"""Mines pairs from a repository's commits: the message, and a changed function as it was before.
 
 Rows are split by time. The corpus is the tree before the oldest test commit, and training knows only commits that the
 tree before the oldest valid commit descends from, so that nothing from after a cut reaches what is before it.
@@ -191,7 +191,7 @@ class _Splitter:
         self.urls, self.renamed = self._urls_at_cut()
 
     def _cut(self, kept: list[int], size: int, taken: int) -> tuple[int, set[str]]:
-        """Returns the place of the oldest of the newest `size` commits, and the ids of its parent and all before."""
+        """Returns the place of the oldest of about `size` newest commits, and the ids of all its ancestors."""
         if len(kept) <= taken:
             reasons = explained(Counter(change.outcome for change in self.changes if not change.functions))
             raise UserError(
@@ -242,7 +242,7 @@ class _Splitter:
         return ""
 
     def pairs(self, known: set[str]) -> tuple[dict[str, list[Row]], Counter[str]]:
-        """Returns the rows of every split, newest first, each pair of a query and a function once; commits by outcome.
+        """Returns the distinct rows of every split, newest first, and the number of commits by outcome.
 
         Args:
             known: urls of the corpus. Other functions did not exist at the cut and answer no query.
@@ -265,7 +265,7 @@ class _Splitter:
         return {split: list(part.values()) for split, part in rows.items()}, counts
 
     def _pairs_of(self, place: int, split: str, seen: dict[str, set[str]], known: set[str]) -> tuple[str, list]:
-        """Returns the outcome of a commit, and the url, name and row of each function that its query finds."""
+        """Returns a commit's outcome, and the url, name and row of each function that answers its query."""
         change = self.changes[place]
         if not change.functions:
             return change.outcome, []

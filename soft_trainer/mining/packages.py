@@ -16,7 +16,7 @@ _ENDING = re.compile(r"\.[^/]*\Z")
 
 
 def package_names(sizes: Counter[str]) -> Callable[[str], str]:
-    """Returns a function that returns the name of a path's package.
+    """Returns a function that names the package of a path.
 
     A package is a folder or file of the first level, named without its ending: `json/` and `json.py` are one package.
     If these packages are too few or too unequal for three splits (a tree with the single folder `src/`), the largest

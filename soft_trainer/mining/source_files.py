@@ -1,4 +1,4 @@
-"""Reads source files without trust in the tree.
+"""Reads source files from untrusted trees.
 
 Only regular files are opened. A link or a pipe is not.
 """
@@ -30,7 +30,7 @@ _PROSE = tuple(".md .markdown .rst .txt .tex .adoc .csv .tsv .json .jsonl .ipynb
 
 
 def read_regular(path: str | os.PathLike[str], limit: int) -> bytes | str:
-    """Returns the bytes of a regular file, or the reason why they are not read; a link or a pipe is not opened."""
+    """Returns the bytes of a regular file, or the reason to skip it. Links and pipes are not opened."""
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -49,7 +49,7 @@ def read_text(root: str | os.PathLike[str], path: str, strict: bool = False) -> 
 
 
 def readable(source: bytes | str, path: str, strict: bool = False) -> bytes | str:
-    """Returns a text without byte order mark and `\\r`; else the reason why nobody can read it or may.
+    """Returns a text without byte order mark and `\\r`; else the reason to skip it.
 
     Args:
         source: a file's bytes, or the reason why they are not read, which is returned.

@@ -127,7 +127,7 @@ def mining_table(counts: Mapping[str, Any]) -> str:
 
 
 def explained(counts: Counter[str]) -> str:
-    """Returns the most common reasons with their counts, for the end of an error message."""
+    """Formats the most common reasons with their counts, for the end of an error message."""
     if counts:
         return "; " + ", ".join(f"{name}: {count:,}" for name, count in counts.most_common(4))
     return ""
@@ -136,7 +136,7 @@ def explained(counts: Counter[str]) -> str:
 def each_in_order(
     run: Callable[[Any], Any], items: Sequence, num_workers: int | None, unit: str, chunk: int
 ) -> Iterator[Any]:
-    """Yields `run(item)` of every item in order, computed in processes, and shows how far they are.
+    """Yields `run(item)` for every item in order, computed in several processes, with a progress bar.
 
     Args:
         num_workers: processes; None means one a CPU core. The results are the same for any number.

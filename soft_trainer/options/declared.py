@@ -1,4 +1,4 @@
-"""The declaration of an option: one call of `option` says all there is to know about it."""
+"""Declares options: one call of `option` says all there is to know about one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEFAULT_OF_ESTIMATOR = " Default: the estimator's."
 
 
 class Values:
-    """The options of a run by name: an option's value comes from the first object that has it."""
+    """Looks options up by name: the first object that has an option gives its value."""
 
     def __init__(self, *sources):
         self._sources = sources
@@ -69,7 +69,7 @@ class Declared:
         return f"from {self.least} to {f'below {self.below}' if self.most is None else self.most}"
 
     def check(self, name: str, value) -> None:
-        """Refuses a value that the option does not take. None always means the default.
+        """Refuses an invalid value. None always means the default.
 
         Raises:
             UserError: names the values that it takes.
@@ -92,7 +92,7 @@ class Declared:
 
 
 class Help(str):
-    """The help text of an option. It carries the declaration, as argparse takes no other metadata of a field."""
+    """The help text of an option. It carries the declaration, because argparse passes no other metadata on."""
 
     declared: Declared
 
@@ -132,12 +132,12 @@ def declared_options(kind) -> dict[str, Declared]:
 
 
 def evaluation_options(kind) -> tuple[str, ...]:
-    """Returns the options of a dataclass that `soft-trainer evaluate` has too, with the same help and defaults."""
+    """Returns the options of a dataclass that `soft-trainer evaluate` shares, with the same help and defaults."""
     return tuple(name for name, declared in declared_options(kind).items() if declared.evaluation)
 
 
 def check_values(options) -> None:
-    """Refuses values that the options of a dataclass do not take.
+    """Refuses invalid values of a dataclass's options.
 
     Raises:
         UserError: the option, and the values that it takes.

@@ -20,7 +20,7 @@ def take_default_recipe(
     model: str | None,
     revision: str | None = None,
 ) -> None:
-    """Sets the options of `recipes/hard_batches.yaml` that nobody gave, where it is known to help, and says so.
+    """Applies `recipes/hard_batches.yaml` to options left open, where it is known to help, and says so.
 
     That is for a pretrained encoder with the files of sentence-transformers and cosine scores: it finds similar rows
     and weighs them before training. All other encoders, and runs that name their batches or weights, keep theirs.

@@ -149,7 +149,7 @@ class DataArguments(RefusesRemoved):
 
     @property
     def languages(self) -> list[str]:
-        """The languages that are trained together, as they were given; empty if the rows say what they are in."""
+        """The languages to train together, as given; empty if the rows name their language."""
         return [] if self.language is None else self.language.split(",")
 
     @property
@@ -158,13 +158,13 @@ class DataArguments(RefusesRemoved):
 
     @property
     def paper_language(self) -> str | None:
-        """The language whose row counts in the paper compare, None for rows that are not CodeSearchNet's."""
+        """The language whose row counts in the paper are comparable, None for rows other than CodeSearchNet's."""
         published = self._reads_codesearchnet and len(self.languages) == 1 and not self.push_data_to_hub
         return self.language if published else None
 
     @property
     def rows_name(self) -> str:
-        """The name of the rows: their name on the Hub, or that of their folder."""
+        """The rows' name on the Hub, or their folder's name."""
         own = self.data_dir or self.history or self.source_dir
         if self.push_data_to_hub or not own:
             return self.push_data_to_hub or self.dataset_name

@@ -18,7 +18,7 @@ PRETRAINED = ReadIf(lambda o: o.from_scratch is None, "from_scratch loads no enc
 
 @dataclass
 class PretrainedOptions(RefusesRemoved):
-    """The way in which a pretrained encoder is loaded.
+    """How a pretrained encoder is loaded.
 
     Raises:
         UserError: a value that an option does not take.

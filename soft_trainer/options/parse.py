@@ -79,7 +79,7 @@ def parse(
 
 
 def _refuse_word(word: str, actions: Mapping) -> None:
-    """Raises UserError for a word of the command line that no option takes; names the nearest option."""
+    """Raises UserError for an unexpected word on the command line, and names the nearest option."""
     if not word.startswith("-"):
         raise UserError(f"unexpected {word!r}: a value follows the name of its option, as in --config quickstart")
     refuse_removed([word.lstrip("-").replace("-", "_")])
@@ -87,7 +87,7 @@ def _refuse_word(word: str, actions: Mapping) -> None:
 
 
 class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Shows the defaults other than None, and leaves the lines of a description as they are."""
+    """Shows defaults other than None, and keeps the line breaks of a description."""
 
     def _get_help_string(self, action):
         return action.help if action.default is None else super()._get_help_string(action)
@@ -125,7 +125,7 @@ def short_help(dataclass_types: Sequence[type], prog: str | None = None, descrip
 
 
 def whole(kind: type) -> type:
-    """Returns the dataclass to parse for `kind`: of training options the one with those of `transformers` too."""
+    """Returns the dataclass to parse for `kind`; that of training options includes those of `transformers`."""
     name = vars(kind).get("FULL")
     return getattr(importlib.import_module("soft_trainer.options.training"), name) if name else kind
 

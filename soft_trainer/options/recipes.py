@@ -15,7 +15,7 @@ RECIPES = _PACKAGE / "recipes" if (_PACKAGE / "recipes").is_dir() else _PACKAGE.
 
 
 def recipe_path(name: str | Path) -> Path:
-    """Returns the file of a recipe: `name` if there is such a file, else the recipe of the package with this name.
+    """Returns the file of a recipe: `name` itself if it exists, else the package's recipe of that name.
 
     Raises:
         UserError: neither; the message lists the names that are near.
@@ -31,7 +31,7 @@ def recipe_path(name: str | Path) -> Path:
 
 
 def read_recipe(path: str | Path, readers: tuple[Path, ...] = ()) -> dict:
-    """Returns the options of a recipe, those of its `base` first; `readers` are the recipes that it is a base of."""
+    """Returns a recipe's options, those of its `base` first; `readers` are the recipes being read."""
     path = Path(path)
     if path.resolve() in readers:
         raise UserError(f"{path}: is its own base")

@@ -1,4 +1,4 @@
-"""The options of `TrainingArguments` that have no meaning here, and the values that training would stumble over."""
+"""Refuses options of `TrainingArguments` without meaning here, and values that would make training fail."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RANGES = {
 
 
 def check_options(args: TrainingArguments) -> None:
-    """Refuses options that have no meaning here, and values that training would stumble over.
+    """Refuses options without meaning here, and values that would make training fail.
 
     Raises:
         UserError: names the option and what works.
@@ -83,7 +83,7 @@ def _check_together(args) -> None:
 
 
 def _check_schedule(args) -> None:
-    """Refuses a schedule that would lower the learning rate as the encoder gets better."""
+    """Refuses a schedule that lowers the learning rate when the encoder improves."""
     name = SchedulerType(args.lr_scheduler_type).value
     if name in FALLING and (args.lr_scheduler_kwargs or {}).get("mode") != "max":
         raise UserError(

@@ -1,4 +1,4 @@
-"""Options and commands that are gone. For one version each is refused with the line that says what to use instead."""
+"""Removed options and commands. For one version each is refused with a hint at its replacement."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ REMOVED: dict[str, str] = {
 
 
 def refuse_removed(names: Iterable[str], place: str = "") -> None:
-    """Raises UserError for the first of `names` that is gone; `place` begins the message."""
+    """Raises UserError for the first removed name; `place` begins the message."""
     for name in names:
         if name in REMOVED:
             raise UserError(f"{place}{name}: is gone since version 0.2.0; {REMOVED[name]}")
 
 
 class RefusesRemoved:
-    """The base of dataclasses of options: an option that is gone is refused with its line, not as unexpected."""
+    """Base of option dataclasses: refuses a removed option with its hint, not as unexpected."""
 
     def __new__(cls, *args, **options):
         """Makes the instance.

@@ -21,7 +21,7 @@ COMPARE_CODES = (
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that a training reads of its options.
+    """All settings that a training reads.
 
     Args:
         loss: the loss with its settings, those of the estimator filled in.

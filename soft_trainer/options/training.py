@@ -84,7 +84,7 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
 
 
 def step_options(args: TrainingArguments) -> dict[str, object]:
-    """Returns the options that a step depends on; plain `TrainingArguments` have those of `transformers`."""
+    """Returns the options that affect a step; for plain `TrainingArguments`, those of `transformers`."""
     declared = declared_options(args) | declared_options(SoftInfoNCETrainingArguments)
     names = {*(name for name, each in declared.items() if each.results), *OF_TRANSFORMERS} - OF_SCHEDULE
     return {name: getattr(args, name) for name in sorted(names) if hasattr(args, name)}

@@ -1,4 +1,4 @@
-"""Measures a search: by judged queries, by the documentation of a tree's own functions, or by later commits.
+"""Measures a search by judged queries, by the documentation of a tree's functions, or by later commits.
 
 The subject of a later commit should find the functions that the commit changes.
 """
@@ -34,7 +34,7 @@ DEPTH = 100  # pieces that are looked at for the first files or functions
 
 
 class Place(NamedTuple):
-    """The lines of a file that a search gives as a result."""
+    """The lines of a file that a result covers."""
 
     path: str
     start: int
@@ -50,7 +50,7 @@ class Measures(NamedTuple):
 
 
 def measures(ranked: Iterable[Hashable], targets: frozenset[str]) -> Measures:
-    """Measures a ranking. Each target counts once, at its first place; repeats fill places."""
+    """Measures a ranking. Each target counts once, at its first place; repeats still take up places."""
     firsts: dict[Hashable, int] = {}
     for place, item in enumerate(ranked, 1):
         if item in targets:
@@ -75,7 +75,7 @@ class JudgedQuery(NamedTuple):
 
 
 class QueryOutcome(NamedTuple):
-    """The answer to a query: its measures, the seconds that it took, and the paths, best first."""
+    """The outcome of a query: its measures, the seconds it took, and the paths found, best first."""
 
     judged: JudgedQuery
     measures: Measures
@@ -125,7 +125,7 @@ def documentation_queries(folder: str, output_dir: str, count: int) -> list[Judg
 
 
 def _without_comments(source: bytes, language: str, path: str) -> tuple[list[str], bytes]:
-    """Returns the documentation of a file's functions, and the file with blanks for comments and docstrings."""
+    """Returns the documentation of a file's functions, and the file with comments and docstrings blanked out."""
     root = parse(source, language)
     if root is None:
         return [], source
@@ -138,7 +138,7 @@ def _without_comments(source: bytes, language: str, path: str) -> tuple[list[str
 
 
 def ask(index: CodeIndex, queries: Iterable[JudgedQuery], lexical: bool) -> list[QueryOutcome]:
-    """Runs queries on an open index. Ten results are timed; files are judged as a list that names each file once."""
+    """Runs queries on an open index. The time is that of ten results; files are judged by their first results."""
     outcomes = []
     for judged in queries:
         started = time.perf_counter()
@@ -188,7 +188,7 @@ def history_queries(
 def measure(
     queries: Sequence[JudgedQuery], mined: MinedHistory, search: Callable[[str], Iterable[Place]]
 ) -> dict[str, list[Measures]]:
-    """Puts the queries to a search of the tree, and returns the measures of each, by files and by functions.
+    """Runs the queries on a search of the tree; returns the measures of each by files and by functions.
 
     A result shows the functions whose lines it has; one that shows none is a place that is lost. Repeats fill none.
     """

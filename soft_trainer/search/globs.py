@@ -1,4 +1,4 @@
-"""Turns path patterns into regular expressions whose time does not explode, whatever the pattern.
+"""Turns path patterns into regular expressions that never backtrack exponentially.
 
 The text between two wildcards is sought once, at the first place where it fits: if the rest of the pattern does not
 fit after that place, it does not fit after a later one either. An atomic group, `(?>...)`, keeps Python from trying.
@@ -96,7 +96,7 @@ def _git_wildcard(pattern: str, start: int, has_slash: bool) -> tuple[str, int]:
 
 
 def _git_set(pattern: str, place: int) -> tuple[str, int]:
-    """Reads a set such as `[a-z]` behind its bracket; returns its token and where it ends."""
+    """Reads the rest of a set such as `[a-z]` after its bracket; returns its token and where it ends."""
     negated = pattern[place] in "!^"
     place += negated
     members: set[str] = set()
@@ -135,7 +135,7 @@ def expression(tokens: list[str]) -> str:
 
 
 def _names(tokens: list[str], last: bool) -> str:
-    """Writes tokens without a wide wildcard; `last` if the path must end with them."""
+    """Writes tokens that hold no `**`; `last` if the path must end with them."""
     parts = _split(tokens, (STAR,))
     written = ""
     for number, (star, inner) in enumerate(parts, 1):
@@ -148,7 +148,7 @@ def _names(tokens: list[str], last: bool) -> str:
 
 
 def _split(tokens: list[str], wildcards: tuple[str, ...]) -> list[tuple[str, list[str]]]:
-    """Splits tokens at wildcards; returns each wildcard, empty for the start, with the tokens behind it."""
+    """Splits tokens at wildcards; returns each wildcard, empty at the start, with the tokens that follow."""
     parts: list[tuple[str, list[str]]] = [("", [])]
     for token in tokens:
         if token not in wildcards:

@@ -39,7 +39,7 @@ class IgnoreRules:
         self.lines = source.removeprefix(b"\xef\xbb\xbf").decode("latin-1").split("\n")
 
     def verdict(self, path: str, folder: bool) -> bool | None:
-        """Returns what the last pattern that matches says: True to leave out, False to take back; None without one.
+        """Returns the decision of the last matching pattern: True to exclude, False to re-include, None without one.
 
         `path` is relative to the folder of the ignore file.
         """
@@ -62,7 +62,7 @@ class IgnoreRules:
 
     @cached_property
     def _rules(self) -> list[tuple[bool, str]]:
-        """Lists whether a pattern means folders only, and its expression: in a group if it takes a path back."""
+        """Lists for each pattern whether it matches folders only, and its expression: in a group if it re-includes."""
         rules = []
         for line in self.lines:
             pattern = _without_blanks(line.removesuffix("\r").partition("\0")[0])
@@ -89,14 +89,14 @@ def _alternatives(rules: list[str]) -> re.Pattern[str] | None:
 
 
 def _without_blanks(line: str) -> str:
-    """Removes the blanks at the end that no backslash protects."""
+    """Strips trailing blanks that are not escaped."""
     kept = re.match(r"(?s:(?: *(?:\\.|[^ \\]))*)", line)
     rest = line[kept.end() :]
     return line if "\\" in rest else kept[0]
 
 
 class TrackedFiles:
-    """The files that a repository tracks, which no rule leaves out.
+    """The tracked files of a repository, which no rule can exclude.
 
     Args:
         top: the repository's working tree.
@@ -151,7 +151,7 @@ def _tracked(index: bytes) -> Iterator[str]:
 
 
 def ignored(rules: Rules, path: str, folder: bool) -> bool:
-    """Returns True if the innermost file that mentions the path leaves it out; no folder around it may be left out."""
+    """Returns True if the innermost ignore file that matches the path excludes it; no parent may be excluded."""
     for prefix, own in reversed(rules):
         verdict = own.verdict(path[len(prefix) :], folder)
         if verdict is not None:
@@ -160,7 +160,7 @@ def ignored(rules: Rules, path: str, folder: bool) -> bool:
 
 
 def rules_of(folder: str, prefix: str) -> Rules | None:
-    """Reads the rules that a folder adds to those around it; None if its ignore file cannot be read."""
+    """Reads the rules that a folder's ignore file adds to the inherited ones; None if it cannot be read."""
     rules = []
     if os.path.lexists(os.path.join(folder, ".git")):
         exclude = os.path.join(_repository_dir(folder), "info", "exclude")
@@ -215,7 +215,7 @@ def _read(path: str) -> IgnoreRules | None:
 
 
 def _working_tree_dir(top: str) -> str:
-    """Returns the folder with the data of a working tree."""
+    """Returns the git folder of a working tree."""
     place = os.path.join(top, ".git")
     pointer = read_regular(place, _MAX_CONFIG_BYTES)  # a file in submodules and further working trees
     if isinstance(pointer, str) or not pointer.startswith(b"gitdir:"):
@@ -224,7 +224,7 @@ def _working_tree_dir(top: str) -> str:
 
 
 def _repository_dir(top: str) -> str:
-    """Returns the folder with the data that all working trees of a repository share."""
+    """Returns the git folder that all working trees of a repository share."""
     place = _working_tree_dir(top)
     shared = read_regular(os.path.join(place, "commondir"), _MAX_CONFIG_BYTES)
     return place if isinstance(shared, str) else os.path.join(place, os.fsdecode(shared.strip()))

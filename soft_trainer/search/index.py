@@ -115,7 +115,7 @@ class CodeIndex(Searchable):
     def update(
         self, model: str | os.PathLike[str] | None = None, progress: bool = False, truncate_dim: int | None = None
     ) -> bool:
-        """Reads the files that have changed since the last time, and encodes new pieces; returns True if any had.
+        """Reads the files changed since the last update, and encodes new pieces; returns True if there were any.
 
         Args:
             model: another encoder than the one that the index has.
@@ -133,7 +133,7 @@ class CodeIndex(Searchable):
         return changed
 
     def _update_words(self, progress: bool, wait: bool) -> bool:
-        """Reads changed files. If another process writes the index, waits for it or leaves it to that one."""
+        """Reads changed files. If another process is writing the index, waits for it or leaves the work to it."""
         gone = f"{self.folder}: the indexed folder is gone; search with --no_update, or index again"
         if not os.path.isdir(self.folder):
             raise UserError(gone)
@@ -161,7 +161,7 @@ class CodeIndex(Searchable):
         truncate_dim: int | None = None,
         wait: bool = True,
     ) -> None:
-        """Encodes the pieces without an embedding, if the index has an encoder. Takes the arguments of `update`.
+        """Encodes the pieces that lack an embedding, if the index has an encoder. Takes the arguments of `update`.
 
         Searches and updates of the words may go on meanwhile. Without `wait`, it is left to a process that encodes.
         Nothing is encoded then either if the encoder has changed, since every piece would have to be encoded again.
@@ -181,7 +181,7 @@ class CodeIndex(Searchable):
                     tidy(self.database)
 
     def remember(self, progress: bool = False, wait: bool = True, **history: str) -> None:
-        """Reads the commits that are new in the folder's git repository, if it has one. An error is a notice.
+        """Reads new commits of the folder's git repository, if it has one. Errors become notices.
 
         Args:
             wait: until another process has read them; else it is left to that one.
@@ -196,7 +196,7 @@ class CodeIndex(Searchable):
                 self.notices += remember(self.database, self.folder, progress, **history)
 
     def _choice(self, model: str | os.PathLike[str] | None, truncate_dim: int | None) -> tuple[str | None, int | None]:
-        """Returns the encoder and its dimensions, by default those of the index; a UserError for dimensions alone."""
+        """Returns the encoder and its dimensions, by default the index's; UserError for dimensions alone."""
         # A folder as a whole path, so that it is found from anywhere; else a name on the Hub.
         name = self.model if model is None else os.path.realpath(model) if os.path.isdir(model) else os.fspath(model)
         if name is None and truncate_dim is not None:
@@ -215,13 +215,13 @@ class CodeIndex(Searchable):
                 self.encode(wait=False)
 
     def command(self, *options: str) -> str:
-        """Writes the command that brings this index up to date, as a shell reads it."""
+        """Returns the shell command that brings this index up to date."""
         default = self.index_dir == store.default_index_dir(self.folder)
         place = () if default else ("--index_dir", str(self.index_dir))
         return shlex.join(["soft-trainer", "index", self.folder, *place, *options])
 
     def noise(self, snapshot: Snapshot) -> float:
-        """Returns the largest similarity of any piece to random letters, which mean nothing."""
+        """Returns the largest similarity of any piece to meaningless random letters."""
         letters = random.Random(0)
         texts = ["".join(letters.choices("bcdfghjklmnpqrstvwxyz", k=letters.randint(3, 9))) for _ in range(24)]
         embeddings = self._encoder(self.model, self.truncate_dim).queries(texts)
@@ -256,7 +256,7 @@ class CodeIndex(Searchable):
         return known or self._keep(vectors.open_encoder(name, truncate_dim))
 
     def _keep(self, encoder: vectors.SearchEncoder) -> vectors.SearchEncoder:
-        """Keeps an encoder, and no other, until others than the present embeddings are there."""
+        """Keeps this encoder in memory until the embeddings change."""
         choice = encoder.name, encoder.truncate_dim, self._embeddings.get("identity")
         if choice not in self.encoders:  # another thread may be looking for it
             self.encoders.clear()
@@ -333,7 +333,7 @@ class CodeIndex(Searchable):
 
 @contextmanager
 def _disk_errors(index_dir: Path):
-    """Turns a full disk, or one that cannot be written, into one line."""
+    """Turns a full or read-only disk into a one-line error."""
     try:
         yield
     except (sqlite3.Error, OSError) as error:

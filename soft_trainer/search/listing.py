@@ -1,4 +1,4 @@
-"""The files of a tree that are worth an index, chosen by their names and by the tree's ignore files.
+"""Lists the files of a tree worth indexing, chosen by their names and by the tree's ignore files.
 
 Nothing of the tree is run: no `git`, whose configuration can name programs. Links are not followed.
 """
@@ -58,7 +58,7 @@ class Listing:
 
 
 def list_tree(root: str, exclude: Sequence[str] = (), include: Sequence[str] = ()) -> Listing:
-    """Lists the files below `root`, paths relative with `/`; a UserError if it cannot be read.
+    """Lists the files below `root` as relative paths with `/`; UserError if it cannot be read.
 
     Args:
         exclude: patterns of files and folders to leave out, as in `path_filter`.
@@ -185,5 +185,5 @@ def _matches(path: str, patterns: list[re.Pattern[str]]) -> bool:
 
 
 def maybe_vendored(path: str) -> bool:
-    """Returns True if a folder of the path has a name such as `external`, which often means other people's code."""
+    """Returns True if a folder of the path has a name typical of other people's code, such as `external`."""
     return not _MAYBE_VENDORED.isdisjoint(path.lower().split("/")[:-1])

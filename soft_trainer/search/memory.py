@@ -36,7 +36,7 @@ NO_VOTES = Votes(None, {})
 
 
 class CommitMemory:
-    """Reads the commits of an index. Reading them from the repository is the work of `remembering`.
+    """Reads the commits stored in an index; `remembering` reads them from the repository.
 
     Attributes:
         weight: of the votes in the ranking, 0 where they do not help.
@@ -52,14 +52,14 @@ class CommitMemory:
         self._places: dict[str, dict[str, list[int]]] = {}
 
     def weighted_votes(self, query: Query) -> Votes:
-        """Returns the votes for a query as the ranking adds them."""
+        """Returns the votes for a query, weighted for the ranking."""
         if not self.weight:
             return Votes(np.zeros(self.number_of_pieces, np.float32), {})
         shares, commits = self.votes(query)
         return Votes(np.float32(self.weight) * shares, commits)
 
     def votes(self, query: Query, before: int | None = None) -> Votes:
-        """Lets the nearest commits vote for the pieces that they changed, as these are now.
+        """Lets the nearest commits vote for the present versions of the pieces that they changed.
 
         Args:
             before: only commits with a smaller number vote.
@@ -92,7 +92,7 @@ class CommitMemory:
         return Commit(name[:10], time.strftime("%Y-%m-%d", time.gmtime(date)), subject)
 
     def _scores(self, query: Query, before: int | None) -> tuple[np.ndarray, float]:
-        """Returns BM25 of the subjects, float32[commits], and that of a usual subject that holds all of the query."""
+        """Returns BM25 of the subjects, float32[commits], and that of a typical subject holding the whole query."""
         count = len(self.numbers) if before is None else int(np.searchsorted(self.numbers, before))
         lengths = self.lengths[:count]
         scores = np.zeros(count, np.float32)

@@ -1,4 +1,4 @@
-"""Chooses the weight of an index's commit memory, by the newest commits of the repository itself.
+"""Chooses the weight of an index's commit memory on the repository's own newest commits.
 
 Each is a query to the index, with the memory of the commits before it, that should find what it changed.
 """
@@ -44,7 +44,7 @@ def choose_weight(database: sqlite3.Connection) -> Choice:
 
 
 def _queries(database: sqlite3.Connection, memory: CommitMemory) -> list[tuple[int, str, set[int]]]:
-    """Returns (number, subject, pieces) of the newest commits that changed what still exists.
+    """Returns (number, subject, pieces) of the newest commits that changed functions still present.
 
     A subject that occurs before is left out, as in mining: the memory would answer it with the same commit.
     """

@@ -16,7 +16,7 @@ def is_notebook(path: str) -> bool:
 
 
 def notebook_text(source: bytes) -> tuple[bytes, str] | None:
-    """Returns the cells of a notebook as text, and the language of its code; None if it is no notebook.
+    """Returns the cells of a notebook as text, and the language of its code; None if it is not a notebook.
 
     A cell begins with a line such as `# %% [code]`. The lines have the numbers that they have in a file as Jupyter
     writes it; outputs and all else are empty lines.

@@ -120,7 +120,7 @@ def first_paragraph(text: bytes) -> bytes:
 
 
 def _blocks(lines: list[bytes], start: int, end: int, piece: Piece, language: str) -> list[Piece]:
-    """Cuts the lines `start` to `end` into blocks of at most `MAX_LINES`, without those that hold no word."""
+    """Cuts lines `start` to `end` into blocks of at most `MAX_LINES`, leaving out blocks without words."""
     while start <= end and not lines[start - 1].strip():
         start += 1
     while start <= end and not lines[end - 1].strip():

@@ -56,7 +56,7 @@ _SMALL_WORDS = {"how", "what", "where", "which", "when", "why", "the", "a", "is"
 
 
 class Query(NamedTuple):
-    """A parsed query: its telling words as typed, and the weight of each term.
+    """A parsed query: its significant words as typed, and the weight of each term.
 
     The kind is "symbol" for one identifier, "sentence" for text with small words or five and more, else "words".
     """
@@ -81,7 +81,7 @@ def parse_query(text: str) -> Query:
 
 
 class Scores(NamedTuple):
-    """Scores by file and by piece, 0 for a file that nothing finds; `matched`: a word or a commit was found."""
+    """Scores by file and by piece, 0 for files without a match; `matched` if a word or a commit was found."""
 
     files: np.ndarray
     pieces: np.ndarray
@@ -95,7 +95,7 @@ def score(
     votes: np.ndarray | None = None,
     similarity_weight: float = 1.0,
 ) -> Scores:
-    """Scores all files and pieces by the words of the query, an encoder and earlier commits, if there are any.
+    """Scores all files and pieces by the query's words and, where available, an encoder and earlier commits.
 
     Args:
         similarity: float32[pieces], NaN where a piece has no embedding.
@@ -189,7 +189,7 @@ class _Gathered:
             self.piece_summary[summary] += rarity
 
     def add_defined(self, pieces: np.ndarray, share: float) -> None:
-        """Adds the pieces that define a name that was typed."""
+        """Adds the pieces that define a name in the query."""
         self.defined[self.owners[pieces]] = np.maximum(self.defined[self.owners[pieces]], share)
         self.piece_defined[pieces] = np.maximum(self.piece_defined[pieces], share)
 
@@ -229,7 +229,7 @@ class _Gathered:
 
 
 def discounts(segments: Segments, candidates: np.ndarray) -> np.ndarray:
-    """Returns a factor by file. Tests, texts, generated, deeper and probably vendored files count less."""
+    """Returns a factor for each file. Tests, texts and generated, deep or probably vendored files count less."""
     depth = segments.traits[:, 1].astype(np.float32)
     depth = np.maximum(depth - (depth[candidates].min() if candidates.any() else 0), 0)
     kind = np.ones(len(depth), np.float32)
@@ -286,7 +286,7 @@ def _norms(segments: Segments) -> list[np.ndarray]:
 
 
 def saturated(counts: np.ndarray, norm: np.ndarray) -> np.ndarray:
-    """Computes BM25's share of counts, which grows ever more slowly."""
+    """Computes BM25's saturated term counts."""
     return counts * (K1 + 1) / (counts + norm)
 
 

@@ -1,4 +1,4 @@
-"""Reads one file of a tree as search sees it."""
+"""Reads one file of a tree the way search indexes it."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _AT_ONCE = 200  # commits that are written together
 
 @dataclass
 class State:
-    """The progress of reading: all that `head` reaches is read, and the first `done` of the commits to `target`.
+    """The reading progress: everything `head` reaches, and the first `done` of the further commits up to `target`.
 
     Attributes:
         source: the folder inside the repository, and where a shallow clone ends.
@@ -76,7 +76,7 @@ def remember(
     repository: str | None = None,
     tip: str | None = None,
 ) -> list[str]:
-    """Reads the new commits of a folder's repository, and weighs their votes where there are many more.
+    """Reads the new commits of a folder's repository, and chooses the weight again once there are many more.
 
     An index that is to have none forgets what it has.
 
@@ -113,7 +113,7 @@ def remember(
 def read_commits(
     database: sqlite3.Connection, repository: str, prefix: str = "", tip: str | None = None, progress: bool = False
 ) -> None:
-    """Reads the commits that are new since the last time, and forgets those that the history no longer has.
+    """Reads the commits added since the last time, and forgets those no longer in the history.
 
     Args:
         prefix: only functions below this folder are kept.
@@ -154,7 +154,7 @@ def forget(database: sqlite3.Connection) -> None:
 
 
 def _turn_to(tip: str, opened, database: sqlite3.Connection, state: State) -> None:
-    """Begins to read up to `tip`, and forgets what it does not reach, as after a rebase."""
+    """Starts reading up to `tip`, and forgets commits that it does not reach, as after a rebase."""
     gone = git.commits_oldest_first(opened, state.head, tip) if state.head else []
     with store.transaction(database):
         for table in ("commits", "renames"):
@@ -166,7 +166,7 @@ def _turn_to(tip: str, opened, database: sqlite3.Connection, state: State) -> No
 
 
 def _read_to_target(reader: ChangeReader, database: sqlite3.Connection, state: State, progress: bool) -> None:
-    """Reads what `target` reaches and `head` does not, some commits at a time, so that little is lost if it stops."""
+    """Reads the commits between `head` and `target` in groups, so that an interruption loses little."""
     waiting = git.commits_oldest_first(reader.repository, state.target, state.head)[state.done :]
     label = "Reading commits" if progress and len(waiting) >= MIN_SHOWN else None
     with Progress(label, len(waiting), "commit") as bar:
@@ -183,7 +183,7 @@ def _read_to_target(reader: ChangeReader, database: sqlite3.Connection, state: S
 
 
 def _read(reader: ChangeReader, commit: str) -> Change:
-    """Returns the change that a commit makes; nothing changes in one that lacks an object, as in a partial clone."""
+    """Returns the change that a commit makes; an empty one if an object is missing, as in a partial clone."""
     try:
         return reader.read(commit)
     except (git.pygit2.GitError, OSError):
@@ -210,7 +210,7 @@ def _keep(change: Change, reader: ChangeReader, database: sqlite3.Connection, st
 
 
 def _write_postings(database: sqlite3.Connection) -> None:
-    """Writes which commit's subject holds which term, of all commits, which takes less than to read them."""
+    """Writes the postings of all commits' subjects, which takes less time than reading the commits."""
     for table in ("memory", "commit_postings"):
         database.execute(f"DELETE FROM {table}")
     rows = database.execute("SELECT number, subject FROM commits ORDER BY number").fetchall()

@@ -1,4 +1,4 @@
-"""Finds the git repository of an indexed folder, and tells when its newest commit is another; needs no pygit2."""
+"""Finds the git repository of an indexed folder, and notices new commits; needs no pygit2."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def repository_of(folder: str) -> tuple[str, str] | None:
-    """Returns the repository that a folder lies in, and the folder's path in it with `/` at the end; None without."""
+    """Returns the repository around a folder, and the folder's path in it with `/` at the end; None without one."""
     for parent in (Path(folder), *Path(folder).parents):
         if os.path.lexists(parent / ".git"):
             inside = os.path.relpath(folder, parent)
@@ -16,7 +16,7 @@ def repository_of(folder: str) -> tuple[str, str] | None:
 
 
 def head_time(repository: str) -> int:
-    """Returns when HEAD was last moved, in ns; 0 where nothing says so."""
+    """Returns when HEAD last moved, in ns; 0 if unknown."""
     folder = Path(repository, ".git")
     try:
         if folder.is_file():  # a worktree or a submodule: `gitdir: PATH`

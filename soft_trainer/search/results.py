@@ -50,7 +50,7 @@ class SearchResult:
         return next((line for line in lines if named.search(line[1])), lines[0])
 
     def telling_lines(self, wanted: set[str]) -> list[tuple[int, str]]:
-        """Returns (number, text) of the signature and of the lines with the most wanted terms, in order."""
+        """Returns (number, text) of the signature and of the lines with the most query terms, in order."""
         first = self.signature()
         others = [line for line in self._lines() if line != first]
         hits = [len(wanted & {t for word in WORD.findall(text[:1000]) for t in terms(word)}) for _, text in others]

@@ -308,7 +308,7 @@ class _View:
         raise UserError(f"{path}:{line}: not in the index; give path and line as a search does")
 
     def query_like(self, piece: int) -> ranking.Query:
-        """Makes a query of the words that tell a piece from most others and that some others have."""
+        """Makes a query from the words of a piece that are rare but shared with some other pieces."""
         part = self._part_of(piece)
         text = part.snapshot.result(piece - part.pieces.start).text
         counts: Counter[str] = Counter()

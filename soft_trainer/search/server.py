@@ -1,4 +1,4 @@
-"""A search page on the loopback address: one page, its data, and nothing from elsewhere."""
+"""Serves a search page on the loopback address: one page and its data, nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class PageServer(ThreadingHTTPServer):
         return {"results": rows, "words": telling, "milliseconds": taken, "notices": notices}
 
     def lines(self, options: dict[str, str]) -> dict:
-        """Returns the lines from `start` to `end` that an indexed file has."""
+        """Returns lines `start` to `end` of an indexed file."""
         text = self.served.text_of(options.get("path", ""))
         try:
             start = max(int(options["start"]), 1)
@@ -122,7 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_) -> None:
-        """Prints nothing: a line for every key press helps nobody."""
+        """Prints nothing, since a line for every key press would be noise."""
 
 
 def serve_page(served: ServedIndex, query: str = "", port: int = 0, editor: str = EDITOR) -> None:

@@ -1,4 +1,4 @@
-"""An index that is served: changed files are read when a query comes, and pieces are encoded in the background."""
+"""Serves an index: reads changed files when a query comes, and encodes pieces in the background."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class _Keeper:
         return self.loaded.is_set() or not self.index.model
 
     def take_notices(self, was_ready: bool) -> list[str]:
-        """Returns what is to be said about the encoder of a search, and forgets the notices of the index."""
+        """Returns pending notices about the encoder, and clears the notices of the index."""
         self.index.notices = []
         if self.lexical or not self.index.model:
             return []
@@ -122,7 +122,7 @@ class _Keeper:
             threading.Thread(target=self._encode, daemon=True).start()
 
     def _encode(self) -> None:
-        """Loads the encoder, then encodes what is new, again and again."""
+        """Loads the encoder, then encodes new pieces in a loop."""
         while True:
             try:
                 with CodeIndex.open(self.index.index_dir) as index:  # a thread has its own connection
@@ -140,6 +140,6 @@ class _Keeper:
 
 
 def read_commits(index_dir: Path) -> None:
-    """Reads the new commits of an index's repository; whatever goes wrong, the index is as it was."""
+    """Reads the new commits of an index's repository; a failure leaves the index unchanged."""
     with suppress(UserError), CodeIndex.open(index_dir) as index:
         index.remember(wait=False)

@@ -1,4 +1,4 @@
-"""All that a search reads of an index: its segments and embeddings, the filters, and the text of a result."""
+"""The view of an index during a search: segments, embeddings, filters, and the text of results."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Snapshot:
         return self.vectors[self.slots[piece]].astype(np.float32)
 
     def allowed(self, path: str | None, languages: set[str] | None, name: str | None, label: str) -> np.ndarray:
-        """Returns the pieces that the filters leave, bool[pieces]; the path counts with its `label` and without."""
+        """Returns the pieces that pass the filters, bool[pieces]; paths match with and without `label`."""
         segments = self.segments
         files = segments.live.copy()
         if languages is not None:
@@ -94,7 +94,7 @@ class Snapshot:
         return None
 
     def result(self, piece: int, score: float = 0.0, label: str = "", votes: Sequence[int] = ()) -> SearchResult:
-        """Reads a piece with its text and the nearest of the commits that voted for it, by their numbers."""
+        """Reads a piece with its text and, by their numbers, the nearest commits that voted for it."""
         file = int(self.segments.owners[piece])
         query = "SELECT path, language, pieces, text FROM files JOIN contents ON file = id WHERE id = ?"
         path, language, pieces, text = self.database.execute(query, (file,)).fetchone()

@@ -121,7 +121,7 @@ class StaticSearchEncoder:
         return [list(chain.from_iterable(map(self._ids.__getitem__, each))) for each in words]
 
     def _add(self, words: list[str]) -> None:
-        """Tokenises words as one text: a call for each would take five times as long."""
+        """Tokenises all words in one call, which is five times as fast as a call for each."""
         encoding = self._tokenizer.encode(" ".join(words), add_special_tokens=False)
         ends = np.cumsum([len(word) + 1 for word in words])
         places = np.searchsorted(ends, [start for start, _ in encoding.offsets], side="right")
@@ -131,6 +131,6 @@ class StaticSearchEncoder:
             self._ids[words[place]].append(token)
 
     def _splits(self) -> bool:
-        """Returns True if the ids of a text are those of its words, one after the other."""
+        """Returns True if a text's ids are its words' ids, joined."""
         words = [self._tokenizer.encode(word, add_special_tokens=False).ids for word in WORD.findall(PROBE)]
         return self._tokenizer.encode(PROBE, add_special_tokens=False).ids == list(chain.from_iterable(words))

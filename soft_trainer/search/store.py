@@ -62,14 +62,14 @@ def cache_dir() -> Path:
 
 
 def default_index_dir(folder: str | os.PathLike[str]) -> Path:
-    """Names a folder's index in the user's cache directory. The tree itself may belong to somebody else."""
+    """Returns the folder of a tree's index in the user's cache, since the tree may belong to somebody else."""
     real = os.path.realpath(folder)
     name = re.sub(r"\W", "-", os.path.basename(real))[:40]
     return cache_dir() / "search" / f"{name}-{hashlib.sha256(os.fsencode(real)).hexdigest()[:16]}"
 
 
 def find_index_dir(folder: str | os.PathLike[str]) -> Path | None:
-    """Finds the index of a folder, or of the nearest folder above it; None without one.
+    """Finds the index of a folder or of its nearest indexed parent; None without one.
 
     Raises:
         UserError: no such folder.
@@ -111,7 +111,7 @@ def _check_owner(index_dir: Path) -> None:
 
 @contextmanager
 def write_lock(index_dir: Path, wait: bool = True, name: str = LOCK) -> Iterator[bool]:
-    """Holds the right to write an index, or to encode for it; gives False if another has it and `wait` is False."""
+    """Locks an index for writing or encoding; yields False if it is taken and `wait` is False."""
     with open(os.open(index_dir / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600), "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -163,7 +163,7 @@ def connect(index_dir: Path, create: bool = False) -> sqlite3.Connection:
 
 @contextmanager
 def transaction(database: sqlite3.Connection) -> Iterator[None]:
-    """Commits the body as a whole, or nothing of it."""
+    """Commits the whole body, or nothing."""
     database.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -237,7 +237,7 @@ def count_segments(database: sqlite3.Connection) -> int:
 
 
 def compact(database: sqlite3.Connection) -> None:
-    """Rewrites all live postings as one segment and renumbers files and pieces, if that saves enough."""
+    """Merges all live postings into one segment and renumbers files and pieces, if that saves enough."""
     segments = Segments(database)
     files = database.execute("SELECT id, first, count FROM files ORDER BY first").fetchall()
     old = np.array(files, np.int64).reshape(-1, 3)
@@ -283,7 +283,7 @@ def compact(database: sqlite3.Connection) -> None:
 
 
 def insert_segment(database: sqlite3.Connection, number: int, *arrays: Sequence) -> None:
-    """Writes what ranking needs: terms, file and kind of each piece, language and traits of each file."""
+    """Stores the data for ranking: terms, file and kind of each piece, language and traits of each file."""
     blobs = [np.asarray(array).astype(kind).tobytes() for array, kind in zip(arrays, _ARRAYS.values(), strict=True)]
     database.execute("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?)", (number, *blobs))
 

@@ -1,4 +1,4 @@
-"""Turns files into what the index stores: text, pieces, and how often each term occurs in each piece."""
+"""Turns files into text, pieces and term counts for the index."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PACKAGE_FILES = {"__init__", "index", "mod"}
 
 @dataclass
 class Batch:
-    """Files that were read together, as an index stores them, and their terms.
+    """A batch of files in the form that the index stores, with their terms.
 
     `files` are rows (path, language, number of pieces, digest, JSON of `[start, end, name]` of each piece, packed
     text), `traits` the numbers of `store.TRAITS`, `kinds` those of the pieces. Entry i says that

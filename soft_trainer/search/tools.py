@@ -111,7 +111,7 @@ def _reader(served: ServedIndex) -> Callable[..., str]:
 
 
 def _shown(results: list[SearchResult], notices: list[str], max_tokens: int) -> str:
-    """Writes results, fenced, and the notices about them."""
+    """Formats results, fenced, with their notices."""
     shown = _within(results, max_tokens)
     answer = [_fenced("\n\n".join(shown))] if shown else []
     if len(shown) < len(results):
@@ -120,7 +120,7 @@ def _shown(results: list[SearchResult], notices: list[str], max_tokens: int) -> 
 
 
 def _within(results: list[SearchResult], max_tokens: int) -> list[str]:
-    """Fits the results into about `max_tokens`: the best with their text, the others with a signature."""
+    """Fits the results into about `max_tokens`: the best ones in full, the others as signatures."""
     left = TOKEN_LETTERS * max_tokens - len(_fenced(""))
     shown = []
     for place, result in enumerate(results):
@@ -139,7 +139,7 @@ def _within(results: list[SearchResult], max_tokens: int) -> list[str]:
 
 @contextmanager
 def _tool_errors():
-    """Turns a UserError into a failure that the protocol knows; decorates a tool."""
+    """Decorates a tool so that a UserError becomes a failure of the protocol."""
     from mcp.server.mcpserver.exceptions import ToolError
 
     try:
@@ -154,6 +154,6 @@ def _titled(title: str, text: str) -> str:
 
 
 def _fenced(text: str) -> str:
-    """Puts what files say, their names too, between two lines that no file can foresee."""
+    """Encloses text from files, names included, between two lines that no file can predict."""
     fence = f"UNTRUSTED FILE TEXT {secrets.token_hex(8)}"
     return f"<<<{fence}\n{text}\n{fence}>>>"

@@ -1,4 +1,4 @@
-"""Brings an index up to date with its tree: changed files are read again, missing ones removed."""
+"""Brings an index up to date: reads changed files again and removes missing ones."""
 
 from __future__ import annotations
 

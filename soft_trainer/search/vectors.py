@@ -1,4 +1,4 @@
-"""Embeddings of pieces: rows of a float16 file that only grows. SQLite says how many of them count.
+"""Stores embeddings as rows of a float16 file that only grows; SQLite records how many are valid.
 
 A row is written before the transaction that names it, and never changed afterwards. A killed process therefore leaves
 rows that nobody reads, and a reader never sees half of one. Rows without a piece go when the file is next rewritten,
@@ -96,12 +96,12 @@ def open_encoder(name: str, truncate_dim: int | None = None) -> SearchEncoder | 
 
 
 def embedded_text(path: str, name: str, text: str) -> str:
-    """Writes a piece as encoders read it: path and name first, as a method says little without its class."""
+    """Returns the text that encoders read: path and name first, since a method says little without its class."""
     return f"{path} {name}\n{text}" if name else f"{path}\n{text}"
 
 
 def embed_pieces(database: sqlite3.Connection, index_dir: Path, encoder: SearchEncoder, progress: bool) -> None:
-    """Encodes every piece that has no embedding. What is committed stays, so the next run continues a stopped one.
+    """Encodes every piece that lacks an embedding. A later run continues a stopped one.
 
     Other processes and threads may change the index meanwhile, but only one may encode.
     """
@@ -159,7 +159,7 @@ def weigh(database: sqlite3.Connection, weight: float) -> None:
 
 
 def _state_for(database: sqlite3.Connection, encoder: SearchEncoder) -> dict:
-    """Returns the state of the index's embeddings; an empty one if another encoder made them, or other dimensions."""
+    """Returns the state of the embeddings; an empty one if encoder or dimensions differ."""
     state = get_meta(database, "vectors", {})
     kept = {"model": encoder.name, "truncate_dim": encoder.truncate_dim, "identity": encoder.identity}
     if {key: state.get(key) for key in kept} != kept:
@@ -201,7 +201,7 @@ def _pending(database: sqlite3.Connection, count: int) -> list[tuple[str, bytes,
 def _commit(
     database: sqlite3.Connection, index_dir: Path, encoder: SearchEncoder, state: dict, slots: dict, group: list
 ) -> int:
-    """Encodes what is new in a group, writes its rows, and names them in one transaction. Returns how many are new."""
+    """Encodes the new pieces of a group and records them in one transaction; returns their number."""
     pieces = (piece for _, _, own in group for piece in own)
     new = {digest: (text, language) for digest, text, language in pieces if digest not in slots}
     if new:
@@ -224,7 +224,7 @@ def _commit(
 
 
 def _append(path: Path, row: int, vectors: np.ndarray) -> None:
-    """Writes rows from number `row` on, over whatever a killed process left there."""
+    """Writes rows from number `row` on, over any leftovers of a killed process."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "wb") as file:
         file.seek(row * vectors.shape[1] * 2)
@@ -234,7 +234,7 @@ def _append(path: Path, row: int, vectors: np.ndarray) -> None:
 
 
 def _compacted(database: sqlite3.Connection, index_dir: Path, state: dict) -> dict:
-    """Writes the embeddings that are still in use into a new file if enough of the old one is not; its state."""
+    """Copies live embeddings into a new file if enough of the old one is dead; returns the new state."""
     rows = database.execute("SELECT file, slots FROM vectors ORDER BY file").fetchall()
     used = np.unique(np.concatenate([np.frombuffer(slots, "<i4") for _, slots in rows] or [np.zeros(0, "<i4")]))
     if len(used) >= state["rows"] * (1 - MAX_DEAD_SHARE) - 16:

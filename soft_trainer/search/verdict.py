@@ -1,4 +1,4 @@
-"""Compares ways to search a repository, by its later commits: words, commits, encoders, and programs of others."""
+"""Compares searches of a repository on its later commits: words, commits, encoders and external programs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Search = Callable[[str], Sequence[Place]]
 
 
 class Verdict(NamedTuple):
-    """The measures of every query by system and level ("files", "functions"), and what there is to say about them."""
+    """The measures of every query by system and level ("files", "functions"), with remarks."""
 
     queries: list[JudgedQuery]
     cut: str
@@ -48,7 +48,7 @@ def compare_searches(
     external: str | None = None,
     index_dir: str | os.PathLike[str] | None = None,
 ) -> Verdict:
-    """Puts the subjects of the newest commits to the tree before them; they should find the functions they changed.
+    """Searches the tree before the newest commits with their subjects, which should find the changed functions.
 
     Args:
         language: of the functions; by default the one with most files.
@@ -82,7 +82,7 @@ def compare_searches(
 def _systems(
     index: CodeIndex, mined: MinedHistory, models: Sequence[str], truncate_dim: int | None
 ) -> Iterator[tuple[str, Search]]:
-    """Yields the name of each system and its search, which works until the next is asked for."""
+    """Yields each system's name and search; a search is valid until the next one is requested."""
     yield WORDS, search_of(index, lexical=True, commits=False)
     yield MEMORY, search_of(index, lexical=True, commits=True)
     yield POPULARITY, popular(mined)
@@ -103,14 +103,14 @@ def search_of(index: CodeIndex, lexical: bool, commits: bool) -> Search:
 
 
 def popular(mined: MinedHistory) -> Search:
-    """Returns a search that gives the functions by the number of commits that changed them, whatever the query."""
+    """Returns a search that lists functions by the number of commits that changed them, ignoring the query."""
     earlier = Counter(row["url"] for split in ("train", "valid") for row in mined.rows[split])
     ranked = [Place(*mined.places[url]) for url, _ in earlier.most_common() if url in mined.places]
     return lambda query: ranked[:DEPTH]
 
 
 class ExternalSearch:
-    """Another program as a search. It prints a result a line, best first: a path, and perhaps `:` and a line.
+    """Searches with another program, which prints one result a line, best first: a path or `path:line`.
 
     No shell sees the query, which is a single argument, since anybody can write the subject of a commit.
 
@@ -139,7 +139,7 @@ class ExternalSearch:
         self.failures = 0
 
     def bound_to(self, tree: str) -> Search:
-        """Returns the search of a tree, in which the program is started."""
+        """Returns a search that starts the program in this tree."""
         return lambda query: self._search(query, tree)
 
     def _search(self, query: str, tree: str) -> list[Place]:
@@ -172,7 +172,7 @@ def _kill_group(process: subprocess.Popen) -> None:
 
 
 def _place(line: str, tree: str) -> Place:
-    """Reads `path[:line]`. Without a line the file is found, but none of its functions."""
+    """Parses `path[:line]`. Without a line, the result counts for its file but for no function."""
     path, number = _PLACE.fullmatch(line).groups()
     path = os.path.relpath(os.path.join(tree, path), tree)
     at = int(number) if number else 0

@@ -29,7 +29,7 @@ def source_words(source: bytes) -> list[str]:
 
 @lru_cache(maxsize=50_000)
 def terms(word: str) -> tuple[str, ...]:
-    """Returns the terms that find a word: its parts without endings and, if there are several, the whole.
+    """Returns the terms of a word: its stemmed parts and, if there are several, the whole.
 
     The whole is written without underscores and in lower case, so that `parse_url`, `parseUrl` and `ParseURL` are one.
     """

@@ -1,4 +1,4 @@
-"""Soft-InfoNCE as a loss of sentence-transformers, plain and with gradient caching, and its own estimator."""
+"""Soft-InfoNCE as a loss for sentence-transformers, with or without gradient caching, and its estimator."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class SoftInfoNCELoss(nn.Module):
         return self.compute_loss_from_embeddings(embed_columns(self.model, list(sentence_features)), labels)
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor | None) -> Tensor:
-        """Returns the loss of queries, codes and own negatives, Tensor[B, d] each; `labels` are hashes."""
+        """Returns the loss for embeddings Tensor[B, d] of queries, codes and own negatives; `labels` are hashes."""
         queries, codes, sizes, rank = self._sides(embeddings)
         if torch.is_grad_enabled():
             columns = self._columns(labels, sizes, rank)
@@ -128,7 +128,7 @@ class SoftInfoNCELoss(nn.Module):
         return losses.info_nce(self._scores(queries, codes), positives)
 
     def _sides(self, embeddings: list[Tensor]) -> tuple[Tensor, Tensor, list[int], int]:
-        """Returns queries, the codes of all processes that share negatives, their batch sizes, and this place."""
+        """Returns queries, the codes of all processes sharing negatives, their batch sizes, and this process's place."""
         given = len(embeddings)
         expected = 1 + self.rows.codes.shape[1]
         if given < 2 or (given != expected and torch.is_grad_enabled()):
@@ -158,7 +158,7 @@ class SoftInfoNCELoss(nn.Module):
         return columns
 
     def _scores(self, queries: Tensor, codes: Tensor) -> Tensor:
-        """Returns scaled similarities, Tensor[B, N], whose precision no autocast lowers."""
+        """Returns scaled similarities, Tensor[B, N], in full precision even under autocast."""
         with torch.autocast(queries.device.type, enabled=False):
             return self.similarity_fct(queries, codes) * self.scale
 

@@ -1,4 +1,4 @@
-"""Knows training rows by the texts in them, and finds the codes that the queries of a batch meet."""
+"""Identifies training rows by their texts, and finds the codes that the queries of a batch meet."""
 
 from __future__ import annotations
 

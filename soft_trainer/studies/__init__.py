@@ -1,1 +1,1 @@
-"""A study: many runs from one grid of options, in the order of their dependence, each in a separate process."""
+"""Makes the runs of a study, and compares and reports finished ones."""

@@ -212,7 +212,7 @@ def compare_patterns(a: str, b: str, split: str = "test", system: str = "trained
     Runs are pairs if the text in place of each `*` is the same. Pairs with the same queries are seeds of one set.
 
     Args:
-        split: evaluation sets by comma; a pair of runs may lack some of them.
+        split: evaluation sets, separated by commas; a pair of runs may lack some of them.
 
     Raises:
         UserError: a pattern without `*` or without runs, a run without a partner, or one without ranks.

@@ -17,7 +17,7 @@ CURVES = (("loss", "Training loss", "loss"), ("mrr", "MRR on valid during traini
 
 
 def draw_pictures(methods: Mapping[str, Sequence], differences: Sequence, folder: Path) -> dict[str, Path]:
-    """Draws the pictures for which there are figures; returns title -> file.
+    """Draws the pictures that there is data for; returns title -> file.
 
     Args:
         methods: the `ReportedRun`s of each method.
@@ -69,7 +69,7 @@ def weights(methods: Mapping[str, Sequence]):
 
 
 def gains(differences: Sequence):
-    """Draws the difference of every query, gains above 0 and losses below, each sorted by size."""
+    """Draws every query's difference: gains above 0 and losses below, each sorted by size."""
     figure, axes = _figure("queries gained or lost, the largest change first", "difference in reciprocal rank")
     for number, difference in enumerate(differences):
         values = difference.comparison.differences.mean(0)

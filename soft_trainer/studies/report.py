@@ -196,7 +196,7 @@ def results_table(
     differences: Sequence[Difference],
     p_of: Mapping[Difference, float],
 ) -> str:
-    """Returns a row for each method on an evaluation set, after those of the systems that nobody trained."""
+    """Returns a table of the methods on an evaluation set, after the untrained systems."""
     rows = []
     first = next(run for runs in methods.values() for run in runs if name in run.results)
     for system in ("untrained", "lexical"):

@@ -1,4 +1,4 @@
-"""Makes the runs of a study, each under several seeds: finished ones are skipped and stopped ones resumed."""
+"""Makes the runs of a study under several seeds, skipping finished ones and resuming stopped ones."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def check_options(run: PlannedRun) -> None:
 
 
 def settings_of(run: PlannedRun) -> dict[str, str]:
-    """Returns what decides the result of a run: its options, and the content of the rows and encoders they name."""
+    """Returns the inputs of a run: its options, and fingerprints of the rows and encoders they name."""
     settings = {name: str(value) for name, value in run.options.items() if name != "output_dir"}
     for name in SOURCES:
         for part in str(run.options.get(name) or "").split(","):
@@ -152,7 +152,7 @@ def settings_of(run: PlannedRun) -> dict[str, str]:
 
 
 def _content(source: Path) -> str:
-    """Returns a fingerprint of rows or of an encoder; that of a run of this study is what it was made with."""
+    """Returns a fingerprint of rows or of an encoder; for another run of a study, its settings."""
     made_with = _read(source / STUDIED)
     if made_with is not None:
         return str(made_with)
@@ -293,7 +293,7 @@ def _command(study: Study, folder: Path, resume: bool) -> list[str]:
 
 
 def _last_line(log: Path, start: int) -> str:
-    """Returns the line of a log that names the error of a run: the last that begins with one, or the last of all."""
+    """Returns the line of a log with a run's error: the last that begins with an error, else the last line."""
     lines = [line for line in log.read_bytes()[start:].decode(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"error: |[\w.]*(Error|Exception)\b", line)]
     own = [line for line in errors if not line.startswith(("subprocess.", "torch.distributed."))]
