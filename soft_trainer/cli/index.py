@@ -136,7 +136,7 @@ def _memory(commits: dict) -> str:
 
 
 def _stopped(arguments: argparse.Namespace) -> str:
-    """Says what an interrupted run left in the index, and which command continues it."""
+    """Reports what an interrupted run left in the index, and which command continues it."""
     from soft_trainer.errors import UserError
     from soft_trainer.search import CodeIndex, store
 

@@ -144,7 +144,7 @@ def _opened(arguments: argparse.Namespace) -> CodeIndex | CodeIndexes:
 
 
 def _print(results: list[SearchResult], arguments: argparse.Namespace, query: str, filters: dict) -> None:
-    """Prints results for people or programs; says on standard error that there are none."""
+    """Prints results for people or programs; a line on standard error says if there are none."""
     if not results:
         given = "".join(f" --{name} {value}" for name, value in filters.items() if value)
         print_on_main(safe(f"nothing found{given and f' with{given}'}"))
@@ -157,7 +157,7 @@ def _print(results: list[SearchResult], arguments: argparse.Namespace, query: st
 
 
 def _serve(index: CodeIndex | CodeIndexes, arguments: argparse.Namespace, query: str) -> int:
-    """Serves the page or the tools until the user stops it; returns 130 then."""
+    """Serves the page or the tools until the user stops it, then returns 130."""
     from soft_trainer.search.server import EDITOR, serve_page
     from soft_trainer.search.serving import ServedIndex
     from soft_trainer.search.tools import tool_server

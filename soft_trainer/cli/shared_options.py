@@ -9,7 +9,7 @@ FALSE = ("false", "f", "no", "n", "0")
 
 
 def to_bool(word: str) -> bool:
-    """Returns what a word says, as the parser of `transformers` reads it."""
+    """Parses true or false like the parser of `transformers`."""
     if word.lower() not in TRUE + FALSE:
         raise argparse.ArgumentTypeError(f"{word!r}: use true or false")
     return word.lower() in TRUE

@@ -1,4 +1,4 @@
-"""Builds data-flow graphs: an edge leads from a value of a function to the tokens that it comes from.
+"""Builds data-flow graphs, whose edges link each value in a function to the tokens it comes from.
 
 `extract_data_flow` returns the edges of GraphCodeBERT's published extractor, with the present grammars. It walks the
 tree in the order that the rules of the language (`rules.py`) give, with a table of states: variable -> tokens that
@@ -113,7 +113,7 @@ class _Flow:
         self._record(token, COMES_FROM, known or ())
 
     def _set(self, targets: tuple, relation: str, sources: tuple, grouped: bool) -> None:
-        """Gives every target the value of the sources, by one edge (`grouped`) or an edge for each source."""
+        """Gives every target the sources' value, through one edge (`grouped`) or one edge for each source."""
         self._pairs += len(targets) * len(sources)
         if grouped or self._pairs > _MAX_PAIRS:
             parts = [sources]

@@ -1,4 +1,4 @@
-"""Builds GraphCodeBERT's input: code tokens, the nodes of the data-flow graph, and a mask of which sees which.
+"""Builds GraphCodeBERT's input: code tokens, data-flow nodes, and an attention mask between them.
 
 `graph_features` prepares a row once, as short lists of integers. `pad_graph_features` makes a batch and its mask. A
 plain `RobertaModel` (attention implementation "sdpa", the default) is then called with
@@ -153,7 +153,7 @@ def graph_embeddings(word_embeddings: nn.Module, batch: dict[str, Tensor]) -> Te
 
 
 def _join_nodes_to_code(mask: Tensor, node: Tensor, start: Tensor, end: Tensor) -> None:
-    """Sets `mask`, BoolTensor[B, L, L], to True between every node and its code tokens from `start` to `end`."""
+    """Sets `mask`, BoolTensor[B, L, L], to True between each node and its code tokens from `start` to `end`."""
     # By index: comparing all places, as `graph_embeddings` does on the accelerator, takes 15 ms a batch instead of 6.
     batch, row = node.nonzero(as_tuple=True)
     width = (end - start)[node]
@@ -176,7 +176,7 @@ def _flat(features: Sequence[dict[str, list[int]]], key: str) -> Tensor:
 
 
 def _place(features: Sequence[dict[str, list[int]]], key: str, where: Tensor, fill: int = 0) -> Tensor:
-    """Returns LongTensor[B, L] with the numbers of one column where `where` is True, `fill` elsewhere."""
+    """Returns the numbers of one column where `where` is True, `fill` elsewhere, LongTensor[B, L]."""
     out = torch.full(where.shape, fill)
     out[where] = _flat(features, key)
     return out

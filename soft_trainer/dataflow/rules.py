@@ -1,4 +1,4 @@
-"""Tables of node types: for each language the nodes that move data, and the way they do it.
+"""Lists for each language the node types that move data, and how they do it.
 
 The rules are those of GraphCodeBERT's published extractor, whose grammars were those of 2020. If a grammar has since
 split, renamed or wrapped a node, the table holds the present node, so `graph.py` needs no special cases.

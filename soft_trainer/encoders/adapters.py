@@ -62,7 +62,7 @@ def base_name(model: PreTrainedModel) -> str:
 
 
 def check_apart_from_base(model: PreTrainedModel, folder: str | Path | None, option: str = "") -> None:
-    """Raises UserError if `folder` is that of the adapter's base, which saving would delete; `option` names it."""
+    """Raises UserError if saving to `folder` would delete the adapter's base; `option` names the folder."""
     if folder and Path(folder).is_dir() and base_name(model) == str(Path(folder).resolve()):
         raise UserError(
             f"{option}{folder}: it is the folder of the adapter's base, which saving would delete: write to another "
@@ -147,7 +147,7 @@ def active_adapter(model: PreTrainedModel) -> str:
 
 
 def adapter_state(model: PreTrainedModel, state_dict: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Returns the active adapter's weights, without its name in theirs; `state_dict` as in `save_adapter`."""
+    """Returns the active adapter's weights under names without the adapter's; `state_dict` as in `save_adapter`."""
     from peft import get_peft_model_state_dict  # peft is optional
 
     # "auto" would ask the Hub for the base's configuration at every save.
@@ -166,7 +166,7 @@ def set_adapter_state(model: PreTrainedModel, weights: Mapping[str, Tensor], sou
 
 
 def first_difference(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str | None:
-    """Says which weight is the first to differ in shape, such as "w is 2 x 8, not 4 x 8"; None if all are equal."""
+    """Describes the first weight of another shape, such as "w is 2 x 8, not 4 x 8"; None if all shapes match."""
     for name in sorted(weights.keys() | expected.keys()):
         own, other = (" x ".join(map(str, w[name].shape)) if name in w else "missing" for w in (weights, expected))
         if own != other:

@@ -1,4 +1,4 @@
-"""Turns texts into token ids, token ids into padded batches, these into embeddings, and embeddings into scores."""
+"""Turns texts into token ids, padded batches, embeddings and, finally, scores."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def tokenize(tokenizer, texts: Sequence[str], prefix: str = "", max_length: int 
 def tokenize_with_lengths(
     tokenizer, texts: Sequence[str], prefix: str = "", max_length: int = 256
 ) -> tuple[list[list[int]], list[int]]:
-    """Returns the token ids as `tokenize` does, and each text's number of tokens before truncation."""
+    """Like `tokenize`, but also returns each text's length before truncation."""
     if isinstance(texts, str):
         raise UserError(f"{texts!r:.40}: a list of texts is expected, not one text")
     if not len(texts):
@@ -174,7 +174,7 @@ def encode(model: nn.Module, profile: EncoderProfile, inputs: Mapping[str, Tenso
 
 
 def parse_dims(value: str | Sequence[int] | None) -> tuple[int, ...]:
-    """Parses numbers, or "768,256,64", largest first, () for None; UserError unless distinct and above 0."""
+    """Parses numbers, or text such as "768,256,64", largest first; UserError unless distinct and above 0."""
     if value is None:
         words = []
     elif isinstance(value, str):
@@ -193,7 +193,7 @@ def parse_dims(value: str | Sequence[int] | None) -> tuple[int, ...]:
 
 
 def check_dims(dims: Sequence[int], hidden_size: int, option: str = "matryoshka_dims") -> None:
-    """Raises a UserError that names `option` for dimensions that an embedding of `hidden_size` does not have."""
+    """Raises a UserError that names `option` for dimensions beyond `hidden_size`."""
     for dim in dims:
         if isinstance(dim, bool) or not isinstance(dim, int) or not 1 <= dim <= hidden_size:
             raise UserError(

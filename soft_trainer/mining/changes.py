@@ -218,5 +218,5 @@ def read_functions(
 
 
 def function_url(path: str, name: str) -> str:
-    """Returns the id of a function. All its versions have the same, so it holds no lines, which every commit moves."""
+    """Returns the id of a function, the same for all its versions. It holds no lines, which every commit moves."""
     return f"{path}#{name}"

@@ -68,7 +68,7 @@ def clean(text: str) -> str:
 
 
 def query_of(message: str, body: bool = False) -> str:
-    """Returns the query that a commit's message gives: its subject, with `body` its first paragraph too."""
+    """Returns the query in a commit's message: the subject, with `body` also the first paragraph."""
     subject, paragraph = subject_and_body(message)
     parts = [clean(subject)]
     if body:
@@ -77,7 +77,7 @@ def query_of(message: str, body: bool = False) -> str:
 
 
 def reason_against(message: str, author: str, committer: str) -> str:
-    """Returns the reason to leave a commit out because of its message or its author; empty if there is none."""
+    """Returns why a commit is left out for its message or people; empty if it is kept."""
     subject, paragraph = subject_and_body(_EMOJI.sub("", message))
     if _BOT.search(author) or _BOT.search(committer):
         return "bot"

@@ -89,7 +89,7 @@ def definitions(root: Node, source: bytes, language: str) -> Iterator[Definition
 
 
 def name_node(node: Node) -> Node | None:
-    """Returns the node that holds the name of a definition: in C inside declarators, of a Rust `impl` its type."""
+    """Returns the node that names a definition: in C inside declarators, for a Rust `impl` its type."""
     name = node.child_by_field_name("name")
     if name is None and node.type == "impl_item":
         return node.child_by_field_name("type")
@@ -132,7 +132,7 @@ def _text(source: bytes, node: Node) -> str:
 
 @cache
 def queries(language: str) -> tuple[Query, Query]:
-    """Returns two queries: one captures functions, classes, types and what may enclose them, one comments."""
+    """Returns two queries: one for functions, classes, types and their wrappers, one for comments."""
     table = SOURCE_LANGUAGES[language]
     kinds = {
         "function": table.functions,

@@ -19,7 +19,7 @@ Substitution = tuple[str, str | Callable[[re.Match[str]], str]]
 
 
 def strip_comment(comment: str, directive: str = "(?!)") -> str:
-    """Returns the text of a `/** ... */` comment without the stars before lines, or of lines of `//`, `///` or `#`.
+    """Returns the text of a `/** ... */` comment without leading stars, or of `//`, `///` or `#` lines.
 
     Of the latter, those that match `directive` are left out. Common indentation is removed.
     """
@@ -54,7 +54,7 @@ class DocStyle:
 
 
 def summary(docstring: str, style: DocStyle) -> str:
-    """Returns the first paragraph of `docstring` as plain text, empty if it holds tags alone."""
+    """Returns the first paragraph of `docstring` as plain text, empty if it only holds tags."""
     for pattern, replacement in style.substitutions:
         docstring = re.sub(pattern, replacement, docstring)
     lines: list[str] = []

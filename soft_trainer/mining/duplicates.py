@@ -29,7 +29,7 @@ _FACTORS = np.random.default_rng(0).integers(0, 2**64, (BANDS, BAND), np.uint64)
 
 
 def fingerprint(tokens: Sequence[str]) -> int:
-    """Returns a 64-bit hash of the tokens. Different tokens have the same hash with a chance of 1 in 2^64."""
+    """Returns a 64-bit hash of the tokens."""
     return xxhash.xxh3_64_intdigest("\0".join(tokens).encode())
 
 
@@ -47,7 +47,7 @@ def exact_duplicates(fingerprints: Iterable[int]) -> np.ndarray:
 
 
 def near_duplicates(rows: Sequence[int], signature: Callable[[int], np.ndarray]) -> np.ndarray:
-    """Returns True where an earlier code is nearly the same and not a near duplicate itself, bool[n].
+    """Returns True for near duplicates of an earlier code that was kept, bool[n].
 
     Args:
         rows: numbers of the codes, in order.

@@ -1,4 +1,4 @@
-"""Turns one source file into rows, a row for every function."""
+"""Turns a source file into rows, one for each function."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def mine_history_to(
 
 
 def history_state(repository: str | os.PathLike[str]) -> str:
-    """Returns a fingerprint of the ids of all commits, and of the name that the rows have as their repository.
+    """Returns a fingerprint of all commit ids and of the repository's name, which the rows hold.
 
     Raises:
         UserError: no repository that can be read.
@@ -146,7 +146,7 @@ def _name_of(repository: str | os.PathLike[str]) -> str:
 
 
 def history_language(repository: str | os.PathLike[str]) -> str:
-    """Returns the language of most source files in the newest tree; a UserError if there is none to be read."""
+    """Returns the language of most source files in the newest tree; UserError if there is none."""
     opened = git.open_repository(repository)
     with git.reporting_missing_objects(repository):
         return main_language((path for path, _ in git.tree_files(opened, opened.head.target)), repository)
@@ -282,7 +282,7 @@ class _Splitter:
         return split, pairs
 
     def tree(self, commit: str, renamed: dict[str, str], folder: str = "") -> Iterator[tuple[Row, Function]]:
-        """Yields the functions of a commit's tree below a folder that have no syntax error."""
+        """Yields the rows and functions of a commit's tree below a folder, without syntax errors."""
         for path, oid in git.tree_files(self.repository, commit):
             if not path.startswith(folder) or not is_mined_path(path, self.language):
                 continue
@@ -312,5 +312,5 @@ class _Splitter:
 
 
 def _urls(change: Change, paths: dict[str, str]) -> list[str]:
-    """Returns the urls of a commit's functions, by what each path is at the cut."""
+    """Returns the urls of a commit's functions, with paths as they are at the cut."""
     return [function_url(paths.get(row["path"], row["path"]), name) for name, row in change.functions]

@@ -1,4 +1,4 @@
-"""The facts that mining needs about each language. A new language is one more entry in the table."""
+"""Describes each language for mining. A new language is one more entry in the table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _types(names: str) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class SourceLanguage:
-    """Describes where a language has its functions, their names and their documentation.
+    """Describes how a language writes functions, names and documentation.
 
     Attributes:
         extensions: endings of file names.

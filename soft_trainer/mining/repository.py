@@ -49,7 +49,7 @@ def open_repository(path: str | os.PathLike[str]) -> pygit2.Repository:
 
 @contextmanager
 def reporting_missing_objects(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turns an object that is missing or damaged into one line.
+    """Turns a missing or damaged object into a one-line error.
 
     Raises:
         UserError: libgit2 could not read an object.
@@ -76,7 +76,7 @@ def read_object(repository: pygit2.Repository, oid: pygit2.Oid | str):
 
 
 def commits_oldest_first(repository: pygit2.Repository, tip: str | None = None, known: str = "") -> list[str]:
-    """Returns the ids of the commits that `tip` reaches, by default HEAD, and `known` does not.
+    """Returns the ids of commits reachable from `tip` (HEAD by default) but not from `known`.
 
     Parents come before children, otherwise the committer's date decides.
     """
@@ -108,7 +108,7 @@ def tree_files(repository: pygit2.Repository, commit: str) -> Iterator[tuple[str
 
 
 def write_tree(repository: pygit2.Repository, commit: str, folder: str | os.PathLike[str]) -> None:
-    """Writes a commit's regular files below `folder`, as they are stored; those over `MAX_FILE_BYTES` are left out."""
+    """Writes a commit's regular files below `folder`, except those over `MAX_FILE_BYTES`."""
     for path, oid in tree_files(repository, commit):
         content = blob(repository, oid)
         if isinstance(content, bytes):

@@ -50,7 +50,7 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\dA-Z_]+|\d+")
 
 
 def identifier_words(text: str) -> list[str]:
-    """Splits text into words in lower case: `parseHTTPHeader2` and `parse_http_header_2` give the same four.
+    """Splits text into lower-case words: `parseHTTPHeader2` and `parse_http_header_2` give the same four.
 
     Punctuation is dropped and numbers stay.
     """
@@ -91,14 +91,14 @@ def is_mined_path(path: str, language: str) -> bool:
 
 
 def constructors(func_name: str, language: str) -> bool:
-    """The function's name is that of a constructor or destructor, in Java that of its class."""
+    """The function is a constructor or destructor; in Java, one named like its class."""
     *scope, name = func_name.split(".")
     named_as_class = language in _NAMED_AS_CLASS and scope[-1:] == [name]
     return named_as_class or bool(re.fullmatch(_CONSTRUCTORS.get(language, "(?!)"), name))
 
 
 def magic_methods(func_name: str, language: str) -> bool:
-    """The function is a method that any class may have, such as `__str__`, `toString` or `<=>`, but no constructor."""
+    """The function is a method of any class, such as `__str__`, `toString` or `<=>`, but not a constructor."""
     magic = re.fullmatch(_MAGIC_METHODS.get(language, "(?!)"), func_name.rsplit(".", 1)[-1])
     return bool(magic) and not constructors(func_name, language)
 

@@ -82,7 +82,7 @@ def is_generated(source: bytes) -> bool:
 
 
 def decoded(source: bytes) -> str | None:
-    """Returns a text or a name in UTF-8, None for others."""
+    """Decodes a text or a name; None if it is not UTF-8."""
     try:
         return source.decode()
     except UnicodeDecodeError:

@@ -184,7 +184,7 @@ def main_language(paths: Iterable[str], place: str | os.PathLike[str]) -> str:
 
 
 def tree_language(source_dir: str | os.PathLike[str]) -> str:
-    """Returns the language of most files below a folder; a UserError if there is none to be read."""
+    """Returns the language of most files below a folder; UserError if there is none."""
     return main_language(_files(source_dir), source_dir)
 
 
@@ -200,7 +200,7 @@ def _files(root: str | os.PathLike[str]) -> Iterator[str]:
 def _source_files(
     root: str | os.PathLike[str], language: str, keep: Sequence[str] = ()
 ) -> tuple[list[str], Counter[str]]:
-    """Returns the sorted paths of the language's files, relative to `root`, and counts of others."""
+    """Returns the sorted relative paths of the language's files, and counts of skipped ones."""
     parser(language)  # refuses an unknown language
     if not Path(root).is_dir():
         raise UserError(f"{root}: no such folder; give the root of a source tree")
@@ -232,7 +232,7 @@ def _source_files(
 def _mine_file(
     root: str | os.PathLike[str], language: str, keep: frozenset[str], path: str
 ) -> tuple[str, list[Judged]]:
-    """Returns the outcome of a file, and its functions, pairs first."""
+    """Returns a file's outcome and its functions, pairs first."""
     source = read_text(root, path, strict=True)
     if isinstance(source, str):
         return source, []
