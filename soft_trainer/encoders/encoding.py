@@ -35,7 +35,7 @@ def tokenize(tokenizer, texts: Sequence[str], prefix: str = "", max_length: int 
 def tokenize_with_lengths(
     tokenizer, texts: Sequence[str], prefix: str = "", max_length: int = 256
 ) -> tuple[list[list[int]], list[int]]:
-    """Like `tokenize`, but also returns each text's length before truncation."""
+    """Tokenizes like `tokenize`, and also returns each text's length before truncation."""
     if isinstance(texts, str):
         raise UserError(f"{texts!r:.40}: a list of texts is expected, not one text")
     if not len(texts):

@@ -128,7 +128,7 @@ class SoftInfoNCELoss(nn.Module):
         return losses.info_nce(self._scores(queries, codes), positives)
 
     def _sides(self, embeddings: list[Tensor]) -> tuple[Tensor, Tensor, list[int], int]:
-        """Returns the queries, the codes of all processes sharing negatives, their batch sizes, and this one's place."""
+        """Returns queries, the codes of all processes that share negatives, their batch sizes, and this one's place."""
         given = len(embeddings)
         expected = 1 + self.rows.codes.shape[1]
         if given < 2 or (given != expected and torch.is_grad_enabled()):
