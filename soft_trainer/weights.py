@@ -154,7 +154,7 @@ def cancel_top_k(similarity: Tensor, k: int, positives: Tensor | None = None) ->
 
 
 def cancel_above_ratio(similarity: Tensor, ratio: float, positives: Tensor | None = None) -> Tensor:
-    """Cancels negatives too similar in relation to the positive (Section 4.4); returns the rest, BoolTensor[B, N].
+    """Cancels negatives too similar relative to the positive (Section 4.4); returns the rest, BoolTensor[B, N].
 
     A negative is cancelled if its similarity is above `ratio` times that of the query's own code. If the latter, s, is
     below 0, the threshold is s - (1 - ratio) abs(s). The positive is False too.

@@ -98,7 +98,7 @@ class ChangeReader:
         return change
 
     def _deltas(self, commit: pygit2.Commit) -> list[pygit2.DiffDelta]:
-        """Returns the files that mining reads and that differ from the first parent's."""
+        """Returns the mined files that differ from the first parent's."""
         if commit.parent_ids:
             diff = read_object(self.repository, commit.parent_ids[0]).tree.diff_to_tree(commit.tree)
         else:

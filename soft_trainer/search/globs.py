@@ -58,7 +58,7 @@ def path_filter(pattern: str) -> re.Pattern[str]:
 
 
 def git_tokens(pattern: str, has_slash: bool) -> list[str]:
-    """Splits a pattern of git, without `!` and slashes at its ends, into tokens.
+    """Splits a git pattern into tokens, after `!` and outer slashes have been removed.
 
     Raises:
         LookupError: it is not well formed, so that it matches nothing.

@@ -118,7 +118,7 @@ class CodeIndex(Searchable):
         """Reads the files changed since the last update, and encodes new pieces; returns True if there were any.
 
         Args:
-            model: another encoder than the one that the index has.
+            model: an encoder to replace the one in the index.
             truncate_dim: keep this many dimensions of every embedding, for an encoder that was trained for it. None
                 keeps the number that the index uses. Another number encodes every piece again.
 

@@ -128,7 +128,7 @@ class SoftInfoNCELoss(nn.Module):
         return losses.info_nce(self._scores(queries, codes), positives)
 
     def _sides(self, embeddings: list[Tensor]) -> tuple[Tensor, Tensor, list[int], int]:
-        """Returns queries, the codes of all processes that share negatives, their batch sizes, and this one's place."""
+        """Returns the queries, the codes and batch sizes of all processes that share negatives, and this one's place."""
         given = len(embeddings)
         expected = 1 + self.rows.codes.shape[1]
         if given < 2 or (given != expected and torch.is_grad_enabled()):
@@ -233,7 +233,7 @@ class CachedSoftInfoNCELoss(CachedLossMixin, SoftInfoNCELoss):
     def calculate_loss(
         self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
     ) -> Tensor:
-        """Returns the loss of each column's mini-batches; `with_backward` sends gradients into them."""
+        """Returns the loss over each column's mini-batches; `with_backward` also computes their gradients."""
         embeddings = [torch.cat(parts) for parts in reps]
         if not with_backward:
             return self.compute_loss_from_embeddings(embeddings, labels)

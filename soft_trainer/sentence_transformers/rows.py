@@ -46,10 +46,10 @@ def with_rows(train_dataset: Dataset) -> Dataset:
 
 
 class LabelledRows:
-    """The training rows that labels name, in our columns.
+    """The training rows, found by their labels, as a `Split`.
 
     Attributes:
-        split: the queries, and the codes of all rows followed by those of negatives that no row holds.
+        split: the queries, and the codes of all rows, followed by negatives that are no row's code.
         codes: int64[n, 1 + k], the rows of each query's own code and of its k negatives.
         answers: looks up the right answers of a batch.
 
