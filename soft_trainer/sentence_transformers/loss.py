@@ -128,7 +128,7 @@ class SoftInfoNCELoss(nn.Module):
         return losses.info_nce(self._scores(queries, codes), positives)
 
     def _sides(self, embeddings: list[Tensor]) -> tuple[Tensor, Tensor, list[int], int]:
-        """Returns the queries, the codes and batch sizes of all processes that share negatives, and this one's place."""
+        """Returns the queries, the codes and batch sizes of all sharing processes, and the place of this one."""
         given = len(embeddings)
         expected = 1 + self.rows.codes.shape[1]
         if given < 2 or (given != expected and torch.is_grad_enabled()):
