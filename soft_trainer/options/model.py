@@ -18,7 +18,7 @@ PRETRAINED = ReadIf(lambda o: o.from_scratch is None, "from_scratch loads no enc
 
 @dataclass
 class PretrainedOptions(RefusesRemoved):
-    """How a pretrained encoder is loaded.
+    """The settings for loading a pretrained encoder.
 
     Raises:
         UserError: a value that an option does not take.
