@@ -238,7 +238,7 @@ def _parsed_list(path: Path, read: Callable) -> list:
 
 
 def _parsed(entries: Iterable[tuple[object, object]], read: Callable) -> list:
-    """Reads every entry; each comes with its place, which the error names if it cannot be read."""
+    """Parses every entry; an error names the entry's place in the file."""
     rows = []
     for place, entry in entries:
         try:

@@ -58,7 +58,7 @@ from soft_trainer.terminal import print_on_main
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """Queries, the corpus that holds their codes, and who answers whom, with the name of the results."""
+    """Holds queries, their corpus and the right answers, and the name of the results."""
 
     name: str
     split: Split
