@@ -153,18 +153,21 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 def encode(model: nn.Module, profile: EncoderProfile, inputs: Mapping[str, Tensor]) -> Tensor:
     """Computes the embeddings Tensor[B, d] of a batch from `pad`, in float32 or higher whatever the model's dtype."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        plain = model.module
+    else:
+        plain = model
     if "node_mask" in inputs:
         # A plain RoBERTa with the nodes' vectors, and a mask of which token sees which.
-        if isinstance(model, nn.parallel.DistributedDataParallel):
-            plain = model.module
-        else:
-            plain = model
         vectors = graph_embeddings(plain.get_input_embeddings(), inputs)
         mask = inputs["attention_mask"]
         outputs = model(inputs_embeds=vectors, attention_mask=mask[:, None], position_ids=inputs["position_ids"])
         return pool(profile, outputs, mask[:, 0])  # the first token sees every token of the row
     inputs = dict(inputs)
     pooling_mask = inputs.pop("pooling_mask", inputs["attention_mask"])
+    if profile.pooling == "mean" and model.training and getattr(plain, "takes_means", False):
+        means = model(mean_over=pooling_mask, **inputs)
+        return pool(profile.replace(pooling="pooler"), means, pooling_mask)
     outputs = model(**inputs)
     # The last token is part of the prompt only if there is no other token.
     return pool(profile, outputs, inputs["attention_mask"] if profile.pooling == "last_token" else pooling_mask)

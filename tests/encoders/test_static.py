@@ -12,7 +12,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from soft_trainer import load_encoder
 from soft_trainer.distilling import distil_static
-from soft_trainer.encoders.encoding import Encoder
+from soft_trainer.encoders.encoding import Encoder, encode, pad
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.encoders.scratch import random_model, train_tokenizer
 from soft_trainer.encoders.static import distilled, splitting_tokenizer
@@ -54,6 +54,31 @@ def test_every_library_gives_the_same_embeddings(static):
     for text, row in zip(TEXTS, expected, strict=True):
         mean = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0).detach()
         assert np.allclose(mean / mean.norm(), row, atol=1e-6)
+
+
+def test_means_and_gradients_are_those_of_an_xlnet_over_all_tokens(static):
+    encoder, folder = static
+    xlnet = AutoModel.from_pretrained(folder)
+    texts = [*TEXTS[:3], LONG[:500], ""]
+    inputs = pad([encoder.tokenizer(text, verbose=False)["input_ids"] for text in texts], 0, prompt_length=1)
+    target = torch.randn(len(texts), 16)
+    both = []
+    gradients = []
+    for model in (encoder.model.train(), xlnet):
+        embeddings = encode(model, encoder.profile, inputs)
+        (embeddings * target).sum().backward()
+        both.append(embeddings)
+        gradients.append(model.get_input_embeddings().weight.grad)
+    assert not embeddings[-1].any()
+    assert torch.allclose(*both, atol=1e-6)
+    assert gradients[0].any()
+    assert torch.allclose(*gradients, atol=1e-6)
+
+
+def test_training_stores_no_vector_of_a_token(static):
+    model = static[0].model.train()
+    model.word_embedding.forward = None
+    encode(model, static[0].profile, pad([[5, 6], [7]], 0))
 
 
 def test_special_tokens_count_for_nothing(static):
