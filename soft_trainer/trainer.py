@@ -176,7 +176,7 @@ class SoftInfoNCETrainer(Trainer):
         self.weigher = functools.partial(self.plan.loss.weigh, self.estimator)
         prompts = self.prompt_lengths
         if self._collates:
-            cost = ChunkCost.of(self.model.config.hidden_size, self.args.device.type)
+            cost = ChunkCost.of_model(self.model, self.args.device.type)
             largest = self.plan.options.gradient_cache_chunk_size
             self.data_collator = PairCollator(self.processing_class.pad_token_id, cost, largest, prompts)
         elif isinstance(self.data_collator, PairCollator):

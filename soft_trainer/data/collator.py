@@ -15,6 +15,8 @@ from soft_trainer.encoders.encoding import pad, token_count
 STEP = 8  # tokens; lengths are rounded up to a multiple, because finer chunks gain nothing
 # The fixed time of a layer, as the number of operations that would take as long; `benchmarks/chunk_cost.py`, on a CPU.
 LAYER_OVERHEAD = {"cpu": 1.6e8, "cuda": 5e10}
+# Tokens of padding that cost a static encoder as much as one row of a gradient, which every chunk has for all rows.
+STATIC_PADDING = 100
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,13 @@ class ChunkCost:
         """
         overhead = LAYER_OVERHEAD.get(device_type, LAYER_OVERHEAD["cuda"])
         return cls(overhead / (24 * hidden_size**2), 1 / (6 * hidden_size))
+
+    @classmethod
+    def of_model(cls, model, device_type: str) -> ChunkCost:
+        """Returns the cost for a model: a transformer, or a static encoder, which reads past padding."""
+        if getattr(model, "takes_means", False):
+            return cls(STATIC_PADDING * model.config.vocab_size, attention=0.0)
+        return cls.of(model.config.hidden_size, device_type)
 
 
 def chunk_by_length(

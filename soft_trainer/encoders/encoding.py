@@ -95,7 +95,7 @@ def pad(items: Sequence[Sequence[int] | dict], pad_token_id: int, prompt_length:
     inputs = {"input_ids": input_ids, "attention_mask": mask}
     if prompt_length:
         inputs["pooling_mask"] = mask & (places >= prompt_length)
-    return {name: torch.from_numpy(values.astype(np.int64)) for name, values in inputs.items()}
+    return {name: torch.from_numpy(values.astype(np.int64, copy=False)) for name, values in inputs.items()}
 
 
 # ---- Batches to embeddings ----

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from soft_trainer.data.collator import STEP, ChunkCost, PairCollator, chunk_by_length
+from soft_trainer.encoders.static import static_model
 
 PAD = 1
 
@@ -67,6 +68,14 @@ def test_dear_chunks_are_few_and_free_ones_many_and_a_model_says_what_they_cost(
     assert small.overhead > large.overhead > 0
     assert ChunkCost.of(768, "cuda").overhead > large.overhead
     assert large.attention == pytest.approx(4 * 768 / (24 * 768**2))
+
+
+def test_a_static_encoder_takes_a_batch_in_one_chunk_unless_padding_costs_more_than_a_gradient(model):
+    static = ChunkCost.of_model(static_model(50, 8, 1), "cpu")
+    lengths = np.array([400, *[3] * 11])
+    assert len(chunk_by_length(lengths, static)) == 1
+    assert len(chunk_by_length(np.array([4000, *[3] * 11]), static)) == 2
+    assert ChunkCost.of_model(model, "cpu") == ChunkCost.of(model.config.hidden_size, "cpu")
 
 
 # ---- Padding ----
