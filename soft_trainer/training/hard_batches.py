@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from datasets import Dataset
 from scipy import sparse
 from transformers import TrainingArguments
@@ -15,13 +13,11 @@ from soft_trainer.data.batches import TrainBatches, right_answers
 from soft_trainer.data.global_batches import EpochDataLoader, GlobalBatchSampler, data_seed, languages_of
 from soft_trainer.data.judgments import RightAnswers, Split
 from soft_trainer.data.negatives import OwnNegatives, below_ratio
-from soft_trainer.data.neighbours import EXACT_ROWS, LeftOut, Neighbours, cached_neighbours, exact_neighbours
+from soft_trainer.data.neighbours import LeftOut
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.options.resolve import Plan
 from soft_trainer.terminal import print_on_main
-from soft_trainer.weights import checked_similarity
 
 CANDIDATES = 64  # similar codes that are looked at for each query
 NEIGHBOURS = 32  # nearest rows that are found for each row, of which groups of similar rows are made
@@ -96,7 +92,9 @@ def train_loader(
     return EpochDataLoader.for_training(batches, sampler, args)
 
 
-def similar_codes(estimator, split: Split, answers: RightAnswers, number: int, ratio: float) -> sparse.csr_matrix:
+def similar_codes(
+    estimator: Estimator, split: Split, answers: RightAnswers, number: int, ratio: float
+) -> sparse.csr_matrix:
     """Returns the codes that an estimator finds most similar to each query, without right answers, csr[Q, C].
 
     Args:
@@ -105,33 +103,11 @@ def similar_codes(estimator, split: Split, answers: RightAnswers, number: int, r
         ratio: see `below_ratio`.
 
     Raises:
-        UserError: too many codes for an estimator that compares all pairs, or none scores below the ratio.
+        UserError: no code scores below the ratio.
     """
     left_out = LeftOut(split.judgments.first_codes(), answers)
-    count = max(CANDIDATES, number)
-    if isinstance(estimator, Estimator) and estimator.finds_neighbours:
-        neighbours = estimator.neighbours(count, left_out, progress=PROGRESS)
-    else:
-        neighbours = _by_similarity(estimator, split, count, left_out)
+    neighbours = estimator.neighbours(max(CANDIDATES, number), left_out, progress=PROGRESS)
     return below_ratio(neighbours, ratio, answers.code_texts)
-
-
-def _by_similarity(estimator, split: Split, count: int, left_out: LeftOut) -> Neighbours:
-    """Finds neighbours by comparing all pairs, for estimators that offer nothing but `similarity`."""
-    codes = len(split.corpus)
-    if codes > EXACT_ROWS:
-        raise UserError(
-            f"{type(estimator).__name__} finds negatives by comparing all pairs, which is too slow for {codes:,} "
-            f"codes (at most {EXACT_ROWS:,}); use bm25, simcse, trained_model or initial_model"
-        )
-    everything = torch.arange(codes)
-
-    def score(block: np.ndarray) -> torch.Tensor:
-        return checked_similarity(estimator, torch.from_numpy(block), everything).clone()  # it may keep the tensor
-
-    queries = np.arange(len(split.queries))
-    find = functools.partial(exact_neighbours, score, queries, codes, count, left_out, PROGRESS)
-    return cached_neighbours(None, [], count, find)
 
 
 def similar_pairs(estimator: Estimator, split: Split, group_size: int) -> dict[str, object]:

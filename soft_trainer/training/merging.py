@@ -8,49 +8,35 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from soft_trainer.encoders.adapters import adapter_state, has_adapter, set_adapter_state
+from soft_trainer.encoders.adapters import has_adapter, set_adapter_state
 from soft_trainer.errors import UserError
 from soft_trainer.hub.push import UNMERGED
 from soft_trainer.merging import interpolate, scale_adapter
 from soft_trainer.terminal import print_on_main
 
 
-def weights_of(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Returns a copy of a model's weights, or of its adapter's."""
-    state = adapter_state(model) if has_adapter(model) else model.state_dict()
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
-
-
 def weights_to_merge(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Returns a copy of the initial weights, for merging after training.
+    """Returns a copy of the initial weights, or of a new adapter's, for merging after training.
 
     Raises:
         UserError: an adapter that cannot be scaled, or that is not new.
     """
-    weights = weights_of(model)
+    state = model.state_dict()
     if has_adapter(model):
-        scale_adapter(model, 1.0)  # refuses one that cannot be scaled
-        if any(tensor.any() for name, tensor in weights.items() if "lora_B" in name):
+        state = scale_adapter(model, 1.0)  # refuses one that cannot be scaled
+        if any(tensor.any() for name, tensor in state.items() if "lora_B" in name):
             raise UserError("merge_ratio: the adapter is trained already, and only a new one can be scaled to nothing")
-    return weights
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
 
 
+@torch.no_grad()
 def merge(model: PreTrainedModel, before: Mapping[str, Tensor], ratio: float) -> dict:
-    """Interpolates a model's weights with `before` and reports it; returns the record of the merge."""
-    set_merged(model, before, weights_of(model), ratio)
+    """Interpolates a model's weights with `before`, or scales its adapter; returns the record of the merge."""
+    if has_adapter(model):
+        set_adapter_state(model, scale_adapter(model, ratio), "merge_ratio")
+    else:
+        model.load_state_dict(interpolate(before, [model.state_dict()], ratio))
     print_on_main(f"Merged: {ratio:g} x the weights after training + {1 - ratio:g} x those before it.")
     if ratio == 0:
         print_on_main(f"warning: this is the encoder before training; {UNMERGED} holds the trained one")
     return {"ratio": ratio, "base": model.config._name_or_path or "the start", "models": [UNMERGED]}
-
-
-@torch.no_grad()
-def set_merged(
-    model: PreTrainedModel, before: Mapping[str, Tensor], after: Mapping[str, Tensor], ratio: float
-) -> None:
-    """Sets a model's weights to the interpolation, or scales its adapter."""
-    if has_adapter(model):
-        set_adapter_state(model, after, "merge_ratio")
-        set_adapter_state(model, scale_adapter(model, ratio), "merge_ratio")
-    else:
-        model.load_state_dict(interpolate(before, [after], ratio))

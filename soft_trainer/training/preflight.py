@@ -107,9 +107,10 @@ def check_rows_of(plan: Plan, args, estimator, split: Split) -> None:
     adds = plan.options.negatives_per_query > 0
     if adds and plan.loss.needs_similarity and split.judgments.wrong is not None:
         check_codes_have_queries(estimator, split, split.judgments.wrong.indices)
-    if adds and split.judgments.wrong is None and estimator is None:
+    if adds and split.judgments.wrong is None and not getattr(estimator, "finds_neighbours", False):
         raise UserError(
-            "negatives_per_query: give the rows a column 'negatives', or name an estimator that finds some"
+            "negatives_per_query: give the rows a column 'negatives', or name an estimator that finds similar codes: "
+            "bm25, simcse, trained_model or initial_model"
         )
 
 

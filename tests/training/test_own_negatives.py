@@ -62,15 +62,11 @@ def test_mined_negatives_are_similar_codes_below_the_ratio_and_meet_their_own_qu
     assert added > 0
 
 
-@pytest.mark.slow
-def test_an_estimator_without_vectors_mines_by_comparing_all_pairs_but_makes_no_clusters(make_trainer):
+def test_an_estimator_without_vectors_finds_neither_negatives_nor_clusters(make_trainer):
     with pytest.raises(UserError, match="SameLength has no vectors"):
         make_trainer(SameLength(), train_sampling_strategy="similar")
-    trainer = make_trainer(SameLength(), **OWN)
-    candidates = fitted(trainer)._rows.negatives.candidates
-    for row in range(24):
-        assert set(candidates[[row]].indices.tolist()) == set(range(24)) - {row}
-    trainer.train()
+    with pytest.raises(UserError, match="negatives_per_query: .* an estimator that finds similar codes"):
+        make_trainer(SameLength(), **OWN)
 
 
 def test_draws_change_with_the_epoch_alone_also_in_data_workers(make_trainer):
