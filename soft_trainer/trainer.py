@@ -556,7 +556,7 @@ class SoftInfoNCETrainer(Trainer):
         return comparable(self.encoder, embeddings)
 
     def _use_averaged_weights(self) -> None:
-        """Gives the model the weights to be evaluated; schedule-free optimizers hold two sets of them."""
+        """Switches the model to the weights for evaluation, since schedule-free optimizers hold two sets."""
         if callable(getattr(self.optimizer, "eval", None)):
             self.optimizer.eval()
 
@@ -583,7 +583,7 @@ class SoftInfoNCETrainer(Trainer):
             write_text(Path(folder) / "training_args.json", settings + "\n")
 
     def _save_checkpoint(self, model, trial) -> None:
-        """Saves a checkpoint, unless the loss before it was not finite; older ones go once this one is whole."""
+        """Saves a checkpoint unless the last loss was not finite, then deletes older ones."""
         if self._guard is not None:
             self._guard.check()
         run = self._get_output_dir(trial)

@@ -21,7 +21,7 @@ Substitution = tuple[str, str | Callable[[re.Match[str]], str]]
 def strip_comment(comment: str, directive: str = "(?!)") -> str:
     """Returns the text of a `/** ... */` comment without leading stars, or of `//`, `///` or `#` lines.
 
-    Of the latter, those that match `directive` are left out. Common indentation is removed.
+    Line comments that match `directive` are left out. Common indentation is removed.
     """
     if comment.startswith("/*"):
         body = re.sub(r"^/\*+|\*+/$", "", comment)

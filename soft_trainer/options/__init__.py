@@ -1,1 +1,1 @@
-"""The options of a run: declared, parsed and refused."""
+"""Declares, parses and checks the options of a run."""

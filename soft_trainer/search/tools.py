@@ -1,4 +1,4 @@
-"""Tools for an agent over standard input and output, by the Model Context Protocol."""
+"""Serves search tools to an agent over standard input and output, by the Model Context Protocol."""
 
 from __future__ import annotations
 

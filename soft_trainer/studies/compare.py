@@ -146,7 +146,8 @@ def change_text(change: RankChange, names: Sequence[str] = ("A", "B")) -> str:
     for name, ranks, top in zip(names, change.ranks, change.tops, strict=True):
         lines.append(f"  {name}: rank {', '.join(f'{rank:,}' for rank in ranks)}")
         for place, (own, code) in enumerate(top, 1):
-            lines.append(f"    {'=>' if own else '  '} {place}. {shortened(code)}")
+            mark = "=>" if own else "  "
+            lines.append(f"    {mark} {place}. {shortened(code)}")
     return "\n".join(lines)
 
 
@@ -175,9 +176,10 @@ class PooledComparison:
     @property
     def means(self) -> tuple[float, float]:
         """The MRR of each method."""
-        a = np.concatenate([each.reciprocal[0].mean(0) for each in self.sets])
-        b = np.concatenate([each.reciprocal[1].mean(0) for each in self.sets])
-        return float(a.mean()), float(b.mean())
+        return self._mean(0), self._mean(1)
+
+    def _mean(self, side: int) -> float:
+        return float(np.concatenate([each.reciprocal[side].mean(0) for each in self.sets]).mean())
 
     def interval(self, sets: Sequence[SetComparison] | None = None) -> Interval:
         """Returns the bootstrap interval of the difference, over the seeds and the queries of each set."""
@@ -239,7 +241,7 @@ def compare_patterns(a: str, b: str, split: str = "test", system: str = "trained
 
 
 def _check_partners(folders: dict[tuple, Path], partners: dict[tuple, Path], pattern: str) -> None:
-    """Raises UserError if a run has no partner among those of the other pattern."""
+    """Raises UserError if a run has no partner in the other pattern."""
     for parts in sorted(folders.keys() - partners.keys()):
         raise UserError(f"{folders[parts]}: no run of {pattern} is its partner")
 

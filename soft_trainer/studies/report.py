@@ -128,24 +128,32 @@ def compare_with(baseline: str, methods: Mapping[str, Sequence[ReportedRun]], na
     """Compares every method with the baseline on one evaluation set; returns why others are not compared."""
     differences = []
     problems = []
-    theirs = {run.seed: run for run in methods[baseline] if name in run.results}
+    theirs = _by_seed(methods[baseline], name)
     for method, runs in methods.items():
-        ours = {run.seed: run for run in runs if name in run.results}
+        ours = _by_seed(runs, name)
         if method == baseline or not ours or not theirs:
             continue
         shared = sorted(ours.keys() & theirs.keys(), key=str)
-        missing = tuple(str(seed) for seed in sorted(ours.keys() ^ theirs.keys(), key=str))
+        missing = tuple(sorted(map(str, ours.keys() ^ theirs.keys())))
         if not shared:
             problems.append(f"{method} on {name}: no seed in common with {baseline}")
             continue
         try:
-            sides = [[ranks_of(side[seed].folder, name) for seed in shared] for side in (ours, theirs)]
-            comparison = SetComparison(name, Pairing(*sides).by_seed)
+            pairing = Pairing(
+                [ranks_of(ours[seed].folder, name) for seed in shared],
+                [ranks_of(theirs[seed].folder, name) for seed in shared],
+            )
+            comparison = SetComparison(name, pairing.by_seed)
         except UserError as error:
             problems.append(f"{method} on {name}: {error}")
             continue
         differences.append(Difference(method, comparison, missing))
     return differences, problems
+
+
+def _by_seed(runs: Sequence[ReportedRun], name: str) -> dict[int | None, ReportedRun]:
+    """Returns the runs that were measured on an evaluation set."""
+    return {run.seed: run for run in runs if name in run.results}
 
 
 # ---- The page ----
@@ -163,12 +171,15 @@ def write_report(folders: Sequence[str | Path], output_dir: str | Path, baseline
     runs, left_out = find_runs(folders)
     methods = by_method(runs)
     baseline = choose_baseline(methods, baseline)
-    names = list(dict.fromkeys(name for run in runs for name in run.results))
+    names: dict[str, None] = {}
+    for run in runs:
+        names |= dict.fromkeys(run.results)
     compared = {}
+    differences = []
     for name in names:
         compared[name], problems = compare_with(baseline, methods, name)
+        differences += compared[name]
         left_out += problems
-    differences = [difference for name in names for difference in compared[name]]
     p_values = [randomisation_test(each.comparison.differences.mean(0)) for each in differences]
     p_of = dict(zip(differences, holm(p_values), strict=True))
     parts = ["# Results", f"{len(runs)} runs of {len(methods)} methods, compared with {baseline}."]
@@ -179,7 +190,7 @@ def write_report(folders: Sequence[str | Path], output_dir: str | Path, baseline
     output_dir = Path(output_dir)
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
-        pictures = draw_pictures(methods, compared[names[0]], output_dir)
+        pictures = draw_pictures(methods, compared[next(iter(names))], output_dir)
         parts += [f"## {title}\n\n![{title}]({path.name})" for title, path in pictures.items()]
         parts += ["## Runs", runs_table(runs)]
         if left_out:
@@ -201,7 +212,7 @@ def results_table(
     first = next(run for runs in methods.values() for run in runs if name in run.results)
     for system in ("untrained", "lexical"):
         if system in first.results[name]:
-            rows.append([LABELS[system], None, first.results[name][system]["mrr"]])
+            rows.append([LABELS[system], None, first.results[name][system]["mrr"], None, None, None])
     by_name = {each.method: each for each in differences}
     for method, runs in methods.items():
         measured = [run.results[name]["trained"]["mrr"] for run in runs if "trained" in run.results.get(name, {})]
@@ -213,9 +224,10 @@ def results_table(
             delta = float(difference.comparison.differences.mean())
             interval = stratified_bootstrap([difference.comparison.differences])
             row += [difference_text(delta, interval), p_text(p_of[difference]), ", ".join(difference.missing)]
+        else:
+            row += [None, None, None]
         rows.append(row)
-    headers = ["method", "seeds", "MRR", "difference (95 %)", "p", "seeds without a partner"]
-    return table(headers, [row + [None] * (len(headers) - len(row)) for row in rows], floats=".4f")
+    return table(["method", "seeds", "MRR", "difference (95 %)", "p", "seeds without a partner"], rows, floats=".4f")
 
 
 def runs_table(runs: Sequence[ReportedRun]) -> str:

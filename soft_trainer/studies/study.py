@@ -294,10 +294,15 @@ def _command(study: Study, folder: Path, resume: bool) -> list[str]:
 
 def _last_line(log: Path, start: int) -> str:
     """Returns the line of a log with a run's error: the last that begins with an error, else the last line."""
-    lines = [line for line in log.read_bytes()[start:].decode(errors="replace").splitlines() if line.strip()]
-    errors = [line for line in lines if re.match(r"error: |[\w.]*(Error|Exception)\b", line)]
-    own = [line for line in errors if not line.startswith(("subprocess.", "torch.distributed."))]
-    return (own or lines or ["no output"])[-1].strip()
+    last = "no output"
+    error = None
+    for line in log.read_bytes()[start:].decode(errors="replace").splitlines():
+        if line.strip():
+            last = line.strip()
+            # The launcher's own errors follow those of the run.
+            if re.match(r"error: |(?!subprocess\.|torch\.distributed\.)[\w.]*(Error|Exception)\b", line):
+                error = last
+    return error or last
 
 
 def _mrr(folder: Path) -> float | None:
