@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,7 @@ VECTORS = "word_embedding.weight"  # the name of the tensor
 PROBE = "def parseURL(self, *xs):\n\treturn [x_1 for x in xs]  # größer 'a  b'\n"
 WORD = re.compile(r"\w+|[^\w\s]")
 KEPT_WORDS = 1 << 19
+NO_LENGTH = 1_000_000  # tokens, as in the profiles of encoders, whose module is slow to import
 
 
 def default_static_folder() -> Path:
@@ -92,21 +95,27 @@ class StaticSearchEncoder:
 
     def queries(self, texts: list[str]) -> np.ndarray:
         """Embeds queries."""
-        return self._embed(texts, "query")
+        length = self._profile["query_length"]
+        rows = self._tokenized([self._profile["query_prefix"] + text for text in texts])
+        return self._normalized(np.array([self._vectors[ids[:length]].sum(0) for ids in rows]))
 
     def codes(self, texts: list[str], languages: list[str]) -> np.ndarray:
         """Embeds pieces, whatever their language."""
-        return self._embed(texts, "code")
+        length = self._profile["code_length"]
+        texts = [self._profile["code_prefix"] + text for text in texts]
+        if not self._splits_words or length < NO_LENGTH:
+            return self._normalized(_sums([ids[:length] for ids in self._tokenized(texts)], self._vectors))
+        # The vectors of a word are added up once for all texts.
+        words = [WORD.findall(text) for text in texts]
+        distinct = set(chain.from_iterable(words))
+        self._learn(distinct)
+        word_vectors = _sums([self._ids[word] for word in distinct], self._vectors)
+        number = {word: place for place, word in enumerate(distinct)}
+        return self._normalized(_sums([list(map(number.__getitem__, text)) for text in words], word_vectors))
 
-    def _embed(self, texts: list[str], side: str) -> np.ndarray:
-        length = self._profile[f"{side}_length"]
-        prefix = self._profile[f"{side}_prefix"]
-        embeddings = np.zeros((len(texts), self._vectors.shape[1]), dtype=np.float32)
-        for row, ids in enumerate(self._tokenized([prefix + text for text in texts])):
-            if ids:
-                # The length of the sum does not matter, so it need not be divided by the number of tokens.
-                embeddings[row] = self._vectors[ids[:length]].sum(0)
-        embeddings = embeddings[:, : self.truncate_dim]
+    def _normalized(self, sums: np.ndarray) -> np.ndarray:
+        """Scales sums of vectors, which need not be divided by the number of tokens, to length one."""
+        embeddings = sums[:, : self.truncate_dim]
         norms = np.linalg.norm(embeddings, axis=1, keepdims=True)
         return embeddings / np.maximum(norms, 1e-12)
 
@@ -115,22 +124,37 @@ class StaticSearchEncoder:
         if not self._splits_words:
             return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
         words = [WORD.findall(text) for text in texts]
+        self._learn(set(chain.from_iterable(words)))
+        return [list(chain.from_iterable(map(self._ids.__getitem__, each))) for each in words]
+
+    def _learn(self, words: set[str]) -> None:
+        """Tokenises the words that are new."""
         if len(self._ids) > KEPT_WORDS:
             self._ids.clear()
-        self._add(sorted(set(chain.from_iterable(words)) - self._ids.keys()))
-        return [list(chain.from_iterable(map(self._ids.__getitem__, each))) for each in words]
+        self._add(sorted(word for word in words if word not in self._ids))
 
     def _add(self, words: list[str]) -> None:
         """Tokenises all words in one call, which is five times as fast as a call for each."""
         encoding = self._tokenizer.encode(" ".join(words), add_special_tokens=False)
+        starts = np.fromiter(map(itemgetter(0), encoding.offsets), np.int64, len(encoding.ids))
         ends = np.cumsum([len(word) + 1 for word in words])
-        places = np.searchsorted(ends, [start for start, _ in encoding.offsets], side="right")
-        for word in words:
-            self._ids[word] = []
-        for place, token in zip(places.tolist(), encoding.ids, strict=True):
-            self._ids[words[place]].append(token)
+        tokens = encoding.ids
+        first = 0
+        for word, last in zip(words, np.searchsorted(starts, ends).tolist(), strict=True):
+            self._ids[word] = tokens[first:last]
+            first = last
 
     def _splits(self) -> bool:
         """Returns True if a text's ids are its words' ids, joined."""
         words = [self._tokenizer.encode(word, add_special_tokens=False).ids for word in WORD.findall(PROBE)]
         return self._tokenizer.encode(PROBE, add_special_tokens=False).ids == list(chain.from_iterable(words))
+
+
+def _sums(rows: Sequence[Sequence[int]], vectors: np.ndarray) -> np.ndarray:
+    """Adds up the vectors whose numbers each row has, float32[rows, d]."""
+    from scipy.sparse import csr_array  # slow to import, and a search adds up too few
+
+    ends = np.cumsum([0, *map(len, rows)])
+    numbers = np.fromiter(chain.from_iterable(rows), np.int32, ends[-1])
+    counts = csr_array((np.ones(len(numbers), np.float32), numbers, ends), shape=(len(rows), len(vectors)))
+    return counts @ vectors
