@@ -1,5 +1,5 @@
 # /// script
-# requires-python = ">=3.10"
+# requires-python = ">=3.11"
 # dependencies = ["soft-trainer[mteb]"]
 # ///
 """Measures an encoder with mteb on your own rows.

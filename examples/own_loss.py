@@ -1,0 +1,59 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["soft-trainer"]
+# ///
+"""Trains with your own loss and your own weights.
+
+    uv run examples/own_loss.py ROWS outputs/softplus
+
+In the shell, in this folder:
+
+    soft-trainer train --data_dir ROWS --loss own_loss:softplus --weighting own_loss:halves
+"""
+
+import argparse
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AutoModel, AutoTokenizer
+
+from soft_trainer import BM25Estimator, SoftInfoNCETrainer, SoftInfoNCETrainingArguments, load_rows
+
+
+def softplus(scores: Tensor, positives: Tensor, *, weights: Tensor) -> Tensor:
+    """Pushes every negative below the query's own code; returns the mean over queries."""
+    column = positives.unsqueeze(1)
+    negatives = weights.scatter(1, column, 0.0)  # already 0 on columns that do not count
+    return (F.softplus(scores - scores.gather(1, column)) * negatives).sum(1).mean()
+
+
+def halves(similarity: Tensor, positives: Tensor) -> Tensor:
+    """Gives half a weight to the negatives that are more similar than most, Tensor[B, N]."""
+    return torch.where(similarity > similarity.median(dim=1, keepdim=True).values, 0.5, 1.0)
+
+
+def main() -> None:
+    """Trains on the rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows")
+    parser.add_argument("output_dir")
+    parser.add_argument("--model", default="microsoft/unixcoder-base")
+    parser.add_argument("--epochs", type=float, default=1)
+    options = parser.parse_args()
+    rows = load_rows(options.rows)
+    trainer = SoftInfoNCETrainer(
+        model=AutoModel.from_pretrained(options.model, add_pooling_layer=False),
+        args=SoftInfoNCETrainingArguments(
+            options.output_dir, num_train_epochs=options.epochs, loss=softplus, weighting=halves
+        ),
+        train_dataset=rows["train"],
+        processing_class=AutoTokenizer.from_pretrained(options.model),
+        callbacks=[BM25Estimator()],
+    )
+    trainer.train()
+    trainer.save_model()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["soft-trainer"]
+# ///
+"""Fine-tunes an encoder on a CSV with the columns `question` and `answer`, and finds answers with it.
+
+uv run examples/train_csv.py pairs.csv outputs/csv --model sentence-transformers/all-MiniLM-L6-v2
+"""
+
+import argparse
+import sys
+
+from transformers import AutoModel, AutoTokenizer
+
+from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments, load_encoder, load_rows
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("csv")
+parser.add_argument("output_dir")
+parser.add_argument("--model", default="sentence-transformers/all-MiniLM-L6-v2")
+parser.add_argument("--epochs", type=float, default=1)
+options = parser.parse_args()
+
+rows = load_rows(options.csv, query_column="question", code_column="answer")
+trainer = SoftInfoNCETrainer(
+    model=AutoModel.from_pretrained(options.model),
+    args=SoftInfoNCETrainingArguments(options.output_dir, num_train_epochs=options.epochs),
+    train_dataset=rows["train"],
+    eval_dataset=rows["test"],
+    codebase=rows["codebase"],
+    processing_class=AutoTokenizer.from_pretrained(options.model),
+)
+before = trainer.evaluate()["eval_mrr"]
+trainer.train()
+trainer.save_model()
+sys.stdout.write(f"MRR {before:.3f} before training, {trainer.evaluate()['eval_mrr']:.3f} after\n")
+
+encoder = load_encoder(options.output_dir)
+answers = rows["codebase"]["code"]
+question = rows["test"][0]["docstring"]
+scores = encoder.score(encoder.encode_queries([question]), encoder.encode_codes(answers))
+sys.stdout.write(f"{question}\n{answers[int(scores[0].argmax())]}\n")

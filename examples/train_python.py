@@ -1,0 +1,66 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["soft-trainer"]
+# ///
+"""Trains with your own arguments, callback and metrics, as with any `transformers.Trainer`.
+
+uv run examples/train_python.py ROWS outputs/python --model microsoft/unixcoder-base
+"""
+
+import argparse
+import sys
+
+from transformers import AutoModel, AutoTokenizer, TrainerCallback
+
+from soft_trainer import BM25Estimator, SoftInfoNCETrainer, SoftInfoNCETrainingArguments, load_rows
+
+
+class StopWhenGood(TrainerCallback):
+    """Ends the training at an evaluation that reaches a recall."""
+
+    def __init__(self, recall: float):
+        self.recall = recall
+
+    def on_evaluate(self, args, state, control, metrics, **kwargs):
+        """Stops if the metric of `compute_metrics` is large enough."""
+        control.should_training_stop = metrics["eval_found_in_5"] >= self.recall
+
+
+def compute_metrics(prediction) -> dict[str, float]:
+    """Returns the share of queries whose code is among the first five; ranks begin with 1."""
+    ranks, _top_codes = prediction.predictions
+    return {"found_in_5": float((ranks <= 5).mean())}
+
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("rows", help="JSON lines, CSV or Parquet")
+parser.add_argument("output_dir")
+parser.add_argument("--model", default="microsoft/unixcoder-base")
+parser.add_argument("--epochs", type=float, default=3)
+options = parser.parse_args()
+
+rows = load_rows(options.rows)
+trainer = SoftInfoNCETrainer(
+    model=AutoModel.from_pretrained(options.model, add_pooling_layer=False),
+    args=SoftInfoNCETrainingArguments(
+        options.output_dir,
+        num_train_epochs=options.epochs,
+        learning_rate=3e-5,
+        warmup_steps=0.1,
+        alpha=1.3,
+        beta=0.7,
+        eval_strategy="epoch",
+    ),
+    train_dataset=rows["train"],
+    eval_dataset=rows["valid"],
+    codebase=rows["codebase"],
+    processing_class=AutoTokenizer.from_pretrained(options.model),
+    callbacks=[BM25Estimator(), StopWhenGood(recall=0.95)],
+    compute_metrics=compute_metrics,
+)
+trainer.train()
+trainer.save_model()
+output = trainer.predict(rows["test"])
+sys.stdout.write(
+    f"test: MRR {output.metrics['test_mrr']:.3f}, {output.metrics['test_found_in_5']:.0%} in the first 5\n"
+)

@@ -1,0 +1,86 @@
+"""Every example runs on tiny rows, as people start it."""
+
+import re
+import runpy
+import sys
+import tomllib
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from soft_trainer import load_encoder
+
+EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs an example with these arguments; returns what it prints."""
+
+    def start(name: str, *words) -> str:
+        path = next(path for path in EXAMPLES if path.stem == name)
+        monkeypatch.setattr(sys, "argv", [str(path), *map(str, words)])
+        runpy.run_path(str(path), run_name="__main__")
+        return capsys.readouterr().out
+
+    return start
+
+
+@pytest.fixture
+def csv(rows, tmp_path):
+    """More rows than two batches, in a file with columns of other names."""
+    pairs = [(f"{row['docstring']} {number}", f"{row['code']} # {number}") for row in rows for number in range(6)]
+    path = tmp_path / "pairs.csv"
+    pd.DataFrame(pairs, columns=["question", "answer"]).to_csv(path, index=False)
+    return path
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_the_first_lines_say_what_it_needs(path):
+    header = re.search(r"^# /// script\n((?:# .*\n)+)# ///\n", path.read_text()).group(1)
+    needs = tomllib.loads(header.replace("# ", ""))
+    assert needs["requires-python"] == ">=3.11" and needs["dependencies"]
+
+
+@pytest.mark.slow
+def test_from_a_csv(run, csv, encoder_dir, tmp_path):
+    said = run("train_csv", csv, tmp_path / "out", "--model", encoder_dir)
+    assert re.search(r"MRR 0\.\d+ before training, 0\.\d+ after", said)
+
+
+@pytest.mark.slow
+def test_from_python(run, csv, encoder_dir, tmp_path):
+    said = run("train_python", csv, tmp_path / "out", "--model", encoder_dir, "--epochs", 2)
+    assert re.search(r"test: MRR 0\.\d+, \d+% in the first 5", said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["own_estimator", "own_loss"])
+def test_own_parts(run, csv, encoder_dir, tmp_path, name):
+    run(name, csv, tmp_path / "out", "--model", encoder_dir)
+    assert load_encoder(tmp_path / "out").encode_queries(["sort a list"]).isfinite().all()
+
+
+@pytest.mark.slow
+def test_simcse(run, data_dir, encoder_dir, tmp_path):
+    words = ("--model", encoder_dir, "--batch_size", 4, "--max_steps", 2)
+    run("simcse", data_dir, tmp_path / "out", *words)
+    assert (tmp_path / "out" / "modules.json").is_file()
+
+
+@pytest.mark.slow
+def test_both_vector_stores_find_the_same(run, csv, encoder_dir, tmp_path):
+    pytest.importorskip("qdrant_client")
+    said = run("vector_stores", encoder_dir, csv, tmp_path / "out", "sort a list")
+    found = [re.findall(rf"{store} (\d+):", said) for store in ("FAISS", "Qdrant")]
+    assert len(set(found[0])) == 3 and set(found[0]) == set(found[1])
+
+
+@pytest.mark.slow
+def test_langchain_and_llamaindex(run, encoder_dir):
+    pytest.importorskip("langchain_huggingface")
+    pytest.importorskip("llama_index.embeddings.huggingface")
+    code = "def f(xs): return sorted(xs)"
+    said = run("langchain_llamaindex", encoder_dir, "sort a list", code, "def g(): exit()")
+    assert said.count(": def ") == 2
