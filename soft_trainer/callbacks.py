@@ -101,8 +101,9 @@ def with_estimators(callbacks, default: Callable[[], object] | None = None) -> l
     """
     wrapped = []
     for callback in callbacks or ():
-        estimates = callable(getattr(callback, "similarity", None)) and callable(getattr(callback, "fit", None))
-        wrapped.append(EstimatorCallback(callback) if estimates else callback)
+        if callable(getattr(callback, "similarity", None)) and callable(getattr(callback, "fit", None)):
+            callback = EstimatorCallback(callback)
+        wrapped.append(callback)
     if default and find_estimator_callback(wrapped) is None and (estimator := default()) is not None:
         wrapped.append(EstimatorCallback(estimator))
     return wrapped

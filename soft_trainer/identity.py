@@ -145,7 +145,9 @@ def model_fingerprint(model, weights: Mapping) -> str:
 
 def _plain(value):
     """Converts a value that JSON cannot hold; sets are sorted, since their order differs between processes."""
-    return sorted(value, key=repr) if isinstance(value, set | frozenset) else str(value)
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=repr)
+    return str(value)
 
 
 def _without(settings: dict, unread: set[str]) -> dict:
@@ -195,9 +197,13 @@ def folder_fingerprint(folder: str | os.PathLike, pattern: str = "*") -> str:
     root = Path(folder)
     if root.is_file():
         return file_fingerprint(root)
-    files = {path.relative_to(root).as_posix(): path for path in root.rglob(pattern) if path.is_file()}
-    seen = {name: path for name, path in files.items() if not any(part.startswith(".") for part in name.split("/"))}
-    return fingerprint({name: file_fingerprint(path) for name, path in seen.items()})
+    files = {}
+    for path in root.rglob(pattern):
+        place = path.relative_to(root)
+        hidden = any(part.startswith(".") for part in place.parts)
+        if path.is_file() and not hidden:
+            files[place.as_posix()] = file_fingerprint(path)
+    return fingerprint(files)
 
 
 def kept_files(record: Path, made_from: str) -> list[Path] | None:
@@ -238,11 +244,13 @@ def code_fingerprint(*modules: str) -> str:
     Args:
         modules: full names, such as "soft_trainer.dataflow".
     """
-    files = []
+    sources = []
     for name in modules:
-        origin = Path(importlib.util.find_spec(name).origin)
-        files += sorted(origin.parent.rglob("*.py")) if origin.name == "__init__.py" else [origin]
-    return fingerprint([path.read_bytes() for path in files])
+        files = [Path(importlib.util.find_spec(name).origin)]
+        if files[0].name == "__init__.py":
+            files = sorted(files[0].parent.rglob("*.py"))
+        sources += [path.read_bytes() for path in files]
+    return fingerprint(sources)
 
 
 # ---- Comparison ----

@@ -185,10 +185,10 @@ READERS = {
     tree: (*ROWS, "options"),
     history: (*ROWS, "options"),
 }
-# The modules of these functions; those of the batches read the neighbours of an estimator.
+# The modules of these functions.
 MODULES = {
     *("data.any_rows", "data.codesearchnet", "data.filtering", "data.judgments", "data.sources", "data.tokens"),
-    *("encoders.scratch", "estimators.bm25", "estimators.frozen_encoder", "training.hard_batches"),
+    *("encoders.scratch", "estimators.bm25", "estimators.frozen_encoder"),
 }
 
 

@@ -62,11 +62,15 @@ class Declared:
     @property
     def range(self) -> str:
         """The numbers that the option takes, in words."""
+        if self.above is not None:
+            return f"above {self.above}"
         if self.least is None:
-            return "a finite number" if self.above is None else f"above {self.above}"
-        if self.most is None and self.below is None:
-            return f"{self.least} or more"
-        return f"from {self.least} to {f'below {self.below}' if self.most is None else self.most}"
+            return "a finite number"
+        if self.most is not None:
+            return f"from {self.least} to {self.most}"
+        if self.below is not None:
+            return f"from {self.least} to below {self.below}"
+        return f"{self.least} or more"
 
     def check(self, name: str, value) -> None:
         """Refuses an invalid value. None always means the default.
@@ -85,10 +89,11 @@ class Declared:
                 raise UserError(f"{name}={value!r}: a number is expected, not text")
         elif value is not None:
             fits = all(getattr(operator, compare)(value, limit) for compare, limit in limits.items())
-            finite = not isinstance(value, float) or math.isfinite(value)
-            shown = f"{value:g}" if isinstance(value, float) else value
-            if not (finite and fits):
-                raise UserError(f"{name}={shown}: must be {self.range}")
+            if isinstance(value, float):
+                fits = fits and math.isfinite(value)
+                value = f"{value:g}"
+            if not fits:
+                raise UserError(f"{name}={value}: must be {self.range}")
 
 
 class Help(str):
@@ -127,8 +132,12 @@ unset = functools.partial(option, None)  # something else decides, which the hel
 
 def declared_options(kind) -> dict[str, Declared]:
     """Returns the declarations of a dataclass, or of an instance, by option."""
-    helps = {field.name: field.metadata.get("help") for field in dataclasses.fields(kind)}
-    return {name: text.declared for name, text in helps.items() if isinstance(text, Help)}
+    declared = {}
+    for field in dataclasses.fields(kind):
+        text = field.metadata.get("help")
+        if isinstance(text, Help):
+            declared[field.name] = text.declared
+    return declared
 
 
 def evaluation_options(kind) -> tuple[str, ...]:
@@ -148,19 +157,24 @@ def check_values(options) -> None:
 
 def changed_options(options) -> dict[str, object]:
     """Returns the declared options whose values differ from their defaults."""
-    declared = declared_options(options)
-    return {name: getattr(options, name) for name in declared if getattr(options, name) != declared[name].default}
+    changed = {}
+    for name, declared in declared_options(options).items():
+        value = getattr(options, name)
+        if value != declared.default:
+            changed[name] = value
+    return changed
 
 
 def unread_options(options: Sequence, values: Values) -> list[str]:
     """Returns a line for each option that was given and has no effect, given the other options of the run."""
-    changed = {name: value for part in options for name, value in changed_options(part).items()}
-    conditions = {name: each.read_if for part in options for name, each in declared_options(part).items()}
-    return [
-        f"warning: {name}={value} has no effect: {conditions[name].otherwise}"
-        for name, value in changed.items()
-        if conditions[name] and not conditions[name].holds(values)
-    ]
+    lines = []
+    for part in options:
+        declared = declared_options(part)
+        for name, value in changed_options(part).items():
+            read_if = declared[name].read_if
+            if read_if and not read_if.holds(values):
+                lines.append(f"warning: {name}={value} has no effect: {read_if.otherwise}")
+    return lines
 
 
 def effective_options(kind, values: Values) -> dict[str, object]:
@@ -171,7 +185,10 @@ def effective_options(kind, values: Values) -> dict[str, object]:
     effective = {}
     for name, declared in declared_options(kind).items():
         value = getattr(values, name)
-        read_if = declared.read_if
-        if value is not None and (read_if.holds(values) if read_if else value != declared.default):
+        if declared.read_if:
+            read = declared.read_if.holds(values)
+        else:
+            read = value != declared.default
+        if read and value is not None:
             effective[name] = value
     return effective

@@ -52,8 +52,11 @@ def parse(
     config.error = _raise
     named, argv = config.parse_known_args(argv)
     recipe = named.config
-    options = read_recipe(recipe_path(recipe)) if recipe else dict(options or {})
-    place = f"{recipe}: " if recipe else ""
+    place = ""
+    options = dict(options or {})
+    if recipe:
+        place = f"{recipe}: "
+        options = read_recipe(recipe_path(recipe))
     for key, value in options.items():
         if key not in actions:
             refuse_removed([key], place)
@@ -90,7 +93,9 @@ class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescription
     """Shows defaults other than None, and keeps the line breaks of a description."""
 
     def _get_help_string(self, action):
-        return action.help if action.default is None else super()._get_help_string(action)
+        if action.default is None:
+            return action.help
+        return super()._get_help_string(action)
 
 
 OF_A_RUN = (ModelArguments, DataArguments, TrainingOptions)
@@ -126,8 +131,9 @@ def short_help(dataclass_types: Sequence[type], prog: str | None = None, descrip
 
 def whole(kind: type) -> type:
     """Returns the dataclass to parse for `kind`; that of training options includes those of `transformers`."""
-    name = vars(kind).get("FULL")
-    return getattr(importlib.import_module("soft_trainer.options.training"), name) if name else kind
+    if "FULL" not in vars(kind):
+        return kind
+    return getattr(importlib.import_module("soft_trainer.options.training"), kind.FULL)
 
 
 @functools.cache
@@ -160,8 +166,13 @@ def as_argv(options: dict) -> list[str]:
     """Returns options as they are written on the command line; None is left out."""
     argv = []
     for key, value in options.items():
-        if value is not None:
-            argv += [f"--{key}", *(_word(item) for item in (value if isinstance(value, list) else [value]))]
+        if value is None:
+            continue
+        argv.append(f"--{key}")
+        if isinstance(value, list):
+            argv += map(_word, value)
+        else:
+            argv.append(_word(value))
     return argv
 
 
@@ -169,7 +180,9 @@ def _word(value) -> str:
     """Returns a value as it is written on the command line."""
     if isinstance(value, bool):
         return str(value).lower()
-    return json.dumps(value) if isinstance(value, dict) else str(value)
+    if isinstance(value, dict):
+        return json.dumps(value)
+    return str(value)
 
 
 def _raise(message: str):

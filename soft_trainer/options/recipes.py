@@ -46,4 +46,6 @@ def read_recipe(path: str | Path, readers: tuple[Path, ...] = ()) -> dict:
     base = options.pop("base", None)
     if not isinstance(base, str | None):
         raise UserError(f"{path}: base={base!r}: the name of one file is expected")
-    return {**(read_recipe(path.parent / base, (*readers, path.resolve())) if base else {}), **options}
+    if base is None:
+        return options
+    return read_recipe(path.parent / base, (*readers, path.resolve())) | options

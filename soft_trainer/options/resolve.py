@@ -44,7 +44,9 @@ class Plan:
     @property
     def global_batch_size(self) -> int:
         """N, the number of codes that each query meets."""
-        return self.batch_size * (self.processes if self.gathers else 1)
+        if self.gathers:
+            return self.batch_size * self.processes
+        return self.batch_size
 
     @property
     def effective_loss(self) -> dict[str, object]:
@@ -75,8 +77,9 @@ def resolve(args: TrainingArguments, estimator=None, batch_size: int | None = No
     """
     check_options(args)
     check_values(args)
-    names = [field.name for field in fields(SoftInfoNCEOptions)] if isinstance(args, SoftInfoNCEOptions) else ()
-    given = {name: getattr(args, name) for name in names}
+    given = {}
+    if isinstance(args, SoftInfoNCEOptions):
+        given = {field.name: getattr(args, field.name) for field in fields(SoftInfoNCEOptions)}
     options = SoftInfoNCEOptions(**{name: value for name, value in given.items() if value is not None})
     loss = resolve_loss(options, estimator)
     name = "no estimator" if estimator is None else type(estimator).__name__
@@ -141,6 +144,5 @@ def check_codes(loss: LossSettings, codes: int) -> None:
     least = loss.smallest_batch
     if loss.uses_weights and loss.weighting == "eq4":
         settings += f", alpha={loss.alpha:g}, beta={loss.beta:g} (beta must be above alpha / (N - 1))"
-    message = f"a query meets N={codes} codes, too few for {settings}: the smallest N that works is {least}"
     if codes < least:
-        raise UserError(message)
+        raise UserError(f"a query meets N={codes} codes, too few for {settings}: the smallest N that works is {least}")
