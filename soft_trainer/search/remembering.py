@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -22,7 +21,7 @@ from soft_trainer.search import store
 from soft_trainer.search.memory_weight import choose_weight
 from soft_trainer.search.repositories import repository_of
 from soft_trainer.search.terms import MAX_COUNT
-from soft_trainer.search.words import STOP_WORDS, WORD, terms
+from soft_trainer.search.words import telling_terms
 from soft_trainer.terminal import Progress
 
 MAX_SUBJECT = 300  # characters
@@ -220,7 +219,7 @@ def _write_postings(database: sqlite3.Connection) -> None:
     entries = []
     lengths = []
     for place, (_, subject) in enumerate(rows):
-        counts = Counter(_terms(subject))
+        counts = Counter(telling_terms(subject))
         lengths.append(sum(counts.values()))
         entries += [(vocabulary.setdefault(term, len(vocabulary)), place, count) for term, count in counts.items()]
     term, place, count = np.array(entries, np.int32).reshape(-1, 3).T
@@ -228,9 +227,3 @@ def _write_postings(database: sqlite3.Connection) -> None:
     database.execute("INSERT INTO memory VALUES (?, ?)", (numbers.tobytes(), np.array(lengths, "<u2").tobytes()))
     counts = np.minimum(count, MAX_COUNT).astype(np.uint8)
     store.insert_postings(database, 0, list(vocabulary), term, place, counts, table="commit_postings")
-
-
-def _terms(subject: str) -> Iterator[str]:
-    for word in WORD.findall(subject):
-        if word.lower() not in STOP_WORDS:
-            yield from terms(word)

@@ -1,27 +1,159 @@
-"""Finds the git repository of an indexed folder, and notices new commits; needs no pygit2."""
+"""What search reads of a git repository's own data; without git, whose configuration can name programs."""
 
 from __future__ import annotations
 
 import os
+import re
+import struct
+from bisect import bisect_left
+from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
+
+from soft_trainer.mining.source_files import read_regular
+
+_MAX_INCLUDES = 10  # one in another
+_MAX_CONFIG_BYTES = 1_000_000
+_MAX_INDEX_BYTES = 500_000_000
+_SECTION = re.compile(r'\[\s*([\w.-]+)\s*(?:"((?:[^"\\]|\\.)*)")?\s*\]')
+_SETTING = re.compile(r"([A-Za-z][\w-]*)\s*=\s*(.*)")
+_VALUE = re.compile(r'(?:"(?:[^"\\]|\\.)*"|\\.|[^"\\#;])*')  # up to a comment
 
 
 def repository_of(folder: str) -> tuple[str, str] | None:
     """Returns the repository around a folder, and the folder's path in it with `/` at the end; None without one."""
     for parent in (Path(folder), *Path(folder).parents):
         if os.path.lexists(parent / ".git"):
-            inside = os.path.relpath(folder, parent)
-            return str(parent), "" if inside == "." else f"{inside}/"
+            if parent == Path(folder):
+                return str(parent), ""
+            return str(parent), f"{os.path.relpath(folder, parent)}/"
     return None
 
 
 def head_time(repository: str) -> int:
     """Returns when HEAD last moved, in ns; 0 if unknown."""
-    folder = Path(repository, ".git")
+    folder = Path(working_tree_dir(repository))
     try:
-        if folder.is_file():  # a worktree or a submodule: `gitdir: PATH`
-            folder = Path(repository, folder.read_text().partition(":")[2].strip())
         moved = folder / "logs" / "HEAD"
         return (moved if moved.exists() else folder / "HEAD").stat().st_mtime_ns
-    except (OSError, ValueError):
+    except OSError:
         return 0
+
+
+def working_tree_dir(top: str) -> str:
+    """Returns the git folder of a working tree."""
+    place = os.path.join(top, ".git")
+    pointer = read_regular(place, _MAX_CONFIG_BYTES)  # a file in submodules and further working trees
+    if isinstance(pointer, str) or not pointer.startswith(b"gitdir:"):
+        return place
+    return os.path.join(top, os.fsdecode(pointer[len(b"gitdir:") :].strip()))
+
+
+def repository_dir(top: str) -> str:
+    """Returns the git folder that all working trees of a repository share."""
+    place = working_tree_dir(top)
+    shared = read_regular(os.path.join(place, "commondir"), _MAX_CONFIG_BYTES)
+    if isinstance(shared, str):
+        return place
+    return os.path.join(place, os.fsdecode(shared.strip()))
+
+
+def excludes_file(top: str) -> str:
+    """Returns the path that `core.excludesFile` names, or git's default for it."""
+    home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    everywhere = [os.path.join(home, "git", "config"), os.path.expanduser("~/.gitconfig")]
+    if os.environ.get("GIT_CONFIG_GLOBAL"):
+        everywhere = [os.environ["GIT_CONFIG_GLOBAL"]]
+    chosen = os.path.join(home, "git", "ignore")
+    for file in ("/etc/gitconfig", *everywhere, os.path.join(repository_dir(top), "config")):
+        for name, value in _settings(file):
+            if name == "core.excludesfile":
+                chosen = value
+    return os.path.join(top, os.path.expanduser(chosen))
+
+
+def _settings(path: str, depth: int = 0) -> Iterator[tuple[str, str]]:
+    """Yields the settings of a configuration file, and of the files that it includes without a condition."""
+    source = read_regular(os.path.realpath(path), _MAX_CONFIG_BYTES)
+    if isinstance(source, str) or depth > _MAX_INCLUDES:
+        return
+    section = ""
+    for line in re.sub(r"\\\r?\n", "", os.fsdecode(source)).split("\n"):
+        line = line.strip()
+        header = _SECTION.match(line)
+        if header:
+            section = ".".join(part for part in (header[1].lower(), header[2]) if part)
+            line = line[header.end() :].strip()
+        setting = _SETTING.fullmatch(line)
+        if not setting:
+            continue
+        name = f"{section}.{setting[1].lower()}"
+        value = re.sub(r'\\(.)|"', lambda found: found[1] or "", _VALUE.match(setting[2])[0].strip())
+        if name == "include.path":
+            included = os.path.join(os.path.dirname(path), os.path.expanduser(value))
+            yield from _settings(included, depth + 1)
+        else:
+            yield name, value
+
+
+class TrackedFiles:
+    """The tracked files of a repository, which no rule can exclude.
+
+    Args:
+        top: the repository's working tree.
+        prefix: its folder among the paths that are asked for, with a slash at its end, or empty.
+    """
+
+    def __init__(self, top: str, prefix: str):
+        self.top = top
+        self.prefix = prefix
+
+    def holds(self, path: str) -> bool:
+        """Returns True for a tracked file."""
+        return self._next(path) == path
+
+    def holds_below(self, path: str) -> bool:
+        """Returns True if a file in this folder is tracked."""
+        return self._next(f"{path}/").startswith(f"{path}/")
+
+    def _next(self, path: str) -> str:
+        """Returns the first tracked path that is not before this one; empty without one."""
+        place = bisect_left(self._paths, path)
+        return "".join(self._paths[place : place + 1])
+
+    @cached_property
+    def _paths(self) -> list[str]:
+        source = read_regular(os.path.join(working_tree_dir(self.top), "index"), _MAX_INDEX_BYTES)
+        if isinstance(source, str):
+            return []
+        try:
+            return sorted(self.prefix + path for path in _tracked(source))
+        except (struct.error, ValueError, IndexError):
+            return []  # damaged, or of a format to come
+
+
+def _tracked(index: bytes) -> Iterator[str]:
+    """Yields the paths in a repository's index, in any of its three formats."""
+    _, version, count = struct.unpack_from(">4sII", index)
+    place = 12
+    name = b""
+    for _ in range(count):
+        (flags,) = struct.unpack_from(">H", index, place + 60)
+        start = place + 62
+        if flags & 0x4000:  # more flags
+            start += 2
+        kept = 0
+        if version == 4:  # a name begins as the one before, without its last letters
+            dropped = index[start] & 127
+            while index[start] & 128:
+                start += 1
+                dropped = ((dropped + 1) << 7) + (index[start] & 127)
+            start += 1
+            kept = len(name) - dropped
+        end = index.index(b"\0", start)
+        name = name[:kept] + index[start:end]
+        if version == 4:
+            place = end + 1
+        else:
+            place += ((end - place) // 8 + 1) * 8
+        yield os.fsdecode(name)

@@ -6,7 +6,7 @@ import re
 from dataclasses import asdict, dataclass
 
 from soft_trainer.errors import UserError
-from soft_trainer.search.words import STOP_WORDS, WORD, terms
+from soft_trainer.search.words import WORD, telling_terms, terms
 
 SHOWN_LINES = 4
 
@@ -45,21 +45,28 @@ class SearchResult:
     def signature(self) -> tuple[int, str]:
         """Returns (number, text) of the line that defines the name, or of the first line with a word."""
         own = re.split(r"[.:#]+", self.name)[-1]
-        named = re.compile(rf"(?<!\w){re.escape(own)}(?!\w)") if own else WORD
+        named = re.compile(rf"(?<!\w){re.escape(own)}(?!\w)")
         lines = self._lines() or [(self.start_line, "")]
-        return next((line for line in lines if named.search(line[1])), lines[0])
+        for number, line in lines:
+            if own and named.search(line):
+                return number, line
+        return lines[0]
 
     def telling_lines(self, wanted: set[str]) -> list[tuple[int, str]]:
         """Returns (number, text) of the signature and of the lines with the most query terms, in order."""
         first = self.signature()
         others = [line for line in self._lines() if line != first]
-        hits = [len(wanted & {t for word in WORD.findall(text[:1000]) for t in terms(word)}) for _, text in others]
-        best = sorted(zip(hits, others, strict=True), key=lambda pair: (-pair[0], pair[1][0]))[: SHOWN_LINES - 1]
-        return sorted([first, *(line for _, line in best)])
+        others.sort(key=lambda line: len(wanted & _terms(line[1][:1000])), reverse=True)
+        return sorted([first, *others[: SHOWN_LINES - 1]])
 
     def _lines(self) -> list[tuple[int, str]]:
         """Returns the lines with a word."""
         return [line for line in enumerate(self.text.split("\n"), self.start_line) if WORD.search(line[1])]
+
+
+def _terms(text: str) -> set[str]:
+    """Returns the terms of a text."""
+    return {term for word in WORD.findall(text) for term in terms(word)}
 
 
 def check_query(query: str, limit: int) -> None:
@@ -80,4 +87,4 @@ def parse_place(place: str) -> tuple[str, int]:
 
 def query_terms(query: str) -> set[str]:
     """Returns the terms to highlight in a result."""
-    return {term for word in WORD.findall(query) if word.lower() not in STOP_WORDS for term in terms(word)}
+    return set(telling_terms(query))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -14,11 +15,10 @@ from itertools import chain, count
 import numpy as np
 
 from soft_trainer.mining.rules import identifier_words, is_test_path
-from soft_trainer.mining.source_files import is_generated
+from soft_trainer.mining.source_files import MAX_FILE_BYTES, is_generated, read_regular, readable
 from soft_trainer.search.listing import maybe_vendored
-from soft_trainer.search.notebooks import is_notebook
-from soft_trainer.search.pieces import TEXT_LANGUAGES, Piece, first_paragraph, split
-from soft_trainer.search.reading import read_source
+from soft_trainer.search.notebooks import is_notebook, notebook_text
+from soft_trainer.search.pieces import TEXT_LANGUAGES, Piece, first_paragraph, language_of, split
 from soft_trainer.search.store import TRAITS
 from soft_trainer.search.words import WORD, source_words, stem, terms, whole
 
@@ -29,6 +29,7 @@ PATH = "/"
 OWN_NAME = "//"
 SUMMARY = "~"
 MAX_COUNT = 255
+MAX_NOTEBOOK_BYTES = 20_000_000  # with its pictures, which are left out
 _PACKAGE_FILES = {"__init__", "index", "mod"}
 
 
@@ -100,6 +101,24 @@ def read_batch(root: str, known: Mapping[str, tuple | None]) -> Batch:
     batch.term, batch.piece = (part.astype(np.int32) for part in np.divmod(pairs, max(len(sizes), 1)))
     batch.count = np.minimum(times, MAX_COUNT).astype(np.uint8)
     return batch
+
+
+def read_source(root: str, path: str) -> tuple[bytes, str] | str:
+    """Returns a file's text and its language; else the reason to leave it out."""
+    full = os.path.join(root, path)
+    language = ""
+    if is_notebook(path):
+        source = read_regular(full, MAX_NOTEBOOK_BYTES)
+        if isinstance(source, bytes):
+            source, language = notebook_text(source) or (source, "")
+        if len(source) > MAX_FILE_BYTES:
+            return f"over {MAX_FILE_BYTES:,} bytes"
+    else:
+        source = read_regular(full, MAX_FILE_BYTES)
+    source = readable(source, path)
+    if isinstance(source, str):
+        return source
+    return source, language or language_of(path, source)
 
 
 def _pieces(path: str, source: bytes, language: str) -> Iterator[tuple[Piece, bytes, set[str]]]:

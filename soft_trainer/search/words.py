@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from functools import lru_cache
 
 from soft_trainer.mining.rules import identifier_words
@@ -36,7 +37,18 @@ def terms(word: str) -> tuple[str, ...]:
     if len(max(word.split("_"), key=len)) > MAX_WORD:
         return ()
     parts = [stem(part) for part in identifier_words(word)]
-    return tuple(parts) if len(parts) < 2 else (stem(whole(word)), *parts)
+    if len(parts) < 2:
+        return tuple(parts)
+    return (stem(whole(word)), *parts)
+
+
+def telling_terms(text: str) -> list[str]:
+    """Returns the terms of a text's words, without the small words of questions, in order."""
+    found = []
+    for word in WORD.findall(text):
+        if word.lower() not in STOP_WORDS:
+            found += terms(word)
+    return found
 
 
 def whole(word: str) -> str:
@@ -50,10 +62,9 @@ _ENDINGS = (
     ("ators", 4), ("ating", 4), ("ator", 4), ("ated", 4), ("ates", 4), ("ate", 4), ("ions", 4), ("ion", 4),
     ("ings", 3), ("ing", 3), ("ers", 4), ("er", 4), ("ors", 4), ("or", 4), ("ed", 3), ("es", 3), ("s", 3),
 )  # fmt: skip
-_BY_LAST_LETTER = {
-    letter: [(one, least) for one, least in _ENDINGS if one[-1] == letter]
-    for letter in {one[-1] for one, _ in _ENDINGS}
-}
+_BY_LAST_LETTER = defaultdict(list)
+for _ending, _least in _ENDINGS:
+    _BY_LAST_LETTER[_ending[-1]].append((_ending, _least))
 
 
 @lru_cache(maxsize=200_000)
@@ -67,14 +78,25 @@ def stem(word: str) -> str:
     if word.endswith(("ies", "ied")) and len(word) > 4:
         return word[:-2]
     for _ in range(2):  # `renderer`, `rendering`, `render`
-        endings = _BY_LAST_LETTER.get(word[-1], ())
-        ending = next((one for one, least in endings if word.endswith(one) and len(word) - len(one) >= least), "")
+        ending = _ending_of(word)
         if not ending or (ending == "s" and word.endswith("ss")):
             break
-        word = word[: len(word) - len(ending)] + ("iz" if ending.startswith("iz") or ending == "isation" else "")
+        word = word[: len(word) - len(ending)]
+        if ending.startswith("iz") or ending == "isation":
+            word += "iz"
         if len(word) > 3 and word[-1] == word[-2] and word[-1] not in "aeiouls":
             word = word[:-1]
     for last in ("e", "s"):
         if len(word) > 3 and word[-1] == last and not word.endswith("ss"):
             word = word[:-1]
-    return word[:-1] + "i" if len(word) > 2 and word[-1] == "y" else word
+    if len(word) > 2 and word[-1] == "y":
+        return word[:-1] + "i"
+    return word
+
+
+def _ending_of(word: str) -> str:
+    """Returns the longest ending that a word can lose; empty without one."""
+    for ending, least in _BY_LAST_LETTER.get(word[-1], ()):
+        if word.endswith(ending) and len(word) - len(ending) >= least:
+            return ending
+    return ""
