@@ -80,23 +80,24 @@ class CodeIndex(Searchable):
         real = os.path.realpath(folder)
         if not os.path.isdir(real):
             raise UserError(f"{folder}: no such folder; give the root of a source tree")
-        target = Path(index_dir) if index_dir is not None else store.default_index_dir(real)
-        fresh = model is None and not (target / store.DATABASE).is_file()
-        if fresh and truncate_dim is not None:
+        target = Path(index_dir or store.default_index_dir(real))
+        if truncate_dim is not None and model is None and not (target / store.DATABASE).is_file():
             raise UserError(f"truncate_dim={truncate_dim}: {_NO_ENCODER}")
         store.make_index_dir(target, real)
         with _disk_errors(target), store.write_lock(target):
             database = store.connect(target, create=True)
             kept = store.get_meta(database, "folder", real)
-            taken = kept != real and os.path.isdir(kept)
-            if taken:
+            if kept != real and os.path.isdir(kept):
                 raise UserError(f"{target}: it is the index of {kept}; choose another index_dir")
-            given = {"exclude": exclude, "include": include}
-            listed = {name: [value] if isinstance(value, str) else value for name, value in given.items()}
-            patterns = {name: [p for p in value if p] for name, value in listed.items() if value is not None}
+            patterns = store.get_meta(database, "patterns", {})
+            for kind, given in (("exclude", exclude), ("include", include)):
+                if isinstance(given, str):
+                    given = [given]
+                if given is not None:
+                    patterns[kind] = [pattern for pattern in given if pattern]
             with store.transaction(database):
                 store.set_meta(database, "folder", real)
-                store.set_meta(database, "patterns", store.get_meta(database, "patterns", {}) | patterns)
+                store.set_meta(database, "patterns", patterns)
                 if history is not None:
                     store.set_meta(database, "history", history)
         index = cls(target, database)
@@ -134,9 +135,8 @@ class CodeIndex(Searchable):
 
     def _update_words(self, progress: bool, wait: bool) -> bool:
         """Reads changed files. If another process is writing the index, waits for it or leaves the work to it."""
-        gone = f"{self.folder}: the indexed folder is gone; search with --no_update, or index again"
         if not os.path.isdir(self.folder):
-            raise UserError(gone)
+            raise UserError(f"{self.folder}: the indexed folder is gone; search with --no_update, or index again")
         with _disk_errors(self.index_dir):
             if not find_changes(self.database, self.folder):
                 return False
@@ -197,11 +197,17 @@ class CodeIndex(Searchable):
 
     def _choice(self, model: str | os.PathLike[str] | None, truncate_dim: int | None) -> tuple[str | None, int | None]:
         """Returns the encoder and its dimensions, by default the index's; UserError for dimensions alone."""
-        # A folder as a whole path, so that it is found from anywhere; else a name on the Hub.
-        name = self.model if model is None else os.path.realpath(model) if os.path.isdir(model) else os.fspath(model)
+        if model is None:
+            name = self.model
+        elif os.path.isdir(model):
+            name = os.path.realpath(model)  # a whole path is found from anywhere
+        else:
+            name = os.fspath(model)
         if name is None and truncate_dim is not None:
             raise UserError(f"truncate_dim={truncate_dim}: {_NO_ENCODER}")
-        return name, self.truncate_dim if truncate_dim is None and name == self.model else truncate_dim
+        if truncate_dim is None and name == self.model:
+            truncate_dim = self.truncate_dim
+        return name, truncate_dim
 
     def refresh(self, encode: bool = True) -> None:
         """Brings the words up to date before a search, and the embeddings if that takes at most a second."""
@@ -223,9 +229,13 @@ class CodeIndex(Searchable):
     def noise(self, snapshot: Snapshot) -> float:
         """Returns the largest similarity of any piece to meaningless random letters."""
         letters = random.Random(0)
-        texts = ["".join(letters.choices("bcdfghjklmnpqrstvwxyz", k=letters.randint(3, 9))) for _ in range(24)]
+        texts = []
+        for _ in range(24):
+            word = letters.choices("bcdfghjklmnpqrstvwxyz", k=letters.randint(3, 9))
+            texts.append("".join(word))
         embeddings = self._encoder(self.model, self.truncate_dim).queries(texts)
-        return max(float(np.nanmax(snapshot.similarity(embedding))) for embedding in embeddings)
+        similarity = [snapshot.similarity(embedding) for embedding in embeddings]
+        return float(np.nanmax(similarity))
 
     @property
     def model(self) -> str | None:
@@ -271,10 +281,15 @@ class CodeIndex(Searchable):
         vendored = sum(maybe_vendored(path) for (path,) in self.database.execute("SELECT path FROM files"))
         size = sum(entry.stat().st_size for entry in self.index_dir.iterdir() if entry.is_file())
         counts = {"files": files, "pieces": pieces, "vendored": vendored, "skipped": skipped, "bytes": size}
+        counts["model"] = self.model
+        if self.model:
+            counts["encoded"] = pieces - vectors.unencoded(self.database)
+        if self.truncate_dim:
+            counts["truncate_dim"] = self.truncate_dim
         memory = store.get_meta(self.database, "memory")
-        counts |= {"commits": {name: memory[name] for name in ("read", "kept", "measured")}} if memory else {}
-        counts |= {"model": self.model} | ({"truncate_dim": self.truncate_dim} if self.truncate_dim else {})
-        return counts | ({"encoded": pieces - vectors.unencoded(self.database)} if self.model else {})
+        if memory:
+            counts["commits"] = {name: memory[name] for name in ("read", "kept", "measured")}
+        return counts
 
     def skipped(self) -> dict[str, str]:
         """Returns the reason for each file that was left out, by path; a path that ends with `/` is a whole folder."""
