@@ -1,4 +1,4 @@
-"""What search reads of a git repository's own data; without git, whose configuration can name programs."""
+"""Reads a git repository's own data: where it lies, what it tracks, its settings. Needs neither git nor pygit2."""
 
 from __future__ import annotations
 
