@@ -22,7 +22,6 @@ from pathlib import Path
 
 import numpy as np
 
-from soft_trainer.dataflow import LANGUAGES
 from soft_trainer.errors import UserError
 from soft_trainer.search.static import StaticSearchEncoder, static_folder
 from soft_trainer.search.store import get_meta, set_meta, transaction
@@ -82,6 +81,8 @@ class SearchEncoder:
 
     def codes(self, texts: list[str], languages: list[str]) -> np.ndarray:
         """Embeds pieces."""
+        from soft_trainer.dataflow import LANGUAGES  # imports tree-sitter
+
         # Text in another language has no data flow: it is read like Python that does not parse.
         known = [language if language in LANGUAGES else "python" for language in languages]
         return self._comparable(self._encoder_of_codes.encode_codes(texts, known)).float().cpu().numpy()

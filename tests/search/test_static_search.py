@@ -90,16 +90,23 @@ def test_index_and_search_import_neither_torch_nor_transformers(folder, tmp_path
     (tree / "a.py").write_text(
         "def quick_sort(xs):\n    return sorted(xs)\n\n\ndef read(path):\n    return open(path)\n"
     )
-    code = f"""
+    place = str(tmp_path / "index")
+    slow = ["torch", "transformers", "datasets"]
+    opened = {
+        f"CodeIndex.build({str(tree)!r}, {place!r}, model={str(folder)!r})": slow,
+        f"CodeIndex.open({place!r})": [*slow, "scipy", "numpy.ma"],
+    }
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    for index, modules in opened.items():
+        code = f"""
 import sys
 from soft_trainer.search import CodeIndex
-with CodeIndex.build({str(tree)!r}, {str(tmp_path / "index")!r}, model={str(folder)!r}) as index:
+with {index} as index:
     print(index.search("sort a list")[0].name)
-print(sorted({{"torch", "transformers", "datasets"}} & set(sys.modules)))
+print(sorted(set({modules}) & set(sys.modules)))
 """
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    lines = subprocess.check_output([sys.executable, "-c", code], text=True, env=environment).splitlines()
-    assert lines == ["quick_sort", "[]"]
+        lines = subprocess.check_output([sys.executable, "-c", code], text=True, env=environment).splitlines()
+        assert lines == ["quick_sort", "[]"]
 
 
 def test_an_index_keeps_its_static_encoder(folder, tmp_path):
