@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
-from itertools import chain, count
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -55,8 +55,9 @@ def find_changes(database: sqlite3.Connection, folder: str) -> Changes | None:
             known[path] = (size, time)
     changed = [path for path, status in listing.files.items() if known.get(path) != status]
     removed = [path for path in known if path not in listing.files]
-    same = not changed and not removed and by_name == listing.skipped
-    return None if same else Changes(listing, changed, removed)
+    if not changed and not removed and by_name == listing.skipped:
+        return None
+    return Changes(listing, changed, removed)
 
 
 def apply_changes(database: sqlite3.Connection, folder: str, changes: Changes, progress: bool) -> None:
@@ -70,14 +71,18 @@ def apply_changes(database: sqlite3.Connection, folder: str, changes: Changes, p
     indexed = {path: (digest, language) for path, digest, language in rows}
     vocabulary = defaultdict(count().__next__)
     batches: list[Batch] = []
+    postings = 0
     for batch in _read_all(folder, {path: indexed.get(path) for path in changes.changed}, progress):
         # From here on all batches have one vocabulary.
-        batch.term = np.array([vocabulary[term] for term in batch.vocabulary], np.int32)[batch.term]
+        numbers = [vocabulary[term] for term in batch.vocabulary]
+        batch.term = np.array(numbers, np.int32)[batch.term]
         batch.vocabulary = []
         batches.append(batch)
-        if sum(len(each.term) for each in batches) >= SEGMENT_POSTINGS:
+        postings += len(batch.term)
+        if postings >= SEGMENT_POSTINGS:
             _write(database, changes.listing.files, list(vocabulary), batches)
             batches = []
+            postings = 0
     _write(database, changes.listing.files, list(vocabulary), batches)
 
 
@@ -120,38 +125,48 @@ def _start_worker() -> None:
 def _write(database: sqlite3.Connection, stats: dict[str, Stat], vocabulary: list[str], batches: list[Batch]) -> None:
     """Writes batches as one segment and commits. Files with unchanged content only get their new time."""
     with store.transaction(database):
-        touched = [(*stats[path], path) for batch in batches for path in batch.touched]
-        database.executemany("UPDATE files SET size = ?, changed = ? WHERE path = ?", touched)
-        rows = [row for batch in batches for row in batch.files]
-        skipped = [(path, why, *stats[path]) for batch in batches for path, why in batch.skipped.items()]
-        _remove(database, [row[0] for row in (*skipped, *rows)])
-        database.executemany("INSERT INTO skipped VALUES (?, ?, ?, ?)", skipped)
-        if not rows:
-            return
-        segments = store.Segments(database)
-        first_file = len(segments.languages)
-        counts = [row[2] for row in rows]
-        firsts = len(segments.lengths) + np.cumsum([0, *counts])
-        for file, first, row in zip(count(first_file), firsts.tolist(), rows, strict=False):
-            path, language, number, digest, pieces, text = row
-            values = file, path, *stats[path], language, first, number, digest
+        for batch in batches:
+            _remove(database, [*batch.skipped, *(row[0] for row in batch.files)])
+            for path in batch.touched:
+                database.execute("UPDATE files SET size = ?, changed = ? WHERE path = ?", (*stats[path], path))
+            for path, why in batch.skipped.items():
+                database.execute("INSERT INTO skipped VALUES (?, ?, ?, ?)", (path, why, *stats[path]))
+        if any(batch.files for batch in batches):
+            _write_segment(database, stats, vocabulary, batches)
+
+
+def _write_segment(
+    database: sqlite3.Connection, stats: dict[str, Stat], vocabulary: list[str], batches: list[Batch]
+) -> None:
+    """Writes the files of batches, their pieces and postings."""
+    known = store.get_meta(database, "languages", [])
+    segments = store.Segments(database)
+    file = len(segments.languages)
+    first = len(segments.lengths)
+    owners: list[int] = []
+    languages: list[int] = []
+    for batch in batches:
+        batch.piece = batch.piece + first
+        for path, language, pieces, digest, places, text in batch.files:
+            values = file, path, *stats[path], language, first, pieces, digest
             database.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
-            database.execute("INSERT INTO contents VALUES (?, ?, ?)", (file, pieces, text))
-        offsets = firsts[np.cumsum([0, *(len(batch.files) for batch in batches)])]
-        for batch, first in zip(batches, offsets, strict=False):
-            batch.piece = batch.piece + first
-        segment = database.execute("SELECT coalesce(max(id) + 1, 0) FROM segments").fetchone()[0]
-        postings = [np.concatenate([getattr(b, name) for b in batches]) for name in ("term", "piece", "count")]
-        store.insert_postings(database, segment, vocabulary, *postings)
-        known = store.get_meta(database, "languages", [])
-        known += sorted({row[1] for row in rows} - set(known))
-        store.set_meta(database, "languages", known)
-        owners = np.repeat(np.arange(first_file, first_file + len(rows)), counts)
-        lengths, kinds, traits = (
-            list(chain.from_iterable(getattr(b, name) for b in batches)) for name in ("lengths", "kinds", "traits")
-        )
-        languages = [known.index(row[1]) for row in rows]
-        store.insert_segment(database, segment, lengths, owners, kinds, languages, traits)
+            database.execute("INSERT INTO contents VALUES (?, ?, ?)", (file, places, text))
+            if language not in known:
+                known.append(language)
+            languages.append(known.index(language))
+            owners += [file] * pieces
+            file += 1
+            first += pieces
+    store.set_meta(database, "languages", known)
+    number = store.count_segments(database)
+    term = np.concatenate([batch.term for batch in batches])
+    piece = np.concatenate([batch.piece for batch in batches])
+    count = np.concatenate([batch.count for batch in batches])
+    store.insert_postings(database, number, vocabulary, term, piece, count)
+    lengths = np.concatenate([batch.lengths for batch in batches])
+    kinds = np.concatenate([batch.kinds for batch in batches])
+    traits = np.concatenate([np.reshape(batch.traits, (-1, len(store.TRAITS))) for batch in batches])
+    store.insert_segment(database, number, lengths, owners, kinds, languages, traits)
 
 
 def _remove(database: sqlite3.Connection, paths: list[str]) -> None:
