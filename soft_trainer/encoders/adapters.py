@@ -101,10 +101,13 @@ def add_lora(model: PreTrainedModel, options, revision: str | None = None) -> No
         raise UserError(
             "lora_r: the encoder has an adapter already, which is trained on; leave the options of LoRA out"
         )
+    dropout = options.lora_dropout
+    if dropout is None:
+        dropout = 0.05
     config = peft.LoraConfig(
         r=options.lora_r,
         lora_alpha=options.lora_alpha or 2 * options.lora_r,
-        lora_dropout=0.05 if options.lora_dropout is None else options.lora_dropout,
+        lora_dropout=dropout,
         target_modules=target_modules(model, options.lora_target_modules),
         task_type="FEATURE_EXTRACTION",
         revision=revision,
@@ -165,10 +168,17 @@ def set_adapter_state(model: PreTrainedModel, weights: Mapping[str, Tensor], sou
     set_peft_model_state_dict(model, weights, active_adapter(model))
 
 
+def _shape(tensor: Tensor | None) -> str:
+    if tensor is None:
+        return "missing"
+    return " x ".join(map(str, tensor.shape))
+
+
 def first_difference(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str | None:
     """Describes the first weight of another shape, such as "w is 2 x 8, not 4 x 8"; None if all shapes match."""
     for name in sorted(weights.keys() | expected.keys()):
-        own, other = (" x ".join(map(str, w[name].shape)) if name in w else "missing" for w in (weights, expected))
+        own = _shape(weights.get(name))
+        other = _shape(expected.get(name))
         if own != other:
             return f"{name} is {own}, not {other}"
     return None

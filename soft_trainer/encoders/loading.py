@@ -80,14 +80,14 @@ def saved_truncate_dim(name_or_path: str | Path, revision: str | None) -> int | 
 
 def _own_snapshot(name_or_path: str | Path, revision: str | None, with_code: bool) -> Path | None:
     """Returns the local folder of a repository with a profile, downloaded at one commit; None for anything else."""
-    local = Path(name_or_path).is_dir()
-    if local:
-        path = None
-    else:
-        path = repository.repository_file(name_or_path, profiles.PROFILE_FILE, revision)
+    if Path(name_or_path).is_dir():
+        return None
+    path = repository.repository_file(name_or_path, profiles.PROFILE_FILE, revision)
     if path is None:
         return None
-    files = ["*.json", "*.txt", "*.model", "*.safetensors", *(["*.py"] if with_code else [])]
+    files = ["*.json", "*.txt", "*.model", "*.safetensors"]
+    if with_code:
+        files.append("*.py")
     with reading(name_or_path, revision):
         options = {"revision": path.parent.name, "allow_patterns": files, "ignore_patterns": ["*/*"]}
         return Path(snapshot_download(str(name_or_path), **options))
@@ -126,21 +126,22 @@ def load_model(
         check_lengths(config.to_dict(), profile)
         if hasattr(config, "use_cache"):
             config.use_cache = False  # keys and values of every layer, which only generation needs
-        highest = torch.promote_types(config.dtype or torch.float32, torch.float32)
-        if attn_implementation:
-            attention = {"attn_implementation": attn_implementation}
+        if dtype is None:
+            number_format = torch.promote_types(config.dtype or torch.float32, torch.float32)
         else:
-            attention = {}
+            number_format = getattr(torch, dtype)
+        options = pooling_layer(_model_class(config, name_or_path, revision), profile)
+        if attn_implementation:
+            options = options | {"attn_implementation": attn_implementation}
         model, report = _auto_class(config).from_pretrained(
             name_or_path,
             config=config,
             revision=revision or "main",
-            dtype=highest if dtype is None else getattr(torch, dtype),
+            dtype=number_format,
             use_safetensors=True,
             trust_remote_code=bool(trust_remote_code),
             output_loading_info=True,
-            **attention,
-            **pooling_layer(_model_class(config, name_or_path, revision), profile),
+            **options,
         )
     setattr(model, MISSING_WEIGHTS, tuple(sorted(report["missing_keys"])))
     return model

@@ -66,21 +66,23 @@ class EncoderProfile:
         for name, least in (("query_length", 3), ("code_length", 3), ("data_flow_length", 0)):
             if getattr(self, name) < least:
                 raise UserError(f"{name}={getattr(self, name)}: must be at least {least}")
-        if self.data_flow_length:
-            reader = "data flow is"
-        else:
-            reader = "the model's own pooler is"
-        whole = not self.include_prompt and (self.data_flow_length or self.pooling == "pooler")
         if not 0 < self.score_scale < math.inf:
             raise UserError(f"score_scale={self.score_scale}: must be above 0 and finite")
-        if whole:
+        if self.include_prompt:
+            return
+        reader = None
+        if self.data_flow_length:
+            reader = "data flow is"
+        elif self.pooling == "pooler":
+            reader = "the model's own pooler is"
+        if reader:
             raise UserError(f"include_prompt=False: {reader} always read with the prompt; use pooling mean or cls")
 
     @property
     def prefix_tokens(self) -> list[str]:
         """The special tokens, such as `<encoder-only>`, at the beginning of the prefixes."""
-        heads = [_HEAD.match(prefix)[0] for prefix in (self.query_prefix, self.code_prefix)]
-        return list(dict.fromkeys(re.findall(_SPECIAL_TOKEN, "".join(heads))))
+        heads = _HEAD.match(self.query_prefix)[0] + _HEAD.match(self.code_prefix)[0]
+        return list(dict.fromkeys(re.findall(_SPECIAL_TOKEN, heads)))
 
     def with_prompts(self, query: str | None = None, code: str | None = None) -> EncoderProfile:
         """Returns a copy with these prompts; the special tokens before them stay, and None changes nothing.
@@ -89,9 +91,12 @@ class EncoderProfile:
         """
         if code and self.data_flow_length:
             raise UserError(f"code_prompt={code!r}: codes that are read with their data flow take no prompt")
-        prompts = ((self.query_prefix, query), (self.code_prefix, code))
-        query, code = (None if prompt is None else _HEAD.match(prefix)[0] + prompt for prefix, prompt in prompts)
-        return self.replace(query_prefix=query, code_prefix=code)
+        changes = {}
+        if query is not None:
+            changes["query_prefix"] = _HEAD.match(self.query_prefix)[0] + query
+        if code is not None:
+            changes["code_prefix"] = _HEAD.match(self.code_prefix)[0] + code
+        return self.replace(**changes)
 
     def replace(self, **changes) -> EncoderProfile:
         """Returns a copy with the values in `changes`; a value of None changes nothing."""
@@ -252,24 +257,25 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
         )
     length = transformer.get("max_seq_length") or read("tokenizer_config.json").get("model_max_length")
     if length and length < NO_LENGTH:
-        length = int(length)
+        length = min(int(length), most_tokens(read("config.json")) or math.inf)
     else:
         length = None
-    if length and (most := most_tokens(read("config.json"))):
-        length = min(length, most)
-    # Cosines lie in [-1, 1], which is too flat for a softmax; such encoders are trained with a scale.
-    bounded = similarity == "cosine" or "Normalize" in modules
+    normalize = "Normalize" in modules
+    scale = 1.0
+    if similarity == "cosine" or normalize:
+        scale = COSINE_SCALE  # cosines lie in [-1, 1], which is too flat for a softmax: these are trained with a scale
+    code_prompt = prompts.get("document") or prompts.get("passage") or prompts.get("corpus")
     try:
         return PROFILES["auto"].replace(
             pooling=pooling,
-            normalize="Normalize" in modules,
+            normalize=normalize,
             query_prefix=prompts.get("query") or "",
-            code_prefix=next((prompts[key] for key in ("document", "passage", "corpus") if prompts.get(key)), ""),
+            code_prefix=code_prompt or "",
             include_prompt=pooling_config.get("include_prompt", True),
             query_length=int(transformer.get("query_length") or 0) or length,
             code_length=int(transformer.get("document_length") or 0) or length,
             score_function=similarity,
-            score_scale=COSINE_SCALE if bounded else 1.0,
+            score_scale=scale,
         )
     except UserError as error:
         raise UserError(f"{name_or_path}: its files of sentence-transformers: {error}") from error
@@ -298,8 +304,9 @@ def most_tokens(config: Mapping) -> int | None:
         return None
     if kind == "mpnet":
         return int(positions) - 2
-    after_padding = any(name in kind for name in _AFTER_PADDING)
-    return int(positions) - ((config.get("pad_token_id") or 0) + 1 if after_padding else 0)
+    if any(name in kind for name in _AFTER_PADDING):
+        return int(positions) - (config.get("pad_token_id") or 0) - 1
+    return int(positions)
 
 
 def check_lengths(config: Mapping, profile: EncoderProfile) -> None:

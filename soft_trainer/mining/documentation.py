@@ -26,8 +26,11 @@ def strip_comment(comment: str, directive: str = "(?!)") -> str:
     if comment.startswith("/*"):
         body = re.sub(r"^/\*+|\*+/$", "", comment)
         return cleandoc("\n".join(re.sub(r"^\s*\*(?!\*\w) ?", "", line) for line in body.splitlines()))
-    lines = (line for line in comment.splitlines() if not re.match(directive, line))
-    return cleandoc("\n" + "\n".join(re.sub(r"^\s*(/+|#+)", "", line) for line in lines))
+    lines = []
+    for line in comment.splitlines():
+        if not re.match(directive, line):
+            lines.append(re.sub(r"^\s*(/+|#+)", "", line))
+    return cleandoc("\n" + "\n".join(lines))
 
 
 def strip_ruby(comment: str) -> str:

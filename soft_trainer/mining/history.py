@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import compress
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -201,13 +200,15 @@ class _Splitter:
         # Of the commits near that place, the one is taken whose parent knows most of the commits before it: the parent
         # of a commit on an old branch does not know what happened on other branches.
         near = kept[-math.ceil(1.25 * size) : len(kept) - math.ceil(0.8 * size) + 1] or kept[-size:]
-
-        def judged(place: int) -> tuple[int, int, int, set[str]]:
+        best = (math.inf, math.inf)
+        for place in near[:: max(1, len(near) // _CANDIDATES)]:
             known = {str(commit.id) for commit in self.repository.walk(self.changes[place].parent)}
             unknown = sum(self.changes[other].commit not in known for other in kept if other < place)
-            return unknown, abs(place - kept[-size:][0]), place, known
-
-        return min(map(judged, near[:: max(1, len(near) // _CANDIDATES)]), key=itemgetter(0, 1))[2:]
+            judged = (unknown, abs(place - kept[-size:][0]))
+            if judged < best:
+                best = judged
+                chosen = (place, known)
+        return chosen
 
     def _urls_at_cut(self) -> tuple[list[list[str]], dict[str, str]]:
         """Returns the urls of each commit's functions at the cut, and new paths of files renamed between the cuts."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
@@ -147,9 +147,9 @@ GRAPHCODEBERT_RULES = ("comments", "unparseable", *DOCUMENT_RULES)
 CODESEARCHNET_RULES = (*CODE_RULES, "duplicates", "near_duplicates")
 
 
-def first_broken(row: Row, rules: Iterable[str]) -> str:
-    """Returns the first of `rules` that drops `row`, empty if no rule does."""
+def first_broken(row: Row, rules: Iterable[str], keep: Collection[str] = ()) -> str:
+    """Returns the first of `rules`, except those in `keep`, that drops `row`; empty if no rule does."""
     for name in rules:
-        if ROW_RULES[name](*map(row.__getitem__, COLUMNS[name])):
+        if name not in keep and ROW_RULES[name](*map(row.__getitem__, COLUMNS[name])):
             return name
     return ""

@@ -239,18 +239,16 @@ def _mine_file(
     tree = parse(source, language)
     if tree is None:
         return "unparseable", []
-    code_rules = [name for name in CODE_RULES if name not in keep]
-    document_rules = [name for name in DOCUMENT_RULES if name not in keep]
     judged = []
     for row, node in functions(tree, source, language, path):
-        reason = first_broken(row, code_rules)
+        reason = first_broken(row, CODE_RULES, keep)
         if not reason and node.has_error:
             reason = "unparseable"
         if reason:
             judged.append((reason, None))
             continue
         if row["docstring_tokens"]:
-            reason = first_broken(row, document_rules)
+            reason = first_broken(row, DOCUMENT_RULES, keep)
         else:
             reason = "undocumented"
         judged.append((reason, (row, minhash(row["code_tokens"]))))
@@ -281,7 +279,7 @@ def _split(
             "train, valid and test need one each: give a larger tree"
         )
     split = assign_splits(sizes)
-    rows: dict[str, list[Row]] = {name: [] for name in SPLITS}
+    rows: dict[str, list[Row]] = {"train": [], "valid": [], "test": []}
     for row, _ in pairs:
         repo = package(row["path"])
         rows[split[repo]].append({"repo": repo, **row, "partition": split[repo]})
