@@ -118,7 +118,7 @@ def find_estimator_callback(callbacks) -> EstimatorCallback | None:
     chosen = [callback for callback in callbacks or () if isinstance(callback, EstimatorCallback)]
     if len(chosen) > 1:
         raise UserError("callbacks: one EstimatorCallback is expected")
-    return chosen[0] if chosen else None
+    return next(iter(chosen), None)
 
 
 def _is_one_to_one(split: Split) -> bool:

@@ -33,7 +33,8 @@ def build_profile(arguments: ModelArguments) -> EncoderProfile:
         if arguments.dtype or arguments.attn_implementation:
             raise UserError("dtype, attn_implementation: are for a pretrained encoder; leave them out of from_scratch")
         _, layers = parse_size(arguments.from_scratch)
-        profile = resolve_profile("", name=arguments.profile or ("auto" if layers else "static"))
+        usual = "auto" if layers else "static"
+        profile = resolve_profile("", name=arguments.profile or usual)
     else:
         name = model_name(arguments)
         profile = resolve_profile(name, name=arguments.profile, revision=arguments.model_revision)

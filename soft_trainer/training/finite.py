@@ -77,15 +77,21 @@ class FiniteGuard:
         self.check()
         losses = self._of_steps
         self._of_steps = {}
-        return sum(losses.values()) / len(losses) if losses else None
+        if not losses:
+            return None
+        return sum(losses.values()) / len(losses)
 
     def _message(self, step: int, value: float, rows: list[int]) -> str:
-        before = "no step before it" if self._last_finite is None else "step {} had {:.4g}".format(*self._last_finite)
-        named = self.rows is not None and "url" in self.rows.column_names
-        shown = "\n  ".join(str(self.rows[row]["url"]) if named else f"row {row + 1}" for row in rows)
+        before = "no step before it"
+        if self._last_finite is not None:
+            before = "step {} had {:.4g}".format(*self._last_finite)
+        shown = [f"row {row + 1}" for row in rows]
+        if self.rows is not None and "url" in self.rows.column_names:
+            shown = map(str, self.rows[rows]["url"])
+        listed = "\n  ".join(shown)
         return (
             f"the loss of step {step} is {value} ({before}): no checkpoint is written from here on. Lower the "
-            f"learning rate, or train in bf16 or float32. The rows of the batch:\n  {shown}"
+            f"learning rate, or train in bf16 or float32. The rows of the batch:\n  {listed}"
         )
 
 
@@ -105,7 +111,7 @@ class OverflowCounter(TrainerCallback):
         self._scaler = scaler
         self.count = 0
         self._in_a_row = 0
-        self._before = None
+        self._before = -math.inf
         self._pending = None
 
     def on_optimizer_step(self, args, state, control, **kwargs):
@@ -114,11 +120,14 @@ class OverflowCounter(TrainerCallback):
         Raises:
             NotFiniteError: `MOST` steps in a row were skipped.
         """
-        scale = None if self._pending is None else float(self._pending)
-        fell = self._before is not None and scale < self._before
-        self._before = scale
-        self._in_a_row = self._in_a_row + 1 if fell else 0
-        self.count += fell
+        if self._pending is not None:
+            scale = float(self._pending)
+            if scale < self._before:
+                self._in_a_row += 1
+                self.count += 1
+            else:
+                self._in_a_row = 0
+            self._before = scale
         if self._in_a_row >= self.MOST:
             steps = f"{self._in_a_row} steps in a row, up to step {state.global_step}"
             raise NotFiniteError(

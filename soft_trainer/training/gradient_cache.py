@@ -69,7 +69,8 @@ def cached_backward(
     first = len(batch.query.chunks)
     queries = torch.cat(parts[:first])[batch.query.order]
     codes = torch.cat(parts[first:])[batch.code.order]
-    codes = distributed.gather_with_gradient(codes, batch.code_sizes) if gathers else codes
+    if gathers:
+        codes = distributed.gather_with_gradient(codes, batch.code_sizes)
     total = loss_in_blocks(queries, codes, loss_of, backward, block_size)
     for place, (chunk, part, state) in enumerate(zip(chunks, parts, states, strict=True), 1):
         with contextlib.nullcontext() if place == len(chunks) else no_sync(), state.again():

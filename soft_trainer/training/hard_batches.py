@@ -74,20 +74,23 @@ def train_loader(
         pairs: the training pairs, whose language is read.
     """
     strategy = plan.train_sampling_strategy
-    text_ids = ()
+    read = {}
     if strategy == "no_duplicates":
         queries, codes = batches.pairs.T
-        text_ids = (rows.answers.query_texts[queries], rows.answers.code_texts[codes])
+        read["text_ids"] = (rows.answers.query_texts[queries], rows.answers.code_texts[codes])
+    elif strategy == "group_by_length":
+        read["lengths"] = batches.lengths()
+    elif strategy == "one_language":
+        read["languages"] = languages_of(pairs)
+    elif strategy == "similar":
+        read["similar"] = rows.similar
     sampler = GlobalBatchSampler(
         len(batches),
         plan.batch_size * plan.processes,
         strategy,
         data_seed(args),
         args.dataloader_drop_last,
-        text_ids=text_ids,
-        lengths=batches.lengths() if strategy == "group_by_length" else None,
-        languages=languages_of(pairs) if strategy == "one_language" else (),
-        similar=rows.similar,
+        **read,
     )
     return EpochDataLoader.for_training(batches, sampler, args)
 

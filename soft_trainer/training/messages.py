@@ -18,13 +18,15 @@ from soft_trainer.terminal import LINE_SECONDS, duration, print_on_main, table
 SPEED = ("_runtime", "_per_second", "_pool_size")  # endings of metrics that say nothing about the model
 
 
-def banner(loss: Mapping, setup: Mapping, encoder: EncoderProfile) -> str:
+def banner(loss: Mapping, setup: Mapping, encoder: EncoderProfile, distributed_type: str) -> str:
     """Returns the settings of a training as a table.
 
     Args:
         loss, setup: from `loss_table` and `setup_table`.
     """
-    rows = {**loss, **setup, "score": f"{encoder.score_function} x {encoder.score_scale:g}, {encoder.pooling} pooling"}
+    rows = {**loss, **setup}
+    rows["processes"] = f"{setup['processes']} ({distributed_type})"
+    rows["score"] = f"{encoder.score_function} x {encoder.score_scale:g}, {encoder.pooling} pooling"
     note = "" if encoder.include_prompt else ", not pooled"
     for side, text in {"query": encoder.query_prefix, "code": encoder.code_prefix}.items():
         if text:

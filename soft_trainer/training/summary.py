@@ -78,9 +78,10 @@ def rows_table(rows: Mapping, profile: EncoderProfile, tokenizer) -> dict[str, o
         rows: the splits "train", "valid" and "codebase"; those that are not one `Dataset` are left out.
     """
     rows = {name: part for name, part in rows.items() if isinstance(part, Dataset)}
+    trained = {name: part for name, part in rows.items() if name == "train"}
     return {
         "dataset": None,
-        "languages": languages_in({"train": rows["train"]}) if "train" in rows else [],
+        "languages": languages_in(trained),
         "statistics": data_statistics(rows, profile, tokenizer),
     }
 
