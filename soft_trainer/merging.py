@@ -58,7 +58,7 @@ def merge_encoders(
 ) -> Path:
     """Writes the encoder (1 - ratio) x base + ratio x mean(models), all floating-point weights; returns its folder.
 
-    Everything else, such as tokenizer, pooling, lengths and prompts, is that of the first model. A single LoRA adapter
+    Everything else, such as tokenizer, pooling, lengths and prompts, comes from the first model. A single LoRA adapter
     on `base` stays an adapter, scaled by the ratio, which is the same encoder; several are averaged as whole encoders.
 
     Args:

@@ -622,7 +622,7 @@ class SoftInfoNCETrainer(Trainer):
             super()._load_best_model()
 
     def _load_adapter(self, checkpoint: str) -> None:
-        """Sets the adapter to that of a checkpoint, or raises `UserError` if it does not fit."""
+        """Loads the adapter of a checkpoint, or raises `UserError` if it does not fit."""
         set_adapter_state(self.model, load_file(Path(checkpoint) / ADAPTER_WEIGHTS), checkpoint)
 
     def call_model_init(self, trial=None):

@@ -82,7 +82,7 @@ def command_module(name: str) -> ModuleType:
 
 
 def command_parser(name: str, **settings) -> argparse.ArgumentParser:
-    """Returns the parser of a command; `settings` are those of `argparse.ArgumentParser`."""
+    """Returns the parser of a command; `settings` go to `argparse.ArgumentParser`."""
     command = command_module(name)
     if hasattr(command, "OPTIONS"):
         from soft_trainer.options.parse import make_parser  # not needed by every command

@@ -1,4 +1,4 @@
-"""Reads published files in which queries, codes and judgments stand apart: BEIR, CoSQA, CoSQA+ and lists of grades.
+"""Reads published files that keep queries, codes and judgments apart: BEIR, CoSQA, CoSQA+ and lists of grades.
 
 Rows have CodeSearchNet's columns. Tokens are split at white space.
 """

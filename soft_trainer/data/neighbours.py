@@ -67,7 +67,7 @@ class Neighbours:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """The codes that are no neighbours of a query.
+    """The codes that do not count as neighbours of a query.
 
     Args:
         own (`int64[n]`): each query's own code.

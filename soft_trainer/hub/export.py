@@ -41,7 +41,7 @@ def export_encoder(
         merge: merge the adapter.
 
     Raises:
-        UserError: the disk is full, the folder cannot be written, or it is that of the adapter's base.
+        UserError: the disk is full, the folder cannot be written, or it holds the adapter's base.
     """
     folder = Path(folder)
     if has_adapter(model):

@@ -223,7 +223,7 @@ def _is_retryable(error: BaseException) -> bool:
 
 
 def later_command(folder: str | Path, hub_model_id: str, private: bool | None = None, **options: str | None) -> str:
-    """Returns the command line that pushes `folder` later, quoted for a shell; `options` are those of the command."""
+    """Returns the shell command that pushes `folder` later, with the given `options`."""
     command = ["soft-trainer", "push", str(folder), hub_model_id]
     if private:
         command.append("--private")

@@ -31,10 +31,10 @@ class Change:
     """A commit as mining sees it.
 
     Attributes:
-        commit: its id, and `parent` that of its first parent, empty for a root.
+        commit: its id; `parent` is its first parent's id, empty for a root.
         query: its message as a query.
         outcome: the reason why it is left out, or "kept".
-        functions: the name in its file and the row of each that it changes, without those that a rule of mining drops.
+        functions: name in the file and row of each changed function that no rule of mining drops.
         renames: (old path, new path) of renamed source files, also of commits that are left out.
         patch: a hash of the lines that it removes and adds.
     """
@@ -55,7 +55,7 @@ class ChangeReader:
         language: of the functions; None means every language that mining reads.
         max_functions: commits that change more functions are left out.
         body: the query holds the first paragraph of the body too.
-        seconds: a file that keeps its grammar busy for longer has no functions.
+        seconds: the time limit for parsing a file; a file that takes longer has no functions.
     """
 
     def __init__(

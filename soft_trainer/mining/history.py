@@ -42,7 +42,7 @@ class MinedHistory:
     """The result of mining a history.
 
     Attributes:
-        rows: of train, valid, test and codebase; those of train newest first.
+        rows: the rows of train, valid, test and codebase, in train newest first.
         relevance: (query, url, relevance) of the test queries, several urls for one query.
         cut: id of the commit whose tree is the corpus.
         places: path, first and last line of each function of the corpus, by url.

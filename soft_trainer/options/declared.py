@@ -42,7 +42,7 @@ class ReadIf:
 
 @dataclass(frozen=True)
 class Declared:
-    """The arguments of `option` other than the help text; see there."""
+    """The arguments of `option`, except the help text."""
 
     default: object = None
     choices: tuple[str, ...] = ()

@@ -138,7 +138,7 @@ def whole(kind: type) -> type:
 
 @functools.cache
 def make_parser(dataclass_types: tuple[type, ...], **settings) -> argparse.ArgumentParser:
-    """Returns the parser of these dataclasses and of `--config`; `settings` are those of `argparse.ArgumentParser`.
+    """Returns the parser of these dataclasses and of `--config`; `settings` go to `argparse.ArgumentParser`.
 
     Made once: a study reads the options of hundreds of runs, and making it takes most of the time of that.
     """

@@ -24,7 +24,7 @@ class Plan:
     """All settings that a training reads.
 
     Args:
-        loss: the loss with its settings, those of the estimator filled in.
+        loss: the loss with its settings, completed by the estimator's defaults.
         options: the options of batches and negatives, as they were when the plan was made.
         train_sampling_strategy: how rows are put into batches.
         dims: the numbers of first dimensions that are trained as embeddings, the largest first; () for all at once.

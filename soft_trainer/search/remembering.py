@@ -80,7 +80,7 @@ def remember(
     An index that is to have none forgets what it has.
 
     Args:
-        repository: another than the folder's own, and `tip` the commit whose tree the folder is.
+        repository: a repository other than the folder's own; `tip` is the commit that the folder holds.
 
     Returns:
         What went wrong.

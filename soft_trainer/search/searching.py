@@ -89,7 +89,7 @@ class Searchable(AbstractContextManager):
             return view.best(scores, allowed, limit, votes)
 
     def similar(self, path: str, line: int, limit: int = 10, lexical: bool = False) -> list[SearchResult]:
-        """Finds pieces like the one that holds a line of a file, such as that of a result; best first.
+        """Finds pieces like the one at a line of a file, such as a result's; best first.
 
         They share its rare words and, with an encoder, are near its embedding.
 

@@ -44,7 +44,7 @@ class ServedIndex:
         return self._answer(partial(self.index.similar, path, line, limit))
 
     def text_of(self, path: str) -> str | None:
-        """Returns the text of an indexed file; None for other paths, such as that of a file ignored by now."""
+        """Returns the text of an indexed file; None for other paths, such as a file that is ignored by now."""
         with self.lock:
             self._refresh()
             return self.index.text_of(path)

@@ -21,7 +21,7 @@ from soft_trainer.search.words import whole
 
 
 class Snapshot:
-    """Everything a search reads, in one transaction; `state` is that of the embeddings, None without an encoder."""
+    """Everything a search reads, in one transaction; `state` describes the embeddings, None without an encoder."""
 
     def __init__(self, database: sqlite3.Connection, index_dir: Path):
         self.database = database

@@ -163,7 +163,7 @@ def columns_of(table: LabelledRows, rows_of: Sequence[np.ndarray], rank: int, du
     """Returns the columns of process `rank`. A code that was encoded several times gets one column.
 
     Args:
-        rows_of: the rows of each process, whose codes stand after another: of each process the codes of its rows,
+        rows_of: the rows of each process. Their codes are joined process by process: the codes of its rows,
             then the first negative of each, then the second.
         duplicates: "mask", "positives" or "ignore".
     """

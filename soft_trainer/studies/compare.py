@@ -63,7 +63,7 @@ class Pairing:
         a, b: the ranks of every run, seeds in the same order. All are brought into the order of the first run.
 
     Raises:
-        UserError: the queries or the corpus differ from those of the first run.
+        UserError: the queries or the corpus differ from the first run's.
     """
 
     def __init__(self, a: Sequence[RankedQueries], b: Sequence[RankedQueries]):
@@ -247,7 +247,7 @@ def _check_partners(folders: dict[tuple, Path], partners: dict[tuple, Path], pat
 
 
 def _folders(pattern: str) -> dict[tuple[str, ...], Path]:
-    """Finds the run folders of a pattern by the texts in place of its stars."""
+    """Finds the folders that match a pattern, keyed by the texts in place of its stars."""
     if "*" not in pattern:
         raise UserError(f"{pattern}: write * in place of the sets and seeds, in both patterns or in none")
     parts = pattern.rstrip("/").split("*")  # nothing but a star is a wildcard

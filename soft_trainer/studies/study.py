@@ -64,8 +64,8 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, outpu
     of the run with this name and the same seed.
 
     Args:
-        changes: options of every run, which win over those of the YAML.
-        output_dir: wins over that of the YAML.
+        changes: options for every run, which override the YAML.
+        output_dir: overrides the YAML.
 
     Raises:
         UserError: the file is not a study, or has an unknown key or placeholder.
@@ -105,7 +105,7 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, outpu
 
 
 def _with_recipe(options: Mapping | None, folder: Path) -> tuple[dict, dict]:
-    """Returns the options of the recipe that a run starts from, and those of the run itself."""
+    """Returns the options of the recipe that a run starts from, and the run's own."""
     options = dict(options or {})
     config = options.pop("config", None)
     if config is None:
@@ -160,7 +160,7 @@ def _content(source: Path) -> str:
 
 
 def state_of(study: Study, run: PlannedRun) -> tuple[str, list[str]]:
-    """Returns "new", "stopped", "done" or "changed", and how its settings differ from those of the folder."""
+    """Returns "new", "stopped", "done" or "changed", and how its settings differ from the folder's."""
     folder = study.folder(run)
     made_with = _read(folder / STUDIED)
     finished = "training" in (_read(record_path(folder)) or {})

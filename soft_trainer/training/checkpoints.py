@@ -56,7 +56,7 @@ def identify(describe: Callable[[], Mapping], checkpoint: str | None) -> dict[st
 
 
 def training_settings(args: TrainingArguments, plan: Plan, encoder: EncoderProfile, model, tokenizer, split: Split):
-    """Returns the settings of a training, and fingerprints of its rows, its tokenizer and what it does not train."""
+    """Returns the settings of a training, and fingerprints of its rows, its tokenizer and frozen weights."""
     frozen = {name: tensor for name, tensor in model.named_parameters() if not tensor.requires_grad}
     profile = dataclasses.asdict(encoder)
     del profile["name"]

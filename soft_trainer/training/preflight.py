@@ -142,7 +142,7 @@ def check_encoder(plan: Plan, args, model: PreTrainedModel, profile: EncoderProf
     """Refuses a plan that the encoder cannot follow.
 
     Raises:
-        UserError: a pooling or a number of dimensions that the encoder lacks, or a merging that nobody could do.
+        UserError: a pooling or a number of dimensions that the encoder lacks, or an impossible merge.
     """
     check_model(model, profile)
     check_dims(plan.dims, model.config.hidden_size)
@@ -221,7 +221,7 @@ def _check_saved(model: PreTrainedModel) -> None:
 
 
 def _check_loadable(model: PreTrainedModel, pushes: bool) -> None:
-    """Refuses an adapter that nobody could load together with its base."""
+    """Refuses an adapter that could not be loaded together with its base."""
     saved = adapters.adapter_state(model)
     for missing in getattr(model, MISSING_WEIGHTS, ()):
         if missing not in saved:
@@ -259,7 +259,7 @@ def check_start(estimator, rows, checkpoint: str | None, step: int) -> None:
 
 
 def check_trainer_arguments(model, processing_class, arguments: dict) -> None:
-    """Refuses arguments of a wrong type, and those of `transformers.Trainer` that have no meaning here.
+    """Refuses arguments of a wrong type, and arguments of `transformers.Trainer` without meaning here.
 
     Args:
         model: the encoder, None if `model_init` makes it.

@@ -95,7 +95,7 @@ def training_numbers(state: TrainerState) -> dict[str, float]:
 
 
 def best_step(args: TrainingArguments, state: TrainerState) -> int | None:
-    """Returns the step whose weights were loaded at the end; None if they are those of the last step."""
+    """Returns the step whose weights were loaded at the end; None if it is the last step."""
     if args.load_best_model_at_end and state.best_model_checkpoint is not None:
         return state.best_global_step
     return None
