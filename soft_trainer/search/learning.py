@@ -31,7 +31,7 @@ BASE = f"{MEMORY} + the encoder before training"
 LEARNED = f"{MEMORY} + the trained encoder"
 LEARNING_LOCK = "learning.lock"
 FOLDERS = "encoder-*"  # of trained encoders, in the folder of the index
-# chosen on the twelve repositories that benchmarks/learning.md names
+# chosen on six repositories, which benchmarks/learning.md names
 LEARNING_RATE = 3e-3
 EPOCHS = 10
 BATCH = 256
@@ -67,7 +67,7 @@ def base_encoder(model: str | os.PathLike[str] | None) -> Path:
         raise UserError(f"learn: there is no static encoder to train: {remedy}; or name one with --model")
     if folder is None:
         raise UserError(f"learn: {model} is no static encoder; `soft-trainer distil {model}` makes one of it")
-    return folder
+    return Path(os.path.realpath(folder))
 
 
 def learn(index: CodeIndex, base: str | os.PathLike[str] | None = None, progress: bool = False) -> Lesson:
@@ -86,18 +86,19 @@ def learn(index: CodeIndex, base: str | os.PathLike[str] | None = None, progress
     found = repository_of(index.folder)
     if found is None:
         raise UserError(f"learn: {index.folder} lies in no git repository, so there is no commit to learn from")
+    index_dir = Path(os.path.realpath(index.index_dir))
     scratch = tempfile.TemporaryDirectory(prefix="soft_trainer-")
-    with scratch as work, store.write_lock(index.index_dir, name=LEARNING_LOCK):
+    with scratch as work, store.write_lock(index_dir, name=LEARNING_LOCK):
         lesson = study(found[0], folder, Path(work))
         if lesson.encoder not in (None, folder):
-            lesson = lesson._replace(encoder=_kept(lesson.encoder, index.index_dir))
+            lesson = lesson._replace(encoder=_kept(lesson.encoder, index_dir))
         if lesson.encoder is not None:
             index.encode(lesson.encoder, progress)
             vectors.weigh(index.database, WEIGHT)
-        elif index.model and Path(index.model) in {folder, *index.index_dir.glob(FOLDERS)}:
-            with store.write_lock(index.index_dir, name=store.ENCODING_LOCK):
-                vectors.forget(index.database, index.index_dir)
-        for old in index.index_dir.glob(FOLDERS):
+        elif lesson.ranks and index.model and Path(index.model) in {folder, *index_dir.glob(FOLDERS)}:
+            with store.write_lock(index_dir, name=store.ENCODING_LOCK):
+                vectors.forget(index.database, index_dir)
+        for old in index_dir.glob(FOLDERS):
             if str(old) != index.model:
                 shutil.rmtree(old)
     return lesson

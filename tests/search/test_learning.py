@@ -38,17 +38,18 @@ def trained(base, tmp_path):
 
 
 @pytest.fixture
-def index(tmp_path, base):
+def index(tmp_path, base, monkeypatch):
     """The index of a small repository with its working tree."""
     repository = grown(tmp_path / "repo", 4)
     repository.git.checkout_head(strategy=2)
-    with CodeIndex.build(tmp_path / "repo", tmp_path / "index") as index:
+    monkeypatch.chdir(tmp_path)
+    with CodeIndex.build("repo", "index") as index:
         yield index
 
 
 def answers(encoder):
     """A study whose outcome is known."""
-    return lambda *arguments: Lesson(encoder, 60, {}, "as the test has it")
+    return lambda *arguments: Lesson(encoder, 60, ranks(0, 0), "as the test has it")
 
 
 def ranks(base, learned):
@@ -109,10 +110,10 @@ def test_nothing_from_after_the_cut_is_trained_on(tmp_path, base, monkeypatch):
     assert not any(f"number {number} " in texts for number in (18, 19, 20))
 
 
-def test_the_index_keeps_the_encoder_that_helps_and_no_update_trains(index, trained, base, monkeypatch):
+def test_the_index_keeps_the_encoder_that_helps_and_no_update_trains(index, trained, base, tmp_path, monkeypatch):
     monkeypatch.setattr(learning, "study", answers(trained))
     lesson = learn(index)
-    assert lesson.encoder.parent == index.index_dir and index.model == str(lesson.encoder)
+    assert lesson.encoder.parent == tmp_path / "index" and index.model == str(lesson.encoder)
     identity = learning.StaticSearchEncoder("trained", trained).identity
     assert learning.store.get_meta(index.database, "vectors")["identity"] == identity
     assert learning.store.get_meta(index.database, "vectors")["weight"] == learning.WEIGHT
@@ -121,6 +122,11 @@ def test_the_index_keeps_the_encoder_that_helps_and_no_update_trains(index, trai
     index.update()
     assert index.model == str(lesson.encoder)
     assert index.search("add a number") and not index.notices
+
+    nothing = Lesson(None, 3, {}, "learned nothing")
+    monkeypatch.setattr(learning, "study", lambda *arguments: nothing)
+    learn(index)
+    assert index.model == str(lesson.encoder)
 
     monkeypatch.setattr(learning, "study", answers(base))
     assert learn(index).encoder == base
