@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from soft_trainer.search import store
-from soft_trainer.search.ranking import K1, B, Query, inverse_frequency, saturated
+from soft_trainer.search.ranking import Query, inverse_frequency, length_norm, saturated
 from soft_trainer.search.results import Commit
 from soft_trainer.search.store import Segments
 
@@ -94,10 +94,9 @@ class CommitMemory:
     def _scores(self, query: Query, before: int | None) -> tuple[np.ndarray, float]:
         """Returns BM25 of the subjects, float32[commits], and that of a typical subject holding the whole query."""
         count = len(self.numbers) if before is None else int(np.searchsorted(self.numbers, before))
-        lengths = self.lengths[:count]
         scores = np.zeros(count, np.float32)
         perfect = 0.0
-        norm = K1 * (1 - B + B * lengths / max(float(lengths.mean()), 1e-9)) if count else lengths
+        norm = length_norm(self.lengths[:count])
         for term, weight in query.terms.items():
             if weight < 1:  # neighbouring words, joined
                 continue

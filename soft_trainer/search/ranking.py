@@ -15,7 +15,7 @@ import numpy as np
 
 from soft_trainer.mining.rules import identifier_words
 from soft_trainer.search.pieces import CLASS, LINES
-from soft_trainer.search.store import Segments
+from soft_trainer.search.store import TRAITS, Segments
 from soft_trainer.search.terms import DEFINED, NAME, OWN_NAME, PATH, SUMMARY
 from soft_trainer.search.words import STOP_WORDS, WORD, stem, terms, whole
 
@@ -32,10 +32,12 @@ DEFINED_SYMBOL = 1.0  # the same for what can only be a name: `parseDate`, `pars
 DEFINED_MEMBER = 2.0  # for the query `Parser.parse`: `parse` is defined there, in `Parser`
 # Wrappers, compatibility layers and vendored copies lie deeper than the original.
 DEPTH_DISCOUNT = 0.1
-TEST_DISCOUNT = 0.5
-GENERATED_DISCOUNT = 0.5  # by a program, from what people wrote elsewhere
-VENDORED_DISCOUNT = 0.5  # in `external` or `deps`, which may be a copy of other people's code
-TEXT_DISCOUNT = 0.3  # who searches code wants the code before the page about it
+DISCOUNTS = {
+    "test": 0.5,
+    "text": 0.3,  # who searches code wants the code before the page about it
+    "vendored": 0.5,  # in `external` or `deps`, which may be a copy of other people's code
+    "generated": 0.5,  # by a program, from what people wrote elsewhere
+}
 # Within a file: BM25, whether the piece defines a word of the query (as for its file), and these.
 PIECE_WORDS = 1.0  # share of the query that stands in the piece
 PIECE_NAME = 1.0  # share of the query that stands in its name and in those around it
@@ -74,9 +76,12 @@ def parse_query(text: str) -> Query:
     for size in (2, 3):
         for start in range(len(typed) - size + 1):
             weights.setdefault(stem("".join(whole(word) for word in typed[start : start + size])), JOINED_WORDS)
-    kind = "words" if len(typed) < 5 and _SMALL_WORDS.isdisjoint(map(str.lower, typed)) else "sentence"
     if len(typed) < 2 or _SYMBOL.fullmatch(text.strip()):
         kind = "symbol"
+    elif len(typed) < 5 and _SMALL_WORDS.isdisjoint(map(str.lower, typed)):
+        kind = "words"
+    else:
+        kind = "sentence"
     return Query(kind, tuple(dict.fromkeys(telling)), weights)
 
 
@@ -112,15 +117,18 @@ def score(
         member = reduce(np.intersect1d, named, segments.postings(DEFINED + whole(name))[0])
         gather.add_defined(member, DEFINED_MEMBER)
     for word in query.words if not len(member) else ():
-        is_symbol = query.kind == "symbol" or _NAME_ALONE.search(word)
         defining, _ = segments.postings(DEFINED + whole(word))
-        gather.add_defined(defining, DEFINED_SYMBOL if is_symbol else DEFINED_NAME)
+        if query.kind == "symbol" or _NAME_ALONE.search(word):
+            gather.add_defined(defining, DEFINED_SYMBOL)
+        else:
+            gather.add_defined(defining, DEFINED_NAME)
     if similarity is None:
-        similar = None
+        scores = gather.scores(None)
     else:
-        similar = similarity_weight * SIMILARITY[query.kind] * _share(similarity)
-    scores = gather.scores(similar)
-    return scores if votes is None else with_votes(scores, segments, votes)
+        scores = gather.scores(similarity_weight * SIMILARITY[query.kind] * _share(similarity))
+    if votes is None:
+        return scores
+    return with_votes(scores, segments, votes)
 
 
 def with_votes(scores: Scores, segments: Segments, votes: np.ndarray) -> Scores:
@@ -200,7 +208,7 @@ class _Gathered:
         segments = self.segments
         total = self.total or 1.0
         best = np.maximum.reduceat(self.text, segments.firsts[:-1])
-        parts = np.maximum(segments.traits[:, 2], 1)
+        parts = np.maximum(segments.traits[:, TRAITS.index("name_parts")], 1)
         files = (
             best / max(float(best.max()), 1e-9)
             + FILE_TEXT * self.file_text / max(float(self.file_text.max()), 1e-9)
@@ -232,12 +240,12 @@ class _Gathered:
 
 def discounts(segments: Segments, candidates: np.ndarray) -> np.ndarray:
     """Returns a factor for each file. Tests, texts and generated, deep or probably vendored files count less."""
-    depth = segments.traits[:, 1].astype(np.float32)
-    depth = np.maximum(depth - (depth[candidates].min() if candidates.any() else 0), 0)
+    depth = segments.traits[:, TRAITS.index("depth")].astype(np.float32)
+    if candidates.any():
+        depth = np.maximum(depth - depth[candidates].min(), 0)
     kind = np.ones(len(depth), np.float32)
-    by_kind = ((0, TEST_DISCOUNT), (3, TEXT_DISCOUNT), (4, VENDORED_DISCOUNT), (5, GENERATED_DISCOUNT))
-    for trait, discount in by_kind:
-        kind *= 1 - discount * segments.traits[:, trait]
+    for trait, discount in DISCOUNTS.items():
+        kind *= 1 - discount * segments.traits[:, TRAITS.index(trait)]
     return kind / (1 + DEPTH_DISCOUNT * depth)
 
 
@@ -279,12 +287,17 @@ def order_pieces(
 
 
 @lru_cache(maxsize=2)
-def _norms(segments: Segments) -> list[np.ndarray]:
+def _norms(segments: Segments) -> tuple[np.ndarray, np.ndarray]:
     """Computes BM25's length normalisation of pieces and files, a third of a query's time, so it is cached."""
     pieces = segments.lengths.astype(np.float32)
     files = np.add.reduceat(pieces, segments.firsts[:-1])
-    means = [max(float(lengths.sum()) / len(lengths), 1e-9) for lengths in (pieces, files)]
-    return [K1 * (1 - B + B * lengths / mean) for lengths, mean in zip((pieces, files), means, strict=True)]
+    return length_norm(pieces), length_norm(files)
+
+
+def length_norm(lengths: np.ndarray) -> np.ndarray:
+    """Computes BM25's length normalisation."""
+    mean = max(float(lengths.sum()) / max(len(lengths), 1), 1e-9)
+    return K1 * (1 - B + B * lengths / mean)
 
 
 def saturated(counts: np.ndarray, norm: np.ndarray) -> np.ndarray:

@@ -85,11 +85,9 @@ def find_index_dir(folder: str | os.PathLike[str]) -> Path | None:
 
 def make_index_dir(index_dir: Path, folder: str) -> None:
     """Makes a private folder for an index; a UserError if it lies in the tree or cannot be made."""
-    inside = os.path.commonpath([os.path.realpath(index_dir), folder]) == folder
-    if inside:
-        raise UserError(
-            f"index_dir={index_dir}: it lies in the tree that is indexed; choose a folder outside {folder}"
-        )
+    if os.path.commonpath([os.path.realpath(index_dir), folder]) == folder:
+        place = "it lies in the tree that is indexed"
+        raise UserError(f"index_dir={index_dir}: {place}; choose a folder outside {folder}")
     try:
         index_dir.parent.mkdir(parents=True, exist_ok=True)
         index_dir.mkdir(mode=0o700, exist_ok=True)
@@ -103,10 +101,11 @@ def make_index_dir(index_dir: Path, folder: str) -> None:
 def _check_owner(index_dir: Path) -> None:
     """Raises a UserError if somebody else could have written the index."""
     database = index_dir / DATABASE
-    owners = {index_dir.stat().st_uid, database.lstat().st_uid if os.path.lexists(database) else os.geteuid()}
-    why = "a link or somebody else's, so it is not trusted; choose another index_dir"
+    owners = {index_dir.stat().st_uid}
+    if os.path.lexists(database):
+        owners.add(database.lstat().st_uid)
     if database.is_symlink() or owners != {os.geteuid()}:
-        raise UserError(f"{index_dir}: {why}")
+        raise UserError(f"{index_dir}: a link or somebody else's, so it is not trusted; choose another index_dir")
 
 
 @contextmanager
@@ -114,7 +113,10 @@ def write_lock(index_dir: Path, wait: bool = True, name: str = LOCK) -> Iterator
     """Locks an index for writing or encoding; yields False if it is taken and `wait` is False."""
     with open(os.open(index_dir / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600), "w") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            if wait:
+                fcntl.flock(file, fcntl.LOCK_EX)
+            else:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             yield False
             return
@@ -127,15 +129,18 @@ def connect(index_dir: Path, create: bool = False) -> sqlite3.Connection:
     `create` makes the tables if there are none, or none of this format.
     """
     path = index_dir / DATABASE
-    missing = not create and not path.is_file()
-    if missing:
+    if not create and not path.is_file():
         raise UserError(f"{index_dir}: no index there; make one with `soft-trainer index DIR`")
     _check_owner(index_dir)
     # A folder that may not be written has no room for SQLite's log: the file is then read as it is.
     writable = os.access(index_dir, os.W_OK) and (create or os.access(path, os.W_OK))
     if create and not path.exists():
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600))
-    uri = path.absolute().as_uri() + ("?mode=rw" if writable else "?mode=ro&immutable=1")
+    if writable:
+        mode = "mode=rw"
+    else:
+        mode = "mode=ro&immutable=1"
+    uri = f"{path.absolute().as_uri()}?{mode}"
     database = sqlite3.connect(uri, uri=True, timeout=30, isolation_level=None, check_same_thread=False)
     try:
         for setting in ("trusted_schema = OFF", "cache_size = -65536", "synchronous = NORMAL"):
@@ -293,26 +298,36 @@ class Segments:
 
     def __init__(self, database: sqlite3.Connection):
         self.database = database
-        rows = database.execute(f"SELECT {', '.join(_ARRAYS)} FROM segments ORDER BY id").fetchall()
-        columns = [b"".join(row[place] for row in rows) for place in range(len(_ARRAYS))]
-        self.lengths, self.owners, self.kinds, self.languages, traits = map(np.frombuffer, columns, _ARRAYS.values())
-        self.traits = traits.reshape(-1, len(TRAITS))
+        self.lengths = self._column("lengths")
+        self.owners = self._column("owners")
+        self.kinds = self._column("kinds")
+        self.languages = self._column("languages")
+        self.traits = self._column("traits").reshape(-1, len(TRAITS))
         self.live = np.ones(len(self.languages), bool)
         self.live[[file for (file,) in database.execute("SELECT file FROM dead")]] = False
         self.firsts = np.searchsorted(self.owners, np.arange(len(self.languages) + 1))
+
+    def _column(self, name: str) -> np.ndarray:
+        """Reads an array of all segments."""
+        rows = self.database.execute(f"SELECT {name} FROM segments ORDER BY id")
+        return np.frombuffer(b"".join(blob for (blob,) in rows), _ARRAYS[name])
 
     def postings(self, term: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns the live pieces that hold a term, int64, ascending, and how often each holds it, float32."""
         query = "SELECT width, pieces, counts FROM postings WHERE term = ? ORDER BY segment"
         rows = self.database.execute(query, (term,)).fetchall()
-        pieces, counts = self.joined(rows) if rows else (np.zeros(0, np.int64), np.zeros(0, np.uint8))
+        if not rows:
+            return np.zeros(0, np.int64), np.zeros(0, np.float32)
+        pieces, counts = self.joined(rows)
         return pieces, counts.astype(np.float32)
 
     def joined(self, rows: list[tuple[int, bytes, bytes]]) -> tuple[np.ndarray, np.ndarray]:
         """Joins the (width, pieces, counts) of a term in each segment; returns live pieces and counts, uint8."""
         pieces = np.concatenate([unpack(width, blob) for width, blob, _ in rows])
         counts = np.frombuffer(b"".join(row[2] for row in rows), np.uint8)
-        live = slice(None) if self.live.all() else self.live[self.owners[pieces]]
+        if self.live.all():
+            return pieces, counts
+        live = self.live[self.owners[pieces]]
         return pieces[live], counts[live]
 
 
