@@ -1,5 +1,6 @@
 """Every example runs on tiny rows, as people start it."""
 
+import os
 import re
 import runpy
 import sys
@@ -84,3 +85,19 @@ def test_langchain_and_llamaindex(run, encoder_dir):
     code = "def f(xs): return sorted(xs)"
     said = run("langchain_llamaindex", encoder_dir, "sort a list", code, "def g(): exit()")
     assert said.count(": def ") == 2
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_and_draws_both_pictures(encoder_dir, monkeypatch, tmp_path):
+    nbclient = pytest.importorskip("nbclient")
+    nbformat = pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    monkeypatch.setenv("MODEL", str(encoder_dir))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    notebook = nbformat.read(EXAMPLES[0].parent / "from_rows_to_search.ipynb", as_version=4)
+    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 2
+    said = "".join(output.get("text", "") for output in outputs)
+    assert re.search(r"MRR before training 0\.\d+, after 0\.\d+", said) and ".py:" in said.splitlines()[-1]
