@@ -110,7 +110,8 @@ def check_equal(alone: dict, together: dict) -> None:
     ],
     ids=lambda options: "-".join(map(str, options.values())),
 )
-def test_two_processes_train_as_one_on_the_joined_batch(train, folder, options):
+def test_two_processes_train_as_one_on_the_joined_batch(train, folder, options, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parent)  # a module of one's own is in the current folder
     if options.get("estimator", "bm25") != "bm25":
         options = options | {"estimator_model": folder / "encoder"}
     check_equal(train(1, 12, **options), train(2, 12, **options))
