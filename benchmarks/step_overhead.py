@@ -220,7 +220,7 @@ def main() -> None:
     cases.append(("TrainedModel, similar", estimators[-1], SIMILAR))
     own_negatives = []
     for batch_size in map(int, options.batch_sizes.split(",")):
-        plain = make(batch_size, None, folder)
+        plain = make(batch_size, None, folder, loss="info_nce")
         for name, estimator, settings in cases:
             soft = make(batch_size, estimator, folder, **settings)
             live = None if isinstance(estimator, BM25Estimator) else live_encoding(estimator, rows)
