@@ -89,31 +89,45 @@ def load_rows(
     codesearchnet = not (framed or query_column or code_column) and split and is_codesearchnet(Path(source))
     if codesearchnet:
         alone = list(split_files(Path(source))) == ["train"]  # the others are made of it, and the corpus of any
-        data = load_folder(source, needed=("train",) if alone else [name for name in needed if name != "codebase"])
+        data = load_folder(source, needed=["train"] if alone else set(needed) - {"codebase"})
         columns = SIDES
     else:
-        data = {"train": from_frame(source)} if framed else read_splits(str(source))
-        name = "the data frame" if framed else str(source)
+        if framed:
+            name = "the data frame"
+            data = {"train": from_frame(source)}
+        else:
+            name = str(source)
+            data = read_splits(name)
         columns = _chosen_columns(data, query_column, code_column, name)
     if check:
         _check_texts(data, columns, source)
     if not codesearchnet:
         data = _renamed(data, columns, name)
     # CodeSearchNet's training rows need no urls.
-    kept = ["train"] if codesearchnet and len(data) > 1 else []
+    kept = []
+    if codesearchnet and len(data) > 1:
+        kept = ["train"]
     data |= _with_urls({name: rows for name, rows in data.items() if name not in kept})
-    pairs = {name: rows for name, rows in data.items() if _column(rows, QUERIES) and name != "codebase"}
     if not split:
-        parts = list(pairs.values()) or list(data.values())
-        chosen = pairs.get("test") or pairs.get("valid") or concatenate_datasets(parts)
-        _check_sides(chosen, ["query"] if "codebase" in data or "url" in chosen.column_names else SIDES)
-        return DatasetDict(test=chosen, codebase=data.get("codebase") or corpus_of([chosen]))
+        return _undivided(data)
     if list(data) == ["train"] and set(needed) - {"train"}:
         data = _split(data["train"])
     held_out = [data[name] for name in ("valid", "test") if name in data]
     if held_out and "codebase" not in data and all(_column(rows, CODES) for rows in held_out):
         data["codebase"] = corpus_of(held_out)
     return DatasetDict(data)
+
+
+def _undivided(data: Mapping[str, Dataset]) -> DatasetDict:
+    """Returns the rows of test, or else of valid, or else all rows, with their corpus."""
+    pairs = {name: rows for name, rows in data.items() if _column(rows, QUERIES) and name != "codebase"}
+    parts = list(pairs.values()) or list(data.values())
+    chosen = pairs.get("test") or pairs.get("valid") or concatenate_datasets(parts)
+    if "codebase" in data or "url" in chosen.column_names:
+        _check_sides(chosen, ["query"])
+    else:
+        _check_sides(chosen, SIDES)
+    return DatasetDict(test=chosen, codebase=data.get("codebase") or corpus_of([chosen]))
 
 
 def _column(rows: Dataset, names: Sequence[str]) -> str | None:
@@ -146,12 +160,16 @@ def _is_saved(folder: Path) -> bool:
 
 def _format(path: Path) -> str | None:
     """Returns the format of a file of rows, None for another file."""
-    return FORMATS.get(Path(path.name.removesuffix(".gz")).suffix.lower()) if path.is_file() else None
+    if path.is_file():
+        return FORMATS.get(Path(path.name.removesuffix(".gz")).suffix.lower())
+    return None
 
 
 def _split_of(path: Path) -> str | None:
     """Returns the split that a file of rows is named after, None for any other file."""
-    return SPLIT_NAMES.get(SHARD.sub("", path.name.split(".")[0].lower())) if _format(path) else None
+    if _format(path):
+        return SPLIT_NAMES.get(SHARD.sub("", path.name.split(".")[0].lower()))
+    return None
 
 
 def read_splits(source: str) -> dict[str, Dataset]:
@@ -177,10 +195,16 @@ def read_splits(source: str) -> dict[str, Dataset]:
     except (OSError, ValueError, DatasetGenerationError, StopIteration) as error:
         reason = (str(error.__cause__ or error).strip() or "it is empty").splitlines()[0]
         raise UserError(f"{source}: cannot be read: {reason}") from error
-    loaded = loaded if isinstance(loaded, dict) else {"train": loaded}
-    loaded = {name: _with_plain_text(rows) for name, rows in loaded.items()}
-    named = {SPLIT_NAMES[name]: rows for name, rows in loaded.items() if name in SPLIT_NAMES}
-    return named or {"train": concatenate_datasets(list(loaded.values()))}
+    if not isinstance(loaded, dict):
+        loaded = {"train": loaded}
+    splits = {}
+    unnamed = []
+    for name, rows in loaded.items():
+        rows = _with_plain_text(rows)
+        unnamed.append(rows)
+        if name in SPLIT_NAMES:
+            splits[SPLIT_NAMES[name]] = rows
+    return splits or {"train": concatenate_datasets(unnamed)}
 
 
 def from_frame(frame: pd.DataFrame, name: str = "the data frame") -> Dataset:
@@ -195,10 +219,16 @@ def _with_plain_text(rows: Dataset) -> Dataset:
     """Casts texts with 64-bit offsets, as pandas and polars write them, which cannot be joined with other texts."""
     large = Value("large_string")
     plain = Value("string")
-    changed = {name: plain for name, feature in rows.features.items() if feature == large}
     tokens = [List(large), LargeList(large), LargeList(plain)]
-    changed |= {name: List(plain) for name, feature in rows.features.items() if feature in tokens}
-    return rows.cast(Features({**rows.features, **changed})) if changed else rows
+    features = Features(rows.features)
+    for name, feature in rows.features.items():
+        if feature == large:
+            features[name] = plain
+        elif feature in tokens:
+            features[name] = List(plain)
+    if features == rows.features:
+        return rows
+    return rows.cast(features)
 
 
 def _files(paths: Sequence[Path]) -> list[tuple[Path, str]]:
@@ -265,10 +295,15 @@ def _check_texts(
 ) -> None:
     """Raises UserError for rows without a text, and names the place of the first and their number."""
     for split, rows in data.items():
-        sides = SIDES_OF[split] if "codebase" in data else SIDES
+        if "codebase" in data:
+            sides = SIDES_OF[split]
+        else:
+            sides = SIDES
         for side in sides:
             names = [name for name in columns[side] if name in rows.column_names]
-            blank = set.intersection(*(set(blank_rows(rows, name)) for name in names)) if names else ()
+            blank = ()
+            if names:
+                blank = set.intersection(*(set(blank_rows(rows, name)) for name in names))
             if blank:
                 place = _place(source, split, min(blank))
                 counts = f"{len(blank):,} of {len(rows):,} rows"
@@ -288,7 +323,9 @@ def _place(source: str | Path | pd.DataFrame, split: str, row: int) -> str:
         files = [path]
     elif path.is_dir() and not _is_saved(path):
         files = [file for file, named in _files(sorted(path.iterdir())) if named == split]
-    return place_of(files, row) if files else f"{source}, {split}, row {row + 1}"
+    if files:
+        return place_of(files, row)
+    return f"{source}, {split}, row {row + 1}"
 
 
 def _as_text(rows: Dataset, name: str | None, targets: tuple[str, str], source: str) -> Dataset:
@@ -301,7 +338,9 @@ def _as_text(rows: Dataset, name: str | None, targets: tuple[str, str], source: 
         kind = getattr(feature, "dtype", type(feature).__name__)
         raise UserError(f"{source}: column {name!r} holds {kind}, text is expected")
     rows = rows.remove_columns([other for other in targets if other != name and other in rows.column_names])
-    return rows if name == targets[tokens] else rows.rename_column(name, targets[tokens])
+    if name == targets[tokens]:
+        return rows
+    return rows.rename_column(name, targets[tokens])
 
 
 def _texts(rows: Dataset, columns: tuple[str, str]) -> list[Hashable]:
@@ -334,7 +373,9 @@ def _split(rows: Dataset) -> dict[str, Dataset]:
     """Splits rows into train, valid and test, about 80, 10 and 10 per cent, and prints how many each has."""
     _check_sides(rows, SIDES)
     column = _column(rows, REPOSITORIES)
-    groups = [str(name) for name in rows[column]] if column else []
+    groups = []
+    if column:
+        groups = [str(name) for name in rows[column]]
     reason = f"by {column}"
     if len(set(groups)) < len(SPLITS):
         groups = _groups_of_equals(rows)
@@ -343,7 +384,9 @@ def _split(rows: Dataset) -> dict[str, Dataset]:
     if len(sizes) < len(SPLITS):
         raise UserError(f"{len(rows)} rows ({len(sizes)} different ones) are too few to split: give valid and test")
     split_of = assign_splits(sizes)
-    places = {split: [row for row, group in enumerate(groups) if split_of[group] == split] for split in SPLITS[:3]}
+    places = {split: [] for split in SPLITS[:3]}
+    for row, group in enumerate(groups):
+        places[split_of[group]].append(row)
     print_on_main(table((f"split {reason}", "rows"), [(split, len(rows)) for split, rows in places.items()]))
     return {split: rows.select(chosen) for split, chosen in places.items()}
 

@@ -55,7 +55,9 @@ def flat(rows: Dataset) -> Dataset:
 
 def load_arrays(folder: str | Path | None, key: str) -> dict[str, np.ndarray] | None:
     """Maps the arrays that are stored under `key`; None if they are missing or damaged."""
-    files = None if folder is None else kept_files(Path(folder) / f"{key}.json", key)
+    files = None
+    if folder is not None:
+        files = kept_files(Path(folder) / f"{key}.json", key)
     if files is None:
         return None
     return {path.name.split(".")[1]: np.load(path, mmap_mode="r") for path in files}
@@ -101,12 +103,16 @@ def cached_rows(
     writes = distributed.is_local_main()
     if not distributed.any_process(writes and load_arrays(folder, key) is None):
         return np.load(path, mmap_mode="r")
-    refusal = refusal_of(path.parent, rows * width * np.dtype(dtype).itemsize) if writes else None
+    refusal = None
+    if writes:
+        refusal = refusal_of(path.parent, rows * width * np.dtype(dtype).itemsize)
     if distributed.any_process(refusal is not None):
         raise UserError(f"estimator cache {path.parent}: {refusal or 'refused on another process'}; {REMEDY}")
     values = build().cpu().numpy().astype(dtype)
     failed = distributed.any_process(writes and not store_arrays(folder, key, {"rows": values}))  # waits for the file
-    return np.load(path, mmap_mode="r") if not failed and path.exists() else values
+    if not failed and path.exists():
+        return np.load(path, mmap_mode="r")
+    return values
 
 
 def refusal_of(folder: Path, size: int = 0) -> str | None:
@@ -117,4 +123,6 @@ def refusal_of(folder: Path, size: int = 0) -> str | None:
     except OSError as error:
         return f"cannot be written ({error.strerror})"
     free = shutil.disk_usage(folder).free
-    return f"needs {size / 2**20:,.0f} MiB, {free / 2**20:,.0f} MiB are free" if free < size else None
+    if free < size:
+        return f"needs {size / 2**20:,.0f} MiB, {free / 2**20:,.0f} MiB are free"
+    return None

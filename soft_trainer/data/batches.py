@@ -149,13 +149,20 @@ class TrainBatches(Dataset):
         own_codes_of = [self.pairs[rows, 1] for rows in rows_of]
         codes_of, meets = self._with_own_negatives(queries_of, own_codes_of, epoch)
         queries = queries_of[self.rank]
-        codes = np.concatenate(codes_of) if self.gather else codes_of[self.rank]
-        start = sum(map(len, codes_of[: self.rank])) if self.gather else 0
+        if self.gather:
+            codes = np.concatenate(codes_of)
+            start = sum(map(len, codes_of[: self.rank]))
+        else:
+            codes = codes_of[self.rank]
+            start = 0
         positives = torch.arange(start, start + len(queries))
         further = self._further_answers(queries, codes, positives, meets)
         negatives = meets
         if further is not None:
-            negatives = ~further if meets is None else meets & ~further
+            if meets is None:
+                negatives = ~further
+            else:
+                negatives = meets & ~further
         loss_inputs = None
         if self.weigh is not None and len(queries):
             loss_inputs = self.weigh(queries, codes, positives, negatives)
@@ -186,7 +193,9 @@ class TrainBatches(Dataset):
         further = self.answers.among(queries, codes).scatter(1, positives.unsqueeze(1), False)
         if meets is not None:
             further &= meets
-        return further if bool(further.any()) else None
+        if bool(further.any()):
+            return further
+        return None
 
     def _with_own_negatives(
         self, queries_of: list[np.ndarray], codes_of: list[np.ndarray], epoch: int
@@ -218,7 +227,10 @@ class TrainBatches(Dataset):
         # A process without rows encodes a row of another process and uses none of its embeddings.
         sides = {}
         if not isinstance(self.collator, PairCollator):
-            rows = rows_of[self.rank] if len(rows_of[self.rank]) else rows_of[0][:1]
+            if len(rows_of[self.rank]):
+                rows = rows_of[self.rank]
+            else:
+                rows = rows_of[0][:1]
             features = self.collator([self[int(row)] for row in rows])
         for side, parts in (("query", queries_of), ("code", codes_of)):
             tokens = self.tokens[side]

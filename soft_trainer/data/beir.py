@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from datasets import Dataset
 
 from soft_trainer.data.judgments import Split
@@ -35,36 +36,29 @@ def load_beir(folder: str | Path) -> dict[str, Split]:
     folder = Path(folder)
     corpus_ids, corpus = _rows(_file(folder / "corpus.jsonl"), "code")
     query_ids, queries = _rows(_file(folder / "queries.jsonl"), "docstring")
-    query_rows = {name: row for row, name in enumerate(query_ids)}
-    code_rows = {name: row for row, name in enumerate(corpus_ids)}
     corpus = corpus.add_column("url", corpus_ids)
     splits = {}
     for split, path in _qrels(folder).items():
-        grades = _grades(path, query_rows, code_rows)
+        grades = _grades(path, query_ids, corpus_ids)
         splits[split] = _split(queries, corpus, grades, path, judged_codes=split == "train")
     return splits
 
 
-def _split(
-    queries: Dataset, corpus: Dataset, grades: dict[tuple[int, int], float], path: Path, judged_codes: bool
-) -> Split:
-    """Builds a split from judgments; with `judged_codes`, only codes they mention are kept."""
-    answered = sorted({query for (query, _), grade in grades.items() if grade > 0})
-    if not answered:
+def _split(queries: Dataset, corpus: Dataset, grades: pd.DataFrame, path: Path, judged_codes: bool) -> Split:
+    """Makes the split of some judgments; `judged_codes` leaves out the codes that they do not name."""
+    answered = np.unique(grades["query"][grades["grade"] > 0])
+    if not len(answered):
         raise UserError(f"{path}: no query has a right answer, a score above 0")
-    asked = {query for query, _ in grades}
-    if len(answered) < len(asked):
-        print_on_main(f"{path}: {len(asked) - len(answered):,} of {len(asked):,} queries have no right answer")
-    codes = list(range(len(corpus)))
+    asked = grades["query"].nunique()
+    if len(answered) < asked:
+        print_on_main(f"{path}: {asked - len(answered):,} of {asked:,} queries have no right answer")
+    codes = np.arange(len(corpus))
     if judged_codes:
-        codes = sorted({code for _, code in grades})
-    query_at = {row: place for place, row in enumerate(answered)}
-    code_at = {row: place for place, row in enumerate(codes)}
-    kept = {pair: grade for pair, grade in grades.items() if pair[0] in query_at}
-    pairs = np.array([(query_at[query], code_at[code]) for query, code in kept])
-    if judged_codes:
+        codes = np.unique(grades["code"])
         corpus = corpus.select(codes)
-    return Split.from_grades(queries.select(answered), corpus, pairs, list(kept.values()))
+    kept = grades[grades["query"].isin(answered)]
+    places = [np.searchsorted(answered, kept["query"]), np.searchsorted(codes, kept["code"])]
+    return Split.from_grades(queries.select(answered), corpus, np.stack(places, axis=1), kept["grade"])
 
 
 def _qrels(folder: Path) -> dict[str, Path]:
@@ -105,16 +99,19 @@ def _rows(path: Path, column: str) -> tuple[list[str], Dataset]:
     return list(rows), table
 
 
-def _grades(path: Path, query_rows: dict[str, int], code_rows: dict[str, int]) -> dict[tuple[int, int], float]:
-    """Reads the grade of each (query, code) pair of row numbers. The last line about a pair wins."""
+def _grades(path: Path, query_ids: list[str], code_ids: list[str]) -> pd.DataFrame:
+    """Reads `grade` of each pair of rows, `query` and `code`; of several lines on a pair the last counts."""
+    query_rows = pd.Index(query_ids)
+    code_rows = pd.Index(code_ids)
     grades = {}
     for place, (query, code, score) in _lines(path):
         if query not in query_rows:
             raise UserError(f"{place}: no query has the _id {query!r}")
         if code not in code_rows:
             raise UserError(f"{place}: no code has the _id {code!r}")
-        grades[query_rows[query], code_rows[code]] = score
-    return grades
+        grades[query_rows.get_loc(query), code_rows.get_loc(code)] = score
+    pairs = pd.DataFrame(grades.keys(), columns=["query", "code"])
+    return pairs.assign(grade=list(grades.values()))
 
 
 def _lines(path: Path) -> Iterator[tuple[str, tuple[str, str, float]]]:

@@ -60,7 +60,10 @@ def check_languages(languages: Sequence[str], reader: str | None = "CodeSearchNe
     Raises:
         UserError: a language that `reader` does not know, an empty name, or a duplicate name.
     """
-    known = tuple(SOURCE_LANGUAGES) if reader == "mining" else LANGUAGES
+    if reader == "mining":
+        known = tuple(SOURCE_LANGUAGES)
+    else:
+        known = LANGUAGES
     for name in languages:
         if not name or languages.count(name) > 1:
             raise UserError(f"language={name!r}: name every language once, comma-separated")
@@ -84,16 +87,24 @@ def load_folder(
     for split in splits:
         if split not in files and (needed is None or split in needed):
             others = ", ".join(sorted(path.name for path in folder.glob(f"{split}.*") if path.is_file()))
-            hint = f"; rows are read from JSON lines, not from {others}" if others else ""
-            hint = hint if folder.is_dir() else ": no such folder"
+            hint = ""
+            if others:
+                hint = f"; rows are read from JSON lines, not from {others}"
+            if not folder.is_dir():
+                hint = ": no such folder"
             raise UserError(f"{folder}: neither {split}.jsonl nor {split}.jsonl.gz is there{hint}")
     return DatasetDict({split: load_jsonl(files[split]) for split in splits if split in files})
 
 
 def split_files(folder: Path) -> dict[str, Path]:
     """Returns the JSON lines of each split that a folder has; a plain file comes before a gzipped one."""
-    paths = ((split, folder / f"{split}.jsonl{end}") for split in SPLITS for end in (".gz", ""))
-    return {split: path for split, path in paths if path.is_file()}
+    files = {}
+    for split in SPLITS:
+        for ending in (".gz", ""):
+            path = folder / f"{split}.jsonl{ending}"
+            if path.is_file():
+                files[split] = path
+    return files
 
 
 def load_jsonl(path: Path) -> Dataset:
@@ -128,7 +139,10 @@ def _read_rows(path: Path) -> Iterator[dict]:
     for place, row in read_json_lines(path):
         values = {name: row.get(name) for name in FILE_FEATURES}
         for name, value in values.items():
-            kind = list if isinstance(FILE_FEATURES[name], List) else str
+            if isinstance(FILE_FEATURES[name], List):
+                kind = list
+            else:
+                kind = str
             if kind is list and isinstance(value, str):
                 values[name] = value = value.split() if name in TOKEN_LISTS else [value]
             if value is not None and not isinstance(value, kind):
@@ -147,7 +161,10 @@ def load_hub(dataset_name: str, language: str | None) -> DatasetDict:
     Raises:
         UserError: no such data set, the Hub cannot be reached, or a split, a column or the language is missing.
     """
-    name = f"{dataset_name} ({language})" if language else dataset_name
+    if language:
+        name = f"{dataset_name} ({language})"
+    else:
+        name = dataset_name
     with reading_hub(name):
         folder = _pushed_folder(dataset_name)
     if folder is not None:
@@ -176,13 +193,16 @@ def load_hub(dataset_name: str, language: str | None) -> DatasetDict:
 
 def _pushed_folder(dataset_name: str) -> Path | None:
     """Returns the local copy of a data set that was pushed as a folder of JSON lines, None for any other."""
-    patterns = [f"{split}.jsonl{end}" for split in SPLITS for end in ("", ".gz")]
-    patterns.append("README.md")  # without a match the client would print a warning
+    patterns = ["README.md"]  # without a match the client would print a warning
+    for split in SPLITS:
+        patterns += [f"{split}.jsonl", f"{split}.jsonl.gz"]
     try:
         folder = Path(snapshot_download(dataset_name, repo_type="dataset", allow_patterns=patterns))
     except LocalEntryNotFoundError:  # without a network `datasets` may still have a cached copy
         return None
-    return folder if split_files(folder) else None
+    if split_files(folder):
+        return folder
+    return None
 
 
 def corpus_of(parts: Sequence[Dataset]) -> Dataset:
@@ -194,8 +214,10 @@ def corpus_of(parts: Sequence[Dataset]) -> Dataset:
 
 def rows_in(rows: Dataset, language: str) -> Dataset:
     """Selects the rows of one language."""
-    places = [place for place, name in enumerate(rows["language"][:]) if name == language]
-    return rows if len(places) == len(rows) else rows.select(places)
+    places = np.flatnonzero(np.array(rows["language"][:], dtype=object) == language)
+    if len(places) == len(rows):
+        return rows
+    return rows.select(places)
 
 
 def languages_in(data: Mapping[str, Dataset]) -> list[str]:
@@ -235,7 +257,7 @@ def select_by_urls(data: DatasetDict, folder: str | Path) -> DatasetDict:
         path = Path(folder) / f"{split}.txt"
         if not path.is_file():
             raise UserError(f"{path}: no such file; --split_urls needs {', '.join(f'{s}.txt' for s in SPLITS)}")
-        urls = list(dict.fromkeys(line.strip() for line in path.read_text().splitlines() if line.strip()))
+        urls = dict.fromkeys(filter(None, map(str.strip, path.read_text().splitlines())))
         places = [first[url] for url in urls if url in first]
         if dropped := len(urls) - len(places):
             print_on_main(f"{path.name}: {dropped:,} of {len(urls):,} urls have no row and are dropped")
@@ -308,7 +330,10 @@ def check_targets(queries: Dataset, corpus: Dataset | None, name: str = "eval_da
         raise UserError(f"codebase: row {row + 1} repeats the url of row {first + 1}: {urls[row]}")
     missing = np.flatnonzero(~own.isin(urls)).tolist()
     if missing:
-        verb = "has" if len(missing) == 1 else "have"
+        if len(missing) == 1:
+            verb = "has"
+        else:
+            verb = "have"
         raise UserError(f"{name}: {_rows(missing)} {verb} a url that is not in the codebase ({own[missing[0]]})")
 
 
@@ -328,7 +353,10 @@ def drop_unusable_rows(data: DatasetDict, profile: EncoderProfile) -> DatasetDic
             # A url that never was there stays an error.
             lost = set(data["codebase"]["url"]) - set(kept["codebase"]["url"])
             unusable |= {row for row, url in enumerate(rows["url"]) if url in lost}
-        kept[split] = rows.select([row for row in range(len(rows)) if row not in unusable]) if unusable else rows
+        if unusable:
+            kept[split] = rows.select([row for row in range(len(rows)) if row not in unusable])
+        else:
+            kept[split] = rows
         counts.append((split, len(rows), len(unusable)))
     print_on_main(table(("split", "rows", "left out as unusable"), counts[::-1]))
     return DatasetDict({split: kept[split] for split in reversed(kept)})
@@ -338,8 +366,14 @@ def _check_filled(rows: Dataset, column: str, split: str) -> None:
     if column not in rows.column_names:
         raise UserError(f"{split}: no column {column!r}")
     if empty := blank_rows(rows, column):
-        state = "missing" if rows.data.column(column).null_count == len(rows) else "missing or empty"
-        hint = "" if column in ("url", "language") else "; --drop_unusable true leaves such rows out"
+        if rows.data.column(column).null_count == len(rows):
+            state = "missing"
+        else:
+            state = "missing or empty"
+        if column in ("url", "language"):
+            hint = ""
+        else:
+            hint = "; --drop_unusable true leaves such rows out"
         raise UserError(f"{split}: column {column!r} is {state} in {_rows(empty)}{hint}")
 
 
@@ -357,5 +391,7 @@ def blank_rows(rows: Dataset, column: str) -> list[int]:
 
 def _rows(places: Sequence[int]) -> str:
     shown = ", ".join(str(place + 1) for place in places[:SHOWN])
-    more = f" and {len(places) - SHOWN:,} more" if len(places) > SHOWN else ""
+    more = ""
+    if len(places) > SHOWN:
+        more = f" and {len(places) - SHOWN:,} more"
     return f"{'row' if len(places) == 1 else 'rows'} {shown}{more}"

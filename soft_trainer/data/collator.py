@@ -63,7 +63,10 @@ def chunk_by_length(
         largest: maximum number of rows in a chunk.
         number: the smallest number of chunks, as far as there are rows; the largest chunks are split for it.
     """
-    chunks = [np.arange(len(lengths))] if cost is None or len(lengths) < 2 else _cheapest(lengths, cost)
+    if cost is None or len(lengths) < 2:
+        chunks = [np.arange(len(lengths))]
+    else:
+        chunks = _cheapest(lengths, cost)
     if largest is not None:
         chunks = [chunk[start : start + largest] for chunk in chunks for start in range(0, len(chunk), largest)]
     while len(chunks) < min(number, len(lengths)):
@@ -165,4 +168,6 @@ class PairCollator:
 
     def count_chunks(self, lengths: np.ndarray) -> int:
         """Counts the chunks that rows with these lengths, int64[B], are split into; 1 if there are no rows."""
-        return len(chunk_by_length(lengths, self.cost, self.largest_chunk)) if len(lengths) else 1
+        if len(lengths):
+            return len(chunk_by_length(lengths, self.cost, self.largest_chunk))
+        return 1

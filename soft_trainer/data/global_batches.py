@@ -60,9 +60,14 @@ class GlobalBatchSampler(BatchSampler):
         apart = strategy == "one_language"
         if apart and len(self.languages) == 0:
             raise UserError("train_sampling_strategy='one_language': the training rows have no column 'language'")
-        counts = np.bincount(self.languages).tolist() if apart else [rows]
+        if apart:
+            counts = np.bincount(self.languages).tolist()
+        else:
+            counts = [rows]
         if drop_last and min(counts) < batch_size:
-            which = f" {self.names[int(np.argmin(counts))]}" if apart else ""
+            which = ""
+            if apart:
+                which = f" {self.names[int(np.argmin(counts))]}"
             raise UserError(
                 f"{min(counts)}{which} training rows do not fill one batch of {batch_size} (per-process batch x "
                 "processes): use a smaller batch, or --dataloader_drop_last false"
@@ -192,12 +197,16 @@ def shared_texts(text_ids: Sequence[np.ndarray]) -> dict[int, set]:
 
 def data_seed(args: TrainingArguments) -> int:
     """Returns the seed for every random draw over the rows."""
-    return args.seed if args.data_seed is None else args.data_seed
+    if args.data_seed is None:
+        return args.seed
+    return args.data_seed
 
 
 def languages_of(dataset) -> Sequence[str]:
     """Returns the language of every row; empty if the rows have no such column."""
-    return dataset["language"] if "language" in dataset.column_names else ()
+    if "language" in dataset.column_names:
+        return dataset["language"]
+    return ()
 
 
 class EpochDataLoader(DataLoader):

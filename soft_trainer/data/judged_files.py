@@ -81,7 +81,10 @@ def _cosqa(folder: Path, files: Mapping[str, Path]) -> dict[str, Split]:
     """Returns the splits of CoSQA, by the number of each code in `code_idx_map`; valid and test share their corpus."""
     found = [match for name in sorted(files) if (match := _COSQA.fullmatch(name))]
     codes = next((files[name] for name in _COSQA_CODES if name in files), None)
-    missing = "code_idx_map.txt (or .json)" if found else "cosqa-retrieval-dev*.json or -test*.json"
+    if found:
+        missing = "code_idx_map.txt (or .json)"
+    else:
+        missing = "cosqa-retrieval-dev*.json or -test*.json"
     if codes is None or not found:
         raise UserError(f"{folder}: CoSQA needs {missing} as well, plain or as .gz")
     numbers = _entries(codes, dict)
@@ -162,7 +165,9 @@ def read_annotations(path: Path, languages: Sequence[str]) -> list[Judgment]:
     def read(row: dict) -> Judgment | None:
         language = row["Language"].strip().lower()
         query = row["Query"].lower()
-        return _judgment(language, query, row["GitHubUrl"], row["Relevance"]) if language in known else None
+        if language in known:
+            return _judgment(language, query, row["GitHubUrl"], row["Relevance"])
+        return None
 
     try:
         with open_text(path, newline="") as file:
@@ -175,7 +180,9 @@ def read_annotations(path: Path, languages: Sequence[str]) -> list[Judgment]:
 def read_relevance(path: Path, languages: Sequence[str]) -> list[Judgment]:
     """Reads the lines of relevance.jsonl."""
     lines = read_json_lines(path)
-    language = languages[0] if languages else None
+    language = None
+    if languages:
+        language = languages[0]
     return _parsed(lines, lambda row: _judgment(language, row["query"], row["url"], row["relevance"]))
 
 
@@ -244,7 +251,10 @@ def _parsed(entries: Iterable[tuple[object, object]], read: Callable) -> list:
         try:
             rows.append(read(entry))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            reason = error if isinstance(error, UserError) else f"not as published: {error!r}"
+            if isinstance(error, UserError):
+                reason = error
+            else:
+                reason = f"not as published: {error!r}"
             raise UserError(f"{place}: {reason}") from None
     return rows
 

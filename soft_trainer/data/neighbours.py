@@ -96,11 +96,15 @@ class LeftOut:
     def contain(self, queries: np.ndarray, codes: np.ndarray) -> np.ndarray:
         """Returns True where a code is left out for the query of its row, bool[B, K] for int64[B, K]."""
         found = codes == self.own[queries][:, None]
-        return found if self.answers is None else found | self.answers.contain(queries, codes)
+        if self.answers is None:
+            return found
+        return found | self.answers.contain(queries, codes)
 
     def among(self, codes: np.ndarray) -> LeftOut:
         """Restricts this to some codes, sorted, which include the queries' own."""
-        answers = None if self.answers is None else self.answers.restricted(codes)
+        answers = None
+        if self.answers is not None:
+            answers = self.answers.restricted(codes)
         return LeftOut(np.searchsorted(codes, self.own), answers)
 
 
@@ -154,7 +158,10 @@ def cached_neighbours(
     if distributed.rank_and_world_size()[0] == 0:
         try:
             stored = load_arrays(folder, key)
-            neighbours = build() if stored is None else Neighbours(**stored)
+            if stored is None:
+                neighbours = build()
+            else:
+                neighbours = Neighbours(**stored)
             if stored is None and folder is not None:
                 store_arrays(folder, key, vars(neighbours))
         except UserError as error:
@@ -256,7 +263,10 @@ def _index(codes: np.ndarray, generator: np.random.Generator):
     faiss.omp_set_num_threads(torch.get_num_threads())
     width = codes.shape[1]
     cells = int(CELLS * len(codes) ** 0.5)
-    coding = f"PQ{width // 2}x4fs" if width % 2 == 0 else "Flat"
+    if width % 2 == 0:
+        coding = f"PQ{width // 2}x4fs"
+    else:
+        coding = "Flat"
     index = faiss.index_factory(width, f"IVF{cells},{coding}", faiss.METRIC_INNER_PRODUCT)
     index.cp.niter = 10
     index.cp.min_points_per_centroid = 1

@@ -59,7 +59,10 @@ def reading_hub(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # `datasets` raises the errors of a dozen libraries
-        cause = error.__cause__ if isinstance(error, DatasetGenerationError) else error
+        if isinstance(error, DatasetGenerationError):
+            cause = error.__cause__
+        else:
+            cause = error
         reason = shortened(str(cause or error), 200) or type(error).__name__
         raise UserError(
             f"{name} cannot be read from the Hub: {reason}; set HF_TOKEN for a private data set, or train without the "

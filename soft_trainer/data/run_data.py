@@ -39,7 +39,10 @@ class RunData:
         """Makes the tables of splits; valid and test share their corpus."""
         tables = DatasetDict()
         for name, split in splits.items():
-            tables[name] = split.pair_rows() if name == "train" else split.queries
+            if name == "train":
+                tables[name] = split.pair_rows()
+            else:
+                tables[name] = split.queries
             if name != "train":
                 tables["codebase"] = split.corpus
         return cls(tables, splits)

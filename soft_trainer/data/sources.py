@@ -148,7 +148,10 @@ def load_data(
     _choose_language(arguments)
     check_languages(arguments.languages, _reader(arguments, profile))
     source = arguments.data_dir
-    mined = "source_dir" if arguments.source_dir else "history"
+    if arguments.source_dir:
+        mined = "source_dir"
+    else:
+        mined = "history"
     if source and getattr(arguments, mined):
         raise UserError(f"data_dir and {mined}: give one of them")
     if source and "{language}" not in source and len(arguments.languages) > 1:
@@ -165,8 +168,10 @@ def load_data(
     if arguments.filters:
         data = _filtered(data, arguments.filters)
     _check_needed(data, needed)
-    measured = [split for split in needed if split != "train"] if len(arguments.languages) > 1 else []
-    for split in measured:
+    measured = set()
+    if len(arguments.languages) > 1:
+        measured = set(needed) - {"train"}
+    for split in sorted(measured):
         known = set(data[split]["language"][:])
         if absent := [name for name in arguments.languages if name not in known]:
             raise UserError(f"{split}: no rows in {', '.join(absent)}, but every language is measured by itself")
@@ -212,7 +217,9 @@ def _reader(arguments: DataArguments, profile: EncoderProfile | None = None) -> 
         return "data flow"
     if arguments.source_dir or arguments.history:
         return "mining"
-    return "CodeSearchNet" if not arguments.data_dir and arguments.dataset_name == CODESEARCHNET else None
+    if not arguments.data_dir and arguments.dataset_name == CODESEARCHNET:
+        return "CodeSearchNet"
+    return None
 
 
 def _load_languages(
@@ -222,7 +229,10 @@ def _load_languages(
     loaded = []
     several = len(arguments.languages) > 1
     for language in _loaded_languages(arguments):
-        own = mined_dir / language if several else mined_dir
+        if several:
+            own = mined_dir / language
+        else:
+            own = mined_dir
         if local:
             data = local[language]
         elif arguments.source_dir or arguments.history:
@@ -233,12 +243,21 @@ def _load_languages(
             source = _in_place(arguments.data_dir, language)
             data = _load_rows(source, arguments, needed)
         else:
-            data = DatasetDict() if arguments.dataset_name == "none" else load_hub(arguments.dataset_name, language)
-        loaded.append({split: _in_language(rows, language) for split, rows in data.items()} if several else data)
+            if arguments.dataset_name == "none":
+                data = DatasetDict()
+            else:
+                data = load_hub(arguments.dataset_name, language)
+        if several:
+            data = {split: _in_language(rows, language) for split, rows in data.items()}
+        loaded.append(data)
     if not several:
         return loaded[0]
-    parts = {split: [data[split] for data in loaded if split in data] for split in SPLITS}
-    return DatasetDict({split: concatenate_datasets(rows) for split, rows in parts.items() if rows})
+    joined = DatasetDict()
+    for split in SPLITS:
+        parts = [data[split] for data in loaded if split in data]
+        if parts:
+            joined[split] = concatenate_datasets(parts)
+    return joined
 
 
 def _in_language(rows: Dataset, language: str) -> Dataset:
@@ -266,8 +285,9 @@ def _filtered(data: DatasetDict, filters: str) -> DatasetDict:
     from soft_trainer.mining.rules import CODESEARCHNET_RULES, GRAPHCODEBERT_RULES
 
     groups = {"graphcodebert": GRAPHCODEBERT_RULES, "codesearchnet": CODESEARCHNET_RULES}
-    names = [name.strip() for name in filters.split(",")]
-    rules = list(dict.fromkeys(rule for name in names for rule in groups.get(name, (name,))))
+    rules: dict[str, None] = {}  # each once
+    for name in map(str.strip, filters.split(",")):
+        rules |= dict.fromkeys(groups.get(name, (name,)))
     left = DatasetDict()
     counts = {}
     for split, rows in data.items():
@@ -288,7 +308,9 @@ def _mined(arguments: DataArguments, language: str, folder: Path) -> Path:
     from soft_trainer.mining.history import history_state, mine_history_to
     from soft_trainer.mining.tree import mine_to, mining_table, tree_state
 
-    source = source_folder(arguments.source_dir) if arguments.source_dir else None
+    source = None
+    if arguments.source_dir:
+        source = source_folder(arguments.source_dir)
     record = folder / "mined_from.json"
     if arguments.history:
         mine = mine_history_to
@@ -314,11 +336,16 @@ def _with_extra_rows(data: DatasetDict, arguments: DataArguments, language: str,
 
     def marks(rows: Dataset) -> Iterator[set]:
         """Yields each row's code and the first words of its query, which identify modified copies."""
-        queries = rows["docstring_tokens"] if "docstring_tokens" in rows.column_names else [()] * len(rows)
+        if "docstring_tokens" in rows.column_names:
+            queries = rows["docstring_tokens"]
+        else:
+            queries = [()] * len(rows)
         for code, query in zip(rows["code_tokens"], queries, strict=True):
             yield {("code", *code), ("query", *(token.lower() for token in (query or ())[:12]))}
 
-    held_out = set().union(*(mark for split in SPLITS[1:] for mark in marks(data[split])))
+    held_out = set()
+    for split in SPLITS[1:]:
+        held_out = held_out.union(*marks(data[split]))
     parts = [data["train"]]
     for rows in load_folder(_mined(extra, language, folder / "extra"), SPLITS[:3]).values():
         parts.append(rows.select([row for row, mark in enumerate(marks(rows)) if mark.isdisjoint(held_out)]))

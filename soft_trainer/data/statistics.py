@@ -45,7 +45,9 @@ def data_statistics(data: DatasetDict, profile: EncoderProfile, tokenizer) -> di
 
 def statistics_table(statistics: dict[str, dict], paper_language: str | None = None) -> str:
     """Formats `data_statistics` as a Markdown table, with the paper's row counts if `paper_language` is given."""
-    paper = {} if paper_language is None else dict(zip(SPLITS, PAPER_ROWS[paper_language], strict=True))
+    paper = {}
+    if paper_language is not None:
+        paper = dict(zip(SPLITS, PAPER_ROWS[paper_language], strict=True))
     headers = ["split", "rows", *(["rows in the paper"] if paper else [])]
     for side in SIDES:
         headers += [f"{side} tokens: mean", "95 %", "truncated", f"repeated {side}"]

@@ -162,7 +162,9 @@ def _with_data_flow(dataset: Dataset, profile: EncoderProfile, tokenizer) -> Dat
 def processes_for(rows: int, least: int) -> int | None:
     """Returns how many processes `datasets.map` gets, with `least` rows or more for each; None means this process."""
     processes = min(os.cpu_count() or 1, rows // least)
-    return processes if processes > 1 else None
+    if processes > 1:
+        return processes
+    return None
 
 
 def mapped(dataset: Dataset, columns: list[str], run, features: Features, made_from: list, **options) -> Dataset:

@@ -149,4 +149,6 @@ def check_codes_have_queries(estimator, split: Split, codes: np.ndarray) -> None
 
 def as_array(rows: Rows) -> np.ndarray:
     """Converts row numbers to a NumPy index."""
-    return rows.cpu().numpy() if isinstance(rows, torch.Tensor) else np.asarray(rows, dtype=np.int64)
+    if isinstance(rows, torch.Tensor):
+        return rows.cpu().numpy()
+    return np.asarray(rows, dtype=np.int64)

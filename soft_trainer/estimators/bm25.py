@@ -35,7 +35,9 @@ OKAPI_EPSILON = 0.25  # rank_bm25's: a negative idf becomes this share of the me
 def _okapi(total: int, having: np.ndarray) -> np.ndarray:
     idf = np.log(total - having + 0.5) - np.log(having + 0.5)
     occurs = having > 0  # the mean is over the terms that occur
-    mean = idf[occurs].mean() if occurs.any() else 0.0
+    mean = 0.0
+    if occurs.any():
+        mean = idf[occurs].mean()
     return np.where(idf < 0, OKAPI_EPSILON * mean, idf)
 
 
@@ -111,7 +113,10 @@ class BM25Estimator(Estimator):
         counts = count_terms([_token_lists(column) for column in columns])
         self._queries = counts[0]
         self._documents = counts[-1]
-        self._by_queries = None if self.compares_codes else CodesByQueries(split.judgments.first_queries())
+        if self.compares_codes:
+            self._by_queries = None
+        else:
+            self._by_queries = CodesByQueries(split.judgments.first_queries())
         self._average_length = self.average_length
         self._term_idf = None
         if self.scope == "corpus":
@@ -145,7 +150,10 @@ class BM25Estimator(Estimator):
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
         """Computes BM25 scores, Tensor[Q, C] in float64."""
         queries = self._queries[as_array(query_rows)]
-        rows = as_array(code_rows) if self._by_queries is None else self._by_queries.of(code_rows)
+        if self._by_queries is None:
+            rows = as_array(code_rows)
+        else:
+            rows = self._by_queries.of(code_rows)
         weights = bm25_weights(self._documents[rows], self.idf, self.k1, self.b, self._average_length, self._term_idf)
         return torch.from_numpy((queries @ weights.T).toarray())
 
@@ -160,7 +168,10 @@ def _column(dataset: Dataset, name: str, side: str) -> pa.ChunkedArray:
         row = values.is_null().index(True).as_py() + 1
         raise UserError(f"BM25 reads column {column!r}, which has no value in row {row} of the training set")
     listed = pa.types.is_list(values.type) or pa.types.is_large_list(values.type)
-    held = values.type.value_type if listed else values.type
+    if listed:
+        held = values.type.value_type
+    else:
+        held = values.type
     fits = pa.types.is_string(held) or pa.types.is_large_string(held)
     fits |= listed and (pa.types.is_integer(held) or pa.types.is_null(held))  # all lists may be empty
     if not fits:
@@ -172,7 +183,9 @@ def _token_lists(values: pa.ChunkedArray) -> pa.ChunkedArray:
     """Returns lists of tokens; texts are split at white space."""
     if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
         large = pa.types.is_large_string(values.type.value_type)  # the columns must be of one type
-        return values.cast(pa.list_(pa.string())) if large else values
+        if large:
+            return values.cast(pa.list_(pa.string()))
+        return values
     slices = (values.slice(start, SPLIT_AT_ONCE) for start in range(0, len(values), SPLIT_AT_ONCE))
     # Arrow's own notion of white space differs from Python's in control characters.
     return as_arrow(text.split() for part in slices for text in part.to_pylist())
@@ -231,7 +244,10 @@ def bm25_weights(
         term_idf (`float64[T]`): weight of each term; by default `idf` of these documents.
     """
     lengths = np.diff(np.r_[0.0, np.cumsum(counts.data, dtype=np.float64)][counts.indptr])
-    average = lengths.mean() if average_length is None else average_length
+    if average_length is None:
+        average = lengths.mean()
+    else:
+        average = average_length
     norms = np.repeat(k1 * (1 - b + b * lengths / max(average, 1e-12)), np.diff(counts.indptr))
     if term_idf is None:
         # Only for terms in these documents, since a batch has few of the training set's terms.

@@ -76,7 +76,10 @@ class EncodedRowsEstimator(Estimator):
         profile = encoder.profile
         tokenizer = encoder.tokenizer
         device = model.device.type
-        half = torch.bfloat16 if device != "cuda" or torch.cuda.is_bf16_supported() else torch.float16
+        if device != "cuda" or torch.cuda.is_bf16_supported():
+            half = torch.bfloat16
+        else:
+            half = torch.float16
         dtype = np.dtype(np.float32 if device == "cpu" else np.float16)
         tokens = column_of(dataset, side, profile, tokenizer)
         prompt = prompt_length(tokenizer, profile, side)
@@ -86,7 +89,9 @@ class EncodedRowsEstimator(Estimator):
             with torch.autocast(device, dtype=half, enabled=device != "cpu"):
                 embeddings = embed_sharded(encoder, tokens, side, self.batch_size, progress)
             embeddings = comparable(profile, embeddings)
-            largest = float(embeddings.abs().max()) if len(embeddings) else 0.0
+            largest = 0.0
+            if len(embeddings):
+                largest = float(embeddings.abs().max())
             if not largest <= np.finfo(dtype).max:
                 raise UserError(
                     f"{self.model_name_or_path}: the embeddings of the {side} side hold NaN, infinity or numbers too "
@@ -101,7 +106,10 @@ class EncodedRowsEstimator(Estimator):
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
         """Computes the encoder's scores, Tensor[Q, C] in float32."""
-        rows = as_array(code_rows) if self._by_queries is None else self._by_queries.of(code_rows)
+        if self._by_queries is None:
+            rows = as_array(code_rows)
+        else:
+            rows = self._by_queries.of(code_rows)
         chosen = self._queries[as_array(query_rows)], self._codes[rows]
         queries, codes = (torch.from_numpy(np.asarray(vectors, dtype=np.float32)) for vectors in chosen)
         return queries @ codes.T * self._scale
@@ -192,7 +200,9 @@ class InitialModelEstimator(TrainedModelEstimator):
     @property
     def score_scale(self) -> float:
         """The factor on the encoder's scores."""
-        return self._encoder.profile.score_scale if self._encoder else 1.0
+        if self._encoder:
+            return self._encoder.profile.score_scale
+        return 1.0
 
     def bind(self, encoder: Encoder) -> None:
         """Receives the run's encoder."""

@@ -83,7 +83,9 @@ def load_evaluation_sets(
     sets: list[EvaluationSet] = []
     taken = {*SPLITS, *(f"{split}-{language}" for split in SPLITS for language in arguments.languages)}
     for folder in (Path(name.strip()) for name in (arguments.eval_data_dir or "").split(",") if name.strip()):
-        parts = dict(_published_sets(folder, arguments, codebase)) if folder.is_dir() else {}
+        parts = {}
+        if folder.is_dir():
+            parts = dict(_published_sets(folder, arguments, codebase))
         parts = parts or {"rows": _all_rows(folder, arguments, profile)}
         for part, split in parts.items():
             name = folder.resolve().name + (f"-{part}" if len(parts) > 1 else "")
@@ -109,7 +111,9 @@ def _all_rows(source: Path, arguments: DataArguments, profile: EncoderProfile) -
         if arguments.drop_unusable:
             data = drop_unusable_rows(data, profile)
     except UserError as error:
-        names = sorted(path.name for path in source.iterdir()) if source.is_dir() else []
+        names = []
+        if source.is_dir():
+            names = sorted(path.name for path in source.iterdir())
         looked_for = (
             "; no evaluation set; looked for CoSQA's cosqa-retrieval-dev*.json or -test*.json with code_idx_map.txt, "
             "CoSQA+'s test_agent_query.json, annotationStore.csv, relevance.jsonl, or test.jsonl, "
@@ -142,7 +146,10 @@ def _published_sets(folder: Path, arguments: DataArguments, codebase: Dataset | 
         ("relevance", "relevance.jsonl", read_relevance, "linear"),
     ):
         if name in files:
-            corpus = load_folder(folder, ("codebase",))["codebase"] if "codebase.jsonl" in files else codebase
+            if "codebase.jsonl" in files:
+                corpus = load_folder(folder, ("codebase",))["codebase"]
+            else:
+                corpus = codebase
             if corpus is None:
                 raise UserError(f"{folder}: {name} has no corpus: neither the folder nor the run has a codebase")
             if "url" not in corpus.column_names:
@@ -152,7 +159,10 @@ def _published_sets(folder: Path, arguments: DataArguments, codebase: Dataset | 
     # Other columns are read as `--data_dir` reads them.
     if "test.jsonl" in files and is_codesearchnet(folder, arguments.query_column):
         own = "codebase.jsonl" in files
-        splits = load_folder(folder, ("test", "codebase")) if own else load_rows(folder, needed=("test",))
+        if own:
+            splits = load_folder(folder, ("test", "codebase"))
+        else:
+            splits = load_rows(folder, needed=("test",))
         missing = f"{folder}: test.jsonl has no corpus: there is no codebase.jsonl, nor code in all of valid and test"
         if "codebase" not in splits:
             raise UserError(missing)

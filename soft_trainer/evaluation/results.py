@@ -108,13 +108,18 @@ class RankedQueries:
         self.urls: list[str] = rows["url"].to_pylist()  # of each query's own code
         self.ranks: np.ndarray = rows["rank"].to_numpy()  # int64[Q], 1 is best
         # The number of codes in the corpus and a hash of their ids, None if the file does not say.
-        self.pool_size = int(facts[b"pool_size"]) if b"pool_size" in facts else None
+        if b"pool_size" in facts:
+            self.pool_size = int(facts[b"pool_size"])
+        else:
+            self.pool_size = None
         self.corpus: bytes | None = facts.get(b"corpus")
 
     @property
     def queries(self) -> list[str]:
         """The fingerprint of each query with its right answers; in older files, its code's url."""
-        return self.rows["key"].to_pylist() if "key" in self.rows.column_names else self.urls
+        if "key" in self.rows.column_names:
+            return self.rows["key"].to_pylist()
+        return self.urls
 
     def query(self, row: int) -> str:
         """Returns the text of a query, or its code's url if the file has no texts."""
@@ -127,7 +132,9 @@ class RankedQueries:
         return [(url == self.urls[row], code or url) for url, code in zip(urls, codes, strict=True)]
 
     def _read(self, column: str, row: int):
-        return self.rows[column][row].as_py() if column in self.rows.column_names else None
+        if column in self.rows.column_names:
+            return self.rows[column][row].as_py()
+        return None
 
 
 def load_ranks(path: str | Path) -> RankedQueries:
@@ -172,7 +179,9 @@ def metrics_table(results: dict[str, dict[str, dict]], labels: Mapping[str, str]
     if CHANGE in everything:
         titles.insert(3, "change of MRR, 95 %")
         for row, (*_, metrics) in zip(rows, measured, strict=True):
-            change = f"{metrics[CHANGE]:+.3f} ± {metrics[MARGIN]:.3f}" if CHANGE in metrics else None
+            change = None
+            if CHANGE in metrics:
+                change = f"{metrics[CHANGE]:+.3f} ± {metrics[MARGIN]:.3f}"
             row.insert(3, change)
     return table(titles, rows)
 
@@ -188,7 +197,9 @@ def examples(split: Split, ranking: Ranking, number: int, query_column: str, cod
             mark = "  "
             if split.judgments.right[row, number]:
                 mark = "=>"
-            path = f"   [{code['path']}]" if code.get("path") else ""
+            path = ""
+            if code.get("path"):
+                path = f"   [{code['path']}]"
             lines.append(f"  {mark} {place}. {_line(code[code_column], 100)}{path}")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
