@@ -87,26 +87,20 @@ def load_rows(
         splits = load_judged_splits(Path(source))
         return splits | {"codebase": splits[list(splits)[-1]].corpus}
     codesearchnet = not (framed or query_column or code_column) and split and is_codesearchnet(Path(source))
+    name = "the data frame" if framed else str(source)
     if codesearchnet:
         alone = list(split_files(Path(source))) == ["train"]  # the others are made of it, and the corpus of any
         data = load_folder(source, needed=["train"] if alone else set(needed) - {"codebase"})
         columns = SIDES
     else:
-        if framed:
-            name = "the data frame"
-            data = {"train": from_frame(source)}
-        else:
-            name = str(source)
-            data = read_splits(name)
+        data = {"train": from_frame(source)} if framed else read_splits(name)
         columns = _chosen_columns(data, query_column, code_column, name)
     if check:
         _check_texts(data, columns, source)
     if not codesearchnet:
         data = _renamed(data, columns, name)
     # CodeSearchNet's training rows need no urls.
-    kept = []
-    if codesearchnet and len(data) > 1:
-        kept = ["train"]
+    kept = ["train"] if codesearchnet and len(data) > 1 else []
     data |= _with_urls({name: rows for name, rows in data.items() if name not in kept})
     if not split:
         return _undivided(data)
@@ -373,9 +367,7 @@ def _split(rows: Dataset) -> dict[str, Dataset]:
     """Splits rows into train, valid and test, about 80, 10 and 10 per cent, and prints how many each has."""
     _check_sides(rows, SIDES)
     column = _column(rows, REPOSITORIES)
-    groups = []
-    if column:
-        groups = [str(name) for name in rows[column]]
+    groups = list(map(str, rows[column])) if column else []
     reason = f"by {column}"
     if len(set(groups)) < len(SPLITS):
         groups = _groups_of_equals(rows)

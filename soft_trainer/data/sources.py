@@ -148,12 +148,9 @@ def load_data(
     _choose_language(arguments)
     check_languages(arguments.languages, _reader(arguments, profile))
     source = arguments.data_dir
-    if arguments.source_dir:
-        mined = "source_dir"
-    else:
-        mined = "history"
-    if source and getattr(arguments, mined):
-        raise UserError(f"data_dir and {mined}: give one of them")
+    for mined in ("source_dir", "history"):
+        if source and getattr(arguments, mined):
+            raise UserError(f"data_dir and {mined}: give one of them")
     if source and "{language}" not in source and len(arguments.languages) > 1:
         raise UserError(f"data_dir={source}: several languages need {{language}} in the folder's name")
     if source and has_judged_splits(Path(source)):
@@ -242,11 +239,10 @@ def _load_languages(
         elif arguments.data_dir:
             source = _in_place(arguments.data_dir, language)
             data = _load_rows(source, arguments, needed)
+        elif arguments.dataset_name == "none":
+            data = DatasetDict()
         else:
-            if arguments.dataset_name == "none":
-                data = DatasetDict()
-            else:
-                data = load_hub(arguments.dataset_name, language)
+            data = load_hub(arguments.dataset_name, language)
         if several:
             data = {split: _in_language(rows, language) for split, rows in data.items()}
         loaded.append(data)
