@@ -61,7 +61,9 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: TrainingOpti
     trainer, measurements = prepare(model_args, data_args, args, profile, needed, local)
     train_and_measure(trainer, measurements, data_args, checkpoint)
 
-    # ---- Push ----
+    # ---- Search, push ----
+    if data_args.then_search and data_args.source_dir and args.do_train and args.should_save:
+        search(data_args.then_search, data_args.source_dir, args.output_dir)
     if args.push_to_hub:
         print_on_main(f"Pushed: {trainer.push_to_hub()}")
     distributed.close()
@@ -108,6 +110,17 @@ def train_and_measure(trainer, run, data_args: DataArguments, checkpoint: str | 
             trainer.save_state()
             run.measure("trained", data_args.lexical)
         run.finish()
+
+
+def search(query: str, source_dir: str, encoder: str) -> None:
+    """Indexes the tree that was trained on with the encoder, and prints the best function for the query."""
+    from soft_trainer.cli.__main__ import run_command
+    from soft_trainer.data.sources import source_folder
+
+    folder = source_folder(source_dir)
+    run_command(["index", folder, "--model", encoder])
+    print_on_main(f'\nsoft-trainer search --folder {folder} -n 1 "{query}"\n')
+    run_command(["search", "--folder", folder, "-n", "1", query])
 
 
 def build_trainer(model_args, data_args, args, data, profile, estimator, tokenizer):

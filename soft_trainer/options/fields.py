@@ -116,6 +116,9 @@ class DataArguments(RefusesRemoved):
     )
     model_card: bool = not_in_results(True, "Write README.md, the model card, into the output folder.")
     examples: int = not_in_results(5, "Test queries to show with their top functions at the end.", least=0)
+    then_search: str | None = not_in_results(
+        None, "After training, index --source_dir with the encoder and search it for this query."
+    )
     estimator: str | None = option(
         "bm25",
         "Estimator of the weights: bm25, simcse, trained_model, initial_model (the encoder before training), none, or "

@@ -13,6 +13,7 @@ import soft_trainer
 from soft_trainer.data.codesearchnet import load_folder
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.profiles import PROFILES
+from soft_trainer.encoders.static import distilled
 from soft_trainer.errors import UserError
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.hub.publishing import write_data
@@ -39,6 +40,23 @@ print(json.dumps({
 }))
 for snippet in re.findall(r"```python\\n(.*?)```", ModelCard.load(repo).text, re.S):
     exec(snippet, {})
+"""
+STATIC = """
+import json, sys
+from model2vec import StaticModel
+from sentence_transformers import SentenceTransformer
+from transformers import AutoModel, AutoTokenizer
+from soft_trainer import load_encoder
+
+texts, repo = json.loads(sys.argv[1]), sys.argv[2]
+model, tokenizer = AutoModel.from_pretrained(repo), AutoTokenizer.from_pretrained(repo)
+means = [model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0) for text in texts]
+print(json.dumps([
+    load_encoder(repo, device="cpu").encode_codes(texts).tolist(),
+    SentenceTransformer(repo, device="cpu").encode(texts).tolist(),
+    StaticModel.from_pretrained(repo).encode(texts).tolist(),
+    [(mean / mean.norm()).tolist() for mean in means],
+]))
 """
 ROWS_AND_METRIC = """
 import datasets
@@ -82,6 +100,16 @@ def test_a_run_as_a_process_pushes_what_every_library_loads(hub, data_dir, tmp_p
     assert there["missing"] == [] and loaded.stdout.count("tensor(") == 3
     assert there["queries"][0] == expected and close(there["queries"][1], expected)
     assert all(close(codes, here.encode_codes(TEXTS).tolist()) for codes in there["codes"])
+
+
+@pytest.mark.slow
+def test_every_library_loads_a_distilled_encoder_that_was_pushed(hub, here, encoder, tmp_path):
+    static = distilled(encoder, 16)
+    push_folder(export_encoder(static.model, static.tokenizer, static.profile, tmp_path / "static"), REPO, WRITE_TOKEN)
+    loaded = hub.run("-c", STATIC, json.dumps(TEXTS), REPO)
+    assert loaded.returncode == 0, loaded.stderr
+    for embeddings in json.loads(loaded.stdout.splitlines()[-1]):
+        assert close(embeddings, static.encode_codes(TEXTS).tolist())
 
 
 @pytest.mark.slow
