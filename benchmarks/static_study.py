@@ -272,7 +272,7 @@ def reciprocal(run: dict, name: str) -> np.ndarray:
 
 
 def table(arguments: argparse.Namespace) -> None:
-    """Prints the MRR of every method with its own best learning rate, and its difference from the best external one."""
+    """Prints the MRR of every method with its own best learning rate, and its difference from the best external."""
     from soft_trainer.evaluation.significance import stratified_bootstrap
     from soft_trainer.terminal import table as markdown
 
