@@ -5,7 +5,6 @@ The subject of a later commit should find the functions that the commit changes.
 
 from __future__ import annotations
 
-import math
 import os
 import random
 import time
@@ -51,15 +50,21 @@ class Measures(NamedTuple):
 
 def measures(ranked: Iterable[Hashable], targets: frozenset[str]) -> Measures:
     """Measures a ranking. Each target counts once, at its first place; repeats still take up places."""
+    if not targets:
+        return Measures(0.0, 0.0, 0.0)
     firsts: dict[Hashable, int] = {}
     for place, item in enumerate(ranked, 1):
         if item in targets:
             firsts.setdefault(item, place)
-    near = [place for place in firsts.values() if place <= CUT]
-    ideal = sum(1 / math.log2(place + 1) for place in range(1, min(CUT, len(targets)) + 1))
-    gained = sum(1 / math.log2(place + 1) for place in near)
-    first = min(firsts.values(), default=math.inf)
-    return Measures(1 / first, gained / (ideal or 1.0), len(near) / max(len(targets), 1))
+    places = np.array(list(firsts.values()), float)
+    near = places[places <= CUT]
+    ideal = np.arange(1, min(CUT, len(targets)) + 1)
+    return Measures(float(1 / places.min(initial=np.inf)), _gain(near) / _gain(ideal), len(near) / len(targets))
+
+
+def _gain(places: np.ndarray) -> float:
+    """Returns the discounted gain of right answers at these places, counted from 1."""
+    return float(np.sum(1 / np.log2(places + 1)))
 
 
 class JudgedQuery(NamedTuple):

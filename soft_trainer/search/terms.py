@@ -98,7 +98,9 @@ def read_batch(root: str, known: Mapping[str, tuple | None]) -> Batch:
     # NumPy sorts numbers faster than Python counts them, so a pair of term and piece is one number.
     pairs = np.array(term, np.int64) * len(sizes) + np.repeat(np.arange(len(sizes)), sizes)
     pairs, times = np.unique(pairs, return_counts=True)
-    batch.term, batch.piece = (part.astype(np.int32) for part in np.divmod(pairs, max(len(sizes), 1)))
+    term_numbers, piece_numbers = np.divmod(pairs, max(len(sizes), 1))
+    batch.term = term_numbers.astype(np.int32)
+    batch.piece = piece_numbers.astype(np.int32)
     batch.count = np.minimum(times, MAX_COUNT).astype(np.uint8)
     return batch
 
@@ -124,18 +126,24 @@ def read_source(root: str, path: str) -> tuple[bytes, str] | str:
 def _pieces(path: str, source: bytes, language: str) -> Iterator[tuple[Piece, bytes, set[str]]]:
     """Yields the pieces of a file with their text and the terms of names, path and documentation."""
     lines = source.split(b"\n")
+    own_name, folders = _name_and_folders(path)
     # The first piece has the terms of the path.
-    signs = zip((OWN_NAME, PATH), _name_and_folders(path), strict=True)
-    marked = {sign + term for sign, part in signs for word in WORD.findall(part) for term in terms(word)}
+    marked = _marked(OWN_NAME, WORD.findall(own_name)) | _marked(PATH, WORD.findall(folders))
     pieces = split(source, language, is_notebook(path))
     for piece in pieces or [Piece(1, 1)]:  # a file without a word is found by its path
         text = b"\n".join(lines[piece.start - 1 : piece.end])
-        marked |= {DEFINED + whole(name) for name in piece.defines}
-        named = [piece.name, *piece.defines] if piece.defines else []
-        marked |= {NAME + stem(part) for name in named for part in identifier_words(name)}
-        marked |= {SUMMARY + term for word in source_words(first_paragraph(text)) for term in terms(word)}
+        marked |= _marked(SUMMARY, source_words(first_paragraph(text)))
+        if piece.defines:
+            for name in (piece.name, *piece.defines):
+                marked |= {NAME + stem(part) for part in identifier_words(name)}
+            marked |= {DEFINED + whole(name) for name in piece.defines}
         yield piece, text, marked
         marked = set()
+
+
+def _marked(sign: str, words: list[str]) -> set[str]:
+    """Returns the terms of words, each with the sign of where it stands."""
+    return {sign + term for word in words for term in terms(word)}
 
 
 def _name_and_folders(path: str) -> tuple[str, str]:

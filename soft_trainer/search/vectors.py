@@ -98,7 +98,9 @@ def open_encoder(name: str, truncate_dim: int | None = None) -> SearchEncoder | 
 
 def embedded_text(path: str, name: str, text: str) -> str:
     """Returns the text that encoders read: path and name first, since a method says little without its class."""
-    return f"{path} {name}\n{text}" if name else f"{path}\n{text}"
+    if name:
+        return f"{path} {name}\n{text}"
+    return f"{path}\n{text}"
 
 
 def embed_pieces(database: sqlite3.Connection, index_dir: Path, encoder: SearchEncoder, progress: bool) -> None:
@@ -108,11 +110,10 @@ def embed_pieces(database: sqlite3.Connection, index_dir: Path, encoder: SearchE
     """
     state = _state_for(database, encoder)
     # The row of every encoded text by its digest, including texts of files that have changed or gone.
-    slots = {
-        digests[_DIGEST * place : _DIGEST * (place + 1)]: row
-        for digests, rows in database.execute("SELECT digests, slots FROM vectors")
-        for place, row in enumerate(np.frombuffer(rows, "<i4").tolist())
-    }
+    slots: dict[bytes, int] = {}
+    for digests, rows in database.execute("SELECT digests, slots FROM vectors"):
+        for place, row in enumerate(np.frombuffer(rows, "<i4").tolist()):
+            slots[digests[_DIGEST * place : _DIGEST * (place + 1)]] = row
     size = FIRST_TEXTS
     total = unencoded(database)
     with Progress("Encoding" if progress else None, total, "piece") as bar:
@@ -167,7 +168,9 @@ def _state_for(database: sqlite3.Connection, encoder: SearchEncoder) -> dict:
         example = encoder.codes(["def example(): pass"], ["python"])
         # The power of two that brings embeddings to about length one: half precision ends at 65,504.
         length = float(np.linalg.norm(example))
-        scale = 2.0 ** -round(math.log2(length)) if 0 < length < math.inf else 1.0
+        scale = 1.0
+        if 0 < length < math.inf:
+            scale = 2.0 ** -round(math.log2(length))
         number = state.get("number", 0) + 1
         state = kept | {"dimension": example.shape[1], "scale": scale, "rows": 0, "number": number}
         with transaction(database):
@@ -203,8 +206,11 @@ def _commit(
     database: sqlite3.Connection, index_dir: Path, encoder: SearchEncoder, state: dict, slots: dict, group: list
 ) -> int:
     """Encodes the new pieces of a group and records them in one transaction; returns their number."""
-    pieces = (piece for _, _, own in group for piece in own)
-    new = {digest: (text, language) for digest, text, language in pieces if digest not in slots}
+    new = {}
+    for _, _, pieces in group:
+        for digest, text, language in pieces:
+            if digest not in slots:
+                new[digest] = (text, language)
     if new:
         texts, languages = zip(*new.values(), strict=True)
         vectors = (state["scale"] * encoder.codes(list(texts), list(languages))).astype("<f2")
@@ -237,7 +243,7 @@ def _append(path: Path, row: int, vectors: np.ndarray) -> None:
 def _compacted(database: sqlite3.Connection, index_dir: Path, state: dict) -> dict:
     """Copies live embeddings into a new file if enough of the old one is dead; returns the new state."""
     rows = database.execute("SELECT file, slots FROM vectors ORDER BY file").fetchall()
-    used = np.unique(np.concatenate([np.frombuffer(slots, "<i4") for _, slots in rows] or [np.zeros(0, "<i4")]))
+    used = np.unique(np.frombuffer(b"".join(slots for _, slots in rows), "<i4"))
     if len(used) >= state["rows"] * (1 - MAX_DEAD_SHARE) - 16:
         return state
     old = open_vectors(index_dir, state)
@@ -246,8 +252,9 @@ def _compacted(database: sqlite3.Connection, index_dir: Path, state: dict) -> di
     path.unlink(missing_ok=True)
     for start in range(0, len(used), 65_536):
         _append(path, start, np.asarray(old[used[start : start + 65_536]]))
-    moved = [(np.searchsorted(used, np.frombuffer(s, "<i4")).astype("<i4").tobytes(), file) for file, s in rows]
-    database.executemany("UPDATE vectors SET slots = ? WHERE file = ?", moved)
+    for file, slots in rows:
+        moved = np.searchsorted(used, np.frombuffer(slots, "<i4")).astype("<i4")
+        database.execute("UPDATE vectors SET slots = ? WHERE file = ?", (moved.tobytes(), file))
     return state
 
 
@@ -274,14 +281,16 @@ def similarities(vectors: np.ndarray, query: np.ndarray) -> np.ndarray:
     query = query / max(float(np.linalg.norm(query)), 1e-9)
     torch = sys.modules.get("torch")
     if torch is None:
-        parts = [vectors[start : start + ROWS_AT_ONCE].astype(np.float32) @ query for start in _starts(len(vectors))]
-        return np.concatenate([np.zeros(0, np.float32), *parts])
+        scores = np.zeros(len(vectors), np.float32)
+        for start in range(0, len(vectors), ROWS_AT_ONCE):
+            rows = slice(start, start + ROWS_AT_ONCE)
+            scores[rows] = vectors[rows].astype(np.float32) @ query
+        return scores
     half = torch.from_numpy(vectors) @ torch.from_numpy(query).to(torch.float16)[:, None]
     scores = half[:, 0].float().numpy()
-    best = np.argpartition(-scores, min(1000, len(scores) - 1))[:1000] if len(scores) else np.zeros(0, np.int64)
+    if len(scores) > 1000:
+        best = np.argpartition(-scores, 1000)[:1000]
+    else:
+        best = np.arange(len(scores))
     scores[best] = vectors[best].astype(np.float32) @ query
     return scores
-
-
-def _starts(rows: int) -> range:
-    return range(0, rows, ROWS_AT_ONCE)
