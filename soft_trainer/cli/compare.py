@@ -32,9 +32,10 @@ def run(arguments: argparse.Namespace) -> None:
         pooled = compare_patterns(arguments.run_a, arguments.run_b, arguments.split, arguments.system)
         sys.stdout.write(pooled.describe() + "\n")
         return
-    ranked = [ranks_of(run, arguments.split, arguments.system) for run in (arguments.run_a, arguments.run_b)]
-    pairing = Pairing(ranked[:1], ranked[1:])
-    for name, ranks, reciprocal in zip("AB", ranked, pairing.reciprocal, strict=True):
+    a = ranks_of(arguments.run_a, arguments.split, arguments.system)
+    b = ranks_of(arguments.run_b, arguments.split, arguments.system)
+    pairing = Pairing([a], [b])
+    for name, ranks, reciprocal in zip("AB", (a, b), pairing.reciprocal, strict=True):
         sys.stdout.write(f"{name} = {ranks.path}: MRR {reciprocal.mean():.4f}\n")
     sys.stdout.write(describe(pairing.compare()) + "\n")
     if changes := pairing.changes(arguments.number):

@@ -82,11 +82,13 @@ class ChangeReader:
     def read(self, commit_id: str) -> Change:
         """Returns the change that a commit makes."""
         commit = read_object(self.repository, commit_id)
-        parents = [str(parent) for parent in commit.parent_ids]
+        parent = ""
+        if commit.parent_ids:
+            parent = str(commit.parent_ids[0])
         message = commit.raw_message.decode(errors="replace")
         reason = reason_against(message, _person(commit.author), _person(commit.committer))
-        change = Change(commit_id, "".join(parents[:1]), query_of(message, self.body), reason or "kept")
-        if len(parents) > 1:
+        change = Change(commit_id, parent, query_of(message, self.body), reason or "kept")
+        if len(commit.parent_ids) > 1:
             change.outcome = "merge"
         elif commit_id in self._ends:
             change.outcome = "end of a shallow clone"

@@ -249,9 +249,7 @@ class _Splitter:
             known: urls of the corpus. Other functions did not exist at the cut and answer no query.
         """
         rows: dict[str, dict[tuple[str, str], Row]] = {"train": {}, "valid": {}, "test": {}}
-        # Queries in lower case and hashes of patches of all commits before the oldest of a split.
-        texts = [{change.query.casefold(), change.patch} - {""} for change in self.changes]
-        seen = {"valid": set().union(*texts[: self.valid_start]), "test": set().union(*texts[: self.test_start])}
+        seen = {"valid": self._texts(self.valid_start), "test": self._texts(self.test_start)}
         counts: Counter[str] = Counter()
         for place in reversed(range(len(self.changes))):
             split = self.split(place)
@@ -264,6 +262,13 @@ class _Splitter:
                 row = row | own | {"url": url, "partition": split, "source": "history"}
                 part[query, url] = part.pop((query, url), row)  # the newest version, in the place of the oldest
         return {split: list(part.values()) for split, part in rows.items()}, counts
+
+    def _texts(self, end: int) -> set[str]:
+        """Returns the queries in lower case and the hashes of patches of all commits before a place."""
+        texts = set()
+        for change in self.changes[:end]:
+            texts.update((change.query.casefold(), change.patch))
+        return texts - {""}
 
     def _pairs_of(self, place: int, split: str, seen: dict[str, set[str]], known: set[str]) -> tuple[str, list]:
         """Returns a commit's outcome, and the url, name and row of each function that answers its query."""

@@ -100,15 +100,19 @@ class Pairing:
 def _order(ranked: RankedQueries, reference: RankedQueries) -> np.ndarray:
     """Returns the rows of `ranked` in the order of `reference`, int64[Q]; both need the same queries and corpus."""
     files = f"{reference.path} and {ranked.path}"
-    sizes = [side.pool_size for side in (reference, ranked)]
+    sizes = (reference.pool_size, ranked.pool_size)
     if None not in sizes and sizes[0] != sizes[1]:
         raise UserError(f"{files}: the corpora differ: {sizes[0]} and {sizes[1]} codes")
-    unnamed = [side.path for side in (reference, ranked) if side.corpus is None]
-    if not unnamed and reference.corpus != ranked.corpus:
+    unnamed = None
+    if reference.corpus is None:
+        unnamed = reference.path
+    elif ranked.corpus is None:
+        unnamed = ranked.path
+    elif reference.corpus != ranked.corpus:
         raise UserError(f"{files}: the corpora differ: {sizes[0]} codes in each, but not the same")
     if unnamed:
         print_on_main(
-            f"warning: {unnamed[0]} does not say which codes it ranked, as its version did not record them: only the "
+            f"warning: {unnamed} does not say which codes it ranked, as its version did not record them: only the "
             "sizes of the two corpora were compared"
         )
     own = ranked.queries
@@ -193,12 +197,15 @@ class PooledComparison:
     def describe(self) -> str:
         """Makes a table with a line for each set, and the difference over all."""
         rows = []
+        number = 0
         for each in self.sets:
+            seeds, queries = each.differences.shape
+            number += queries
             a = each.reciprocal[0].mean()
             b = each.reciprocal[1].mean()
-            rows.append([each.name, *each.differences.shape, a, b, difference_text(a - b, self.interval([each]))])
+            rows.append([each.name, seeds, queries, a, b, difference_text(a - b, self.interval([each]))])
         a, b = self.means
-        rows.append(["all", None, sum(row[2] for row in rows), a, b, difference_text(a - b, self.interval())])
+        rows.append(["all", None, number, a, b, difference_text(a - b, self.interval())])
         header = ["set", "seeds", "queries", "MRR of A", "MRR of B", "A - B (95 %)"]
         return f"{table(header, rows, floats='.4f')}\n\np {p_text(self.p, '= ')} (randomisation test over queries)"
 
@@ -226,10 +233,15 @@ def compare_patterns(a: str, b: str, split: str = "test", system: str = "trained
     sets: dict[tuple, list[tuple]] = defaultdict(list)  # queries and corpus -> parts of the name, ranks of a and b
     names = split.split(",")
     for parts in sorted(folders_of_a):
-        runs = (folders_of_a[parts], folders_of_b[parts])
-        present = [name for name in names if any(_ranks_file(run, name, system).is_file() for run in runs)]
+        run_a = folders_of_a[parts]
+        run_b = folders_of_b[parts]
+        present = []
+        for name in names:
+            if _ranks_file(run_a, name, system).is_file() or _ranks_file(run_b, name, system).is_file():
+                present.append(name)
         for name in present or names:  # without any, the first is named as missing
-            ours, theirs = (ranks_of(run, name, system) for run in runs)
+            ours = ranks_of(run_a, name, system)
+            theirs = ranks_of(run_b, name, system)
             sets[tuple(sorted(ours.queries)), ours.pool_size, ours.corpus].append(((*parts, name), ours, theirs))
     comparisons = []
     for seeds in sets.values():

@@ -191,7 +191,8 @@ def write_report(folders: Sequence[str | Path], output_dir: str | Path, baseline
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
         pictures = draw_pictures(methods, compared[next(iter(names))], output_dir)
-        parts += [f"## {title}\n\n![{title}]({path.name})" for title, path in pictures.items()]
+        for title, path in pictures.items():
+            parts.append(f"## {title}\n\n![{title}]({path.name})")
         parts += ["## Runs", runs_table(runs)]
         if left_out:
             parts += ["## Left out or not compared", "\n".join(f"- {line}" for line in left_out)]
@@ -237,5 +238,5 @@ def runs_table(runs: Sequence[ReportedRun]) -> str:
         loss = run.record["loss"]
         training = run.record["training"]
         settings = ", ".join(f"{name} {loss[name]}" for name in SETTINGS if loss.get(name) is not None)
-        rows.append([str(run.folder), run.seed, settings, *(training.get(name) for name in TRAINING)])
+        rows.append([str(run.folder), run.seed, settings, *map(training.get, TRAINING)])
     return table(["folder", "seed", "settings", *TRAINING], rows, floats="g")
