@@ -36,7 +36,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: TrainingOpti
     from soft_trainer.files import last_checkpoint
     from soft_trainer.hub.publishing import check_pushes
     from soft_trainer.options.defaults import take_default_recipe
-    from soft_trainer.options.refused import check_options
+    from soft_trainer.options.resolve import check_options
     from soft_trainer.record import check_output_dir, default_output_dir
     from soft_trainer.training.building import build_profile, model_name
 

@@ -8,7 +8,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.options.declared import Declared, Values, declared_options
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.options.refused import RANGES
+from soft_trainer.options.resolve import RANGES
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 
 KINDS = (ModelArguments, DataArguments, SoftInfoNCETrainingArguments)

@@ -18,7 +18,7 @@ from transformers import Trainer, TrainingArguments
 from transformers.trainer_pt_utils import AcceleratorConfig
 
 from soft_trainer.files import check_writable
-from soft_trainer.options.refused import REFUSED, REFUSED_OF_ACCELERATOR, check_options
+from soft_trainer.options.resolve import REFUSED, REFUSED_OF_ACCELERATOR, check_options
 
 TESTS = Path(__file__).parents[1]
 READ = Version("5.23")  # the tables were written with this version at hand
