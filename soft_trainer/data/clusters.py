@@ -49,7 +49,8 @@ def similar_batches(
     for group, batch in zip(full, slots, strict=False):
         for row in group:
             batches.put(row, batch)
-    rest += [row for group in full[len(slots) :] for row in group]
+    for group in full[len(slots) :]:
+        rest += group
     late = [row for row in rest if not batches.put_near(row, neighbours[pairs[row, 0]])]
     places = generator.permutation(np.repeat(np.arange(len(room)), batches.room))
     for row, batch in zip(late, places[::-1].tolist(), strict=False):

@@ -68,7 +68,10 @@ def chunk_by_length(
     else:
         chunks = _cheapest(lengths, cost)
     if largest is not None:
-        chunks = [chunk[start : start + largest] for chunk in chunks for start in range(0, len(chunk), largest)]
+        parts = []
+        for chunk in chunks:
+            parts += np.split(chunk, range(largest, len(chunk), largest))
+        chunks = parts
     while len(chunks) < min(number, len(lengths)):
         place = max(range(len(chunks)), key=lambda place: len(chunks[place]))
         chunks[place : place + 1] = np.array_split(chunks[place], 2)
@@ -121,7 +124,9 @@ class Side:
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Side:
         """Returns the side with `change` applied to every tensor."""
-        chunks = [{name: change(tensor) for name, tensor in chunk.items()} for chunk in self.chunks]
+        chunks = []
+        for chunk in self.chunks:
+            chunks.append({name: change(tensor) for name, tensor in chunk.items()})
         return Side(chunks, change(self.order))
 
     def with_passes(self, number: int) -> Side:
@@ -154,7 +159,10 @@ class PairCollator:
 
     def __call__(self, features: Sequence[dict]) -> dict[str, Side]:
         """Collates features with `query_ids` and `code_ids`."""
-        return {side: self.side([feature[f"{side}_ids"] for feature in features], name=side) for side in SIDES}
+        sides = {}
+        for side in SIDES:
+            sides[side] = self.side([feature[f"{side}_ids"] for feature in features], name=side)
+        return sides
 
     def side(self, token_ids: Sequence[np.ndarray], passes: int = 1, name: str = "query") -> Side:
         """Collates the side `name` of a batch in the cheapest number of chunks, but at least `passes`."""
@@ -163,7 +171,9 @@ class PairCollator:
         order = np.empty(len(token_ids), dtype=np.int64)
         order[np.concatenate(chunks)] = np.arange(len(token_ids))
         prompt = self.prompt_lengths.get(name, 0)
-        padded = [pad([token_ids[row] for row in chunk], self.pad_token_id, prompt) for chunk in chunks]
+        padded = []
+        for chunk in chunks:
+            padded.append(pad([token_ids[row] for row in chunk], self.pad_token_id, prompt))
         return Side(padded, torch.from_numpy(order)).with_passes(passes)
 
     def count_chunks(self, lengths: np.ndarray) -> int:

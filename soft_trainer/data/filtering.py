@@ -42,13 +42,16 @@ def filter_rows(
     """
     if unknown := sorted(set(rules) - set(RULES)):
         raise UserError(f"filter {unknown[0]!r}: no such rule; use {', '.join(RULES)}")
-    for needed, column in ((rule, column) for rule in rules for column in COLUMNS[rule]):
+    needed_by = {}
+    for rule in rules:
+        needed_by |= dict.fromkeys(COLUMNS[rule], rule)
+    for column, rule in needed_by.items():
         if column not in dataset.column_names:
-            raise UserError(f"{name}: no column {column!r}, which the filter {needed} needs")
+            raise UserError(f"{name}: no column {column!r}, which the filter {rule} needs")
         values = dataset.select_columns(column).with_format("arrow")[:][column]
         if values.null_count:
             row = values.is_null().index(True).as_py() + 1
-            raise UserError(f"{name}: row {row} has no {column!r}, which the filter {needed} needs")
+            raise UserError(f"{name}: row {row} has no {column!r}, which the filter {rule} needs")
     counts = dict.fromkeys((rule for rule in RULES if rule in rules), 0)
     if not (len(dataset) and rules):
         return dataset, counts
@@ -59,7 +62,7 @@ def filter_rows(
         counts["comments"] = sum(bare["had_comments"])
         others = flat(dataset.remove_columns(["code", "code_tokens"]))
         dataset = concatenate_datasets([others, bare], axis=1).select_columns(dataset.column_names)
-    read = sorted({column for rule in rules for column in COLUMNS[rule]})
+    read = sorted(needed_by)
     judge = partial(_judge, rules=list(rules))
     verdicts = mapped(dataset, read, judge, VERDICTS, made_from, desc="filtering", **options)
     reasons = np.asarray(verdicts["dropped_by"][:], dtype=object)

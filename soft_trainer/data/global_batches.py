@@ -104,7 +104,10 @@ class GlobalBatchSampler(BatchSampler):
 
     def _split_parts(self, parts: Iterable[np.ndarray], generator: np.random.Generator) -> Iterator[list[int]]:
         """Yields batches of the rows of each part, in random order."""
-        return _shuffled([batch for part in parts for batch in self._split(part.tolist())], generator)
+        batches = []
+        for part in parts:
+            batches += self._split(part.tolist())
+        return _shuffled(batches, generator)
 
     def _random(self, generator: np.random.Generator) -> Iterator[list[int]]:
         """Draws every batch at random."""

@@ -6,6 +6,7 @@ Rows have CodeSearchNet's columns. Tokens are split at white space.
 from __future__ import annotations
 
 import csv
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -74,7 +75,7 @@ def _has_cosqa(files: Mapping[str, Path]) -> bool:
 
 
 def _has_cosqa_plus(files: Mapping[str, Path]) -> bool:
-    return any(name in files for names in _PLUS for name in names)
+    return not files.keys().isdisjoint(itertools.chain(*_PLUS))
 
 
 def _cosqa(folder: Path, files: Mapping[str, Path]) -> dict[str, Split]:

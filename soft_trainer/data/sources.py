@@ -289,12 +289,10 @@ def _filtered(data: DatasetDict, filters: str) -> DatasetDict:
     for split, rows in data.items():
         chosen = [rule for rule in rules if split != "codebase" or rule == "comments"]
         left[split], counts[split] = filter_rows(rows, chosen, name=split)
-    label = {"comments": "rows without their comments"}
-    lines = [
-        [label.get(rule, rule), *(counts[split].get(rule) for split in counts)]
-        for rule in sorted(rules, key=lambda rule: rule == "comments")
-    ]
-    print_on_main(table(["rule", *(f"rows dropped: {split}" for split in counts)], lines))
+    shown = pd.DataFrame(counts, index=sorted(rules, key=lambda rule: rule == "comments"), dtype=object)
+    shown = shown.where(shown.notna(), None).rename({"comments": "rows without their comments"})
+    headers = ["rule", *shown.columns.map("rows dropped: {}".format)]
+    print_on_main(table(headers, shown.reset_index().to_numpy().tolist()))
     return left
 
 

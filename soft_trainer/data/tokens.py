@@ -151,8 +151,7 @@ def _with_data_flow(dataset: Dataset, profile: EncoderProfile, tokenizer) -> Dat
         """Extracts the features of the rows of a table."""
         rows = zip(arrow_texts(table[column]), table["language"].to_pylist(), strict=True)
         features = [graph_features(code, language, tokenizer, *lengths) for code, language in rows]
-        values = {name: [row[name] for row in features] for name in GRAPHS}
-        return pa.Table.from_pydict(values, schema=GRAPHS.arrow_schema)
+        return pa.Table.from_pylist(features, schema=GRAPHS.arrow_schema)
 
     made_from = [column, lengths, tokenizer_fingerprint(tokenizer), code_fingerprint("soft_trainer.dataflow")]
     parallel = {"batch_size": PARSED_AT_ONCE, "num_proc": processes_for(len(dataset), PARSED_AT_ONCE)}

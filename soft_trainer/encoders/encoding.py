@@ -47,8 +47,13 @@ def tokenize_with_lengths(
     unread = {"return_attention_mask": False, "return_token_type_ids": False}
     encodings = tokenizer(texts, truncation=True, max_length=max_length, **unread).encodings
     special = tokenizer.num_special_tokens_to_add()
-    lengths = [len(e) + sum(len(rest) - special for rest in e.overflowing) for e in encodings]
-    return [e.ids for e in encodings], lengths
+    ids = []
+    lengths = []
+    for encoding in encodings:
+        cut = sum(len(rest) - special for rest in encoding.overflowing)
+        ids.append(encoding.ids)
+        lengths.append(len(encoding) + cut)
+    return ids, lengths
 
 
 def prompt_length(tokenizer, profile: EncoderProfile, side: str) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -201,7 +201,7 @@ def as_arrow(texts: Iterable[list[str]]) -> pa.ChunkedArray:
 
 def split_identifiers(tokens: Sequence[str]) -> list[str]:
     """Splits the tokens of code or text into words, also those inside strings and comments."""
-    return [word for token in tokens for word in identifier_words(token)]
+    return list(chain.from_iterable(map(identifier_words, tokens)))
 
 
 def count_terms(columns: Sequence[pa.ChunkedArray]) -> list[sparse.csr_matrix]:
@@ -211,8 +211,13 @@ def count_terms(columns: Sequence[pa.ChunkedArray]) -> list[sparse.csr_matrix]:
     """
     kind = columns[0].type.value_type
     # `flatten` heeds the slice of an array, and leaves nothing out because no row is null.
-    flat = [pa.chunked_array([chunk.flatten() for chunk in column.chunks], kind) for column in columns]
-    tokens = pa.chunked_array([chunk for column in flat for chunk in column.chunks], kind)
+    flat = []
+    chunks = []
+    for column in columns:
+        flattened = [chunk.flatten() for chunk in column.chunks]
+        flat.append(pa.chunked_array(flattened, kind))
+        chunks += flattened
+    tokens = pa.chunked_array(chunks, kind)
     encoded = tokens.dictionary_encode(null_encoding="encode").chunks  # one dictionary; an empty chunk may be missing
     terms = max(len(encoded[-1].dictionary) if encoded else 0, 1)
     numbers = np.concatenate([np.empty(0, np.int32), *(chunk.indices.to_numpy() for chunk in encoded)])

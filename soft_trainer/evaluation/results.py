@@ -60,19 +60,22 @@ def save_ranks(
     urls = split.corpus["url"][:]
     query = text_column(split.queries, query_columns, "query")
     code = text_column(split.corpus, code_columns, "code")
-    own = best_answers(split.judgments).tolist()
-    top = ranking.top_indices[:, :_SHOWN].tolist()
-    read = sorted({*own, *(row for rows in top for row in rows)})
-    lines = {row: _line(text, _WIDTH) for row, text in zip(read, split.corpus[read][code], strict=True)}
+    urls = np.array(urls, dtype=object)
+    own = best_answers(split.judgments)
+    top_indices = ranking.top_indices.numpy(force=True)
+    top = top_indices[:, :_SHOWN]
+    read = np.union1d(own, top)
+    lines = np.empty(len(urls), dtype=object)
+    lines[read] = [_line(text, _WIDTH) for text in split.corpus[read][code]]
     columns = {
-        "url": [urls[row] for row in own],
+        "url": urls[own].tolist(),
         "rank": ranking.ranks.tolist(),
-        "top_urls": [[urls[row] for row in rows] for rows in ranking.top_indices.tolist()],
+        "top_urls": urls[top_indices].tolist(),
         "top_scores": ranking.top_scores.tolist(),
         **(by_query or {}),
         "query": [_line(text, _WIDTH) for text in split.queries[query][:]],
-        "code": [lines[row] for row in own],
-        "top_codes": [[lines[row] for row in rows] for rows in top],
+        "code": lines[own].tolist(),
+        "top_codes": lines[top].tolist(),
     }
     columns["key"], corpus = _identity(split, query_columns, code_columns)
     facts = {"pool_size": str(len(urls)), "corpus": corpus}
@@ -170,8 +173,13 @@ def change_of_mrr(before: ArrayLike, after: ArrayLike) -> dict[str, float]:
 
 def metrics_table(results: dict[str, dict[str, dict]], labels: Mapping[str, str] = LABELS) -> str:
     """Formats `{split: {system: metrics}}` as a Markdown table with a row for each system on each split."""
-    measured = [(split, labels[key], found[key]) for split, found in results.items() for key in labels if key in found]
-    everything = [name for *_, metrics in measured for name in metrics]
+    measured = []
+    everything: dict[str, float] = {}
+    for split, found in results.items():
+        for key in labels:
+            if key in found:
+                measured.append((split, labels[key], found[key]))
+                everything |= found[key]
     graded = {name: title for name, title in GRADED.items() if name in everything}
     names = METRICS | graded | shorter_titles(everything)
     titles = ["queries", "ranked by", *names.values(), "codes in the corpus"]
