@@ -23,4 +23,4 @@ def open_at(text: str, language: str, line: int) -> str:
     if not last or not last[0][1] or last[0][2]:
         return ""
     begun = last[0][1]
-    return "*/" if begun == "/*" else begun
+    return begun.replace("/*", "*/")

@@ -36,21 +36,24 @@ class IgnoreRules:
 
         `path` is relative to the folder of the ignore file.
         """
-        patterns = self._for_folders if folder else self._for_files
-        if patterns is None:
-            return None
+        if folder:
+            patterns = self._for_folders
+        else:
+            patterns = self._for_files
         if not path.isascii():
             path = os.fsencode(path).decode("latin-1")
         # Patterns without a slash look at the name alone, and no path has two slashes in a row.
         found = patterns.fullmatch(f"{path.rpartition('/')[2]}//{path}")
-        return None if found is None else found.lastindex is None
+        if found is None:
+            return None
+        return found.lastindex is None
 
     @cached_property
-    def _for_folders(self) -> re.Pattern[str] | None:
+    def _for_folders(self) -> re.Pattern[str]:
         return _alternatives([rule for _, rule in self._rules])
 
     @cached_property
-    def _for_files(self) -> re.Pattern[str] | None:
+    def _for_files(self) -> re.Pattern[str]:
         return _alternatives([rule for folders_only, rule in self._rules if not folders_only])
 
     @cached_property
@@ -71,21 +74,28 @@ class IgnoreRules:
             except LookupError:
                 continue
             written = expression(tokens)
-            written = f"[^/]*//{written}" if has_slash else f"{written}//(?s:.*)"
-            rules.append((folders_only, f"({written})" if negated else written))
+            if has_slash:
+                written = f"[^/]*//{written}"
+            else:
+                written = f"{written}//(?s:.*)"
+            if negated:
+                written = f"({written})"
+            rules.append((folders_only, written))
         return rules
 
 
-def _alternatives(rules: list[str]) -> re.Pattern[str] | None:
-    """Compiles rules so that the last one that matches is found first; None if there are none."""
-    return re.compile("|".join(reversed(rules))) if rules else None
+def _alternatives(rules: list[str]) -> re.Pattern[str]:
+    """Compiles rules so that the last one that matches is found first."""
+    return re.compile("|".join(reversed(rules)) or "(?!)")
 
 
 def _without_blanks(line: str) -> str:
     """Strips trailing blanks that are not escaped."""
     kept = re.match(r"(?s:(?: *(?:\\.|[^ \\]))*)", line)
     rest = line[kept.end() :]
-    return line if "\\" in rest else kept[0]
+    if "\\" in rest:
+        return line
+    return kept[0]
 
 
 def ignored(rules: Rules, path: str, folder: bool) -> bool:
@@ -150,4 +160,6 @@ def rules_around(root: str) -> tuple[str, Rules, TrackedFiles | None]:
 def _read(path: str) -> IgnoreRules | None:
     """Reads an ignore file; None if it is missing, no regular file, or too large."""
     source = read_regular(path, MAX_BYTES)
-    return None if isinstance(source, str) else IgnoreRules(source)
+    if isinstance(source, str):
+        return None
+    return IgnoreRules(source)

@@ -131,7 +131,9 @@ class _Walk:
             return "vendored"
         if name in SKIPPED_FOLDERS:
             return "made by a tool"
-        return "ignored" if ignored(self.rules, self.place + path, True) else ""
+        if ignored(self.rules, self.place + path, True):
+            return "ignored"
+        return ""
 
     def _may_hold_included(self, path: str, reason: str) -> bool:
         if reason not in ("vendored", "made by a tool", "ignored"):
@@ -176,7 +178,8 @@ class _Walk:
             return "data"
         if self.against or ignored(self.rules, self.place + path, False):
             tracked = self.tracked is not None and self.tracked.holds(self.place + path)
-            return "" if tracked else "ignored"
+            if not tracked:
+                return "ignored"
         return ""
 
 

@@ -76,13 +76,17 @@ class CommitMemory:
                 commits[piece].append(number)
         if commits:
             # Between the share of the best piece's votes and the share of a commit that says all of the query.
-            shares *= (SYMBOL if query.kind == "symbol" else 1.0) / math.sqrt(shares.max() * perfect)
+            shares /= math.sqrt(shares.max() * perfect)
+            if query.kind == "symbol":
+                shares *= SYMBOL
         return Votes(shares, commits)
 
     def functions(self, number: int) -> list[list[int]]:
         """Returns the pieces of each function that a commit changed and that still exists."""
         row = self.database.execute("SELECT functions FROM commits WHERE number = ?", (number,)).fetchone()
-        found = [self._pieces(path, name, number) for path, name in json.loads(row[0])] if row else []
+        if row is None:
+            return []
+        found = [self._pieces(path, name, number) for path, name in json.loads(row[0])]
         return [pieces for pieces in found if pieces]
 
     def commit(self, number: int) -> Commit:

@@ -64,9 +64,10 @@ class Piece:
 
 def language_of(path: str, source: bytes) -> str:
     """Names the language of a file by its ending; "text" if the ending is unknown."""
-    ending = path[path.rfind(".") :].lower() if "." in path.rsplit("/", 1)[-1] else ""
-    language = _ENDINGS.get(ending) or OTHER_LANGUAGES.get(ending, "text")
-    return "cpp" if ending == ".h" and _CPP_HEADER.search(source) else language
+    ending = "".join(path.rpartition("/")[2].rpartition(".")[1:]).lower()
+    if ending == ".h" and _CPP_HEADER.search(source):
+        return "cpp"
+    return _ENDINGS.get(ending) or OTHER_LANGUAGES.get(ending, "text")
 
 
 def split(source: bytes, language: str, notebook: bool = False) -> list[Piece]:
@@ -116,7 +117,9 @@ def _split_text(source: bytes, language: str) -> list[Piece]:
 def first_paragraph(text: bytes) -> bytes:
     """Returns the first paragraph of a piece's documentation; empty without one."""
     found = _PARAGRAPH.search(text[:_MAX_BEFORE_PARAGRAPH])
-    return next((group for group in found.groups() if group), b"") if found else b""
+    if not found:
+        return b""
+    return next(filter(None, found.groups()), b"")
 
 
 def _blocks(lines: list[bytes], start: int, end: int, piece: Piece, language: str) -> list[Piece]:

@@ -234,7 +234,7 @@ class _Gathered:
     def _files(self, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the distinct files of ascending pieces, and the place of each file's first piece in `pieces`."""
         owners = self.owners[pieces]  # `np.unique` would sort them, which takes ten times as long
-        starts = np.flatnonzero(np.r_[True, owners[1:] != owners[:-1]]) if len(owners) else np.zeros(0, np.int64)
+        starts = np.flatnonzero(np.diff(owners, prepend=-1))
         return owners[starts], starts
 
 
@@ -278,10 +278,12 @@ def order_pieces(
         order = np.argsort(-own, kind="stable")[:limit]
         top = max(float(own[order[0]]), 1e-9)
         for place, piece in enumerate(order.tolist()):
-            share = float(own[piece]) / top
-            if place and share <= 0:
+            share = 1.0
+            if place:
+                share = float(own[piece]) / top
+            if share <= 0:
                 break
-            ranked.append((first + piece, float(files[file]) * (share if place else 1.0) * FURTHER_PIECES**place))
+            ranked.append((first + piece, float(files[file]) * share * FURTHER_PIECES**place))
     ranked.sort(key=lambda pair: (-pair[1], pair[0]))
     return ranked[:limit]
 

@@ -85,7 +85,9 @@ def remember(
     Returns:
         What went wrong.
     """
-    place = (repository, "") if repository else repository_of(folder)
+    place = repository_of(folder)
+    if repository:
+        place = (repository, "")
     if not store.get_meta(database, "history", True):
         forget(database)
         return []
@@ -126,7 +128,9 @@ def read_commits(
         opened = reader.repository
         tip = tip or str(opened.head.target)
         shallow = Path(opened.path, "shallow")
-        source = [prefix, shallow.read_text() if opened.is_shallow else ""]
+        source = [prefix, ""]
+        if opened.is_shallow:
+            source[1] = shallow.read_text()
         state = State.of(database)
         known = state is not None and state.source == source
         if not known or any(commit and commit not in opened for commit in (state.head, state.target)):

@@ -81,8 +81,12 @@ class Searchable(AbstractContextManager):
             allowed = view.allowed(path, language, name)
             if allowed is not None and not allowed.any():
                 return []
-            similarity = None if lexical else view.similarity_to_query(query)
-            votes = view.votes(parsed) if commits else NO_VOTES
+            similarity = None
+            if not lexical:
+                similarity = view.similarity_to_query(query)
+            votes = NO_VOTES
+            if commits:
+                votes = view.votes(parsed)
             scores = ranking.score(parsed, view.segments, similarity, votes.shares, view.similarity_weight)
             if not (scores.matched or view.stands_out(similarity)):
                 return []
@@ -98,7 +102,9 @@ class Searchable(AbstractContextManager):
         """
         with self._view() as view:
             piece = view.piece_at(path, line)
-            similarity = None if lexical else view.similarity_to_piece(piece)
+            similarity = None
+            if not lexical:
+                similarity = view.similarity_to_piece(piece)
             others = np.ones(len(view.segments.lengths), bool)
             others[piece] = False
             query = view.query_like(piece)

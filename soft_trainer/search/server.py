@@ -46,8 +46,10 @@ class PageServer(ThreadingHTTPServer):
             results, notices = self.served.search(query, MAX_RESULTS, **filters)
         wanted = query_terms(query)
         rows = []
-        texts = {result.path: self.served.text_of(result.path) or "" for result in results}
+        texts: dict[str, str] = {}
         for result in results:
+            if result.path not in texts:
+                texts[result.path] = self.served.text_of(result.path) or ""
             lines = [number for number, _ in result.telling_lines(wanted)]
             path = quote(self.served.index.full_path(result.path))
             link = self.editor.replace("{path}", path).replace("{line}", str(result.start_line))
@@ -109,9 +111,10 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send(404, "text/plain", b"not found")
 
     def _send(self, status: int, kind: str, body: bytes, nonce: str = "") -> None:
-        allowed = f"; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'" if nonce else ""
+        policy = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        if nonce:
+            policy += f"; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'"
         self.send_response(status)
-        policy = f"default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'{allowed}"
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Content-Security-Policy", policy)
