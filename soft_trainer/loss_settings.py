@@ -37,10 +37,6 @@ WEIGHTINGS = {
     "eq4": functools.partial(negative_weights, too_few="uniform"),
     "positive_aware": positive_aware_weights,
 }
-ARGUMENTS = {
-    "loss": ("scores", "positives", "weights", "similarity", "negatives", "also"),
-    "weighting": ("similarity", "positives", "negatives"),
-}
 # Settings that need an estimator, with the value that needs none.
 NEED_SIMILARITY = {"cancel": "none", "distill_weight": 0}
 
@@ -272,7 +268,7 @@ def name_functions(options) -> None:
     Raises:
         UserError: a function that does not stand at the top level of a module.
     """
-    for option in ARGUMENTS:
+    for option in ("loss", "weighting"):
         function = getattr(options, option)
         if not callable(function):
             continue
@@ -300,27 +296,16 @@ def import_reference(option: str, reference: str):
 
 
 def _find(option: str, name: str, known: Mapping[str, Callable]) -> Callable[..., Tensor]:
-    """Returns the function that an option names; all that it must be given is known to a step.
+    """Returns the function that an option names.
 
     Raises:
-        UserError: no such function, or one with another argument.
+        UserError: there is no such function.
     """
     if name in known:
         return known[name]
     function = import_reference(option, name)
     if not inspect.isfunction(function):
         raise UserError(f"{option}={name}: is no function")
-    allowed = {*ARGUMENTS[option], *LossSettings.__dataclass_fields__}
-    for argument in inspect.signature(function).parameters.values():
-        required = argument.default is argument.empty and argument.kind not in (
-            argument.VAR_KEYWORD,
-            argument.VAR_POSITIONAL,
-        )
-        if required and argument.name not in allowed:
-            raise UserError(
-                f"{option}={name}: no {argument.name!r} is known; it may name {', '.join(ARGUMENTS[option])} and "
-                "settings such as temperature"
-            )
     return function
 
 
