@@ -89,7 +89,7 @@ class QueryOutcome(NamedTuple):
 
 
 def read_queries(path: str | os.PathLike[str]) -> list[JudgedQuery]:
-    """Reads judged queries from JSON lines with `repo query relevant secondary`, and `category language` for groups.
+    """Reads judged queries from JSON lines: `repo`, `query`, `relevant`, `secondary`, and groups `category`, `language`.
 
     Raises:
         UserError: no such file, or a line that is no such row.

@@ -182,7 +182,7 @@ class CodeIndexes(Searchable):
 
     @property
     def folder(self) -> str:
-        """The folders, for people."""
+        """The names of the folders, for messages."""
         return ", ".join(index.folder for index in self.members)
 
     @property
