@@ -89,7 +89,7 @@ class QueryOutcome(NamedTuple):
 
 
 def read_queries(path: str | os.PathLike[str]) -> list[JudgedQuery]:
-    """Reads judged queries from JSON lines: `repo`, `query`, `relevant`, `secondary`, and groups `category`, `language`.
+    """Reads judged queries: JSON lines with `repo`, `query`, `relevant`, `secondary`, and `category` or `language`.
 
     Raises:
         UserError: no such file, or a line that is no such row.
