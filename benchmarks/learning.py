@@ -82,7 +82,7 @@ def show(results: dict[str, dict]) -> str:
         rows.append([name.replace("+", "/"), result["queries"], *means, *gains, result["kept"], result["cpu_seconds"]])
     means = [np.mean([row[place] for row in rows]) for place in (2, 3, 4)]
     gains = [difference([one["learned"] - one[other] for one in found]) for other in ("memory", "base")]
-    rows.append(["mean", sum(row[1] for row in rows), *means, *gains, "", np.mean([row[-1] for row in rows])])
+    rows.append(["mean", sum(row[1] for row in rows), *means, *gains, "", round(np.mean([row[-1] for row in rows]))])
     headers = ["", "queries", *SYSTEMS, "learned - memory", "learned - base", "kept", "CPU s"]
     return table(headers, rows, floats=".3f")
 

@@ -35,6 +35,7 @@ FOLDERS = "encoder-*"  # of trained encoders, in the folder of the index
 LEARNING_RATE = 3e-3
 EPOCHS = 10
 BATCH = 256
+LENGTH = 256  # tokens of a code; one of ten thousand in a batch would make the whole batch as long
 WEIGHT = 0.5  # of the encoder in the ranking: the memory knows much of what it has learned
 
 
@@ -125,6 +126,7 @@ def train(base: Path, rows: list[Row], output_dir: Path) -> Path:
     """Trains a static encoder on pairs, and writes it to `output_dir`, which is returned."""
     # These import torch, which a search does without.
     from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments, load_encoder
+    from soft_trainer.hub.export import export_encoder
 
     encoder = load_encoder(base)
     arguments = SoftInfoNCETrainingArguments(
@@ -138,12 +140,10 @@ def train(base: Path, rows: list[Row], output_dir: Path) -> Path:
         save_strategy="no",
         report_to=[],
     )
-    trainer = SoftInfoNCETrainer(
-        encoder.model, arguments, rows, processing_class=encoder.tokenizer, encoder=encoder.profile
-    )
+    profile = encoder.profile.replace(code_length=LENGTH)
+    trainer = SoftInfoNCETrainer(encoder.model, arguments, rows, processing_class=encoder.tokenizer, encoder=profile)
     trainer.train()
-    trainer.save_model()
-    return output_dir
+    return export_encoder(trainer.model, encoder.tokenizer, encoder.profile, output_dir)
 
 
 def decide(ranks: Mapping[str, np.ndarray]) -> tuple[str, str]:
