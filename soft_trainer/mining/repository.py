@@ -56,6 +56,8 @@ def reporting_missing_objects(path: str | os.PathLike[str]) -> Iterator[None]:
     """
     try:
         yield
+    except UserError:  # that pygit2 is missing, above all, whose GitError is then missing too
+        raise
     except (pygit2.GitError, OSError) as error:
         raise UserError(
             f"{path}: an object of the history cannot be read ({' '.join(str(error).split())}); a partial clone lacks "
