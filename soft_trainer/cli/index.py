@@ -98,11 +98,7 @@ def run(arguments: argparse.Namespace) -> int | None:
     if reasons:
         lines.append(f"skipped: {reasons}; a folder counts once, and --skipped lists them")
     if count := counts["vendored"]:
-        if count == 1:
-            number, rank = ("1 file", "ranks")
-        else:
-            number, rank = (f"{count:,} files", "rank")
-        lines.append(f"{number} in a folder such as external/ or deps/ {rank} low")
+        lines.append(f"in folders such as external/ or deps/, whose files rank low: {count:,}")
     if commits := counts.get("commits"):
         lines.append(_memory(commits))
     if arguments.index_dir:

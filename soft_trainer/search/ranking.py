@@ -234,7 +234,9 @@ class _Gathered:
     def _files(self, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the distinct files of ascending pieces, and the place of each file's first piece in `pieces`."""
         owners = self.owners[pieces]  # `np.unique` would sort them, which takes ten times as long
-        starts = np.flatnonzero(np.diff(owners, prepend=-1))
+        if not len(owners):
+            return owners, np.zeros(0, np.int64)
+        starts = np.flatnonzero(np.r_[True, owners[1:] != owners[:-1]])
         return owners[starts], starts
 
 
