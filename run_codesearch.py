@@ -113,12 +113,13 @@ def train_and_measure(trainer, run, data_args: DataArguments, checkpoint: str | 
 
 
 def search(query: str, source_dir: str, encoder: str) -> None:
-    """Indexes the tree that was trained on with the encoder, and prints the best function for the query."""
+    """Indexes the tree that was trained on, without its tests as in mining, and prints the best function found."""
     from soft_trainer.cli.__main__ import run_command
     from soft_trainer.data.sources import source_folder
 
     folder = source_folder(source_dir)
-    run_command(["index", folder, "--model", encoder])
+    without_tests = ["--exclude", "test", "--exclude", "tests", "--exclude", "idle_test"]
+    run_command(["index", folder, "--model", encoder, *without_tests])
     print_on_main(f'\nsoft-trainer search --folder {folder} -n 1 "{query}"\n')
     run_command(["search", "--folder", folder, "-n", "1", query])
 

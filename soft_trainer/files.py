@@ -97,7 +97,7 @@ def write_rows(rows: Mapping[str, Iterable[dict]], folder: str | Path) -> None:
         for name, split in rows.items():
             aside = stack.enter_context(written_aside(folder / f"{name}.jsonl.gz"))
             # The header holds no file name and no time, so that the same rows give the same bytes.
-            with open(aside, "wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as file:
+            with open(aside, "wb") as raw, gzip.GzipFile("", "wb", 4, raw, mtime=0) as file:
                 for row in split:
                     file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
 
