@@ -113,7 +113,7 @@ def limits(profile: cProfile.Profile) -> str:
 
 
 def in_another_process(arguments: list[str]) -> dict:
-    """Measures in a process of its own, whose peak memory is that of one training."""
+    """Measures in a separate process, whose peak memory is that of one training."""
     command = [sys.executable, __file__, "--one", *arguments]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     return json.loads(output.splitlines()[-1])

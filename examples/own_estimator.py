@@ -29,7 +29,7 @@ class SharedNames(Estimator):
         self.own = dict(split.judgments.pairs().tolist())  # the code of each query
 
     def similarity(self, query_rows, code_rows):
-        """Returns Tensor[Q, C], larger = more alike; the rows are numbers of queries and of codes."""
+        """Returns Tensor[Q, C], larger = more similar; the rows are numbers of queries and of codes."""
         table = torch.zeros(len(query_rows), len(code_rows))
         for row, query in enumerate(query_rows):
             own = self.names[self.own[int(query)]]

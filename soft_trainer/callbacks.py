@@ -122,6 +122,6 @@ def find_estimator_callback(callbacks) -> EstimatorCallback | None:
 
 
 def _is_one_to_one(split: Split) -> bool:
-    """Returns True if every pair joins the query and the code of its own number."""
+    """Returns True if every pair joins the query and the code with the same number."""
     pairs = split.judgments.pairs()
     return np.array_equal(pairs[:, 0], pairs[:, 1]) and np.array_equal(pairs[:, 0], np.arange(len(split.corpus)))
