@@ -1,8 +1,8 @@
 """SoftInfoNCETrainer: rows become batches, batches a loss, and an evaluation ranks a whole corpus.
 
 Every process runs all of it on its share: of a global batch, of the texts to encode, of the queries to rank.
-`distributed.py` gathers. The main process alone prints, and writes everything but each process's random state in a
-checkpoint, which `transformers` saves.
+`distributed.py` gathers. The main process alone prints, and writes everything but caches of rows, which one process of
+each machine writes, and each process's random state in a checkpoint, which `transformers` saves.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ class SoftInfoNCETrainer(Trainer):
     # ---- The step ----
 
     def compute_loss(self, model, inputs: Batch, return_outputs=False, num_items_in_batch=None):
-        """Returns the mean loss of this process's queries against the codes of the global batch."""
+        """Returns this process's part of the loss of the global batch; gradient caching computes it by blocks."""
         queries, codes = (self.embeddings(model, getattr(inputs, side)) for side in SIDES)
         loss = self.batch_loss(queries, codes, inputs)
         if return_outputs:

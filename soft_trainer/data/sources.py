@@ -153,8 +153,11 @@ def load_data(
             raise UserError(f"data_dir and {mined}: give one of them")
     if source and "{language}" not in source and len(arguments.languages) > 1:
         raise UserError(f"data_dir={source}: several languages need {{language}} in the folder's name")
-    if source and has_judged_splits(Path(source)):
-        return _judged_data(arguments, profile, needed)
+    sources = [_in_place(source or "", language) for language in _loaded_languages(arguments)]
+    if any(each and has_judged_splits(Path(each)) for each in sources):
+        if len(sources) > 1:
+            raise UserError(f"data_dir={source}: folders of judgments are read for one language at a time")
+        return _judged_data(arguments, Path(sources[0]), profile, needed)
     data = _load_languages(arguments, Path(mined_dir), needed, local)
     if arguments.split_urls:
         data = select_by_urls(data, arguments.split_urls)
@@ -180,12 +183,12 @@ def load_data(
     return RunData.of_tables(data)
 
 
-def _judged_data(arguments: DataArguments, profile: EncoderProfile, needed: Sequence[str]) -> RunData:
+def _judged_data(arguments: DataArguments, folder: Path, profile: EncoderProfile, needed: Sequence[str]) -> RunData:
     """Loads the rows of a folder of BEIR, CoSQA or CoSQA+."""
     for name in ("split_urls", "filters", "drop_unusable", "push_data_to_hub"):
         if getattr(arguments, name):
             raise UserError(f"{name}: is for rows with a query and a code each, not for judgments")
-    splits = load_judged_splits(Path(arguments.data_dir))
+    splits = load_judged_splits(folder)
     if arguments.max_train_rows is not None and "train" in splits:
         train = splits["train"]
         examples = train.judgments.pairs()[: arguments.max_train_rows]
@@ -237,8 +240,7 @@ def _load_languages(
             if arguments.extra_source_dir:
                 data = _with_extra_rows(data, arguments, language, own)
         elif arguments.data_dir:
-            source = _in_place(arguments.data_dir, language)
-            data = _load_rows(source, arguments, needed)
+            data = _load_rows(_in_place(arguments.data_dir, language), arguments, needed)
         elif arguments.dataset_name == "none":
             data = DatasetDict()
         else:

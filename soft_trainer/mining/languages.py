@@ -1,4 +1,7 @@
-"""Describes each language for mining. A new language is one more entry in the table."""
+"""Describes each language for mining. A new language is one more entry in the table.
+
+Its grammar is named in `_GRAMMARS` in `dataflow/source.py`.
+"""
 
 from __future__ import annotations
 

@@ -104,7 +104,6 @@ def resolve(args: TrainingArguments, estimator=None, batch_size: int | None = No
         UserError: the option that cannot work, and values that do.
     """
     check_options(args)
-    check_values(args)
     given = {}
     if isinstance(args, SoftInfoNCEOptions):
         given = {field.name: getattr(args, field.name) for field in fields(SoftInfoNCEOptions)}
@@ -180,11 +179,12 @@ def check_codes(loss: LossSettings, codes: int) -> None:
 
 
 def check_options(args: TrainingArguments) -> None:
-    """Refuses options without meaning here, and values that would make training fail.
+    """Refuses values out of range, options without meaning here, and values that would make training fail.
 
     Raises:
         UserError: names the option and what works.
     """
+    check_values(args)
     for name, declared in RANGES.items():
         declared.check(name, getattr(args, name, None))
     accelerator = getattr(args, "accelerator_config", None)

@@ -62,3 +62,12 @@ def test_python_trains_on_cosqa(cosqa, trainer_of):
     batch = next(iter(trainer.get_train_dataloader()))
     assert len(batch.rows) == 2
     assert trainer.evaluate()["eval_pool_size"] == 5
+
+
+def test_a_folder_may_be_named_by_its_language(cosqa):
+    named = cosqa.rename(cosqa.parent / "python")
+    arguments = DataArguments(data_dir=str(named.parent / "{language}"), language="python")
+    assert len(load_data(arguments, EncoderProfile(), "unused").splits["test"].queries) == 2
+    arguments = DataArguments(data_dir=str(named.parent / "{language}"), language="python,ruby")
+    with refused("folders of judgments are read for one language at a time"):
+        load_data(arguments, EncoderProfile(), "unused")

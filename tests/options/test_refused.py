@@ -18,6 +18,7 @@ from transformers import Trainer, TrainingArguments
 from transformers.trainer_pt_utils import AcceleratorConfig
 
 from soft_trainer.files import check_writable
+from soft_trainer.options.fields import TrainingOptions
 from soft_trainer.options.resolve import REFUSED, REFUSED_OF_ACCELERATOR, check_options
 
 TESTS = Path(__file__).parents[1]
@@ -164,3 +165,8 @@ def test_a_folder_below_one_that_may_not_be_entered_is_not_writable(tmp_path, mo
     monkeypatch.setattr(os, "access", lambda *_: False)
     with refused(f"output_dir=out: {tmp_path} is not writable"):
         check_writable(tmp_path / "out", "output_dir=out")
+
+
+def test_values_are_checked_before_rows_are_read(tmp_path):
+    with refused("group_size=0"):
+        check_options(TrainingOptions(output_dir=str(tmp_path), group_size=0))
