@@ -260,15 +260,9 @@ def _parsed(entries: Iterable[tuple[object, object]], read: Callable) -> list:
     return rows
 
 
-# Rows have CodeSearchNet's columns. Tokens are split at white space.
-
-
 def _code_row(code: str, url: object) -> dict:
     return {"code": code, "code_tokens": code.split(), "original_string": code, "language": _LANGUAGE, "url": str(url)}
 
 
-def _query_row(query: str, language: str, url: object = None) -> dict:
-    row = {"docstring": query, "docstring_tokens": query.split(), "language": language}
-    if url is not None:
-        row["url"] = str(url)
-    return row
+def _query_row(query: str, language: str | None) -> dict:
+    return {"docstring": query, "docstring_tokens": query.split(), "language": language}
