@@ -59,7 +59,7 @@ from soft_trainer.training import checkpoints, preflight, summary
 from soft_trainer.training.evaluation import Corpora, check_evaluations, evaluation_split, measure
 from soft_trainer.training.finite import FiniteGuard, OverflowCounter
 from soft_trainer.training.gradient_cache import cached_backward
-from soft_trainer.training.hard_batches import PreparedRows, prepare_rows, train_loader
+from soft_trainer.training.batching import PreparedRows, prepare_rows, train_loader
 from soft_trainer.training.merging import merge, weights_to_merge
 from soft_trainer.training.messages import ProgressLines, banner, warnings_of
 
@@ -370,7 +370,7 @@ class SoftInfoNCETrainer(Trainer):
     # ---- Before the first step, and after the last ----
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs):
-        """Prints a table of what will be trained, and trains.
+        """Prints a summary of the training, then trains.
 
         Args:
             resume_from_checkpoint: a folder; "last" or True for the newest complete checkpoint of `output_dir`.
@@ -406,11 +406,15 @@ class SoftInfoNCETrainer(Trainer):
         raise SystemExit(143)
 
     def _hp_search_setup(self, trial) -> None:
-        """Checks the settings and prepares the rows once a search has set a trial's hyperparameters.
+        """Sets the hyperparameters of a trial, then prepares the training.
 
         `Trainer.train` calls it in every training, when the model exists and no checkpoint is loaded yet.
         """
         super()._hp_search_setup(trial)
+        self._prepare_training()
+
+    def _prepare_training(self) -> None:
+        """Checks the settings, compares the checkpoint with them, and prepares the rows."""
         self._bind_estimator()
         self.resolve()
         checkpoint = self._checkpoint

@@ -1,4 +1,4 @@
-"""The training rows before the first step: negatives and similar pairs are found, and the batches are laid out."""
+"""Decides which rows share a batch: finds negatives and similar pairs before the first step, and lays out an epoch."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ def prepare_rows(split: Split, plan: Plan, estimator, encoder: EncoderProfile, s
 def train_loader(
     batches: TrainBatches, rows: PreparedRows, plan: Plan, args: TrainingArguments, pairs: Dataset
 ) -> EpochDataLoader:
-    """Returns the loader of an epoch: global batches of rows, of which each process's workers collate its share.
+    """Returns the loader of an epoch. It yields global batches; the workers of each process collate its share.
 
     Args:
-        pairs: the training pairs, whose language is read.
+        pairs: the training pairs, for their languages.
     """
     strategy = plan.train_sampling_strategy
     read = {}
