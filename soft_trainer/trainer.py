@@ -56,10 +56,10 @@ from soft_trainer.options.resolve import Plan, resolve
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main, shows_bars
 from soft_trainer.training import checkpoints, preflight, summary
+from soft_trainer.training.batching import PreparedRows, prepare_rows, train_loader
 from soft_trainer.training.evaluation import Corpora, check_evaluations, evaluation_split, measure
 from soft_trainer.training.finite import FiniteGuard, OverflowCounter
 from soft_trainer.training.gradient_cache import cached_backward
-from soft_trainer.training.batching import PreparedRows, prepare_rows, train_loader
 from soft_trainer.training.merging import merge, weights_to_merge
 from soft_trainer.training.messages import ProgressLines, banner, warnings_of
 
