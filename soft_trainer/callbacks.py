@@ -18,15 +18,15 @@ from soft_trainer.terminal import print_on_main
 class EstimatorCallback(TrainerCallback):
     """Fits the estimator of the weights before training, and logs statistics of the weights.
 
-    `SoftInfoNCETrainer` finds it among its callbacks and calls `fit`. A subclass may refit or reschedule the estimator
-    later, in any event of a callback. Data workers (`Estimator.in_workers`) see the change from the next epoch on.
+    `SoftInfoNCETrainer` finds it among its callbacks and calls `fit`. A subclass may fit the estimator again later, in
+    any event of a callback. Data workers (`Estimator.in_workers`) see the change from the next epoch on.
 
     Args:
         estimator: an object with `fit(split)` and `similarity(query_rows, code_rows)`.
 
     Attributes:
-        histogram: the distribution of the negatives' weights in the last logged step, `edges` and `counts` (one
-            fewer); None before the first.
+        histogram: the distribution of the negatives' weights in the last logged step, as the `edges` of bins and their
+            `counts`. None before the first logged step.
     """
 
     BINS = 40
@@ -54,23 +54,23 @@ class EstimatorCallback(TrainerCallback):
         print_on_main(f"{name} fitted on {len(split.queries):,} rows in {time.perf_counter() - start:.1f} s")
 
     def observe(self, weights: Tensor, floor: float, scores: Tensor, positives: Tensor) -> None:
-        """Keeps the weights and scores of a step, Tensor[B, N], for the log, without a device synchronisation."""
+        """Keeps the weights and scores of a step for the log, Tensor[B, N] each, without device synchronisation."""
         self._last = {"weights": weights, "floor": floor, "scores": scores.detach(), "positives": positives}
 
     def statistics(self) -> dict[str, float]:
         """Returns statistics of the negatives' weights and scores in the last observed step, for the log.
 
         Returns:
-            Mean, minimum, share at the floor and share below one half of the weights; `weight_entropy`, the entropy
-            of a query's weights over its negatives as a share of the largest possible, mean over queries;
-            `score_margin`, the positive's score minus the hardest negative's, mean over queries.
+            The mean and the minimum of the weights, and the shares of weights at the floor and below one half.
+            `weight_entropy` is the entropy of a query's weights, divided by the largest possible entropy.
+            `score_margin` is the positive's score minus the hardest negative's score. Both are means over queries.
         """
         if self._last is None:
             return {}
         step = self._last
         self._last = None
         column = step["positives"].unsqueeze(1)
-        # A column that is left out has weight 0 and is not a negative.
+        # A masked column has weight 0 and is not a negative.
         weights = step["weights"].double().scatter(1, column, 0.0)
         valid = weights[weights > 0]
         number = (weights > 0).sum(1)
@@ -97,7 +97,7 @@ def with_estimators(callbacks, default: Callable[[], object] | None = None) -> l
     """Returns a trainer's callbacks, with each bare estimator wrapped in an `EstimatorCallback`.
 
     Args:
-        default: makes the estimator for callbacks without one, or returns None for no estimator.
+        default: makes an estimator if no callback has one. It may return None for no estimator.
     """
     wrapped = []
     for callback in callbacks or ():
@@ -110,7 +110,7 @@ def with_estimators(callbacks, default: Callable[[], object] | None = None) -> l
 
 
 def find_estimator_callback(callbacks) -> EstimatorCallback | None:
-    """Returns the `EstimatorCallback` among the callbacks of a trainer, None without one.
+    """Returns the `EstimatorCallback` among the callbacks of a trainer, or None.
 
     Raises:
         UserError: there are several.
@@ -122,6 +122,6 @@ def find_estimator_callback(callbacks) -> EstimatorCallback | None:
 
 
 def _is_one_to_one(split: Split) -> bool:
-    """Returns True if every pair joins the query and the code with the same number."""
+    """Returns True if query i and code i form pair i, for all of them."""
     pairs = split.judgments.pairs()
     return np.array_equal(pairs[:, 0], pairs[:, 1]) and np.array_equal(pairs[:, 0], np.arange(len(split.corpus)))

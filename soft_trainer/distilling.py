@@ -19,17 +19,21 @@ def distil_static(
     texts: str | Path | None = None,
     trust_remote_code: bool = False,
 ) -> Path:
-    """Writes a static encoder that is distilled from `model`; see `soft_trainer.encoders.static`.
+    """Distils a static encoder from `model` and writes it to a folder; see `soft_trainer.encoders.static`.
 
     Args:
-        model: a folder or a name on the Hub, as `load_encoder` takes it.
-        output_dir: the folder to write, which is returned.
-        dimensions: of its embeddings.
-        texts: a file or a folder, such as a source tree, by which the frequencies of tokens are counted.
+        model: a folder or a name on the Hub, as for `load_encoder`.
+        output_dir: the folder to write to.
+        dimensions: the number of dimensions of an embedding.
+        texts: a file or a folder, such as a source tree, in which tokens are counted. By default, the frequency of a
+            token is estimated from its rank in the vocabulary (Zipf's law).
         trust_remote_code: run the code that comes with the model. Read it first.
 
+    Returns:
+        The folder.
+
     Raises:
-        UserError: the encoder cannot be loaded or distilled, there are no such texts, or the folder cannot be written.
+        UserError: the encoder cannot be loaded or distilled, the texts do not exist, or the folder cannot be written.
     """
     check_writable(output_dir, f"output_dir={output_dir}")
     if texts is not None and not Path(texts).exists():
@@ -44,7 +48,7 @@ def distil_static(
 
 
 def _lines(source: Path) -> Iterator[str]:
-    """Yields the lines of a file, or of all files below a folder; invalid UTF-8 is replaced."""
+    """Yields the lines of a file, or of all files below a folder. Invalid UTF-8 is replaced."""
     if source.is_dir():
         paths = sorted(source.rglob("*"))
     else:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """Returns this process's number and the number of processes."""
+    """Returns this process's rank and the number of processes."""
     if _is_distributed():
         return (dist.get_rank(), dist.get_world_size())
     return (0, 1)
@@ -31,7 +31,10 @@ def device() -> torch.device:
 
 
 def use_the_cores() -> None:
-    """Divides the cores of a machine without a GPU among its processes; `accelerate launch` gives each one thread."""
+    """Divides the cores of a machine without a GPU among its processes.
+
+    `accelerate launch` gives each process only one thread.
+    """
     launched = "ACCELERATE_MIXED_PRECISION" in os.environ
     if launched and device().type == "cpu" and torch.get_num_threads() == 1:
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
@@ -45,7 +48,7 @@ def barrier() -> None:
 
 
 def close() -> None:
-    """Ends the process group; without this a process sometimes aborts at exit."""
+    """Ends the process group. Without this, a process sometimes aborts at exit."""
     if dist.is_available() and dist.is_initialized():
         barrier()
         # Gloo's thread still needs the GIL to free the barrier. The destructor of DDP's reducer may hold it while it
@@ -55,18 +58,18 @@ def close() -> None:
 
 
 def shard(length: int, rank: int, processes: int) -> slice:
-    """Returns a process's contiguous shard of `length` items; sizes differ by at most one."""
+    """Returns a process's contiguous shard of `length` items. The sizes of shards differ by at most one."""
     size, rest = divmod(length, processes)
     start = rank * size + min(rank, rest)
     return slice(start, start + size + (rank < rest))
 
 
 def gather_with_gradient(local: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Joins Tensor[B_r, d] of every process in the order of the processes: Tensor[sum(sizes), d].
+    """Concatenates the tensors of all processes, Tensor[B_r, d] each, to Tensor[sum(sizes), d], with gradient.
 
     The backward pass sums the gradients of all processes' copies. Each process averages the loss over its own B_r
-    queries and scales it by `processes x B_r / N`; an averaging all-reduce then gives the gradient that one process
-    computes on the global batch.
+    queries and scales it by `processes x B_r / N`. An averaging all-reduce then gives the gradient that one process
+    would compute on the global batch.
     """
     if _is_distributed():
         return _Gather.apply(local, tuple(sizes))
@@ -74,7 +77,7 @@ def gather_with_gradient(local: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def gather(local: Tensor) -> Tensor:
-    """Joins Tensor[n_r, ...] of every process along the first dimension, without gradient; n_r may differ."""
+    """Concatenates the tensors of all processes, Tensor[n_r, ...] each, without gradient. Their n_r may differ."""
     if not _is_distributed():
         return local
     sizes = [torch.zeros(1, dtype=torch.long, device=local.device) for _ in range(dist.get_world_size())]
@@ -83,7 +86,7 @@ def gather(local: Tensor) -> Tensor:
 
 
 def from_main(value):
-    """Returns the main process's `value`, small and picklable, on every process."""
+    """Returns the main process's `value` on every process. It must be small and picklable."""
     if not _is_distributed():
         return value
     box = [value]
@@ -97,7 +100,7 @@ def any_process(flag: bool) -> bool:
 
 
 def gather_numbers(number: int) -> list[int]:
-    """Returns each process's number, in the order of the processes."""
+    """Returns the numbers of all processes, in the order of their ranks."""
     if _is_distributed():
         return gather(torch.tensor([number], device=device())).tolist()
     return [number]
@@ -117,7 +120,7 @@ def _is_distributed() -> bool:
 
 
 def _joined(local: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Gathers shards of unequal length; they are padded to the longest, since gloo and NCCL want equal shapes."""
+    """Gathers shards of unequal length. They are padded to the longest, because gloo and NCCL need equal shapes."""
     padded = local.new_zeros((max(sizes), *local.shape[1:]))
     padded[: len(local)] = local
     shards = [torch.empty_like(padded) for _ in sizes]

@@ -1,4 +1,4 @@
-"""The one exception that command lines turn into a single line and exit code 2."""
+"""The exception for problems that a user can solve. The commands print it as one line and exit with code 2."""
 
 
 class UserError(ValueError):

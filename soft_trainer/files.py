@@ -1,4 +1,4 @@
-"""Writes files atomically (to a temporary file, then renamed), and tells complete checkpoints from others."""
+"""Writes files atomically, by renaming a temporary file, and tells complete checkpoints from incomplete ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import shutil
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -29,7 +29,7 @@ UNREADABLE = (OSError, EOFError, UnicodeDecodeError, zlib.error)
 def written_aside(path: str | Path) -> Iterator[Path]:
     """Yields a temporary path next to `path` to write to, and renames it to `path` at the end.
 
-    Readers see the old file or the new one, never half of one. If the body raises, `path` stays as it was and the
+    Readers see the old file or the new one, never part of one. If the body raises, `path` stays unchanged and the
     temporary file is removed.
     """
     path = Path(path)
@@ -48,13 +48,13 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def check_writable(folder: str | Path, named: str) -> None:
-    """Raises a UserError if a folder cannot be made or written to.
+    """Raises UserError if a folder cannot be created or written to.
 
     Args:
-        named: the option and its value, with which the message begins.
+        named: the option and its value, for the start of the message.
     """
     absolute = Path(folder).absolute()
-    # `Path.exists` raises an error below a folder that may not be entered.
+    # Unlike this, `Path.exists` raises an error below a folder that the user may not enter.
     there = next(path for path in (absolute, *absolute.parents) if os.path.exists(path))
     if not there.is_dir():
         raise UserError(f"{named}: {there} is a file, not a folder")
@@ -68,10 +68,10 @@ def write_json(path: str | Path, value) -> None:
 
 
 def write_results(folder: str | Path, record: Mapping, **parts: Mapping[str, float]) -> None:
-    """Writes the record of a run, and its numbers in the same files as the examples of `transformers`.
+    """Writes the record of a run, and its numbers to the same files as the examples of `transformers`.
 
-    `PART_results.json` holds the numbers of a part, `all_results.json` those of all parts, `run.json` the record. The
-    record is written last, so a folder that has one is finished.
+    `PART_results.json` has the numbers of one part, `all_results.json` the numbers of all parts, and `run.json` the
+    record. The record is written last, so a folder with a record is complete.
     """
     folder = Path(folder)
     for part, numbers in parts.items():
@@ -81,29 +81,21 @@ def write_results(folder: str | Path, record: Mapping, **parts: Mapping[str, flo
     write_json(folder / RECORD, record)
 
 
-def record_path(folder: str | Path) -> Path:
-    """Returns the path of a run's record: `run.json`, or `all_results.json` in a folder of version 0.1."""
-    folder = Path(folder)
-    if (folder / RECORD).is_file():
-        return folder / RECORD
-    return folder / NUMBERS
-
-
 def write_rows(rows: Mapping[str, Iterable[dict]], folder: str | Path) -> None:
-    """Writes rows to `folder` as `SPLIT.jsonl.gz`. No file is renamed into place before all splits are written."""
+    """Writes rows to `folder` as `SPLIT.jsonl.gz`. Files are renamed into place after all splits have been written."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         for name, split in rows.items():
             aside = stack.enter_context(written_aside(folder / f"{name}.jsonl.gz"))
-            # The header holds no file name and no time, so that the same rows give the same bytes.
+            # A header without file name and time makes equal rows give equal bytes.
             with open(aside, "wb") as raw, gzip.GzipFile("", "wb", 4, raw, mtime=0) as file:
                 for row in split:
                     file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
 
 
 def open_text(path: str | Path, newline: str | None = None) -> TextIO:
-    """Opens a text file in UTF-8, plain or gzipped, for reading; UNREADABLE are the errors of reading it."""
+    """Opens a text file in UTF-8, plain or gzipped, for reading. Reading it may raise any error in UNREADABLE."""
     if str(path).endswith(".gz"):
         opener = gzip.open
     else:
@@ -112,7 +104,7 @@ def open_text(path: str | Path, newline: str | None = None) -> TextIO:
 
 
 def read_json(path: str | Path, kind: type = dict):
-    """Reads a JSON file, plain or gzipped; raises UserError unless it holds a `kind`: a mapping or a list."""
+    """Reads a JSON file, plain or gzipped. Raises UserError unless it contains a `kind`: a mapping or a list."""
     try:
         with open_text(path) as file:
             values = _parsed(file.read())
@@ -126,10 +118,10 @@ def read_json(path: str | Path, kind: type = dict):
 
 
 def read_json_lines(path: str | Path) -> Iterator[tuple[str, dict]]:
-    """Yields the objects of a JSON Lines file, plain or gzipped, each with its place in the file for messages.
+    """Yields (location, object) for each line of a JSON Lines file, plain or gzipped. The location is for messages.
 
     Raises:
-        UserError: the file cannot be read as UTF-8, or a line is not a JSON object (names file and row).
+        UserError: the file cannot be read as UTF-8, or a line is not a JSON object. The message gives file and row.
     """
     place = path
     try:
@@ -148,7 +140,7 @@ def read_json_lines(path: str | Path) -> Iterator[tuple[str, dict]]:
 
 
 def _parsed(text: str):
-    """Parses JSON. A lone surrogate, left where a text was cut, becomes `?`."""
+    """Parses JSON. A lone surrogate, which remains where a text was cut, becomes `?`."""
     value = json.loads(text)
     if "\\ud" in text.lower():
         value = json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
@@ -157,7 +149,7 @@ def _parsed(text: str):
 
 @contextmanager
 def reporting_disk_errors(folder: str | Path) -> Iterator[None]:
-    """Turns a disk error into one line that names the folder and the free space.
+    """Turns a disk error into one line with the folder and the free space.
 
     Raises:
         UserError: writing failed.
@@ -189,13 +181,13 @@ def saving_checkpoint(folder: str | Path) -> Iterator[None]:
 
 
 def mark_complete(folder: str | Path, training: Mapping) -> None:
-    """Records file sizes, time and training of a checkpoint in one more file, written last.
+    """Marks a checkpoint complete by a file with its time, its training and the sizes of its files.
 
     Args:
         training: what a training that continues from it must have in common with this one.
 
     Raises:
-        UserError: as `saving_checkpoint`.
+        UserError: the file cannot be written; the checkpoint is removed.
     """
     folder = Path(folder)
     with saving_checkpoint(folder):
@@ -207,41 +199,44 @@ def mark_complete(folder: str | Path, training: Mapping) -> None:
 
 
 def _written(folder: Path) -> float | None:
-    """Returns when a checkpoint was marked complete; None if a file is missing or changed in size."""
-    try:
+    """Returns the time when a checkpoint was marked complete, or None if a file is missing or has another size."""
+    with suppress(OSError, UserError, KeyError, AttributeError):  # no marker of this version, or a missing file
         marker = read_json(folder / MARKER)
-        sizes = marker.get("sizes", marker)  # an earlier version wrote the sizes alone
-        complete = all((folder / name).stat().st_size == size for name, size in sizes.items())
-        if complete:
-            return marker.get("written", 0.0)
-        return None
-    except (OSError, UserError):
-        return None
+        if all((folder / name).stat().st_size == size for name, size in marker["sizes"].items()):
+            return marker["written"]
+    return None
 
 
 def newest_complete(output_dir: str | Path) -> str | None:
-    """Returns a run's newest complete checkpoint, None without one. Warns of a half-written one.
+    """Returns a run's newest complete checkpoint, or None. Warns about incomplete ones.
 
-    The newest is the last that was written: an earlier run into this folder may have left one of a later step. The
-    time is the recorded one, as a copy of the folder has other modification times.
+    The newest is the one that was written last. It need not have the latest step, because an earlier run may have
+    written to this folder. The recorded time counts, because a copy of the folder has other modification times.
     """
     from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints  # slow to import
 
     times: dict[str, float] = {}
-    # From the last step on, which `max` therefore takes of those without a time.
-    for checkpoint in reversed(sort_checkpoints(str(output_dir), PREFIX_CHECKPOINT_DIR)):
-        if (written := _written(Path(checkpoint))) is not None:
-            times[checkpoint] = written
-        else:
+    for checkpoint in sort_checkpoints(str(output_dir), PREFIX_CHECKPOINT_DIR):
+        written = _written(Path(checkpoint))
+        if written is None:
             print_on_main(f"warning: skipping {checkpoint}: it is not complete, its run was stopped while writing it")
+        else:
+            times[checkpoint] = written
     return max(times, key=times.get, default=None)
 
 
 def last_checkpoint(wanted: str | bool | None, output_dir: str | Path) -> str | None:
-    """Finds the checkpoint for `resume_from_checkpoint`: a folder, or the newest complete one for `last` or `true`.
+    """Finds the checkpoint to resume from.
+
+    Args:
+        wanted: `resume_from_checkpoint`: a checkpoint's folder, "last" or "true" for the newest complete checkpoint of
+            `output_dir`, or "false" or None for no checkpoint.
+
+    Returns:
+        The checkpoint's folder, or None to start at the first step.
 
     Raises:
-        UserError: the folder does not exist.
+        UserError: the folder does not exist, or it is not a complete checkpoint.
     """
     if wanted is None or str(wanted).lower() in ("false", "no"):
         return None

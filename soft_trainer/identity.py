@@ -1,7 +1,7 @@
-"""Fingerprints content. A fingerprint depends on what a thing holds, never on its name or place.
+"""Fingerprints content. A fingerprint depends on what something contains, never on its name or location.
 
-Whatever is kept for later stores the fingerprint of what it was made from: rows, encoder, tokenizer, settings and the
-code that made it. A reader compares it.
+Everything that is kept for later stores the fingerprint of what it was made from: rows, encoder, tokenizer, settings
+and code. Whoever reads it compares the fingerprint first.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from soft_trainer.errors import UserError
 from soft_trainer.files import read_json, write_json
 from soft_trainer.terminal import print_on_main
 
-FILES = Path(HF_HOME) / "soft_trainer" / "files"  # the hashes of files
-AT_ONCE = 1 << 16  # rows that are read at once
+FILES = Path(HF_HOME) / "soft_trainer" / "files"  # stores the hashes of files
+AT_ONCE = 1 << 16  # rows to read at once
 READ_BYTES = 1 << 22
-LARGE = 1 << 20  # bytes; the hash of a smaller file is computed faster than found
+LARGE = 1 << 20  # bytes; for a smaller file, computing the hash is faster than looking it up
 HASH = re.compile("[0-9a-f]{32}")
-RECENT = 2.0  # seconds; a file that has just changed may change again without another time
-# Fields of a profile, a configuration and an adapter that leave every embedding as it is.
+RECENT = 2.0  # seconds; within them, a file may change again without a new modification time
+# Fields of a profile, a configuration and an adapter that do not affect embeddings.
 _UNREAD_PROFILE = {"name", "score_scale", "query_columns", "code_columns", "matryoshka_dims"}
 _UNREAD_CONFIG = {"_name_or_path", "architectures", "transformers_version", "torch_dtype", "dtype", "use_cache"}
 _UNREAD_ADAPTER = {"base_model_name_or_path", "inference_mode", "revision", "task_type", "peft_version"}
 
 
 def fingerprint(*parts) -> str:
-    """Returns a hash of values: plain ones, lists and mappings of them, bytes, arrays and sparse matrices."""
+    """Returns a hash of plain values, bytes, arrays and sparse matrices, and of lists and mappings of them."""
     digest = xxhash.xxh3_128()
     _add(digest, parts)
     return digest.hexdigest()
 
 
 def _add(digest, value) -> None:
-    """Adds a value to a hash, after its type and its length, so that different values add different bytes."""
+    """Adds a value to a hash. Its type and length come first, so that different values add different bytes."""
     if isinstance(value, np.ndarray):
         digest.update(f"array {value.dtype} {value.shape} ".encode())
         for start in range(0, len(value), AT_ONCE):
@@ -73,7 +73,7 @@ def _add(digest, value) -> None:
 
 
 def rows_fingerprint(rows, columns: Sequence[str] | None = None) -> str:
-    """Returns a hash of the values in some columns of a `datasets.Dataset`, of all columns when None."""
+    """Returns a hash of the values in some columns of a `datasets.Dataset`, by default in all of them."""
     import pyarrow as pa  # slow to import, and a search has no rows
 
     digest = xxhash.xxh3_128()
@@ -83,7 +83,7 @@ def rows_fingerprint(rows, columns: Sequence[str] | None = None) -> str:
         for name in chosen:
             values = table[name].combine_chunks()
             _add(digest, [str(values.type), values.is_null().to_numpy(zero_copy_only=False)])
-            # Arrow writes equal values as equal bytes, whatever they were cut from.
+            # Arrow serialises equal values to equal bytes, even if they are slices of different tables.
             digest.update(pa.record_batch([values.drop_null()], [name]).serialize())
     return digest.hexdigest()
 
@@ -92,11 +92,11 @@ def rows_fingerprint(rows, columns: Sequence[str] | None = None) -> str:
 
 
 def tokenizer_fingerprint(tokenizer) -> str:
-    """Returns a hash that changes if any text's ids, or the side of truncation, change."""
+    """Returns a hash that changes if the token ids of any text or the side of truncation change."""
     settings = {name: getattr(tokenizer, name, None) for name in ("truncation_side", "split_special_tokens")}
     settings |= tokenizer.special_tokens_map
     if tokenizer.is_fast:
-        # A copy without the truncation and padding of the last call.
+        # The tokenizer keeps the truncation and padding of its last call; the copy has neither.
         backend = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())
         backend.no_truncation()
         backend.no_padding()
@@ -111,7 +111,7 @@ def tokenizer_fingerprint(tokenizer) -> str:
 def encoder_fingerprint(model, tokenizer, profile) -> str:
     """Returns a hash that changes with the weights, the configuration, the tokenizer or the profile.
 
-    The score scale and the columns to read are left out, since embeddings do not depend on them.
+    The score scale and the columns to read are left out, because embeddings do not depend on them.
     """
     adapters = getattr(model, "peft_config", {})
     settings = {
@@ -124,11 +124,8 @@ def encoder_fingerprint(model, tokenizer, profile) -> str:
 
 
 def model_fingerprint(model, weights: Mapping) -> str:
-    """Returns a hash of some weights of a model, and of its configuration.
-
-    It takes about 0.1 s per GB of weights.
-    """
-    import torch  # loaded already, as there is a model
+    """Returns a hash of some of a model's weights and of its configuration. It takes about 0.1 s per GB."""
+    import torch  # loaded already, because there is a model
 
     digest = xxhash.xxh3_128()
     for name, tensor in sorted(weights.items()):
@@ -144,7 +141,7 @@ def model_fingerprint(model, weights: Mapping) -> str:
 
 
 def _plain(value):
-    """Converts a value that JSON cannot hold; sets are sorted, since their order differs between processes."""
+    """Converts a value that JSON cannot represent. Sets are sorted, because their order differs between processes."""
     if isinstance(value, set | frozenset):
         return sorted(value, key=repr)
     return str(value)
@@ -160,7 +157,7 @@ def _without(settings: dict, unread: set[str]) -> dict:
 def file_fingerprint(path: str | os.PathLike) -> str:
     """Returns a hash of the bytes of a file.
 
-    That of a large file is kept with its inode, size and times, so that an unchanged file is read only once.
+    The hash of a large file is stored with the file's inode, size and times, so that an unchanged file is read once.
 
     Raises:
         OSError: the file cannot be read.
@@ -180,25 +177,22 @@ def file_fingerprint(path: str | os.PathLike) -> str:
             digest.update(part)
     young = time.time() - status.st_ctime < RECENT
     if large and not young:
-        with suppress(OSError):  # then it is read again the next time
+        with suppress(OSError):  # without a stored hash, the file is read again next time
             FILES.mkdir(parents=True, exist_ok=True)
             write_json(kept, [state, digest.hexdigest()])
     return digest.hexdigest()
 
 
-def folder_fingerprint(folder: str | os.PathLike, pattern: str = "*") -> str:
-    """Returns a hash of the names and the bytes of the files below a folder, or of a single file.
+def folder_fingerprint(folder: str | os.PathLike) -> str:
+    """Returns a hash of the names and bytes of the files below a folder, or of a single file.
 
-    Hidden files and those in hidden folders are left out.
-
-    Args:
-        pattern: only files whose names match it.
+    Hidden files and files in hidden folders are left out.
     """
     root = Path(folder)
     if root.is_file():
         return file_fingerprint(root)
     files = {}
-    for path in root.rglob(pattern):
+    for path in root.rglob("*"):
         place = path.relative_to(root)
         hidden = any(part.startswith(".") for part in place.parts)
         if path.is_file() and not hidden:
@@ -207,10 +201,12 @@ def folder_fingerprint(folder: str | os.PathLike, pattern: str = "*") -> str:
 
 
 def kept_files(record: Path, made_from: str) -> list[Path] | None:
-    """Returns the files of a record; None if it has other inputs, or a file is missing or damaged.
+    """Returns the files of a record, or None if they must be made again.
+
+    That is the case if they were made from something else, or if a file is missing or damaged.
 
     Args:
-        made_from: the fingerprint of everything that the content depends on.
+        made_from: the fingerprint of everything that the files depend on.
     """
     with suppress(UserError, OSError, KeyError, AttributeError):
         stored = read_json(record)
@@ -225,7 +221,7 @@ def kept_files(record: Path, made_from: str) -> list[Path] | None:
 
 
 def keep_files(record: Path, made_from: str, files: Sequence[Path]) -> None:
-    """Writes the record of complete files; see `kept_files`.
+    """Writes the record of complete files, for `kept_files`.
 
     Raises:
         OSError: the disk fails.
@@ -239,7 +235,7 @@ def keep_files(record: Path, made_from: str, files: Sequence[Path]) -> None:
 
 @cache
 def code_fingerprint(*modules: str) -> str:
-    """Returns a hash of the source of modules and packages, which serves as the version of their output.
+    """Returns a hash of the source code of modules and packages, which serves as the version of their output.
 
     Args:
         modules: full names, such as "soft_trainer.dataflow".
@@ -257,12 +253,12 @@ def code_fingerprint(*modules: str) -> str:
 
 
 def plain_settings(settings):
-    """Returns settings, a mapping or a list, as a round trip through JSON leaves them."""
+    """Returns settings, a mapping or a list, as they are after a round trip through JSON."""
     return json.loads(json.dumps(settings, default=_plain))
 
 
 def differences(then: Mapping, now: Mapping) -> list[str]:
-    """Describes the settings that two mappings share and that differ, such as "seed was 1, is 2"."""
+    """Describes the settings that differ between two mappings, such as "seed was 1, is 2". Both must have them."""
     lines = []
     for name in now:
         if name in then and then[name] != now[name]:

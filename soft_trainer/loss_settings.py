@@ -25,7 +25,7 @@ from soft_trainer.weights import (
     smallest_batch,
 )
 
-# A loss or a weighting, ours or a user's, gets the arguments that its signature names: those of a batch, or settings.
+# A loss or a weighting, ours or a user's, is called with what its signature asks for: parts of a batch, or settings.
 LOSSES = {
     "soft_info_nce": losses.soft_info_nce,
     "info_nce": losses.info_nce,
@@ -37,24 +37,25 @@ WEIGHTINGS = {
     "eq4": functools.partial(negative_weights, too_few="uniform"),
     "positive_aware": positive_aware_weights,
 }
-# Settings that need an estimator, with the value that needs none.
+# Settings that need an estimator, with the one value that does not.
 NEED_SIMILARITY = {"cancel": "none", "distill_weight": 0}
 
 
 @dataclass(frozen=True)
 class LossSettings:
-    """A loss with its settings, which turns the scores of a batch into a scalar.
+    """The loss of a training with its settings. Calling it with the scores of a batch computes the loss.
 
     Args:
         loss: a key of `LOSSES`, or a user's function as `module:name`.
-        weighting: how similarities become weights: a key of `WEIGHTINGS`, or a user's function as `module:name`.
-        alpha, beta, temperature, floor: of Eq. 4 and of the softmax before it.
-        margin: of positive-aware weights, whose temperature is `temperature` too.
-        infonce_weight, kl_weight: of `kl_regularization`.
+        weighting: how similarities become weights, a key of `WEIGHTINGS` or a user's function as `module:name`.
+        alpha, beta, temperature, floor: the parameters of Eq. 4 and of the softmax before it.
+        margin: the margin of positive-aware weights. Their temperature is `temperature`.
+        infonce_weight, kl_weight: the weights of the two terms of `kl_regularization`.
         cancel: false-negative cancellation (Section 4.4): "none", "top_k" or "ratio".
         cancel_k: the number of most similar negatives that "top_k" leaves out.
-        cancel_ratio: the share of the positive's similarity above which "ratio" leaves a negative out.
-        distill_weight, distill_temperature: of the KL divergence from the estimator that is added; weight 0 adds none.
+        cancel_ratio: "ratio" leaves out a negative whose similarity is above this share of the positive's.
+        distill_weight: the weight of an additional loss, the KL divergence from the estimator; 0 turns it off.
+        distill_temperature: the temperature of the estimator's softmax in that loss.
     """
 
     loss: str = "soft_info_nce"
@@ -79,7 +80,7 @@ class LossSettings:
 
     @property
     def settings_that_need_similarity(self) -> str:
-        """The settings that need an estimator, as `name=value`; empty if there are none."""
+        """The settings that need an estimator, as `name=value, ...`; empty if there are none."""
         names = [name for name, value in NEED_SIMILARITY.items() if getattr(self, name) != value]
         if not self.read_by_loss.isdisjoint(("weights", "similarity")):
             names = ["loss", *names]
@@ -114,14 +115,14 @@ class LossSettings:
 
     @property
     def sources(self) -> dict[str, str]:
-        """Hashes of the sources of the loss and the weighting, of those that are a user's."""
+        """A hash of the source code of the loss and of the weighting, for each that a user wrote."""
         functions = {self.loss: self.loss_function, self.weighting: self.weighting_function}
         own = {name: function for name, function in functions.items() if ":" in name}
         return {f"the source of {name}": _source(function) for name, function in own.items()}
 
     @property
     def smallest_batch(self) -> int:
-        """The smallest N that leaves enough negatives: for Eq. 4 set by alpha and beta, otherwise 2."""
+        """The smallest batch (N) that leaves enough negatives. For Eq. 4, alpha and beta decide; otherwise it is 2."""
         if self.cancel == "top_k":
             cancelled = self.cancel_k
         else:
@@ -142,11 +143,12 @@ class LossSettings:
 
         Args:
             scores: Tensor[B, N].
-            positives: LongTensor[B], column of each query's own code.
-            similarity: raw, Tensor[B, N]; needed if `needs_similarity`, unless `weights` are given.
-            negatives: BoolTensor[B, N], the columns that count; all but the positive when None.
-            weights: Tensor[B, N] of Soft-InfoNCE. They already say which columns count.
-            also: BoolTensor[B, N], further right answers. `negatives` leaves them out.
+            positives: LongTensor[B], the column of each query's own code.
+            similarity: Tensor[B, N], the estimator's raw similarities. Required if `needs_similarity`, unless
+                `weights` are given.
+            negatives: BoolTensor[B, N], the columns that count. By default, all but the positive.
+            weights: Tensor[B, N], the weights of Soft-InfoNCE, which are 0 on columns that do not count.
+            also: BoolTensor[B, N], other right answers. `negatives` leaves them out.
         """
         negatives = self.valid_negatives(similarity, positives, negatives)
         if self.uses_weights and weights is None:
@@ -166,11 +168,11 @@ class LossSettings:
         Args:
             estimator: an object with `similarity(query_rows, code_rows)`.
             query_rows, code_rows: int64[B] and int64[N].
-            positives, negatives: as in `__call__`.
+            positives, negatives: see `__call__`.
 
         Returns:
-            Keyword arguments for `__call__`, Tensor[B, N] in float32: float64 would double what a data worker sends,
-            and some devices do not support it.
+            Keyword arguments for `__call__`, Tensor[B, N] each. They are float32, because float64 would double what a
+            data worker sends, and some devices do not support it.
         """
         rows = (torch.as_tensor(numbers, dtype=torch.long, device="cpu") for numbers in (query_rows, code_rows))
         similarity = checked_similarity(estimator, *rows).to(positives.device)
@@ -179,23 +181,23 @@ class LossSettings:
         return {name: tensor.float() for name, tensor in inputs.items()}
 
     def loss_inputs(self, similarity: Tensor, positives: Tensor, negatives: Tensor | None = None) -> dict[str, Tensor]:
-        """Computes the weights and similarities that the loss reads, before the scores are known.
+        """Computes what the loss needs from the estimator, before the scores are known.
 
         Returns:
-            `weights` after cancellation, the raw `similarity`, or both.
+            The `weights` after cancellation, the raw `similarity`, or both, by name.
         """
         inputs = {}
         if self.uses_weights:
             valid = self.valid_negatives(similarity, positives, negatives)
             inputs["weights"] = self.weights(similarity, positives, valid)
-        # Cancellation, of which `negatives` tells, reads similarities too; weights include it already.
+        # A loss that takes `negatives` needs similarities for cancellation; weights already include it.
         if self.distill_weight > 0 or not self.read_by_loss.isdisjoint(("similarity", "negatives")):
             inputs["similarity"] = similarity
         return inputs
 
     def valid_negatives(self, similarity: Tensor | None, positives: Tensor, negatives: Tensor | None) -> Tensor | None:
         """Returns the columns of `negatives` that cancellation keeps, BoolTensor[B, N]."""
-        if self.cancel == "none" or similarity is None:  # without similarity, cancellation is in the weights
+        if self.cancel == "none" or similarity is None:  # without similarities, the weights include cancellation
             return negatives
         if negatives is not None:
             # A duplicate is already left out, so it must neither use up one of the k nor count as most similar.
@@ -210,9 +212,9 @@ class LossSettings:
         return kept & negatives
 
     def weights(self, similarity: Tensor, positives: Tensor, negatives: Tensor | None = None) -> Tensor:
-        """Computes w_ij, Tensor[B, N]: 1 on the positive, 0 on columns that do not count.
+        """Computes the weights w_ij, Tensor[B, N]: 1 on the positive, 0 on columns that do not count.
 
-        A query with too few negatives for Eq. 4 (a short batch) gets weights of 1.
+        In a batch too short for Eq. 4, all negatives of a query get weight 1.
         """
         batch = {"similarity": similarity, "positives": positives, "negatives": negatives}
         weights = self._call(self.weighting_function, batch)
@@ -226,10 +228,10 @@ class LossSettings:
         return weights.scatter(1, positives.unsqueeze(1), 1.0)
 
     def try_out(self) -> None:
-        """Calls loss and weighting on two small batches, the second with columns left out and further right answers.
+        """Tries the loss and the weighting on two small batches. The second has masked columns and more right answers.
 
         Raises:
-            UserError: a function failed, or its result has another shape than the step needs.
+            UserError: a function failed, or its result has the wrong shape.
         """
         grid = torch.linspace(-1, 1, 15).reshape(3, 5)
         positives = torch.arange(3)
@@ -251,22 +253,22 @@ class LossSettings:
                 )
 
     def _call(self, function: Callable[..., Tensor], batch: Mapping[str, Tensor | None]) -> Tensor:
-        """Calls a loss or a weighting with the arguments that it names."""
+        """Calls a loss or a weighting with the arguments in its signature."""
         values = {**vars(self), **batch}
         names = inspect.signature(function).parameters
         return function(**{name: values[name] for name in names if name in values})
 
 
 def name_functions(options) -> None:
-    """Replaces functions that Python gave as `loss` or `weighting` by their `module:name`, which JSON can hold.
+    """Replaces functions in the options `loss` and `weighting` by their names, `module:name`.
 
-    Data workers, other processes and a resumed training find them again by this name.
+    A name fits into JSON, and data workers, other processes and a resumed training find the function by it.
 
     Args:
-        options: an object with these attributes, such as training arguments.
+        options: an object with these two attributes, such as training arguments.
 
     Raises:
-        UserError: a function that does not stand at the top level of a module.
+        UserError: a function is not defined at the top level of a module.
     """
     for option in ("loss", "weighting"):
         function = getattr(options, option)
@@ -280,10 +282,10 @@ def name_functions(options) -> None:
 
 
 def import_reference(option: str, reference: str):
-    """Imports what an option names as `module:name`. The module may be in the current folder.
+    """Imports the object that an option refers to as `module:name`. The module may be in the current folder.
 
     Raises:
-        UserError: there is no such module, or nothing of that name in it.
+        UserError: there is no such module, or it has nothing of that name.
     """
     module, _, name = reference.partition(":")
     # An installed command does not look for modules in the current folder, as `python -m` does.
@@ -296,7 +298,7 @@ def import_reference(option: str, reference: str):
 
 
 def _find(option: str, name: str, known: Mapping[str, Callable]) -> Callable[..., Tensor]:
-    """Returns the function that an option names.
+    """Returns the function that an option refers to: a known one, or one to import.
 
     Raises:
         UserError: there is no such function.
@@ -310,7 +312,7 @@ def _find(option: str, name: str, known: Mapping[str, Callable]) -> Callable[...
 
 
 def _source(function: Callable) -> str:
-    """Returns a hash of a function's source, or of its bytecode where no file holds the source."""
+    """Returns a hash of a function's source code, or of its bytecode if the source is not in a file."""
     try:
         return fingerprint(inspect.getsource(function))
     except OSError:

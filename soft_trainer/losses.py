@@ -3,14 +3,14 @@
 All losses share these arguments:
 
     scores      Tensor[B, N], the scores of B queries against the N codes of the global batch
-    positives   LongTensor[B], the column of each query's own code; `arange(B)` when None
-    negatives   BoolTensor[B, N], the columns that count as negatives; all but the positive when None
-    also        BoolTensor[B, N], further right answers
+    positives   LongTensor[B], the column of each query's own code; by default `arange(B)`
+    negatives   BoolTensor[B, N], the columns that count as negatives; by default all but the positive
+    also        BoolTensor[B, N], other right answers
 
 The positive always takes part. A column that does not count is left out of every softmax and every mean, and gets zero
 gradient. With `also`, the loss of a query is the mean over its right answers, each taken as the positive in turn with
 the others left out. All computation is in float32 or higher. `benchmarks/theory.md` has the theorems about these
-losses and corrects printed statements.
+losses and corrects statements in print.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ def soft_info_nce(
     """Computes Soft-InfoNCE (Eq. 3): the cross-entropy of `scores + log(weights)`.
 
     Args:
-        weights: w_ij, Tensor[B, N], 0 or more (see `negative_weights`). The positive's weight is taken as 1. A weight
-            of 0 drops the column from the denominator, with zero gradient. With `also`, weights that depend on the
-            positive are Tensor[R, N], a row for each right answer of each query, in the order of the columns.
+        weights: Tensor[B, N], the weights w_ij, 0 or more (see `negative_weights`). The positive's weight is taken as
+            1. A weight of 0 drops the column from the denominator and gives it zero gradient. With `also`, weights
+            that depend on the positive are Tensor[R, N], one row for each right answer of each query, in the order of
+            the columns.
     """
     rows = _Rows(scores, positives, None, also)
     if len(weights) != len(rows.scores):
@@ -60,8 +61,11 @@ def weighted_info_nce(
 ) -> Tensor:
     """Computes weighted InfoNCE (Section 4.3): the mean over queries of -sum_j y_ij log p_ij.
 
-    y is 1 on the positive and, on the negatives, the softmax of `similarity / temperature`, similarity Tensor[B, N];
-    p is the softmax of `scores` over all N columns.
+    y is 1 on the positive and the softmax of `similarity / temperature` on the negatives. p is the softmax of `scores`
+    over all N columns.
+
+    Args:
+        similarity: Tensor[B, N], the estimator's raw similarities.
     """
     rows = _Rows(scores, positives, negatives, also)
     labels = rows.soft_labels(similarity, temperature)
@@ -79,8 +83,7 @@ def binary_cross_entropy(
 ) -> Tensor:
     """Computes binary cross-entropy (Section 4.3) of p against y, averaged over queries and columns.
 
-    y and p are those of `weighted_info_nce`. log(1 - p) is computed from log p, without cancellation for p near 0
-    or 1.
+    y and p are defined in `weighted_info_nce`. log(1 - p) is computed from log p, which is exact for p near 0 or 1.
     """
     rows = _Rows(scores, positives, negatives, also)
     labels = rows.soft_labels(similarity, temperature)
@@ -122,15 +125,15 @@ def kl_divergence(
 ) -> Tensor:
     """Computes the divergence in `kl_regularized_info_nce`, without InfoNCE: the mean over queries of KL(y || p').
 
-    It is 0 for a query whose negatives get the same distribution from the model as from the estimator, and for a query
-    with fewer than two negatives.
+    A query contributes 0 if the model and the estimator give the same distribution over its negatives, or if it has
+    fewer than two negatives.
     """
     rows = _Rows(scores, positives, negatives, also)
     return rows.mean(rows.kl_divergence(similarity, temperature))
 
 
 class _Rows:
-    """The rows of a loss and their shared steps: one row for each query, or with `also` for each right answer."""
+    """The rows over which a loss is computed: one for each query or, with `also`, one for each right answer."""
 
     def __init__(self, scores: Tensor, positives: Tensor | None, negatives: Tensor | None, also: Tensor | None):
         if positives is None:
@@ -152,7 +155,7 @@ class _Rows:
         self.column = positives.unsqueeze(1)
 
     def of(self, values: Tensor) -> Tensor:
-        """Returns each row's value, given each query's."""
+        """Converts one value per query to one value per row."""
         if self.queries is None:
             return values
         return values[self.queries]
@@ -165,7 +168,7 @@ class _Rows:
 
     @functools.cached_property
     def valid(self) -> Tensor:
-        """The mask of the valid negatives and the positive."""
+        """The mask of the columns that count: the valid negatives and the positive."""
         if self.negatives is None:
             return torch.ones_like(self.scores, dtype=torch.bool)
         return self.negatives.scatter(1, self.column, True)
@@ -176,14 +179,14 @@ class _Rows:
         return self.valid.scatter(1, self.column, False)
 
     def log_softmax(self, columns: Tensor) -> Tensor:
-        """Computes log p over the given columns, 0 elsewhere."""
+        """Computes log p over the given columns. The other columns get 0."""
         return self.scores.masked_fill(~columns, -torch.inf).log_softmax(1).masked_fill(~columns, 0.0)
 
     def soft_labels(self, similarity: Tensor, temperature: float) -> Tensor:
         """Computes y: 1 on the positive, the softmax of `similarity / temperature` on valid negatives, 0 elsewhere."""
         logits = self.of(similarity).to(self.scores.dtype) / temperature
         shares = logits.masked_fill(~self.valid_negatives, -torch.inf).softmax(1)
-        # The softmax of a query without negatives is over nothing, which is NaN; its labels are all 0.
+        # A query without negatives has a softmax over nothing, which is NaN. Its labels are all 0.
         return shares.masked_fill(~self.valid_negatives, 0.0).scatter(1, self.column, 1.0)
 
     def info_nce(self) -> Tensor:

@@ -1,7 +1,7 @@
 """Merges encoders by interpolating the weights before and after training.
 
-Training on rows of one kind makes an encoder better on queries like them and may make it worse on others. The weighted
-mean of the weights before and after keeps most of the gain and gives most of the loss back (`docs/training.md`).
+Training on one kind of rows improves an encoder on similar queries and may make it worse on others. The weighted mean
+of the weights before and after training keeps most of the gain and undoes most of the harm (`docs/training.md`).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from soft_trainer.hub.model_card import environment, write_model_card
 def interpolate(base: Mapping[str, Tensor], models: Sequence[Mapping[str, Tensor]], ratio: float) -> dict[str, Tensor]:
     """Computes (1 - ratio) x base + ratio x mean(models) for every floating-point weight, in float32 or higher.
 
-    A ratio of 0 gives the base and a ratio of 1 a single model, bit by bit.
+    A ratio of 0 gives exactly the base. A ratio of 1 and one model give exactly that model. All tensors that are not
+    floating-point, and the dtype of every weight, come from the first model.
 
     Args:
-        base, models: weights by name, with the same names and shapes. All other tensors, such as position numbers, and
-            the number format of every weight come from the first model.
-        ratio: from 0 to 1; 1 is the mean of the models.
+        base, models: weights by name, with the same names and shapes.
+        ratio: from 0, the base, to 1, the mean of the models.
     """
     first = models[0]
     merged = {}
@@ -56,28 +56,32 @@ def merge_encoders(
     output_dir: str | Path,
     trust_remote_code: bool = False,
 ) -> Path:
-    """Writes the encoder (1 - ratio) x base + ratio x mean(models), all floating-point weights; returns its folder.
+    """Writes the encoder (1 - ratio) x base + ratio x mean(models), computed for all floating-point weights.
 
     Everything else, such as tokenizer, pooling, lengths and prompts, comes from the first model. A single LoRA adapter
-    on `base` stays an adapter, scaled by the ratio, which is the same encoder; several are averaged as whole encoders.
+    on `base` stays an adapter: scaling it by the ratio gives the same encoder. Several adapters are averaged as whole
+    encoders.
 
     Args:
-        base: the encoder before training: a folder, or a name on the Hub.
-        models: trained encoders, or one of them.
+        base: the encoder before training, a folder or a name on the Hub.
+        models: one trained encoder, or several.
         ratio: from 0, the base, to 1, the mean of the models.
-        output_dir: a folder that is missing or empty.
+        output_dir: the folder to write to, which must be missing or empty.
         trust_remote_code: run the code that comes with a model. Read it first.
 
+    Returns:
+        The folder.
+
     Raises:
-        UserError: a ratio outside its range, a folder that holds something, encoders whose weights or tokenizers do
-            not fit together, or an adapter on another base.
+        UserError: the ratio is out of range, the folder is not empty, the weights or tokenizers of the encoders do not
+            fit together, or an adapter belongs to another base.
     """
     if isinstance(models, str | Path):
         models = [models]
     else:
         models = list(models)
     folder = Path(output_dir)
-    ratio = float(ratio)  # a scalar of NumPy or torch cannot be written to the record
+    ratio = float(ratio)  # JSON cannot represent a scalar of NumPy or torch
     check_ratio(ratio)
     taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
     if not models:
@@ -90,7 +94,7 @@ def merge_encoders(
     adapter = saved_adapter(models[0])
     if adapter is None or len(models) > 1:
         merged = _merged_model(base, models, ratio, profile, trust_remote_code)
-        if adapter is None:  # in the number format of its files
+        if adapter is None:  # keeps the dtype of the first model's files
             merged.to(load_config(models[0], None, trust_remote_code).dtype or torch.float32)
     else:
         own, _ = adapter
@@ -105,13 +109,17 @@ def merge_encoders(
 
 
 def check_ratio(ratio: float, name: str = "ratio") -> None:
-    """Raises UserError for a ratio outside its range, 0 to 1."""
+    """Raises UserError if a ratio is not from 0 to 1."""
     if not 0 <= ratio <= 1:
         raise UserError(f"{name}={ratio:g}: must be from 0 (the encoder before training) to 1 (after it)")
 
 
 def scale_adapter(model: PreTrainedModel, ratio: float) -> dict[str, Tensor]:
-    """Returns an adapter's weights times a ratio: LoRA adds B A, so B is scaled; UserError unless plain LoRA."""
+    """Returns the weights of an adapter scaled by a ratio. LoRA adds the product B A, so only B is scaled.
+
+    Raises:
+        UserError: the adapter is not plain LoRA.
+    """
     config = next(iter(model.peft_config.values()))
     if config.peft_type.value != "LORA" or config.use_dora or config.bias != "none" or config.modules_to_save:
         raise UserError(f"{ADAPTER_CONFIG}: only plain LoRA can be scaled; merge the adapter first (merge_lora)")
@@ -124,7 +132,7 @@ def scale_adapter(model: PreTrainedModel, ratio: float) -> dict[str, Tensor]:
 def _merged_model(
     base: str | Path, models: Sequence, ratio: float, profile: EncoderProfile, trust_remote_code: bool
 ) -> PreTrainedModel:
-    """Returns the first model with the merged weights, after checking that all models are compatible."""
+    """Returns the first model with the merged weights. Raises UserError if the models are not compatible."""
     names = [*models, base]
     loaded = []
     for name in names:
@@ -145,7 +153,7 @@ def _merged_model(
 
 
 def _difference(one: tuple[PreTrainedModel, dict], other: tuple[PreTrainedModel, dict]) -> str | None:
-    """Says why two models' weights or vocabularies are incompatible; None if they fit."""
+    """Returns the reason why two models' weights or vocabularies do not fit together, or None if they do."""
     model, vocabulary = one
     first, expected = other
     if type(model) is not type(first):
@@ -159,7 +167,7 @@ def _difference(one: tuple[PreTrainedModel, dict], other: tuple[PreTrainedModel,
 
 
 def _record(base: str | Path, models: Sequence[str | Path], ratio: float) -> dict:
-    """Returns the first model's record, if any, without results and with the merged models."""
+    """Returns the record of a merge: the first model's record, if present, with the merged models but no results."""
     path = Path(models[0], RECORD)
     if path.is_file():
         known = read_json(path)

@@ -39,7 +39,7 @@ from soft_trainer.training.summary import training_numbers
 
 
 def default_output_dir(model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments) -> str:
-    """Returns `outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR`, with the name of the rows if no language was given."""
+    """Returns `outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR`. If no language was given, the name of the rows replaces it."""
     names = "-".join(data.languages) or data.rows_name.rsplit("/", 1)[-1]
     estimator = data.estimator or "none"
     loss = args.loss or ("info_nce" if estimator == "none" else "soft_info_nce")
@@ -48,7 +48,7 @@ def default_output_dir(model: ModelArguments, data: DataArguments, args: SoftInf
 
 
 def settings_of(model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments) -> dict:
-    """Returns the options that the result of a run depends on, as JSON holds them."""
+    """Returns the options that affect the result of a run, as they are after a round trip through JSON."""
     declared = declared_options(model) | declared_options(data) | declared_options(args)
     values = vars(model) | vars(data) | args.to_dict()
     settings = {name: values[name] for name in OF_TRANSFORMERS}
@@ -57,10 +57,10 @@ def settings_of(model: ModelArguments, data: DataArguments, args: SoftInfoNCETra
 
 
 def check_output_dir(model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments) -> None:
-    """Refuses an output folder that holds the record of another run, unless `overwrite` is set.
+    """Checks that the output folder has no record of another run, unless `overwrite` is set.
 
     Raises:
-        UserError: names the folder and the options that differ.
+        UserError: it has. The message gives the folder and the options that differ.
     """
     path = Path(args.output_dir) / RECORD
     if args.overwrite or not path.is_file():
@@ -68,7 +68,7 @@ def check_output_dir(model: ModelArguments, data: DataArguments, args: SoftInfoN
     try:
         then = read_json(path)["options"]
     except (UserError, KeyError, TypeError):
-        then = {}  # not a record of ours, or one of a kind that cannot be compared
+        then = {}  # not the record of a training run
     changed = differences(then, settings_of(model, data, args))
     if changed or not then:
         reason = "; ".join(changed[:3]) or "its record is not that of a training run"
@@ -78,7 +78,7 @@ def check_output_dir(model: ModelArguments, data: DataArguments, args: SoftInfoN
 
 
 def flat_results(results: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, float]:
-    """Flattens `{set: {system: metrics}}` to `SET_METRIC` of the trained encoder and `SET_SYSTEM_METRIC` of others."""
+    """Flattens `{set: {system: metrics}}` to `SET_METRIC` for the trained encoder and `SET_SYSTEM_METRIC` for others."""
     flat = {}
     for name, systems in results.items():
         for system, metrics in systems.items():
@@ -94,8 +94,8 @@ class Run:
     Args:
         trainer: the trainer.
         data: the rows of the run.
-        statistics: of `data_statistics`.
-        evaluation_sets: further queries to measure, in addition to valid and test.
+        statistics: the result of `data_statistics`.
+        evaluation_sets: the sets to measure in addition to valid and test.
     """
 
     def __init__(
@@ -123,12 +123,12 @@ class Run:
         trainer.add_callback(FollowOtherQueries(self))
 
     def measure(self, system: str, lexical: bool = False) -> None:
-        """Ranks the queries of every set with the encoder as it is now.
+        """Ranks the queries of every set with the encoder in its present state.
 
         Args:
-            system: "untrained" or "trained".
-            lexical: also rank by lexical BM25, a baseline that needs no training, and by both together. For large
-                corpora this takes time, so it belongs after training.
+            system: "untrained" or "trained", the name of that state.
+            lexical: also rank by lexical BM25, a baseline that needs no training, and by both together. This is slow
+                for a large corpus, so it belongs after training.
         """
         with_corpus = defaultdict(list)  # each corpus is encoded once
         for evaluation_set in self.sets:
@@ -145,12 +145,12 @@ class Run:
                     self._measure_lexical(evaluation_set, queries, codes)
 
     def _measure_lexical(self, evaluation_set: EvaluationSet, embedded: Tensor, codes: Tensor) -> None:
-        """Ranks by lexical BM25, alone and combined with the encoder; does nothing if the corpus has no words."""
+        """Ranks by lexical BM25 only, and by BM25 and the encoder together. Skips a corpus without words."""
         profile = self.trainer.encoder
         split = evaluation_set.split
         columns = profile.code_columns
         if profile.data_flow_length:
-            # The `original_string`, which GraphCodeBERT parses without comments, holds the query itself.
+            # GraphCodeBERT reads `original_string` without its comments. As it is, it contains the query.
             columns = [name for name in ("code_tokens", "code", *columns) if name != "original_string"]
         queries = _words(split.queries, profile.query_columns, "query")
         words = _words(split.corpus, columns, "code")
@@ -177,14 +177,14 @@ class Run:
             self.trainer.log({f"eval_{name}_{metric}": value for metric, value in metrics.items()})
 
     def finish(self) -> None:
-        """Writes the results and the model card, and prints the comparison and examples."""
+        """Writes the results and the model card. Prints a table of the results, and examples."""
         if not self.on_main:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         record = self.record()
         write_results(self.folder, record, train=training_numbers(self.trainer.state), eval=flat_results(self.results))
         has_encoder = (self.folder / PROFILE_FILE).is_file()
-        # A run that only measures may find the encoder of an earlier training there, whose card stays.
+        # A run that only measures keeps the card of an encoder that an earlier training left in the folder.
         if self.data_args.model_card and has_encoder and self.trainer.args.do_train:
             write_model_card(self.folder, record)
         if self.results:
@@ -202,7 +202,7 @@ class Run:
             print_on_main(f"Search the same tree: soft-trainer index {source_folder(source)} --model {self.folder}")
 
     def _print_examples(self) -> None:
-        """Prints sample queries with their best codes, from test if it was measured."""
+        """Prints sample queries with their best codes. They come from test if it was measured."""
         shown = min(self.sets, key=lambda each: not each.name.startswith("test"))
         split = shown.split
         profile = self.trainer.encoder
@@ -213,7 +213,7 @@ class Run:
         print_on_main(f"{title}:\n\n{text}\n")
 
     def record(self) -> dict:
-        """Returns the record that the model card and the report are made from; `hub.model_card` describes it."""
+        """Returns the record from which the model card and the report are made; see `hub.model_card`."""
         trainer = self.trainer
         args = self.trainer.args
         model = self.model_args
@@ -266,13 +266,13 @@ class FollowOtherQueries(TrainerCallback):
         self.run = run
 
     def on_evaluate(self, args, state, control, **kwargs) -> None:
-        """Measures them."""
+        """Measures the run's evaluation sets, if a training is under way."""
         if self.run.trainer.is_in_train:
             self.run.follow()
 
 
 def split_sets(args: SoftInfoNCETrainingArguments, data: RunData, languages: list[str]) -> list[EvaluationSet]:
-    """Returns valid and test where they exist and are wanted; each language has its own corpus."""
+    """Returns valid and test, if they exist and are wanted. With several languages, each is a set with its corpus."""
     sets = []
     for name, asked in {"valid": args.do_eval, "test": args.do_predict}.items():
         if not asked:

@@ -1,4 +1,4 @@
-"""Prints messages, tables and errors for people, from the main process only."""
+"""Prints human-readable messages, tables and errors, from the main process only."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ from collections.abc import Iterable, Iterator, Sequence
 from soft_trainer.errors import UserError
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-LINE_SECONDS = 10  # between two lines that stand for a progress bar
+LINE_SECONDS = 10  # between two lines of progress, where no progress bar is shown
 
 
 def shows_bars() -> bool:
-    """Returns True if a progress bar is readable here: standard error is a terminal, or a notebook shows it."""
+    """Returns True if a progress bar is readable: standard error is a terminal, or a notebook shows it."""
     return sys.stderr.isatty() or "ipykernel" in sys.modules
 
 
 def quiet_libraries() -> None:
-    """Turns off progress bars without a terminal, and a `transformers` warning that needs no action.
+    """Turns off the libraries' progress bars if there is no terminal, and a needless warning of `transformers`.
 
-    It has to run before those libraries are imported, but for the Hub's client, which comes with the options.
+    It must run before those libraries are imported. Only the Hub's client is imported earlier, with the options.
     """
     if not shows_bars():
         for name in ("TQDM_DISABLE", "HF_DATASETS_DISABLE_PROGRESS_BARS", "HF_HUB_DISABLE_PROGRESS_BARS"):
             os.environ.setdefault(name, "1")
         if hub := sys.modules.get("huggingface_hub.utils"):  # it has read the variable already
             hub.disable_progress_bars()
-    # Where modification times are equal it orders checkpoints by number, which is right.
+    # It warns that it orders checkpoints with equal modification times by their steps, which is right.
     logging.getLogger("transformers.trainer_utils").setLevel(logging.ERROR)
 
 
 def print_on_main(text: str) -> None:
-    """Writes `text` to standard error, on the main process only; it replaces the line of a progress bar."""
+    """Writes `text` to standard error, on the main process only. It replaces the line of a progress bar."""
     if _is_main():
         sys.stderr.write(f"\r{text}\n" if shows_bars() else f"{text}\n")
         sys.stderr.flush()
 
 
 class Progress:
-    """Shows a progress bar on a terminal, elsewhere a line at most every ten seconds; main process only.
+    """A context manager that shows progress: a bar on a terminal, elsewhere a line at most every ten seconds.
 
-    A context manager.
+    Only the main process shows it.
 
     Args:
-        label: the first words; None shows nothing.
+        label: the text before the bar. None shows nothing.
         total: the number of items.
-        unit: one item, in words.
+        unit: the singular noun for an item.
     """
 
     def __init__(self, label: str | None, total: int, unit: str):
@@ -84,7 +84,7 @@ class Progress:
 
 
 def _is_main() -> bool:
-    if "torch" not in sys.modules:  # then there is no process group, and importing torch takes seconds
+    if "torch" not in sys.modules:  # so there is no process group, and importing torch would take seconds
         return True
     from soft_trainer import distributed
 
@@ -92,15 +92,15 @@ def _is_main() -> bool:
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence], floats: str = ".3f") -> str:
-    """Returns a Markdown table: numbers right-aligned, floats with three digits, None as an empty cell."""
+    """Returns a Markdown table. Numbers are right-aligned, floats have three digits, and None is an empty cell."""
     from tabulate import tabulate  # slow to import
 
     return tabulate(rows, headers, tablefmt="pipe", floatfmt=floats, missingval="", intfmt=",")
 
 
 def shortened(text: str, width: int = 100) -> str:
-    """Shortens a text to one line of at most `width` characters. A url keeps its end, which is more telling."""
-    # `textwrap.shorten` leaves nothing of a text without spaces, such as a url or a Chinese docstring.
+    """Shortens a text to one line of at most `width` characters. A url keeps its end, which says more."""
+    # `textwrap.shorten` drops a long text without spaces, such as a url or a Chinese docstring.
     text = " ".join(text.split())
     if len(text) <= width:
         return text
@@ -110,7 +110,7 @@ def shortened(text: str, width: int = 100) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Formats a duration for people: 8 s, 12 min, 3.5 h."""
+    """Formats a duration, such as 8 s, 12 min or 3.5 h."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     if seconds < 100 * 60:
@@ -119,14 +119,14 @@ def duration(seconds: float) -> str:
 
 
 def nearest(name, known: Iterable[str], otherwise: str = "--help lists them all") -> str:
-    """Returns the end of a message about an unknown name: suggests the closest known one, or says `otherwise`."""
+    """Returns the end of a message about an unknown name: the closest known name, or the text `otherwise`."""
     near = difflib.get_close_matches(str(name), list(known), n=1)
     if near:
         return f"; did you mean {near[0]!r}?"
     return f"; {otherwise}"
 
 
-# A file where a folder is expected, a folder where a file is expected, or a place that the user may not write to.
+# A file instead of a folder, a folder instead of a file, or a location that the user may not write to.
 WRONG_PLACE = (FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
 
 
@@ -134,8 +134,8 @@ WRONG_PLACE = (FileExistsError, NotADirectoryError, IsADirectoryError, Permissio
 def exit_on_user_error() -> Iterator[None]:
     """Turns an error that the user can solve into one line and an exit code.
 
-    The code is 2 for a UserError, a full disk or a path that cannot be written to. It is 130 for Ctrl-C, with the
-    message of the KeyboardInterrupt as the line.
+    The code is 2 for a UserError, a full disk or a path that cannot be written to. For Ctrl-C it is 130, and the line
+    is the message of the KeyboardInterrupt.
     """
     try:
         yield

@@ -1,15 +1,15 @@
-"""SoftInfoNCETrainer: rows become batches, batches a loss, and an evaluation ranks a whole corpus.
+"""SoftInfoNCETrainer: turns rows into batches, batches into a loss, and ranks a whole corpus in an evaluation.
 
-Every process runs all of it on its share: of a global batch, of the texts to encode, of the queries to rank.
-`distributed.py` gathers. The main process alone prints, and writes everything but caches of rows, which one process of
-each machine writes, and each process's random state in a checkpoint, which `transformers` saves.
+Every process runs this code on its share of a global batch, of the texts to encode, and of the queries to rank;
+`distributed.py` gathers the results. Only the main process prints. It also writes all files, with two exceptions: one
+process on each machine writes the caches of rows, and `transformers` saves every process's random state in a
+checkpoint.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import shutil
 import time
 from collections.abc import Mapping
@@ -17,10 +17,9 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset
-from safetensors.torch import load_file
 from torch import Tensor
-from transformers import EvalPrediction, PrinterCallback, ProgressCallback, Trainer, TrainingArguments
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints, speed_metrics
+from transformers import EvalPrediction, PrinterCallback, ProgressCallback, TrainingArguments
+from transformers.trainer_utils import speed_metrics
 
 from soft_trainer import distributed
 from soft_trainer.callbacks import EstimatorCallback, find_estimator_callback, with_estimators
@@ -30,26 +29,16 @@ from soft_trainer.data.global_batches import EpochDataLoader, data_seed
 from soft_trainer.data.judgments import Split
 from soft_trainer.data.sources import as_row_sets, as_split
 from soft_trainer.data.tokens import SIDES, GraphColumn, TokenColumn, column_of
-from soft_trainer.encoders.adapters import has_adapter, plain_encoder, set_adapter_state
+from soft_trainer.encoders.adapters import plain_encoder
 from soft_trainer.encoders.encoding import Encoder, comparable, embed_sharded, encode, prompt_length, score, shorten
 from soft_trainer.encoders.loading import prepare_tokenizer
 from soft_trainer.encoders.profiles import PROFILE_FILE, EncoderProfile, profile_of
-from soft_trainer.encoders.repository import ADAPTER_WEIGHTS
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.registry import default_estimator
 from soft_trainer.evaluation.retrieval import RetrievalOutput, best_answers, mean_over_sets
-from soft_trainer.files import (
-    MARKER,
-    last_checkpoint,
-    mark_complete,
-    reporting_disk_errors,
-    saving_checkpoint,
-    write_text,
-)
-from soft_trainer.hub.export import export_encoder
+from soft_trainer.files import MARKER, last_checkpoint
 from soft_trainer.hub.model_card import environment, write_model_card
-from soft_trainer.hub.publishing import Publisher
 from soft_trainer.hub.push import UNMERGED
 from soft_trainer.loss_settings import LossSettings
 from soft_trainer.options.resolve import Plan, resolve
@@ -62,37 +51,38 @@ from soft_trainer.training.finite import FiniteGuard, OverflowCounter
 from soft_trainer.training.gradient_cache import cached_backward
 from soft_trainer.training.merging import merge, weights_to_merge
 from soft_trainer.training.messages import ProgressLines, banner, warnings_of
+from soft_trainer.training.saving import SavingTrainer
 
 LOSS_BLOCK = 256  # queries whose scores against all codes are in memory at once, with gradient caching
 
 
-class SoftInfoNCETrainer(Trainer):
+class SoftInfoNCETrainer(SavingTrainer):
     """Fine-tunes a code-search encoder with Soft-InfoNCE (Eq. 3) or one of the paper's other losses.
 
     Args:
         model: a plain `PreTrainedModel` encoder, so that the saved folder loads with `AutoModel`. It may have an
-            adapter (`model.add_adapter`); a `PeftModel` gives the encoder inside.
-        args: `SoftInfoNCETrainingArguments`, with the command line's default estimator where none is given, or plain
-            `transformers.TrainingArguments`, which mean Soft-InfoNCE with an estimator and InfoNCE without.
-        train_dataset: pairs of a query and a code in CodeSearchNet's columns, a `Dataset` or a list of dicts; or a
-            `Split` of queries, corpus and judgments. The attribute `train_dataset` holds its pairs, `train_split` it.
+            adapter (`model.add_adapter`). The encoder inside a `PeftModel` is taken out of it.
+        args: `SoftInfoNCETrainingArguments`, which use the command line's default estimator if no callback has one;
+            or plain `transformers.TrainingArguments`, which train with Soft-InfoNCE if a callback has an estimator and
+            with InfoNCE otherwise.
+        train_dataset: pairs of a query and a code in CodeSearchNet's columns, as a `Dataset` or a list of dicts, or a
+            `Split` of queries, corpus and judgments. The attribute `train_dataset` has the pairs and `train_split` the
+            `Split`.
         eval_dataset: rows with `url` and a query, or a dict of them.
-        codebase: the corpus that queries are ranked against, rows with `url` and a code, or a dict with the keys of
-            `eval_dataset`.
+        codebase: the corpus that queries are ranked against, as rows with `url` and a code, or as a dict with the keys
+            of `eval_dataset`.
         processing_class: the tokenizer.
-        encoder: pooling, prefix, lengths and score. None: known from the model.
-        data_collator: features with `query_ids` and `code_ids` -> `{"query": inputs, "code": inputs}`.
-        callbacks: among them an estimator or an `EstimatorCallback`, for weights.
+        encoder: pooling, prefixes, lengths and score. By default, they are inferred from the model.
+        data_collator: turns features with `query_ids` and `code_ids` into `{"query": inputs, "code": inputs}`.
+        callbacks: the trainer's callbacks. An estimator or an `EstimatorCallback` among them supplies the weights.
         kwargs: other arguments of `transformers.Trainer`.
 
     Raises:
-        UserError: settings or data that cannot work, before any training.
+        UserError: the settings or the data cannot work. This is known before any training.
     """
 
     # InfoNCE is a mean over a batch: without this, accumulation would log a multiple of the loss.
     loss_is_scaled_for_ga = False
-    writes_card = True  # False where a `Run` has written the card, which knows more, or wants none
-    _is_saving_checkpoint = False  # a checkpoint holds the adapter itself, so that a resumed run is exact
 
     def __init__(
         self,
@@ -138,7 +128,7 @@ class SoftInfoNCETrainer(Trainer):
         self._guard: FiniteGuard | None = None
         self.evaluations: list[tuple[int, bool, dict]] = []  # step, whether during training, metrics
         self._weights_before: dict[str, Tensor] | None = None
-        self.merging: dict | None = None  # of the last training: ratio, base and unmerged encoder; None: not merged
+        self.merging: dict | None = None  # ratio, base and unmerged encoder of the last training, if it merged
         self._overflows: OverflowCounter | None = None
         if self.accelerator.scaler:
             self._overflows = OverflowCounter(lambda: self.accelerator.scaler)
@@ -151,12 +141,12 @@ class SoftInfoNCETrainer(Trainer):
         self.resolve()
 
     def _bind_estimator(self) -> None:
-        """Hands the encoder to the estimator, whose defaults may depend on it."""
+        """Gives the encoder to the estimator, because its defaults may depend on it."""
         if isinstance(self.estimator, Estimator):
             self.estimator.bind(Encoder(self.model, self.processing_class, self.encoder))
 
     def add_callback(self, callback) -> None:
-        """Adds a callback; an estimator or an `EstimatorCallback` becomes the source of the weights."""
+        """Adds a callback. An estimator or an `EstimatorCallback` becomes the source of the weights."""
         (callback,) = with_estimators([callback])
         super().add_callback(callback)
         if isinstance(callback, EstimatorCallback):
@@ -167,10 +157,10 @@ class SoftInfoNCETrainer(Trainer):
     # ---- Settings ----
 
     def resolve(self) -> None:
-        """Plans the training from the current `args`, and checks the plan against rows and encoder.
+        """Plans the training from the current `args`, and checks the plan against the rows and the encoder.
 
         Raises:
-            UserError: settings that cannot work.
+            UserError: the settings cannot work.
         """
         self.plan: Plan = resolve(self.args, self.estimator, self._train_batch_size)
         self.weigher = functools.partial(self.plan.loss.weigh, self.estimator)
@@ -197,14 +187,14 @@ class SoftInfoNCETrainer(Trainer):
 
     @property
     def estimator(self):
-        """The estimator of the weights, None without one."""
+        """The estimator that supplies the weights, or None."""
         if self.estimator_callback is None:
             return None
         return self.estimator_callback.estimator
 
     @property
     def evaluated_dims(self) -> tuple[int, ...]:
-        """The Matryoshka dimensions to evaluate in addition to the full embedding."""
+        """The Matryoshka dimensions that are evaluated in addition to the full embedding."""
         dims = self.plan.dims or self.encoder.matryoshka_dims
         return tuple(dim for dim in dims if dim < self.model.config.hidden_size)
 
@@ -218,19 +208,19 @@ class SoftInfoNCETrainer(Trainer):
     # ---- Batches ----
 
     def get_train_dataloader(self) -> EpochDataLoader:
-        """Returns global batches of rows; each process's workers collate its share."""
+        """Returns the loader of global batches. Each process's workers collate its share of a batch."""
         self.resolve()  # `auto_find_batch_size` may have made the batches smaller
         batches = self._train_batches()
         return train_loader(batches, self._rows, self.plan, self.args, self.train_dataset)
 
     def prepare_rows(self) -> None:
-        """Fits the estimator, before a checkpoint is loaded, and finds negatives and similar pairs."""
+        """Fits the estimator, then finds negatives and similar pairs. This happens before a checkpoint is loaded."""
         if self.estimator is not None:
             self.estimator_callback.fit(self.train_split)
         self._rows = prepare_rows(self.train_split, self.plan, self.estimator, self.encoder, data_seed(self.args))
 
     def _train_batches(self) -> TrainBatches:
-        """Returns the training rows as token ids, with all that the workers compute."""
+        """Returns the data set from which the workers make batches: token ids, judgments and weights."""
         if self._rows is None:
             self.prepare_rows()
         split = self.train_split
@@ -253,13 +243,13 @@ class SoftInfoNCETrainer(Trainer):
 
     @property
     def prompt_lengths(self) -> dict[str, int]:
-        """The number of tokens at the start of each side's texts that are left out of the pooling."""
+        """For each side, the number of prompt tokens at the start of a text that the pooling leaves out."""
         return {side: prompt_length(self.processing_class, self.encoder, side) for side in SIDES}
 
     # ---- The step ----
 
     def compute_loss(self, model, inputs: Batch, return_outputs=False, num_items_in_batch=None):
-        """Returns this process's part of the loss of the global batch; gradient caching computes it by blocks."""
+        """Returns this process's part of the loss of the global batch. Gradient caching does not call it."""
         queries, codes = (self.embeddings(model, getattr(inputs, side)) for side in SIDES)
         loss = self.batch_loss(queries, codes, inputs)
         if return_outputs:
@@ -271,15 +261,15 @@ class SoftInfoNCETrainer(Trainer):
         return torch.cat([encode(model, self.encoder, chunk) for chunk in side.chunks])[side.order]
 
     def batch_loss(self, queries: Tensor, codes: Tensor, batch: Batch) -> Tensor:
-        """Returns the loss from embeddings Tensor[B, d] of this process's queries and codes."""
+        """Returns the loss, given the embeddings of this process's queries and codes, Tensor[B, d] each."""
         if self.plan.gathers:
             codes = distributed.gather_with_gradient(codes, batch.code_sizes)
         return self._block_loss(queries, codes, batch, slice(0, len(queries)))
 
     def _block_loss(self, queries: Tensor, codes: Tensor, batch: Batch, block: slice) -> Tensor:
-        """Returns the loss of one block of queries, against the codes Tensor[N, d] of all processes."""
+        """Returns the loss of one block of queries against the codes of all processes, Tensor[N, d]."""
         if not len(queries):
-            return 0.0 * (queries.sum() + codes.sum())  # keeps the graph, which other processes wait for
+            return 0.0 * (queries.sum() + codes.sum())  # other processes wait for this one's backward pass
         loss_of = self.plan.loss
         scores = self._scores(queries, codes)
         positives = batch.positives[block]
@@ -296,7 +286,7 @@ class SoftInfoNCETrainer(Trainer):
         return loss * batch.loss_scale(len(queries))
 
     def _scores(self, queries: Tensor, codes: Tensor) -> list[Tensor]:
-        """Returns the scores Tensor[B, N] by the first dimensions of the embeddings, for each of the plan's `dims`."""
+        """Returns the scores, Tensor[B, N], for each of the plan's `dims`: the number of leading dimensions used."""
         if not self.plan.dims:
             return [score(self.encoder, queries, codes)]
         scores = []
@@ -306,7 +296,7 @@ class SoftInfoNCETrainer(Trainer):
         return scores
 
     def training_step(self, model, inputs: Batch, num_items_in_batch=None) -> Tensor:
-        """Takes a step, with gradient caching if asked for; the loss must be finite."""
+        """Takes a step, with gradient caching if the plan asks for it, and checks that the loss is finite."""
         self._duplicates_masked += inputs.duplicates
         if self.plan.options.gradient_cache_chunk_size is None:
             loss = super().training_step(model, inputs, num_items_in_batch)
@@ -335,7 +325,10 @@ class SoftInfoNCETrainer(Trainer):
         return loss.to(self.args.device)
 
     def _prepare_inputs(self, inputs: Batch) -> Batch:
-        """Moves the batch to this process's device; with a user's collator, equalises the forward passes too."""
+        """Moves the batch to this process's device.
+
+        If the collator is a user's, it also makes the number of forward passes equal on all processes.
+        """
         if self.args.world_size > 1 and not isinstance(self.data_collator, PairCollator):
             passes = distributed.largest([len(getattr(inputs, side).chunks) for side in SIDES])
             for side, number in zip(SIDES, passes, strict=True):
@@ -346,7 +339,7 @@ class SoftInfoNCETrainer(Trainer):
         """Returns None: the loss is a mean over a batch, not over tokens."""
 
     def floating_point_ops(self, inputs: Batch) -> int:
-        """Returns 6 x parameters x computed tokens, padding included."""
+        """Returns 6 x parameters x tokens, where padding counts because it is computed too."""
         return 6 * inputs.count_tokens(padding=True) * self.model.num_parameters(exclude_embeddings=True)
 
     def _track_num_input_tokens(self, inputs: Batch) -> None:
@@ -357,7 +350,7 @@ class SoftInfoNCETrainer(Trainer):
             self.state.num_input_tokens_seen += sum(distributed.gather_numbers(tokens))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Logs numbers, adding the statistics of the weights to a training loss."""
+        """Logs metrics. A training loss also gets the statistics of the weights, masked duplicates and overflows."""
         if "loss" in logs:
             if self.estimator_callback is not None:
                 logs |= self.estimator_callback.statistics()
@@ -373,15 +366,16 @@ class SoftInfoNCETrainer(Trainer):
         """Prints a summary of the training, then trains.
 
         Args:
-            resume_from_checkpoint: a folder; "last" or True for the newest complete checkpoint of `output_dir`.
+            resume_from_checkpoint: a checkpoint's folder, or "last" or True for the newest complete checkpoint in
+                `output_dir`.
 
         Raises:
-            UserError: settings or data that cannot work.
+            UserError: the settings or the data cannot work, or the checkpoint belongs to another training.
             NotFiniteError: the loss became NaN or infinite.
-            SystemExit: stopped by SIGTERM (code 143), after a checkpoint.
-            KeyboardInterrupt: Ctrl-C; the message says what is kept and how to continue.
+            SystemExit: SIGTERM stopped the training, which saved a checkpoint first. The code is 143.
+            KeyboardInterrupt: Ctrl-C stopped the training. The message says what is kept and how to continue.
         """
-        self.evaluations = [each for each in self.evaluations if each[0] == 0]  # others are of an earlier training
+        self.evaluations = [each for each in self.evaluations if each[0] == 0]  # drops those of an earlier training
         self._checkpoint = last_checkpoint(resume_from_checkpoint, self.args.output_dir)
         termination = checkpoints.SaveOnTermination()
         self.add_callback(termination)
@@ -398,7 +392,7 @@ class SoftInfoNCETrainer(Trainer):
         return output
 
     def _stop(self) -> None:
-        """Ends the process after SIGTERM, with a checkpoint of the last step."""
+        """Ends the process after SIGTERM. The last step has a checkpoint then."""
         step = self.state.global_step
         if not (self._checkpoint_folder(self.args.output_dir) / MARKER).is_file():  # the signal came after that step
             self._save_checkpoint(self.model_wrapped, None)
@@ -434,7 +428,11 @@ class SoftInfoNCETrainer(Trainer):
         self._duplicates_masked = 0
 
     def _keep_weights(self) -> None:
-        """Copies the weights before training if they will be merged; a UserError if they cannot be."""
+        """Copies the weights before training if they will be merged.
+
+        Raises:
+            UserError: these are no longer the weights before training, or they cannot be merged.
+        """
         resumed = self._checkpoint is not None and self.state.global_step > 0
         if getattr(self.args, "merge_ratio", None) is None:
             self._weights_before = None
@@ -444,7 +442,7 @@ class SoftInfoNCETrainer(Trainer):
             raise UserError("merge_ratio: this trainer has trained the encoder; resume with a new trainer")
 
     def _merge(self) -> None:
-        """Saves the unmerged encoder and merges the model, if there is a `merge_ratio`."""
+        """If `merge_ratio` is set, saves the trained encoder separately and merges the model's weights."""
         unmerged = Path(self.args.output_dir) / UNMERGED
         self.merging = None
         if self._weights_before is None:
@@ -469,13 +467,13 @@ class SoftInfoNCETrainer(Trainer):
         """Ranks every query of `eval_dataset` against the whole corpus.
 
         Args:
-            eval_dataset: rows with `url` and a query, a `Split`, or a dict of them; the trainer's own when None. A
-                string names one of the trainer's own.
-            codebase: the corpus, or a dict of them with the same keys; the trainer's own when None.
+            eval_dataset: rows with `url` and a query, a `Split`, or a dict of them. By default, the trainer's own. A
+                string is a key of the trainer's own.
+            codebase: the corpus, or a dict of corpora with the same keys. By default, the trainer's own.
 
         Returns:
-            `PREFIX_mrr`, `PREFIX_recall@1` (5, 10), `PREFIX_pool_size`, ..., the same on every process, and
-            `PREFIX_mrr_256` for 256 of `evaluated_dims`. With a dict of data sets, `PREFIX_KEY_mrr` and so on, and
+            `PREFIX_mrr`, `PREFIX_recall@1` (5, 10), `PREFIX_pool_size` and so on, the same on every process. If 256 is
+            among `evaluated_dims`, `PREFIX_mrr_256` too. With a dict of data sets, `PREFIX_KEY_mrr` and so on, and
             the mean over the sets as `PREFIX_mrr`.
         """
         if eval_dataset is None:
@@ -505,16 +503,18 @@ class SoftInfoNCETrainer(Trainer):
         codes: Tensor | None = None,
         queries: Tensor | None = None,
     ) -> RetrievalOutput:
-        """Ranks the corpus for every query of `dataset`, on every process.
+        """Ranks the corpus for every query of `dataset`. Every process gets the whole result.
 
         Args:
-            dataset: rows with `url` and a query, or a `Split`, which has its corpus.
-            codebase: the corpus, rows with `url` and a code; the trainer's own when None.
-            top_k: the number of codes to keep of each query's ranking.
-            codes, queries: `embed_rows(codebase, "code")` and `embed_rows(dataset, "query")`, if the caller has them.
+            dataset: rows with `url` and a query, or a `Split`, which brings its own corpus.
+            codebase: the corpus, rows with `url` and a code. By default, the trainer's own.
+            metric_key_prefix: the first part of each metric's name.
+            top_k: the number of codes to return for each query.
+            codes, queries: the results of `embed_rows(codebase, "code")` and `embed_rows(dataset, "query")`, if they
+                have been computed already.
 
         Raises:
-            UserError: no corpus, or a query without a right answer in it.
+            UserError: there is no corpus, or it has no right answer to a query.
         """
         start = time.time()
         split = self._split_of(dataset, None, codebase, metric_key_prefix)
@@ -533,20 +533,20 @@ class SoftInfoNCETrainer(Trainer):
         return dataclasses.replace(output, metrics=metrics)
 
     def hyperparameter_search(self, hp_space=None, compute_objective=None, n_trials=20, direction=None, **kwargs):
-        """Searches hyperparameters as any `Trainer` does, for the largest `metric_for_best_model`, or `mrr`."""
+        """Searches for hyperparameters like any `Trainer`. By default, it maximises `metric_for_best_model` or MRR."""
         name = (self.args.metric_for_best_model or "mrr").removeprefix("eval_")
         objective = compute_objective or (lambda metrics: metrics[f"eval_{name}"])
         return super().hyperparameter_search(hp_space, objective, n_trials, direction or "maximize", **kwargs)
 
     def _split_of(self, queries, key: str | None, codebase: Corpora, name: str) -> Split:
-        """Returns queries with their corpus and right answers; a UserError where a query has none."""
+        """Returns queries with their corpus and right answers. Raises UserError if a query has none."""
         corpora = self.codebase if codebase is None else as_row_sets(codebase, "codebase")
         return evaluation_split(queries, corpora, key, name)
 
     def embed_rows(self, rows: Dataset, side: str) -> Tensor:
-        """Returns embeddings Tensor[n, d] of one side of `rows`, comparable by dot product; each process has all."""
+        """Returns embeddings of one side of `rows` that are compared by dot product, Tensor[n, d] on every process."""
         self._use_averaged_weights()
-        # FSDP and DeepSpeed place the model when training begins; until then it would be slow where it is.
+        # FSDP and DeepSpeed move the model to the device only when training begins.
         unplaced = self.model.device.type == "cpu" and self.args.device.type != "cpu"
         if unplaced:
             self.model.to(self.args.device)
@@ -561,103 +561,25 @@ class SoftInfoNCETrainer(Trainer):
         return comparable(self.encoder, embeddings)
 
     def _use_averaged_weights(self) -> None:
-        """Switches the model to the weights for evaluation, since schedule-free optimizers hold two sets."""
+        """Switches to the weights for evaluation, because a schedule-free optimizer keeps two sets of weights."""
         if callable(getattr(self.optimizer, "eval", None)):
             self.optimizer.eval()
 
     def _tokens(self, rows: Dataset, side: str) -> TokenColumn | GraphColumn:
-        """Returns the tokens of one side of `rows`; the main process prepares them, the others read its cache."""
+        """Returns the tokens of one side of `rows`. The main process tokenises them; the others read its cache."""
         with self.args.main_process_first(desc=f"tokenising {side}"):
             return column_of(rows, side, self.encoder, self.processing_class)
 
-    # ---- Saving ----
-
-    def _save(self, output_dir: str | None = None, state_dict=None) -> None:
-        """Saves a complete folder; a checkpoint saves an adapter separately."""
-        if self.args.should_save:
-            merge = getattr(self.args, "merge_lora", False) and not self._is_saving_checkpoint
-            self._export(output_dir or self.args.output_dir, state_dict, merge)
-
-    def _export(self, folder: str | Path, state_dict=None, merge: bool = False) -> None:
-        """Writes encoder, tokenizer, profile, files of sentence-transformers and `training_args.json`."""
-        model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
-        profile = self.encoder.replace(matryoshka_dims=self.plan.dims)
-        with reporting_disk_errors(folder):
-            export_encoder(model, self.processing_class, profile, folder, state_dict, merge=merge)
-            settings = json.dumps(self.args.to_dict(), indent=2, default=str)
-            write_text(Path(folder) / "training_args.json", settings + "\n")
+    # ---- Saving: `training/saving.py` writes, loads and pushes folders ----
 
     def _save_checkpoint(self, model, trial) -> None:
-        """Saves a checkpoint unless the last loss was not finite, then deletes older ones."""
+        """Saves a checkpoint, unless the last loss was not finite."""
         if self._guard is not None:
             self._guard.check()
-        run = self._get_output_dir(trial)
-        folder = self._checkpoint_folder(run)
-        limit = self.args.save_total_limit
-        self.args.save_total_limit = None
-        self._is_saving_checkpoint = True
-        try:
-            with saving_checkpoint(folder):
-                super()._save_checkpoint(model, trial)
-        finally:
-            self._is_saving_checkpoint = False
-            self.args.save_total_limit = limit
-        distributed.barrier()
-        if self.args.should_save:
-            mark_complete(folder, self.identity)
-            rotate_checkpoints(run, limit, self.state.best_model_checkpoint, use_mtime=True)
-
-    def _checkpoint_folder(self, run: str) -> Path:
-        """Returns the folder of this step's checkpoint."""
-        return Path(run) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
-        """Loads the weights of a checkpoint; `Trainer` knows adapters in a `PeftModel` only."""
-        if has_adapter(self.model) and not self.is_fsdp_enabled:
-            self._load_adapter(resume_from_checkpoint)
-        else:
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-
-    def _load_best_model(self) -> None:
-        """Loads the weights of the best checkpoint."""
-        if has_adapter(self.model) and not self.is_fsdp_enabled and not self.is_deepspeed_enabled:
-            self._load_adapter(self.state.best_model_checkpoint)
-        else:
-            super()._load_best_model()
-
-    def _load_adapter(self, checkpoint: str) -> None:
-        """Loads the adapter of a checkpoint, or raises `UserError` if it does not fit."""
-        set_adapter_state(self.model, load_file(Path(checkpoint) / ADAPTER_WEIGHTS), checkpoint)
-
-    def call_model_init(self, trial=None):
-        """Makes the encoder of a trial, unwrapped if it is a `PeftModel`."""
-        return plain_encoder(super().call_model_init(trial))
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Saves the encoder as a complete folder; only `push_to_hub` pushes it."""
-        super().save_model(output_dir, _internal_call=True)
-
-    # ---- The Hub ----
-
-    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """Makes sure, before training, that the result can be pushed, or raises `UserError`."""
-        if self.is_world_process_zero():
-            self._publisher = Publisher(self.args)
-            self.hub_model_id = self._publisher.hub_model_id
-
-    def push_to_hub(self, commit_message: str | None = "End of training", **kwargs) -> str | None:
-        """Saves the encoder with its card and pushes it; returns the commit's address, None off the main process."""
-        if self.hub_model_id is None:
-            self.init_hf_repo()
-        self.save_model()
-        if not self.is_world_process_zero():
-            return None
-        if self.writes_card:
-            self.create_model_card()
-        return self._publisher.conclude(commit_message)
+        super()._save_checkpoint(model, trial)
 
     def create_model_card(self) -> Path | None:
-        """Writes the card of the training into the output folder; returns its path, None if that fails."""
+        """Writes the model card into the output folder. Returns its path, or None if it could not be written."""
         rows = {"train": self.train_dataset, "valid": self.eval_dataset, "codebase": self.codebase}
         final_step = summary.best_step(self.args, self.state) or self.state.global_step
         record = self.describe() | {
@@ -668,7 +590,7 @@ class SoftInfoNCETrainer(Trainer):
         return write_model_card(self.args.output_dir, record)
 
     def describe(self) -> dict:
-        """Returns the parts of a record that the trainer decides: loss, training and environment."""
+        """Returns the parts of a run's record that the trainer knows: loss, training and environment."""
         record = {
             "model_id": self.hub_model_id,
             "loss": summary.loss_table(self.plan, self.estimator),
@@ -681,13 +603,3 @@ class SoftInfoNCETrainer(Trainer):
 
     def _setup_table(self) -> dict[str, object]:
         return summary.setup_table(self.args, self.plan, self.model, self.precision)
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Pushes a checkpoint in the background, as `hub_strategy` says."""
-        if self.is_world_process_zero():
-            self._publisher.push_checkpoint(checkpoint_folder, self.state.global_step)
-
-    def _finish_current_push(self) -> None:
-        """Waits for the push that is under way."""
-        if self.hub_model_id is not None and self.is_world_process_zero():
-            self._publisher.finish()

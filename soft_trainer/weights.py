@@ -12,10 +12,10 @@ from soft_trainer.errors import UserError
 
 
 def checked_similarity(estimator, query_rows: Sequence[int], code_rows: Sequence[int]) -> Tensor:
-    """Calls `estimator.similarity` and returns Tensor[Q, C], without gradient, in float32 or higher.
+    """Calls `estimator.similarity` without gradient. Returns its Tensor[Q, C] in float32 or higher.
 
     Raises:
-        UserError: the estimator returned NaN, or anything but Tensor[Q, C].
+        UserError: the estimator returned NaN, or something other than a Tensor[Q, C].
     """
     name = type(estimator).__name__
     with torch.no_grad():
@@ -54,26 +54,29 @@ def negative_weights(
     *,
     too_few: str = "raise",
 ) -> Tensor:
-    """Computes the weights of Soft-InfoNCE (Eq. 4): small for a negative that is similar to the query.
+    """Computes the weights of Soft-InfoNCE (Eq. 4), which are small for a negative that is similar to the query.
 
     sim_ij is the softmax of `similarity / temperature` over a query's n negatives. The weights w_ij = (beta - alpha
-    sim_ij) / (beta - alpha / n) sum to n. They are then clamped from below at `floor` (Appendix C.2), after which the
+    sim_ij) / (beta - alpha / n) sum to n. They are then clamped from below at `floor` (Appendix C.2), so that their
     sum is n or more.
 
     Args:
-        similarity: raw, larger = more similar, Tensor[B, N].
-        alpha, beta, temperature, floor: alpha >= 0, beta > 0, temperature > 0, 0 <= floor <= 1.
-        positives: LongTensor[B], column of each query's own code (default `arange(B)`).
-        negatives: BoolTensor[B, N], the columns that count (default: all but the positive).
+        similarity: Tensor[B, N], raw similarities; larger means more similar.
+        alpha: 0 or more.
+        beta: above 0.
+        temperature: above 0.
+        floor: from 0 to 1.
+        positives: LongTensor[B], the column of each query's own code. By default `arange(B)`.
+        negatives: BoolTensor[B, N], the columns that count. By default all but the positive.
         too_few: what to do for a query with n <= alpha / beta negatives, for which Eq. 4 divides by zero or changes
-            sign: "raise", or "uniform" for weights of 1 (plain InfoNCE for that query, without a device
-            synchronisation).
+            sign. "raise" raises an error. "uniform" gives them weight 1, which is plain InfoNCE for that query and
+            needs no device synchronisation.
 
     Returns:
         Tensor[B, N] in float32 or higher, 1 on the positive, 0 on columns that do not count.
 
     Raises:
-        ValueError: a setting is out of range, or there are too few negatives with `too_few="raise"`.
+        ValueError: a setting is out of range, or there are too few negatives and `too_few="raise"`.
     """
     _check(
         ("alpha", alpha, "0 or more", alpha >= 0),
@@ -107,15 +110,18 @@ def positive_aware_weights(
 ) -> Tensor:
     """Computes weights that compare each negative with the query's own code, without a floor.
 
-    w_ij = min(1, 2 sigmoid((s_i,pos - margin - s_ij) / temperature)): 1 for a negative that is less similar than the
-    positive by at least `margin`, and falling as it gets more similar. Temperature 0 is the limit: 0 where
-    s_ij > s_i,pos - margin, else 1.
+    w_ij = min(1, 2 sigmoid((s_i,pos - margin - s_ij) / temperature)). A negative that is less similar than the
+    positive by at least `margin` has weight 1. The weight falls as the negative gets more similar. Temperature 0 is
+    the limit: the weight is 0 if s_ij > s_i,pos - margin, otherwise 1.
 
     Args:
-        similarity: raw, larger = more similar, Tensor[B, N]. It carries no gradient.
-        margin: in units of `similarity`; below 0 it lets negatives be more similar than the positive.
-        temperature: in units of `similarity`, 0 or more.
-        positives, negatives: as in `negative_weights`, and so is the result.
+        similarity: Tensor[B, N], raw similarities without gradient; larger means more similar.
+        margin: in units of `similarity`. If it is below 0, negatives may be more similar than the positive.
+        temperature: 0 or more, in units of `similarity`.
+        positives, negatives: see `negative_weights`.
+
+    Returns:
+        Tensor[B, N], as `negative_weights` returns it.
 
     Raises:
         ValueError: the margin is not finite, or the temperature is below 0.
@@ -136,15 +142,17 @@ def positive_aware_weights(
 
 def smallest_batch(alpha: float, beta: float) -> int:
     """Returns the smallest N for which every query's N - 1 negatives satisfy beta > alpha / (N - 1)."""
-    # The margin is for settings such as 1.2 / 0.4, which is just below 3 in floating point.
+    # The tolerance is for settings such as 1.2 / 0.4, which is just below 3 in floating point.
     return max(2, math.floor(alpha / beta * (1 + 1e-9)) + 2)
 
 
 def cancel_top_k(similarity: Tensor, k: int, positives: Tensor | None = None) -> Tensor:
-    """Cancels the k negatives most similar to each query (Section 4.4); returns the rest, BoolTensor[B, N].
+    """Cancels the k negatives that are most similar to each query (Section 4.4).
 
-    The positive is False too, since it is not a negative. Equal similarities are cancelled in the order of their
-    columns, so that exactly k are cancelled.
+    Exactly k are cancelled. Of equal similarities, the first columns are.
+
+    Returns:
+        BoolTensor[B, N], True on the negatives that are kept. The positive is False, because it is not a negative.
     """
     if k < 0:
         raise ValueError(f"k={k}: must be 0 or more")
@@ -154,10 +162,13 @@ def cancel_top_k(similarity: Tensor, k: int, positives: Tensor | None = None) ->
 
 
 def cancel_above_ratio(similarity: Tensor, ratio: float, positives: Tensor | None = None) -> Tensor:
-    """Cancels negatives too similar relative to the positive (Section 4.4); returns the rest, BoolTensor[B, N].
+    """Cancels the negatives that are too similar in relation to the positive (Section 4.4).
 
-    A negative is cancelled if its similarity is above `ratio` times that of the query's own code. If the latter, s, is
-    below 0, the threshold is s - (1 - ratio) abs(s). The positive is False too.
+    A negative is cancelled if its similarity is above `ratio` times s, the similarity of the query's own code. If s is
+    below 0, the threshold is s - (1 - ratio) abs(s).
+
+    Returns:
+        BoolTensor[B, N], True on the negatives that are kept. The positive is False, because it is not a negative.
     """
     negatives, column = _negatives(similarity, positives, None)
     own = similarity.gather(1, column)
@@ -165,7 +176,7 @@ def cancel_above_ratio(similarity: Tensor, ratio: float, positives: Tensor | Non
 
 
 def _check(*settings: tuple[str, float, str, bool]) -> None:
-    """Raises ValueError for a setting out of its range, given its name, value, range in words, and validity."""
+    """Raises ValueError for a setting that is out of range. A setting is its name, value, range and validity."""
     for name, value, allowed, fits in settings:
         if not (fits and math.isfinite(value)):
             raise ValueError(f"{name}={value:g}: must be {allowed}")

@@ -12,7 +12,6 @@ PACKAGE = Path(soft_trainer.__file__).parent
 ORDER = [
     ("cli",),
     ("studies", "search"),
-    ("simcse",),
     ("sentence_transformers",),
     ("record",),
     ("trainer",),
@@ -86,7 +85,7 @@ def test_the_package_is_small_enough_to_read():
     assert len(modules) <= 13
     for path in FILES:
         # The trainer's whole story is in one file.
-        most = 700 if path == PACKAGE / "trainer.py" else 400
+        most = 620 if path == PACKAGE / "trainer.py" else 400
         assert len(path.read_text().splitlines()) <= most, f"{path} is too long"
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -11,7 +11,7 @@ import numpy as np
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.results import LABELS
 from soft_trainer.evaluation.significance import holm, randomisation_test, stratified_bootstrap
-from soft_trainer.files import NUMBERS, RECORD, read_json, record_path, write_text
+from soft_trainer.files import NUMBERS, RECORD, read_json, write_text
 from soft_trainer.studies.compare import Pairing, SetComparison, difference_text, p_text, ranks_of
 from soft_trainer.studies.pictures import draw_pictures
 from soft_trainer.terminal import table
@@ -79,7 +79,7 @@ def find_runs(folders: Sequence[str | Path]) -> tuple[list[ReportedRun], list[st
 
 def _read_run(folder: Path, root: Path) -> ReportedRun:
     """Reads a run; a UserError says why it cannot be reported."""
-    path = record_path(folder)
+    path = folder / RECORD
     if not path.is_file():
         raise UserError(f"not finished: it has ranks but no {RECORD}")
     record = read_json(path)

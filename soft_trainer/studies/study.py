@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from soft_trainer.errors import UserError
-from soft_trainer.files import newest_complete, read_json, record_path, write_json
+from soft_trainer.files import RECORD, newest_complete, read_json, write_json
 from soft_trainer.identity import differences, folder_fingerprint
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
@@ -163,7 +163,7 @@ def state_of(study: Study, run: PlannedRun) -> tuple[str, list[str]]:
     """Returns "new", "stopped", "done" or "changed", and how its settings differ from the folder's."""
     folder = study.folder(run)
     made_with = _read(folder / STUDIED)
-    finished = "training" in (_read(record_path(folder)) or {})
+    finished = "training" in (_read(folder / RECORD) or {})
     if made_with is None:
         if finished:
             return "changed", ["made without the study"]
@@ -307,5 +307,5 @@ def _last_line(log: Path, start: int) -> str:
 
 def _mrr(folder: Path) -> float | None:
     """Returns the MRR of the trained encoder on test, None if it was not measured."""
-    record = _read(record_path(folder)) or {}
+    record = _read(folder / RECORD) or {}
     return record.get("results", {}).get("test", {}).get("trained", {}).get("mrr")

@@ -19,19 +19,19 @@ from soft_trainer.estimators.base import Estimator
 from soft_trainer.options.resolve import Plan
 from soft_trainer.terminal import print_on_main
 
-CANDIDATES = 64  # similar codes that are looked at for each query
-NEIGHBOURS = 32  # nearest rows that are found for each row, of which groups of similar rows are made
+CANDIDATES = 64  # similar codes to consider for each query
+NEIGHBOURS = 32  # nearest rows to find for each row, from which groups of similar rows are formed
 PROGRESS = "Finding neighbours"
 
 
 @dataclass(frozen=True)
 class PreparedRows:
-    """The training rows as they are known before the first step.
+    """The training rows' properties that are known before the first step.
 
     Args:
-        answers: which codes answer which queries, by their texts; None if nothing reads it.
-        negatives: codes to add to a batch for each query; None for none.
-        similar: arguments of `similar_batches`; None if batches are not made of similar pairs.
+        answers: the look-up of right answers by text, if the plan needs it.
+        negatives: the negatives that each query adds to a batch, if there are any.
+        similar: the arguments of `similar_batches`, if batches are made of similar pairs.
     """
 
     answers: RightAnswers | None = None
@@ -40,11 +40,11 @@ class PreparedRows:
 
 
 def prepare_rows(split: Split, plan: Plan, estimator, encoder: EncoderProfile, seed: int) -> PreparedRows:
-    """Finds equal texts, negatives and similar pairs, as the plan needs them.
+    """Finds what the plan needs before the first step: right answers by text, negatives and similar pairs.
 
     Args:
-        estimator: fitted on `split`; None without one.
-        seed: of the negatives that are drawn for an epoch.
+        estimator: the estimator, fitted on `split`, or None.
+        seed: the seed for drawing each epoch's negatives.
     """
     options = plan.options
     strategy = plan.train_sampling_strategy
@@ -98,11 +98,11 @@ def train_loader(
 def similar_codes(
     estimator: Estimator, split: Split, answers: RightAnswers, number: int, ratio: float
 ) -> sparse.csr_matrix:
-    """Returns the codes that an estimator finds most similar to each query, without right answers, csr[Q, C].
+    """Returns the codes that an estimator finds most similar to each query, except right answers, as csr[Q, C].
 
     Args:
-        estimator: fitted on `split`.
-        number: negatives of a query that will be drawn.
+        estimator: the estimator, fitted on `split`.
+        number: the number of negatives to draw for each query.
         ratio: see `below_ratio`.
 
     Raises:
@@ -114,7 +114,7 @@ def similar_codes(
 
 
 def similar_pairs(estimator: Estimator, split: Split, group_size: int) -> dict[str, object]:
-    """Returns the arguments of `similar_batches` that the sampler does not supply."""
+    """Returns the arguments of `similar_batches`, except those that the sampler supplies."""
     count = max(NEIGHBOURS, group_size)
     pairs = split.judgments.pairs()
     left_out = LeftOut(split.judgments.first_codes())

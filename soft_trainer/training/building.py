@@ -1,4 +1,4 @@
-"""The encoder that a run asked for: profile, tokenizer and model, and the defaults that go with it."""
+"""Builds the encoder that a run asks for: its profile, tokenizer and model."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ DEFAULT_MODEL = "microsoft/unixcoder-base"
 
 
 def build_profile(arguments: ModelArguments) -> EncoderProfile:
-    """Returns the profile of the model, or the one that `profile` names, with the overrides of the arguments.
+    """Returns the profile of the model, or the one that `profile` names. Other arguments override its fields.
 
     Raises:
-        UserError: a value that a profile does not take, or a model that cannot be loaded.
+        UserError: a value is not valid for a profile, or the model cannot be loaded.
     """
     if arguments.from_scratch:
         if arguments.model_name_or_path:
@@ -50,7 +50,7 @@ def build_tokenizer(arguments: ModelArguments, profile: EncoderProfile, train: D
     """Loads the model's tokenizer, or trains one on the training rows.
 
     Raises:
-        UserError: no tokenizer, or texts that are longer than the model's positions.
+        UserError: the tokenizer cannot be loaded, or the profile's lengths exceed the model's positions.
     """
     if not arguments.from_scratch:
         name = model_name(arguments)
@@ -66,7 +66,7 @@ def build_tokenizer(arguments: ModelArguments, profile: EncoderProfile, train: D
 
 
 def pretrained_config(arguments: ModelArguments):
-    """Loads the configuration of the pretrained model, or of an adapter's base.
+    """Loads the configuration of the pretrained model. For an adapter, this is the configuration of its base.
 
     Raises:
         UserError: it cannot be loaded.
@@ -79,10 +79,10 @@ def pretrained_config(arguments: ModelArguments):
 
 
 def build_model(arguments: ModelArguments, profile: EncoderProfile, tokenizer):
-    """Loads the pretrained model, with a new adapter if the arguments ask for one, or makes one with random weights.
+    """Loads the pretrained model, or makes one with random weights. Adds an adapter if the arguments ask for one.
 
     Raises:
-        UserError: a model that cannot be loaded, or a target module of LoRA that is not in it.
+        UserError: the model cannot be loaded, or it lacks a target module of LoRA.
     """
     if arguments.from_scratch:
         return random_model(arguments.from_scratch, tokenizer, profile)

@@ -1,4 +1,4 @@
-"""Compares a checkpoint with the training that continues from it, and saves one when a run is stopped from outside."""
+"""Compares a checkpoint with the training that continues from it, and saves a checkpoint on SIGTERM."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from soft_trainer.identity import differences, model_fingerprint, plain_settings
 from soft_trainer.options.resolve import Plan
 from soft_trainer.options.training import step_options
 
-# ---- Which training a checkpoint is of ----
+# ---- The training that a checkpoint belongs to ----
 
-FORMAT = 1  # of checkpoints and of the batches of an epoch: a higher one cannot continue a training of a lower one
-# The settings of an adapter, which its weights do not tell.
+FORMAT = 1  # the version of checkpoints and of how batches are drawn; a training continues only in the same version
+# Settings of an adapter that its weights do not show.
 ADAPTER = ("peft_type", "r", "lora_alpha", "lora_dropout", "use_rslora")
-# Arguments of an estimator that leave its similarities as they are, or that its encoder's fingerprint stands for.
+# Arguments of an estimator that do not affect its similarities, or that its encoder's fingerprint covers.
 _UNREAD = {"cache_dir", "batch_size", "trust_remote_code", "model_name_or_path"}
 
 
 def identify(describe: Callable[[], Mapping], checkpoint: str | None) -> dict[str, object]:
-    """Returns settings as a checkpoint keeps them, and refuses to continue from one that was written with others.
+    """Returns the settings to store in checkpoints, after comparing them with the checkpoint to continue from.
 
-    Only the main process looks, as others may not have the weights, or the folder; there the settings are empty.
+    Only the main process does this, because the others may lack the weights or the folder. They get no settings.
 
     Args:
         describe: returns `training_settings` or `start_settings`.
 
     Raises:
-        UserError: the settings that differ, or a checkpoint that does not hold all that a training needs.
+        UserError: settings differ, or the checkpoint lacks something that a training needs.
     """
     identity = {}
     problem = None
@@ -56,7 +56,7 @@ def identify(describe: Callable[[], Mapping], checkpoint: str | None) -> dict[st
 
 
 def training_settings(args: TrainingArguments, plan: Plan, encoder: EncoderProfile, model, tokenizer, split: Split):
-    """Returns the settings of a training, and fingerprints of its rows, its tokenizer and frozen weights."""
+    """Returns the settings of a training, with fingerprints of its rows, its tokenizer and its frozen weights."""
     frozen = {name: tensor for name, tensor in model.named_parameters() if not tensor.requires_grad}
     profile = dataclasses.asdict(encoder)
     del profile["name"]
@@ -81,7 +81,7 @@ def training_settings(args: TrainingArguments, plan: Plan, encoder: EncoderProfi
 
 
 def start_settings(estimator, model, weights_before: Mapping | None) -> dict[str, object]:
-    """Returns the fitted estimator's arguments, and fingerprints of its encoder and of the weights to merge with."""
+    """Returns the fitted estimator's arguments, with fingerprints of its encoder and of the weights to merge with."""
     settings = {"the weights to merge with": None, "estimator": None}
     if weights_before:
         settings["the weights to merge with"] = model_fingerprint(model, weights_before)
@@ -98,7 +98,7 @@ def start_settings(estimator, model, weights_before: Mapping | None) -> dict[str
 
 
 def _difference(checkpoint: str, identity: Mapping) -> str | None:
-    """Says why a training cannot continue from a checkpoint, None if it can."""
+    """Returns the reason why a training cannot continue from a checkpoint, or None if it can."""
     then = read_json(Path(checkpoint) / MARKER).get("training")
     if then is None:
         return f"{checkpoint}: another version wrote it, which did not record the settings; start again"
@@ -117,10 +117,10 @@ def _difference(checkpoint: str, identity: Mapping) -> str | None:
 
 
 def how_to_continue(args) -> str:
-    """Names the newest complete checkpoint and the call, or the command, that continues from it.
+    """Returns a sentence with the newest complete checkpoint and the call or command that continues from it.
 
     Args:
-        args: `TrainingArguments`; those that `parse` has read are continued by a command.
+        args: the training arguments. If `parse` has read them, a command continues the training.
     """
     if hasattr(args, "given"):
         start = "the same command"
@@ -136,14 +136,14 @@ def how_to_continue(args) -> str:
 
 @contextlib.contextmanager
 def explaining_interruption(args, step: Callable[[], int] | None = None) -> Iterator[None]:
-    """Gives a KeyboardInterrupt the line that says what is kept and how to continue.
+    """Gives a KeyboardInterrupt a message that says what is kept and how to continue.
 
     Args:
-        args: as in `how_to_continue`.
-        step: returns the step of the training in the body, to be named.
+        args: see `how_to_continue`.
+        step: returns the current step, for the message.
 
     Raises:
-        KeyboardInterrupt: with the line.
+        KeyboardInterrupt: the body was interrupted.
     """
     try:
         yield
@@ -156,7 +156,7 @@ def explaining_interruption(args, step: Callable[[], int] | None = None) -> Iter
 
 
 class SaveOnTermination(TrainerCallback):
-    """On SIGTERM, finishes the step, saves a checkpoint and stops. All processes stop at the same step."""
+    """Finishes the step on SIGTERM, saves a checkpoint and stops. All processes stop at the same step."""
 
     PERIOD = 10  # steps between two messages to the other processes
 
@@ -166,7 +166,7 @@ class SaveOnTermination(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Handles the signal from now on, in the main thread."""
-        # `auto_find_batch_size` begins a training again: the handler that comes back in the end is the first one.
+        # `auto_find_batch_size` starts a training several times; `restore` brings back the first handler.
         if threading.current_thread() is threading.main_thread() and self._before is None:
             self._process = os.getpid()
             self._before = signal.signal(signal.SIGTERM, self._on_signal)
@@ -179,13 +179,13 @@ class SaveOnTermination(TrainerCallback):
             self.terminated = control.should_save = control.should_training_stop = True
 
     def restore(self) -> None:
-        """Gives the signal back to its earlier handler, whatever ended the training."""
+        """Restores the earlier handler of the signal, whatever ended the training."""
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)
 
     def _on_signal(self, number, frame):
         if os.getpid() == self._process:
             self.terminated = True
-        else:  # a data worker: it inherited the handler and has nothing to save
+        else:  # a data worker, which inherited the handler and has nothing to save
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)

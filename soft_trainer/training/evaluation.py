@@ -1,4 +1,4 @@
-"""Evaluation: queries with their corpus, checked before hours of training, and their ranks over all processes."""
+"""Evaluation: pairs queries with their corpus, checks both before the training, and ranks on all processes."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def evaluation_split(queries, corpora: Corpora, key: str | None = None, name: st
     """Returns queries with their corpus and right answers.
 
     Args:
-        queries: rows with `url` and a query; or a `Split`, which has its corpus.
+        queries: rows with `url` and a query, or a `Split`, which brings its own corpus.
         corpora: rows with `url` and a code, or a dict of them.
-        key: of the corpus in a dict.
-        name: of the queries in messages.
+        key: the key of the corpus, if there is a dict.
+        name: the name of the queries in messages.
 
     Raises:
-        UserError: no corpus, or a query without a right answer in it.
+        UserError: there is no corpus, or it has no right answer to a query.
     """
     queries = as_rows(queries, name)
     if isinstance(queries, Split):
@@ -56,13 +56,13 @@ def evaluation_split(queries, corpora: Corpora, key: str | None = None, name: st
 
 
 def check_evaluations(args: TrainingArguments, sets, corpora: Corpora) -> None:
-    """Refuses evaluations that could not be made during the training.
+    """Checks, before the training, that its evaluations will work.
 
     Args:
-        sets: the queries of `evaluation_split`, or a dict of them.
+        sets: queries for `evaluation_split`, or a dict of them.
 
     Raises:
-        UserError: no queries, no corpus for them, or a query whose url is not in it.
+        UserError: there are no queries, they have no corpus, or the corpus lacks the url of a query.
     """
     if args.eval_strategy == "no" and not args.eval_on_start:
         return
@@ -78,12 +78,12 @@ def check_evaluations(args: TrainingArguments, sets, corpora: Corpora) -> None:
 def measure(
     queries: Tensor, codes: Tensor, split: Split, encoder: EncoderProfile, dims: Iterable[int], top_k: int
 ) -> RetrievalOutput:
-    """Ranks the corpus for every query, by whole embeddings and by their first dimensions, and measures the ranks.
+    """Ranks the corpus for every query, by whole embeddings and by their leading dimensions, and computes metrics.
 
     Args:
-        queries, codes: embeddings of the queries and of the corpus, comparable by dot product.
-        dims: the numbers of first dimensions that are measured, too.
-        top_k: the number of codes to keep of each ranking.
+        queries, codes: the embeddings of the queries and of the corpus, which are compared by dot product.
+        dims: the numbers of leading dimensions that are measured too.
+        top_k: the number of codes to return for each query.
     """
     judgments = split.judgments
     pool_size = len(split.corpus)
@@ -97,7 +97,7 @@ def measure(
 
 
 def _rank_answers(queries: Tensor, codes: Tensor, judgments: Judgments, top_k: int, score_scale: float) -> Ranking:
-    """Returns the ranking of all right answers; each process ranks its share and receives all."""
+    """Returns the ranks of all right answers. Each process ranks its share and receives all ranks."""
     rows, targets = answer_pairs(judgments)
     shard = distributed.shard(len(rows), *distributed.rank_and_world_size())
     asked = queries[rows[shard].to(queries.device)]

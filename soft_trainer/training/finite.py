@@ -1,4 +1,4 @@
-"""Stops a run whose loss is not finite, or whose fp16 gradients overflow step after step."""
+"""Stops a run if its loss is not finite, or if its fp16 gradients overflow step after step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class NotFiniteError(RuntimeError):
 
 
 class DelayedNumber:
-    """A scalar that is copied from its device without a wait, and read one step later."""
+    """A scalar that is copied from its device without waiting, and read one step later."""
 
     def __init__(self, scalar: Tensor):
         self._event = None
@@ -30,12 +30,12 @@ class DelayedNumber:
 
     def __float__(self) -> float:
         if self._event is not None:
-            self._event.synchronize()  # before it, the copy may still hold another number
+            self._event.synchronize()  # until then, the copy may have another value
         return float(self._copy)
 
 
 class FiniteGuard:
-    """Checks every loss one step late, when its device has computed it anyway, so that no step waits.
+    """Checks every loss one step late, when the device has computed it anyway, so that no step waits.
 
     Args:
         rows: the training rows, for the message.
@@ -48,10 +48,15 @@ class FiniteGuard:
         self._of_steps: dict[int, float] = {}
 
     def watch(self, step: int, loss: Tensor, rows: np.ndarray) -> None:
-        """Checks the loss of the step before, and keeps this one, a scalar, to be checked next time.
+        """Checks the loss of the previous step, and keeps this one for the next check.
+
+        Args:
+            step: the index of this step.
+            loss: the loss, a scalar.
+            rows: int64[B], the rows of the batch, for the message.
 
         Raises:
-            NotFiniteError: the loss of the step before was NaN or infinite.
+            NotFiniteError: the previous loss was NaN or infinite.
         """
         self.check()
         self._pending = (step, DelayedNumber(loss), rows)
@@ -73,7 +78,7 @@ class FiniteGuard:
         self._of_steps[step] = self._of_steps.get(step, 0.0) + value
 
     def mean_loss(self) -> float | None:
-        """Returns the mean loss of the steps since the last call, None if there are none."""
+        """Returns the mean loss of the steps since the last call, or None if there were none."""
         self.check()
         losses = self._of_steps
         self._of_steps = {}
@@ -96,16 +101,16 @@ class FiniteGuard:
 
 
 class OverflowCounter(TrainerCallback):
-    """Counts the steps that loss scaling skipped because fp16 gradients overflowed; `MOST` in a row stop the run.
+    """Counts the steps that loss scaling skipped because fp16 gradients overflowed. Too many in a row stop the run.
 
-    A fused optimizer does not report such a step, so the scale itself is watched: it falls after an overflow and at no
-    other time. It is read one step late, so that no step waits for the device.
+    A fused optimizer does not report a skipped step, so this watches the scale, which falls only after an overflow.
+    The scale is read one step late, so that no step waits for the device.
 
     Args:
-        scaler: returns the `GradScaler`; a search of hyperparameters makes another for every trial.
+        scaler: returns the `GradScaler`. A search for hyperparameters makes a new one in every trial.
     """
 
-    MOST = 20  # from its start at 2^16 the scale is then below 1: smaller gradients would not help
+    MOST = 20  # skipped steps in a row: the scale, which starts at 2^16, is then below 1 and no longer helps
 
     def __init__(self, scaler):
         self._scaler = scaler
@@ -115,7 +120,7 @@ class OverflowCounter(TrainerCallback):
         self._pending = None
 
     def on_optimizer_step(self, args, state, control, **kwargs):
-        """Checks the scale that the step before left.
+        """Checks the scale after the previous step.
 
         Raises:
             NotFiniteError: `MOST` steps in a row were skipped.

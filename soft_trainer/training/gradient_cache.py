@@ -1,8 +1,10 @@
 """Gradient caching: any batch size in the memory of one chunk, with exact gradients.
 
-Embed every chunk without a graph; take the loss of all embeddings and its gradient with respect to them; encode every
-chunk again, with the same dropout, and send that gradient back through it (Gao et al., 2021, "Scaling deep contrastive
-learning batch size under memory limited setup").
+1. Encode every chunk without a graph.
+2. Compute the loss of all embeddings, and its gradient with respect to them.
+3. Encode every chunk again, with the same dropout, and backpropagate that gradient through it.
+
+See Gao et al., 2021, "Scaling deep contrastive learning batch size under memory limited setup".
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from soft_trainer.data.batches import Batch
 
 
 class RandomState:
-    """The state of the random numbers on the CPU and one device, to be replayed."""
+    """The state of the random number generators of the CPU and one device, so that it can be replayed."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -27,7 +29,7 @@ class RandomState:
 
     @contextlib.contextmanager
     def again(self):
-        """Draws the random numbers that followed this state; restores the present state afterwards."""
+        """Draws the same random numbers again in the body, and restores the present state afterwards."""
         devices = [] if self.own is None else [self.device]
         with torch.random.fork_rng(devices, device_type=self.device.type if devices else "cuda"):
             torch.set_rng_state(self.cpu)
@@ -48,16 +50,17 @@ def cached_backward(
     """Accumulates the gradients of a whole batch, with one chunk in memory at a time.
 
     Args:
-        encode: model inputs of one chunk -> embeddings.
-        batch: the batch, each side in chunks.
-        loss_of: (queries of a block, all codes, the block) -> the block's part of the loss.
-        backward: the backward pass of a loss, with the scaling that the precision needs.
+        encode: returns the embeddings of one chunk of model inputs.
+        batch: the batch, in chunks.
+        loss_of: returns the part of the loss that a block of queries contributes, given their embeddings, the
+            embeddings of all codes, and the block.
+        backward: runs the backward pass of a loss, with the scaling that the precision needs.
         gathers: True if the codes of all processes are negatives.
         block_size: the number of queries whose scores are in memory at once.
-        no_sync: a context in which gradients are not reduced over processes. The very last chunk is outside of it.
+        no_sync: makes a context in which gradients are not reduced over processes. The last chunk runs outside it.
 
     Returns:
-        The loss, a scalar without graph.
+        The loss, a scalar without a graph.
     """
     chunks = [*batch.query.chunks, *batch.code.chunks]
     parts = []
@@ -75,7 +78,7 @@ def cached_backward(
     for place, (chunk, part, state) in enumerate(zip(chunks, parts, states, strict=True), 1):
         with contextlib.nullcontext() if place == len(chunks) else no_sync(), state.again():
             embeddings = encode(chunk)
-            # The gradient carries the scale of the loss already, so it is not scaled again.
+            # The gradient includes the scale of the loss already, so `backward` must not scale it again.
             embeddings.backward(part.grad.to(embeddings.dtype))
     return total
 
@@ -87,20 +90,20 @@ def loss_in_blocks(
     backward: Callable[[Tensor], None],
     block_size: int,
 ) -> Tensor:
-    """Backpropagates block by block through the scores, then once through the gather.
+    """Backpropagates through the scores block by block, then through the gather once.
 
     Args:
         queries: Tensor[B, d], with a graph.
         codes: Tensor[N, d], with a graph.
-        loss_of, backward, block_size: as in `cached_backward`.
+        loss_of, backward, block_size: see `cached_backward`.
 
     Returns:
-        The loss, a scalar without graph.
+        The loss, a scalar without a graph.
     """
     q = queries.detach().requires_grad_()
     c = codes.detach().requires_grad_()
     total = queries.new_zeros(())
-    for start in range(0, max(len(q), 1), block_size):  # a process without queries has its share of the gather too
+    for start in range(0, max(len(q), 1), block_size):  # a process without queries takes part in the gather too
         loss = loss_of(q[start : start + block_size], c, slice(start, start + block_size))
         backward(loss)
         total += loss.detach()

@@ -1,4 +1,4 @@
-"""Merges the trained weights with those from before, at the end of a training."""
+"""Merges the weights before and after a training, at its end."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from soft_trainer.terminal import print_on_main
 
 
 def weights_to_merge(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Returns a copy of the initial weights, or of a new adapter's, for merging after training.
+    """Returns a copy of the weights before training, to merge with later. With an adapter, it has only its weights.
 
     Raises:
-        UserError: an adapter that cannot be scaled, or that is not new.
+        UserError: the adapter cannot be scaled, or it has been trained before.
     """
     state = model.state_dict()
     if has_adapter(model):
-        state = scale_adapter(model, 1.0)  # refuses one that cannot be scaled
+        state = scale_adapter(model, 1.0)  # raises an error if the adapter cannot be scaled
         if any(tensor.any() for name, tensor in state.items() if "lora_B" in name):
             raise UserError("merge_ratio: the adapter is trained already, and only a new one can be scaled to nothing")
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
@@ -31,7 +31,11 @@ def weights_to_merge(model: PreTrainedModel) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def merge(model: PreTrainedModel, before: Mapping[str, Tensor], ratio: float) -> dict:
-    """Interpolates a model's weights with `before`, or scales its adapter; returns the record of the merge."""
+    """Interpolates between the weights `before` and a model's weights, or scales its adapter.
+
+    Returns:
+        The record of the merge.
+    """
     if has_adapter(model):
         set_adapter_state(model, scale_adapter(model, ratio), "merge_ratio")
     else:

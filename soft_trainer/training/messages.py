@@ -1,4 +1,4 @@
-"""Prints a table of the settings, warnings about them, and the progress where no terminal shows a bar."""
+"""Prints a table of the settings, warnings about them, and lines of progress if no terminal shows a bar."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.options.resolve import Plan
 from soft_trainer.terminal import LINE_SECONDS, duration, print_on_main, table
 
-SPEED = ("_runtime", "_per_second", "_pool_size")  # endings of metrics that say nothing about the model
+SPEED = ("_runtime", "_per_second", "_pool_size")  # the endings of metrics that say nothing about the model
 
 
 def banner(loss: Mapping, setup: Mapping, encoder: EncoderProfile, distributed_type: str) -> str:
     """Returns the settings of a training as a table.
 
     Args:
-        loss, setup: from `loss_table` and `setup_table`.
+        loss, setup: the results of `loss_table` and `setup_table`.
     """
     rows = {**loss, **setup}
     rows["processes"] = f"{setup['processes']} ({distributed_type})"
@@ -35,7 +35,7 @@ def banner(loss: Mapping, setup: Mapping, encoder: EncoderProfile, distributed_t
 
 
 def warnings_of(args: TrainingArguments, plan: Plan, encoder: EncoderProfile, model: PreTrainedModel) -> list[str]:
-    """Returns lines about settings that work, but probably not as intended."""
+    """Returns warnings about settings that probably do not have the intended effect."""
     warnings = plan.unread(args)
     if encoder.score_function == "cosine" and encoder.score_scale == 1:
         warnings.append(
@@ -71,7 +71,7 @@ class ProgressLines(TrainerCallback):
     """Prints step, loss, speed and time left, at most every ten seconds, and the metrics of each evaluation.
 
     Args:
-        loss: returns the mean loss since its last call, None if there was no step.
+        loss: returns the mean loss since its last call, or None if there was no step.
     """
 
     def __init__(self, loss: Callable[[], float | None]):
@@ -84,14 +84,14 @@ class ProgressLines(TrainerCallback):
         self._next_line = self._start + LINE_SECONDS
 
     def on_step_end(self, args, state, control, **kwargs):
-        """Prints a line if ten seconds have passed."""
+        """Prints a line if ten seconds have passed since the last one."""
         if time.monotonic() >= self._next_line and state.global_step < state.max_steps:
             left = self._seconds_a_step(state) * (state.max_steps - state.global_step)
             self._print(state, f"{duration(left)} left")
             self._next_line = time.monotonic() + LINE_SECONDS
 
     def on_evaluate(self, args, state, control, metrics=None, **kwargs):
-        """Prints the metrics: MRR alone if there is one."""
+        """Prints the metrics. If MRR is among them, it prints only MRR."""
         shown = {name: value for name, value in (metrics or {}).items() if not name.endswith(SPEED)}
         shown = {name: value for name, value in shown.items() if name.endswith("_mrr")} or shown
         numbers = ", ".join(f"{name} {value:.4g}" for name, value in shown.items() if isinstance(value, float))

@@ -1,4 +1,4 @@
-"""Checks of a plan against rows and encoder, before hours of work. `options` checks the options alone."""
+"""Checks a plan against rows and encoder, before hours of work. `options` checks what needs neither."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def check_before_loading(
     data: RunData,
     profile: EncoderProfile,
 ) -> None:
-    """Refuses a run of the command line that cannot work, when its rows are known and before its model is loaded.
+    """Checks a run of the command line once its rows are known and before its model is loaded.
 
     Raises:
-        UserError: the setting that cannot work, and values that do.
+        UserError: a setting cannot work. The message gives values that can.
     """
     plan = resolve(args, estimator)
     scratch = model_args.from_scratch
@@ -66,10 +66,10 @@ def check_before_loading(
 
 
 def check_new_adapter(model_args: ModelArguments, merge: bool) -> None:
-    """Refuses options of LoRA that do not fit the encoder, before it is loaded.
+    """Checks that the options of LoRA fit the encoder, before it is loaded.
 
     Raises:
-        UserError: an adapter on random weights or on another one, or none to merge.
+        UserError: the adapter would be on random weights or on another adapter, or there is none to merge.
     """
     new = model_args.lora_r is not None
     saved = None
@@ -88,10 +88,10 @@ def check_new_adapter(model_args: ModelArguments, merge: bool) -> None:
 
 
 def check_rows_of(plan: Plan, args, estimator, split: Split) -> None:
-    """Refuses rows that do not fill a batch, that the estimator cannot read, or that have no negatives.
+    """Checks that the rows fill a batch, that the estimator can read them, and that there are negatives for them.
 
     Raises:
-        UserError: names what is missing, and the size of a batch that works.
+        UserError: one of these is not so. The message says what is missing, or which batch size works.
     """
     strategy = plan.train_sampling_strategy
     size = plan.batch_size * plan.processes
@@ -115,14 +115,14 @@ def check_rows_of(plan: Plan, args, estimator, split: Split) -> None:
 
 
 def check_metric(args, dims: Iterable[int], eval_dataset) -> None:
-    """Refuses a `metric_for_best_model` that evaluation does not measure.
+    """Checks that evaluation measures `metric_for_best_model`.
 
     Args:
-        dims: the numbers of first dimensions that are measured, too.
-        eval_dataset: the rows of evaluation, or a dict of them, whose sets are measured apart.
+        dims: the numbers of leading dimensions that are measured too.
+        eval_dataset: the evaluation rows, or a dict of several sets. Each set has its own metrics.
 
     Raises:
-        UserError: names the nearest metric.
+        UserError: it does not. The message suggests the nearest metric.
     """
     metric = args.metric_for_best_model
     if metric is None or args.eval_strategy == "no":
@@ -139,10 +139,10 @@ def check_metric(args, dims: Iterable[int], eval_dataset) -> None:
 
 
 def check_encoder(plan: Plan, args, model: PreTrainedModel, profile: EncoderProfile) -> None:
-    """Refuses a plan that the encoder cannot follow.
+    """Checks that the encoder supports the plan.
 
     Raises:
-        UserError: a pooling or a number of dimensions that the encoder lacks, or an impossible merge.
+        UserError: the encoder lacks the pooling or has too few dimensions, or its weights cannot be merged.
     """
     check_model(model, profile)
     check_dims(plan.dims, model.config.hidden_size)
@@ -150,10 +150,10 @@ def check_encoder(plan: Plan, args, model: PreTrainedModel, profile: EncoderProf
 
 
 def check_own_collator(plan: Plan, prompt_lengths: Mapping[str, int]) -> None:
-    """Refuses options that do not work with a user's own collator.
+    """Checks that no option needs our collator, since the user has one.
 
     Raises:
-        UserError: the option.
+        UserError: an option needs it.
     """
     if plan.options.negatives_per_query:
         raise UserError("data_collator: collates pairs, so it cannot be used with negatives_per_query")
@@ -162,13 +162,13 @@ def check_own_collator(plan: Plan, prompt_lengths: Mapping[str, int]) -> None:
 
 
 def check_merging(args) -> None:
-    """Refuses to merge where no process has all weights.
+    """Checks that some process has all weights, if they are to be merged.
 
     Args:
-        args: `TrainingArguments`; `merge_ratio` is read if there is one.
+        args: the training arguments, with or without `merge_ratio`.
 
     Raises:
-        UserError: names the command that merges later.
+        UserError: no process has. The message gives the command that merges later.
     """
     if getattr(args, "merge_ratio", None) is not None and (args.fsdp or args.deepspeed):
         raise UserError(
@@ -177,13 +177,13 @@ def check_merging(args) -> None:
 
 
 def check_adapter(model: PreTrainedModel, args) -> None:
-    """Refuses a model with an adapter that could not be trained, saved or merged.
+    """Checks that a model's adapter can be trained, saved and merged.
 
     Args:
-        args: `TrainingArguments`; `merge_lora` is read if there is one.
+        args: the training arguments, with or without `merge_lora`.
 
     Raises:
-        UserError: what is wrong, and what to do.
+        UserError: it cannot. The message says why and what to do.
     """
     merge = getattr(args, "merge_lora", False)
     if not adapters.has_adapter(model):
@@ -199,7 +199,7 @@ def check_adapter(model: PreTrainedModel, args) -> None:
 
 
 def _check_saved(model: PreTrainedModel) -> None:
-    """Refuses an adapter that is frozen, or trained weights that are not part of it."""
+    """Raises UserError if the adapter is frozen, or if weights are trained that are not part of it."""
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     if not trained:
         raise UserError(
@@ -209,7 +209,7 @@ def _check_saved(model: PreTrainedModel) -> None:
     adapter = adapters.active_adapter(model)
     saved = adapters.adapter_state(model)
     for name in trained:
-        # A file leaves the adapter's name out. DoRA's magnitudes have no ".weight".
+        # The names in a saved file lack the adapter's name. DoRA's magnitudes lack ".weight".
         names = {name}
         for own in (f".modules_to_save.{adapter}", f".{adapter}.weight", f".{adapter}"):
             names.add(name.replace(own, ""))
@@ -221,7 +221,7 @@ def _check_saved(model: PreTrainedModel) -> None:
 
 
 def _check_loadable(model: PreTrainedModel, pushes: bool) -> None:
-    """Refuses an adapter that could not be loaded together with its base."""
+    """Raises UserError if the adapter could not be loaded together with its base."""
     saved = adapters.adapter_state(model)
     for missing in getattr(model, MISSING_WEIGHTS, ()):
         if missing not in saved:
@@ -244,13 +244,13 @@ def _check_loadable(model: PreTrainedModel, pushes: bool) -> None:
 
 
 def check_start(estimator, rows, checkpoint: str | None, step: int) -> None:
-    """Refuses a training without rows, or one that cannot continue from a checkpoint.
+    """Checks that a training has rows and can continue from its checkpoint.
 
     Args:
-        step: the steps that the trainer has trained.
+        step: the number of steps that the trainer has trained already.
 
     Raises:
-        UserError: no rows, or an estimator that needs the encoder as it was before the training.
+        UserError: there are no rows, or the estimator needs the encoder as it was before the training.
     """
     if rows is None:
         raise UserError("train_dataset: training needs rows")
@@ -259,16 +259,16 @@ def check_start(estimator, rows, checkpoint: str | None, step: int) -> None:
 
 
 def check_trainer_arguments(model, processing_class, arguments: dict) -> None:
-    """Refuses arguments of a wrong type, and arguments of `transformers.Trainer` without meaning here.
+    """Checks the types of the trainer's arguments, and that each has a meaning here.
 
     Args:
-        model: the encoder, None if `model_init` makes it.
+        model: the encoder, or None if `model_init` makes it.
         arguments: the keyword arguments that `Trainer` would get.
 
     Raises:
-        UserError: names the argument and the alternative.
+        UserError: an argument is wrong. The message gives the alternative.
     """
-    # A PeftModel is not a PreTrainedModel, but has one inside.
+    # A PeftModel is not a PreTrainedModel, but contains one.
     is_encoder = model is None or isinstance(model, PreTrainedModel) or hasattr(model, "peft_config")
     no_model = model is None and arguments.get("model_init") is None
     if no_model:

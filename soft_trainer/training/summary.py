@@ -1,4 +1,4 @@
-"""Describes a training for its banner, its record and its model card."""
+"""Describes a training for its summary on the terminal, its record and its model card."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from soft_trainer.options.resolve import Plan
 
 
 def loss_table(plan: Plan, estimator) -> dict[str, object]:
-    """Returns the loss with its settings and the estimator of its weights."""
+    """Returns the loss with its settings, and the estimator."""
     name = None if estimator is None else type(estimator).__name__
     loss = {"loss": plan.loss.loss, "estimator": name}
     if plan.dims:
@@ -24,7 +24,7 @@ def loss_table(plan: Plan, estimator) -> dict[str, object]:
 
 
 def setup_table(args: TrainingArguments, plan: Plan, model: PreTrainedModel, precision: str) -> dict[str, object]:
-    """Returns what is known before the first step: batches, precision, adapter, learning rate, seed."""
+    """Returns the settings other than the loss: batches, precision, adapter, learning rate and seed."""
     setup = {
         "pairs in a batch, per process": plan.batch_size,
         "processes": plan.processes,
@@ -43,7 +43,7 @@ def setup_table(args: TrainingArguments, plan: Plan, model: PreTrainedModel, pre
 
 
 def adapter_settings(model: PreTrainedModel) -> dict[str, object]:
-    """Returns the settings of the model's adapter; {} without one."""
+    """Returns the settings of the model's adapter, or {} if it has none."""
     if not has_adapter(model):
         return {}
     config = model.peft_config[active_adapter(model)]
@@ -52,15 +52,15 @@ def adapter_settings(model: PreTrainedModel) -> dict[str, object]:
         if hasattr(config, name):
             parts.append(f"{title} {getattr(config, name):g}")
     targets = config.target_modules
-    if not isinstance(targets, str):  # all-linear becomes the full names of all layers: too many for a table
+    if not isinstance(targets, str):  # "all-linear" has become the full names of all layers, too many for a table
         targets = ", ".join(sorted({name.rpartition(".")[2] for name in targets or ()}))
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     return {"adapter": ", ".join([*parts, targets]), "trained parameters": trained}
 
 
 def course_table(args: TrainingArguments, state: TrainerState) -> dict[str, object]:
-    """Returns the training's length, and its duration with evaluations if it ran without a break."""
-    # As trained: `max_steps` or early stopping may have cut the epochs.
+    """Returns the length of a training. If it ran without a break, its duration is included."""
+    # `max_steps` or early stopping may have cut the epochs.
     course = {"epochs": round(state.epoch, 2), "steps": state.global_step}
     if best := best_step(args, state):
         course["step of the saved weights"] = best
@@ -75,7 +75,7 @@ def rows_table(rows: Mapping, profile: EncoderProfile, tokenizer) -> dict[str, o
     """Returns the languages of the training rows, and the statistics of all rows.
 
     Args:
-        rows: the splits "train", "valid" and "codebase"; those that are not one `Dataset` are left out.
+        rows: the splits "train", "valid" and "codebase". A split that is not a single `Dataset` is left out.
     """
     rows = {name: part for name, part in rows.items() if isinstance(part, Dataset)}
     trained = {name: part for name, part in rows.items() if name == "train"}
@@ -87,7 +87,7 @@ def rows_table(rows: Mapping, profile: EncoderProfile, tokenizer) -> dict[str, o
 
 
 def training_numbers(state: TrainerState) -> dict[str, float]:
-    """Returns `train_loss`, `train_runtime` and so on as they were logged; {} if nothing was trained."""
+    """Returns `train_loss`, `train_runtime` and so on as they were logged, or {} if nothing was trained."""
     for entry in reversed(state.log_history):
         if "train_runtime" in entry:
             return {name: value for name, value in entry.items() if name != "step"}
@@ -95,7 +95,7 @@ def training_numbers(state: TrainerState) -> dict[str, float]:
 
 
 def best_step(args: TrainingArguments, state: TrainerState) -> int | None:
-    """Returns the step whose weights were loaded at the end; None if it is the last step."""
+    """Returns the step whose weights were loaded at the end, or None if it is the last step."""
     if args.load_best_model_at_end and state.best_model_checkpoint is not None:
         return state.best_global_step
     return None
@@ -107,9 +107,9 @@ def measured_results(
     """Returns `{set: {"untrained" | "trained": metrics}}`.
 
     Args:
-        evaluations: step, whether during training, metrics.
+        evaluations: the step of each evaluation, True if it happened during training, and its metrics.
         final_step: the step of the final weights.
-        merged: True if the final weights are merged ones, which no evaluation during training has measured.
+        merged: True if the final weights are merged. No evaluation during training has measured those.
     """
     results: dict[str, dict[str, dict]] = {}
     for step, in_training, logged in evaluations:

@@ -51,7 +51,7 @@ def _write_run(
         "results": {split: {system: metrics}},
     } | changes
     log = [{"step": step, "loss": 1 / step, "weight_min": 0.2, "weight_at_floor": 0.1} for step in (10, 20)]
-    (folder / "all_results.json").write_text(json.dumps(record))
+    (folder / "run.json").write_text(json.dumps(record))
     (folder / "trainer_state.json").write_text(json.dumps({"log_history": log}))
     return folder
 

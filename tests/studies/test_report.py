@@ -43,7 +43,7 @@ def test_only_seeds_that_both_have_are_compared_and_the_others_are_named(study):
 
 
 def test_the_page_has_tables_tests_and_pictures(study, capsys):
-    for path in study.glob("bm25/*/all_results.json"):
+    for path in study.glob("bm25/*/run.json"):
         record = json.loads(path.read_text()) | {"weights": {"edges": [0.0, 0.5, 1.0], "counts": [1, 3]}}
         path.write_text(json.dumps(record))
     run_command(["report", str(study)])
@@ -67,9 +67,9 @@ def test_other_queries_are_not_compared(make_run, soft, tmp_path):
 def test_runs_that_cannot_be_read_are_named(make_run, tmp_path):
     make_run("a/1", GOOD)
     broken = make_run("b/1", GOOD)
-    (broken / "all_results.json").write_text("{")
+    (broken / "run.json").write_text("{")
     unfinished = make_run("c/1", GOOD)
-    (unfinished / "all_results.json").unlink()
+    (unfinished / "run.json").unlink()
     runs, left_out = find_runs([tmp_path / "outputs"])
     assert [run.method for run in runs] == ["a"]
     assert len(left_out) == 2

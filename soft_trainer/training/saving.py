@@ -1,0 +1,132 @@
+"""Saves, loads and pushes an encoder as a complete folder, and marks checkpoints that are complete."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from safetensors.torch import load_file
+from transformers import Trainer
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
+
+from soft_trainer import distributed
+from soft_trainer.encoders.adapters import has_adapter, plain_encoder, set_adapter_state
+from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.encoders.repository import ADAPTER_WEIGHTS
+from soft_trainer.files import mark_complete, reporting_disk_errors, saving_checkpoint, write_text
+from soft_trainer.hub.export import export_encoder
+from soft_trainer.hub.publishing import Publisher
+from soft_trainer.options.resolve import Plan
+
+
+class SavingTrainer(Trainer):
+    """A `Trainer` whose output folder and checkpoints load with any tool, and which pushes only complete folders.
+
+    Attributes:
+        encoder: the profile that is saved with the encoder.
+        plan: the settings of the training, for its Matryoshka dimensions.
+        identity: what a training that continues from a checkpoint must have in common with this one.
+        writes_card: True if `push_to_hub` writes the model card; False if something else has written it.
+    """
+
+    encoder: EncoderProfile
+    plan: Plan
+    identity: dict[str, object]
+    writes_card = True
+    _is_saving_checkpoint = False  # a checkpoint stores an adapter unmerged, so that a resumed run is exact
+
+    def _save(self, output_dir: str | None = None, state_dict=None) -> None:
+        """Saves a complete folder. A checkpoint stores an adapter unmerged, whatever `merge_lora` says."""
+        if self.args.should_save:
+            merge = getattr(self.args, "merge_lora", False) and not self._is_saving_checkpoint
+            self._export(output_dir or self.args.output_dir, state_dict, merge)
+
+    def _export(self, folder: str | Path, state_dict=None, merge: bool = False) -> None:
+        """Writes the encoder, the tokenizer, the profile, sentence-transformers' files and `training_args.json`."""
+        model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+        profile = self.encoder.replace(matryoshka_dims=self.plan.dims)
+        with reporting_disk_errors(folder):
+            export_encoder(model, self.processing_class, profile, folder, state_dict, merge=merge)
+            settings = json.dumps(self.args.to_dict(), indent=2, default=str)
+            write_text(Path(folder) / "training_args.json", settings + "\n")
+
+    def _save_checkpoint(self, model, trial) -> None:
+        """Saves a checkpoint, marks it complete, then deletes older ones."""
+        run = self._get_output_dir(trial)
+        folder = self._checkpoint_folder(run)
+        limit = self.args.save_total_limit
+        self.args.save_total_limit = None
+        self._is_saving_checkpoint = True
+        try:
+            with saving_checkpoint(folder):
+                super()._save_checkpoint(model, trial)
+        finally:
+            self._is_saving_checkpoint = False
+            self.args.save_total_limit = limit
+        distributed.barrier()
+        if self.args.should_save:
+            mark_complete(folder, self.identity)
+            rotate_checkpoints(run, limit, self.state.best_model_checkpoint, use_mtime=True)
+
+    def _checkpoint_folder(self, run: str) -> Path:
+        """Returns the folder of this step's checkpoint."""
+        return Path(run) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
+        """Loads the weights of a checkpoint. `Trainer` itself only loads adapters into a `PeftModel`."""
+        if has_adapter(self.model) and not self.is_fsdp_enabled:
+            self._load_adapter(resume_from_checkpoint)
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        """Loads the weights of the best checkpoint."""
+        if has_adapter(self.model) and not self.is_fsdp_enabled and not self.is_deepspeed_enabled:
+            self._load_adapter(self.state.best_model_checkpoint)
+        else:
+            super()._load_best_model()
+
+    def _load_adapter(self, checkpoint: str) -> None:
+        """Loads the adapter of a checkpoint. Raises UserError if it does not fit the model."""
+        set_adapter_state(self.model, load_file(Path(checkpoint) / ADAPTER_WEIGHTS), checkpoint)
+
+    def call_model_init(self, trial=None):
+        """Makes the encoder of a trial. An encoder inside a `PeftModel` is taken out of it."""
+        return plain_encoder(super().call_model_init(trial))
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Saves the encoder as a complete folder. Unlike `Trainer`, it never pushes; `push_to_hub` does."""
+        super().save_model(output_dir, _internal_call=True)
+
+    # ---- The Hub ----
+
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        """Checks before training that the result can be pushed. Raises UserError if it cannot."""
+        if self.is_world_process_zero():
+            self._publisher = Publisher(self.args)
+            self.hub_model_id = self._publisher.hub_model_id
+
+    def push_to_hub(self, commit_message: str | None = "End of training", **kwargs) -> str | None:
+        """Saves the encoder with its card and pushes both.
+
+        Returns:
+            The commit's URL on the main process, None on the others.
+        """
+        if self.hub_model_id is None:
+            self.init_hf_repo()
+        self.save_model()
+        if not self.is_world_process_zero():
+            return None
+        if self.writes_card:
+            self.create_model_card()
+        return self._publisher.conclude(commit_message)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Pushes a checkpoint in the background if `hub_strategy` asks for it."""
+        if self.is_world_process_zero():
+            self._publisher.push_checkpoint(checkpoint_folder, self.state.global_step)
+
+    def _finish_current_push(self) -> None:
+        """Waits for the current push to finish."""
+        if self.hub_model_id is not None and self.is_world_process_zero():
+            self._publisher.finish()
