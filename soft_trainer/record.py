@@ -78,7 +78,7 @@ def check_output_dir(model: ModelArguments, data: DataArguments, args: SoftInfoN
 
 
 def flat_results(results: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, float]:
-    """Flattens `{set: {system: metrics}}` to `SET_METRIC` for the trained encoder and `SET_SYSTEM_METRIC` for others."""
+    """Flattens `{set: {system: metrics}}`. Keys are `SET_METRIC` for the trained encoder, else `SET_SYSTEM_METRIC`."""
     flat = {}
     for name, systems in results.items():
         for system, metrics in systems.items():

@@ -1,4 +1,4 @@
-"""Declares options: one call of `option` says all there is to know about one."""
+"""Declares options. One call of `option` has everything that the package knows about an option."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEFAULT_OF_ESTIMATOR = " Default: the estimator's."
 
 
 class Values:
-    """Looks options up by name: the first object that has an option gives its value."""
+    """Looks up options by name in several objects. The first object that has the option gives its value."""
 
     def __init__(self, *sources):
         self._sources = sources
@@ -32,8 +32,8 @@ class ReadIf:
     """The condition under which an option is read.
 
     Args:
-        holds: takes the `Values` of a run.
-        otherwise: the end of the line that says why the option has no effect.
+        holds: returns True if the option is read, given the `Values` of a run.
+        otherwise: the reason why the option has no effect otherwise.
     """
 
     holds: Callable[[Values], bool]
@@ -42,7 +42,7 @@ class ReadIf:
 
 @dataclass(frozen=True)
 class Declared:
-    """The arguments of `option`, except the help text."""
+    """The declaration of an option: the arguments of `option`, except the help text."""
 
     default: object = None
     choices: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class Declared:
 
     @property
     def range(self) -> str:
-        """The numbers that the option takes, in words."""
+        """The numbers that are valid for the option, in words."""
         if self.above is not None:
             return f"above {self.above}"
         if self.least is None:
@@ -73,10 +73,10 @@ class Declared:
         return f"{self.least} or more"
 
     def check(self, name: str, value) -> None:
-        """Refuses an invalid value. None always means the default.
+        """Checks a value of the option. None always means the default.
 
         Raises:
-            UserError: names the values that it takes.
+            UserError: the value is invalid. The message gives the valid ones.
         """
         limits = {"ge": self.least, "gt": self.above, "le": self.most, "lt": self.below}
         limits = {compare: limit for compare, limit in limits.items() if limit is not None}
@@ -97,7 +97,7 @@ class Declared:
 
 
 class Help(str):
-    """The help text of an option. It carries the declaration, because argparse passes no other metadata on."""
+    """The help text of an option. It carries the declaration, because argparse keeps no other metadata."""
 
     declared: Declared
 
@@ -106,16 +106,20 @@ def option(default, help: str, *, aliases: Sequence[str] = (), **declared):
     """Declares an option as a dataclass field.
 
     Args:
-        default: its default. None means that something else decides, which the help text names.
+        default: the default. None means that it is decided elsewhere; the help text says where.
         help: one sentence for `--help`. The estimator's default is appended automatically.
-        aliases: further names on the command line.
-        declared: `choices`, the texts that it takes; `own=True` if it takes a user's `module:name` too; `least`,
-            `above`, `most` and `below`, the range of a number; `read_if`, a `ReadIf` for an option that only some
-            runs read; `of_estimator`, for an option whose default is the estimator's attribute of that name, the value
-            without such an attribute; `results=False` for an option that changes what is printed, kept or how fast,
-            but not the result; `group`, the heading of `--help` ("weights" and "batches" are all that choose these);
-            `common=True` for an option that `--help` shows, while `--help_all` shows all; `evaluation=True` for one
-            that `soft-trainer evaluate` has too, `mteb=True` for one that it also reads with `--mteb`.
+        aliases: other names on the command line.
+        declared: any of these.
+            `choices`: the valid texts. With `own=True`, a user's `module:name` is valid too.
+            `least`, `above`, `most`, `below`: the range of a number.
+            `read_if`: a `ReadIf`, for an option that only some runs read.
+            `of_estimator`: for an option whose default is the estimator's attribute of the same name. This is the
+                default if the estimator has no such attribute.
+            `results=False`: the option does not affect results, only what is printed or kept, or the speed.
+            `group`: the heading in `--help`. All options that choose weights or batches are in "weights" or "batches".
+            `common=True`: `--help` shows the option. `--help_all` shows all options.
+            `evaluation=True`: `soft-trainer evaluate` has the option too. With `mteb=True`, it is also read with
+                `--mteb`.
     """
     if declared.get("of_estimator") is not None:
         help += DEFAULT_OF_ESTIMATOR
@@ -127,7 +131,7 @@ def option(default, help: str, *, aliases: Sequence[str] = (), **declared):
     return dataclasses.field(default=default, metadata=metadata)
 
 
-unset = functools.partial(option, None)  # something else decides, which the help text names
+unset = functools.partial(option, None)  # the default is decided elsewhere; the help text says where
 
 
 def declared_options(kind) -> dict[str, Declared]:
@@ -146,10 +150,10 @@ def evaluation_options(kind) -> tuple[str, ...]:
 
 
 def check_values(options) -> None:
-    """Refuses invalid values of a dataclass's options.
+    """Checks the values of a dataclass's options.
 
     Raises:
-        UserError: the option, and the values that it takes.
+        UserError: a value is invalid. The message gives the option and its valid values.
     """
     for name, declared in declared_options(options).items():
         declared.check(name, getattr(options, name))
@@ -178,9 +182,10 @@ def unread_options(options: Sequence, values: Values) -> list[str]:
 
 
 def effective_options(kind, values: Values) -> dict[str, object]:
-    """Returns the settings that a run reads of the options of `kind`, for tables and records.
+    """Returns the options of `kind` that have an effect in a run, with their values, for tables and records.
 
-    An option that every run reads is left out at its default; one that only some runs read is named.
+    An option that only some runs read is included if this run reads it. Other options are included if they differ from
+    their defaults.
     """
     effective = {}
     for name, declared in declared_options(kind).items():

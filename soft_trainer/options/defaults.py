@@ -1,4 +1,4 @@
-"""The defaults of a training that depend on the encoder, for the command line, recipes and Python."""
+"""Chooses the defaults that depend on the encoder, for the command line, recipes and Python."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ def take_default_recipe(
     model: str | None,
     revision: str | None = None,
 ) -> None:
-    """Applies `recipes/hard_batches.yaml` to options left open, where it is known to help, and says so.
+    """Applies `recipes/hard_batches.yaml` to options that were not given, if it is known to help, and prints a line.
 
-    That is for a pretrained encoder with the files of sentence-transformers and cosine scores: it finds similar rows
-    and weighs them before training. All other encoders, and runs that name their batches or weights, keep theirs.
+    It helps a pretrained encoder with the files of sentence-transformers and cosine scores, because such an encoder
+    can find and weight similar rows before it is trained. Other encoders keep the usual defaults, and so does a run
+    with an option that chooses batches or weights.
 
     Args:
-        model: folder or Hub name of the pretrained encoder; None for one from scratch.
+        model: the folder or Hub name of the pretrained encoder, or None for an encoder from scratch.
     """
     given = args.named | changed_options(args).keys() | changed_options(data_args).keys()
     declared = declared_options(data_args) | declared_options(args)

@@ -1,4 +1,4 @@
-"""The options of a run: data, loss, training; `model.py` has those of the encoder. Each is declared once, in full.
+"""Declares the options of a run: data, loss and training. `model.py` has the options of the encoder.
 
 Field names are the options of the command line and the keys of recipes.
 """
@@ -14,19 +14,19 @@ from soft_trainer.options.removed import RefusesRemoved
 
 LANGUAGES = ("ruby", "python", "java", "javascript", "php", "go")
 CODESEARCHNET = "code-search-net/code_search_net"
-# The keys of `soft_trainer.loss_settings.LOSSES`, whose module imports torch, for which `--help` need not wait.
+# The keys of `soft_trainer.loss_settings.LOSSES`. That module imports torch, and `--help` should not wait for it.
 LOSSES = ("soft_info_nce", "info_nce", "weighted_info_nce", "bce", "kl_regularization")
 WEIGHTINGS = ("eq4", "positive_aware")
 CANCELLATIONS = ("none", "top_k", "ratio")
 # The strategies of `soft_trainer.data.global_batches`.
 STRATEGIES = ("random", "sequential", "no_duplicates", "group_by_length", "one_language", "similar")
 
-not_in_results = functools.partial(option, results=False)  # it changes what is printed or kept, or how fast
-PARTS = ("do_train", "do_eval", "do_predict")  # of a run
+not_in_results = functools.partial(option, results=False)  # affects what is printed or kept, or the speed
+PARTS = ("do_train", "do_eval", "do_predict")  # the parts of a run
 
 
 def reads_estimator(o) -> bool:
-    """Returns True if the loss, the batches or own negatives may come from the estimator."""
+    """Returns True if the loss, the batches or additional negatives may depend on the estimator."""
     loss = o.loss != "info_nce" or o.cancel != "none" or o.distill_weight > 0
     return loss or o.train_sampling_strategy == "similar" or o.negatives_per_query > 0
 
@@ -152,7 +152,7 @@ class DataArguments(RefusesRemoved):
 
     @property
     def languages(self) -> list[str]:
-        """The languages to train together, as given; empty if the rows name their language."""
+        """The given languages, which are trained together. It is empty if the rows specify their languages."""
         return [] if self.language is None else self.language.split(",")
 
     @property
@@ -161,18 +161,18 @@ class DataArguments(RefusesRemoved):
 
     @property
     def paper_language(self) -> str | None:
-        """The language whose row counts in the paper are comparable, None for rows other than CodeSearchNet's."""
+        """The language whose row counts can be compared with the paper's, or None for rows not of CodeSearchNet."""
         published = self._reads_codesearchnet and len(self.languages) == 1 and not self.push_data_to_hub
         return self.language if published else None
 
     @property
     def rows_name(self) -> str:
-        """The rows' name on the Hub, or their folder's name."""
+        """The name of the rows on the Hub, or the name of their folder."""
         own = self.data_dir or self.history or self.source_dir
         if self.push_data_to_hub or not own:
             return self.push_data_to_hub or self.dataset_name
         if own == self.data_dir and "{language}" not in own and not os.path.exists(own):
-            return own  # on the Hub
+            return own  # a name on the Hub
         return os.path.basename(os.path.abspath(own.replace("{language}", "")))
 
 
@@ -182,11 +182,11 @@ DISTILLED = ReadIf(lambda o: o.distill_weight > 0, "distill_weight is 0")
 
 
 def loss_reads(name: str) -> ReadIf:
-    """Returns the condition that the loss or its weights have an argument of this name."""
+    """Returns the condition that the loss or its weighting has an argument of this name."""
     return ReadIf(lambda o: name in o.reads, "neither the loss nor its weights read it")
 
 
-# The default is the estimator's attribute, 1 for an estimator without it: `LossSettings` has BM25's defaults instead.
+# The default is the estimator's attribute, or 1 if it has none. The defaults of `LossSettings` are BM25's instead.
 estimator_default = functools.partial(unset, of_estimator=1.0)
 # Options that choose the weights of the paper.
 weighing = functools.partial(option, group="weights")
@@ -294,9 +294,9 @@ class SoftInfoNCEOptions(LossOptions):
 
 @dataclass
 class TrainingOptions(SoftInfoNCEOptions):
-    """The options of a training that `--help` shows or other commands share, without importing `transformers`.
+    """The options of a training that `--help` shows or that other commands share. They do not need `transformers`.
 
-    `SoftInfoNCETrainingArguments` joins them with those of `transformers`.
+    `SoftInfoNCETrainingArguments` adds the options of `transformers`.
     """
 
     FULL = "SoftInfoNCETrainingArguments"

@@ -1,4 +1,4 @@
-"""The options of the encoder: which one, how it is loaded and how it reads texts."""
+"""Declares the options of the encoder: its name, how it is loaded and how it reads texts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.options.declared import ReadIf, check_values, option, unset
 from soft_trainer.options.removed import RefusesRemoved
 
-# None: the encoder's profile decides. `soft-trainer evaluate` has these options, too.
+# The encoder's profile decides if the option is None. `soft-trainer evaluate` has these options too.
 of_profile = functools.partial(unset, evaluation=True)
 FROM_SCRATCH = ReadIf(lambda o: o.from_scratch is not None, "only from_scratch reads it")
 PRETRAINED = ReadIf(lambda o: o.from_scratch is None, "from_scratch loads no encoder")
@@ -21,7 +21,7 @@ class PretrainedOptions(RefusesRemoved):
     """The settings for loading a pretrained encoder.
 
     Raises:
-        UserError: a value that an option does not take.
+        UserError: a value is invalid.
     """
 
     trust_remote_code: bool = option(
@@ -42,10 +42,10 @@ class PretrainedOptions(RefusesRemoved):
 
 @dataclass
 class LoraOptions(RefusesRemoved):
-    """The adapter that is trained in place of the whole encoder.
+    """The settings of an adapter that is trained instead of the whole encoder.
 
     Raises:
-        UserError: a value that an option does not take, or an option without `lora_r`.
+        UserError: a value is invalid, or an option is given without `lora_r`.
     """
 
     lora_r: int | None = unset(
@@ -72,7 +72,7 @@ class LoraOptions(RefusesRemoved):
 
 @dataclass
 class ModelArguments(LoraOptions, PretrainedOptions):
-    """The encoder, and how it reads texts. The encoder's profile fills in what is None."""
+    """The encoder and how it reads texts. The encoder's profile supplies the values of options that are None."""
 
     model_name_or_path: str | None = unset(
         "Encoder to train: Hub name or folder. Default: microsoft/unixcoder-base.",

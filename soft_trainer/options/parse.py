@@ -26,20 +26,24 @@ def parse(
     prog: str | None = None,
     options: Mapping | None = None,
 ) -> tuple:
-    """Makes one instance of each of `dataclass_types` (of `whole` of it) from `--option value` and `--config RECIPE`.
+    """Makes instances of option dataclasses from the command line and from the recipe that `--config` names.
 
-    What stands on the command line wins over the recipe. A recipe is a flat mapping of option names; its key `base`
-    names another recipe, relative to its own folder, that it changes. A file wins over the name of a recipe of the
-    package. Each instance has an attribute `given`, the names of the options that somebody gave. A list is joined by
-    commas for an option that takes one text.
+    The command line takes precedence over the recipe. A recipe is a flat mapping from options to values. Its key
+    `base` is the path of another recipe, relative to its own folder, whose options it changes. If `--config` is both a
+    file and the name of one of the package's recipes, the file is read. A list becomes one text, joined by commas, if
+    the option is a text.
 
     Args:
-        options: the options of a recipe that is read already, in place of `--config`.
+        dataclass_types: the dataclasses; each is replaced by its `whole`.
+        options: the options of a recipe that has been read already, instead of `--config`.
+
+    Returns:
+        The instances. The attribute `given` of each has the names of the options that were given.
 
     Raises:
         SystemExit: `--help` or `--help_all` was printed.
-        UserError: an unknown option or key (names the nearest), a value that an option does not take, a recipe that
-            cannot be read.
+        UserError: an option is unknown (the message suggests the nearest), a value is invalid, or the recipe cannot be
+            read.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     if "--help" in argv or "-h" in argv:
@@ -61,7 +65,7 @@ def parse(
         if key not in actions:
             refuse_removed([key], place)
             raise UserError(f"{place}unknown option {key!r}{nearest(key, actions)}")
-        if isinstance(value, list) and actions[key].nargs is None:  # the option takes one text
+        if isinstance(value, list) and actions[key].nargs is None:  # the option is one text
             options[key] = ",".join(map(_word, value))
     argv = [*as_argv(options), *argv]
     try:
@@ -72,7 +76,7 @@ def parse(
         raise UserError(str(error)) from error
     if rest:
         _refuse_word(rest[0].split("=")[0], actions)
-    # The parser takes --learning-rate for --learning_rate, and --epochs for --num_train_epochs.
+    # The parser also accepts --learning-rate for --learning_rate, and --epochs for --num_train_epochs.
     words = (word.removeprefix("--").split("=")[0] for word in argv if word.startswith("--"))
     given = frozenset(actions[word].dest if word in actions else word for word in words)
     for instance in parsed:
@@ -82,7 +86,7 @@ def parse(
 
 
 def _refuse_word(word: str, actions: Mapping) -> None:
-    """Raises UserError for an unexpected word on the command line, and names the nearest option."""
+    """Raises UserError for an unexpected word on the command line. The message suggests the nearest option."""
     if not word.startswith("-"):
         raise UserError(f"unexpected {word!r}: a value follows the name of its option, as in --config quickstart")
     refuse_removed([word.lstrip("-").replace("-", "_")])
@@ -90,7 +94,7 @@ def _refuse_word(word: str, actions: Mapping) -> None:
 
 
 class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Shows defaults other than None, and keeps the line breaks of a description."""
+    """A formatter that shows defaults other than None and keeps the line breaks of a description."""
 
     def _get_help_string(self, action):
         if action.default is None:
@@ -103,9 +107,9 @@ CONFIG = {"metavar": "FILE", "help": "YAML file or name of a recipe; options on 
 
 
 def short_help(dataclass_types: Sequence[type], prog: str | None = None, description: str | None = None):
-    """Returns a parser whose help fits a screen: the options of a command, but only the common ones of a run.
+    """Returns a parser whose help fits on a screen: all options of a command, but only the common options of a run.
 
-    It is for printing alone, and does not import `transformers`, which takes seconds.
+    It is only for printing help. It does not import `transformers`, which would take seconds.
     """
     usage = f"{prog or '%(prog)s'} [--OPTION VALUE ...]"
     parser = argparse.ArgumentParser(usage=usage, description=description, formatter_class=_Formatter, add_help=False)
@@ -130,7 +134,7 @@ def short_help(dataclass_types: Sequence[type], prog: str | None = None, descrip
 
 
 def whole(kind: type) -> type:
-    """Returns the dataclass to parse for `kind`; that of training options includes those of `transformers`."""
+    """Returns the dataclass to parse for `kind`. For training options, it includes the options of `transformers`."""
     if "FULL" not in vars(kind):
         return kind
     return getattr(importlib.import_module("soft_trainer.options.training"), kind.FULL)
@@ -138,11 +142,12 @@ def whole(kind: type) -> type:
 
 @functools.cache
 def make_parser(dataclass_types: tuple[type, ...], **settings) -> argparse.ArgumentParser:
-    """Returns the parser of these dataclasses and of `--config`; `settings` go to `argparse.ArgumentParser`.
+    """Returns the parser of these dataclasses and of `--config`. It is cached, because making it is slow.
 
-    Made once: a study reads the options of hundreds of runs, and making it takes most of the time of that.
+    Args:
+        settings: arguments of `argparse.ArgumentParser`.
     """
-    from transformers import HfArgumentParser  # imports torch, for which --help need not wait
+    from transformers import HfArgumentParser  # imports torch, and --help should not wait for it
 
     parser = HfArgumentParser(
         tuple(map(whole, dataclass_types)),
@@ -153,7 +158,7 @@ def make_parser(dataclass_types: tuple[type, ...], **settings) -> argparse.Argum
         **settings,
     )
     for action in parser._actions:
-        if action.dest in PARTS:  # None: nobody has said whether this part of a run is wanted
+        if action.dest in PARTS:  # None means that this part of a run was neither asked for nor refused
             action.default = None
     parser.add_argument("--config", **CONFIG)
     parser.add_argument("--help", action="help", help="List the options that people set.")
@@ -163,7 +168,7 @@ def make_parser(dataclass_types: tuple[type, ...], **settings) -> argparse.Argum
 
 
 def as_argv(options: dict) -> list[str]:
-    """Returns options as they are written on the command line; None is left out."""
+    """Returns options as words of a command line. Options that are None are left out."""
     argv = []
     for key, value in options.items():
         if value is None:
@@ -177,7 +182,7 @@ def as_argv(options: dict) -> list[str]:
 
 
 def _word(value) -> str:
-    """Returns a value as it is written on the command line."""
+    """Returns a value as a word of a command line."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):

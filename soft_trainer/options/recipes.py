@@ -1,4 +1,4 @@
-"""Recipes: YAML files of options, in the package or anywhere else."""
+"""Reads recipes: YAML files of options, in the package or elsewhere."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import yaml
 
 from soft_trainer.errors import UserError
 
-# A wheel has the recipes inside the package, a checkout next to it.
+# A wheel has the recipes inside the package. A checkout has them next to it.
 _PACKAGE = Path(__file__).parents[1]
 RECIPES = _PACKAGE / "recipes" if (_PACKAGE / "recipes").is_dir() else _PACKAGE.parent / "recipes"
 
 
 def recipe_path(name: str | Path) -> Path:
-    """Returns the file of a recipe: `name` itself if it exists, else the package's recipe of that name.
+    """Returns the file of a recipe: `name` itself if it exists, otherwise the package's recipe of that name.
 
     Raises:
-        UserError: neither; the message lists the names that are near.
+        UserError: there is neither. The message suggests the nearest names.
     """
     for path in (Path(name), RECIPES / f"{str(name).removesuffix('.yaml')}.yaml"):
         if path.is_file():
@@ -31,12 +31,19 @@ def recipe_path(name: str | Path) -> Path:
 
 
 def read_recipe(path: str | Path, readers: tuple[Path, ...] = ()) -> dict:
-    """Returns a recipe's options, those of its `base` first; `readers` are the recipes being read."""
+    """Returns a recipe's options, after the options of its `base`.
+
+    Args:
+        readers: the recipes that led here, to detect a cycle.
+
+    Raises:
+        UserError: the recipe cannot be read.
+    """
     path = Path(path)
     if path.resolve() in readers:
         raise UserError(f"{path}: is its own base")
     try:
-        options = yaml.safe_load(path.read_bytes()) or {}  # as bytes, for which it knows the encoding
+        options = yaml.safe_load(path.read_bytes()) or {}  # given bytes, YAML detects the encoding
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     except yaml.YAMLError as error:

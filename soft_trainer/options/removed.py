@@ -1,4 +1,4 @@
-"""Removed options and commands. For one version each is refused with a hint at its replacement."""
+"""Lists removed options and commands. For one version, each raises an error that says what to use instead."""
 
 from __future__ import annotations
 
@@ -52,20 +52,20 @@ REMOVED: dict[str, str] = {
 
 
 def refuse_removed(names: Iterable[str], place: str = "") -> None:
-    """Raises UserError for the first removed name; `place` begins the message."""
+    """Raises UserError for the first removed name. The message begins with `place`."""
     for name in names:
         if name in REMOVED:
             raise UserError(f"{place}{name}: is gone since version 0.2.0; {REMOVED[name]}")
 
 
 class RefusesRemoved:
-    """Base of option dataclasses: refuses a removed option with its hint, not as unexpected."""
+    """The base of option dataclasses. For a removed option, it says what to use instead."""
 
     def __new__(cls, *args, **options):
         """Makes the instance.
 
         Raises:
-            UserError: an option that is gone.
+            UserError: an option has been removed.
         """
         refuse_removed(name for name in options if name not in cls.__dataclass_fields__)
         return super().__new__(cls)

@@ -1,4 +1,4 @@
-"""Turns the arguments of a run into a frozen plan, once. Code that reads the plan does not repeat the checks."""
+"""Turns the arguments of a run into a frozen plan, once. Code that reads the plan checks nothing again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COMPARE_CODES = (
     "an encoder (--estimator initial_model), or BM25Estimator(document_column='code_tokens') "
     "(--bm25_document_column code_tokens)"
 )
-# Option -> its default, and why no other value has a meaning: the result would not be the one that it promises.
+# Options of which only one value works, with that value and the reason. Others would not do what they promise.
 REFUSED = {
     "label_smoothing_factor": (0.0, "Soft-InfoNCE's weights soften the loss"),
     "fp16_full_eval": (False, "evaluation runs in the precision of training"),
@@ -35,11 +35,11 @@ REFUSED_OF_ACCELERATOR = {
     "split_batches": (False, "each process takes its share of a global batch"),
     "dispatch_batches": (None, "each process makes its own batches"),
 }
-# Kinds of parallelism whose processes share a batch.
+# Kinds of parallelism in which processes share a batch.
 SHARED_BATCH = ("tp_size", "cp_size", "sp_size")
-FALLING = ("reduce_lr_on_plateau", "greedy")  # schedules that watch a metric, which falls unless told otherwise
+FALLING = ("reduce_lr_on_plateau", "greedy")  # schedules that watch a metric and expect it to fall, unless told
 
-# Values that training would silently take for another, or stumble over when the rows are prepared.
+# Ranges of options of `transformers`: other values fail late, or are silently replaced.
 RANGES = {
     "num_train_epochs": Declared(least=0),
     "per_device_train_batch_size": Declared(least=1),
@@ -52,11 +52,11 @@ class Plan:
     """All settings that a training reads.
 
     Args:
-        loss: the loss with its settings, completed by the estimator's defaults.
+        loss: the loss with its settings, including the estimator's defaults.
         options: the options of batches and negatives, as they were when the plan was made.
         train_sampling_strategy: how rows are put into batches.
-        dims: the numbers of first dimensions that are trained as embeddings, the largest first; () for all at once.
-        batch_size: the rows of a batch of one process.
+        dims: the numbers of leading dimensions that are trained as embeddings, the largest first, or () for all.
+        batch_size: the number of rows in one process's batch.
         processes: the number of processes.
         gathers: True if the codes of every process are negatives.
     """
@@ -88,20 +88,20 @@ class Plan:
         return {name: value for name, value in effective.items() if not hasattr(self.loss, name)}
 
     def unread(self, args: TrainingArguments) -> list[str]:
-        """Returns a line for each option of training that was given and changes nothing."""
+        """Returns a line for each training option that was given and has no effect."""
         return unread_options([args], Values(self.loss, self.options, self))
 
 
 def resolve(args: TrainingArguments, estimator=None, batch_size: int | None = None) -> Plan:
-    """Checks the options of a training run and fills in what they leave open.
+    """Checks the options of a training and fills in defaults.
 
     Args:
-        args: `SoftInfoNCETrainingArguments`, or plain `TrainingArguments`, which mean the defaults.
-        estimator: of the weights, or None.
-        batch_size: the rows of a batch of one process; `per_device_train_batch_size` when None.
+        args: `SoftInfoNCETrainingArguments`. For plain `TrainingArguments`, our options have their defaults.
+        estimator: the estimator of the weights, or None.
+        batch_size: the number of rows in one process's batch. By default, `per_device_train_batch_size`.
 
     Raises:
-        UserError: the option that cannot work, and values that do.
+        UserError: an option cannot work. The message gives values that can.
     """
     check_options(args)
     given = {}
@@ -127,10 +127,10 @@ def resolve(args: TrainingArguments, estimator=None, batch_size: int | None = No
 
 
 def resolve_loss(options: SoftInfoNCEOptions, estimator=None) -> LossSettings:
-    """Returns the loss of a run, with the estimator's defaults where its options are None.
+    """Returns the loss of a run. The estimator supplies the values of options that are None.
 
     Raises:
-        UserError: a value out of its range, or settings and an estimator that cannot work together.
+        UserError: a value is out of range, or the settings and the estimator cannot work together.
     """
     name_functions(options)
     check_values(options)
@@ -162,10 +162,10 @@ def resolve_loss(options: SoftInfoNCEOptions, estimator=None) -> LossSettings:
 
 
 def check_codes(loss: LossSettings, codes: int) -> None:
-    """Refuses batches in which a query meets too few codes for the weights.
+    """Checks that each query meets enough codes for the weights.
 
     Raises:
-        UserError: names the number that works.
+        UserError: there are too few. The message gives the smallest number that works.
     """
     settings = f"loss={loss.loss}, cancel={loss.cancel}"
     least = loss.smallest_batch
@@ -179,10 +179,10 @@ def check_codes(loss: LossSettings, codes: int) -> None:
 
 
 def check_options(args: TrainingArguments) -> None:
-    """Refuses values out of range, options without meaning here, and values that would make training fail.
+    """Checks all options that need no rows and no encoder.
 
     Raises:
-        UserError: names the option and what works.
+        UserError: a value is out of range, or an option cannot work here. The message says what works.
     """
     check_values(args)
     for name, declared in RANGES.items():
@@ -199,7 +199,7 @@ def check_options(args: TrainingArguments) -> None:
 
 
 def _check_together(args) -> None:
-    """Refuses options that contradict each other or the machine."""
+    """Raises UserError if options contradict each other or do not fit the machine."""
     cached = getattr(args, "gradient_cache_chunk_size", None) is not None
     parallelism = getattr(args, "parallelism_config", None)
     if args.output_dir:
@@ -225,13 +225,13 @@ def _check_together(args) -> None:
             f"{args.n_gpu} GPUs without a launcher would be wrapped in DataParallel, which splits the negatives of a "
             "batch: start with `accelerate launch`, or show one GPU with CUDA_VISIBLE_DEVICES=0"
         )
-    # also when the launcher chose it
+    # The launcher may have chosen it.
     if args.mixed_precision == "fp16" and args.device.type == "cpu":
         raise UserError("fp16 needs a GPU: use bf16 (--bf16 true, or the launcher's --mixed_precision bf16) on a CPU")
 
 
 def _check_schedule(args) -> None:
-    """Refuses a schedule that lowers the learning rate when the encoder improves."""
+    """Raises UserError if a schedule would lower the learning rate when the encoder improves."""
     name = SchedulerType(args.lr_scheduler_type).value
     if name in FALLING and (args.lr_scheduler_kwargs or {}).get("mode") != "max":
         raise UserError(

@@ -1,4 +1,4 @@
-"""Training arguments: the options that `fields.py` declares, with those of `transformers`."""
+"""Training arguments: the options that `fields.py` declares, together with the options of `transformers`."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from soft_trainer.loss_settings import name_functions
 from soft_trainer.options.declared import declared_options
 from soft_trainer.options.fields import PARTS, TrainingOptions
 
-# Options that change results and are declared by `transformers` alone; the declarations of ours say which do.
+# Options that affect results and that only `transformers` declares. Our own declarations say which options do.
 OF_TRANSFORMERS = (
     *("adam_beta1", "adam_beta2", "adam_epsilon", "data_seed", "dataloader_drop_last", "do_train", "fp16"),
     "gradient_accumulation_steps",
     *("load_best_model_at_end", "lr_scheduler_kwargs", "lr_scheduler_type", "max_grad_norm", "max_steps"),
     *("neftune_noise_alpha", "optim", "optim_args", "optim_target_modules", "warmup_steps", "weight_decay"),
 )
-# A resumed training may have another end, may save other checkpoints and may take another one as the best.
+# Options that may change when a training resumes: where it ends, and which checkpoint counts as the best.
 OF_SCHEDULE = {"num_train_epochs", "max_steps", "do_train", "load_best_model_at_end"}
 
 
 def _default(name: str, value):
-    """Declares an option of `transformers` with another default."""
+    """Declares an option of `transformers` with a different default."""
     return field(default=value, metadata=TrainingArguments.__dataclass_fields__[name].metadata)
 
 
@@ -32,12 +32,12 @@ def _default(name: str, value):
 class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     """`transformers.TrainingArguments` with the options of the loss.
 
-    Defaults that differ: batches of 32, 10 epochs, `learning_rate` 2e-5, the last short batch dropped, the model with
-    the best `mrr` counts as best, NaN is never filtered from the log, buffers are not broadcast.
-    A trainer decides the rest from its encoder, as the command line does (`options/defaults.py`).
+    These defaults differ: batches of 32, 10 epochs, a `learning_rate` of 2e-5, the last short batch is dropped, the
+    model with the best `mrr` counts as best, NaN is not filtered from the log, and buffers are not broadcast. Other
+    defaults depend on the encoder, for a trainer as on the command line (`options/defaults.py`).
 
     Attributes:
-        named: the names of the options that somebody gave.
+        named: the names of the options that were given.
     """
 
     named = frozenset()
@@ -60,7 +60,7 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     def __post_init__(self):
         name_functions(self)
         asked = {name: getattr(self, name) for name in PARTS}
-        if not any(asked.values()):  # all parts, or all but those that were refused on the command line
+        if not any(asked.values()):  # all parts, except those that the command line turned off
             unsaid = [name for name, value in asked.items() if value is None] or PARTS
             asked = {name: name in unsaid for name in PARTS}
         for name, value in asked.items():
@@ -78,13 +78,13 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
                     raise UserError(f"{name}={value}: not valid JSON: {error}") from error
         folder = self.output_dir
         super().__post_init__()
-        self.output_dir = folder  # stays None, so that the script can fill it in
+        self.output_dir = folder  # it stays None, so that the script can choose it
         if workers < 0 and self.device.type != "cpu":
             self.dataloader_num_workers = 4
 
 
 def step_options(args: TrainingArguments) -> dict[str, object]:
-    """Returns the options that affect a step; for plain `TrainingArguments`, those of `transformers`."""
+    """Returns the options that affect a step. Plain `TrainingArguments` have only the options of `transformers`."""
     declared = declared_options(args) | declared_options(SoftInfoNCETrainingArguments)
     names = {*(name for name, each in declared.items() if each.results), *OF_TRANSFORMERS} - OF_SCHEDULE
     return {name: getattr(args, name) for name in sorted(names) if hasattr(args, name)}
