@@ -55,18 +55,11 @@ def parse(
     config.add_argument("--config")
     config.error = _raise
     named, argv = config.parse_known_args(argv)
-    recipe = named.config
     place = ""
-    options = dict(options or {})
-    if recipe:
-        place = f"{recipe}: "
-        options = read_recipe(recipe_path(recipe))
-    for key, value in options.items():
-        if key not in actions:
-            refuse_removed([key], place)
-            raise UserError(f"{place}unknown option {key!r}{nearest(key, actions)}")
-        if isinstance(value, list) and actions[key].nargs is None:  # the option is one text
-            options[key] = ",".join(map(_word, value))
+    if named.config:
+        place = f"{named.config}: "
+        options = read_recipe(recipe_path(named.config))
+    options = _checked_recipe(options or {}, actions, place)
     argv = [*as_argv(options), *argv]
     try:
         *parsed, rest = parser.parse_args_into_dataclasses(
@@ -83,6 +76,23 @@ def parse(
         instance.given = given
         instance.named = given
     return tuple(parsed[: len(dataclass_types)])
+
+
+def _checked_recipe(options: Mapping, actions: Mapping, place: str) -> dict:
+    """Returns the options of a recipe, with lists joined where an option is one text.
+
+    Raises:
+        UserError: an option is unknown. The message begins with `place`.
+    """
+    checked = {}
+    for key, value in options.items():
+        if key not in actions:
+            refuse_removed([key], place)
+            raise UserError(f"{place}unknown option {key!r}{nearest(key, actions)}")
+        if isinstance(value, list) and actions[key].nargs is None:
+            value = ",".join(map(_word, value))
+        checked[key] = value
+    return checked
 
 
 def _refuse_word(word: str, actions: Mapping) -> None:
