@@ -63,7 +63,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: TrainingOpti
 
     # ---- Search, push ----
     if data_args.then_search and data_args.source_dir and args.do_train and args.should_save:
-        search(data_args.then_search, data_args.source_dir, args.output_dir)
+        search(data_args, args.output_dir)
     if args.push_to_hub:
         print_on_main(f"Pushed: {trainer.push_to_hub()}")
     distributed.close()
@@ -112,13 +112,19 @@ def train_and_measure(trainer, run, data_args: DataArguments, checkpoint: str | 
         run.finish()
 
 
-def search(query: str, source_dir: str, encoder: str) -> None:
-    """Indexes the tree that was trained on, without its tests as in mining, and prints the best function found."""
+def search(data_args: DataArguments, encoder: str) -> None:
+    """Indexes the tree that was trained on, without its folders of tests, and prints the best function found."""
     from soft_trainer.cli.__main__ import run_command
     from soft_trainer.data.sources import source_folder
+    from soft_trainer.mining.rules import is_test_path
+    from soft_trainer.search.listing import list_tree
 
-    folder = source_folder(source_dir)
-    without_tests = ["--exclude", "test", "--exclude", "tests", "--exclude", "idle_test"]
+    query = data_args.then_search
+    folder = source_folder(data_args.source_dir)
+    names = set()
+    for path in list_tree(folder).files:
+        names.update(path.split("/")[:-1])
+    without_tests = [f"--exclude={name}" for name in sorted(names) if is_test_path(name, data_args.language)]
     run_command(["index", folder, "--model", encoder, *without_tests])
     print_on_main(f'\nsoft-trainer search --folder {folder} -n 1 "{query}"\n')
     run_command(["search", "--folder", folder, "-n", "1", query])

@@ -18,7 +18,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import torch
 from transformers import AutoTokenizer
 
-from soft_trainer.dataflow import LANGUAGES, extract_data_flow
+from soft_trainer.dataflow import DATA_FLOW_LANGUAGES, extract_data_flow
 from soft_trainer.dataflow.inputs import graph_features, pad_graph_features
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.encoders.scratch import train_tokenizer
@@ -65,7 +65,7 @@ def main() -> None:
 
     print("| language | functions | code tokens | nodes | data flow/s | slowest, ms | input/s | padded, masked/s |")
     print("|---|---|---|---|---|---|---|---|")
-    for language in LANGUAGES:
+    for language in DATA_FLOW_LANGUAGES:
         functions = read_functions(arguments.data_dir / language / f"{arguments.split}.jsonl.gz", arguments.max_rows)
         if arguments.tokenizer:
             tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer)

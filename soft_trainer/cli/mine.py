@@ -13,13 +13,12 @@ from __future__ import annotations
 import argparse
 import sys
 
-from soft_trainer.cli.shared_options import to_bool
 from soft_trainer.errors import UserError
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
 from soft_trainer.mining.tree import RULES, mine_to, mining_table
 
 # options that a tree or a history does not read
-_OF_HISTORY = ("max_functions", "body")
+_OF_HISTORY = ("max_functions",)
 _OF_TREE = ("keep",)
 
 
@@ -34,8 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--keep", nargs="+", metavar="RULE", help=f"rules not to apply: {', '.join(RULES)}")
     leave_out = "--history: leave out commits that change more functions than this (default: 5)"
     add("--max_functions", type=int, help=leave_out)
-    longer = "--history: add the first paragraph of a commit's body to the query (default: false)"
-    add("--body", type=to_bool, help=longer)
 
 
 def run(arguments: argparse.Namespace) -> None:

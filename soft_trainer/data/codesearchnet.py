@@ -24,7 +24,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.files import read_json_lines, written_aside
 from soft_trainer.identity import code_fingerprint, file_fingerprint, fingerprint
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
-from soft_trainer.options.fields import LANGUAGES
+from soft_trainer.options.fields import CODESEARCHNET_LANGUAGES
 from soft_trainer.terminal import print_on_main, table
 
 TEXTS = ("repo", "path", "func_name", "original_string", "language", "code", "docstring", "url", "partition")
@@ -63,7 +63,7 @@ def check_languages(languages: Sequence[str], reader: str | None = "CodeSearchNe
     if reader == "mining":
         known = tuple(SOURCE_LANGUAGES)
     else:
-        known = LANGUAGES
+        known = CODESEARCHNET_LANGUAGES
     for name in languages:
         if not name or languages.count(name) > 1:
             raise UserError(f"language={name!r}: name every language once, comma-separated")

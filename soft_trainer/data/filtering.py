@@ -15,7 +15,7 @@ from soft_trainer.data.array_cache import flat
 from soft_trainer.data.tokens import PARSED_AT_ONCE, TokenColumn, mapped, processes_for
 from soft_trainer.errors import UserError
 from soft_trainer.identity import code_fingerprint
-from soft_trainer.mining.duplicates import exact_duplicates, fingerprint, minhash, near_duplicates
+from soft_trainer.mining.duplicates import exact_duplicates, hash_tokens, minhash, near_duplicates
 from soft_trainer.mining.rules import COLUMNS, ROW_RULES, RULES, first_broken
 
 BARE = Features({"code": Value("string"), "code_tokens": List(Value("string")), "had_comments": Value("bool")})
@@ -97,7 +97,7 @@ def _judge(table: pa.Table, rules: Sequence[str]) -> pa.Table:
     row_rules = [rule for rule in ROW_RULES if rule in rules]
     fingerprints = minhashes = [None] * len(rows)
     if "duplicates" in rules:
-        fingerprints = [fingerprint(row["code_tokens"]) for row in rows]
+        fingerprints = [hash_tokens(row["code_tokens"]) for row in rows]
     if "near_duplicates" in rules:
         minhashes = [minhash(row["code_tokens"]) for row in rows]
     reasons = [first_broken(row, row_rules) for row in rows]

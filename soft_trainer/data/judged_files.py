@@ -18,7 +18,7 @@ from soft_trainer.data.beir import SPLIT_OF, is_beir, load_beir
 from soft_trainer.data.judgments import Split
 from soft_trainer.errors import UserError
 from soft_trainer.files import UNREADABLE, open_text, read_json, read_json_lines
-from soft_trainer.options.fields import LANGUAGES
+from soft_trainer.options.fields import CODESEARCHNET_LANGUAGES
 from soft_trainer.terminal import print_on_main
 
 # Queries, codes and pairs of CoSQA+. Of a set's two files of pairs the first is smaller.
@@ -161,7 +161,7 @@ def _numbered(path: Path, name: str) -> dict[int, str]:
 def read_annotations(path: Path, languages: Sequence[str]) -> list[Judgment]:
     """Reads the rows of these languages from CodeSearchNet's challenge, with queries in lower case, as published."""
 
-    known = languages or LANGUAGES
+    known = languages or CODESEARCHNET_LANGUAGES
 
     def read(row: dict) -> Judgment | None:
         language = row["Language"].strip().lower()

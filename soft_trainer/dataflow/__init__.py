@@ -1,6 +1,15 @@
 """Builds data-flow graphs with tree-sitter. `inputs.py` (with torch) makes GraphCodeBERT's input from them."""
 
 from soft_trainer.dataflow.graph import DataFlow, Edge, extract_data_flow
-from soft_trainer.dataflow.source import LANGUAGES, code_tokens, parser, parses, remove_comments
+from soft_trainer.dataflow.source import DATA_FLOW_LANGUAGES, code_tokens, parser, parses, remove_comments
 
-__all__ = ["LANGUAGES", "DataFlow", "Edge", "code_tokens", "extract_data_flow", "parser", "parses", "remove_comments"]
+__all__ = [
+    "DATA_FLOW_LANGUAGES",
+    "DataFlow",
+    "Edge",
+    "code_tokens",
+    "extract_data_flow",
+    "parser",
+    "parses",
+    "remove_comments",
+]

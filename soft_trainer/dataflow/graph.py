@@ -24,7 +24,7 @@ from typing import NamedTuple
 from tree_sitter import Node
 
 from soft_trainer.dataflow.rules import COMES_FROM, Branch, Define, First, ForEach, Label, Loop
-from soft_trainer.dataflow.source import Source, read
+from soft_trainer.dataflow.source import Source
 
 # Real functions need up to 60,000 steps. Only loops nested ten deep reach this number.
 _MAX_WORK = 100_000
@@ -54,63 +54,59 @@ def extract_data_flow(code: str, language: str) -> DataFlow:
 
     Args:
         code: one function, or another piece of source.
-        language: one of `soft_trainer.dataflow.LANGUAGES`.
+        language: one of `soft_trainer.dataflow.DATA_FLOW_LANGUAGES`.
 
     Raises:
         UserError: any other language.
     """
-    source = read(code, language)
+    source = Source(code, language)
     flow = _Flow(source)
     walks = [iter([source.root])]
     while walks:
-        for node in walks[-1]:
-            below = flow.walk(node)
-            if below is not None:
-                walks.append(below)
-                break
-        else:
+        node = next(walks[-1], None)
+        if node is None:
             walks.pop()
+        else:
+            walks.append(flow.walk(node))
     connected = set()
-    for target, _, sources in flow.edges:
-        if sources:
-            connected.update((target, *sources))
-    edges = [Edge(*edge) for edge in sorted(flow.edges, key=itemgetter(0)) if edge[0] in connected]
-    return DataFlow(source.tokens, edges)
+    for edge in flow.edges:
+        if edge.sources:
+            connected.update((edge.target, *edge.sources))
+    edges = [edge for edge in flow.edges if edge.target in connected]
+    return DataFlow(source.tokens, sorted(edges, key=itemgetter(0)))
 
 
 class _Flow:
     """The states and edges during a walk. A rule's method yields the nodes to walk, and goes on after each of them."""
 
     def __init__(self, source: Source):
-        self.edges: list[tuple[int, str, tuple[int, ...]]] = []
+        self.edges: list[Edge] = []
         self._source = source
         self._states: dict[str, tuple[int, ...]] = {}
-        self._merged: dict[tuple[int, str], tuple | set] = {}  # edges of the outermost open loop
+        self._merged: dict[tuple[int, str], set[int]] = {}  # sources of the edges in the outermost open loop
         self._loops = 0
         self._work = 0
         self._pairs = 0
 
-    def walk(self, node: Node) -> Iterator[Node] | None:
+    def walk(self, node: Node) -> Iterator[Node]:
         """Reads a token, or returns the nodes below another node in the order of the data flow."""
         source = self._source
-        kind = node.type
-        if kind in source.rules.atoms or not node.child_count:
-            token = source.at.get(node.start_byte)
-            if token is not None and source.value[token]:
-                self._use(token, source.name[token])
-            return None
-        rule = source.rules.nodes.get(kind)
-        if rule:
-            return _WALKS[type(rule)](self, rule, node)
-        return iter(node.children)
+        if node.type in source.rules.atoms or not node.child_count:
+            token = source.value_at.get(node.start_byte)
+            if token is not None:
+                self._use(token, token in source.names)
+            return iter(())
+        rule = source.rules.nodes.get(node.type)
+        if rule is None:
+            return iter(node.children)
+        return _WALKS[type(rule)](self, rule, node)
 
     def _use(self, token: int, name: bool) -> None:
-        """Reads a value. It comes from the tokens that last set its variable. A new name becomes a variable."""
+        """Reads a value, which comes from the tokens that last set its variable. A new name becomes a variable."""
         text = self._source.tokens[token]
-        known = self._states.get(text)
-        if known is None and name:
-            self._states[text] = (token,)
-        self._record(token, COMES_FROM, known or ())
+        self._record(token, COMES_FROM, self._states.get(text, ()))
+        if name:
+            self._states.setdefault(text, (token,))
 
     def _set(self, targets: tuple, relation: str, sources: tuple, grouped: bool) -> None:
         """Gives every target the sources' value, through one edge (`grouped`) or one edge for each source."""
@@ -127,14 +123,10 @@ class _Flow:
     def _record(self, target: int, relation: str, sources: tuple) -> None:
         """Keeps an edge. Inside a loop, edges with the same target and relation become one."""
         self._work += 1 + len(sources)
-        if not self._loops:
-            self.edges.append((target, relation, sources))
-            return
-        known = self._merged.setdefault((target, relation), sources)
-        if type(known) is set:
-            known.update(sources)
-        elif known != sources:
-            self._merged[target, relation] = {*known, *sources}
+        if self._loops:
+            self._merged.setdefault((target, relation), set()).update(sources)
+        else:
+            self.edges.append(Edge(target, relation, sources))
 
     def _assign(self, target: Node, origin: Node, rule: Define) -> Iterator[Node]:
         """Walks the right side, then sets the left side."""
@@ -174,20 +166,21 @@ class _Flow:
         armed = False
         for child in node.children:
             armed = (armed and rule.rest) or child.type in rule.arms
+            if not armed:
+                yield child
+                continue
             outside = self._states
-            if armed:
-                self._states = dict(before)
+            self._states = dict(before)
             yield child
-            if armed:
-                arms.append(self._states)
-                self._states = outside
+            arms.append(self._states)
+            self._states = outside
         if rule.exhaustive.isdisjoint(child.type for child in node.children):
             arms.append(before)
         for states in arms:
             self._work += len(states)
             for name, tokens in states.items():
                 known = self._states.setdefault(name, tokens)
-                if known is not tokens and known != tokens:
+                if known != tokens:
                     self._states[name] = tuple(sorted({*known, *tokens}))
 
     def _passes(self) -> Iterator[int]:
@@ -198,24 +191,19 @@ class _Flow:
             yield 1
         self._loops -= 1
         if not self._loops:
-            self.edges += [(*key, tuple(sorted(sources))) for key, sources in self._merged.items()]
+            self.edges += [Edge(*key, tuple(sorted(sources))) for key, sources in self._merged.items()]
             self._merged = {}
 
     def _loop(self, rule: Loop, node: Node) -> Iterator[Node]:
-        """Walks a loop. The rule names the start of its second pass."""
+        """Walks a loop. The rule says where its second pass starts."""
         first = node.children
         again = []
         if not rule.again_after:
             again = first
-        for place, child in enumerate(node.children):
+        for index, child in enumerate(first):
             if child.type == rule.again_after:
-                head = [child]
-                again = first[place + 1 :]
                 update = child.child_by_field_name("update")
-                if update:
-                    head = [part for part in child.children if part != update]
-                    again.insert(0, update)
-                first = [*first[:place], *head, *again]
+                again = [update] * (update is not None) + first[index + 1 :]
                 break
         for number in self._passes():
             yield from again if number else first

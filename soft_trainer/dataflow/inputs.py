@@ -16,8 +16,8 @@ attention adds the mask to the scores, so it needs 0 for True and the lowest num
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate, chain
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -25,10 +25,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from soft_trainer.dataflow.graph import extract_data_flow
-
-# tokenizer -> text of a code token -> ids. Tokenizing takes the most time, and most tokens of a corpus are repeated.
-_IDS: WeakKeyDictionary[PreTrainedTokenizerBase, dict[str, list[int]]] = WeakKeyDictionary()
-_MAX_IDS = 200_000
 
 
 def graph_features(
@@ -41,7 +37,7 @@ def graph_features(
 
     Args:
         code: one function.
-        language: one of `soft_trainer.dataflow.LANGUAGES`.
+        language: one of `soft_trainer.dataflow.DATA_FLOW_LANGUAGES`.
         tokenizer: a tokenizer of RoBERTa.
         code_length: code tokens, special tokens included.
         data_flow_length: nodes.
@@ -105,33 +101,45 @@ def pad_graph_features(features: Sequence[dict[str, list[int]]], pad_token_id: i
         sees the column; `node_mask` BoolTensor[B, L], True on nodes; `node_starts` and `node_ends` LongTensor[B, L],
         the range of each node, 0 elsewhere.
     """
-    lengths = _lengths(features, "input_ids")
-    codes = lengths - _lengths(features, "node_starts")
-    place = torch.arange(int(lengths.max()))
-    valid = place < lengths[:, None]
-    code = place < codes[:, None]
-    node = valid & ~code
-    start = _place(features, "node_starts", node)
-    end = _place(features, "node_ends", node)
-    mask = code[:, :, None] & code[:, None, :]
-    _join_nodes_to_code(mask, node, start, end)
-
-    batch = torch.arange(len(features)).repeat_interleave(_lengths(features, "edge_targets"))
-    target = _flat(features, "edge_targets") + codes[batch]
-    origin = _flat(features, "edge_sources") + codes[batch]
-    mask[batch, target, origin] = True
-
-    sees_all = ~mask.any(-1)
-    sees_all.scatter_(1, torch.stack([torch.zeros_like(codes), codes - 1], 1), True)
-    mask[sees_all] = valid[sees_all.nonzero(as_tuple=True)[0]]
-    return {
-        "input_ids": _place(features, "input_ids", valid, pad_token_id),
-        "position_ids": _place(features, "position_ids", valid, pad_token_id),
-        "attention_mask": mask,
-        "node_mask": node,
-        "node_starts": start,
-        "node_ends": end,
+    longest = max(len(row["input_ids"]) for row in features)
+    shape = (len(features), longest)
+    batch = {
+        "input_ids": np.full(shape, pad_token_id),
+        "position_ids": np.full(shape, pad_token_id),
+        "attention_mask": np.zeros((*shape, longest), bool),
+        "node_mask": np.zeros(shape, bool),
+        "node_starts": np.zeros(shape, int),
+        "node_ends": np.zeros(shape, int),
     }
+    for number, row in enumerate(features):
+        length = len(row["input_ids"])
+        codes = length - len(row["node_starts"])
+        for name in ("input_ids", "position_ids"):
+            batch[name][number, :length] = row[name]
+        for name in ("node_starts", "node_ends"):
+            batch[name][number, codes:length] = row[name]
+        batch["node_mask"][number, codes:length] = True
+        _fill_mask(batch["attention_mask"][number, :, :length], codes, row)
+    return {name: torch.from_numpy(values) for name, values in batch.items()}
+
+
+def _fill_mask(mask: np.ndarray, codes: int, row: dict[str, list[int]]) -> None:
+    """Sets the mask of one row to True where a token or node sees another.
+
+    Args:
+        mask: bool[L, l], all False: what each of L places, padding included, sees of the row's l tokens and nodes.
+        codes: the number of code tokens. The nodes follow them.
+        row: the result of `graph_features`.
+    """
+    mask[:codes, :codes] = True
+    for node, (start, end) in enumerate(zip(row["node_starts"], row["node_ends"], strict=True), codes):
+        mask[node, start:end] = True
+        mask[start:end, node] = True
+    targets = np.asarray(row["edge_targets"], int)
+    sources = np.asarray(row["edge_sources"], int)
+    mask[codes + targets, codes + sources] = True
+    mask[[0, codes - 1]] = True
+    mask[~mask.any(axis=1)] = True  # also for padding: a softmax over nothing is not a number
 
 
 def graph_embeddings(word_embeddings: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -152,45 +160,16 @@ def graph_embeddings(word_embeddings: nn.Module, batch: dict[str, Tensor]) -> Te
     return torch.where(batch["node_mask"][:, :, None], means, vectors)
 
 
-def _join_nodes_to_code(mask: Tensor, node: Tensor, start: Tensor, end: Tensor) -> None:
-    """Sets `mask`, BoolTensor[B, L, L], to True between each node and its code tokens from `start` to `end`."""
-    # By index: comparing all places, as `graph_embeddings` does on the accelerator, takes 15 ms a batch instead of 6.
-    batch, row = node.nonzero(as_tuple=True)
-    width = (end - start)[node]
-    before = width.cumsum(0) - width
-    batch = batch.repeat_interleave(width)
-    row = row.repeat_interleave(width)
-    shift = (start[node] - before).repeat_interleave(width)
-    column = torch.arange(len(shift)) + shift
-    mask[batch, row, column] = mask[batch, column, row] = True
-
-
-def _lengths(features: Sequence[dict[str, list[int]]], key: str) -> Tensor:
-    """Returns how many numbers each row has in a column, LongTensor[B]."""
-    return torch.tensor([len(row[key]) for row in features])
-
-
-def _flat(features: Sequence[dict[str, list[int]]], key: str) -> Tensor:
-    """Joins one column of all rows into one LongTensor."""
-    return torch.from_numpy(np.concatenate([np.asarray(row[key], dtype=np.int64) for row in features]))
-
-
-def _place(features: Sequence[dict[str, list[int]]], key: str, where: Tensor, fill: int = 0) -> Tensor:
-    """Returns the numbers of one column where `where` is True, `fill` elsewhere, LongTensor[B, L]."""
-    out = torch.full(where.shape, fill)
-    out[where] = _flat(features, key)
-    return out
-
-
 def _pieces(tokens: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """Returns the ids of each code token: the first as it is, the others as if after a space."""
-    known = _IDS.setdefault(tokenizer, {})
-    if len(known) > _MAX_IDS:
-        known.clear()
-    texts = tokens[:1] + [f"@ {token}" for token in tokens[1:]]
-    new = list(set(texts) - known.keys())
-    if new:
-        known.update(zip(new, tokenizer(new, add_special_tokens=False, verbose=False)["input_ids"], strict=True))
-    pieces = [known[text] for text in texts]
-    lead = len(tokenizer("@", add_special_tokens=False)["input_ids"])
-    return pieces[:1] + [piece[lead:] for piece in pieces[1:]]
+    """Returns the ids of each code token. The first is tokenized as it is, the others as if after a space."""
+    lead = len(_ids("@", tokenizer))
+    pieces = [_ids(f"@ {token}", tokenizer)[lead:] for token in tokens]
+    pieces[:1] = [_ids(token, tokenizer) for token in tokens[:1]]
+    return pieces
+
+
+# Tokenizing takes the most time, and most tokens of a corpus are repeated.
+@lru_cache(200_000)
+def _ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Returns the ids of a text without special tokens."""
+    return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 import re
 from bisect import bisect_left
 from functools import cache
@@ -12,100 +12,119 @@ from tree_sitter import Language, Node, Parser
 from soft_trainer.dataflow.rules import RULES, Rules
 from soft_trainer.errors import UserError
 
-LANGUAGES = tuple(RULES)  # whose data flow is extracted
-# Language -> the package of its grammar, and the function in it that returns the grammar.
-_GRAMMARS = {
-    **{
-        name: (f"tree_sitter_{name}", "language")
-        for name in "ruby python java javascript go c cpp rust kotlin".split()
-    },
-    "php": ("tree_sitter_php", "language_php"),
-    "typescript": ("tree_sitter_typescript", "language_typescript"),
-    "tsx": ("tree_sitter_typescript", "language_tsx"),
-    "csharp": ("tree_sitter_c_sharp", "language"),
+DATA_FLOW_LANGUAGES = tuple(RULES)
+# Each language that can be parsed, with the function that returns its grammar.
+GRAMMARS = {
+    "ruby": "tree_sitter_ruby:language",
+    "python": "tree_sitter_python:language",
+    "java": "tree_sitter_java:language",
+    "javascript": "tree_sitter_javascript:language",
+    "php": "tree_sitter_php:language_php",
+    "go": "tree_sitter_go:language",
+    "c": "tree_sitter_c:language",
+    "cpp": "tree_sitter_cpp:language",
+    "csharp": "tree_sitter_c_sharp:language",
+    "kotlin": "tree_sitter_kotlin:language",
+    "rust": "tree_sitter_rust:language",
+    "typescript": "tree_sitter_typescript:language_typescript",
+    "tsx": "tree_sitter_typescript:language_tsx",
 }
-PARSED_LANGUAGES = tuple(_GRAMMARS)
-# Frames turn a piece of source into a file: (before, opening, closing, after). Opening and closing give no tokens.
+# What stands around a piece of source in a file: (opening, closing).
+_AROUND = {"php": (b"<?php", b"?>")}
+# Frames turn a piece of source into part of a file, and give no tokens: (opening, closing).
 # A bare method parses inside a class, a nameless JavaScript function inside parentheses.
+_NO_FRAME = (b"", b"")
+_CLASS = (b" class C {", b"}")
+_METHOD_FRAMES = (_NO_FRAME, _CLASS)
+_FUNCTION_FRAMES = (_NO_FRAME, _CLASS, (b"(", b")"))
 _FRAMES = {
-    "java": ((b"", b"", b"", b""), (b"", b"class C {", b"}", b"")),
-    "javascript": ((b"", b"", b"", b""), (b"", b"class C {", b"}", b""), (b"", b"(", b")", b"")),
-    "php": ((b"<?php", b"", b"", b"?>"), (b"<?php", b" class C {", b"}", b"?>")),
+    "java": _METHOD_FRAMES,
+    "csharp": _METHOD_FRAMES,
+    "php": _METHOD_FRAMES,
+    "javascript": _FUNCTION_FRAMES,
+    "typescript": _FUNCTION_FRAMES,
+    "tsx": _FUNCTION_FRAMES,
 }
-_FRAMES |= {"csharp": _FRAMES["java"], "typescript": _FRAMES["javascript"], "tsx": _FRAMES["javascript"]}
-_FILE = ((b"", b"", b"", b""),)
-_STRINGS = ("string", "concatenated_string")  # a docstring is a statement that consists of one
-# Strings are matched too, so that a comment sign inside a string is not taken for a comment.
+_STRINGS = ("string", "concatenated_string")  # A docstring is a statement that consists of one.
+# The pattern matches strings too, so that a comment sign inside a string is not taken for a comment.
 _COMMENT_OR_STRING = re.compile(r"//[^\n]*|/\*.*?\*/|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 
 
 @cache
 def parser(language: str) -> Parser:
-    """Returns the tree-sitter parser of a language of `PARSED_LANGUAGES`. Each process makes it once.
+    """Returns the tree-sitter parser of a language. Each process makes it once.
 
     Raises:
-        UserError: any other language.
+        UserError: the language is not in `GRAMMARS`.
     """
-    _check(language, PARSED_LANGUAGES)
-    package, function = _GRAMMARS[language]
-    return Parser(Language(getattr(importlib.import_module(package), function)()))
+    if language not in GRAMMARS:
+        raise UserError(f"language={language!r}: use one of {', '.join(GRAMMARS)}")
+    grammar = pkgutil.resolve_name(GRAMMARS[language])
+    return Parser(Language(grammar()))
 
 
-def _check(language: str, known: tuple[str, ...]) -> None:
-    if language not in known:
-        raise UserError(f"language={language!r}: use one of {', '.join(known)}")
+def _rules(language: str) -> Rules:
+    """Returns the rules of a language.
+
+    Raises:
+        UserError: the language is not in `DATA_FLOW_LANGUAGES`.
+    """
+    if language not in RULES:
+        raise UserError(f"language={language!r}: use one of {', '.join(RULES)}")
+    return RULES[language]
 
 
 class Source:
-    """The tokens of a piece of source in the order of the text.
+    """The tokens of a piece of source, in the order of the text and without comments.
 
     Attributes:
-        root: the tree.
+        root: the root of the syntax tree.
         rules: the rules of the language.
         tokens: the text of each token.
-        value: True for each token that is a name or a literal, False for keywords and signs.
-        name: True for each token that becomes a variable when it first occurs.
-        at: first byte of a token -> index of the token.
+        value_at: the index of each token that is a name or a literal, by its first byte. Keywords and signs are left
+            out.
+        names: the indices of the tokens that become variables when they first occur.
+
+    Raises:
+        UserError: the language is not in `DATA_FLOW_LANGUAGES`.
     """
 
-    def __init__(self, root: Node, text: bytes, hidden: tuple[range, range], rules: Rules):
-        self.root = root
-        self.rules = rules
+    def __init__(self, code: str, language: str):
+        self.rules = rules = _rules(language)
+        if rules.text_comments:
+            code = _cut_comments(code)
+        self.root, text, hidden = _parse(code, language)
         self.tokens: list[str] = []
-        self.value: list[bool] = []
-        self.name: list[bool] = []
-        self.at: dict[int, int] = {}
-        opening, closing = hidden
-        for leaf in _leaves(root, rules)[0]:
+        self.value_at: dict[int, int] = {}
+        self.names: set[int] = set()
+        for leaf in _leaves(self.root, rules)[0]:
             start = leaf.start_byte
-            end = leaf.end_byte
             kind = leaf.type
-            name = kind == "identifier"
-            if opening:
-                if start in opening or start in closing:
-                    continue
-                name |= kind == rules.method_name and True not in self.name
-            if start < end:
-                token = text[start:end].decode("utf-8", "replace")
-                keyword = token in rules.keywords and self.tokens[-1:] != ["$"]
-                self.at[start] = len(self.tokens)
-                self.tokens.append(token.replace("\n", ""))
-                self.value.append(kind != token and kind not in rules.signs and not keyword)
-                self.name.append(name)
-        self._starts = list(self.at)
+            if start in hidden or start == leaf.end_byte:
+                continue
+            index = len(self.tokens)
+            if kind == "identifier" or (hidden and kind == rules.method_name and not self.names):
+                self.names.add(index)
+            token = text[start : leaf.end_byte].decode("utf-8", "replace")
+            keyword = token in rules.keywords and self.tokens[-1:] != ["$"]
+            if kind != token and kind not in rules.signs and not keyword:
+                self.value_at[start] = index
+            self.tokens.append(token.replace("\n", ""))
+        self._value_starts = list(self.value_at)
+        self._values = tuple(self.value_at.values())
 
     def values(self, *nodes: Node) -> tuple[int, ...]:
         """Returns the indices of the names and literals from the first to the last of `nodes`."""
-        first = bisect_left(self._starts, nodes[0].start_byte)
-        last = bisect_left(self._starts, nodes[-1].end_byte)
-        return tuple(i for i in range(first, last) if self.value[i])
+        first = bisect_left(self._value_starts, nodes[0].start_byte)
+        last = bisect_left(self._value_starts, nodes[-1].end_byte)
+        return self._values[first:last]
 
     def parts(self, node: Node) -> list[list[Node]]:
         """Returns the members of one side of an assignment. A plain name or a literal has none."""
-        if node.type in self.rules.atoms:
+        rules = self.rules
+        if node.type in rules.atoms:
             return []
         children = []
-        rules = self.rules
         for child in node.children:
             kind = child.type
             if kind in rules.wrappers:
@@ -115,38 +134,25 @@ class Source:
         head = rules.heads.get(node.type, 1)
         if len(children) <= head:
             head = 1
-        if children:
-            return [children[:head], *([child] for child in children[head:])]
-        return []
-
-
-def read(code: str, language: str) -> Source:
-    """Parses `code` without its comments.
-
-    Raises:
-        UserError: a language that is not in `soft_trainer.dataflow.LANGUAGES`.
-    """
-    _check(language, LANGUAGES)
-    rules = RULES[language]
-    if rules.text_comments:
-        code = _cut_comments(code)
-    return Source(*_parse(code, language), rules)
+        parts = [[child] for child in children]
+        parts[:head] = [children[:head]] if children else []
+        return parts
 
 
 def code_tokens(code: str, language: str) -> list[str]:
     """Returns the tokens that GraphCodeBERT reads: the leaves of the tree except comments and docstrings.
 
     Raises:
-        UserError: a language that is not in `soft_trainer.dataflow.LANGUAGES`.
+        UserError: the language is not in `DATA_FLOW_LANGUAGES`.
     """
-    return read(code, language).tokens
+    return Source(code, language).tokens
 
 
 def parses(code: str, language: str) -> bool:
     """Returns True if `code` is a file, a function or a bare method without a syntax error.
 
     Raises:
-        UserError: a language that is not in `PARSED_LANGUAGES`.
+        UserError: the language is not in `GRAMMARS`.
     """
     return not _parse(code, language)[0].has_error
 
@@ -154,40 +160,39 @@ def parses(code: str, language: str) -> bool:
 def remove_comments(code: str, language: str) -> str:
     """Returns `code` without comments, docstrings and blank lines.
 
-    Python and Ruby lose the comments of the tree. Java, JavaScript, PHP and Go lose, by GraphCodeBERT's rule, all text
-    outside quotes that looks like a comment, even a `//` in a regular expression or a raw string.
+    In Python and Ruby, the syntax tree shows what is a comment. In Java, JavaScript, PHP and Go, GraphCodeBERT's rule
+    removes all text outside quotes that looks like a comment, even a `//` in a regular expression or a raw string.
 
     Raises:
-        UserError: a language that is not in `soft_trainer.dataflow.LANGUAGES`.
+        UserError: the language is not in `DATA_FLOW_LANGUAGES`.
     """
-    _check(language, LANGUAGES)
-    rules = RULES[language]
+    rules = _rules(language)
     if rules.text_comments:
         return _cut_comments(code)
     root, text, _ = _parse(code, language)
-    kept = []
-    start = 0
-    for node in _leaves(root, rules)[1]:
-        kept.append(text[start : node.start_byte])
-        start = node.end_byte
-    return _cut_blank_lines((b"".join(kept) + text[start:]).decode("utf-8", "replace"))
+    kept = bytearray(text)
+    for node in reversed(_leaves(root, rules)[1]):
+        del kept[node.start_byte : node.end_byte]
+    return _cut_blank_lines(kept.decode("utf-8", "replace"))
 
 
-def _parse(code: str, language: str) -> tuple[Node, bytes, tuple[range, range]]:
-    """Parses `code` in the first frame without an error, else in the first; returns tree, text and hidden bytes."""
-    code = code.encode("utf-8", "replace")
-    parsed = None
-    for before, opening, closing, after in _FRAMES.get(language, _FILE):
-        text = b"".join((before, opening, code, closing, after))
+def _parse(code: str, language: str) -> tuple[Node, bytes, set[int]]:
+    """Parses `code` in the first frame that gives no syntax error. If there is none, the code stays without a frame.
+
+    Returns:
+        The root of the tree, the text that was parsed, and the bytes of it that belong to the frame.
+    """
+    before, after = _AROUND.get(language, _NO_FRAME)
+    parsed = []
+    for opening, closing in _FRAMES.get(language, [_NO_FRAME]):
+        text = b"".join((before, opening, code.encode("utf-8", "replace"), closing, after))
         root = parser(language).parse(text).root_node
-        start = len(before)
         end = len(text) - len(after)
-        hidden = range(start, start + len(opening)), range(end - len(closing), end)
-        if parsed is None or not root.has_error:
-            parsed = root, text, hidden
+        hidden = {*range(len(before), len(before + opening)), *range(end - len(closing), end)}
+        parsed.append((root, text, hidden))
         if not root.has_error:
-            break
-    return parsed
+            return parsed[-1]
+    return parsed[0]
 
 
 def _leaves(root: Node, rules: Rules) -> tuple[list[Node], list[Node]]:

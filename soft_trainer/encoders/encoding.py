@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from soft_trainer import distributed
-from soft_trainer.dataflow import LANGUAGES
+from soft_trainer.dataflow import DATA_FLOW_LANGUAGES
 from soft_trainer.dataflow.inputs import graph_embeddings, graph_features, pad_graph_features
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
@@ -256,7 +256,7 @@ class Encoder:
         if not profile.data_flow_length:
             items = tokenize(tokenizer, codes, profile.code_prefix, profile.code_length)
         elif language is None:
-            raise UserError(f"this encoder reads data flow: pass language, one of {', '.join(LANGUAGES)}")
+            raise UserError(f"this encoder reads data flow: pass language, one of {', '.join(DATA_FLOW_LANGUAGES)}")
         else:
             if isinstance(language, str):
                 languages = [language] * len(codes)

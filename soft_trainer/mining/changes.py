@@ -54,7 +54,6 @@ class ChangeReader:
     Args:
         language: of the functions; None means every language that mining reads.
         max_functions: commits that change more functions are left out.
-        body: the query holds the first paragraph of the body too.
         seconds: the time limit for parsing a file; a file that takes longer has no functions.
     """
 
@@ -63,14 +62,12 @@ class ChangeReader:
         path: str | os.PathLike[str],
         language: str | None,
         max_functions: int = MAX_FUNCTIONS,
-        body: bool = False,
         seconds: float = 60.0,
     ):
         self.path = path
         self.repository = open_repository(path)
         self.language = language
         self.max_functions = max_functions
-        self.body = body
         # commits whose parents a shallow clone leaves out; libgit2 shows these as roots
         self._ends = set()
         if self.repository.is_shallow:
@@ -87,7 +84,7 @@ class ChangeReader:
             parent = str(commit.parent_ids[0])
         message = commit.raw_message.decode(errors="replace")
         reason = reason_against(message, _person(commit.author), _person(commit.committer))
-        change = Change(commit_id, parent, query_of(message, self.body), reason or "kept")
+        change = Change(commit_id, parent, query_of(message), reason or "kept")
         if len(commit.parent_ids) > 1:
             change.outcome = "merge"
         elif commit_id in self._ends:

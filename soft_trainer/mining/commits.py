@@ -28,13 +28,10 @@ _ISSUE = re.compile(
     re.IGNORECASE,
 )
 _EMPTY = re.compile(r"\(\s*\)|\[\s*\]")
-_TRAILER = re.compile(
-    r"^[A-Z][A-Za-z]*(?:-[A-Za-z]+)+: |^(?:Fixes|Closes|Resolves|Refs?|See)\b[: ]|^\(cherry picked from"
-)
 _WORD = re.compile(r"[^\W\d_]\w*")
 
 _REVERT = re.compile(r"(?i)^(?:revert|reapply|re-apply|back ?out|undo)\b|^(?:fixup|squash|amend)!")
-_REVERTED = re.compile(r"^This reverts commit [0-9a-f]{7,}")
+_REVERTED = re.compile(r".*\n\s*This reverts commit [0-9a-f]{7,}")
 _VERSION = re.compile(
     r"(?i)^v?\d+\.\d[\w.+-]*$"
     r"|^(?:(?:chore|build|ci)(?:\([^)]*\))?: )?"
@@ -50,41 +47,29 @@ _BOT = re.compile(
 )
 
 
-def subject_and_body(message: str) -> tuple[str, str]:
-    """Returns the first line of a message, and the first paragraph after it without trailers."""
-    subject, _, rest = message.strip()[:_MAX_LENGTH].partition("\n")
-    paragraph = re.split(r"\n\s*\n", rest.strip(), maxsplit=1)[0]
-    kept = [line.strip() for line in paragraph.splitlines() if not _TRAILER.match(line.strip())]
-    return subject.strip(), " ".join(kept)
-
-
-def clean(text: str) -> str:
-    """Returns a subject or paragraph without prefix, issue numbers, addresses, URLs and emoji."""
-    text = _EMOJI.sub(" ", _CI.sub(" ", text)).strip()
+def query_of(message: str) -> str:
+    """Returns a commit's subject as a query, without prefix, issue numbers, addresses, URLs and emoji."""
+    text = _EMOJI.sub(" ", _CI.sub(" ", _subject(message))).strip()
     text = _TICKET.sub("", _PREFIX.sub("", text))
     for pattern in (_URL, _EMAIL, _ISSUE, _EMPTY):
         text = pattern.sub(" ", text)
     return " ".join(text.split()).strip(" ,;:*-").rstrip(".")
 
 
-def query_of(message: str, body: bool = False) -> str:
-    """Returns the query in a commit's message: the subject, with `body` also the first paragraph."""
-    subject, paragraph = subject_and_body(message)
-    parts = [clean(subject)]
-    if body:
-        parts.append(clean(paragraph))
-    return ". ".join(filter(None, parts))
-
-
 def reason_against(message: str, author: str, committer: str) -> str:
-    """Returns why a commit is left out for its message or people; empty if it is kept."""
-    subject, paragraph = subject_and_body(_EMOJI.sub("", message))
+    """Returns the reason to leave out a commit because of its message or its people, or "" if there is none."""
+    subject = _EMOJI.sub("", _subject(message)).strip()
     if _BOT.search(author) or _BOT.search(committer):
         return "bot"
-    if _REVERT.search(subject) or _REVERTED.search(paragraph):
+    if _REVERT.search(subject) or _REVERTED.match(message.strip()[:_MAX_LENGTH]):
         return "revert"
     if _VERSION.search(subject):
         return "version bump"
-    if len(_WORD.findall(clean(subject))) < MIN_WORDS:
+    if len(_WORD.findall(query_of(subject))) < MIN_WORDS:
         return f"subject under {MIN_WORDS} words"
     return ""
+
+
+def _subject(message: str) -> str:
+    """Returns the first line of a message."""
+    return message.strip()[:_MAX_LENGTH].partition("\n")[0].strip()

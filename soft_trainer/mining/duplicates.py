@@ -28,7 +28,7 @@ _MINHASH = MinHash(num_perm=PERMUTATIONS, scheme="affine32", hashfunc=xxhash.xxh
 _FACTORS = np.random.default_rng(0).integers(0, 2**64, (BANDS, BAND), np.uint64) | np.uint64(1)
 
 
-def fingerprint(tokens: Sequence[str]) -> int:
+def hash_tokens(tokens: Sequence[str]) -> int:
     """Returns a 64-bit hash of the tokens."""
     return xxhash.xxh3_64_intdigest("\0".join(tokens).encode())
 

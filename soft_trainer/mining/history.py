@@ -24,7 +24,7 @@ from soft_trainer.files import check_writable, write_rows
 from soft_trainer.mining import repository as git
 from soft_trainer.mining.changes import MAX_FUNCTIONS, RULES, Change, ChangeReader, function_url, read_functions
 from soft_trainer.mining.documentation import document_tokens
-from soft_trainer.mining.duplicates import exact_duplicates, fingerprint
+from soft_trainer.mining.duplicates import exact_duplicates, hash_tokens
 from soft_trainer.mining.functions import Function
 from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, Row, first_broken, is_mined_path
 from soft_trainer.mining.tree import each_in_order, explained, main_language
@@ -60,7 +60,6 @@ def mine_history(
     repository: str | os.PathLike[str],
     language: str,
     max_functions: int = MAX_FUNCTIONS,
-    body: bool = False,
     source_dir: str | os.PathLike[str] | None = None,
     num_workers: int | None = None,
 ) -> MinedHistory:
@@ -70,7 +69,6 @@ def mine_history(
         repository: a git repository, with or without a working tree.
         language: one of `SOURCE_LANGUAGES`.
         max_functions: commits that change more functions are left out.
-        body: a query holds the first paragraph of the message's body too.
         source_dir: a folder of the repository's working tree, whose documented functions are training rows too. They
             are read from the tree at the cut, not from the disk.
         num_workers: processes; None means one a CPU core. The result is the same for any number.
@@ -91,7 +89,7 @@ def mine_history(
                 f"{repository}: a shallow clone with {len(order):,} commits; `git fetch --unshallow` brings the rest"
             )
         _reader.cache_clear()
-        read = partial(_read_change, (repository, language, max_functions, body))
+        read = partial(_read_change, (repository, language, max_functions))
         splitter = _Splitter(opened, language, list(each_in_order(read, order, num_workers, "commit", _AT_ONCE)))
         corpus, places = splitter.corpus()
         rows, counts = splitter.pairs({row["url"] for row in corpus})
@@ -313,7 +311,7 @@ class _Splitter:
         for row, _ in self.tree(self.train_cut, self.renamed, folder):
             if row["docstring_tokens"] and not first_broken(row, (*CODE_RULES, *DOCUMENT_RULES)):
                 rows.append(row | {"partition": "train", "source": "documentation"})
-        copies = exact_duplicates(fingerprint(row["code_tokens"]) for row in rows)
+        copies = exact_duplicates(hash_tokens(row["code_tokens"]) for row in rows)
         return list(compress(rows, ~copies))
 
 

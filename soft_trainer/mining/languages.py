@@ -1,6 +1,6 @@
 """Describes each language for mining. A new language is one more entry in the table.
 
-Its grammar is named in `_GRAMMARS` in `dataflow/source.py`.
+Its grammar is named in `GRAMMARS` in `dataflow/source.py`.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from soft_trainer.dataflow import parser
 from soft_trainer.errors import UserError
 from soft_trainer.files import check_writable, write_rows
 from soft_trainer.mining.definitions import parse
-from soft_trainer.mining.duplicates import exact_duplicates, fingerprint, minhash, near_duplicates
+from soft_trainer.mining.duplicates import exact_duplicates, hash_tokens, minhash, near_duplicates
 from soft_trainer.mining.functions import functions
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
 from soft_trainer.mining.packages import SPLITS, assign_splits, package_names
@@ -257,7 +257,7 @@ def _mine_file(
 
 def _distinct(candidates: list[Candidate], dropped: Counter[str]) -> list[Candidate]:
     """Returns the candidates that are not duplicates of an earlier one. Counts the others in `dropped`."""
-    copies = exact_duplicates(fingerprint(row["code_tokens"]) for row, _ in candidates)
+    copies = exact_duplicates(hash_tokens(row["code_tokens"]) for row, _ in candidates)
     candidates = list(compress(candidates, ~copies))
     near = near_duplicates(range(len(candidates)), lambda place: candidates[place][1])
     dropped.update(+Counter(duplicates=int(copies.sum()), near_duplicates=int(near.sum())))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from soft_trainer.options.declared import ReadIf, check_values, option, unset
 from soft_trainer.options.removed import RefusesRemoved
 
-LANGUAGES = ("ruby", "python", "java", "javascript", "php", "go")
+CODESEARCHNET_LANGUAGES = ("ruby", "python", "java", "javascript", "php", "go")
 CODESEARCHNET = "code-search-net/code_search_net"
 # The keys of `soft_trainer.loss_settings.LOSSES`. That module imports torch, and `--help` should not wait for it.
 LOSSES = ("soft_info_nce", "info_nce", "weighted_info_nce", "bce", "kl_regularization")
@@ -46,8 +46,8 @@ class DataArguments(RefusesRemoved):
     """The rows to train and evaluate on, and the estimator of the weights."""
 
     language: str | None = unset(
-        f"Programming languages, comma-separated: {', '.join(LANGUAGES)}. Rows of --data_dir may be in others. "
-        "Default: ruby for CodeSearchNet, else what the rows or the source files are in.",
+        f"Programming languages, comma-separated: {', '.join(CODESEARCHNET_LANGUAGES)}. Rows of --data_dir may be in "
+        "others. Default: ruby for CodeSearchNet, else what the rows or the source files are in.",
         group="data",
         common=True,
         evaluation=True,
@@ -96,7 +96,6 @@ class DataArguments(RefusesRemoved):
         evaluation=True,
     )
     max_functions: int = option(5, "Leave out commits that change more functions.", least=1, read_if=HISTORY)
-    body: bool = option(False, "Add the first paragraph of a commit's body to the query.", read_if=HISTORY)
     mining_keep: str | None = unset(
         "Mining rules to skip, comma-separated, such as short_functions.", read_if=MINED, evaluation=True
     )

@@ -16,6 +16,7 @@ _COLUMNS = "rename the columns (anchor, positive, negative_1; here docstring, co
 # Option, argument, function or command -> what to use instead.
 REMOVED: dict[str, str] = {
     "baseline": "use benchmarks/baseline.py, which trains with sentence-transformers' own trainer",
+    "body": "leave it out; a query is the subject of a commit",
     "cache_dir": "give it to the estimator",
     "chunk_by_length": "leave it out; a batch is always encoded in chunks of similar length",
     "clamp_negative_scores": "leave it out; scores below 0 are used as they are",

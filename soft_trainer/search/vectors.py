@@ -81,10 +81,10 @@ class SearchEncoder:
 
     def codes(self, texts: list[str], languages: list[str]) -> np.ndarray:
         """Embeds pieces."""
-        from soft_trainer.dataflow import LANGUAGES  # imports tree-sitter
+        from soft_trainer.dataflow import DATA_FLOW_LANGUAGES  # imports tree-sitter
 
         # Text in another language has no data flow: it is read like Python that does not parse.
-        known = [language if language in LANGUAGES else "python" for language in languages]
+        known = [language if language in DATA_FLOW_LANGUAGES else "python" for language in languages]
         return self._comparable(self._encoder_of_codes.encode_codes(texts, known)).float().cpu().numpy()
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from refusals import refused
 
-from soft_trainer.dataflow import LANGUAGES, extract_data_flow
+from soft_trainer.dataflow import DATA_FLOW_LANGUAGES, extract_data_flow
 
 EDGES = {
     "ruby": """sum:1 = 0:1, prices:2 < prices:1, sum:2 = price:2, price:2 < price:1, sum:3 = sum:4 rate:2,
@@ -39,7 +39,7 @@ def drawn(code: str, language: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("language", DATA_FLOW_LANGUAGES)
 def test_edges_of_a_small_function(functions, language):
     assert drawn(functions[language], language) == [edge.strip() for edge in EDGES[language].split(",")]
     # Targets are sorted, and mentions without an edge are left out.

@@ -3,7 +3,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, RobertaConfig, RobertaModel
 
-from soft_trainer.dataflow import LANGUAGES
+from soft_trainer.dataflow import DATA_FLOW_LANGUAGES
 from soft_trainer.dataflow.inputs import graph_embeddings, graph_features, pad_graph_features
 
 # code, places of the three nodes a, b, a among the code tokens (0 is <s>), place of </s>
@@ -49,7 +49,7 @@ def encode(model, features, tokenizer):
         ).pooler_output
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("language", DATA_FLOW_LANGUAGES)
 def test_features_and_mask_of_a_hand_drawn_graph(word_tokenizer, language):
     code, places, end = DRAWN[language]
     features = graph_features(code, language, word_tokenizer)
@@ -71,7 +71,7 @@ def test_features_and_mask_of_a_hand_drawn_graph(word_tokenizer, language):
     assert sees[nodes[2]] == {places[2], nodes[0]}
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("language", DATA_FLOW_LANGUAGES)
 def test_a_node_is_the_mean_of_its_code_tokens(functions, tokenizer, model, language):
     features = graph_features(functions[language].replace("sum", "sum_of_it"), language, tokenizer)
     batch = pad_graph_features([features], tokenizer.pad_token_id)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from soft_trainer.dataflow import LANGUAGES, extract_data_flow
+from soft_trainer.dataflow import DATA_FLOW_LANGUAGES, extract_data_flow
 
 LOOPS = {
     "ruby": ("until a do\n", "a = a\n", "end\n"),
@@ -38,17 +38,17 @@ def mutated(code: str, other: str, draw) -> str:
     return (data[:start] + middle + data[end:]).decode("utf-8", "replace")
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("language", DATA_FLOW_LANGUAGES)
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_mutated_source(functions, language, data):
     def draw(n):
         return data.draw(st.integers(0, n - 1))
 
-    answer(mutated(functions[language], functions[LANGUAGES[draw(6)]], draw), language)
+    answer(mutated(functions[language], functions[DATA_FLOW_LANGUAGES[draw(6)]], draw), language)
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("language", DATA_FLOW_LANGUAGES)
 @pytest.mark.parametrize("code", ["", "\0", "\n\n", "\ud800", "(" * 3000, "'" * 3000, "a = b + " * 900, "é" * 999])
 def test_strange_source(language, code):
     answer(code, language)
@@ -60,7 +60,7 @@ def nested(language: str, depth: int) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("language", DATA_FLOW_LANGUAGES)
 @pytest.mark.parametrize("depth", [3, 90])
 def test_nested_loops_end_in_time(language, depth):
     code = nested(language, depth)
@@ -71,7 +71,7 @@ def test_nested_loops_end_in_time(language, depth):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("language", DATA_FLOW_LANGUAGES)
 def test_a_function_of_3000_tokens(functions, language):
     code = nested(language, 40 if language == "python" else 200)
     answer(f"{code}\n{functions[language] * 40}", language)

@@ -1,17 +1,17 @@
 import pytest
 
-from soft_trainer.dataflow import LANGUAGES, code_tokens, parser, parses, remove_comments
+from soft_trainer.dataflow import DATA_FLOW_LANGUAGES, code_tokens, parser, parses, remove_comments
 from soft_trainer.errors import UserError
 
 
 def test_one_parser_a_language():
-    assert all(parser(language) is parser(language) for language in LANGUAGES)
+    assert all(parser(language) is parser(language) for language in DATA_FLOW_LANGUAGES)
     for function in (code_tokens, parses, remove_comments):
         with pytest.raises(UserError, match="ruby, python"):
             function("", "cobol")
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("language", DATA_FLOW_LANGUAGES)
 def test_functions_parse_and_comments_are_removed_and_nothing_else(functions, language):
     assert parses(functions[language], language)
     assert not parses(functions[language][:-12] + "(", language)

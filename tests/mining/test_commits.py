@@ -24,20 +24,11 @@ def test_a_subject_is_cleaned(subject, query):
     assert query_of(subject) == query
 
 
-def test_the_body_gives_its_first_paragraph_without_trailers():
-    message = (
-        "fix: Close files\n\nThey stayed open\nafter an error.\nSigned-off-by: Ann <a@example.org>\n\nMore of it."
-    )
-    assert query_of(message, body=True) == "Close files. They stayed open after an error"
-    assert query_of(message) == "Close files"
-    assert query_of("Close files\n\nCo-authored-by: Bo <b@example.org>", body=True) == "Close files"
-
-
 @pytest.mark.parametrize("part", ["[", "(#1", "fix #1, ", "bump ", ":a", "a@b.", "[no "])
 def test_a_message_of_a_megabyte_takes_no_time(part):
     message = part * (1_000_000 // len(part))
     started = time.process_time()
-    query_of(message, body=True)
+    query_of(message)
     reason_against(message, "", "")
     assert time.process_time() - started < 1
 

@@ -3,14 +3,14 @@ import pytest
 from datasketch import LeanMinHash, MinHashLSH
 
 from soft_trainer.mining import duplicates
-from soft_trainer.mining.duplicates import exact_duplicates, fingerprint, minhash, near_duplicates
+from soft_trainer.mining.duplicates import exact_duplicates, hash_tokens, minhash, near_duplicates
 
 WORDS = [f"w{number}" for number in range(60)]
 
 
 def test_exact_duplicates_are_all_but_the_first():
     codes = [WORDS, [*WORDS[:59], "other"], list(WORDS), ["w0w1", *WORDS[2:]], [], list(WORDS)]
-    assert exact_duplicates(map(fingerprint, codes)).tolist() == [False, False, True, False, False, True]
+    assert exact_duplicates(map(hash_tokens, codes)).tolist() == [False, False, True, False, False, True]
     assert exact_duplicates([]).tolist() == []
 
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from soft_trainer.dataflow.source import PARSED_LANGUAGES
+from soft_trainer.dataflow.source import GRAMMARS
 from soft_trainer.mining.definitions import parse
 from soft_trainer.search import pieces
 from soft_trainer.search.pieces import MAX_LINES, first_paragraph, language_of, split
@@ -33,7 +33,7 @@ SOURCES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("language", PARSED_LANGUAGES)
+@pytest.mark.parametrize("language", GRAMMARS)
 def test_pieces_have_all_definitions_and_every_line_with_a_word_once(language):
     source, names = SOURCES[language]
     pieces = split(source.encode(), language)
