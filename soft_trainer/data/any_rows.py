@@ -1,4 +1,4 @@
-"""Reads rows with any column names from a file, a folder, a saved data set or the Hub, and splits them if need be."""
+"""Reads rows with any column names from a file, a folder, a saved data set or the Hub, and splits them if needed."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ from soft_trainer.identity import file_fingerprint, fingerprint
 from soft_trainer.mining.packages import assign_splits
 from soft_trainer.terminal import print_on_main, table
 
-# Recognised names: of a query with its code, of splits, and of the repository that a row is from.
+# The recognised names of query and code columns, of splits, and of the column with a row's repository.
 PAIRS = (("query", "code"), ("anchor", "positive"), ("question", "answer"), ("text", "function"))
 SPLIT_NAMES = {
     "train": "train", "training": "train", "valid": "valid", "validation": "valid", "val": "valid", "dev": "valid",
     "test": "test", "codebase": "codebase", "corpus": "codebase",
 }  # fmt: skip
 REPOSITORIES = ("repo", "repository", "repository_name", "repo_name")
-# CodeSearchNet's
+# The columns of CodeSearchNet.
 QUERIES = ("docstring", "docstring_tokens")
 CODES = ("code", "code_tokens")
 SIDES = {"query": QUERIES, "code": CODES}
 FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
-READ_AS = {"csv": {"keep_default_na": False, "na_values": [""]}}  # `null` and `NA` are words of a text
+READ_AS = {"csv": {"keep_default_na": False, "na_values": [""]}}  # `null` and `NA` are ordinary words
 SHARD = re.compile(r"-\d+-of-\d+$")  # in the names of the Hub's files, `train-00000-of-00002.parquet`
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -64,23 +64,24 @@ def load_rows(
 ) -> DatasetDict | dict[str, Split | Dataset]:
     """Loads pairs of a query and its code as the splits train, valid, test and codebase, in CodeSearchNet's columns.
 
-    Column names in `PAIRS` are recognised. Without `valid`, `test` and `codebase`, the rows are split: by repository
-    if there is such a column, otherwise at random, with equal queries and equal codes on the same side. Rows without
-    `url` get one made from their code, and without `codebase` the corpus is made of valid and test.
+    The column names in `PAIRS` are recognised. If there are only training rows, they are split: by repository if there
+    is such a column, otherwise at random, with equal queries and equal codes in the same split. Rows without `url` get
+    one that is made from their code. Without `codebase`, the corpus is made from valid and test.
 
-    Of a folder of BEIR, CoSQA or CoSQA+, train, valid and test are a `Split` each, which has its corpus.
+    For a folder of BEIR, CoSQA or CoSQA+, train, valid and test are each a `Split`, which has its own corpus.
 
     Args:
         source: a file or a folder of JSON lines, CSV or Parquet, a folder of `save_to_disk`, a folder of BEIR, CoSQA
             or CoSQA+, a name on the Hub, or a data frame.
         query_column, code_column: the names of these columns, if they are not recognised.
         needed: the splits that must exist.
-        split: False takes the rows of `test` as they are, or else those of `valid`, or else all rows.
-        check: refuse rows without a query or a code.
+        split: if False, the rows are not split. `test` then has the rows of test if there are any, otherwise those of
+            valid, otherwise all rows.
+        check: raise an error for rows without a query or a code.
 
     Raises:
-        UserError: rows cannot be read, a column is missing, or a column does not hold text, or none in some rows
-            (names the first of them by file and line).
+        UserError: the rows cannot be read, a column is missing or is not text, or a row has no text. The message gives
+            the file and line of the first such row.
     """
     framed = isinstance(source, pd.DataFrame)
     if not framed and has_judged_splits(Path(source)):
@@ -89,7 +90,7 @@ def load_rows(
     codesearchnet = not (framed or query_column or code_column) and split and is_codesearchnet(Path(source))
     name = "the data frame" if framed else str(source)
     if codesearchnet:
-        alone = list(split_files(Path(source))) == ["train"]  # the others are made of it, and the corpus of any
+        alone = list(split_files(Path(source))) == ["train"]  # the other splits are then made from it
         data = load_folder(source, needed=["train"] if alone else set(needed) - {"codebase"})
         columns = SIDES
     else:
@@ -113,7 +114,11 @@ def load_rows(
 
 
 def _undivided(data: Mapping[str, Dataset]) -> DatasetDict:
-    """Returns the rows of test, or else of valid, or else all rows, with their corpus."""
+    """Returns a single test split with its corpus.
+
+    It has the rows of test if there are any, otherwise those of valid, otherwise all rows. The corpus is `codebase` if
+    there is one, otherwise the codes of the chosen rows.
+    """
     pairs = {name: rows for name, rows in data.items() if _column(rows, QUERIES) and name != "codebase"}
     parts = list(pairs.values()) or list(data.values())
     chosen = pairs.get("test") or pairs.get("valid") or concatenate_datasets(parts)
@@ -133,18 +138,18 @@ def _column(rows: Dataset, names: Sequence[str]) -> str | None:
 
 
 def is_codesearchnet(folder: Path, query_column: str | None = None) -> bool:
-    """Returns True if all splits of a folder are JSON lines, and the first row has no query column but ours."""
+    """Returns True if all splits of a folder are JSON lines in CodeSearchNet's columns, judged by the first row."""
     if not folder.is_dir():
         return False
     files = split_files(folder)
     if not files:
         return not _is_saved(folder) and not any(_format(path) for path in folder.iterdir())
     if not {_split_of(path) for path in folder.iterdir()} <= {None, *files}:
-        return False  # another split has another name or format, such as `dev.jsonl` or `test.csv`
+        return False  # a split has another name or format, such as `dev.jsonl` or `test.csv`
     try:
         _, row = next(read_json_lines(next(iter(files.values()))), (None, {}))
     except UserError:
-        return True  # whose reader names the row
+        return True  # CodeSearchNet's reader raises a better error
     return bool({*QUERIES} & row.keys()) or not (query_column in row or any({*pair} <= row.keys() for pair in PAIRS))
 
 
@@ -153,26 +158,26 @@ def _is_saved(folder: Path) -> bool:
 
 
 def _format(path: Path) -> str | None:
-    """Returns the format of a file of rows, None for another file."""
+    """Returns the format of a file of rows, or None if it is another kind of file."""
     if path.is_file():
         return FORMATS.get(Path(path.name.removesuffix(".gz")).suffix.lower())
     return None
 
 
 def _split_of(path: Path) -> str | None:
-    """Returns the split that a file of rows is named after, None for any other file."""
+    """Returns the split that a file of rows is named after, or None if there is none."""
     if _format(path):
         return SPLIT_NAMES.get(SHARD.sub("", path.name.split(".")[0].lower()))
     return None
 
 
 def read_splits(source: str) -> dict[str, Dataset]:
-    """Reads the splits of a file, a folder, a saved data set or a name on the Hub under our names.
+    """Reads the splits of a file, a folder, a saved data set or a data set on the Hub.
 
-    Rows without a split are `train`.
+    The splits get our names. Rows without a split become `train`.
 
     Raises:
-        UserError: they cannot be read.
+        UserError: the rows cannot be read.
     """
     path = Path(source)
     if not path.exists() and not HUB_NAME.fullmatch(source):
@@ -202,7 +207,7 @@ def read_splits(source: str) -> dict[str, Dataset]:
 
 
 def from_frame(frame: pd.DataFrame, name: str = "the data frame") -> Dataset:
-    """Converts a data frame, without its index; a UserError for a column that holds values of several kinds."""
+    """Converts a data frame without its index. Raises UserError if a column mixes values of several types."""
     try:
         return _with_plain_text(Dataset.from_pandas(frame, preserve_index=False))
     except pa.ArrowException as error:
@@ -210,7 +215,7 @@ def from_frame(frame: pd.DataFrame, name: str = "the data frame") -> Dataset:
 
 
 def _with_plain_text(rows: Dataset) -> Dataset:
-    """Casts texts with 64-bit offsets, as pandas and polars write them, which cannot be joined with other texts."""
+    """Casts texts with 64-bit offsets, which pandas and polars write. They could not be joined with other texts."""
     large = Value("large_string")
     plain = Value("string")
     tokens = [List(large), LargeList(large), LargeList(plain)]
@@ -226,7 +231,7 @@ def _with_plain_text(rows: Dataset) -> Dataset:
 
 
 def _files(paths: Sequence[Path]) -> list[tuple[Path, str]]:
-    """Returns the files of rows, each with its split: train for all of them if no file is named after a split."""
+    """Returns the files of rows, each with its split. If no file is named after a split, all of them are train."""
     files = [(path, _split_of(path)) for path in paths if _format(path)]
     if not any(split for _, split in files):
         return [(path, "train") for path, _ in files]
@@ -245,7 +250,7 @@ def _read_files(paths: Sequence[Path], source: str) -> dict[str, Dataset]:
 
 
 def _read_file(path: Path) -> Dataset:
-    """Reads a file with its format's reader; the rows are cached by the content of the file."""
+    """Reads a file with its format's reader. The rows are cached by the content of the file."""
     reader = _format(path)
     options = READ_AS.get(reader, {})
     made_from = fingerprint(file_fingerprint(path), reader, repr(options))
@@ -263,20 +268,20 @@ def _read_file(path: Path) -> Dataset:
 def _chosen_columns(
     data: dict[str, Dataset], query: str | None, code: str | None, source: str
 ) -> dict[str, Sequence[str]]:
-    """Returns the columns that may hold each side's text, and says which were recognised."""
+    """Returns the columns that may have each side's text, and prints the ones that were recognised."""
     names = list(dict.fromkeys(name for rows in data.values() for name in rows.column_names))
     for option, name in (("query_column", query), ("code_column", code)):
         if name is not None and name not in names:
             raise UserError(f"{source}: {option}={name}: no such column; the rows have {', '.join(names)}")
     if not (query or code or {*QUERIES} & {*names}):
         query, code = next((pair for pair in PAIRS if {*pair} <= {*names}), (None, None))
-        if query is not None:  # otherwise `text_column` says what is missing
+        if query is not None:  # otherwise, `text_column` raises an error
             print_on_main(f"{source}: the query is column {query!r}, the code {code!r}")
     return {"query": (query,) if query else QUERIES, "code": (code,) if code else CODES}
 
 
 def _renamed(data: dict[str, Dataset], columns: Mapping[str, Sequence[str]], source: str) -> dict[str, Dataset]:
-    """Renames the chosen columns of query and code to CodeSearchNet's names."""
+    """Renames the chosen query and code columns to CodeSearchNet's names."""
     for side, targets in SIDES.items():
         if columns[side] != targets:
             (name,) = columns[side]
@@ -287,7 +292,7 @@ def _renamed(data: dict[str, Dataset], columns: Mapping[str, Sequence[str]], sou
 def _check_texts(
     data: Mapping[str, Dataset], columns: Mapping[str, Sequence[str]], source: str | Path | pd.DataFrame
 ) -> None:
-    """Raises UserError for rows without a text, and names the place of the first and their number."""
+    """Raises UserError if rows have no text. The message gives the location of the first, and their number."""
     for split, rows in data.items():
         if "codebase" in data:
             sides = SIDES_OF[split]
@@ -308,7 +313,7 @@ def _check_texts(
 
 
 def _place(source: str | Path | pd.DataFrame, split: str, row: int) -> str:
-    """Returns the place of a row of a split, where possible by file and line."""
+    """Returns the location of a row of a split, if possible by file and line."""
     if isinstance(source, pd.DataFrame):
         return f"the data frame, row {row + 1}"
     path = Path(source)
@@ -323,7 +328,7 @@ def _place(source: str | Path | pd.DataFrame, split: str, row: int) -> str:
 
 
 def _as_text(rows: Dataset, name: str | None, targets: tuple[str, str], source: str) -> Dataset:
-    """Renames a column, if there is one, to the first of `targets`, or to the second if it holds lists of tokens."""
+    """Renames a column, if it exists, to the first of `targets`, or to the second if it contains lists of tokens."""
     if name not in rows.column_names:
         return rows
     feature = rows.features[name]
@@ -338,12 +343,12 @@ def _as_text(rows: Dataset, name: str | None, targets: tuple[str, str], source: 
 
 
 def _texts(rows: Dataset, columns: tuple[str, str]) -> list[Hashable]:
-    """Returns the texts of one side, for comparison; None for a row without one."""
+    """Returns the texts of one side for comparison, with None for a row without a text."""
     return [" ".join(text) if isinstance(text, list) else text for text in rows[_column(rows, columns)]]
 
 
 def _with_urls(data: Mapping[str, Dataset]) -> dict[str, Dataset]:
-    """Derives missing urls from the code, so that equal codes become one code of the corpus."""
+    """Derives missing urls from the code, so that equal codes become a single code of the corpus."""
     with_urls = dict(data)
     for name, rows in data.items():
         if "url" not in rows.column_names and _column(rows, CODES):
@@ -364,7 +369,7 @@ def _check_sides(rows: Dataset, sides: Iterable[str]) -> None:
 
 
 def _split(rows: Dataset) -> dict[str, Dataset]:
-    """Splits rows into train, valid and test, about 80, 10 and 10 per cent, and prints how many each has."""
+    """Splits rows into about 80 % train, 10 % valid and 10 % test, and prints their numbers."""
     _check_sides(rows, SIDES)
     column = _column(rows, REPOSITORIES)
     groups = list(map(str, rows[column])) if column else []
@@ -384,7 +389,7 @@ def _split(rows: Dataset) -> dict[str, Dataset]:
 
 
 def _groups_of_equals(rows: Dataset) -> list[str]:
-    """Groups rows that share a query or a code, directly or through other rows; returns each row's group."""
+    """Groups rows that share a query or a code, directly or through other rows. Returns each row's group."""
     parent = list(range(len(rows)))
 
     def root(row: int) -> int:

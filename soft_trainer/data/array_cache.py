@@ -1,4 +1,4 @@
-"""Caches arrays and data sets on disk, memory-mapped, each with a record of its inputs."""
+"""Caches arrays and data sets in memory-mapped files, with a record of what each was made from."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cached_dataset(made_from: str, build: Callable[[Path], Dataset]) -> Dataset:
 
     Args:
         made_from: the fingerprint of everything that the rows depend on.
-        build: makes the rows, and may write them to the path that it gets. Rows that stay in memory are not kept.
+        build: makes the rows. It may write them to the path that it receives. Rows that stay in memory are not cached.
     """
     record = Path(datasets.config.HF_DATASETS_CACHE) / "soft_trainer" / f"{made_from}.json"
     files = kept_files(record, made_from)
@@ -45,7 +45,7 @@ def cached_dataset(made_from: str, build: Callable[[Path], Dataset]) -> Dataset:
 
 
 def flat(rows: Dataset) -> Dataset:
-    """Returns the rows stored in their present order, which saves a look-up for every row read."""
+    """Returns the rows without an index mapping, which would cost a look-up for every row that is read."""
     if rows._indices is None:
         return rows
     made_from = fingerprint(rows_fingerprint(rows), "flat")
@@ -54,7 +54,7 @@ def flat(rows: Dataset) -> Dataset:
 
 
 def load_arrays(folder: str | Path | None, key: str) -> dict[str, np.ndarray] | None:
-    """Maps the arrays that are stored under `key`; None if they are missing or damaged."""
+    """Returns the memory-mapped arrays that are stored under `key`, or None if they are missing or damaged."""
     files = None
     if folder is not None:
         files = kept_files(Path(folder) / f"{key}.json", key)
@@ -64,7 +64,7 @@ def load_arrays(folder: str | Path | None, key: str) -> dict[str, np.ndarray] | 
 
 
 def store_arrays(folder: str | Path, key: str, arrays: Mapping[str, np.ndarray]) -> bool:
-    """Stores arrays and their record. Warns and returns False if the disk fails: the run goes on in memory."""
+    """Stores arrays and their record. If the disk fails, warns and returns False; the run continues in memory."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         for name, values in arrays.items():
@@ -73,7 +73,7 @@ def store_arrays(folder: str | Path, key: str, arrays: Mapping[str, np.ndarray])
         keep_files(Path(folder) / f"{key}.json", key, [_path(folder, key, name) for name in arrays])
         return True
     except OSError as error:
-        reason = error.strerror or error  # NumPy's own message for a full disk has no number
+        reason = error.strerror or error  # NumPy's error for a full disk has no error number
         logger.warning(f"cannot write to {folder} ({reason}): the next run computes it again")
         return False
 
@@ -85,17 +85,18 @@ def _path(folder: str | Path, key: str, name: str) -> Path:
 def cached_rows(
     folder: str | Path | None, key: str, rows: int, width: int, dtype: np.dtype, build: Callable[[], Tensor]
 ) -> np.ndarray:
-    """Returns the array of shape [rows, width] that is stored under `key`, or calls `build` and stores its result.
+    """Returns the array that is stored under `key`, or calls `build` and stores its result.
 
-    A damaged file is rebuilt, with a warning. Either every process calls `build` or none does. One process of each
+    A damaged file is rebuilt, with a warning. Either every process calls `build` or none does. One process on each
     machine reads and writes, because machines may not share a disk.
 
     Args:
-        folder: the folder of the cache; None keeps the array in memory only.
-        build: computes Tensor[rows, width], the same on every process.
+        folder: the folder of the cache. None keeps the array in memory only.
+        rows, width: the shape of the array.
+        build: computes Tensor[rows, width], which is the same on every process.
 
     Raises:
-        UserError: the folder cannot be written or has no room; this is checked before anything is built.
+        UserError: the folder cannot be written to or has too little space. This is checked before building.
     """
     if folder is None:
         return build().cpu().numpy().astype(dtype)
@@ -116,7 +117,7 @@ def cached_rows(
 
 
 def refusal_of(folder: Path, size: int = 0) -> str | None:
-    """Says why `size` bytes cannot be kept in `folder`, None if they can."""
+    """Returns the reason why `size` bytes cannot be stored in `folder`, or None if they can."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()

@@ -1,4 +1,4 @@
-"""Batches: one process's share of a global batch, made in a data worker with everything that the loss needs."""
+"""Makes one process's share of a global batch in a data worker, with everything that the loss needs."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ Weigh = Callable[[np.ndarray, np.ndarray, Tensor, Tensor | None], dict[str, Tens
 class Batch:
     """B queries of one process and the N codes that they are compared with.
 
-    With gathered negatives these are the codes of all processes, in the order of the processes.
+    With gathered negatives, these are the codes of all processes in the order of their ranks.
 
     Args:
         query, code: the model inputs of this process's queries and codes.
         rows: int64[B], the training pair of each query. NumPy arrays stay on the host.
-        query_rows: int64[B], the row of each query among the queries.
-        code_rows: int64[N], the row of each column of the scores in the corpus.
+        query_rows: int64[B], the row of each query in the queries.
+        code_rows: int64[N], the row of each column's code in the corpus.
         positives: LongTensor[B], the column of each query's own code.
         sizes: the number of queries of each process.
-        code_sizes: the number of codes of each process; more than its queries if they have extra negatives.
-        negatives: BoolTensor[B, N], True on the columns that count as negatives. None: all but the positive count.
-        also: BoolTensor[B, N], True on further right answers. None: there are none.
+        code_sizes: the number of codes of each process. It is larger if queries have additional negatives.
+        negatives: BoolTensor[B, N], True on the columns that count as negatives. If None, all but the positive count.
+        also: BoolTensor[B, N], True on other right answers. None if there are none.
         duplicates: the number of columns that do not count as negatives because they are duplicates.
-        loss_inputs: `weights` or `similarity` of the loss, Tensor[B, N] each. None: the step computes them.
+        loss_inputs: the `weights` or `similarity` for the loss, Tensor[B, N] each. If None, the step computes them.
     """
 
     query: Side
@@ -59,7 +59,7 @@ class Batch:
         return self._mapped(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Batch:
-        """Returns the batch in pinned memory; called by `DataLoader`."""
+        """Returns the batch in pinned memory. `DataLoader` calls this."""
         return self._mapped(Tensor.pin_memory)
 
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> Batch:
@@ -71,10 +71,10 @@ class Batch:
         return dataclasses.replace(self, **changed)
 
     def loss_scale(self, queries: int) -> float:
-        """Returns the factor by which to multiply the mean loss of `queries` of this process's queries.
+        """Returns the factor for the mean loss over some number of this process's queries.
 
-        It is processes x queries / queries of the global batch. The averaged gradients of the processes then equal
-        those of one process on the global batch.
+        It is processes x queries / queries of the global batch. The average of the processes' gradients then equals
+        the gradient of one process on the global batch.
         """
         return queries * len(self.sizes) / sum(self.sizes)
 
@@ -83,7 +83,7 @@ class Batch:
         total = 0
         for chunk in (*self.query.chunks, *self.code.chunks):
             mask = chunk["attention_mask"]
-            # A mask with data flow has a row for every token; the first row shows the tokens that are there.
+            # With data flow, the mask has a row for every token. The first row shows which tokens are not padding.
             total += chunk["input_ids"].numel() if padding else int((mask if mask.dim() == 2 else mask[:, 0]).sum())
         return total
 
@@ -91,18 +91,18 @@ class Batch:
 class TrainBatches(Dataset):
     """Turns the training pairs of a global batch into this process's `Batch`.
 
-    It is sent to the data workers, so it holds only what can be pickled, and takes the process's number up front.
+    Data workers receive a copy, so it can be pickled, and it knows the process's rank from the start.
 
     Args:
         tokens: the token ids of "query", by row of the queries, and of "code", by row of the corpus.
         pairs: int64[P, 2], the query and the code of each training pair.
-        collator: features -> `{"query": ..., "code": ...}`.
-        weigh: (queries, codes, positives, negatives) -> `Batch.loss_inputs`, when workers compute them.
-        answers: looks up the right answers. None: only its own code is right for a query.
-        duplicates: "mask" drops further right answers, "positives" keeps them as right answers.
-        gather: True if the codes of every process are negatives, False if only this process's are.
-        own_negatives: further negatives of each query.
-        rank, world_size: this process's number and the number of processes.
+        collator: turns features into `{"query": ..., "code": ...}`.
+        weigh: computes `Batch.loss_inputs` from queries, codes, positives and negatives, if workers compute them.
+        answers: the look-up of right answers. If None, only its own code is right for a query.
+        duplicates: "mask" leaves out other right answers. "positives" keeps them as right answers.
+        gather: True if the codes of all processes are negatives, False if only this process's codes are.
+        own_negatives: the additional negatives of each query.
+        rank, world_size: this process's rank and the number of processes.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class TrainBatches(Dataset):
         return {"row": row, "query_ids": self.tokens["query"][query], "code_ids": self.tokens["code"][code]}
 
     def lengths(self) -> np.ndarray:
-        """Returns the number of tokens of every pair, both sides together, int64[P]."""
+        """Returns the number of tokens of both sides of every pair, int64[P]."""
         queries, codes = self.pairs.T
         return self.tokens["query"].lengths.astype(np.int64)[queries] + self.tokens["code"].lengths[codes]
 
@@ -181,13 +181,13 @@ class TrainBatches(Dataset):
         )
 
     def _shares(self, values: np.ndarray) -> list[np.ndarray]:
-        """Returns the part of each process."""
+        """Returns the share of each process."""
         return [values[distributed.shard(len(values), rank, self.world_size)] for rank in range(self.world_size)]
 
     def _further_answers(
         self, queries: np.ndarray, codes: np.ndarray, positives: Tensor, meets: Tensor | None
     ) -> Tensor | None:
-        """Finds right answers other than each query's own code, BoolTensor[B, N]; None if there are none."""
+        """Returns the right answers other than each query's own code, BoolTensor[B, N], or None if there are none."""
         if self.answers is None:
             return None
         further = self.answers.among(queries, codes).scatter(1, positives.unsqueeze(1), False)
@@ -200,7 +200,7 @@ class TrainBatches(Dataset):
     def _with_own_negatives(
         self, queries_of: list[np.ndarray], codes_of: list[np.ndarray], epoch: int
     ) -> tuple[list[np.ndarray], Tensor | None]:
-        """Returns the codes each process encodes, and the pairs to compare, BoolTensor[B, N]; None for all pairs."""
+        """Returns the codes of each process, and the pairs to compare, BoolTensor[B, N], or None for all pairs."""
         if self.own_negatives is None:
             return codes_of, None
         if self.gather:
@@ -210,7 +210,7 @@ class TrainBatches(Dataset):
             own_of = np.split(self._shares(drawn_for)[self.rank], np.cumsum([len(part) for part in added_of])[:-1], 1)
             met_of = zip(codes_of, own_of, strict=True)
         else:
-            # Other processes' draws count too: they decide the number of forward passes.
+            # The draws of other processes matter too, because they decide the number of forward passes.
             drawn = [self.own_negatives.columns(*each, epoch) for each in zip(queries_of, codes_of, strict=True)]
             added_of = [added for added, _ in drawn]
             met_of = [(codes_of[self.rank], drawn[self.rank][1])]
@@ -224,7 +224,7 @@ class TrainBatches(Dataset):
         self, rows_of: Sequence[np.ndarray], queries_of: Sequence[np.ndarray], codes_of: Sequence[np.ndarray]
     ) -> dict[str, Side]:
         """Collates the model inputs of both sides, in the same number of chunks on every process."""
-        # A process without rows encodes a row of another process and uses none of its embeddings.
+        # A process without rows encodes a row of another process, and does not use the embedding.
         sides = {}
         if not isinstance(self.collator, PairCollator):
             if len(rows_of[self.rank]):
@@ -247,7 +247,7 @@ class TrainBatches(Dataset):
 
 
 def right_answers(split: Split, profile: EncoderProfile) -> RightAnswers:
-    """Returns the look-up of right answers for the training pairs, by the texts that the encoder reads."""
+    """Returns the look-up of right answers among the training rows, by the texts that the encoder reads."""
     queries = text_ids(side_texts(split.queries, "query", profile))
     codes = text_ids(side_texts(split.corpus, "code", profile))
     return RightAnswers(split.judgments.right, queries, codes)

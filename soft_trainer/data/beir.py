@@ -19,19 +19,20 @@ SPLIT_OF = {"train": "train", "dev": "valid", "valid": "valid", "validation": "v
 
 
 def is_beir(folder: Path) -> bool:
-    """Returns True if a folder has the files of BEIR."""
+    """Returns True if a folder has BEIR's layout."""
     return bool(_file(folder / "corpus.jsonl") and _file(folder / "queries.jsonl") and _qrels(folder))
 
 
 def load_beir(folder: str | Path) -> dict[str, Split]:
-    """Reads those of train, valid and test that a BEIR folder has judgments for.
+    """Reads train, valid and test from a BEIR folder. Splits without judgments are left out.
 
-    The title of a code, if it has one, stands before its text. A split has the queries that its judgments name and
-    that have a right answer. Its corpus is that of the folder, but train knows only the codes that it judges, so that
-    the answers of other splits are no negatives.
+    The text of a code begins with its title, if it has one. A split has the queries that have a right answer in its
+    judgments. It uses the folder's whole corpus, except that train has only the codes in its judgments, so that the
+    answers of other splits do not serve as negatives.
 
     Raises:
-        UserError: a file that cannot be read, or that names an unknown query or code (names file and line).
+        UserError: a file cannot be read, or it mentions an unknown query or code. The message gives the file and the
+            line.
     """
     folder = Path(folder)
     corpus_ids, corpus = _rows(_file(folder / "corpus.jsonl"), "code")
@@ -45,7 +46,7 @@ def load_beir(folder: str | Path) -> dict[str, Split]:
 
 
 def _split(queries: Dataset, corpus: Dataset, grades: pd.DataFrame, path: Path, judged_codes: bool) -> Split:
-    """Makes the split of some judgments; `judged_codes` leaves out the codes that they do not name."""
+    """Makes a split from judgments. If `judged_codes`, the corpus has only the codes in them."""
     answered = np.unique(grades["query"][grades["grade"] > 0])
     if not len(answered):
         raise UserError(f"{path}: no query has a right answer, a score above 0")
@@ -62,7 +63,7 @@ def _split(queries: Dataset, corpus: Dataset, grades: pd.DataFrame, path: Path, 
 
 
 def _qrels(folder: Path) -> dict[str, Path]:
-    """Returns the files of judgments by split."""
+    """Returns the judgment file of each split."""
     found = {}
     for name, split in SPLIT_OF.items():
         path = _file(folder / "qrels" / f"{name}.tsv")
@@ -72,7 +73,7 @@ def _qrels(folder: Path) -> dict[str, Path]:
 
 
 def _file(path: Path) -> Path | None:
-    """Returns a file or its gzipped copy, None if neither is there."""
+    """Returns a file or its gzipped copy, or None if neither exists."""
     for candidate in (path, path.with_name(f"{path.name}.gz")):
         if candidate.is_file():
             return candidate
@@ -80,7 +81,7 @@ def _file(path: Path) -> Path | None:
 
 
 def _rows(path: Path, column: str) -> tuple[list[str], Dataset]:
-    """Reads ids and texts; `column` and its tokens hold the text, and `language` a row's language if it has one."""
+    """Reads ids and rows. The columns are `column`, its tokens and, if some row has one, `language`."""
     rows = {}
     for place, row in read_json_lines(path):
         name = row.get("_id")
@@ -100,7 +101,7 @@ def _rows(path: Path, column: str) -> tuple[list[str], Dataset]:
 
 
 def _grades(path: Path, query_ids: list[str], code_ids: list[str]) -> pd.DataFrame:
-    """Reads `grade` of each pair of rows, `query` and `code`; of several lines on a pair the last counts."""
+    """Reads the `grade` of each pair of a `query` and a `code`, given as rows. The last line about a pair counts."""
     query_rows = pd.Index(query_ids)
     code_rows = pd.Index(code_ids)
     grades = {}
@@ -115,7 +116,7 @@ def _grades(path: Path, query_ids: list[str], code_ids: list[str]) -> pd.DataFra
 
 
 def _lines(path: Path) -> Iterator[tuple[str, tuple[str, str, float]]]:
-    """Yields query id, code id and score of every line, with its place."""
+    """Yields the location, query id, code id and score of every line."""
     try:
         with open_text(path, newline="") as file:
             for number, values in enumerate(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE), 1):

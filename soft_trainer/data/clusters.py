@@ -17,21 +17,23 @@ def similar_batches(
     group_size: int = 8,
     drop_last: bool = True,
 ) -> list[list[int]]:
-    """Makes one epoch's batches: every pair once, near neighbours together, determined by the generator's state.
+    """Makes the batches of one epoch. Every pair is in one batch, and near neighbours are together.
 
-    Pairs are visited in random order; each pair that is still free forms a group with the codes nearest to its query,
-    then with those nearest to theirs. A code stands for its first free pair. Full groups are dealt out evenly. The
-    pairs of incomplete groups go to a batch with a neighbouring code, if there is room, and to any other otherwise.
+    Pairs are visited in random order. Each pair that is still free forms a group with the codes nearest to its query,
+    then with the codes nearest to their queries. A code stands for its first free pair. Full groups are dealt out
+    evenly. The pairs of an incomplete group go to a batch with a neighbouring code if there is room, otherwise to any
+    batch.
 
     Args:
         pairs: int64[P, 2], the query and the code of each training pair.
-        neighbours: int64[Q, k], the codes nearest to each query, nearest first, -1 where there are fewer.
-        batch_size: pairs of a batch.
-        group_size: pairs of a group.
-        drop_last: leave out random pairs so that all batches are full; otherwise the last batch is short.
+        neighbours: int64[Q, k], the codes nearest to each query, nearest first. If there are fewer, the rest is -1.
+        batch_size: the number of pairs in a batch.
+        generator: the source of all random choices.
+        group_size: the number of pairs in a group.
+        drop_last: leave out random pairs so that all batches are full. Otherwise, the last batch may be short.
 
     Returns:
-        Batches of pair numbers; the pairs of a group are adjacent.
+        Batches of rows of `pairs`. The pairs of a group are adjacent.
     """
     rows = len(pairs)
     size = min(group_size, batch_size)
@@ -59,10 +61,10 @@ def similar_batches(
 
 
 class _Batches:
-    """The batches of an epoch, as they are being filled."""
+    """The batches of an epoch while they are filled."""
 
     def __init__(self, room: np.ndarray, pairs: np.ndarray, codes: int):
-        self.room = room.copy()  # places left in each batch
+        self.room = room.copy()  # the number of pairs that still fit into each batch
         self.rows: list[list[int]] = [[] for _ in room]
         self.codes = pairs[:, 1]
         self.batch_of_code = np.full(codes + 1, -1)  # the last entry stands for the neighbour -1
@@ -74,7 +76,7 @@ class _Batches:
         self.room[batch] -= 1
 
     def put_near(self, row: int, near: np.ndarray) -> bool:
-        """Puts a pair into the batch of its nearest code that has room; returns False if there is none."""
+        """Puts a pair into the batch of its nearest code that has room. Returns False if there is none."""
         batches = self.batch_of_code[near]
         batches = batches[(batches >= 0) & (self.room[batches] > 0)]
         if len(batches):
@@ -83,7 +85,7 @@ class _Batches:
 
 
 class _FreePairs:
-    """The pairs that are in no group yet, and the first of each code."""
+    """The pairs that are not in a group yet, and the first such pair of each code."""
 
     def __init__(self, pairs: np.ndarray, codes: int, order: np.ndarray):
         self.pairs = pairs
@@ -94,7 +96,7 @@ class _FreePairs:
         of_one_code = pairs[by_code[1:], 1] == pairs[by_code[:-1], 1]
         self.following = np.full(len(pairs), -1)  # the next pair of the same code
         self.following[by_code[:-1][of_one_code]] = by_code[1:][of_one_code]
-        self.first = np.full(codes + 1, -1)  # of each code; the last entry stands for the neighbour -1
+        self.first = np.full(codes + 1, -1)  # each code's first free pair; the last entry stands for neighbour -1
         self.first[pairs[by_code[::-1], 1]] = by_code[::-1]
 
     def take(self, row: int) -> None:
@@ -109,7 +111,7 @@ class _FreePairs:
         self.first[code] = following
 
     def near(self, codes: np.ndarray) -> list[int]:
-        """Returns the first free pair of each given code, skipping codes without one."""
+        """Returns the first free pair of each given code. Codes without one are skipped."""
         rows = self.first[codes]
         return rows[rows >= 0].tolist()
 
@@ -117,7 +119,7 @@ class _FreePairs:
 def _groups(
     order: np.ndarray, size: int, left: _FreePairs, neighbours: np.ndarray
 ) -> tuple[list[list[int]], list[int]]:
-    """Forms groups of near pairs; returns full groups, and the pairs of smaller ones."""
+    """Forms groups of near pairs. Returns the full groups, and the pairs of incomplete ones."""
     full = []
     rest = []
     for seed in order.tolist():
@@ -145,7 +147,7 @@ def _candidates(seed: int, group: list[int], left: _FreePairs, neighbours: np.nd
 
 
 def _slots(room: np.ndarray, size: int, generator: np.random.Generator) -> list[int]:
-    """Assigns full groups to batches in rounds: each round visits all batches with room in random order."""
+    """Assigns full groups to batches in rounds. Each round visits all batches with room in random order."""
     places = room // size
     slots = []
     for taken in range(max(places, default=0)):

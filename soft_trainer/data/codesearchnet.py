@@ -30,7 +30,7 @@ from soft_trainer.terminal import print_on_main, table
 TEXTS = ("repo", "path", "func_name", "original_string", "language", "code", "docstring", "url", "partition")
 TOKEN_LISTS = ("code_tokens", "docstring_tokens")
 FEATURES = Features({name: Value("string") for name in TEXTS} | {name: List(Value("string")) for name in TOKEN_LISTS})
-# A column that a user's file may also have: urls or texts of codes that are wrong for the row's query.
+# A user's file may also have `negatives`: urls or texts of codes that are wrong for the row's query.
 FILE_FEATURES = Features(FEATURES | {"source": Value("string"), "negatives": List(Value("string"))})
 SPLITS = ("train", "valid", "test", "codebase")
 SIDES_OF = {"train": ("query", "code"), "valid": ("query",), "test": ("query",), "codebase": ("code",)}
@@ -48,17 +48,17 @@ HUB_COLUMNS = {
 }
 HUB_SPLITS = {"train": "train", "valid": "validation", "test": "test"}
 WRITTEN_AT_ONCE = 1000  # rows
-SHOWN = 5  # rows named in an error message
+SHOWN = 5  # rows to list in an error message
 
 
 def check_languages(languages: Sequence[str], reader: str | None = "CodeSearchNet") -> None:
     """Checks the names of languages.
 
     Args:
-        reader: the part of the run that does not know every language, for the message; None allows any name.
+        reader: the part of the run that supports only some languages, for the message. None allows any name.
 
     Raises:
-        UserError: a language that `reader` does not know, an empty name, or a duplicate name.
+        UserError: `reader` does not support a language, or a name is empty or repeated.
     """
     if reader == "mining":
         known = tuple(SOURCE_LANGUAGES)
@@ -77,10 +77,10 @@ def load_folder(
     """Reads the splits of a folder from `SPLIT.jsonl` or `SPLIT.jsonl.gz`. The rows are cached and memory-mapped.
 
     Args:
-        needed: the splits that must exist, all of `splits` when None.
+        needed: the splits that must exist. By default, all of `splits`.
 
     Raises:
-        UserError: a file is missing, or a row is not a JSON object (names file and row).
+        UserError: a file is missing, or a row is not a JSON object. The message gives the file and the row.
     """
     folder = Path(folder)
     files = split_files(folder)
@@ -97,7 +97,7 @@ def load_folder(
 
 
 def split_files(folder: Path) -> dict[str, Path]:
-    """Returns the JSON lines of each split that a folder has; a plain file comes before a gzipped one."""
+    """Returns the file of each split in a folder. A plain file takes precedence over a gzipped one."""
     files = {}
     for split in SPLITS:
         for ending in (".gz", ""):
@@ -108,10 +108,10 @@ def split_files(folder: Path) -> dict[str, Path]:
 
 
 def load_jsonl(path: Path) -> Dataset:
-    """Reads CodeSearchNet's columns, and `negatives`, from one file of JSON lines, plain or gzipped.
+    """Reads CodeSearchNet's columns and `negatives` from a file of JSON lines, plain or gzipped.
 
     Raises:
-        UserError: a row that is not a JSON object, or a value of the wrong kind (names file and row).
+        UserError: a row is not a JSON object, or a value has the wrong type. The message gives the file and the row.
     """
     first = next(_read_rows(path), {})
     if not first:
@@ -130,12 +130,12 @@ def load_jsonl(path: Path) -> Dataset:
         return Dataset.from_file(str(stored))
 
     rows = cached_dataset(made_from, build)
-    # Empty columns are removed, so that another column is read instead (see `text_column`).
+    # Without its empty columns, the data set is read from other columns instead (see `text_column`).
     return rows.remove_columns([name for name in FILE_FEATURES if rows.data.column(name).null_count == len(rows)])
 
 
 def _read_rows(path: Path) -> Iterator[dict]:
-    """Yields rows with every column of FILE_FEATURES. The value is None where a row lacks the column."""
+    """Yields rows with all columns of FILE_FEATURES. A value is None if the row lacks the column."""
     for place, row in read_json_lines(path):
         values = {name: row.get(name) for name in FILE_FEATURES}
         for name, value in values.items():
@@ -155,11 +155,12 @@ def _read_rows(path: Path) -> Iterator[dict]:
 def load_hub(dataset_name: str, language: str | None) -> DatasetDict:
     """Reads a data set on the Hub: CodeSearchNet, or a folder that `--push_data_to_hub` pushed.
 
-    Without a language all rows are read. CodeSearchNet's columns are renamed to those of the JSON lines. Its corpus is
-    valid and test together, each url once; `--split_urls` selects the published corpus.
+    Without a language, all rows are read. CodeSearchNet's columns are renamed to the columns of the JSON lines. Its
+    corpus is valid and test together, with each url once. `--split_urls` selects the published corpus.
 
     Raises:
-        UserError: no such data set, the Hub cannot be reached, or a split, a column or the language is missing.
+        UserError: there is no such data set, the Hub cannot be reached, or a split, a column or the language is
+            missing.
     """
     if language:
         name = f"{dataset_name} ({language})"
@@ -192,13 +193,13 @@ def load_hub(dataset_name: str, language: str | None) -> DatasetDict:
 
 
 def _pushed_folder(dataset_name: str) -> Path | None:
-    """Returns the local copy of a data set that was pushed as a folder of JSON lines, None for any other."""
-    patterns = ["README.md"]  # without a match the client would print a warning
+    """Returns the local copy of a data set that was pushed as a folder of JSON lines, or None for other data sets."""
+    patterns = ["README.md"]  # without any match, the client would print a warning
     for split in SPLITS:
         patterns += [f"{split}.jsonl", f"{split}.jsonl.gz"]
     try:
         folder = Path(snapshot_download(dataset_name, repo_type="dataset", allow_patterns=patterns))
-    except LocalEntryNotFoundError:  # without a network `datasets` may still have a cached copy
+    except LocalEntryNotFoundError:  # without a network, `datasets` may still have a cached copy
         return None
     if split_files(folder):
         return folder
@@ -206,7 +207,7 @@ def _pushed_folder(dataset_name: str) -> Path | None:
 
 
 def corpus_of(parts: Sequence[Dataset]) -> Dataset:
-    """Returns the codes of some rows, each url once."""
+    """Returns the rows with each url once, to serve as a corpus."""
     rows = concatenate_datasets(list(parts))
     repeated = pd.Series(rows["url"][:]).duplicated().to_numpy()
     return rows.select(np.flatnonzero(~repeated))
@@ -221,9 +222,10 @@ def rows_in(rows: Dataset, language: str) -> Dataset:
 
 
 def languages_in(data: Mapping[str, Dataset]) -> list[str]:
-    """Returns the rows' languages, most common first, from their column or else from file endings.
+    """Returns the languages of rows, the most common first.
 
-    Returns an empty list where neither is known.
+    They come from the column `language`, or from file endings if there is no such column. If neither is known, the
+    list is empty.
     """
     endings = {ending: name for name, table in SOURCE_LANGUAGES.items() for ending in table.extensions}
     counts: Counter[str] = Counter()
@@ -239,9 +241,9 @@ def languages_in(data: Mapping[str, Dataset]) -> list[str]:
 
 
 def select_by_urls(data: DatasetDict, folder: str | Path) -> DatasetDict:
-    """Makes splits from lists of urls: `folder/SPLIT.txt` names the rows of `data` that belong to SPLIT.
+    """Makes splits from lists of urls. `folder/SPLIT.txt` lists the rows of `data` that belong to SPLIT.
 
-    Urls without a row are dropped, as published. A message says how many.
+    As in the published code, urls without a row are dropped. Prints how many.
 
     Raises:
         UserError: a list is missing, or the rows have no column `url`.
@@ -269,7 +271,7 @@ def check_rows(data: DatasetDict, profile: EncoderProfile) -> None:
     """Checks that training and evaluation can use the rows. Training rows need no url.
 
     Raises:
-        UserError: a split is empty, a column is missing or empty (names the rows), or `check_targets` refuses queries.
+        UserError: a split is empty, a column is missing, a row has no text, or the queries fail `check_targets`.
     """
     for split, rows in data.items():
         check_texts(rows, split, profile)
@@ -277,10 +279,10 @@ def check_rows(data: DatasetDict, profile: EncoderProfile) -> None:
 
 
 def check_texts(rows: Dataset, split: str, profile: EncoderProfile) -> None:
-    """Checks that rows hold the texts of the sides that belong to this split.
+    """Checks that rows have the texts that are needed in this split.
 
     Raises:
-        UserError: there are no rows, or a column is missing or empty (names the rows).
+        UserError: there are no rows, a column is missing, or rows have no text. The message lists the rows.
     """
     if len(rows) == 0:
         raise UserError(f"{split}: no rows")
@@ -293,7 +295,7 @@ def check_texts(rows: Dataset, split: str, profile: EncoderProfile) -> None:
 
 
 def check_urls(data: DatasetDict) -> None:
-    """Checks that each query's code is in the corpus; a UserError if `check_targets` refuses queries."""
+    """Checks that the code of each query is in the corpus. Raises UserError if the queries fail `check_targets`."""
     for split in [split for split in ("valid", "test") if split in data]:
         check_targets(data[split], data.get("codebase"), split)
 
@@ -307,8 +309,8 @@ def check_targets(queries: Dataset, corpus: Dataset | None, name: str = "eval_da
         name: the name of the queries in messages.
 
     Raises:
-        UserError: no queries, no corpus, a missing or empty url, a repeated url in the corpus, or a query whose url is
-            not in it.
+        UserError: there are no queries or there is no corpus, a url is missing or empty, the corpus repeats a url, or
+            it lacks the url of a query.
     """
     if queries is None:
         raise UserError(f"{name}: no queries; pass eval_dataset= here or to the trainer")
@@ -338,9 +340,10 @@ def check_targets(queries: Dataset, corpus: Dataset | None, name: str = "eval_da
 
 
 def drop_unusable_rows(data: DatasetDict, profile: EncoderProfile) -> DatasetDict:
-    """Drops rows without text and queries whose code was dropped; UserError if a split lacks a column.
+    """Drops rows without a text, and queries whose code was dropped. Prints how many were dropped from each split.
 
-    Prints how many of each split were left out.
+    Raises:
+        UserError: a split lacks a column.
     """
     kept = {}
     counts = []
@@ -350,7 +353,7 @@ def drop_unusable_rows(data: DatasetDict, profile: EncoderProfile) -> DatasetDic
         for side in SIDES_OF[split]:
             unusable |= {*blank_rows(rows, text_column(rows, getattr(profile, f"{side}_columns"), side))}
         if split in ("valid", "test") and "codebase" in kept and "url" in rows.column_names:
-            # A url that never was there stays an error.
+            # A query whose url was never in the corpus stays, and causes an error later.
             lost = set(data["codebase"]["url"]) - set(kept["codebase"]["url"])
             unusable |= {row for row, url in enumerate(rows["url"]) if url in lost}
         if unusable:
@@ -378,7 +381,7 @@ def _check_filled(rows: Dataset, column: str, split: str) -> None:
 
 
 def blank_rows(rows: Dataset, column: str) -> list[int]:
-    """Finds rows whose value is missing, blank or an empty list; UserError for values of a wrong type."""
+    """Finds the rows whose value is missing, blank or an empty list. Raises UserError if the type is wrong."""
     values = rows.select_columns(column).with_format("arrow")[:][column]
     if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
         lengths = pc.list_value_length(values)

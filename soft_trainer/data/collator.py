@@ -13,9 +13,9 @@ from soft_trainer.data.tokens import SIDES
 from soft_trainer.encoders.encoding import pad, token_count
 
 STEP = 8  # tokens; lengths are rounded up to a multiple, because finer chunks gain nothing
-# The fixed time of a layer, as the number of operations that would take as long; `benchmarks/chunk_cost.py`, on a CPU.
+# The fixed time of a layer, as a number of operations that takes as long. `benchmarks/chunk_cost.py` measured the CPU.
 LAYER_OVERHEAD = {"cpu": 1.6e8, "cuda": 5e10}
-# Tokens of padding that cost a static encoder as much as one row of a gradient, which every chunk has for all rows.
+# For a static encoder, one row of a gradient costs as much as this many tokens of padding. Every chunk has all rows.
 STATIC_PADDING = 100
 
 
@@ -26,8 +26,8 @@ class ChunkCost:
     A chunk of n rows padded to L tokens costs `overhead + n L (1 + attention L)`.
 
     Args:
-        overhead: fixed cost of a chunk (kernel launches, small matrices), in tokens.
-        attention: additional cost of a token for each token that it attends to.
+        overhead: the fixed cost of a chunk (kernel launches, small matrices), in tokens.
+        attention: the additional cost of a token for each token that it attends to.
     """
 
     overhead: float = 64.0
@@ -38,15 +38,15 @@ class ChunkCost:
         """Returns the cost for a transformer of this width on this type of device.
 
         A layer of width h takes 24 h^2 operations per token, and 4 h more for each token that it attends to. Its fixed
-        time is that of `LAYER_OVERHEAD` operations. These are constants rather than timings of the present run,
-        because the chunks decide which dropout a row gets, and a resumed run must make the same chunks.
+        time equals `LAYER_OVERHEAD` operations. These constants are not measured in the run, because the chunks decide
+        which dropout a row gets, and a resumed run must make the same chunks.
         """
         overhead = LAYER_OVERHEAD.get(device_type, LAYER_OVERHEAD["cuda"])
         return cls(overhead / (24 * hidden_size**2), 1 / (6 * hidden_size))
 
     @classmethod
     def of_model(cls, model, device_type: str) -> ChunkCost:
-        """Returns the cost for a model: a transformer, or a static encoder, which reads past padding."""
+        """Returns the cost for a model, which is a transformer or a static encoder."""
         if getattr(model, "takes_means", False):
             return cls(STATIC_PADDING * model.config.vocab_size, attention=0.0)
         return cls.of(model.config.hidden_size, device_type)
@@ -55,13 +55,16 @@ class ChunkCost:
 def chunk_by_length(
     lengths: np.ndarray, cost: ChunkCost | None, largest: int | None = None, number: int = 1
 ) -> list[np.ndarray]:
-    """Splits rows into the cheapest chunks of similar length; returns their row numbers, longest rows first.
+    """Splits rows into the cheapest chunks of similar length.
 
     Args:
-        lengths: tokens of each row, int[B].
-        cost: the cost to minimise; None for a single chunk in the given order.
-        largest: maximum number of rows in a chunk.
-        number: the smallest number of chunks, as far as there are rows; the largest chunks are split for it.
+        lengths: int[B], the number of tokens of each row.
+        cost: the cost to minimise. None makes a single chunk in the given order.
+        largest: the maximum number of rows in a chunk.
+        number: the minimum number of chunks, if there are as many rows. The largest chunks are split to reach it.
+
+    Returns:
+        The rows of each chunk, longest first.
     """
     if cost is None or len(lengths) < 2:
         chunks = [np.arange(len(lengths))]
@@ -79,7 +82,7 @@ def chunk_by_length(
 
 
 def _cheapest(lengths: np.ndarray, cost: ChunkCost) -> list[np.ndarray]:
-    """Finds the cheapest partition by dynamic programming over the distinct lengths."""
+    """Returns the cheapest partition, found by dynamic programming over the distinct lengths."""
     rows = np.argsort(-lengths, kind="stable")
     steps = -(-lengths[rows] // STEP)
     starts = np.flatnonzero(np.diff(steps, prepend=steps[0] + 1))  # first row of each distinct length
@@ -87,7 +90,7 @@ def _cheapest(lengths: np.ndarray, cost: ChunkCost) -> list[np.ndarray]:
     per_row = padded * (1 + cost.attention * padded)
     ends = np.append(starts[1:], len(rows))
     best = np.zeros(len(starts) + 1)
-    last = np.zeros(len(starts) + 1, dtype=np.int64)  # start of the last chunk
+    last = np.zeros(len(starts) + 1, dtype=np.int64)  # the start of the last chunk
     for i in range(1, len(starts) + 1):
         totals = best[:i] + cost.overhead + (ends[i - 1] - starts[:i]) * per_row[:i]
         last[i] = totals.argmin()
@@ -107,7 +110,7 @@ class Side:
     Args:
         chunks: the model inputs of each chunk.
         order: LongTensor[B], the position of each row of the batch among the rows of all chunks. Other rows of the
-            chunks are encoded without effect.
+            chunks are encoded but not used.
     """
 
     chunks: list[dict[str, Tensor]]
@@ -130,19 +133,19 @@ class Side:
         return Side(chunks, change(self.order))
 
     def with_passes(self, number: int) -> Side:
-        """Returns the side with at least `number` chunks; the added ones have no effect."""
+        """Returns the side with at least `number` chunks. The embeddings of added chunks are not used."""
         one_row = {name: tensor[:1] for name, tensor in self.chunks[0].items()}
         return Side(self.chunks + [one_row] * (number - len(self.chunks)), self.order)
 
 
 class PairCollator:
-    """Pads the pairs of a batch, each side by itself, to the longest row of its chunk.
+    """Pads the pairs of a batch to the longest row of their chunk, separately for each side.
 
     Args:
-        pad_token_id: the tokenizer's.
-        cost: the cost of encoding a chunk. None: each side is one chunk.
-        largest_chunk: the largest number of rows in a chunk.
-        prompt_lengths: for "query" and "code", how many tokens at the start of every row are left out of the pooling.
+        pad_token_id: the tokenizer's padding id.
+        cost: the cost of encoding a chunk. If None, each side is one chunk.
+        largest_chunk: the maximum number of rows in a chunk.
+        prompt_lengths: for each side, the number of tokens at the start of a row that the pooling leaves out.
     """
 
     def __init__(
@@ -165,7 +168,7 @@ class PairCollator:
         return sides
 
     def side(self, token_ids: Sequence[np.ndarray], passes: int = 1, name: str = "query") -> Side:
-        """Collates the side `name` of a batch in the cheapest number of chunks, but at least `passes`."""
+        """Collates the side `name` of a batch into the cheapest chunks, at least `passes` of them."""
         lengths = np.fromiter(map(token_count, token_ids), dtype=np.int64, count=len(token_ids))
         chunks = chunk_by_length(lengths, self.cost, self.largest_chunk, passes)
         order = np.empty(len(token_ids), dtype=np.int64)
@@ -177,7 +180,7 @@ class PairCollator:
         return Side(padded, torch.from_numpy(order)).with_passes(passes)
 
     def count_chunks(self, lengths: np.ndarray) -> int:
-        """Counts the chunks that rows with these lengths, int64[B], are split into; 1 if there are no rows."""
+        """Counts the chunks for rows with these lengths, int64[B]. Without rows, there is one chunk."""
         if len(lengths):
             return len(chunk_by_length(lengths, self.cost, self.largest_chunk))
         return 1

@@ -25,20 +25,20 @@ VERDICTS = Features({"dropped_by": Value("string"), "fingerprint": Value("uint64
 def filter_rows(
     dataset: Dataset, rules: Sequence[str], num_proc: int | None = None, name: str = "rows"
 ) -> tuple[Dataset, dict[str, int]]:
-    """Applies `rules` to a data set, in the order of `RULES`. Document rules do not apply to a codebase.
+    """Applies `rules` to a data set, in the order of `RULES`.
 
     Args:
         dataset: rows in CodeSearchNet's columns.
-        rules: names from `RULES`.
-        num_proc: processes for `datasets.map`; None means one per CPU core, or fewer for few rows.
+        rules: names in `RULES`.
+        num_proc: the number of processes. By default, one per CPU core, or fewer if there are few rows.
         name: the name of the rows in messages.
 
     Returns:
-        The remaining rows in order, and for every rule the number of rows that it was the first to drop. For
-        `comments`, it is the number of rows changed.
+        The remaining rows in order. Then, for every rule, the number of rows that it was the first to drop; for
+        `comments`, the number of rows that it changed.
 
     Raises:
-        UserError: a rule is unknown, or a row lacks a column that a rule needs.
+        UserError: a rule is unknown, or a row lacks a value that a rule needs.
     """
     if unknown := sorted(set(rules) - set(RULES)):
         raise UserError(f"filter {unknown[0]!r}: no such rule; use {', '.join(RULES)}")
@@ -78,7 +78,7 @@ def filter_rows(
 
 
 def _without_comments(table: pa.Table) -> pa.Table:
-    """Removes comments from `code` and `code_tokens` of some rows. `had_comments` marks the rows that had some."""
+    """Removes comments from `code` and `code_tokens`. `had_comments` marks the rows that had comments."""
     rows = []
     for row in table.to_pylist():
         bare = dataflow.remove_comments(row["code"], row["language"])
@@ -92,7 +92,7 @@ def _without_comments(table: pa.Table) -> pa.Table:
 
 
 def _judge(table: pa.Table, rules: Sequence[str]) -> pa.Table:
-    """Returns the rule that drops each row, and the hashes for finding duplicates where a rule needs them."""
+    """Returns the rule that drops each row, and the hashes for finding duplicates if a rule needs them."""
     rows = table.to_pylist()
     row_rules = [rule for rule in ROW_RULES if rule in rules]
     fingerprints = minhashes = [None] * len(rows)

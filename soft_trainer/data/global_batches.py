@@ -12,12 +12,12 @@ from transformers import TrainingArguments
 from soft_trainer.data.clusters import similar_batches
 from soft_trainer.errors import UserError
 
-TRIES = 64  # random batches to try for a row whose text occurs elsewhere, before trying all with room
-SORTED_TOGETHER = 50  # batches whose rows are sorted by length together, as in `Trainer`
+TRIES = 64  # random batches to try for a row with a repeated text, before trying all batches with room
+SORTED_TOGETHER = 50  # the rows of this many batches are sorted by length together, as in `Trainer`
 
 
 class GlobalRows(list):
-    """The row numbers of a global batch, and the epoch that it belongs to."""
+    """The rows of a global batch, and the epoch that it belongs to."""
 
     def __init__(self, rows: Iterable[int], epoch: int):
         super().__init__(rows)
@@ -25,23 +25,24 @@ class GlobalRows(list):
 
 
 class GlobalBatchSampler(BatchSampler):
-    """Yields the row numbers of global batches, determined by seed and epoch alone.
+    """Yields the rows of global batches. Only the seed and the epoch determine them.
 
     Every process yields the same batches and takes its shard of each (`distributed.shard`). So each process knows the
-    rows of all others without communication, and a property of a batch holds for the global batch.
+    rows of all others without communication, and what is true of a batch is true of the global batch.
 
     Args:
         rows: the number of training rows.
-        batch_size: rows of a global batch, over all processes.
+        batch_size: the number of rows in a global batch, over all processes.
         strategy: "random", "sequential", "no_duplicates", "group_by_length", "one_language" or "similar".
-        drop_last: leave out a last batch that is not full.
-        text_ids: numbers of every row's texts, equal for equal texts; used by "no_duplicates".
-        lengths: tokens of every row; used by "group_by_length".
-        languages: the language of every row; used by "one_language".
-        similar: the arguments of `similar_batches`, except its generator; used by "similar".
+        seed: the seed of all random draws.
+        drop_last: leave out the last batch if it is not full.
+        text_ids: for "no_duplicates", the ids of every row's texts. Equal texts have equal ids.
+        lengths: for "group_by_length", the number of tokens of every row.
+        languages: for "one_language", the language of every row.
+        similar: for "similar", the arguments of `similar_batches`, except those that are known here.
 
     Raises:
-        UserError: too few rows (of a language) for one full batch.
+        UserError: there are too few rows, or too few of a language, for one full batch.
     """
 
     def __init__(
@@ -91,7 +92,15 @@ class GlobalBatchSampler(BatchSampler):
         return self.batches
 
     def __iter__(self) -> Iterator[list[int]]:
-        draw = getattr(self, f"_{self.strategy}")
+        strategies = {
+            "random": self._random,
+            "sequential": self._sequential,
+            "no_duplicates": self._no_duplicates,
+            "group_by_length": self._group_by_length,
+            "one_language": self._one_language,
+            "similar": self._similar,
+        }
+        draw = strategies[self.strategy]
         for rows in draw(np.random.default_rng([self.seed, self.epoch])):
             yield GlobalRows(rows, self.epoch)
 
@@ -118,7 +127,7 @@ class GlobalBatchSampler(BatchSampler):
         return self._split(range(self.rows))
 
     def _no_duplicates(self, generator: np.random.Generator) -> Iterator[list[int]]:
-        """Draws random batches without repeated texts; a row that fits into no batch is left out."""
+        """Draws random batches without repeated texts. A row that fits into no batch is left out."""
         places = np.minimum(self.batch_size, self.rows - self.batch_size * np.arange(len(self)))
         texts_of = shared_texts(self.text_ids)
         order = generator.permutation(self.rows).tolist()
@@ -130,14 +139,14 @@ class GlobalBatchSampler(BatchSampler):
         return (generator.permutation(batch).tolist() for batch in batches)
 
     def _group_by_length(self, generator: np.random.Generator) -> Iterator[list[int]]:
-        """Makes batches of rows of similar length: shuffled, then sorted within every `SORTED_TOGETHER` batches."""
+        """Makes batches of similar length. Rows are shuffled, then sorted within every `SORTED_TOGETHER` batches."""
         order = generator.permutation(self.rows)
         size = SORTED_TOGETHER * self.batch_size
         parts = (order[start : start + size] for start in range(0, self.rows, size))
         return self._split_parts((part[np.argsort(-self.lengths[part])] for part in parts), generator)
 
     def _one_language(self, generator: np.random.Generator) -> Iterator[list[int]]:
-        """Draws every batch at random from one language, with the languages in random order."""
+        """Draws every batch at random from one language. The languages come in random order."""
         order = generator.permutation(self.rows)
         parts = (order[self.languages[order] == language] for language in range(len(self.names)))
         return self._split_parts(parts, generator)
@@ -158,11 +167,11 @@ def _placed_apart(
     """Puts each row into a random batch that has room (`places`) and shares no text with it, in linear time."""
     batches: list[list[int]] = [[] for _ in places]
     texts_in: list[set] = [set() for _ in places]
-    held: Counter = Counter()  # batches that hold a text
+    held: Counter = Counter()  # the number of batches with a text
     room = places.tolist()
     with_room = list(range(len(places)))
-    place_of = with_room.copy()  # of a batch in `with_room`
-    without: dict[object, list[int]] = {}  # batches without a common text
+    place_of = with_room.copy()  # the position of a batch in `with_room`
+    without: dict[object, list[int]] = {}  # the batches that lack a common text
     for row in rows:
         texts = texts_of[row]
         drawn = (with_room[int(draw * len(with_room))] for draw in generator.random(TRIES if with_room else 0))
@@ -171,7 +180,7 @@ def _placed_apart(
             common = max(texts, key=held.__getitem__)
             if common not in without:
                 without[common] = generator.permutation(with_room).tolist()
-            # A batch never loses a text, so one that has the common text need not be looked at again.
+            # A batch never loses a text, so a batch with the common text need not be tried again.
             without[common] = [b for b in without[common] if room[b] and common not in texts_in[b]]
             batch = next((b for b in without[common] if texts.isdisjoint(texts_in[b])), None)
         if batch is None:
@@ -189,7 +198,7 @@ def _placed_apart(
 
 
 def shared_texts(text_ids: Sequence[np.ndarray]) -> dict[int, set]:
-    """Returns the texts of each row that shares one with another row."""
+    """Returns the texts of each row, for the rows that share a text with another row."""
     texts: dict[int, set] = {}
     for side, ids in enumerate(text_ids):
         _, which, counts = np.unique(ids, return_inverse=True, return_counts=True)
@@ -206,7 +215,7 @@ def data_seed(args: TrainingArguments) -> int:
 
 
 def languages_of(dataset) -> Sequence[str]:
-    """Returns the language of every row; empty if the rows have no such column."""
+    """Returns the language of every row, or () if the rows have no column `language`."""
     if "language" in dataset.column_names:
         return dataset["language"]
     return ()
@@ -222,11 +231,11 @@ class EpochDataLoader(DataLoader):
         return cls(
             batches,
             batch_sampler=sampler,
-            collate_fn=default_convert,  # a batch as it is
+            collate_fn=default_convert,  # keeps a batch as it is
             num_workers=workers,
             pin_memory=args.dataloader_pin_memory and args.device.type != "cpu",
             prefetch_factor=args.dataloader_prefetch_factor,
-            # An option of newer transformers, which a loader without workers does not accept.
+            # Only newer versions of transformers have this option, and only a loader with workers accepts it.
             multiprocessing_context=getattr(args, "dataloader_multiprocessing_context", None) if workers else None,
         )
 

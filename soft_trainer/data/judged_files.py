@@ -1,6 +1,6 @@
-"""Reads published files that keep queries, codes and judgments apart: BEIR, CoSQA, CoSQA+ and lists of grades.
+"""Reads published files with separate queries, codes and judgments: BEIR, CoSQA, CoSQA+ and lists of grades.
 
-Rows have CodeSearchNet's columns. Tokens are split at white space.
+The rows have CodeSearchNet's columns. Tokens are split at white space.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from soft_trainer.files import UNREADABLE, open_text, read_json, read_json_lines
 from soft_trainer.options.fields import CODESEARCHNET_LANGUAGES
 from soft_trainer.terminal import print_on_main
 
-# Queries, codes and pairs of CoSQA+. Of a set's two files of pairs the first is smaller.
+# The files with the queries, codes and pairs of CoSQA+. If both files of pairs exist, the first, smaller one is read.
 _PLUS = (
     ("test_agent_query.json", "test_agent_codebase.json", "test_agent_pairs_true.json"),
     ("test_agent_query.json", "test_agent_codebase.json", "test_agent_pairs.json"),
@@ -31,17 +31,17 @@ _PLUS = (
 _COSQA = re.compile(r"cosqa-retrieval-(train|dev|test)\b.*\.json")
 _COSQA_CODES = ("code_idx_map.json", "code_idx_map.txt")
 _LANGUAGE = "python"
-MAX_RELEVANCE = 1000  # nDCG's gain of 2^relevance is still a number
-Judgment = tuple[tuple, str, float]  # the query: its language, its text and, if texts repeat, a number; url; relevance
+MAX_RELEVANCE = 1000  # beyond it, nDCG's gain of 2^relevance would overflow
+Judgment = tuple[tuple, str, float]  # query (language, text and, if texts repeat, an index), url, relevance
 
 
 def files_of(folder: Path) -> dict[str, Path]:
-    """Returns the files of a folder by name, without the `.gz`; a plain file wins over its gzipped copy."""
+    """Returns the files of a folder by name, without `.gz`. A plain file takes precedence over its gzipped copy."""
     return {path.name.removesuffix(".gz"): path for path in sorted(folder.iterdir(), reverse=True)}
 
 
 def has_judged_splits(folder: Path) -> bool:
-    """Returns True if `load_judged_splits` reads a folder."""
+    """Returns True if `load_judged_splits` can read a folder."""
     if not folder.is_dir():
         return False
     files = files_of(folder)
@@ -49,12 +49,13 @@ def has_judged_splits(folder: Path) -> bool:
 
 
 def load_judged_splits(folder: Path) -> dict[str, Split]:
-    """Reads the splits train, valid and test of a folder of BEIR, CoSQA or CoSQA+, as far as it has them.
+    """Reads train, valid and test from a folder of BEIR, CoSQA or CoSQA+. Splits that it lacks are left out.
 
-    The corpus of train holds only the codes that its judgments name. CoSQA+ has test alone.
+    The corpus of train has only the codes in its judgments. CoSQA+ has only test.
 
     Raises:
-        UserError: a file that is missing or cannot be read (names file and row), or a query or code that nobody knows.
+        UserError: a file is missing or cannot be read, or a judgment has an unknown query or code. The message gives
+            the file and the row.
     """
     if is_beir(folder):
         return load_beir(folder)
@@ -79,7 +80,7 @@ def _has_cosqa_plus(files: Mapping[str, Path]) -> bool:
 
 
 def _cosqa(folder: Path, files: Mapping[str, Path]) -> dict[str, Split]:
-    """Returns the splits of CoSQA, by the number of each code in `code_idx_map`; valid and test share their corpus."""
+    """Returns the splits of CoSQA. Codes are identified by their numbers in `code_idx_map`."""
     found = [match for name in sorted(files) if (match := _COSQA.fullmatch(name))]
     codes = next((files[name] for name in _COSQA_CODES if name in files), None)
     if found:
@@ -103,7 +104,7 @@ def _cosqa(folder: Path, files: Mapping[str, Path]) -> dict[str, Split]:
 
 
 def _cosqa_split(path: Path, corpus: Dataset, row_of: Mapping[int, int], judged_codes: bool) -> Split:
-    """Returns the entries of one file as queries with one right code each; pairs with label 0 are left out."""
+    """Returns the entries of one file as queries with one right code each. Pairs with label 0 are left out."""
 
     def read(entry: dict) -> tuple[dict, int] | None:
         row = _query_row(entry["doc"], _LANGUAGE)
@@ -135,13 +136,13 @@ def _cosqa_plus(folder: Path, files: Mapping[str, Path]) -> Split:
     texts = {number: (_LANGUAGE, text, number) for number, text in _numbered(queries, "query").items()}
     corpus = Dataset.from_list([_code_row(code, number) for number, code in _numbered(codes, "code").items()])
     labels = _parsed_list(pairs, lambda row: (int(row["query-idx"]), str(int(row["code-idx"])), int(row["label"])))
-    # Pairs of training and dev queries are in the same file.
+    # The same file has the pairs of training and dev queries.
     right = [(texts[query], code, 1.0) for query, code, label in labels if label and query in texts]
     return graded_split(right, corpus, pairs, queries=texts.values())
 
 
 def _numbered(path: Path, name: str) -> dict[int, str]:
-    """Maps numbers to texts, from a list of {"NAME-idx": number, NAME: text}."""
+    """Reads a list of {"NAME-idx": number, NAME: text}. Returns each number's text."""
 
     def read(row: dict) -> tuple[int, str]:
         if not isinstance(row[name], str):
@@ -159,7 +160,7 @@ def _numbered(path: Path, name: str) -> dict[int, str]:
 
 
 def read_annotations(path: Path, languages: Sequence[str]) -> list[Judgment]:
-    """Reads the rows of these languages from CodeSearchNet's challenge, with queries in lower case, as published."""
+    """Reads the judgments of CodeSearchNet's challenge for some languages. Queries are in lower case, as published."""
 
     known = languages or CODESEARCHNET_LANGUAGES
 
@@ -199,7 +200,7 @@ def _judgment(language: str | None, query: str, url: str, relevance) -> Judgment
 def graded_split(
     judgments: Iterable[Judgment], corpus: Dataset, path: Path, gain: str = "linear", queries: Iterable[tuple] = ()
 ) -> Split:
-    """Makes a split of the queries that have a relevant code in the corpus; `queries` keep their order."""
+    """Makes a split of the queries that have a relevant code in the corpus. `queries` fixes their order."""
     grades: dict[tuple, dict[str, list[float]]] = {query: {} for query in queries}
     for query, url, grade in judgments:
         grades.setdefault(query, {}).setdefault(url, []).append(grade)
@@ -233,7 +234,7 @@ def graded_split(
 
 
 def _entries(path: Path, kind: type):
-    """Reads a JSON file that must hold a `kind`, `list` or `dict`, with entries."""
+    """Reads a JSON file. Raises UserError unless it contains a non-empty `kind`, which is `list` or `dict`."""
     content = read_json(path, kind)
     if not content:
         raise UserError(f"{path}: no rows")
@@ -246,7 +247,7 @@ def _parsed_list(path: Path, read: Callable) -> list:
 
 
 def _parsed(entries: Iterable[tuple[object, object]], read: Callable) -> list:
-    """Parses every entry; an error names the entry's place in the file."""
+    """Parses every entry. Raises UserError with the entry's location in the file."""
     rows = []
     for place, entry in entries:
         try:

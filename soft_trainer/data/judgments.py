@@ -1,7 +1,7 @@
 """Holds queries, a corpus, and judgments of which code answers which query, for training and evaluation.
 
-Nothing pairs a query and a code by position, and rows are never merged: there is one rank for each row of the queries,
-against the rows of the corpus as they were given.
+Queries and codes are never paired by position, and rows are never merged. Each row of the queries gets one rank,
+against all rows of the corpus.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from soft_trainer.identity import fingerprint, rows_fingerprint
 
 QUERY_COLUMNS = ("docstring", "docstring_tokens")
 CODE_COLUMNS = ("original_string", "code", "code_tokens")
-NEGATIVES = "negatives"  # the column of texts or urls of codes that do not answer a row's query
+NEGATIVES = "negatives"  # a column of codes, as texts or urls, that do not answer the row's query
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Judgments:
     """The codes that answer each query and those that do not, for Q queries and C codes.
 
     Args:
-        right (`csr[Q, C]`): the grade of each code that answers a query, above 0; 1 where nobody graded.
-        wrong (`csr[Q, C]`, *optional*): codes known not to answer a query, with the score of the pair or NaN.
-        examples (`int64[P, 2]`, *optional*): the (query, code) pairs to train on; all pairs of `right` when None.
-        gain: of a grade g in nDCG, "linear" (g, as trec_eval has it) or "exponential" (2^g - 1, as CodeSearchNet's
-            challenge has it). None: nobody graded.
+        right (`csr[Q, C]`): the grade of each code that answers a query. It is above 0, and 1 for ungraded answers.
+        wrong (`csr[Q, C]`, *optional*): the codes known not to answer a query, with the score of the pair or NaN.
+        examples (`int64[P, 2]`, *optional*): the (query, code) pairs to train on. By default, all pairs of `right`.
+        gain: the gain of a grade g in nDCG. It is "linear" for g, as in trec_eval, or "exponential" for 2^g - 1, as in
+            CodeSearchNet's challenge. None means that the answers are not graded.
     """
 
     right: sparse.csr_matrix
@@ -52,14 +52,14 @@ class Judgments:
         return np.stack([queries, codes], axis=1).astype(np.int64)
 
     def first_queries(self) -> np.ndarray:
-        """Returns the query of each code's first pair, int64[C]; -1 for a code without one."""
+        """Returns the query in each code's first pair, int64[C], or -1 if the code is in no pair."""
         pairs = self.pairs()
         first = np.full(self.right.shape[1], -1, dtype=np.int64)
-        first[pairs[::-1, 1]] = pairs[::-1, 0]  # of several, the last assignment stays
+        first[pairs[::-1, 1]] = pairs[::-1, 0]  # if a code has several pairs, the last assignment stays
         return first
 
     def first_codes(self) -> np.ndarray:
-        """Returns the code of each query's first pair, int64[Q]; -1 for a query without one."""
+        """Returns the code in each query's first pair, int64[Q], or -1 if the query is in no pair."""
         pairs = self.pairs()
         first = np.full(self.right.shape[0], -1, dtype=np.int64)
         first[pairs[::-1, 0]] = pairs[::-1, 1]
@@ -71,9 +71,9 @@ class Split:
     """One split of a data set.
 
     Args:
-        queries: query-side columns, a row for each query, without an index mapping.
-        corpus: code-side columns, a row for each code, without an index mapping.
-        judgments: which code answers which query.
+        queries: the columns of queries, one row per query, without an index mapping.
+        corpus: the columns of codes, one row per code, without an index mapping.
+        judgments: the codes that answer each query.
     """
 
     queries: Dataset
@@ -82,13 +82,13 @@ class Split:
 
     @classmethod
     def from_pairs(cls, rows: Dataset) -> Split:
-        """Makes a split from rows of one query and one code each.
+        """Makes a split from rows with one query and one code each.
 
-        Rows that share a `url` hold versions of one code, which answer each other's queries. The codes of a column
-        `negatives` become `wrong`; those that no row holds follow the rows' codes in the corpus.
+        Rows with the same `url` are versions of one code, so each code answers the queries of all of them. The codes
+        in a column `negatives` become `wrong`. Those that are in no row are added to the end of the corpus.
 
         Raises:
-            UserError: `negatives` holds anything but texts or urls of codes.
+            UserError: `negatives` has a value that is neither the text nor the url of a code.
         """
         rows = flat(rows)
         urls = _column(rows, "url")
@@ -104,7 +104,7 @@ class Split:
 
     @classmethod
     def from_urls(cls, queries: Dataset, corpus: Dataset) -> Split:
-        """Makes a split in which a code answers the queries that have its `url`."""
+        """Makes a split in which each code answers the queries with the same `url`."""
         queries = flat(queries)
         corpus = flat(corpus)
         return cls(queries, corpus, Judgments(_equal(_column(queries, "url"), _column(corpus, "url"))))
@@ -113,11 +113,11 @@ class Split:
     def from_grades(
         cls, queries: Dataset, corpus: Dataset, pairs: np.ndarray, grades: Sequence[float], gain: str = "linear"
     ) -> Split:
-        """Makes a split of graded pairs.
+        """Makes a split from graded pairs.
 
         Args:
-            pairs (`int64[P, 2]`): rows of `queries` and of `corpus`, each pair once.
-            grades (`float[P]`): a grade of 0 or below makes a code wrong for the query.
+            pairs (`int64[P, 2]`): distinct pairs of a row of `queries` and a row of `corpus`.
+            grades (`float[P]`): the grade of each pair. At 0 or below, the code is wrong for the query.
             gain: see `Judgments`.
         """
         pairs = np.asarray(pairs, dtype=np.int64).reshape(-1, 2)
@@ -132,12 +132,12 @@ class Split:
         return cls(flat(queries), flat(corpus), Judgments(right, wrong, pairs[answers], gain))
 
     def fingerprint(self) -> str:
-        """Returns a hash of the rows of both sides and the judgments."""
+        """Returns a hash of the queries, the corpus and the judgments."""
         judged = [self.judgments.right, self.judgments.wrong, self.judgments.pairs()]
         return fingerprint(rows_fingerprint(self.queries), rows_fingerprint(self.corpus), judged)
 
     def pair_rows(self) -> Dataset:
-        """Returns the training pairs as rows that hold a query and a code each."""
+        """Returns the training pairs. Each row has one query and its code."""
         pairs = self.judgments.pairs()
         both = [name for name in self.corpus.column_names if name in self.queries.column_names]
         queries = flat(self.queries.select(pairs[:, 0]))
@@ -146,14 +146,14 @@ class Split:
 
 
 class RightAnswers:
-    """Looks up which codes of a batch answer its queries, by judgments and by equal texts.
+    """Looks up the right answers to queries, by judgments and by equal texts.
 
-    A code answers a query if somebody judged that a code of the same text answers a query of the same text. The texts
-    are those that the encoder reads.
+    A code answers a query if, according to the judgments, some code with the same text answers some query with the
+    same text. The texts are the ones that the encoder reads.
 
     Args:
         right (`csr[Q, C]`): see `Judgments`.
-        query_texts (`uint64[Q]`), code_texts (`uint64[C]`): numbers of the texts, equal for equal texts.
+        query_texts (`uint64[Q]`), code_texts (`uint64[C]`): the ids of the texts. Equal texts have equal ids.
     """
 
     def __init__(self, right: sparse.csr_matrix, query_texts: np.ndarray, code_texts: np.ndarray):
@@ -170,31 +170,39 @@ class RightAnswers:
         return [self.of_texts, self.query_texts, self.code_texts]
 
     def restricted(self, codes: np.ndarray) -> RightAnswers:
-        """Returns the answers among some of the codes, numbered in the given order."""
+        """Returns the answers among some of the codes, which are renumbered in the given order."""
         part = copy.copy(self)
         part.code_texts = self.code_texts[codes]
         vars(part).pop("_order", None)
         return part
 
     def contain(self, queries: np.ndarray, codes: np.ndarray) -> np.ndarray:
-        """Returns True where a code answers the query of its row, bool[B, K] for int64[B] and int64[B, K]."""
+        """Returns True where a code answers the query in the same row.
+
+        Args:
+            queries: int64[B].
+            codes: int64[B, K].
+
+        Returns:
+            bool[B, K].
+        """
         texts = np.repeat(self.query_texts[queries], codes.shape[1])
         found = self.of_texts[texts, self.code_texts[codes.ravel()]]
         return np.asarray(found).reshape(codes.shape) > 0
 
     def among(self, queries: np.ndarray, codes: np.ndarray) -> Tensor:
-        """Returns which of N codes answer which of B queries, BoolTensor[B, N]."""
+        """Returns True where one of the N codes answers one of the B queries, BoolTensor[B, N]."""
         texts = self.code_texts[codes]
         answers = np.zeros((len(queries), len(codes)), dtype=bool)
         answers[self._places(queries, texts, np.argsort(texts, kind="stable"))] = True
         return torch.from_numpy(answers)
 
     def everywhere(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns all right answers of B queries: their places in `queries`, and the codes, int64[pairs] each."""
+        """Returns all right answers to B queries: their positions in `queries` and their codes, int64[pairs] each."""
         return self._places(queries, self.code_texts, self._order)
 
     def _places(self, queries: np.ndarray, texts: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the places of queries and of the texts of codes that answer them; `order` sorts the texts."""
+        """Returns the positions of queries and of the texts that answer them. `order` sorts `texts`."""
         right = self.of_texts[self.query_texts[queries]]
         first = np.searchsorted(texts, right.indices, sorter=order)
         counts = np.searchsorted(texts, right.indices, side="right", sorter=order) - first
@@ -213,7 +221,7 @@ def _without(rows: Dataset, columns: Sequence[str]) -> Dataset:
 
 
 def _column(rows: Dataset, name: str) -> np.ndarray:
-    """Returns the values of a column, object[rows]; None where there is no value or only an empty one."""
+    """Returns the values of a column, object[rows]. Missing and empty values are None."""
     if name not in rows.column_names:
         return np.full(len(rows), None, dtype=object)
     values = pd.Series(rows[name][:], dtype=object)
@@ -221,7 +229,7 @@ def _column(rows: Dataset, name: str) -> np.ndarray:
 
 
 def _matrix(pairs: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> sparse.csr_matrix:
-    """Returns a sparse matrix with int32 indices; the values of repeated pairs are added."""
+    """Returns a sparse matrix with int32 indices. The values of repeated pairs are added."""
     indices = pairs.astype(np.int32)
     matrix = sparse.csr_matrix((values, (indices[:, 0], indices[:, 1])), shape=shape)
     matrix.sort_indices()
@@ -229,7 +237,7 @@ def _matrix(pairs: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> sp
 
 
 def _equal(left: np.ndarray, right: np.ndarray) -> sparse.csr_matrix:
-    """Marks equal ids of two lists, csr[left, right]; a row without an id matches the row in its place."""
+    """Marks the equal ids in two lists, csr[left, right]. A row without an id matches the row at the same position."""
     numbers, _ = pd.factorize(np.concatenate([left, right]))
     places = np.concatenate([np.arange(len(left)), np.arange(len(right))])
     unknown = numbers < 0
@@ -245,10 +253,10 @@ def _equal(left: np.ndarray, right: np.ndarray) -> sparse.csr_matrix:
 
 
 def _with_negatives(rows: Dataset, corpus: Dataset, urls: np.ndarray) -> tuple[Dataset, sparse.csr_matrix]:
-    """Adds the codes that occur only in `negatives` to the corpus; returns it with the pairs known to be wrong."""
+    """Adds the codes that occur only in `negatives` to the corpus. Returns the corpus, and the wrong pairs."""
     row_of = {}
     texts = _code_texts(corpus)
-    for row in reversed(range(len(rows))):  # the first row of several stays
+    for row in reversed(range(len(rows))):  # if several rows are equal, the first stays
         row_of[texts[row]] = row
         if urls[row] is not None:
             row_of[urls[row]] = row
@@ -294,7 +302,7 @@ def _code_texts(corpus: Dataset) -> list[str]:
 
 
 def _code_row(code: str, corpus: Dataset, row: int) -> dict:
-    """Makes a corpus row for a code without a query, in the language of the row that mentions it."""
+    """Makes a corpus row for a code without a query. Its language is that of the row that mentions it."""
     values = {"original_string": code, "code": code, "code_tokens": code.split()}
     if "language" in corpus.column_names:
         values["language"] = corpus[row]["language"]

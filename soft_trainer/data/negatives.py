@@ -1,4 +1,4 @@
-"""Draws extra negatives for each query, once an epoch, from its candidates."""
+"""Draws additional negatives for each query from its candidates, in every epoch."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from soft_trainer.errors import UserError
 
 @dataclass(frozen=True)
 class OwnNegatives:
-    """Negatives of each query in addition to those of the batch, redrawn every epoch.
+    """The negatives that each query has in addition to the batch. They are drawn again in every epoch.
 
     Args:
         candidates (`csr[Q, C]`): the codes that may be drawn for each query.
-        number: how many are drawn for a query; one with fewer candidates gets all of them.
-        seed: determines the draws, together with epoch and query.
+        number: the number to draw for a query. A query with fewer candidates gets all of them.
+        seed: determines the draws, together with the epoch and the query.
     """
 
     candidates: sparse.csr_matrix
@@ -34,14 +34,14 @@ class OwnNegatives:
         )
 
     def columns(self, queries: np.ndarray, codes: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the codes that are added to a batch, and which query they were drawn for.
+        """Returns the codes to add to a batch, and the queries that they were drawn for.
 
         Args:
             queries, codes: the rows of the batch, int64[B] each.
 
         Returns:
-            The added codes, int64[E], without duplicates and without codes of the batch, in the order of their first
-            draw; and bool[B, E], True where the column was drawn for the query.
+            The added codes, int64[E], in the order in which they were drawn, without duplicates and without codes of
+            the batch. Then bool[B, E], True where a code was drawn for a query.
         """
         drawn = [self.draw(int(query), epoch) for query in queries]
         owners = np.repeat(np.arange(len(queries)), [len(each) for each in drawn])
@@ -53,7 +53,7 @@ class OwnNegatives:
         return distinct, drawn_for
 
     def draw(self, query: int, epoch: int) -> np.ndarray:
-        """Draws the negatives of a query, int64[number or fewer]; all candidates are equally likely."""
+        """Draws the negatives of a query, int64[number or fewer]. All candidates are equally likely."""
         codes = self.candidates.indices[slice(*self.candidates.indptr[query : query + 2])].astype(np.int64)
         if len(codes) <= self.number:
             return codes
@@ -62,14 +62,15 @@ class OwnNegatives:
 
 
 def below_ratio(neighbours: Neighbours, ratio: float, texts: np.ndarray) -> sparse.csr_matrix:
-    """Turns the neighbours of each query into candidates, csr[Q, C]; each row has the nearest first.
+    """Turns the neighbours of each query into candidates, csr[Q, C], nearest first.
 
     Args:
-        ratio: the highest score as a share of the score s of the query's own code; for s below 0, s - (1 - ratio) |s|.
-        texts: the numbers of the codes' texts, int[C]; of codes with equal texts, the nearest is kept.
+        ratio: the highest score of a candidate, as a share of the score s of the query's own code. If s is below 0,
+            the highest score is s - (1 - ratio) abs(s).
+        texts: int[C], the ids of the codes' texts. Only the nearest of several codes with equal texts is kept.
 
     Raises:
-        UserError: there are none.
+        UserError: no query has a candidate.
     """
     own = neighbours.own[:, None]
     kept = (neighbours.rows >= 0) & (neighbours.scores <= own - (1 - ratio) * np.abs(own))

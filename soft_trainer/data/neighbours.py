@@ -1,6 +1,6 @@
-"""Finds the codes most similar to each query: exactly, or through an index if there are many.
+"""Finds the codes most similar to each query, exactly or, if there are many codes, through an index.
 
-Memory is linear in the rows, and the same input gives the same neighbours.
+Memory is linear in the number of rows, and the same input always gives the same neighbours.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from soft_trainer.errors import UserError
 from soft_trainer.identity import code_fingerprint, fingerprint
 from soft_trainer.terminal import Progress, print_on_main
 
-EXACT_ROWS = 50_000  # codes up to which every query is compared with every code
+EXACT_ROWS = 50_000  # up to this many codes, every query is compared with every code
 SMALLEST_INDEX = 1000  # codes
-ENTRIES = 1 << 24  # similarities held at once
-GROUP = 64  # columns of a group
-CELLS = 2.0  # cells for each square root of the number of codes
-FITTED = 64  # codes a cell that k-means looks at
-# queries, and neighbours of each, by which the number of cells to look into is chosen
+ENTRIES = 1 << 24  # similarities in memory at once
+GROUP = 64  # columns in a group
+CELLS = 2.0  # cells, as a multiple of the square root of the number of codes
+FITTED = 64  # codes per cell from which k-means learns
+# The number of cells to search is chosen with this many queries and neighbours of each.
 SAMPLE = 512
 SAMPLE_K = 10
-RECALL = 0.95  # share of the sample's neighbours that must be found
-FETCHED = 4  # codes for each neighbour that are scored exactly
-MOST_FETCHED = 4096  # codes of a query, where nearly all are left out
+RECALL = 0.95  # the share of the sample's neighbours that must be found
+FETCHED = 4  # candidates to score exactly, as a multiple of the number of neighbours
+MOST_FETCHED = 4096  # candidates for a query if nearly all are left out
 SEARCHED_AT_ONCE = 4096  # rows
-ADDED_AT_ONCE = 1 << 16  # rows of an array that are read at once
+ADDED_AT_ONCE = 1 << 16  # rows of an array to read at once
 MODULES = ("soft_trainer.data.neighbours", "soft_trainer.data.term_neighbours")  # the code that finds neighbours
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The k codes most similar to each of n queries, its own code left out.
+    """The k codes most similar to each of n queries, except the query's own code.
 
     Args:
-        rows (`int64[n, k]`): numbers of the codes, nearest first; -1 where a query has fewer.
-        scores (`float32[n, k]`): their similarities; -inf where a query has fewer.
-        own (`float32[n]`): the similarity of the query to its own code.
+        rows (`int64[n, k]`): the rows of the codes, nearest first. If a query has fewer, the rest is -1.
+        scores (`float32[n, k]`): their similarities. If a query has fewer, the rest is -inf.
+        own (`float32[n]`): the similarity of each query to its own code.
     """
 
     rows: np.ndarray
@@ -56,7 +56,7 @@ class Neighbours:
 
     @classmethod
     def joined(cls, parts: Iterable[Neighbours], progress: str | None = None, rows: int = 0) -> Neighbours:
-        """Joins the neighbours of blocks of rows; a label adds a progress bar over all rows."""
+        """Joins the neighbours of blocks of rows. With a label, it shows progress over all rows."""
         found = []
         with Progress(progress, rows, "row") as bar:
             for part in parts:
@@ -71,7 +71,7 @@ class LeftOut:
 
     Args:
         own (`int64[n]`): each query's own code.
-        answers: looks up further right answers, which are left out too. None: there are none.
+        answers: the look-up of other right answers, which are left out too, or None.
     """
 
     own: np.ndarray
@@ -79,11 +79,19 @@ class LeftOut:
 
     @property
     def key(self) -> list:
-        """The values under which neighbours are cached."""
+        """The values that identify these codes in the key of cached neighbours."""
         return [self.own, None if self.answers is None else self.answers.key]
 
     def drop_from(self, scores: Tensor, queries: np.ndarray) -> Tensor:
-        """Sets the scores of these codes, Tensor[B, C], to -inf; returns the own codes' earlier scores, Tensor[B]."""
+        """Sets the scores of these codes to -inf.
+
+        Args:
+            scores: Tensor[B, C], which is changed in place.
+            queries: int64[B].
+
+        Returns:
+            The original scores of the queries' own codes, Tensor[B].
+        """
         line = torch.arange(len(queries))
         own = torch.from_numpy(self.own[queries])
         own_scores = scores[line, own].float().cpu()
@@ -94,14 +102,14 @@ class LeftOut:
         return own_scores
 
     def contain(self, queries: np.ndarray, codes: np.ndarray) -> np.ndarray:
-        """Returns True where a code is left out for the query of its row, bool[B, K] for int64[B, K]."""
+        """Returns True where one of the codes, int64[B, K], is left out for the query in the same row, bool[B, K]."""
         found = codes == self.own[queries][:, None]
         if self.answers is None:
             return found
         return found | self.answers.contain(queries, codes)
 
     def among(self, codes: np.ndarray) -> LeftOut:
-        """Restricts this to some codes, sorted, which include the queries' own."""
+        """Restricts this to some codes, which must be sorted and include the queries' own codes."""
         answers = None
         if self.answers is not None:
             answers = self.answers.restricted(codes)
@@ -118,19 +126,19 @@ def nearest_rows(
     progress: str | None = None,
     device: str | torch.device = "cpu",
 ) -> Neighbours:
-    """Returns the nearest codes of each query by dot product of vectors.
+    """Returns the codes nearest to each query by the dot product of vectors.
 
-    Above `exact_up_to` codes, a CPU finds candidates with a faiss index and scores them exactly. It searches enough
-    cells of the index to find 95 % of the nearest ten codes of a sample of queries, and prints that recall. An
-    accelerator computes all products.
+    If there are more than `exact_up_to` codes, a CPU finds candidates with a faiss index and scores them exactly. It
+    searches enough cells of the index to find 95 % of the ten nearest codes of a sample of queries, and prints this
+    recall. An accelerator computes all products.
 
     Args:
         queries: [n, d], float32 or float16, in memory or memory-mapped.
         codes: [m, d].
-        k: neighbours of each query.
-        left_out: the codes that are no neighbours.
-        progress: the label of a progress bar, None for no bar.
-        device: the device that multiplies.
+        k: the number of neighbours of each query.
+        left_out: the codes that do not count as neighbours.
+        progress: the label of a progress bar, or None for no bar.
+        device: the device that computes the products.
     """
     # A GPU computes all products of a million rows in minutes.
     if len(codes) <= max(exact_up_to, SMALLEST_INDEX) or torch.device(device).type != "cpu":
@@ -142,16 +150,17 @@ def nearest_rows(
 def cached_neighbours(
     folder: str | Path | None, inputs: Sequence, k: int, build: Callable[[], Neighbours]
 ) -> Neighbours:
-    """Returns the k neighbours stored for `inputs`, vectors of rows, or calls `build` and stores its result.
+    """Returns the cached k neighbours for `inputs`, or calls `build` and caches its result.
 
-    Only the main process builds, so that all processes have the same neighbours, however many there are. The others
-    memory-map the files if they share the folder, or are sent the arrays.
+    Only the main process builds, so that the neighbours do not depend on the number of processes. The others
+    memory-map the files if they share the folder. Otherwise they receive the arrays.
 
     Args:
-        folder: where to keep them; None keeps them in memory only.
+        folder: the folder of the cache. None keeps the neighbours in memory only.
+        inputs: everything that the neighbours depend on, such as the vectors of rows.
 
     Raises:
-        UserError: `build` raised one; it is raised on every process.
+        UserError: `build` raised a UserError. It is raised on every process.
     """
     key = fingerprint(k, list(inputs), code_fingerprint(*MODULES))
     neighbours = problem = None
@@ -198,12 +207,13 @@ def exact_neighbours(
     entries: int = ENTRIES,
     threads: int = 1,
 ) -> Neighbours:
-    """Returns the neighbours of some queries among all codes that score more than `above`.
+    """Returns the neighbours of some queries, by comparing them with all codes.
 
     Args:
-        score: computes the scores of a block of queries, Tensor[block, codes], which may be overwritten.
-        entries: scores held at once by each thread.
-        threads: blocks that are scored at once.
+        score: computes the scores of a block of queries, Tensor[block, codes]. They may be overwritten.
+        above: only codes with a larger score count.
+        entries: the number of scores that each thread keeps in memory at once.
+        threads: the number of blocks to score at once.
     """
 
     def nearest(block: np.ndarray) -> Neighbours:
@@ -219,14 +229,14 @@ def exact_neighbours(
 
 
 def _padded(codes: Tensor, scores: Tensor, own: Tensor, k: int) -> Neighbours:
-    """Pads to k neighbours; codes that score -inf do not count."""
+    """Pads the results to k neighbours. Codes with a score of -inf do not count."""
     missing = (0, k - scores.shape[1])
     codes = F.pad(codes.masked_fill(scores == -torch.inf, -1), missing, value=-1)
     return Neighbours(codes.numpy(), F.pad(scores, missing, value=-torch.inf).numpy(), own.numpy())
 
 
 def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Returns `scores.topk(k)`, but faster: the results lie in the k groups of columns with the largest maxima."""
+    """Returns `scores.topk(k)`, but faster. Its results lie in the k groups of columns with the largest maxima."""
     rows, width = scores.shape
     groups = width // GROUP
     if groups <= k:
@@ -240,7 +250,7 @@ def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _through_index(queries, codes, k, left_out, progress) -> Neighbours:
-    """Returns the neighbours of all rows, by exactly scoring candidates from an index of compressed codes."""
+    """Returns the neighbours of all rows. Candidates come from an index of compressed codes and are scored exactly."""
     generator = np.random.default_rng(0)
     index = _index(codes, generator)
     sample = np.sort(generator.choice(len(queries), min(SAMPLE, len(queries)), replace=False))
@@ -257,7 +267,7 @@ def _through_index(queries, codes, k, left_out, progress) -> Neighbours:
 
 
 def _index(codes: np.ndarray, generator: np.random.Generator):
-    """Builds an inverted file of all codes: four bits for every two dimensions, in cells found by k-means."""
+    """Builds an inverted file of all codes, with cells found by k-means and four bits for every two dimensions."""
     import faiss  # only many rows need it
 
     faiss.omp_set_num_threads(torch.get_num_threads())
@@ -280,7 +290,7 @@ def _index(codes: np.ndarray, generator: np.random.Generator):
 
 
 def _search(index, queries, codes, left_out, rows: np.ndarray, k: int, fetched: int | None = None) -> Neighbours:
-    """Returns the neighbours of some queries; fetches more codes if too many of them are left out."""
+    """Returns the neighbours of some queries. It fetches more candidates if too many of them are left out."""
     fetched = min(fetched or FETCHED * (k + 1), len(codes))
     query = _vectors(queries, rows, "cpu")
     found = index.search(query.numpy(), fetched)[1]
@@ -313,6 +323,6 @@ def recall_of(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 def blocks(rows: np.ndarray, width: int, entries: int) -> Iterator[np.ndarray]:
-    """Splits `rows` into parts small enough for a matrix of `entries` with `width` columns per row."""
+    """Splits `rows` into blocks. A matrix with a block's rows and `width` columns has at most `entries` entries."""
     size = max(1, entries // max(width, 1))
     return (rows[start : start + size] for start in range(0, len(rows), size))

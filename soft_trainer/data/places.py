@@ -1,4 +1,4 @@
-"""Finds where a row stands in the files that it was read from, for messages."""
+"""Locates a row in the files that it was read from, for messages."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from soft_trainer.files import open_text
 
 
 def place_of(files: Sequence[Path], row: int) -> str:
-    """Returns the file and line of a row, whose number counts from 0 through all files.
+    """Returns the file and the line of a row, or its number if the file has no lines.
 
-    In a file whose rows are no lines, it is the number of the row in the file.
+    Args:
+        row: the index of the row over all files, from 0.
     """
     left = row
     for path in files:
@@ -26,7 +27,7 @@ def place_of(files: Sequence[Path], row: int) -> str:
 
 
 def _places(path: Path) -> Iterator[str]:
-    """Yields the place of each row in a file."""
+    """Yields the location of each row in a file."""
     name = path.name.removesuffix(".gz").lower()
     if name.endswith(".parquet"):
         for row in range(pq.ParquetFile(path).metadata.num_rows):
@@ -38,7 +39,7 @@ def _places(path: Path) -> Iterator[str]:
 
 
 def _csv_lines(path: Path) -> Iterator[str]:
-    """Yields the first line of each row; a text in quotes may hold several lines."""
+    """Yields the first line of each row. A quoted text may span several lines."""
     with open_text(path, newline="") as file:
         reader = csv.reader(file)
         last = 0

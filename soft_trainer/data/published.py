@@ -20,11 +20,11 @@ PARQUET_BRANCH = "refs/convert/parquet"  # of converted data sets; its files are
 def load_published(name: str, configuration: str | None = None) -> DatasetDict:
     """Loads the splits of a data set on the Hub, or of one of its configurations.
 
-    A data set with a loading script, which `datasets` no longer runs, or without the configuration is read from the
-    branch with the Hub's own Parquet files.
+    `datasets` no longer runs loading scripts. A data set with a loading script is read from the branch with the Hub's
+    own Parquet files, and so is a data set that lacks the configuration.
 
     Raises:
-        UserError: it cannot be read, for whatever reason.
+        UserError: the data set cannot be read.
     """
     with reading_hub(f"{name} ({configuration})" if configuration else name):
         try:
@@ -37,11 +37,11 @@ def load_published(name: str, configuration: str | None = None) -> DatasetDict:
 
 
 def _converted_files(name: str, configuration: str) -> dict[str, list[str]]:
-    """Returns the local copies of the Hub's Parquet files by split; {} if it has none of the configuration."""
+    """Returns local copies of the Hub's Parquet files by split, or {} if the Hub has none for the configuration."""
     pattern = f"{configuration}/*/*.parquet"
     try:
         folder = snapshot_download(name, repo_type="dataset", revision=PARQUET_BRANCH, allow_patterns=pattern)
-    except (OSError, HTTPError):  # no such branch; the first error says what is wrong
+    except (OSError, HTTPError):  # there is no such branch; the caller raises the first error
         return {}
     files: dict[str, list[str]] = {}
     for path in sorted(Path(folder).glob(pattern)):
@@ -51,7 +51,7 @@ def _converted_files(name: str, configuration: str) -> dict[str, list[str]]:
 
 @contextmanager
 def reading_hub(name: str) -> Iterator[None]:
-    """Turns any error into one line that names the data set and alternatives to the Hub.
+    """Turns any error into one line with the data set and the alternatives to the Hub.
 
     Raises:
         UserError: the body failed.

@@ -1,4 +1,4 @@
-"""Holds the rows of a run: the tables as read, and the splits for training and evaluation."""
+"""The rows of a run: the tables as they were read, and the splits for training and evaluation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class RunData:
     """The rows of a run.
 
     Args:
-        tables: train (rows of a query and a code), valid and test (queries) and codebase, as far as they exist.
+        tables: the tables that exist: train (a query and a code per row), valid and test (queries), and codebase.
         splits: train, valid and test with their corpus and judgments.
     """
 
@@ -25,7 +25,7 @@ class RunData:
 
     @classmethod
     def of_tables(cls, tables: DatasetDict) -> RunData:
-        """Makes the splits of rows whose urls say which code answers which query."""
+        """Makes the splits from tables. A code answers the queries with the same url."""
         splits = {}
         for name, rows in tables.items():
             if name == "train":
@@ -36,7 +36,7 @@ class RunData:
 
     @classmethod
     def of_splits(cls, splits: dict[str, Split]) -> RunData:
-        """Makes the tables of splits; valid and test share their corpus."""
+        """Makes the tables from splits. Valid and test must have the same corpus."""
         tables = DatasetDict()
         for name, split in splits.items():
             if name == "train":
@@ -48,7 +48,7 @@ class RunData:
         return cls(tables, splits)
 
     def evaluated(self, name: str, languages: Sequence[str]) -> Split | dict[str, Split] | None:
-        """Returns valid or test, as one split for each language, so that queries only meet codes of their language."""
+        """Returns valid or test, or None. With several languages, each has its own split and corpus."""
         if name not in self.splits or len(languages) < 2:
             return self.splits.get(name)
         return {

@@ -37,7 +37,7 @@ from soft_trainer.terminal import print_on_main, table
 
 
 def needed_splits(arguments: DataArguments, args: TrainingArguments, from_scratch: bool = False) -> tuple[str, ...]:
-    """Returns the splits that a run must have: training rows, and evaluation rows unless `eval_data_dir` has some."""
+    """Returns the splits that a run needs: training rows, and evaluation rows unless `eval_data_dir` has some."""
     own = not arguments.eval_data_dir
     train = args.do_train or from_scratch
     valid = (args.do_train and args.eval_strategy != "no") or (own and args.do_eval)
@@ -46,9 +46,10 @@ def needed_splits(arguments: DataArguments, args: TrainingArguments, from_scratc
 
 
 def check_sources(arguments: DataArguments) -> None:
-    """Refuses a misspelt language or folder by a UserError that names the option, before the Hub is asked.
+    """Checks the names of languages and folders, before the Hub is contacted. Chooses the language if none is given.
 
-    Without `--language`, a source tree or a history is mined for the language of most of its files.
+    Raises:
+        UserError: a language or a folder does not exist. The message gives the option.
     """
     check_languages(arguments.languages, _reader(arguments))
     for name in ("source_dir", "extra_source_dir", "history", "split_urls"):
@@ -64,7 +65,7 @@ def check_sources(arguments: DataArguments) -> None:
 
 
 def _choose_language(arguments: DataArguments) -> None:
-    """Sets the language of a source tree or a history to that of most files, if nobody gave one."""
+    """Sets the language of a source tree or a history to the one that most files are in, if none was given."""
     # pygit2 is slow to import.
     from soft_trainer.mining.history import history_language
     from soft_trainer.mining.tree import tree_language
@@ -81,15 +82,15 @@ def _choose_language(arguments: DataArguments) -> None:
 
 
 def _loaded_languages(arguments: DataArguments) -> list[str | None]:
-    """Returns the languages to load; a single None loads rows of any language."""
+    """Returns the languages to load. A single None loads rows in any language."""
     return arguments.languages or [None]
 
 
 def _in_place(source: str, language: str | None) -> str:
-    """Fills in the `{language}` of a source.
+    """Replaces `{language}` in the name of a source.
 
     Raises:
-        UserError: nobody gave a language.
+        UserError: no language was given.
     """
     if language is None and "{language}" in source:
         raise UserError(f"{source}: say with --language what stands for {{language}}")
@@ -97,19 +98,19 @@ def _in_place(source: str, language: str | None) -> str:
 
 
 def load_local(arguments: DataArguments, needed: Sequence[str] = SPLITS) -> dict[str, DatasetDict] | None:
-    """Loads the splits of each language from the files of `data_dir`, before the Hub is asked for a model.
+    """Loads the rows of each language from local files, before the Hub is asked for a model.
 
     Returns:
-        What `load_data` takes; None if the rows come from elsewhere.
+        The rows for `load_data`, or None if they are not in local files of rows.
 
     Raises:
-        UserError: rows cannot be read, or a query's url is not in the corpus.
+        UserError: the rows cannot be read, or the corpus lacks the url of a query.
     """
     sources = {name: _in_place(arguments.data_dir or "", name) for name in _loaded_languages(arguments)}
     elsewhere = arguments.source_dir or arguments.history or len({*sources.values()}) < len(sources)
     elsewhere = elsewhere or any(has_judged_splits(Path(source)) for source in sources.values())
     if elsewhere or not all(source and Path(source).exists() for source in sources.values()):
-        return None  # `load_data` reads them, or says what is wrong
+        return None  # `load_data` reads them, or raises an error
     loaded = {}
     for language, source in sources.items():
         loaded[language] = _load_rows(source, arguments, needed)
@@ -119,7 +120,7 @@ def load_local(arguments: DataArguments, needed: Sequence[str] = SPLITS) -> dict
 
 
 def _chooses_rows(arguments: DataArguments) -> bool:
-    """Returns True if options leave some rows out; rows are then checked afterwards."""
+    """Returns True if options leave out some rows. The rows are then checked afterwards."""
     return bool(arguments.split_urls or arguments.filters or arguments.drop_unusable)
 
 
@@ -138,12 +139,12 @@ def load_data(
     """Loads the rows of a run.
 
     Args:
-        mined_dir: folder for the pairs mined from `source_dir` and `history`.
-        needed: the splits that the run must have; see `needed_splits`.
+        mined_dir: the folder for pairs that are mined from `source_dir` and `history`.
+        needed: the splits that the run needs; see `needed_splits`.
         local: the rows that `load_local` has loaded.
 
     Raises:
-        UserError: rows cannot be read, or training or evaluation cannot use them (see `check_rows`).
+        UserError: the rows cannot be read, or training or evaluation cannot use them (see `check_rows`).
     """
     _choose_language(arguments)
     check_languages(arguments.languages, _reader(arguments, profile))
@@ -202,7 +203,7 @@ def _judged_data(arguments: DataArguments, folder: Path, profile: EncoderProfile
 
 
 def _check_needed(data: Mapping[str, Dataset], needed: Sequence[str]) -> None:
-    """Raises UserError if a split is missing that the run needs."""
+    """Raises UserError if a split that the run needs is missing."""
     if missing := [split for split in needed if split not in data]:
         raise UserError(
             f"no rows of {', '.join(missing)}: name a folder by --data_dir, a tree by --source_dir or --history"
@@ -210,7 +211,7 @@ def _check_needed(data: Mapping[str, Dataset], needed: Sequence[str]) -> None:
 
 
 def _reader(arguments: DataArguments, profile: EncoderProfile | None = None) -> str | None:
-    """Names the part of the run that supports only some languages, None if there is no such part."""
+    """Returns the part of the run that supports only some languages, or None if there is none."""
     if arguments.filters:
         return "--filters"
     if profile and profile.data_flow_length:
@@ -225,7 +226,7 @@ def _reader(arguments: DataArguments, profile: EncoderProfile | None = None) -> 
 def _load_languages(
     arguments: DataArguments, mined_dir: Path, needed: Sequence[str], local: Mapping[str, DatasetDict] | None
 ) -> DatasetDict:
-    """Loads the splits of every language as they are stored, and joins those of several with their language."""
+    """Loads the splits of every language and joins them. With several languages, each row gets its language."""
     loaded = []
     several = len(arguments.languages) > 1
     for language in _loaded_languages(arguments):
@@ -265,25 +266,25 @@ def _in_language(rows: Dataset, language: str) -> Dataset:
 
 
 def _first_rows(rows: Dataset, limit: int, several: bool) -> Dataset:
-    """Takes the first rows of every language, at most `limit` in all, as evenly as their sizes allow."""
+    """Returns the first rows of every language, `limit` in all, divided as evenly as their numbers allow."""
     if not several:
         return rows.select(range(min(limit, len(rows))))
     languages = pd.Series(rows["language"][:])
-    rank = languages.groupby(languages).cumcount().to_numpy()  # of a row among those of its language
+    rank = languages.groupby(languages).cumcount().to_numpy()  # a row's position among the rows of its language
     return rows.select(np.sort(np.argsort(rank, kind="stable")[:limit]))
 
 
 def _filtered(data: DatasetDict, filters: str) -> DatasetDict:
-    """Applies rules to all splits and prints how many rows each rule dropped.
+    """Applies rules to all splits, and prints how many rows each rule dropped.
 
-    The corpus keeps all rows, because any of them may be searched for. Only its comments are removed.
+    The corpus keeps all rows, because queries may ask for any of them. Only its comments are removed.
     """
     # datasketch is slow to import.
     from soft_trainer.data.filtering import filter_rows
     from soft_trainer.mining.rules import CODESEARCHNET_RULES, GRAPHCODEBERT_RULES
 
     groups = {"graphcodebert": GRAPHCODEBERT_RULES, "codesearchnet": CODESEARCHNET_RULES}
-    rules: dict[str, None] = {}  # each once
+    rules: dict[str, None] = {}  # each rule once, in order
     for name in map(str.strip, filters.split(",")):
         rules |= dict.fromkeys(groups.get(name, (name,)))
     left = DatasetDict()
@@ -299,7 +300,7 @@ def _filtered(data: DatasetDict, filters: str) -> DatasetDict:
 
 
 def _mined(arguments: DataArguments, language: str, folder: Path) -> Path:
-    """Returns the folder with the pairs of the source tree or history, which is mined again if it has changed."""
+    """Returns the folder with the pairs of a source tree or a history. A source that has changed is mined again."""
     # datasketch and pygit2 are slow to import.
     from soft_trainer.mining.history import history_state, mine_history_to
     from soft_trainer.mining.tree import mine_to, mining_table, tree_state
@@ -327,7 +328,7 @@ def _mined(arguments: DataArguments, language: str, folder: Path) -> Path:
 
 
 def _with_extra_rows(data: DatasetDict, arguments: DataArguments, language: str, folder: Path) -> DatasetDict:
-    """Adds the functions of `--extra_source_dir` to train, but no copy of a function in the other splits."""
+    """Adds the functions of `--extra_source_dir` to train, except copies of functions in the other splits."""
     extra = dataclasses.replace(arguments, source_dir=arguments.extra_source_dir, history=None)
 
     def marks(rows: Dataset) -> Iterator[set]:
@@ -351,21 +352,20 @@ def _with_extra_rows(data: DatasetDict, arguments: DataArguments, language: str,
 
 
 def source_folder(source_dir: str) -> str:
-    """Returns the folder that an option names: `stdlib` is Python's standard library, `installed` its packages."""
+    """Returns the folder that an option refers to. `stdlib` is Python's standard library, `installed` its packages."""
     known = {"stdlib": lambda: os.path.dirname(os.__file__), "installed": lambda: sysconfig.get_paths()["purelib"]}
     return known.get(source_dir, lambda: source_dir)()
 
 
 def as_rows(rows, name: str) -> Dataset | Split | None:
-    """Converts a list of dicts, a data frame or a `datasets.Dataset` to a `datasets.Dataset` without a format.
-
-    A `Split` stays as it is.
+    """Converts a list of dicts, a data frame or a `Dataset` to a `Dataset` without a format. A `Split` is unchanged.
 
     Raises:
-        UserError: an empty list, or anything else, such as an `IterableDataset`, whose rows have no numbers.
+        UserError: the list is empty, or the rows are something else, such as an `IterableDataset`, which has no row
+            numbers.
     """
     if isinstance(rows, Dataset) and rows.format["type"]:
-        return rows.with_format(None)  # whose columns are lists
+        return rows.with_format(None)  # without a format, columns are lists
     if rows is None or isinstance(rows, Dataset | Split):
         return rows
     if isinstance(rows, pd.DataFrame):
@@ -383,14 +383,14 @@ def as_rows(rows, name: str) -> Dataset | Split | None:
 
 
 def as_split(rows, name: str) -> Split | None:
-    """Converts pairs of a query and a code, in a form that `as_rows` takes, to a `Split`."""
+    """Converts pairs of a query and a code to a `Split`. They may have any form that `as_rows` converts."""
     if rows is None or isinstance(rows, Split):
         return rows
     return Split.from_pairs(as_rows(rows, name))
 
 
 def as_row_sets(rows, name: str) -> Dataset | Split | dict[str, Dataset | Split] | None:
-    """Applies `as_rows` to one set of rows, or to every set in a dict; a `Split` stays as it is."""
+    """Applies `as_rows` to a set of rows, or to every set in a dict. A `Split` is unchanged."""
     if isinstance(rows, Split):
         return rows
     if isinstance(rows, Mapping):

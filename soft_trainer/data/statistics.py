@@ -24,9 +24,9 @@ def data_statistics(data: DatasetDict, profile: EncoderProfile, tokenizer) -> di
     """Computes statistics of every split.
 
     Returns:
-        `{split: {"rows": int, "query": {"mean", "p95", "cut", "duplicates"}, "code": {...}}}`, with the sides of the
-        split that a run reads. Lengths are in tokens before truncation, special tokens included. `cut` is the share of
-        truncated texts, from 0 to 1. `duplicates` is the number of texts that repeat an earlier one.
+        `{split: {"rows": int, "query": {"mean", "p95", "cut", "duplicates"}, "code": {...}}}`, with the sides that a
+        run reads in the split. Lengths are numbers of tokens before truncation, including special tokens. `cut` is the
+        share of truncated texts, from 0 to 1. `duplicates` is the number of texts that repeat an earlier one.
     """
     statistics: dict[str, dict] = {}
     for split, rows in data.items():

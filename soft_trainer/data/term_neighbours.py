@@ -12,12 +12,12 @@ from torch import Tensor
 from soft_trainer.data.neighbours import LeftOut, Neighbours, blocks, exact_neighbours, recall_of
 from soft_trainer.terminal import print_on_main
 
-EXACT_ROWS = 1 << 17  # documents up to which every query is compared with all of them
-COMMON = 0.1  # share of the documents above which a term is multiplied as a dense column
-ENTRIES = 1 << 22  # scores that a thread holds at once
-VISITED = 1 << 11  # documents that a query's rarest terms may lead to, at first
+EXACT_ROWS = 1 << 17  # up to this many documents, every query is compared with all of them
+COMMON = 0.1  # a term in a larger share of the documents is multiplied as a dense column
+ENTRIES = 1 << 22  # scores that a thread keeps in memory at once
+VISITED = 1 << 11  # documents that the rarest terms of a query may lead to, at first
 BLOCK = 64  # queries
-# queries by which VISITED is raised, and the share of their neighbours to be found
+# VISITED is raised until this share of the neighbours of this many queries is found.
 SAMPLE = 256
 RECALL = 0.9
 
@@ -31,15 +31,15 @@ def nearest_by_terms(
     exact_up_to: int = EXACT_ROWS,
     progress: str | None = None,
 ) -> Neighbours:
-    """Returns the nearest documents of each query. A document that scores 0 or less is not a neighbour.
+    """Returns the documents nearest to each query. A document with a score of 0 or less is not a neighbour.
 
-    Above `exact_up_to` documents, only those that share one of the query's rarest terms are scored. As many terms
-    count as it takes to find 90 % of the neighbours of a sample of queries, and the recall is printed.
+    If there are more than `exact_up_to` documents, only those with one of the query's rarest terms are scored. It uses
+    as many terms as it takes to find 90 % of the neighbours of a sample of queries, and prints this recall.
 
     Args:
-        queries: term counts, [n, terms].
-        documents: weights of the terms, [m, terms].
-        k, left_out, progress: as in `nearest_rows`.
+        queries: [n, terms], the counts of terms.
+        documents: [m, terms], the weights of terms.
+        k, left_out, progress: see `nearest_rows`.
     """
     queries, documents = (side.tocsr().astype(np.float32) for side in (queries, documents))
     rows = np.arange(queries.shape[0])
@@ -61,7 +61,7 @@ def nearest_by_terms(
 
 
 def _compare_all(queries, documents, rows: np.ndarray, k: int, left_out, progress: str | None = None) -> Neighbours:
-    """Scores all documents. The few most frequent terms are multiplied as dense columns, which is faster."""
+    """Scores all documents. The few most frequent terms are dense columns in the product, because this is faster."""
     total = documents.shape[0]
     common = np.bincount(documents.indices, minlength=documents.shape[1]) > COMMON * total
     rare = sparse.diags_array((~common).astype(np.float32))
@@ -80,7 +80,7 @@ def _compare_all(queries, documents, rows: np.ndarray, k: int, left_out, progres
 
 
 def _rarest(queries: sparse.csr_matrix, postings: sparse.csr_matrix, visited: int) -> sparse.csr_matrix:
-    """Keeps each query's rarest terms while they occur in at most `visited` documents together, at least one term."""
+    """Keeps the rarest terms of each query, at least one, as long as they occur in at most `visited` documents."""
     row = np.repeat(np.arange(queries.shape[0]), np.diff(queries.indptr))
     having = np.diff(postings.indptr)[queries.indices]
     order = np.lexsort((having, row))
@@ -94,7 +94,7 @@ def _rarest(queries: sparse.csr_matrix, postings: sparse.csr_matrix, visited: in
 
 
 def _compare_some(rare, postings, queries, documents, rows, k, left_out, progress: str | None = None) -> Neighbours:
-    """Scores the documents that contain a term of `rare`, by all terms of the query."""
+    """Finds the documents with a term in `rare`, and scores them by all terms of the query."""
 
     def nearest(block: np.ndarray) -> Neighbours:
         """Finds the neighbours of a block of rows."""

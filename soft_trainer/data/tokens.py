@@ -1,4 +1,4 @@
-"""Token ids of one side of every row, computed once, memory-mapped, and read row by row."""
+"""Computes the token ids of one side of every row once. They are memory-mapped and read row by row."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ GRAPHS = Features(
     }
 )
 PARSED_AT_ONCE = 500  # functions
-READ_AT_ONCE = 1000  # rows of text that are in memory
-TOKENIZED_BY_PROCESS = 20_000  # rows for which a process is worth starting; fewer use the threads of `tokenizers`
+READ_AT_ONCE = 1000  # rows of text in memory at once
+TOKENIZED_BY_PROCESS = 20_000  # rows that make a process worth starting; `tokenizers` has threads for fewer
 
 
 class TokenColumn:
-    """Token ids of every row, of any length, without copying the underlying Arrow file.
+    """The token ids of every row, in lists of any length. The underlying Arrow file is not copied.
 
     A column pickles as its data set and its name. A data set on disk pickles as the path of its file, so a column is
     cheap to send to another process.
 
     Args:
         dataset: rows without an index mapping.
-        column: the name of a column of lists of int.
+        column: the name of a column with lists of integers.
     """
 
     def __init__(self, dataset: Dataset, column: str):
@@ -64,7 +64,7 @@ class TokenColumn:
 
 
 class GraphColumn:
-    """Codes with their data flow: the result of `dataflow.graph_features` for every row."""
+    """The codes of all rows with their data flow, as `dataflow.graph_features` returns them."""
 
     def __init__(self, columns: dict[str, TokenColumn]):
         self._columns = columns
@@ -85,7 +85,7 @@ class GraphColumn:
 
 
 def text_column(dataset: Dataset, columns: Sequence[str], side: str) -> str:
-    """Returns the first of `columns` that the rows have; a UserError if there is none, or it holds no text."""
+    """Returns the first of `columns` that the rows have. Raises UserError if they have none, or if it is not text."""
     column = next((name for name in columns if name in dataset.column_names), None)
     if column is None:
         expected = f"expected {' or '.join(columns)} (--{side}_columns names others)"
@@ -97,43 +97,43 @@ def text_column(dataset: Dataset, columns: Sequence[str], side: str) -> str:
 
 
 def check_language_column(rows: Dataset, name: str) -> None:
-    """Raises UserError, naming the rows `name`, if code is to be parsed and there is no column `language`."""
+    """Raises UserError if the rows have no column `language`. The message calls them `name`."""
     why = "which an encoder with data flow needs to parse the code: add it to the rows, or give one --language"
     if "language" not in rows.column_names:
         raise UserError(f"{name}: no column 'language', {why}")
 
 
 def arrow_texts(values: pa.ChunkedArray) -> list[str]:
-    """Converts a column of texts, or of lists of tokens, which are joined by one space."""
+    """Converts a column of texts, or of lists of tokens, to texts. Tokens are joined by one space."""
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
         return values.fill_null("").to_pylist()
     return pc.binary_join(values, " ").fill_null("").to_pylist()
 
 
 def column_texts(dataset: Dataset, column: str) -> Iterator[str]:
-    """Yields the texts of a column, which are read in small batches."""
+    """Yields the texts of a column. They are read in small batches."""
     for table in dataset.select_columns(column).with_format("arrow").iter(READ_AT_ONCE):
         yield from arrow_texts(table[column])
 
 
 def text_ids(texts: Iterable[str]) -> np.ndarray:
-    """Returns a number for each text, the same for equal texts, uint64[rows].
+    """Returns an id for each text, uint64[rows]. Equal texts have equal ids.
 
-    The number is a hash. Among 250,000 texts, two different ones share a number with a probability of 2e-9.
+    An id is a hash. The probability that any two of 250,000 different texts have the same id is 2e-9.
     """
     return np.fromiter((xxhash.xxh3_64_intdigest(text.encode()) for text in texts), np.uint64)
 
 
 def side_texts(dataset: Dataset, side: str, profile: EncoderProfile) -> Iterator[str]:
-    """Yields the texts of one side as the encoder reads them; a UserError if the rows lack the side's columns."""
+    """Yields the texts of one side that the encoder reads. Raises UserError if the rows lack the side's columns."""
     return column_texts(dataset, text_column(dataset, getattr(profile, f"{side}_columns"), side))
 
 
 def column_of(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -> TokenColumn | GraphColumn:
-    """Computes the encoder's input for one side of every row, once; it is kept in the `datasets` cache.
+    """Computes the encoder's input for one side of every row. The result is kept in the `datasets` cache.
 
     Raises:
-        UserError: the rows lack the side's columns, or `language` where the encoder reads data flow.
+        UserError: the rows lack the side's columns, or the encoder needs data flow and they lack `language`.
     """
     if side == "code" and profile.data_flow_length:
         graphs = _with_data_flow(dataset, profile, tokenizer)
@@ -142,7 +142,7 @@ def column_of(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -
 
 
 def _with_data_flow(dataset: Dataset, profile: EncoderProfile, tokenizer) -> Dataset:
-    """Computes token ids, positions, nodes and edges of every row's code, on all cores."""
+    """Computes token ids, positions, nodes and edges for the code of every row, on all cores."""
     check_language_column(dataset, "rows")
     column = text_column(dataset, profile.code_columns, "code")
     lengths = profile.code_length, profile.data_flow_length
@@ -159,7 +159,7 @@ def _with_data_flow(dataset: Dataset, profile: EncoderProfile, tokenizer) -> Dat
 
 
 def processes_for(rows: int, least: int) -> int | None:
-    """Returns how many processes `datasets.map` gets, with `least` rows or more for each; None means this process."""
+    """Returns the number of processes for `Dataset.map`, with at least `least` rows each, or None for this process."""
     processes = min(os.cpu_count() or 1, rows // least)
     if processes > 1:
         return processes
@@ -167,12 +167,12 @@ def processes_for(rows: int, least: int) -> int | None:
 
 
 def mapped(dataset: Dataset, columns: list[str], run, features: Features, made_from: list, **options) -> Dataset:
-    """Returns the result of `run` on Arrow tables of some columns, kept for data sets on disk.
+    """Applies `run` to Arrow tables of some columns, and returns the result. For data sets on disk, it is cached.
 
     Args:
         features: the columns of the result.
-        made_from: everything that the result depends on, apart from the rows: settings and the code of `run`.
-        options: of `Dataset.map`.
+        made_from: everything except the rows that the result depends on, such as settings and the code of `run`.
+        options: arguments of `Dataset.map`.
     """
     made = fingerprint(rows_fingerprint(dataset, columns), str(features), code_fingerprint(__name__), made_from)
 
@@ -185,11 +185,10 @@ def mapped(dataset: Dataset, columns: list[str], run, features: Features, made_f
 
 
 def tokenized(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -> Dataset:
-    """Computes token ids of one side of every row.
+    """Computes the token ids of one side of every row. For a data set on disk, the result is cached.
 
-    The columns are `ids` (truncated), `length` (tokens before truncation) and `text` (its number, see `text_ids`).
-
-    The result for a data set on disk stays in the `datasets` cache. Its key is made of rows, tokenizer and settings.
+    Returns:
+        The columns `ids` (truncated), `length` (the number of tokens before truncation) and `text` (see `text_ids`).
 
     Raises:
         UserError: the rows lack the side's columns.
@@ -205,7 +204,7 @@ def tokenized(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -
         ids, lengths = tokenize_with_lengths(tokenizer, texts, prefix, longest)
         offsets = np.cumsum([0, *map(len, ids)], dtype=np.int32)
         values = np.fromiter(chain.from_iterable(ids), np.int32, offsets[-1])
-        # For lists of lists, Arrow would look at every number.
+        # Given lists of lists, Arrow would look at every number.
         columns = [pa.ListArray.from_arrays(offsets, values), pa.array(lengths, pa.int32()), pa.array(text_ids(texts))]
         return pa.Table.from_arrays(columns, schema=TOKENS.arrow_schema)
 

@@ -20,20 +20,21 @@ Rows = Sequence[int] | np.ndarray | Tensor
 
 
 class Estimator:
-    """Computes similarities between queries and codes of the training split, by row number.
+    """Computes similarities between queries and codes of the training split, given their rows.
 
-    Subclasses implement `fit` and `similarity`. A row is a position in the queries or in the corpus of the split that
-    `fit` saw. Softmax, temperature, alpha, beta and floor never appear in an estimator: `soft_trainer.weights` applies
-    them.
+    Subclasses implement `fit` and `similarity`. A row is an index into the queries or into the corpus of the split
+    that `fit` received. An estimator never applies softmax, temperature, alpha, beta or floor; `soft_trainer.weights`
+    does.
 
     Attributes:
-        alpha, beta, temperature: the settings that suit this similarity (Table 7), used unless a run sets others.
+        alpha, beta, temperature: the settings that suit this similarity (Table 7), unless a run sets others.
         positive_margin, positive_temperature: the settings of positive-aware weights, in units of the similarity.
-        distill_temperature: the temperature at which the softmax of the similarity is the distribution that the
-            encoder behind it was trained to give, for `distill_weight`.
-        compares_codes: True if a code can be more similar to a query than the query's own code is. Similarities of
-            queries with queries are largest on the diagonal by construction, so positive-aware weights refuse them.
-        in_workers: True if data workers may call `similarity` before the step. It must then need no GPU, and the
+        distill_temperature: the temperature for `distill_weight`. At this temperature, the softmax of the similarity
+            is the distribution that the encoder behind it was trained to give.
+        compares_codes: True if a code can be more similar to a query than the query's own code is. This is False if
+            queries are compared with queries, because their similarities are largest on the diagonal. Positive-aware
+            weights then do not work.
+        in_workers: True if data workers may call `similarity` before the step. It must not need a GPU then, and the
             fitted estimator must be picklable.
     """
 
@@ -55,34 +56,34 @@ class Estimator:
         return f"{type(self).__name__}({', '.join(changed)})"
 
     def check(self, split: Split) -> None:
-        """Raises UserError if `fit` cannot work on these rows; called before a model is loaded."""
+        """Raises UserError if `fit` cannot work on these rows. It is called before a model is loaded."""
 
     def bind(self, encoder: Encoder) -> None:
-        """Receives the run's encoder before training, for an estimator that uses it."""
+        """Receives the run's encoder before training, in case the estimator uses it."""
 
     @property
     def finds_neighbours(self) -> bool:
-        """True if `neighbours` works."""
+        """True if the estimator implements `neighbours`."""
         return type(self).neighbours is not Estimator.neighbours
 
     def neighbours(
         self, k: int, left_out: LeftOut, codes: np.ndarray | None = None, progress: str | None = None
     ) -> Neighbours:
-        """Finds the k codes most similar to each query, as `nearest_rows` does. Called after `fit`, on every process.
+        """Finds the k codes most similar to each query, like `nearest_rows`. Every process calls it, after `fit`.
 
         Args:
-            left_out: the codes that are no neighbours of a query.
-            codes: sorted rows of the corpus, the codes that may be neighbours; all when None.
-            progress: the label of a progress bar, None for no bar.
+            left_out: the codes that do not count as neighbours of a query.
+            codes: the rows of the codes that may be neighbours, sorted. By default, all codes.
+            progress: the label of a progress bar, or None for no bar.
         """
         raise NotImplementedError
 
     def fit(self, split: Split) -> None:
-        """Prepares for the queries and the corpus of a split. Called once."""
+        """Prepares for the queries and the corpus of a split. It is called once."""
         raise NotImplementedError
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
-        """Computes the raw similarity of Q queries to C codes, larger = more similar, Tensor[Q, C]."""
+        """Computes the raw similarity of Q queries to C codes, Tensor[Q, C]. Larger means more similar."""
         raise NotImplementedError
 
 
@@ -90,14 +91,14 @@ class CodesByQueries:
     """Represents each code by the query of its first pair, for estimators that compare queries with queries.
 
     Args:
-        first: int64[C], the query of each code's first pair, -1 for a code without one.
+        first: int64[C], the query in each code's first pair, or -1 if the code is in no pair.
     """
 
     def __init__(self, first: np.ndarray):
         self.first = first
 
     def of(self, code_rows: Rows) -> np.ndarray:
-        """Returns the query of each code; a UserError for a code without one."""
+        """Returns the query of each code. Raises UserError if a code has none."""
         queries = self.first[as_array(code_rows)]
         if (queries < 0).any():
             raise UserError(f"a code has no query, but the estimator compares queries; use {COMPARE_CODES}")
@@ -106,12 +107,12 @@ class CodesByQueries:
     def neighbours(
         self, values, codes: np.ndarray | None, left_out: LeftOut, find: Callable[[Any, LeftOut], Neighbours]
     ) -> Neighbours:
-        """Finds neighbours as `find_among` does, given a row of values for each query."""
+        """Finds neighbours like `find_among`, given one row of values for each query."""
         known = np.flatnonzero(self.first >= 0)
         if codes is not None:
             known = np.intersect1d(known, codes)
         if not np.array_equal(self.first, np.arange(values.shape[0])):
-            values = values[self.first]  # a code without a query gets those of another, and is not among the known
+            values = values[self.first]  # a code without a query gets wrong values, but is not among `known`
         return find_among(values, known, left_out, find)
 
 
@@ -121,9 +122,9 @@ def find_among(
     """Finds neighbours among some of the codes.
 
     Args:
-        values: a row for each code, such as its embedding.
-        codes: sorted rows of the corpus; all when None.
-        find: (a row for each code that may be found, the codes that are left out) -> neighbours.
+        values: one row for each code, such as its embedding.
+        codes: the rows of the codes that may be found, sorted. By default, all codes.
+        find: returns neighbours, given the rows of `values` for these codes and the codes that are left out.
     """
     if codes is None or len(codes) == values.shape[0]:
         return find(values, left_out)
@@ -132,10 +133,10 @@ def find_among(
 
 
 def check_codes_have_queries(estimator, split: Split, codes: np.ndarray) -> None:
-    """Refuses codes without a query if the estimator compares queries with queries.
+    """Checks that all given codes have a query, if the estimator compares queries with queries.
 
     Raises:
-        UserError: names the estimators that fit.
+        UserError: a code has none. The message gives the estimators that work.
     """
     if getattr(estimator, "compares_codes", True):
         return
@@ -148,7 +149,7 @@ def check_codes_have_queries(estimator, split: Split, codes: np.ndarray) -> None
 
 
 def as_array(rows: Rows) -> np.ndarray:
-    """Converts row numbers to a NumPy index."""
+    """Converts rows to a NumPy array of indices."""
     if isinstance(rows, torch.Tensor):
         return rows.cpu().numpy()
     return np.asarray(rows, dtype=np.int64)

@@ -1,7 +1,7 @@
-"""BM25 on sparse matrices of term counts: the estimator, and the formula that lexical search shares.
+"""BM25 on sparse matrices of term counts: the estimator, and the formula, which lexical search shares.
 
-We do not use rank_bm25 or bm25s, because a batch's statistics change with every batch. Both would build an index for
-each step: for 256 queries that takes 83 and 12 times as long (`benchmarks/bm25.py`).
+We do not use rank_bm25 or bm25s. The statistics change with every batch, so both would build an index in each step.
+For 256 queries, this takes 83 and 12 times as long (`benchmarks/bm25.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from soft_trainer.mining.rules import identifier_words
 
 SCOPES = ("batch", "corpus")
 SPLIT_AT_ONCE = 1 << 14  # texts
-OKAPI_EPSILON = 0.25  # rank_bm25's: a negative idf becomes this share of the mean idf
+OKAPI_EPSILON = 0.25  # as in rank_bm25, a negative idf becomes this share of the mean idf
 
 
 def _okapi(total: int, having: np.ndarray) -> np.ndarray:
@@ -41,7 +41,7 @@ def _okapi(total: int, having: np.ndarray) -> np.ndarray:
     return np.where(idf < 0, OKAPI_EPSILON * mean, idf)
 
 
-# The weight of a term that `having` of `total` documents contain.
+# The weight of a term that occurs in `having` of `total` documents.
 IDFS = {
     "okapi": _okapi,
     "robertson": lambda total, having: np.log((total - having + 0.5) / (having + 0.5)),
@@ -50,24 +50,25 @@ IDFS = {
 
 
 class BM25Estimator(Estimator):
-    """BM25 scores of the tokens of queries against those of codes (Section 3.2, "BM25").
+    """Scores the tokens of queries against the tokens of codes by BM25 (Section 3.2, "BM25").
 
-    By default it scores queries against queries: a code is as relevant as the query of its first pair. A token that
+    By default, it scores queries against queries: a code is as relevant as the query in its first pair. A token that
     occurs k times in the query counts k times.
 
     Args:
-        column: the tokens of the query side, lists of str or of int ids.
-        document_column: the tokens scored against; `code_tokens` is the paper's other reading. Default: `column`.
-        k1, b: BM25's saturation and length normalisation.
-        idf: "okapi" (rank_bm25's, a negative idf is raised to a quarter of the mean), "robertson" (the published
+        column: the column with the tokens of queries, lists of texts or of integer ids.
+        document_column: the column with the tokens of documents. By default, `column`. `code_tokens` is another way to
+            read the paper.
+        k1, b: the parameters of saturation and length normalisation.
+        idf: "okapi" (as in rank_bm25, a negative idf is raised to a quarter of the mean), "robertson" (the published
             formula, negative for a token in over half of the documents) or "lucene" (always positive).
-        scope: "batch" takes document frequencies and mean length from `code_rows` alone, as published; "corpus" from
-            the whole training set.
-        average_length: mean document length; by default that of the scope.
-        cache_dir: the folder that keeps neighbours for the next run; None keeps them in memory only.
+        scope: the documents that give document frequencies and the mean length. "batch" means `code_rows`, as
+            published, and "corpus" the whole training set.
+        average_length: the mean length of a document. By default, it is computed from the scope.
+        cache_dir: the folder that keeps neighbours for the next run. None keeps them in memory only.
 
     Raises:
-        UserError: an unknown idf or scope, or (in `fit`) a column that is missing or holds no tokens or texts.
+        UserError: the idf or scope is unknown, or, in `fit`, a column is missing or has neither tokens nor texts.
     """
 
     alpha = 1.5
@@ -100,13 +101,13 @@ class BM25Estimator(Estimator):
         self.cache_dir = cache_dir
 
     def check(self, split: Split) -> None:
-        """Raises UserError if a column is missing, has gaps, or holds anything but tokens or texts."""
+        """Raises UserError if a column is missing, lacks values, or has neither tokens nor texts."""
         _column(split.queries, self.column, "query")
         if self.compares_codes:
             _column(split.corpus, self.document_column, "code")
 
     def fit(self, split: Split) -> None:
-        """Counts the tokens of every row, once. A text column is split at white space."""
+        """Counts the tokens of every row. A text is split at white space."""
         columns = [_column(split.queries, self.column, "query")]
         if self.compares_codes:
             columns.append(_column(split.corpus, self.document_column, "code"))
@@ -130,13 +131,13 @@ class BM25Estimator(Estimator):
 
     @property
     def compares_codes(self) -> bool:
-        """True if queries are scored against codes, False if against the codes' queries."""
+        """True if queries are scored against codes, False if they are scored against the codes' queries."""
         return self.document_column != self.column
 
     def neighbours(
         self, k: int, left_out: LeftOut, codes: np.ndarray | None = None, progress: str | None = None
     ) -> Neighbours:
-        """Finds the k codes whose documents score highest for each query, with the statistics of all documents."""
+        """Finds the k codes with the highest scores for each query, by the statistics of all documents."""
 
         def find(documents: sparse.csr_matrix, left_out: LeftOut) -> Neighbours:
             weights = bm25_weights(documents, "lucene", self.k1, self.b)
@@ -159,7 +160,7 @@ class BM25Estimator(Estimator):
 
 
 def _column(dataset: Dataset, name: str, side: str) -> pa.ChunkedArray:
-    """Returns a column of token lists, or the column of texts (named without `_tokens`) if there are no tokens."""
+    """Returns a column of token lists or, if it is missing, the column of texts whose name lacks `_tokens`."""
     column = next((column for column in (name, name.removesuffix("_tokens")) if column in dataset.column_names), None)
     if column is None:
         raise UserError(f"BM25 reads column {name!r}, the {side} rows have: {', '.join(dataset.column_names)}")
@@ -180,14 +181,14 @@ def _column(dataset: Dataset, name: str, side: str) -> pa.ChunkedArray:
 
 
 def _token_lists(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Returns lists of tokens; texts are split at white space."""
+    """Returns lists of tokens. Texts are split at white space."""
     if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
-        large = pa.types.is_large_string(values.type.value_type)  # the columns must be of one type
+        large = pa.types.is_large_string(values.type.value_type)  # all columns must have the same type
         if large:
             return values.cast(pa.list_(pa.string()))
         return values
     slices = (values.slice(start, SPLIT_AT_ONCE) for start in range(0, len(values), SPLIT_AT_ONCE))
-    # Arrow's own notion of white space differs from Python's in control characters.
+    # Arrow itself would not split at the same control characters as Python.
     return as_arrow(text.split() for part in slices for text in part.to_pylist())
 
 
@@ -200,17 +201,17 @@ def as_arrow(texts: Iterable[list[str]]) -> pa.ChunkedArray:
 
 
 def split_identifiers(tokens: Sequence[str]) -> list[str]:
-    """Splits the tokens of code or text into words, also those inside strings and comments."""
+    """Splits the tokens of code or text into words. This includes tokens inside strings and comments."""
     return list(chain.from_iterable(map(identifier_words, tokens)))
 
 
 def count_terms(columns: Sequence[pa.ChunkedArray]) -> list[sparse.csr_matrix]:
-    """Counts the tokens of each row of columns of token lists, float32[rows, terms] each.
+    """Counts the tokens in each row of several columns of token lists, as float32[rows, terms] for each column.
 
-    The terms are those of all columns, in the order of their first appearance.
+    All columns share their terms, which are in the order in which they first occur.
     """
     kind = columns[0].type.value_type
-    # `flatten` heeds the slice of an array, and leaves nothing out because no row is null.
+    # Unlike `values`, `flatten` respects the slice of an array.
     flat = []
     chunks = []
     for column in columns:
@@ -239,14 +240,15 @@ def bm25_weights(
     average_length: float | None = None,
     term_idf: np.ndarray | None = None,
 ) -> sparse.csr_matrix:
-    """Computes each term's contribution to the score of each document: scores are `query_counts @ weights.T`.
+    """Computes each term's contribution to the score of each document. Scores are `query_counts @ weights.T`.
 
     Args:
-        counts (`[D, T]`): term counts of the documents, in any precision.
-        idf: a name of `IDFS`.
-        k1, b: saturation of a term's count, and normalisation of a document's length (0 to 1).
-        average_length: mean length; by default that of these documents.
-        term_idf (`float64[T]`): weight of each term; by default `idf` of these documents.
+        counts (`[D, T]`): the term counts of the documents, in any precision.
+        idf: a key of `IDFS`.
+        k1: the saturation of a term's count.
+        b: the normalisation of a document's length, from 0 to 1.
+        average_length: the mean length of a document. By default, it is computed from these documents.
+        term_idf (`float64[T]`): the weight of each term. By default, `idf` of these documents.
     """
     lengths = np.diff(np.r_[0.0, np.cumsum(counts.data, dtype=np.float64)][counts.indptr])
     if average_length is None:
@@ -255,7 +257,7 @@ def bm25_weights(
         average = average_length
     norms = np.repeat(k1 * (1 - b + b * lengths / max(average, 1e-12)), np.diff(counts.indptr))
     if term_idf is None:
-        # Only for terms in these documents, since a batch has few of the training set's terms.
+        # Only for terms in these documents, because a batch has few of the training set's terms.
         _, term, having = np.unique(counts.indices, return_inverse=True, return_counts=True)
         entry_idf = IDFS[idf](counts.shape[0], having)[term]
     else:

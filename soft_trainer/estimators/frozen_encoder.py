@@ -1,4 +1,4 @@
-"""Estimators by a frozen encoder, which encodes every row once: SimCSE, a trained model, and the initial encoder."""
+"""Estimators with a frozen encoder, which encodes every row once: SimCSE, a trained model, and the initial encoder."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from soft_trainer.identity import code_fingerprint, fingerprint
 
 
 class EncodedRowsEstimator(Estimator):
-    """Computes similarities of row embeddings that a frozen encoder computes once, before training.
+    """Computes similarities from embeddings of rows, which a frozen encoder computes once before training.
 
     Args:
-        model_name_or_path: folder or Hub name of the encoder; `NAME@REVISION` pins a revision.
-        cache_dir: the folder that keeps row embeddings for the next run; None keeps them in memory only.
-        batch_size: the number of texts encoded at once.
-        trust_remote_code: run the code that comes with the encoder.
+        model_name_or_path: the encoder's folder or name on the Hub. `NAME@REVISION` pins a revision.
+        cache_dir: the folder that keeps row embeddings for the next run. None keeps them in memory only.
+        batch_size: the number of texts to encode at once.
+        trust_remote_code: run the code that comes with the encoder. Read it first.
     """
 
     in_workers = True
-    _scale = 1.0  # of the dot products of `_queries` and `_codes`, which `fit` sets
-    _by_queries: CodesByQueries | None = None  # if queries are compared with queries
+    _scale = 1.0  # a factor on the dot products of `_queries` and `_codes`, which `fit` sets
+    _by_queries: CodesByQueries | None = None  # set if queries are compared with queries
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class EncodedRowsEstimator(Estimator):
         self._name, self._revision = split_revision(self.model_name_or_path)
 
     def __getstate__(self) -> dict:
-        """Returns the state with memory-mapped rows replaced by their paths, so that a worker maps them too."""
+        """Returns the state with memory-mapped rows replaced by their paths, so that a data worker maps them too."""
         mapped = {name: str(value.filename) for name, value in vars(self).items() if isinstance(value, np.memmap)}
         return vars(self) | {"_mapped": mapped} | dict.fromkeys(mapped)
 
@@ -65,12 +65,13 @@ class EncodedRowsEstimator(Estimator):
         return load_encoder(self._name, self._revision, distributed.device(), self.trust_remote_code)
 
     def encode_rows(self, dataset, side: str, encoder: Encoder) -> np.ndarray:
-        """Returns embeddings of one side of every row, [rows, d], comparable by dot product; cached if possible.
+        """Returns embeddings of one side of every row, [rows, d], which are compared by dot product.
 
-        On a GPU the encoder runs in half precision: in bfloat16 if the GPU has it, because float16 can overflow.
+        They are cached if the estimator has a cache folder. On a GPU, the encoder runs in half precision. It uses
+        bfloat16 if the GPU supports it, because float16 can overflow.
 
         Raises:
-            UserError: an embedding is not finite. Nothing is stored then.
+            UserError: an embedding is not finite. Nothing is cached then.
         """
         model = encoder.model
         profile = encoder.profile
@@ -117,7 +118,7 @@ class EncodedRowsEstimator(Estimator):
     def neighbours(
         self, k: int, left_out: LeftOut, codes: np.ndarray | None = None, progress: str | None = None
     ) -> Neighbours:
-        """Finds the k codes that score highest for each query, from the cache if possible."""
+        """Finds the k codes with the highest scores for each query, or reads them from the cache."""
 
         def find(vectors: np.ndarray, left_out: LeftOut) -> Neighbours:
             device = distributed.device()
@@ -134,9 +135,10 @@ class EncodedRowsEstimator(Estimator):
 class SimCSEEstimator(EncodedRowsEstimator):
     """Cosine of query embeddings from any sentence encoder (Section 3.2, "SimCSE").
 
-    The similarity of a query to a code is that to the query of the code's first pair. The encoder is a folder or Hub
-    name: a sentence-transformers model, with its own pooling, or a plain `AutoModel`, with mean pooling. Embeddings
-    are normalised. The paper uses `registry.PAPER_MODEL`, trained further as `examples/simcse.py` does.
+    The similarity of a query to a code is its similarity to the query in the code's first pair. The encoder is a
+    folder
+    or a name on the Hub: a sentence-transformers model with its own pooling, or a plain `AutoModel` with mean pooling.
+    Embeddings are normalised. The paper trains `registry.PAPER_MODEL` further, as `examples/simcse.py` does.
     """
 
     alpha = 1.3
@@ -155,10 +157,10 @@ class SimCSEEstimator(EncodedRowsEstimator):
 
 
 class TrainedModelEstimator(EncodedRowsEstimator):
-    """Scores of a checkpoint trained with InfoNCE (Section 3.2, "Trained Model"), kept frozen.
+    """Scores of a frozen checkpoint that was trained with InfoNCE (Section 3.2, "Trained Model").
 
-    It may differ from the encoder in training. Tokenizer, lengths, pooling, score function and scale are read from its
-    folder.
+    The checkpoint's tokenizer, lengths, pooling, score function and scale are read from its folder, so they may differ
+    from those of the encoder in training.
     """
 
     alpha = 1.3
@@ -167,7 +169,7 @@ class TrainedModelEstimator(EncodedRowsEstimator):
 
     @property
     def positive_temperature(self) -> float:
-        """0.05 in units of cosines: 0.05 x the checkpoint's score scale."""
+        """The temperature of positive-aware weights: 0.05 for cosines, times the checkpoint's score scale."""
         return 0.05 * self.score_scale
 
     @property
@@ -184,13 +186,13 @@ class TrainedModelEstimator(EncodedRowsEstimator):
 
 
 class InitialModelEstimator(TrainedModelEstimator):
-    """Scores of the encoder before training, frozen: a trained model without a second download.
+    """Scores of the encoder before training, kept frozen. It needs no second download.
 
-    `EstimatorCallback` binds it to the run's encoder, and `SoftInfoNCETrainer` fits it before the first step and
-    before a checkpoint is loaded, so that a resumed run has the same scores.
+    The trainer binds it to the run's encoder, and fits it before the first step and before a checkpoint is loaded, so
+    that a resumed run has the same scores.
     """
 
-    # Cosines x 20 of a zero-shot encoder lie within a few units: Table 7's 5.0 would make all weights equal.
+    # The scores (cosine x 20) of an untrained encoder differ by few units: Table 7's 5.0 would make all weights equal.
     temperature = 2.0
 
     def __init__(self, cache_dir=DEFAULT_FOLDER, batch_size: int = 64):
@@ -209,12 +211,12 @@ class InitialModelEstimator(TrainedModelEstimator):
         self._encoder = encoder
 
     def load(self) -> Encoder:
-        """Returns the run's encoder, with its current weights; a UserError if it is not bound to one."""
+        """Returns the run's encoder with its current weights. Raises UserError if there is none."""
         if self._encoder is None:
             raise UserError("estimator=initial_model: it needs a SoftInfoNCETrainer, which binds it to its encoder")
         return self._encoder
 
     def __getstate__(self) -> dict:
-        """Returns the state without the encoder, since a fitted estimator only looks up rows."""
+        """Returns the state without the encoder, because a fitted estimator only looks up rows."""
         profile_only = self._encoder and dataclasses.replace(self._encoder, model=None, tokenizer=None)
         return super().__getstate__() | {"_encoder": profile_only}

@@ -1,4 +1,4 @@
-"""The one table of estimators, and the way from a name on the command line to an estimator."""
+"""Makes the estimator that `--estimator` names. `ESTIMATORS` is the table of all estimators."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ PAPER_MODEL = "sentence-transformers/msmarco-distilbert-dot-v5"  # the paper's S
 
 
 class EstimatorEntry(NamedTuple):
-    """An estimator that `--estimator` names.
+    """An estimator in the table.
 
     Args:
-        label: the name in tables.
-        estimator_class: its class, whose attributes are the default alpha, beta and temperature; None for "none".
-        arguments: (options, the query's column) -> its arguments, except those of an encoder.
-        takes_model: True if it takes the encoder of `--estimator_model`.
-        default_model: the encoder that it takes if none is named.
+        label: its name in tables.
+        estimator_class: its class, whose attributes are the default alpha, beta and temperature. None for "none".
+        arguments: returns its arguments, except its encoder, given the options and the column of the queries.
+        takes_model: True if `--estimator_model` is its encoder.
+        default_model: its encoder if `--estimator_model` is not given.
     """
 
     label: str
@@ -57,7 +57,7 @@ def _of_encoders(options: DataArguments, _: str) -> dict:
 
 
 def cache_folder(arguments: DataArguments) -> str | Path | None:
-    """Returns the cache folder for row embeddings and neighbours, None for no cache."""
+    """Returns the cache folder for row embeddings and neighbours, or None for no cache."""
     if arguments.estimator_cache_dir == "none":
         return None
     return arguments.estimator_cache_dir or DEFAULT_FOLDER
@@ -76,17 +76,17 @@ ESTIMATORS: dict[str, EstimatorEntry] = {
 def choose_estimator(
     arguments: DataArguments, query_columns: Sequence[str] = ("docstring_tokens",), trust_remote_code: bool = False
 ):
-    """Makes the estimator for `--estimator`: a name of `ESTIMATORS`, or a user's `module:Class`.
+    """Makes the estimator that `--estimator` names: a key of `ESTIMATORS`, or a user's `module:Class`.
 
     Args:
-        query_columns: the columns of the queries, for an estimator that reads their words; it reads the first.
+        query_columns: the columns of the queries. An estimator that needs the words of queries reads the first.
         trust_remote_code: run the code that comes with the encoder of `--estimator_model`.
 
     Returns:
         An estimator, or None for "none".
 
     Raises:
-        UserError: an unknown name, a module or class that cannot be imported, or an encoder that is missing.
+        UserError: the name is unknown, the module or class cannot be imported, or the encoder is missing.
     """
     name = arguments.estimator or "none"
     model = arguments.estimator_model
@@ -106,12 +106,12 @@ def choose_estimator(
 def default_estimator(
     args: SoftInfoNCETrainingArguments, profile: EncoderProfile, model: PreTrainedModel
 ) -> Estimator | None:
-    """Returns the estimator that a training from Python gets if it names none, and sets the options that go with it.
+    """Returns the default estimator of a training from Python, and sets the options that go with it.
 
-    It is the one that the command line takes for the same options and the same encoder.
+    It is the same as the command line's default for the same options and the same encoder.
 
     Args:
-        args: of the training; plain `TrainingArguments` get no estimator.
+        args: the training arguments. For plain `TrainingArguments` there is no estimator.
         model: the encoder before training.
     """
     if not isinstance(args, SoftInfoNCETrainingArguments) or "estimator" in args.named:
@@ -124,7 +124,7 @@ def default_estimator(
 
 
 def _known(name: str, arguments: DataArguments, query_column: str, trust_remote_code: bool) -> Estimator | None:
-    """Makes an estimator of `ESTIMATORS`."""
+    """Makes an estimator in `ESTIMATORS`."""
     entry = ESTIMATORS[name]
     options = entry.arguments(arguments, query_column)
     if entry.takes_model:
@@ -132,7 +132,7 @@ def _known(name: str, arguments: DataArguments, query_column: str, trust_remote_
         if model is None:
             raise UserError(f"estimator={name}: name its folder or Hub name with --estimator_model")
         base, revision = split_revision(model)
-        # A missing encoder is refused now rather than when the estimator is fitted.
+        # This raises an error for a missing encoder now, rather than when the estimator is fitted.
         load_tokenizer(base, resolve_profile(base, revision=revision), revision, trust_remote_code)
         options |= {"model_name_or_path": model, "trust_remote_code": trust_remote_code}
     return entry.estimator_class and entry.estimator_class(**options)
