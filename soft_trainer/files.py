@@ -219,7 +219,7 @@ def newest_complete(output_dir: str | Path) -> str | None:
     for checkpoint in sort_checkpoints(str(output_dir), PREFIX_CHECKPOINT_DIR):
         written = _written(Path(checkpoint))
         if written is None:
-            print_on_main(f"warning: skipping {checkpoint}: it is not complete, its run was stopped while writing it")
+            print_on_main(f"warning: skipping {checkpoint}: it is not complete, or another version wrote it")
         else:
             times[checkpoint] = written
     return max(times, key=times.get, default=None)
@@ -253,5 +253,5 @@ def last_checkpoint(wanted: str | bool | None, output_dir: str | Path) -> str | 
     if no_state:
         raise UserError(f"{named}: it has no trainer_state.json, so it is not a training checkpoint")
     if _written(folder) is None:
-        raise UserError(f"{named}: it is not complete: a file is missing, or not as it was when it was written")
+        raise UserError(f"{named}: it is not complete (a file is missing or has changed), or another version wrote it")
     return str(wanted)

@@ -27,7 +27,7 @@ from soft_trainer.data.batches import Batch, TrainBatches
 from soft_trainer.data.collator import ChunkCost, PairCollator, Side
 from soft_trainer.data.global_batches import EpochDataLoader, data_seed
 from soft_trainer.data.judgments import Split
-from soft_trainer.data.sources import as_row_sets, as_split
+from soft_trainer.data.python_rows import as_row_sets, as_split
 from soft_trainer.data.tokens import SIDES, GraphColumn, TokenColumn, column_of
 from soft_trainer.encoders.adapters import plain_encoder
 from soft_trainer.encoders.encoding import Encoder, comparable, embed_sharded, encode, prompt_length, score, shorten

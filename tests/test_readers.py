@@ -18,7 +18,7 @@ from git_repositories import grown
 
 import soft_trainer
 from soft_trainer import identity
-from soft_trainer.data import any_rows, array_cache, codesearchnet, filtering, neighbours, sources, tokens
+from soft_trainer.data import array_cache, codesearchnet, filtering, neighbours, row_files, sources, tokens
 from soft_trainer.data.judgments import Split
 from soft_trainer.data.neighbours import LeftOut
 from soft_trainer.encoders import scratch
@@ -93,7 +93,7 @@ def jsonl(world):
 
 
 def json_of_any_columns(world):
-    return any_rows._read_file(world.file("any.jsonl"))
+    return row_files._read_file(world.file("any.jsonl"))
 
 
 def ids(world):
@@ -187,7 +187,7 @@ READERS = {
 }
 # The modules of these functions.
 MODULES = {
-    *("data.any_rows", "data.codesearchnet", "data.filtering", "data.judgments", "data.sources", "data.tokens"),
+    *("data.row_files", "data.codesearchnet", "data.filtering", "data.judgments", "data.sources", "data.tokens"),
     *("encoders.scratch", "estimators.bm25", "estimators.frozen_encoder"),
 }
 

@@ -2,56 +2,33 @@
 
 from __future__ import annotations
 
-import glob
 import json
-import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
-import pyarrow as pa
-from datasets import (
-    Dataset,
-    DatasetDict,
-    Features,
-    LargeList,
-    List,
-    Value,
-    concatenate_datasets,
-    load_dataset,
-    load_from_disk,
-)
-from datasets.exceptions import DatasetGenerationError
+from datasets import Dataset, DatasetDict, List, Value, concatenate_datasets
 from xxhash import xxh3_128_hexdigest
 
-from soft_trainer.data.array_cache import cached_dataset
 from soft_trainer.data.codesearchnet import SIDES_OF, SPLITS, blank_rows, corpus_of, load_folder, split_files
 from soft_trainer.data.judged_files import has_judged_splits, load_judged_splits
 from soft_trainer.data.judgments import Split
 from soft_trainer.data.places import place_of
-from soft_trainer.data.published import load_published
+from soft_trainer.data.python_rows import from_frame
+from soft_trainer.data.row_files import format_of, is_saved, read_splits, row_files, split_of
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json_lines
-from soft_trainer.identity import file_fingerprint, fingerprint
 from soft_trainer.mining.packages import assign_splits
 from soft_trainer.terminal import print_on_main, table
 
 # The recognised names of query and code columns, of splits, and of the column with a row's repository.
 PAIRS = (("query", "code"), ("anchor", "positive"), ("question", "answer"), ("text", "function"))
-SPLIT_NAMES = {
-    "train": "train", "training": "train", "valid": "valid", "validation": "valid", "val": "valid", "dev": "valid",
-    "test": "test", "codebase": "codebase", "corpus": "codebase",
-}  # fmt: skip
 REPOSITORIES = ("repo", "repository", "repository_name", "repo_name")
 # The columns of CodeSearchNet.
 QUERIES = ("docstring", "docstring_tokens")
 CODES = ("code", "code_tokens")
 SIDES = {"query": QUERIES, "code": CODES}
-FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
-READ_AS = {"csv": {"keep_default_na": False, "na_values": [""]}}  # `null` and `NA` are ordinary words
-SHARD = re.compile(r"-\d+-of-\d+$")  # in the names of the Hub's files, `train-00000-of-00002.parquet`
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def load_rows(
@@ -134,7 +111,7 @@ def _column(rows: Dataset, names: Sequence[str]) -> str | None:
     return next((name for name in names if name in rows.column_names), None)
 
 
-# ---- Reading ----
+# ---- Columns ----
 
 
 def is_codesearchnet(folder: Path, query_column: str | None = None) -> bool:
@@ -143,126 +120,14 @@ def is_codesearchnet(folder: Path, query_column: str | None = None) -> bool:
         return False
     files = split_files(folder)
     if not files:
-        return not _is_saved(folder) and not any(_format(path) for path in folder.iterdir())
-    if not {_split_of(path) for path in folder.iterdir()} <= {None, *files}:
+        return not is_saved(folder) and not any(format_of(path) for path in folder.iterdir())
+    if not {split_of(path) for path in folder.iterdir()} <= {None, *files}:
         return False  # a split has another name or format, such as `dev.jsonl` or `test.csv`
     try:
         _, row = next(read_json_lines(next(iter(files.values()))), (None, {}))
     except UserError:
         return True  # CodeSearchNet's reader raises a better error
     return bool({*QUERIES} & row.keys()) or not (query_column in row or any({*pair} <= row.keys() for pair in PAIRS))
-
-
-def _is_saved(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in ("dataset_dict.json", "dataset_info.json"))
-
-
-def _format(path: Path) -> str | None:
-    """Returns the format of a file of rows, or None if it is another kind of file."""
-    if path.is_file():
-        return FORMATS.get(Path(path.name.removesuffix(".gz")).suffix.lower())
-    return None
-
-
-def _split_of(path: Path) -> str | None:
-    """Returns the split that a file of rows is named after, or None if there is none."""
-    if _format(path):
-        return SPLIT_NAMES.get(SHARD.sub("", path.name.split(".")[0].lower()))
-    return None
-
-
-def read_splits(source: str) -> dict[str, Dataset]:
-    """Reads the splits of a file, a folder, a saved data set or a data set on the Hub.
-
-    The splits get our names. Rows without a split become `train`.
-
-    Raises:
-        UserError: the rows cannot be read.
-    """
-    path = Path(source)
-    if not path.exists() and not HUB_NAME.fullmatch(source):
-        raise UserError(f"{source}: no such folder or file, and no name on the Hub (USER/NAME)")
-    try:
-        if path.is_dir() and _is_saved(path):
-            loaded = load_from_disk(source)
-        elif path.exists():
-            loaded = _read_files([path] if path.is_file() else sorted(path.iterdir()), source)
-        else:
-            loaded = load_published(source)
-    except UserError:
-        raise
-    except (OSError, ValueError, DatasetGenerationError, StopIteration) as error:
-        reason = (str(error.__cause__ or error).strip() or "it is empty").splitlines()[0]
-        raise UserError(f"{source}: cannot be read: {reason}") from error
-    if not isinstance(loaded, dict):
-        loaded = {"train": loaded}
-    splits = {}
-    unnamed = []
-    for name, rows in loaded.items():
-        rows = _with_plain_text(rows)
-        unnamed.append(rows)
-        if name in SPLIT_NAMES:
-            splits[SPLIT_NAMES[name]] = rows
-    return splits or {"train": concatenate_datasets(unnamed)}
-
-
-def from_frame(frame: pd.DataFrame, name: str = "the data frame") -> Dataset:
-    """Converts a data frame without its index. Raises UserError if a column mixes values of several types."""
-    try:
-        return _with_plain_text(Dataset.from_pandas(frame, preserve_index=False))
-    except pa.ArrowException as error:
-        raise UserError(f"{name}: {' '.join(str(error).split())}") from error
-
-
-def _with_plain_text(rows: Dataset) -> Dataset:
-    """Casts texts with 64-bit offsets, which pandas and polars write. They could not be joined with other texts."""
-    large = Value("large_string")
-    plain = Value("string")
-    tokens = [List(large), LargeList(large), LargeList(plain)]
-    features = Features(rows.features)
-    for name, feature in rows.features.items():
-        if feature == large:
-            features[name] = plain
-        elif feature in tokens:
-            features[name] = List(plain)
-    if features == rows.features:
-        return rows
-    return rows.cast(features)
-
-
-def _files(paths: Sequence[Path]) -> list[tuple[Path, str]]:
-    """Returns the files of rows, each with its split. If no file is named after a split, all of them are train."""
-    files = [(path, _split_of(path)) for path in paths if _format(path)]
-    if not any(split for _, split in files):
-        return [(path, "train") for path, _ in files]
-    return [(path, split) for path, split in files if split]
-
-
-def _read_files(paths: Sequence[Path], source: str) -> dict[str, Dataset]:
-    """Reads each file with its format's reader."""
-    files = _files(paths)
-    if not files:
-        raise UserError(f"{source}: no rows; JSON lines, CSV or Parquet are read, such as train.jsonl or rows.csv")
-    parts: dict[str, list[Dataset]] = {}
-    for path, split in files:
-        parts.setdefault(split, []).append(_with_plain_text(_read_file(path)))
-    return {split: concatenate_datasets(rows) for split, rows in parts.items()}
-
-
-def _read_file(path: Path) -> Dataset:
-    """Reads a file with its format's reader. The rows are cached by the content of the file."""
-    reader = _format(path)
-    options = READ_AS.get(reader, {})
-    made_from = fingerprint(file_fingerprint(path), reader, repr(options))
-
-    def build(stored: Path) -> Dataset:
-        kept = {"cache_dir": str(stored.with_suffix("")), "download_mode": "force_redownload"}
-        return load_dataset(reader, data_files=glob.escape(str(path)), split="train", **kept, **options)
-
-    return cached_dataset(made_from, build)
-
-
-# ---- Columns ----
 
 
 def _chosen_columns(
@@ -318,10 +183,8 @@ def _place(source: str | Path | pd.DataFrame, split: str, row: int) -> str:
         return f"the data frame, row {row + 1}"
     path = Path(source)
     files = []
-    if path.is_file():
-        files = [path]
-    elif path.is_dir() and not _is_saved(path):
-        files = [file for file, named in _files(sorted(path.iterdir())) if named == split]
+    if path.exists() and not is_saved(path):
+        files = [file for file, named in row_files(path) if named == split]
     if files:
         return place_of(files, row)
     return f"{source}, {split}, row {row + 1}"
@@ -380,10 +243,10 @@ def _split(rows: Dataset) -> dict[str, Dataset]:
     sizes = Counter(groups)
     if len(sizes) < len(SPLITS):
         raise UserError(f"{len(rows)} rows ({len(sizes)} different ones) are too few to split: give valid and test")
-    split_of = assign_splits(sizes)
+    split_of_group = assign_splits(sizes)
     places = {split: [] for split in SPLITS[:3]}
     for row, group in enumerate(groups):
-        places[split_of[group]].append(row)
+        places[split_of_group[group]].append(row)
     print_on_main(table((f"split {reason}", "rows"), [(split, len(rows)) for split, rows in places.items()]))
     return {split: rows.select(chosen) for split, chosen in places.items()}
 

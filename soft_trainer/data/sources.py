@@ -14,7 +14,7 @@ import pandas as pd
 from datasets import Dataset, DatasetDict, concatenate_datasets
 from transformers import TrainingArguments
 
-from soft_trainer.data.any_rows import HUB_NAME, from_frame, load_rows
+from soft_trainer.data.any_rows import load_rows
 from soft_trainer.data.codesearchnet import (
     SPLITS,
     check_languages,
@@ -27,7 +27,7 @@ from soft_trainer.data.codesearchnet import (
     select_by_urls,
 )
 from soft_trainer.data.judged_files import has_judged_splits, load_judged_splits
-from soft_trainer.data.judgments import Split
+from soft_trainer.data.row_files import HUB_NAME
 from soft_trainer.data.run_data import RunData
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
@@ -355,46 +355,3 @@ def source_folder(source_dir: str) -> str:
     """Returns the folder that an option refers to. `stdlib` is Python's standard library, `installed` its packages."""
     known = {"stdlib": lambda: os.path.dirname(os.__file__), "installed": lambda: sysconfig.get_paths()["purelib"]}
     return known.get(source_dir, lambda: source_dir)()
-
-
-def as_rows(rows, name: str) -> Dataset | Split | None:
-    """Converts a list of dicts, a data frame or a `Dataset` to a `Dataset` without a format. A `Split` is unchanged.
-
-    Raises:
-        UserError: the list is empty, or the rows are something else, such as an `IterableDataset`, which has no row
-            numbers.
-    """
-    if isinstance(rows, Dataset) and rows.format["type"]:
-        return rows.with_format(None)  # without a format, columns are lists
-    if rows is None or isinstance(rows, Dataset | Split):
-        return rows
-    if isinstance(rows, pd.DataFrame):
-        return from_frame(rows, name)
-    if isinstance(rows, list) and all(isinstance(row, Mapping) for row in rows):
-        if not rows:
-            raise UserError(f"{name}: there are no rows")
-        # `from_list` would drop the columns that the first row lacks.
-        names = dict.fromkeys(column for row in rows for column in row)
-        return Dataset.from_dict({column: [row.get(column) for row in rows] for column in names})
-    raise UserError(
-        f"{name}: a datasets.Dataset, a data frame or a list of dicts is expected, not {type(rows).__name__}; "
-        "estimators and masks know a row by its number, so rows of a stream must be collected first"
-    )
-
-
-def as_split(rows, name: str) -> Split | None:
-    """Converts pairs of a query and a code to a `Split`. They may have any form that `as_rows` converts."""
-    if rows is None or isinstance(rows, Split):
-        return rows
-    return Split.from_pairs(as_rows(rows, name))
-
-
-def as_row_sets(rows, name: str) -> Dataset | Split | dict[str, Dataset | Split] | None:
-    """Applies `as_rows` to a set of rows, or to every set in a dict. A `Split` is unchanged."""
-    if isinstance(rows, Split):
-        return rows
-    if isinstance(rows, Mapping):
-        if not rows:
-            raise UserError(f"{name}: the dict has no data set")
-        return {key: as_row_sets(part, f"{name}[{key!r}]") for key, part in rows.items()}
-    return as_rows(rows, name)

@@ -99,9 +99,7 @@ def start_settings(estimator, model, weights_before: Mapping | None) -> dict[str
 
 def _difference(checkpoint: str, identity: Mapping) -> str | None:
     """Returns the reason why a training cannot continue from a checkpoint, or None if it can."""
-    then = read_json(Path(checkpoint) / MARKER).get("training")
-    if then is None:
-        return f"{checkpoint}: another version wrote it, which did not record the settings; start again"
+    then = read_json(Path(checkpoint) / MARKER)["training"]
     if then.get("save_only_model"):
         return f"{checkpoint}: it holds weights alone (save_only_model), so no training continues from it"
     changed = differences(then, identity)

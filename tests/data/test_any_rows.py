@@ -9,7 +9,8 @@ from datasets import Dataset, DatasetDict, List, Value
 from refusals import refused
 
 from soft_trainer.data.any_rows import load_rows
-from soft_trainer.data.sources import as_rows, load_data
+from soft_trainer.data.python_rows import as_rows
+from soft_trainer.data.sources import load_data
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets

@@ -14,7 +14,7 @@ from git_repositories import grown
 from refusals import refused
 
 from soft_trainer.cli.__main__ import run_command
-from soft_trainer.data import codesearchnet, sources
+from soft_trainer.data import codesearchnet, python_rows, sources
 from soft_trainer.data.codesearchnet import check_rows, languages_in
 from soft_trainer.data.sources import check_sources, load_data
 from soft_trainer.encoders.profiles import EncoderProfile
@@ -268,16 +268,16 @@ def test_what_a_run_cannot_do_without(training, eval_data_dir, needed):
 @pytest.mark.parametrize("rows", [np.array(["x", "y"]), ["x"], iter([{"code": "x"}])])
 def test_only_a_data_set_or_a_list_of_dicts_are_rows(rows):
     with refused("rows: a datasets.Dataset, a data frame or a list of dicts", f"not {type(rows).__name__}; "):
-        sources.as_rows(rows, "rows")
+        python_rows.as_rows(rows, "rows")
     with refused("rows: there are no rows"):
-        sources.as_rows([], "rows")
+        python_rows.as_rows([], "rows")
 
 
 def test_rows_keep_columns_that_the_first_lacks_and_lose_their_format():
-    rows = sources.as_rows([{"code": "x"}, {"code": "y", "negatives": ["z z"]}], "rows")
+    rows = python_rows.as_rows([{"code": "x"}, {"code": "y", "negatives": ["z z"]}], "rows")
     assert rows["negatives"][:] == [None, ["z z"]]
     for kind in ("numpy", "arrow", "pandas"):
-        assert sources.as_rows(rows.with_format(kind, columns=["negatives"]), "rows")["code"][:] == ["x", "y"]
+        assert python_rows.as_rows(rows.with_format(kind, columns=["negatives"]), "rows")["code"][:] == ["x", "y"]
 
 
 def test_a_folder_of_rows_may_have_a_comma_in_its_name(tmp_path):

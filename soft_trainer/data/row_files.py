@@ -1,0 +1,135 @@
+"""Reads the rows of files, saved data sets and data sets on the Hub, in their own columns."""
+
+from __future__ import annotations
+
+import glob
+import re
+from pathlib import Path
+
+from datasets import Dataset, Features, LargeList, List, Value, concatenate_datasets, load_dataset, load_from_disk
+from datasets.exceptions import DatasetGenerationError
+
+from soft_trainer.data.array_cache import cached_dataset
+from soft_trainer.data.published import load_published
+from soft_trainer.errors import UserError
+from soft_trainer.identity import file_fingerprint, fingerprint
+
+# The recognised names of splits.
+
+SPLIT_NAMES = {
+    "train": "train", "training": "train", "valid": "valid", "validation": "valid", "val": "valid", "dev": "valid",
+    "test": "test", "codebase": "codebase", "corpus": "codebase",
+}  # fmt: skip
+FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+READ_AS = {"csv": {"keep_default_na": False, "na_values": [""]}}  # `null` and `NA` are ordinary words
+SHARD = re.compile(r"-\d+-of-\d+$")  # in the names of the Hub's files, `train-00000-of-00002.parquet`
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def is_saved(folder: Path) -> bool:
+    """Returns True if a folder was written by `save_to_disk`."""
+    return any((folder / name).is_file() for name in ("dataset_dict.json", "dataset_info.json"))
+
+
+def format_of(path: Path) -> str | None:
+    """Returns the format of a file of rows, or None if it is another kind of file."""
+    if path.is_file():
+        return FORMATS.get(Path(path.name.removesuffix(".gz")).suffix.lower())
+    return None
+
+
+def split_of(path: Path) -> str | None:
+    """Returns the split that a file of rows is named after, or None if there is none."""
+    if format_of(path):
+        return SPLIT_NAMES.get(SHARD.sub("", path.name.split(".")[0].lower()))
+    return None
+
+
+def read_splits(source: str) -> dict[str, Dataset]:
+    """Reads the splits of a file, a folder, a saved data set or a data set on the Hub.
+
+    The splits get our names. Rows without a split become `train`.
+
+    Raises:
+        UserError: the rows cannot be read.
+    """
+    path = Path(source)
+    if not path.exists() and not HUB_NAME.fullmatch(source):
+        raise UserError(f"{source}: no such folder or file, and no name on the Hub (USER/NAME)")
+    try:
+        if path.is_dir() and is_saved(path):
+            loaded = load_from_disk(source)
+        elif path.exists():
+            loaded = _read_files(path)
+        else:
+            loaded = load_published(source)
+    except UserError:
+        raise
+    except (OSError, ValueError, DatasetGenerationError, StopIteration) as error:
+        reason = (str(error.__cause__ or error).strip() or "it is empty").splitlines()[0]
+        raise UserError(f"{source}: cannot be read: {reason}") from error
+    if not isinstance(loaded, dict):
+        loaded = {"train": loaded}
+    splits = {}
+    unnamed = []
+    for name, rows in loaded.items():
+        rows = with_plain_text(rows)
+        unnamed.append(rows)
+        if name in SPLIT_NAMES:
+            splits[SPLIT_NAMES[name]] = rows
+    return splits or {"train": concatenate_datasets(unnamed)}
+
+
+def with_plain_text(rows: Dataset) -> Dataset:
+    """Casts texts with 64-bit offsets, which pandas and polars write. They could not be joined with other texts."""
+    large = Value("large_string")
+    plain = Value("string")
+    tokens = [List(large), LargeList(large), LargeList(plain)]
+    features = Features(rows.features)
+    for name, feature in rows.features.items():
+        if feature == large:
+            features[name] = plain
+        elif feature in tokens:
+            features[name] = List(plain)
+    if features == rows.features:
+        return rows
+    return rows.cast(features)
+
+
+def row_files(source: Path) -> list[tuple[Path, str]]:
+    """Returns a file of rows, or those in a folder, each with its split.
+
+    If no file is named after a split, all of them are train. Otherwise, files without a split are left out.
+    """
+    paths = [source]
+    if source.is_dir():
+        paths = sorted(source.iterdir())
+    paths = list(filter(format_of, paths))
+    splits = list(map(split_of, paths))
+    if not any(splits):
+        splits = ["train"] * len(paths)
+    return [(path, split) for path, split in zip(paths, splits, strict=True) if split]
+
+
+def _read_files(source: Path) -> dict[str, Dataset]:
+    """Reads each file with its format's reader."""
+    files = row_files(source)
+    if not files:
+        raise UserError(f"{source}: no rows; JSON lines, CSV or Parquet are read, such as train.jsonl or rows.csv")
+    parts: dict[str, list[Dataset]] = {}
+    for path, split in files:
+        parts.setdefault(split, []).append(with_plain_text(_read_file(path)))
+    return {split: concatenate_datasets(rows) for split, rows in parts.items()}
+
+
+def _read_file(path: Path) -> Dataset:
+    """Reads a file with its format's reader. The rows are cached by the content of the file."""
+    reader = format_of(path)
+    options = READ_AS.get(reader, {})
+    made_from = fingerprint(file_fingerprint(path), reader, repr(options))
+
+    def build(stored: Path) -> Dataset:
+        kept = {"cache_dir": str(stored.with_suffix("")), "download_mode": "force_redownload"}
+        return load_dataset(reader, data_files=glob.escape(str(path)), split="train", **kept, **options)
+
+    return cached_dataset(made_from, build)
