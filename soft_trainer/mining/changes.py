@@ -169,20 +169,18 @@ class ChangeReader:
             if before:
                 name = before
                 file = old
-                path = delta.old_file.path
             else:
                 name = after
                 file = new
-                path = delta.new_file.path
             function = file.functions[name]
-            row = file.row(function, path)
+            row = file.row(function)
             yield name, row, "syntax error" if function.node.has_error else first_broken(row, RULES)
 
     def _side(self, file: pygit2.DiffFile) -> FileFunctions:
         """Returns the functions of one side of a diff, none where the file does not exist."""
         if file.mode:
             return self._functions(file.id, file.path)
-        return FileFunctions(None, b"", self._language_of(file.path))
+        return FileFunctions(None, b"", self._language_of(file.path), file.path)
 
     def _lines(self, delta: pygit2.DiffDelta, update: Callable[[bytes], None]) -> tuple[list[range], list[range]]:
         """Returns the lines that are removed from the old file and added in the new one."""
@@ -212,8 +210,8 @@ def read_functions(
     """Returns the functions of a version of a file, none if mining skips it or it cannot be parsed."""
     source = readable(blob(repository, oid), path, strict=True)
     if isinstance(source, str):  # the reason to skip it
-        return FileFunctions(None, b"", language)
-    return FileFunctions(parse(source, language, seconds), source, language)
+        return FileFunctions(None, b"", language, path)
+    return FileFunctions(parse(source, language, seconds), source, language, path)
 
 
 def function_url(path: str, name: str) -> str:

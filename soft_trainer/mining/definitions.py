@@ -108,7 +108,7 @@ def last_child(node: Node, *kinds: str) -> Node | None:
     return None
 
 
-def _name(source: bytes, node: Node, wrappers: list[Node], naming: dict[str, str | None]) -> str:
+def _name(source: bytes, node: Node, wrappers: list[Node], naming: dict[str, str]) -> str:
     """Returns the name of a definition, or of what it is assigned to: one line, without type parameters."""
     named = name_node(node)
     for wrapper in reversed(wrappers):
@@ -132,18 +132,16 @@ def _text(source: bytes, node: Node) -> str:
 
 @cache
 def queries(language: str) -> tuple[Query, Query]:
-    """Returns two queries: one for functions, classes, types and their wrappers, one for comments."""
+    """Returns two queries: one for functions, classes, types and their wrappers, and one for comments."""
     table = SOURCE_LANGUAGES[language]
     kinds = {
-        "function": table.functions,
-        "container": table.containers,
-        "type": table.types,
+        "function": table.functions.split(),
+        "container": table.containers.split(),
+        "type": table.types.split(),
         "wrapper": table.wrappers,
     }
-    alternatives = []
+    patterns = []
     for kind, types in kinds.items():
-        if types:
-            nodes = ") (".join(sorted(types))
-            alternatives.append(f"[({nodes})] @{kind}")
+        patterns += [f"({name}) @{kind}" for name in types]
     grammar = parser(language).language
-    return Query(grammar, "\n".join(alternatives)), Query(grammar, table.comments)
+    return Query(grammar, "\n".join(patterns)), Query(grammar, table.comments)

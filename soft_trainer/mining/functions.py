@@ -23,14 +23,14 @@ _START = attrgetter("start_byte")
 
 
 def functions(root: Node, source: bytes, language: str, path: str) -> Iterator[tuple[Row, Node]]:
-    """Yields the named functions of `source` that have a body, in order, each with its syntax node.
+    """Yields the named functions of `source` that have a body, in order, each as a row with its syntax node.
 
-    A row has CodeSearchNet's columns except `repo` and `partition`, which depend on the package. A function without
-    documentation has an empty `docstring`. One with tags alone has a `docstring`, but no `docstring_tokens`.
+    A row has CodeSearchNet's columns except `repo` and `partition`, which depend on the package. The `docstring` of a
+    function without documentation is empty. If the documentation consists of tags, only `docstring_tokens` is empty.
     """
-    file = FileFunctions(root, source, language)
+    file = FileFunctions(root, source, language, path)
     for function in file.functions.values():
-        yield file.row(function, path), function.node
+        yield file.row(function), function.node
 
 
 class Function(NamedTuple):
@@ -49,23 +49,28 @@ class Function(NamedTuple):
 
 
 class FileFunctions:
-    """The functions of one file. They are found at once; a row, which costs most of the time, is made on request.
+    """The functions of one file. They are found at once. A row, which takes most of the time, is made on request.
 
     Args:
-        root: the syntax tree; None for a file that cannot be read, which has no functions.
+        root: the root of the syntax tree. If None, as for a file that cannot be read, there are no functions.
+        source: the text of the file.
+        language: one of `SOURCE_LANGUAGES`.
+        path: the path that the rows give.
 
     Attributes:
-        functions: in order, each by a name that no other function of the file has: `Cart.total`, of overloads
-            `Cart.total(int count)`, and `Cart.total(int count)~2` for a second one with the same parameters.
+        functions: the functions in order, by a name that no other function of the file has. It is `Cart.total`, or for
+            overloads `Cart.total(int count)`, and `Cart.total(int count)~2` for the second one with these parameters.
     """
 
-    def __init__(self, root: Node | None, source: bytes, language: str):
+    def __init__(self, root: Node | None, source: bytes, language: str, path: str):
         self.source = source
         self.language = language
+        self.path = path
         self.table = SOURCE_LANGUAGES[language]
         self.functions: dict[str, Function] = {}
         if root is None:
             return
+        self._strings = set(self.table.strings.split())
         self._comments = comments(root, language)
         # In some grammars a comment ends at the start of the next line.
         self._by_last_row = {node.end_point[0] - (node.end_point[1] == 0): node for node in self._comments}
@@ -73,38 +78,37 @@ class FileFunctions:
         overloads = Counter(function.name for function in found)
         seen = Counter()
         for function in found:
-            own = function.name
-            if overloads[own] > 1:
-                own += f"({function.parameters})"
-            name = own
-            while name in self.functions:  # also if another function has the very name `total~2`
-                seen[own] += 1
-                name = f"{own}~{1 + seen[own]}"
+            name = function.name
+            if overloads[name] > 1:
+                name += f"({function.parameters})"
+            seen[name] += 1
+            if seen[name] > 1:
+                name += f"~{seen[name]}"
             self.functions[name] = function
 
     def _found(self, root: Node) -> Iterator[Function]:
         """Yields the named functions that have a body, at most one on the same lines."""
         end = 0
-        places = set()
+        lines = set()
         for found in definitions(root, self.source, self.language):
-            node = named = found.node
+            node = found.node
             if found.kind != "function" or (node.end_byte <= end and not self.table.nested):
                 continue
             end = max(end, node.end_byte)
-            body = node.child_by_field_name("body") or last_child(node, "function_body")
+            named = node
             if name_node(node) is None:  # `f = function () {}`
                 named = node.parent
                 if not self.table.wrappers.get(named.type):
                     continue
             scope = [outer.name for outer in found.around if outer.kind == "container"]
-            parameters = _parameters(self.source, node)
-            function = Function(".".join([*scope, found.name]), parameters, node, named, body)
-            if body is not None and found.name and function.lines not in places:
-                places.add(function.lines)
+            body = node.child_by_field_name("body") or last_child(node, "function_body")
+            function = Function(".".join([*scope, found.name]), _parameters(self.source, node), node, named, body)
+            if body is not None and found.name and function.lines not in lines:
+                lines.add(function.lines)
                 yield function
 
     def counterpart(self, name: str, other: FileFunctions) -> str | None:
-        """Returns the name of a function in another version of the file, None if it is not there.
+        """Returns the name of a function in another version of the file, or None if it is not there.
 
         Overloads are told apart by their parameters.
         """
@@ -116,12 +120,12 @@ class FileFunctions:
                 return key
         return None
 
-    def row(self, function: Function, path: str) -> Row:
-        """Returns the row of a function; see `functions`."""
+    def row(self, function: Function) -> Row:
+        """Returns the row of a function, as `functions` describes it."""
         first, last = function.lines
         docstring = self._docstring(function)
         return {
-            "path": path,
+            "path": self.path,
             "func_name": function.name,
             "original_string": _node_text(self.source, function.named),
             "language": self.language,
@@ -129,15 +133,28 @@ class FileFunctions:
             "code_tokens": self.tokens(function),
             "docstring": docstring,
             "docstring_tokens": document_tokens(summary(docstring, self.table.style)),
-            "url": f"{path}#L{first}-L{last}",
+            "url": f"{self.path}#L{first}-L{last}",
         }
 
     def tokens(self, function: Function) -> list[str]:
         """Returns the tokens of a function without comments. A string is one token."""
-        return _tokens(self.source, function.named, self._comment_spans(function), self.table.strings)
+        skipped = set(self._comment_spans(function))
+        tokens = []
+        stack = [function.named]
+        while stack:
+            node = stack.pop()
+            if node.byte_range in skipped:
+                continue
+            if node.child_count and node.type not in self._strings:
+                stack += reversed(node.children)
+                continue
+            text = _node_text(self.source, node).strip()
+            if text not in ("", "\\"):
+                tokens.append(text)
+        return tokens
 
     def _comment_spans(self, function: Function) -> list[Span]:
-        """Returns the first byte of every comment in a function, and the byte after it."""
+        """Returns the first byte of every comment in a function, and the byte after the comment."""
         first = bisect_left(self._comments, function.named.start_byte, key=_START)
         last = bisect_left(self._comments, function.named.end_byte, key=_START)
         spans = []
@@ -149,7 +166,7 @@ class FileFunctions:
         return spans
 
     def at(self, lines: Sequence[range]) -> set[str]:
-        """Returns the names of the innermost functions that hold these lines."""
+        """Returns the names of the innermost functions that contain at least one of these lines."""
         owners: dict[int, str] = {}
         wanted = set().union(*lines)
         for name, function in self.functions.items():  # outer functions come before those inside them
@@ -158,7 +175,7 @@ class FileFunctions:
         return set(owners.values())
 
     def _docstring(self, function: Function) -> str:
-        """Returns the documentation of a function without delimiters, empty if it has none."""
+        """Returns the documentation of a function without delimiters, or "" if it has none."""
         if not self.table.docstring_in_body:
             return self.table.style.strip(self._comment_above(function.named)).strip()
         first = function.body.named_child(0)
@@ -167,7 +184,10 @@ class FileFunctions:
         return self.table.style.strip(_node_text(self.source, first.named_child(0)))
 
     def _comment_above(self, node: Node) -> str:
-        """Returns the doc comment that ends on the line above a function. Line comments are joined."""
+        """Returns the doc comment that ends on the line above a function, or "" if there is none.
+
+        Line comments that follow each other count as one.
+        """
         while node.parent is not None and node.parent.type in self.table.wrappers:
             node = node.parent
         row = node.start_point[0] - 1
@@ -175,7 +195,7 @@ class FileFunctions:
         while (comment := self._by_last_row.get(row)) is not None:
             line_start = self.source.rfind(b"\n", 0, comment.start_byte) + 1
             if self.source[line_start : comment.start_byte].strip():
-                break  # it stands behind code
+                break  # It stands after code on the same line.
             group.insert(0, _node_text(self.source, comment))
             row = comment.start_point[0] - 1
             if group[0].startswith(("/*", "=begin")):
@@ -186,15 +206,14 @@ class FileFunctions:
         return ""
 
 
-def _parameters(source: bytes, node: Node) -> str:
+def _parameters(source: bytes, node: Node | None) -> str:
     """Returns the parameters of a function in one line, without the brackets around them."""
-    parameters = node.child_by_field_name("parameters")
-    declarator = node
-    while parameters is None and (declarator := declarator.child_by_field_name("declarator")):  # in C
-        parameters = declarator.child_by_field_name("parameters")
-    if parameters is None:
-        return ""
-    return " ".join(_node_text(source, parameters)[1:-1].split())
+    while node is not None:
+        parameters = node.child_by_field_name("parameters")
+        if parameters is not None:
+            return " ".join(_node_text(source, parameters)[1:-1].split())
+        node = node.child_by_field_name("declarator")  # in C
+    return ""
 
 
 def comments(root: Node, language: str) -> list[Node]:
@@ -205,37 +224,17 @@ def comments(root: Node, language: str) -> list[Node]:
 
 def _without(source: bytes, node: Node, spans: list[Span]) -> str:
     """Returns the text of `node` without `spans`, the lines that become blank, and blank lines after those."""
-    pieces = []
-    at = node.start_byte
-    for start, end in spans:
-        line_start = max(source.rfind(b"\n", 0, start) + 1, at)
-        rest = _REST_OF_LINE.match(source, end, node.end_byte)
-        if rest and not source[line_start:start].strip():
-            pieces.append(source[at:line_start])
-            at = rest.end()
-        else:
-            pieces.append(source[at:start].rstrip(b" \t") if rest else source[at:start])
-            at = end
-    pieces.append(source[at : node.end_byte])
-    return b"".join(pieces).decode(errors="replace").rstrip()
-
-
-def _tokens(source: bytes, node: Node, spans: list[Span], strings: frozenset[str]) -> list[str]:
-    """Returns the leaves of `node` outside `spans`. A string is one leaf."""
-    skipped = dict(spans)
-    tokens = []
-    cursor = node.walk()
-    while True:
-        leaf = cursor.node
-        comment = skipped.get(leaf.start_byte) == leaf.end_byte
-        if not comment and leaf.type not in strings and cursor.goto_first_child():
-            continue
-        text = source[leaf.start_byte : leaf.end_byte].strip()
-        if not comment and text and text != b"\\":
-            tokens.append(text.decode(errors="replace"))
-        while not cursor.goto_next_sibling():
-            if not cursor.goto_parent():
-                return tokens
+    text = source[node.start_byte : node.end_byte]
+    for start, end in reversed(spans):
+        before = text[: start - node.start_byte]
+        rest_at = end - node.start_byte
+        blank = _REST_OF_LINE.match(text, rest_at)
+        if blank:
+            before = before.rstrip(b" \t")
+            if not before or before.endswith(b"\n"):
+                rest_at = blank.end()
+        text = before + text[rest_at:]
+    return text.decode(errors="replace").rstrip()
 
 
 def _node_text(source: bytes, node: Node) -> str:

@@ -293,7 +293,7 @@ class _Splitter:
             file = read_functions(self.repository, self.language, oid, path)
             for name, function in file.functions.items():
                 if not function.node.has_error:
-                    yield file.row(function, path) | {"url": function_url(renamed.get(path, path), name)}, function
+                    yield file.row(function) | {"url": function_url(renamed.get(path, path), name)}, function
 
     def corpus(self) -> tuple[list[Row], dict[str, tuple[str, int, int]]]:
         """Returns the functions of the tree at the cut, without documentation, and their places."""

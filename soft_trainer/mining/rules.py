@@ -12,7 +12,8 @@ import re
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from soft_trainer.mining.languages import SOURCE_LANGUAGES
+from soft_trainer.mining.documentation import JAVADOC
+from soft_trainer.mining.languages import SOURCE_LANGUAGES, SourceLanguage
 from soft_trainer.mining.source_files import SKIPPED_FOLDERS
 
 Row = dict[str, Any]
@@ -21,31 +22,8 @@ MIN_CODE_LINES = 3
 MIN_DOCUMENT_TOKENS = 3
 MAX_DOCUMENT_TOKENS = 256
 
-_LIKE_JAVASCRIPT = ("javascript", "typescript", "tsx")
-# patterns of the names of constructors and destructors
-_CONSTRUCTORS = {
-    "ruby": "initialize",
-    "python": "__init__|__new__",
-    "php": "__construct|__destruct",
-    **dict.fromkeys(_LIKE_JAVASCRIPT, "constructor"),
-}
-# languages whose constructors have the name of the class
-_NAMED_AS_CLASS = {"java", "csharp", "cpp"}
-# patterns of CodeSearchNet's lists of methods that any class may have
-_MAGIC_METHODS = {
-    "ruby": r"to_s|to_text|inspect|display|dup|clone|equal\?|eql\?|hash|===?|!=|=~|<=>|[<>]=?|between\?",
-    "python": r"__\w+__",
-    "java": "toString|hashCode|equals|finalize|notify|notifyAll|clone",
-    "php": r"__[a-z]\w*",
-    "go": "String|GoString",
-    "csharp": "ToString|GetHashCode|Equals|Dispose|Finalize",
-    "kotlin": "toString|hashCode|equals",
-    "rust": "fmt|eq|ne|cmp|partial_cmp|hash|clone|drop|default",
-    **dict.fromkeys(_LIKE_JAVASCRIPT, "toString|toLocaleString|valueOf"),
-}
 _TEST_WORDS = {"test", "tests"}
-_SPEC_WORDS = {"spec", "specs"}
-_SPEC_LANGUAGES = {"ruby", *_LIKE_JAVASCRIPT}
+_UNKNOWN = SourceLanguage((), "", "", JAVADOC)
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\dA-Z_]+|\d+")
 
 
@@ -66,20 +44,19 @@ def unparseable(code: str, language: str) -> bool:
 
 def short_functions(code: str) -> bool:
     """The code has fewer than three lines, blank ones not counted."""
-    return sum(1 for line in code.splitlines() if line.strip()) < MIN_CODE_LINES
+    lines = list(filter(str.strip, code.splitlines()))
+    return len(lines) < MIN_CODE_LINES
 
 
 def tests(path: str, func_name: str, language: str) -> bool:
     """The function's name or its path contains the word `test` (in Ruby and JavaScript also `spec` in the path)."""
-    return is_test_path(path, language) or not _TEST_WORDS.isdisjoint(identifier_words(func_name.rsplit(".", 1)[-1]))
+    name = func_name.rsplit(".", 1)[-1]
+    return is_test_path(path, language) or not _TEST_WORDS.isdisjoint(identifier_words(name))
 
 
 def is_test_path(path: str, language: str) -> bool:
     """Returns True if the path looks like a test: `tests/`, `test_x.py`, `XTest.java`, `x.spec.js`."""
-    words = identifier_words(path)
-    if language in _SPEC_LANGUAGES and not _SPEC_WORDS.isdisjoint(words):
-        return True
-    return not _TEST_WORDS.isdisjoint(words)
+    return not set(_table(language).test_words.split()).isdisjoint(identifier_words(path))
 
 
 def is_mined_path(path: str, language: str) -> bool:
@@ -91,16 +68,22 @@ def is_mined_path(path: str, language: str) -> bool:
 
 
 def constructors(func_name: str, language: str) -> bool:
-    """The function is a constructor or destructor; in Java, one named like its class."""
+    """The function is a constructor or destructor. In Java, C# and C++, it has the name of its class."""
     *scope, name = func_name.split(".")
-    named_as_class = language in _NAMED_AS_CLASS and scope[-1:] == [name]
-    return named_as_class or bool(re.fullmatch(_CONSTRUCTORS.get(language, "(?!)"), name))
+    table = _table(language)
+    named_as_class = table.named_as_class and scope[-1:] == [name]
+    return named_as_class or bool(re.fullmatch(table.constructors, name))
 
 
 def magic_methods(func_name: str, language: str) -> bool:
     """The function is a method of any class, such as `__str__`, `toString` or `<=>`, but not a constructor."""
-    magic = re.fullmatch(_MAGIC_METHODS.get(language, "(?!)"), func_name.rsplit(".", 1)[-1])
+    magic = re.fullmatch(_table(language).magic_methods, func_name.rsplit(".", 1)[-1])
     return bool(magic) and not constructors(func_name, language)
+
+
+def _table(language: str) -> SourceLanguage:
+    """Returns the description of a language. Of an unknown one, only the words for tests are known."""
+    return SOURCE_LANGUAGES.get(language, _UNKNOWN)
 
 
 def document_length(docstring_tokens: list[str]) -> bool:

@@ -216,10 +216,15 @@ def test_a_documented_function_of_a_language_without_data_flow(language):
     assert first_broken(row, [*CODE_RULES, *DOCUMENT_RULES]) == "short_functions" or language == "c"
 
 
+def test_two_comments_on_a_line_take_the_line_with_them():
+    (row,) = rows_of("def f(a):\n    'Gives it back.'  # fmt: skip\n    return a\n", "python")
+    assert row["code"] == "def f(a):\n    return a"
+
+
 def test_functions_of_one_name_are_all_rows_whatever_the_others_are_called():
     names = ["x", "x", '"x~2"', "x", '"x~2"']
     source = "var a = {\n" + "".join(f"  {name}: function () {{ return 1 }},\n" for name in names) + "}\n"
-    file = FileFunctions(parse(source.encode(), "javascript"), source.encode(), "javascript")
+    file = FileFunctions(parse(source.encode(), "javascript"), source.encode(), "javascript", "a.js")
     assert list(file.functions) == ["x()", "x()~2", "x~2()", "x()~3", "x~2()~2"]
     assert [row["func_name"] for row in rows_of(source, "javascript")] == ["x", "x", "x~2", "x", "x~2"]
 

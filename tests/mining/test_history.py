@@ -232,7 +232,7 @@ class A {
     ],
 )
 def test_a_line_belongs_to_the_innermost_function(lines, names):
-    file = FileFunctions(parse(NESTED, "javascript"), NESTED, "javascript")
+    file = FileFunctions(parse(NESTED, "javascript"), NESTED, "javascript", "a.js")
     assert file.at(lines) == names
 
 
