@@ -1,4 +1,4 @@
-"""LoRA adapters of peft: small trainable matrices next to frozen weights, inside a plain `PreTrainedModel`."""
+"""Adapters of peft, such as LoRA: small trainable matrices next to frozen weights, in a plain `PreTrainedModel`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from transformers.pytorch_utils import Conv1D
 from soft_trainer.encoders.repository import ADAPTER_CONFIG, ADAPTER_WEIGHTS, published_name, reading, repository_file
 from soft_trainer.errors import UserError
 
-PREFIX = "base_model.model."  # peft's, before the name of every weight in a file
+PREFIX = "base_model.model."  # peft puts it before the name of every weight in a file
 ALL_LINEAR = "all-linear"
 
 
 def import_peft():
-    """Imports peft, an optional dependency; raises UserError if it is missing."""
+    """Imports peft, an optional dependency. Raises UserError if it is missing."""
     try:
         import peft
     except ImportError as error:
@@ -31,7 +31,11 @@ def import_peft():
 
 
 def load_adapter(model: PreTrainedModel, name_or_path: str | Path, revision: str | None = None) -> None:
-    """Adds the adapter at `name_or_path` to its base, trainable; UserError if peft or the weights are missing."""
+    """Adds the adapter at `name_or_path` to its base, as a trainable adapter.
+
+    Raises:
+        UserError: peft or the adapter's weights are missing.
+    """
     peft = import_peft()
     weights = repository_file(name_or_path, ADAPTER_WEIGHTS, revision)
     if weights is None:
@@ -44,7 +48,11 @@ def load_adapter(model: PreTrainedModel, name_or_path: str | Path, revision: str
 
 
 def save_adapter(model: PreTrainedModel, folder: str | Path, state_dict: Mapping[str, Tensor] | None = None) -> None:
-    """Writes the active adapter as peft does; `state_dict` holds the whole model's weights, by default its own."""
+    """Writes the active adapter in peft's format.
+
+    Args:
+        state_dict: the weights of the whole model. By default, its own.
+    """
     config = copy.deepcopy(model.peft_config[active_adapter(model)])
     config.inference_mode = True
     config.base_model_name_or_path = base_name(model)
@@ -54,7 +62,7 @@ def save_adapter(model: PreTrainedModel, folder: str | Path, state_dict: Mapping
 
 
 def base_name(model: PreTrainedModel) -> str:
-    """Returns the name of an adapter's base: its name on the Hub, or an absolute path, valid from any folder."""
+    """Returns the name of an adapter's base on the Hub, or its absolute path, which is valid from any folder."""
     name = published_name(model.config._name_or_path)
     if name and Path(name).is_dir():
         return str(Path(name).resolve())
@@ -62,7 +70,7 @@ def base_name(model: PreTrainedModel) -> str:
 
 
 def check_apart_from_base(model: PreTrainedModel, folder: str | Path | None, option: str = "") -> None:
-    """Raises UserError if saving to `folder` would delete the adapter's base; `option` names the folder."""
+    """Raises UserError if saving to `folder` would delete the adapter's base. The message begins with `option`."""
     if folder and Path(folder).is_dir() and base_name(model) == str(Path(folder).resolve()):
         raise UserError(
             f"{option}{folder}: it is the folder of the adapter's base, which saving would delete: write to another "
@@ -79,7 +87,11 @@ def has_adapter(model) -> bool:
 
 
 def plain_encoder(model):
-    """Unwraps the model from a `PeftModel`, if any; UserError if the adapter is not inside it, as in prompt tuning."""
+    """Returns the encoder inside a `PeftModel`. Any other model is returned unchanged.
+
+    Raises:
+        UserError: the adapter is not inside the encoder, as in prompt tuning.
+    """
     if isinstance(model, PreTrainedModel) or not hasattr(model, "get_base_model"):
         return model
     if getattr(model.active_peft_config, "is_prompt_learning", False):
@@ -92,9 +104,10 @@ def plain_encoder(model):
 
 
 def add_lora(model: PreTrainedModel, options, revision: str | None = None) -> None:
-    """Adds a new LoRA adapter, which records the model's `revision` on the Hub, and freezes all other weights.
+    """Adds a new LoRA adapter and freezes all other weights. The adapter records the model's `revision` on the Hub.
 
-    UserError if peft is missing, the model already has an adapter, or it lacks a target module.
+    Raises:
+        UserError: peft is missing, the model already has an adapter, or it lacks a target module.
     """
     peft = import_peft()
     if has_adapter(model):
@@ -116,7 +129,11 @@ def add_lora(model: PreTrainedModel, options, revision: str | None = None) -> No
 
 
 def target_modules(model: PreTrainedModel, wanted: str | None = None) -> list[str] | str:
-    """Returns the modules that get LoRA: those in `wanted` (UserError if one is missing), or the usual ones."""
+    """Returns the modules that get LoRA: the `wanted` ones or, by default, the usual ones for the architecture.
+
+    Raises:
+        UserError: the model lacks a wanted module.
+    """
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL  # peft is optional
 
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)]
@@ -142,7 +159,7 @@ def target_modules(model: PreTrainedModel, wanted: str | None = None) -> list[st
 
 
 def active_adapter(model: PreTrainedModel) -> str:
-    """Returns the name of the one active adapter; raises UserError if several are active."""
+    """Returns the name of the active adapter. Raises UserError if there are several."""
     names = model.active_adapters()
     if len(names) != 1:
         raise UserError(f"model: one adapter can be trained, not {', '.join(names)}; choose it with set_adapter")
@@ -150,16 +167,24 @@ def active_adapter(model: PreTrainedModel) -> str:
 
 
 def adapter_state(model: PreTrainedModel, state_dict: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Returns the active adapter's weights under names without the adapter's; `state_dict` as in `save_adapter`."""
+    """Returns the weights of the active adapter. Their names leave out the adapter's name.
+
+    Args:
+        state_dict: see `save_adapter`.
+    """
     from peft import get_peft_model_state_dict  # peft is optional
 
-    # "auto" would ask the Hub for the base's configuration at every save.
+    # With "auto", peft would ask the Hub for the base's configuration at every save.
     state = get_peft_model_state_dict(model, state_dict, active_adapter(model), save_embedding_layers=False)
     return {name: tensor.detach().contiguous().cpu() for name, tensor in state.items()}
 
 
 def set_adapter_state(model: PreTrainedModel, weights: Mapping[str, Tensor], source: str | Path) -> None:
-    """Sets the active adapter's weights; raises a UserError that names `source` if they do not fit the model."""
+    """Sets the weights of the active adapter.
+
+    Raises:
+        UserError: they do not fit the model. The message begins with `source`.
+    """
     from peft import set_peft_model_state_dict  # peft is optional
 
     weights = {name.removeprefix(PREFIX): tensor for name, tensor in weights.items()}
@@ -175,7 +200,7 @@ def _shape(tensor: Tensor | None) -> str:
 
 
 def first_difference(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str | None:
-    """Describes the first weight of another shape, such as "w is 2 x 8, not 4 x 8"; None if all shapes match."""
+    """Describes the first weight with an unexpected shape, such as "w is 2 x 8, not 4 x 8". None if all are equal."""
     for name in sorted(weights.keys() | expected.keys()):
         own = _shape(weights.get(name))
         other = _shape(expected.get(name))
@@ -185,7 +210,7 @@ def first_difference(weights: Mapping[str, Tensor], expected: Mapping[str, Tenso
 
 
 def merge_adapter(model: PreTrainedModel) -> PreTrainedModel:
-    """Merges the adapter into the weights, in place, and returns the model, now plain and trainable."""
+    """Merges the adapter into the model's weights, in place. Returns the model, which is now plain and trainable."""
     from peft.tuners.tuners_utils import BaseTunerLayer  # peft is optional
     from peft.utils import ModulesToSaveWrapper
 

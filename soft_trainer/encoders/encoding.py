@@ -21,27 +21,27 @@ from soft_trainer.errors import UserError
 from soft_trainer.identity import encoder_fingerprint
 from soft_trainer.terminal import Progress
 
-if TYPE_CHECKING:  # slow to import, and token ids need no model
+if TYPE_CHECKING:  # slow to import, and not needed for token ids
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 # ---- Texts to token ids ----
 
 
 def tokenize(tokenizer, texts: Sequence[str], prefix: str = "", max_length: int = 256) -> list[list[int]]:
-    """Returns the token ids of `prefix + text` with special tokens, truncated to `max_length`, without padding."""
+    """Returns the token ids of `prefix + text`, including special tokens, truncated to `max_length`."""
     return tokenize_with_lengths(tokenizer, texts, prefix, max_length)[0]
 
 
 def tokenize_with_lengths(
     tokenizer, texts: Sequence[str], prefix: str = "", max_length: int = 256
 ) -> tuple[list[list[int]], list[int]]:
-    """Tokenizes like `tokenize`, and also returns each text's length before truncation."""
+    """Tokenizes like `tokenize`. Also returns the length of each text before truncation."""
     if isinstance(texts, str):
         raise UserError(f"{texts!r:.40}: a list of texts is expected, not one text")
     if not len(texts):
         return [], []
     texts = [prefix + text for text in texts]
-    if not tokenizer.is_fast:  # written in Python: it does not say how much it cuts
+    if not tokenizer.is_fast:  # a tokenizer in Python does not say how much it truncates
         lengths = [len(ids) for ids in tokenizer(texts, verbose=False)["input_ids"]]
         return tokenizer(texts, truncation=True, max_length=max_length)["input_ids"], lengths
     unread = {"return_attention_mask": False, "return_token_type_ids": False}
@@ -57,11 +57,12 @@ def tokenize_with_lengths(
 
 
 def prompt_length(tokenizer, profile: EncoderProfile, side: str) -> int:
-    """Counts the tokens before each text of a side ("query" or "code") that are left out of the pooling.
+    """Counts the tokens at the start of each text on a side ("query" or "code") that the pooling leaves out.
 
-    It is 0 if `profile.include_prompt`. It counts as sentence-transformers does, so that embeddings are equal: the
-    tokens of the prompt alone, without a special token at their end. If the prompt ends with a space, many tokenizers
-    join that space to the text's first word, which is then left out too.
+    The number is 0 if `profile.include_prompt`. Otherwise it is counted as in sentence-transformers, so that
+    embeddings
+    are equal: the prompt is tokenised without a text, and a special token at its end does not count. If the prompt
+    ends with a space, many tokenizers join this space to the first word of the text, which is then left out too.
     """
     prefix = getattr(profile, f"{side}_prefix")
     if profile.include_prompt or not prefix:
@@ -76,19 +77,19 @@ def prompt_length(tokenizer, profile: EncoderProfile, side: str) -> int:
 
 
 def token_count(item: Sequence[int] | dict) -> int:
-    """Counts the tokens of one row, its data-flow nodes included."""
+    """Counts the tokens of one row, including its data-flow nodes."""
     return len(item["input_ids"] if isinstance(item, dict) else item)
 
 
 def pad(items: Sequence[Sequence[int] | dict], pad_token_id: int, prompt_length: int = 0) -> dict[str, Tensor]:
-    """Pads rows on the right to the longest of the batch.
+    """Pads rows on the right to the length of the longest.
 
     Args:
-        prompt_length: how many tokens at the start of every row are left out of the pooling.
+        prompt_length: the number of tokens at the start of every row that the pooling leaves out.
 
     Returns:
-        `input_ids` and `attention_mask`, both LongTensor[B, L]; with a prompt length also `pooling_mask`, which is 0
-        on the prompt too. For rows with data flow, see `pad_graph_features`.
+        `input_ids` and `attention_mask`, LongTensor[B, L] each. If there is a prompt length, also `pooling_mask`,
+        which is 0 on the prompt and on the padding. For rows with data flow, see `pad_graph_features`.
     """
     if isinstance(items[0], dict):
         return pad_graph_features(items, pad_token_id)
@@ -107,11 +108,12 @@ def pad(items: Sequence[Sequence[int] | dict], pad_token_id: int, prompt_length:
 
 
 def pool(profile: EncoderProfile, outputs, attention_mask: Tensor) -> Tensor:
-    """Computes one embedding for each text, Tensor[B, d] in float32 or higher; padding may be on either side.
+    """Computes one embedding for each text, Tensor[B, d] in float32 or higher. Padding may be on either side.
 
     Args:
-        outputs: the model's outputs: `last_hidden_state`, Tensor[B, L, d], and `pooler_output` for "pooler".
-        attention_mask: Tensor[B, L], 1 on the tokens to pool. A text without tokens has mean 0.
+        outputs: the model's outputs, with `pooler_output` for "pooler", otherwise `last_hidden_state`, Tensor[B, L,
+            d].
+        attention_mask: Tensor[B, L], 1 on the tokens to pool. The mean of a text without tokens is 0.
     """
     if profile.pooling == "pooler":
         embeddings = at_least_float32(outputs.pooler_output)
@@ -122,7 +124,7 @@ def pool(profile: EncoderProfile, outputs, attention_mask: Tensor) -> Tensor:
     else:
         states = outputs.last_hidden_state
         mask = attention_mask.int()
-        # `argmax` gives the first of several ones.
+        # `argmax` returns the first of equal values.
         if profile.pooling == "cls":
             place = mask.argmax(1)
         else:
@@ -134,7 +136,14 @@ def pool(profile: EncoderProfile, outputs, attention_mask: Tensor) -> Tensor:
 
 
 def score(profile: EncoderProfile, queries: Tensor, codes: Tensor) -> Tensor:
-    """Computes the scores Tensor[B, N] of queries Tensor[B, d] against codes Tensor[N, d]: dot or cosine, scaled."""
+    """Computes the profile's scores of queries against codes.
+
+    Args:
+        queries, codes: their embeddings, Tensor[B, d] and Tensor[N, d].
+
+    Returns:
+        Dot products or cosines, times the profile's scale, Tensor[B, N].
+    """
     queries = comparable(profile, queries)
     codes = comparable(profile, codes)
     with torch.autocast(queries.device.type, enabled=False):
@@ -142,7 +151,7 @@ def score(profile: EncoderProfile, queries: Tensor, codes: Tensor) -> Tensor:
 
 
 def comparable(profile: EncoderProfile, embeddings: Tensor) -> Tensor:
-    """Prepares embeddings so that their dot products are the profile's unscaled scores; float32 or higher."""
+    """Converts embeddings, to float32 or higher, so that their dot products are the profile's unscaled scores."""
     embeddings = at_least_float32(embeddings)
     if profile.score_function == "cosine":
         return F.normalize(embeddings, dim=-1)
@@ -150,31 +159,31 @@ def comparable(profile: EncoderProfile, embeddings: Tensor) -> Tensor:
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
-    """Converts half precision to float32 and leaves float64 as it is."""
+    """Converts half precision to float32. Float64 is unchanged."""
     if tensor.dtype == torch.float64:
         return tensor
     return tensor.float()
 
 
 def encode(model: nn.Module, profile: EncoderProfile, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Computes the embeddings Tensor[B, d] of a batch from `pad`, in float32 or higher whatever the model's dtype."""
+    """Computes the embeddings of a batch that `pad` made, Tensor[B, d] in float32 or higher."""
     if isinstance(model, nn.parallel.DistributedDataParallel):
         plain = model.module
     else:
         plain = model
     if "node_mask" in inputs:
-        # A plain RoBERTa with the nodes' vectors, and a mask of which token sees which.
+        # A plain RoBERTa, given the vectors of nodes and a mask of which token attends to which.
         vectors = graph_embeddings(plain.get_input_embeddings(), inputs)
         mask = inputs["attention_mask"]
         outputs = model(inputs_embeds=vectors, attention_mask=mask[:, None], position_ids=inputs["position_ids"])
-        return pool(profile, outputs, mask[:, 0])  # the first token sees every token of the row
+        return pool(profile, outputs, mask[:, 0])  # the first token attends to every token in the row
     inputs = dict(inputs)
     pooling_mask = inputs.pop("pooling_mask", inputs["attention_mask"])
     if profile.pooling == "mean" and model.training and getattr(plain, "takes_means", False):
         means = model(mean_over=pooling_mask, **inputs)
         return pool(profile.replace(pooling="pooler"), means, pooling_mask)
     outputs = model(**inputs)
-    # The last token is part of the prompt only if there is no other token.
+    # The last token belongs to the prompt only if there is no other token.
     return pool(profile, outputs, inputs["attention_mask"] if profile.pooling == "last_token" else pooling_mask)
 
 
@@ -182,7 +191,11 @@ def encode(model: nn.Module, profile: EncoderProfile, inputs: Mapping[str, Tenso
 
 
 def parse_dims(value: str | Sequence[int] | None) -> tuple[int, ...]:
-    """Parses numbers, or text such as "768,256,64", largest first; UserError unless distinct and above 0."""
+    """Parses numbers of dimensions, or a text such as "768,256,64". Returns them with the largest first.
+
+    Raises:
+        UserError: they are not distinct whole numbers above 0.
+    """
     if value is None:
         words = []
     elif isinstance(value, str):
@@ -201,7 +214,7 @@ def parse_dims(value: str | Sequence[int] | None) -> tuple[int, ...]:
 
 
 def check_dims(dims: Sequence[int], hidden_size: int, option: str = "matryoshka_dims") -> None:
-    """Raises a UserError that names `option` for dimensions beyond `hidden_size`."""
+    """Raises UserError if a number of dimensions is not from 1 to `hidden_size`. The message gives the `option`."""
     for dim in dims:
         if isinstance(dim, bool) or not isinstance(dim, int) or not 1 <= dim <= hidden_size:
             raise UserError(
@@ -210,7 +223,10 @@ def check_dims(dims: Sequence[int], hidden_size: int, option: str = "matryoshka_
 
 
 def shorten(profile: EncoderProfile, embeddings: Tensor, dim: int | None) -> Tensor:
-    """Keeps the first `dim` dimensions of Tensor[n, d] (None: all), and normalises them if the profile does."""
+    """Keeps the first `dim` dimensions of embeddings, Tensor[n, d], or all of them if `dim` is None.
+
+    Shortened embeddings are normalised again if the profile normalises.
+    """
     if dim is None or dim >= embeddings.shape[-1]:
         return embeddings
     embeddings = embeddings[..., :dim]
@@ -224,7 +240,7 @@ def shorten(profile: EncoderProfile, embeddings: Tensor, dim: int | None) -> Ten
 
 @dataclass(frozen=True)
 class Encoder:
-    """A fine-tuned encoder in eval mode, with everything that its embeddings depend on; see `load_encoder`."""
+    """An encoder with everything that its embeddings depend on; see `load_encoder`."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -232,7 +248,7 @@ class Encoder:
     truncate_dim: int | None = None
 
     def encode_queries(self, queries: Sequence[str], batch_size: int = 64, progress: bool = False) -> Tensor:
-        """Computes the embeddings of queries, Tensor[n, d] in float32 on the model's device, in the order given."""
+        """Computes the embeddings of queries, Tensor[n, d] in float32 on the model's device."""
         ids = tokenize(self.tokenizer, queries, self.profile.query_prefix, self.profile.query_length)
         return self._embed(ids, "query", batch_size, progress)
 
@@ -243,10 +259,10 @@ class Encoder:
         batch_size: int = 64,
         progress: bool = False,
     ) -> Tensor:
-        """Computes the embeddings of functions, Tensor[n, d] in float32 on the model's device, in the order given.
+        """Computes the embeddings of functions, Tensor[n, d] in float32 on the model's device.
 
         Args:
-            language: the language of all codes or of each, for an encoder that reads data flow; others ignore it.
+            language: the language of all codes, or the language of each. Only an encoder with data flow needs it.
 
         Raises:
             UserError: the encoder reads data flow, and `language` is missing or unknown.
@@ -268,13 +284,13 @@ class Encoder:
         return self._embed(items, "code", batch_size, progress)
 
     def score(self, queries: Tensor, codes: Tensor) -> Tensor:
-        """Computes the scores Tensor[B, N] of query embeddings Tensor[B, d] against code embeddings Tensor[N, d]."""
+        """Computes the scores of embeddings of queries, Tensor[B, d], and codes, Tensor[N, d], as Tensor[B, N]."""
         return score(self.profile, queries, codes)
 
     def identity(self) -> str:
-        """Returns the fingerprint of the encoder; embeddings stored under it can be reused with an equal one.
+        """Returns the fingerprint of the encoder. Encoders with equal fingerprints have equal embeddings.
 
-        Callers should keep it while the weights stay the same.
+        It hashes all weights, so callers should keep it while the weights stay the same.
         """
         return encoder_fingerprint(self.model, self.tokenizer, self.profile)
 
@@ -285,15 +301,15 @@ class Encoder:
 
 @torch.no_grad()
 def embed(encoder: Encoder, items: Sequence, side: str, batch_size: int = 64, progress: str | None = None) -> Tensor:
-    """Computes the embeddings Tensor[n, d] of any number of texts, in eval mode and in the order given.
+    """Computes the embeddings of any number of texts in eval mode, Tensor[n, d], in the given order.
 
-    They are in float32 or higher and on the model's device. The longest texts are encoded first, so that batches have
-    little padding and a lack of memory shows in the first batch.
+    They are float32 or higher, on the model's device. The longest texts are encoded first, so that batches have little
+    padding, and a lack of memory shows in the first batch.
 
     Args:
         items: the token ids of each text, or its features with data flow.
-        side: "query" or "code", which decides how many tokens at the start are left out of the pooling.
-        progress: the label of a progress bar; None shows no bar.
+        side: "query" or "code". It decides how many tokens at the start of a text the pooling leaves out.
+        progress: the label of a progress bar, or None for no bar.
     """
     model = encoder.model
     tokenizer = encoder.tokenizer
@@ -316,18 +332,19 @@ def embed(encoder: Encoder, items: Sequence, side: str, batch_size: int = 64, pr
 
 
 def embed_sharded(encoder: Encoder, tokens, side: str, batch_size: int = 64, progress: str | None = None) -> Tensor:
-    """Encodes like `embed`, but each process takes its shard, and every process gets the whole Tensor[n, d].
+    """Computes embeddings like `embed`, with the work divided among processes. Every process gets all, Tensor[n, d].
 
     Args:
-        tokens: token ids (or features with data flow) by row, and `lengths`, int64[n], each row's number of tokens.
+        tokens: the token ids of each row, or its features with data flow. The attribute `lengths`, int64[n], has the
+            number of tokens of each row.
     """
     rank, processes = distributed.rank_and_world_size()
-    # Equal texts are encoded once: in other batches their embeddings would differ by rounding, and not tie.
+    # Equal texts are encoded once. In different batches, their embeddings would differ by rounding and not tie.
     firsts, places = distinct_rows(tokens)
     # Rows are dealt out by length, so that every process has about as many tokens to encode.
     order = np.argsort(-tokens.lengths[firsts], kind="stable")
     own = order[rank::processes]
-    # A collective inside a forward pass waits for every process, so all of them encode equally many texts.
+    # A collective inside a forward pass waits for every process, so all processes encode equally many texts.
     if len(own) < -(-len(order) // processes):
         spare = order[-1:]
     else:
@@ -343,10 +360,10 @@ def embed_sharded(encoder: Encoder, tokens, side: str, batch_size: int = 64, pro
 
 
 def distinct_rows(tokens) -> tuple[np.ndarray, np.ndarray]:
-    """Finds rows of equal token ids (or features).
+    """Finds the rows with equal token ids, or with equal features.
 
     Returns:
-        The first row of each kind, int64[D], and the kind of every row, int64[n], a place in the former.
+        The first row of each group of equal rows, int64[D], and the group of every row, int64[n].
     """
     known: dict[bytes, int] = {}
     firsts = []

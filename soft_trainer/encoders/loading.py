@@ -24,7 +24,7 @@ from soft_trainer.encoders.static import StaticModel, is_static
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json
 
-MISSING_WEIGHTS = "_missing_weights"  # attribute of a loaded model: the weights that its files lack
+MISSING_WEIGHTS = "_missing_weights"  # this attribute of a loaded model lists the weights that its files lack
 
 
 def load_encoder(
@@ -37,18 +37,18 @@ def load_encoder(
     """Loads a fine-tuned encoder from a folder or the Hub, ready to encode queries and codes.
 
     Args:
-        name_or_path: a folder or `USER/NAME` on the Hub: one of ours, of sentence-transformers, or a plain encoder.
-            An adapter is loaded with its base and merged into it.
-        revision: branch, tag or commit on the Hub.
-        device: where to run; by default the accelerator if there is one, else the CPU.
+        name_or_path: a folder or `USER/NAME` on the Hub, with one of our encoders, a sentence-transformers encoder or
+            a plain encoder. An adapter is loaded with its base and merged into it.
+        revision: the branch, tag or commit on the Hub.
+        device: the device to run on. By default, the accelerator if there is one, otherwise the CPU.
         trust_remote_code: run the code that comes with the model. Read it first.
-        truncate_dim: keep this many dimensions of every embedding, for an encoder that was trained for it. Default:
-            the number in the sentence-transformers files, or all.
+        truncate_dim: keep this many dimensions of every embedding, for an encoder that was trained for it. By default,
+            the number in the sentence-transformers files, or all dimensions.
 
     Raises:
-        UserError: there is no such folder or repository, no tokenizer or no safetensors weights in it, no profile can
-            express its pooling, it needs `trust_remote_code`, its profile reads more tokens than it has positions, or
-            it is an adapter whose base is missing.
+        UserError: the folder or repository does not exist, it has no tokenizer or no safetensors weights, a profile
+            cannot express its pooling, it needs `trust_remote_code`, its profile reads more tokens than it has
+            positions, or it is an adapter whose base is missing.
 
     Example:
         >>> encoder = load_encoder("USER/NAME")
@@ -71,7 +71,7 @@ def load_encoder(
 
 
 def saved_truncate_dim(name_or_path: str | Path, revision: str | None) -> int | None:
-    """Returns the number of dimensions that sentence-transformers would keep; None for all."""
+    """Returns the number of dimensions that sentence-transformers would keep, or None for all of them."""
     path = repository.repository_file(name_or_path, profiles.SETTINGS_FILE, revision, expected=False)
     if path:
         return read_json(path).get("truncate_dim")
@@ -79,7 +79,7 @@ def saved_truncate_dim(name_or_path: str | Path, revision: str | None) -> int | 
 
 
 def _own_snapshot(name_or_path: str | Path, revision: str | None, with_code: bool) -> Path | None:
-    """Returns the local folder of a repository with a profile, downloaded at one commit; None for anything else."""
+    """Downloads a repository with a profile at one commit. Returns its local folder, or None for anything else."""
     if Path(name_or_path).is_dir():
         return None
     path = repository.repository_file(name_or_path, profiles.PROFILE_FILE, revision)
@@ -101,18 +101,18 @@ def load_model(
     attn_implementation: str | None = None,
     dtype: str | None = None,
 ) -> PreTrainedModel:
-    """Loads the weights from safetensors, with a pooler only if `profile` pools with it.
+    """Loads the weights of an encoder from safetensors. A pooler is loaded only if `profile` pools with it.
 
-    An adapter is loaded into its base, ready for further training.
+    An adapter is loaded into its base, and can be trained further.
 
     Args:
-        trust_remote_code: run the code that comes with the model.
-        attn_implementation: "eager", "sdpa", "flash_attention_2" ...; None lets `transformers` choose.
-        dtype: "float32", "bfloat16" or "float16". None means float32, or higher if the weights are saved so.
+        trust_remote_code: run the code that comes with the model. Read it first.
+        attn_implementation: "eager", "sdpa", "flash_attention_2" and so on. By default, `transformers` chooses.
+        dtype: "float32", "bfloat16" or "float16". By default, float32, or higher if the saved weights are.
 
     Raises:
-        UserError: there is no such folder or repository, no safetensors weights in it, it needs `trust_remote_code`,
-            the profile's lengths are above its positions, or the base of an adapter is missing.
+        UserError: the folder or repository does not exist, it has no safetensors weights, it needs
+            `trust_remote_code`, the profile's lengths exceed its positions, or the base of an adapter is missing.
     """
     if adapter := repository.saved_adapter(name_or_path, revision):
         import_peft()
@@ -125,7 +125,7 @@ def load_model(
         config = load_config(name_or_path, revision, trust_remote_code)
         check_lengths(config.to_dict(), profile)
         if hasattr(config, "use_cache"):
-            config.use_cache = False  # keys and values of every layer, which only generation needs
+            config.use_cache = False  # only generation needs the keys and values of every layer
         if dtype is None:
             number_format = torch.promote_types(config.dtype or torch.float32, torch.float32)
         else:
@@ -149,7 +149,7 @@ def load_model(
 
 def load_config(name_or_path: str | Path, revision: str | None, trust_remote_code: bool) -> PretrainedConfig:
     """Loads the configuration of a model."""
-    # Without a choice, transformers would ask on the terminal.
+    # If this were None, transformers would ask on the terminal.
     return transformers.AutoConfig.from_pretrained(
         name_or_path, revision=revision or "main", trust_remote_code=bool(trust_remote_code)
     )
@@ -157,7 +157,7 @@ def load_config(name_or_path: str | Path, revision: str | None, trust_remote_cod
 
 @contextlib.contextmanager
 def _without_report_on_spare_weights() -> Iterator[None]:
-    """Suppresses transformers' table of weights that an encoder does not need, such as a pooler or an output layer."""
+    """Suppresses the table that transformers prints for weights that an encoder does not need, such as a pooler."""
 
     def shown(record: logging.LogRecord) -> bool:
         message = record.getMessage()
@@ -172,7 +172,7 @@ def _without_report_on_spare_weights() -> Iterator[None]:
 
 
 def _auto_class(config: PretrainedConfig) -> type:
-    """Returns `AutoModel`, or a class that loads only what the encoder needs: no decoder, no attention."""
+    """Returns `AutoModel`, or a class that loads only what an encoder needs, for example no decoder."""
     if is_static(config):
         return StaticModel
     whole = MODEL_MAPPING.get(type(config), None)
@@ -183,7 +183,7 @@ def _auto_class(config: PretrainedConfig) -> type:
 
 
 def _model_class(config: PretrainedConfig, name_or_path: str | Path, revision: str | None) -> type:
-    """Returns the class that `AutoModel` would load; a model's own code is trusted once its configuration is."""
+    """Returns the class that `AutoModel` would load. The user has already allowed the model's own code."""
     if type(config) in MODEL_MAPPING:
         return MODEL_MAPPING[type(config)]
     reference = getattr(config, "auto_map", {}).get("AutoModel")
@@ -193,9 +193,10 @@ def _model_class(config: PretrainedConfig, name_or_path: str | Path, revision: s
 
 
 def pooling_layer(model_class: type[PreTrainedModel], profile: EncoderProfile) -> dict[str, bool]:
-    """Returns the arguments that load `model_class` with a pooler only if `profile` pools with it.
+    """Returns the keyword argument that turns the model's pooler on or off, as `profile` needs it.
 
-    An unused pooler has no gradient, which distributed training refuses. Some models have no pooler to leave out.
+    Distributed training fails if a pooler is loaded but unused, because it gets no gradient. Returns {} if
+    `model_class` has no such argument.
     """
     name = "add_pooling_layer"
     if name in inspect.signature(model_class).parameters:
@@ -207,7 +208,12 @@ def pooling_layer(model_class: type[PreTrainedModel], profile: EncoderProfile) -
 
 
 def check_model(model: PreTrainedModel, profile: EncoderProfile) -> None:
-    """Raises UserError for a model with a decoder, or one lacking positions, pooler or mask for `profile`."""
+    """Checks that `model` can be used with `profile`.
+
+    Raises:
+        UserError: the profile's lengths exceed the model's positions, the model has a decoder, it lacks the pooler
+            that the profile uses, or its attention takes no mask although data flow needs one.
+    """
     config = model.config
     kind = type(model)
     check_lengths(config.to_dict(), profile)
@@ -224,7 +230,7 @@ def check_model(model: PreTrainedModel, profile: EncoderProfile) -> None:
 
 
 def profile_warnings(model: torch.nn.Module, profile: EncoderProfile) -> list[str]:
-    """Returns warnings about settings that work with the model but probably not as intended."""
+    """Returns warnings about settings that probably do not have the intended effect with this model."""
     warnings = []
     if profile.pooling == "cls" and any(getattr(module, "is_causal", False) for module in model.modules()):
         warnings.append(
@@ -244,16 +250,17 @@ def profile_warnings(model: torch.nn.Module, profile: EncoderProfile) -> list[st
 def load_tokenizer(
     name_or_path: str | Path, profile: EncoderProfile, revision: str | None = None, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
-    """Loads the tokenizer and prepares it for the profile: special tokens of the prefixes, a padding token.
+    """Loads the tokenizer and prepares it for the profile; see `prepare_tokenizer`.
 
-    UserError if there is no such folder or repository, if it has no tokenizer or no prefix token in its vocabulary, or
-    if it needs `trust_remote_code`.
+    Raises:
+        UserError: the folder or repository does not exist, it has no tokenizer, it needs `trust_remote_code`, or its
+            vocabulary lacks a token of the prefixes.
     """
     with reading(name_or_path, revision):
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             name_or_path, revision=revision or "main", trust_remote_code=bool(trust_remote_code)
         )
-    # If the files are missing, transformers makes a tokenizer that only knows its special tokens.
+    # If the files are missing, transformers makes a tokenizer with only special tokens.
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         raise UserError(f"{name_or_path}: {repository.no_tokenizer(name_or_path)}")
     prepare_tokenizer(tokenizer, profile)
@@ -261,18 +268,21 @@ def load_tokenizer(
 
 
 def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase, profile: EncoderProfile) -> None:
-    """Adapts a tokenizer to `profile`: prefix tokens, padding token, side of padding and truncation; adds no id.
+    """Adapts a tokenizer to `profile`: prefix tokens, padding token, and the sides of padding and truncation.
 
-    Every `<token>` of the prefixes becomes a special token, with the id that the vocabulary gives it. One that the
-    vocabulary lacks stays text; UserError if the named profile needs it, if there is no token to pad with, or if a
-    prompt fills the length.
+    Every `<token>` in the prefixes becomes a special token with its id in the vocabulary. If it is not in the
+    vocabulary, it stays ordinary text. The vocabulary keeps its size.
+
+    Raises:
+        UserError: the vocabulary lacks a token that the named profile needs, the tokenizer has no token for padding,
+            or a prompt leaves no room for a text.
     """
     if profile.name in profiles.PROFILES:
         needed = profiles.PROFILES[profile.name].prefix_tokens
     else:
         needed = ()
     for token in (token for token in profile.prefix_tokens if token not in tokenizer.all_special_tokens):
-        # `<encoder-only>` is an ordinary entry of UniXcoder's vocabulary: byte-level BPE never reaches it from text.
+        # `<encoder-only>` is an ordinary entry of UniXcoder's vocabulary, but byte-level BPE never produces it.
         if tokenizer.convert_tokens_to_ids(token) not in (None, tokenizer.unk_token_id):
             tokenizer.add_special_tokens({"extra_special_tokens": [token]}, replace_extra_special_tokens=False)
         elif token in needed:
@@ -281,14 +291,14 @@ def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase, profile: EncoderProfil
                 f"{tokenizer.name_or_path or 'this tokenizer'} lacks: choose the profile that fits the encoder"
             )
     add_padding_token(tokenizer)
-    # Absolute positions count the padding on the left too. The saved tokenizer pads on the right in every library.
+    # With padding on the left, absolute positions would count it. Every library reads this from the saved tokenizer.
     tokenizer.padding_side = "right"
     for side in ("query", "code"):
         prefix = getattr(profile, f"{side}_prefix")
         length = getattr(profile, f"{side}_length")
         if not prefix:
             continue
-        # Truncation on the left would remove the prompt. The saved tokenizer also truncates on the right.
+        # Truncation on the left would remove the prompt.
         tokenizer.truncation_side = "right"
         tokens = len(tokenizer(prefix, verbose=False)["input_ids"])
         if tokens >= length:
@@ -299,9 +309,9 @@ def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase, profile: EncoderProfil
 
 
 def add_padding_token(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Gives a tokenizer that lacks a padding token another one to pad with, usually the end token.
+    """Sets the padding token of a tokenizer that has none to another special token, usually the end token.
 
-    Every model gets an attention mask, so padding has no effect on embeddings, and the vocabulary keeps its size.
+    Padding has no effect on embeddings, because every model gets an attention mask. The vocabulary keeps its size.
 
     Raises:
         UserError: the tokenizer has no special tokens.

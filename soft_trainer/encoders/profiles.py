@@ -1,4 +1,4 @@
-"""Describes encoders by profiles in a table, without subclasses, and finds how many tokens a model reads."""
+"""Describes encoders by profiles, in a table without subclasses, and finds how many tokens a model can read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from soft_trainer.files import read_json, write_json
 
 POOLINGS = ("mean", "cls", "last_token", "pooler")
 SCORE_FUNCTIONS = ("dot", "cosine")
-DTYPES = ("float32", "bfloat16", "float16")  # of the weights
+DTYPES = ("float32", "bfloat16", "float16")  # the dtypes of weights
 PROFILE_FILE = "soft_trainer.json"
 _SPECIAL_TOKEN = r"<[^<>\s]+>"
 _HEAD = re.compile(f"(?:{_SPECIAL_TOKEN})*")
@@ -28,20 +28,21 @@ class EncoderProfile:
 
     Args:
         name: a key of `PROFILES`, or "auto" for any other encoder.
-        pooling: "mean" over the tokens, "cls" (first token), "last_token" or "pooler" (the model's `pooler_output`).
+        pooling: "mean" over the tokens, "cls" (the first token), "last_token" or "pooler" (the model's
+            `pooler_output`).
         normalize: scale embeddings to length one.
-        query_prefix, code_prefix: text put before every query or code: special tokens, then the prompt.
-        include_prompt: False leaves the tokens of the prefixes out of the pooling, as sentence-transformers does.
-        query_length, code_length: tokens kept on each side, special tokens included.
-        data_flow_length: data-flow nodes that follow the code tokens (GraphCodeBERT), 0 for none.
+        query_prefix, code_prefix: the text before every query or code, which is special tokens and then the prompt.
+        include_prompt: if False, the pooling leaves out the tokens of the prefixes, as in sentence-transformers.
+        query_length, code_length: the maximum number of tokens, including special tokens.
+        data_flow_length: the maximum number of data-flow nodes after the code tokens (GraphCodeBERT), or 0 for none.
         score_function: "dot" or "cosine".
-        score_scale: factor on every score (the inverse of a softmax temperature).
-        query_columns, code_columns: columns to read the text from; the first one in the data set is read. A list
-            of tokens is joined by single spaces.
-        matryoshka_dims: the numbers of leading dimensions trained as embeddings, largest first; () for none.
+        score_scale: the factor on every score, which is the inverse of a softmax temperature.
+        query_columns, code_columns: the columns that may have the text. The first one that exists is read. Tokens in a
+            list are joined by single spaces.
+        matryoshka_dims: the numbers of leading dimensions that are trained as embeddings, largest first, or ().
 
     Raises:
-        UserError: a value other than those named here.
+        UserError: a value is invalid.
     """
 
     name: str = "auto"
@@ -80,14 +81,15 @@ class EncoderProfile:
 
     @property
     def prefix_tokens(self) -> list[str]:
-        """The special tokens, such as `<encoder-only>`, at the beginning of the prefixes."""
+        """The special tokens, such as `<encoder-only>`, at the start of the prefixes."""
         heads = _HEAD.match(self.query_prefix)[0] + _HEAD.match(self.code_prefix)[0]
         return list(dict.fromkeys(re.findall(_SPECIAL_TOKEN, heads)))
 
     def with_prompts(self, query: str | None = None, code: str | None = None) -> EncoderProfile:
-        """Returns a copy with these prompts; the special tokens before them stay, and None changes nothing.
+        """Returns a copy with other prompts. The special tokens before a prompt stay. None leaves a prompt unchanged.
 
-        UserError if codes get a prompt but are read with data flow, whose input has no place for it.
+        Raises:
+            UserError: codes are read with data flow, which allows no prompt.
         """
         if code and self.data_flow_length:
             raise UserError(f"code_prompt={code!r}: codes that are read with their data flow take no prompt")
@@ -99,18 +101,19 @@ class EncoderProfile:
         return self.replace(**changes)
 
     def replace(self, **changes) -> EncoderProfile:
-        """Returns a copy with the values in `changes`; a value of None changes nothing."""
+        """Returns a copy with the values in `changes`. Values of None are ignored."""
         return dataclasses.replace(self, **{key: value for key, value in changes.items() if value is not None})
 
     def save(self, folder: str | Path) -> None:
-        """Writes the profile to a model's folder, for `EncoderProfile.load`."""
+        """Writes the profile to a model's folder."""
         write_json(Path(folder) / PROFILE_FILE, dataclasses.asdict(self))
 
     @classmethod
     def load(cls, path: str | Path) -> EncoderProfile:
-        """Reads the profile that `save` wrote at `path` (the file, not the folder), without keys of later versions.
+        """Reads the profile that `save` wrote to the file `path`. Unknown keys, as of later versions, are ignored.
 
-        A UserError names the file and a wrong value, or a key that looks like a misspelt one.
+        Raises:
+            UserError: a value is invalid, or a key looks misspelt. The message gives the file.
         """
         values = read_json(path)
         kinds = {field.name: type(field.default) for field in dataclasses.fields(cls)}
@@ -129,40 +132,40 @@ class EncoderProfile:
 
 
 COSINE_SCALE = 20.0
-NO_LENGTH = 1_000_000  # tokens; tokenizers without a length have a number far above
-# Today's encoders read thousands of tokens; most functions have fewer than 512.
+NO_LENGTH = 1_000_000  # tokens; a tokenizer without a maximum length has a much larger number
+# Today's encoders read thousands of tokens, but most functions have fewer than 512.
 _TODAY = EncoderProfile(query_length=128, code_length=512, score_function="cosine", score_scale=COSINE_SCALE)
 _ENCODER_ONLY = "<encoder-only></s>"
 _PROFILES = (
     EncoderProfile("codebert", pooling="pooler", query_length=200, code_length=200),
     EncoderProfile("graphcodebert", pooling="pooler", data_flow_length=64, code_columns=("original_string", "code")),
     EncoderProfile("unixcoder", query_prefix=_ENCODER_ONLY, code_prefix=_ENCODER_ONLY),
-    # https://huggingface.co/nomic-ai/CodeRankEmbed names the prompt. It pools on the first token, as its base
-    # Arctic-Embed-M-Long does. No temperature is given there; 1/20 is within the usual 0.02 to 0.05.
+    # https://huggingface.co/nomic-ai/CodeRankEmbed gives the prompt. The model pools on the first token, like its base
+    # Arctic-Embed-M-Long. No temperature is given; 1/20 is within the usual 0.02 to 0.05.
     _TODAY.replace(
         name="coderankembed", pooling="cls", query_prefix="Represent this query for searching relevant code: "
     ),
     # https://huggingface.co/Qwen/Qwen3-Embedding-0.6B: the instruction is its prompt "query". Its tokenizer ends every
-    # text with <|endoftext|>, whose state is the embedding. arXiv:2506.05176 gives no temperature; 1/20 is that of
-    # jina-code-embeddings (arXiv:2508.21290), which is trained in the same way.
+    # text with <|endoftext|>, whose state is the embedding. arXiv:2506.05176 gives no temperature;
+    # jina-code-embeddings (arXiv:2508.21290), which is trained in the same way, uses 1/20.
     _TODAY.replace(
         name="qwen3-embedding",
         pooling="last_token",
         normalize=True,
         query_prefix="Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery:",
     ),
-    # https://huggingface.co/answerdotai/ModernBERT-base is a masked language model: pooling and scale are the defaults
-    # of sentence-transformers, as for any model that it turns into an encoder.
+    # https://huggingface.co/answerdotai/ModernBERT-base is a masked language model. Pooling and scale are the defaults
+    # of sentence-transformers for a model that it turns into an encoder.
     _TODAY.replace(name="modernbert", pooling="mean"),
     # https://huggingface.co/Alibaba-NLP/gte-modernbert-base: the first token, no prompt, cosines x 100.
     _TODAY.replace(name="gte-modernbert", pooling="cls", score_scale=100.0),
-    # A vector for each token: any length costs little.
+    # A static encoder only looks up vectors, so long texts cost little.
     _TODAY.replace(name="static", normalize=True, query_length=NO_LENGTH, code_length=NO_LENGTH),
     EncoderProfile(),
 )
 PROFILES = {profile.name: profile for profile in _PROFILES}
-# A published name, or its last part -> the profile. Copies under another owner or in a folder keep the last part. A
-# whole name takes precedence over the repository's sentence-transformers files, which give no temperature.
+# The profiles of published names or their last parts, which copies under another owner or in a folder keep. A whole
+# name takes precedence over the repository's sentence-transformers files, which give no temperature.
 KNOWN_ENCODERS = {
     "nomic-ai/CodeRankEmbed": "coderankembed",
     "Qwen/Qwen3-Embedding-0.6B": "qwen3-embedding",
@@ -175,7 +178,7 @@ KNOWN_ENCODERS = {
     "unixcoder-base-nine": "unixcoder",
 }
 SETTINGS_FILE = "config_sentence_transformers.json"
-# Names in sentence-transformers, including older releases -> ours.
+# Our names for the poolings of sentence-transformers, including older releases.
 _POOLING_NAMES = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "cls",
@@ -185,7 +188,7 @@ _POOLING_NAMES = {
 
 
 def profile_of(model) -> EncoderProfile:
-    """Returns the profile of a loaded model, found where it was loaded from."""
+    """Returns the profile of a loaded model, which is found in the folder or repository that it was loaded from."""
     name = model.config._name_or_path
     if name:
         return resolve_profile(name)
@@ -193,15 +196,15 @@ def profile_of(model) -> EncoderProfile:
 
 
 def resolve_profile(name_or_path: str | Path, name: str | None = None, revision: str | None = None) -> EncoderProfile:
-    """Returns the profile called `name`, or else the one that fits the encoder at `name_or_path`.
+    """Returns the profile called `name` or, by default, the profile of the encoder at `name_or_path`.
 
-    Tried in turn: `soft_trainer.json`; the whole published name in `KNOWN_ENCODERS`; the files of
-    sentence-transformers (pooling, normalisation, prompts, lengths, score function); the last part of the published
-    name. The last resort is "auto".
+    These are tried in turn: `soft_trainer.json`, the whole published name in `KNOWN_ENCODERS`, the files of
+    sentence-transformers (pooling, normalisation, prompts, lengths, score function), and the last part of the
+    published name. If none is found, the profile is "auto".
 
     Raises:
-        UserError: `name` is not in `PROFILES`, there is no such folder or repository, or it has
-            sentence-transformers modules that no profile can express.
+        UserError: `name` is not in `PROFILES`, the folder or repository does not exist, or it has
+            sentence-transformers modules that a profile cannot express.
     """
     if name is not None:
         if name not in PROFILES:
@@ -282,7 +285,7 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
 
 
 def _pooling_of(config: Mapping) -> str:
-    """Translates a pooling module's configuration to our name; several modes are joined by `+`."""
+    """Translates a pooling module's configuration to our name. Several modes are joined by `+`."""
     used = [key for key, value in config.items() if key.startswith("pooling_mode") and value]
     modes = config.get("pooling_mode") or used
     if isinstance(modes, str):
@@ -292,12 +295,12 @@ def _pooling_of(config: Mapping) -> str:
 
 # ---- The number of tokens that a model reads ----
 
-# Models whose positions begin after the id of the padding token, as RoBERTa's do. MPNet's are fixed: they begin at 2.
+# Models like RoBERTa, whose positions start after the id of the padding token. MPNet's positions always start at 2.
 _AFTER_PADDING = ("roberta", "camembert", "data2vec-text", "ibert", "longformer", "luke", "xmod")
 
 
 def most_tokens(config: Mapping) -> int | None:
-    """Returns the maximum number of tokens that a model with this `config.json` reads, None if it sets no limit."""
+    """Returns the maximum number of tokens that a model with this `config.json` can read, or None for no limit."""
     positions = config.get("max_position_embeddings")
     kind = config.get("model_type") or ""
     if not positions or positions < 0:
@@ -310,7 +313,7 @@ def most_tokens(config: Mapping) -> int | None:
 
 
 def check_lengths(config: Mapping, profile: EncoderProfile) -> None:
-    """Raises a UserError that names the largest valid length if a profile's texts exceed the model's positions."""
+    """Raises UserError if a profile's lengths exceed the model's positions. The message gives the largest length."""
     most = most_tokens(config) or math.inf
     lengths = {"query_length": profile.query_length, "code_length": profile.code_length + profile.data_flow_length}
     for name, length in lengths.items():

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json
 
-# peft's names
+# The file names of peft.
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
@@ -38,7 +38,7 @@ def published_name(name_or_path: str | Path) -> str:
 
 
 def split_revision(name: str) -> tuple[str, str | None]:
-    """Splits `NAME@REVISION` into name and revision; a folder, whose path may hold an `@`, has no revision."""
+    """Splits `NAME@REVISION` into name and revision. A folder has no revision, although its path may contain `@`."""
     if Path(name).is_dir():
         base, _, revision = (name, "", "")
     else:
@@ -49,13 +49,13 @@ def split_revision(name: str) -> tuple[str, str | None]:
 def repository_file(
     name_or_path: str | Path, file: str, revision: str | None = None, expected: bool = True
 ) -> Path | None:
-    """Returns the local path of one file of a folder or repository, or None if there is no such file.
+    """Returns the local path of a file in a folder or repository, or None if there is no such file.
 
     Args:
-        expected: True to warn if the Hub cannot be reached and the file is not in the cache.
+        expected: warn if the Hub cannot be reached and the file is not in the cache.
 
     Raises:
-        UserError: there is no such folder, repository or revision.
+        UserError: the folder, repository or revision does not exist.
     """
     if Path(name_or_path).is_dir():
         path = Path(name_or_path, file)
@@ -78,7 +78,11 @@ def repository_file(
 
 
 def saved_adapter(name_or_path: str | Path, revision: str | None = None) -> tuple[str, str | None] | None:
-    """Returns an adapter's base and its revision, None for a whole model; UserError for an adapter without one."""
+    """Returns the base of an adapter and the base's revision, or None for a whole model.
+
+    Raises:
+        UserError: the adapter has no base.
+    """
     path = repository_file(name_or_path, ADAPTER_CONFIG, revision, expected=False)
     if path is None or Path(name_or_path, "config.json").is_file():
         return None
@@ -93,7 +97,7 @@ def saved_adapter(name_or_path: str | Path, revision: str | None = None) -> tupl
 
 
 def base_of(name_or_path: str | Path, revision: str | None = None) -> tuple[str | Path, str | None]:
-    """Returns the name and revision of an adapter's base; for any other model, returns its own."""
+    """Returns the name and revision of an adapter's base, or of the model itself if it is no adapter."""
     return saved_adapter(name_or_path, revision) or (name_or_path, revision)
 
 
@@ -113,7 +117,7 @@ def reading(name_or_path: str | Path, revision: str | None = None) -> Iterator[N
 
 @contextmanager
 def reading_base(name_or_path: str | Path) -> Iterator[None]:
-    """Adds to a UserError that the model being read is the base of the adapter `name_or_path`."""
+    """Adds to a UserError that the model in it is the base of the adapter `name_or_path`."""
     try:
         yield
     except UserError as error:
@@ -124,7 +128,7 @@ def reading_base(name_or_path: str | Path) -> Iterator[None]:
 
 
 def _problem(error: Exception, folder: Path, revision: str | None) -> str:
-    """Says in one line what is wrong and what to do."""
+    """Returns a line that says what is wrong and what to do."""
     causes = (error, error.__cause__)
     if any(isinstance(cause, errors.RevisionNotFoundError) for cause in causes):
         return f"no revision {revision!r} on the Hub"
@@ -154,7 +158,7 @@ def _problem(error: Exception, folder: Path, revision: str | None) -> str:
 
 
 def no_tokenizer(folder: str | Path) -> str:
-    """Says that a model has no tokenizer, and how to give it one."""
+    """Returns a line that says that a model has no tokenizer, and how to add one."""
     return (
         "no tokenizer in it (tokenizer.json); save its base model's tokenizer there: "
         f"AutoTokenizer.from_pretrained(BASE).save_pretrained({str(folder)!r})"

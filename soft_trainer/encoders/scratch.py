@@ -27,7 +27,11 @@ logger = logging.getLogger(__name__)
 
 
 def parse_size(from_scratch: str) -> tuple[int, int]:
-    """Parses `"256x4"` as hidden size 256 and 4 layers; UserError unless the size is a multiple of 32 (one head)."""
+    """Parses `"256x4"` as hidden size 256 and 4 layers.
+
+    Raises:
+        UserError: the text has another form, or the hidden size is not a multiple of 32, the size of a head.
+    """
     match = re.fullmatch(r"(\d+)x(\d+)", from_scratch)
     if match:
         hidden, layers = map(int, match.groups())
@@ -43,14 +47,17 @@ def parse_size(from_scratch: str) -> tuple[int, int]:
 def train_tokenizer(
     texts: Iterable[str], profile: EncoderProfile, vocabulary_size: int = 16384, ends: bool = True
 ) -> PreTrainedTokenizerFast:
-    """Trains a byte-level BPE tokenizer on `texts`, with RoBERTa's special tokens and those of the prefixes.
+    """Trains a byte-level BPE tokenizer on `texts`, with the special tokens of RoBERTa and of the prefixes.
 
-    It splits identifiers into words and lower-cases them first. `ends`: it puts special tokens around every text.
+    The tokenizer splits identifiers into words and converts them to lower case first.
+
+    Args:
+        ends: the tokenizer puts special tokens around every text.
     """
     bpe = ByteLevelBPETokenizer(add_prefix_space=True)
-    # From little data, a model does not learn that `readLines`, `read_lines` and "Read lines" are the same words.
+    # Little data would not teach a model that `readLines`, `read_lines` and "Read lines" are the same words.
     bpe.normalizer = normalizers.Sequence([normalizers.Replace(Regex(WORD_BORDER), " "), normalizers.Lowercase()])
-    if not ends:  # a static encoder: words are the same wherever they stand, and white space says nothing
+    if not ends:  # for a static encoder, neither the position of words nor white space has a meaning
         words = Split(Regex(r"\w+|[^\w\s]"), behavior="removed", invert=True)
         bpe._tokenizer.pre_tokenizer = Sequence([words, ByteLevel(add_prefix_space=True)])
     special = _special_tokens(profile)
@@ -67,12 +74,12 @@ def train_tokenizer(
 def kept_tokenizer(
     texts: Iterable[str], known: str, profile: EncoderProfile, vocabulary_size: int, ends: bool = True
 ) -> PreTrainedTokenizerFast:
-    """Trains a tokenizer on texts, or reads the one that an earlier run kept in `TOKENIZERS`.
+    """Trains a tokenizer on texts, or reads the one that an earlier run stored in `TOKENIZERS`.
 
-    If none can be written, a warning says so and the next run trains again.
+    If it cannot be stored, a warning is printed and the next run trains it again.
 
     Args:
-        texts: read only if there is no such tokenizer.
+        texts: the texts, which are read only if no tokenizer is stored.
         known: the fingerprint of the texts.
     """
     settings = [vocabulary_size, ends, _special_tokens(profile), tokenizers.__version__]
@@ -93,7 +100,7 @@ def kept_tokenizer(
 
 
 def _special_tokens(profile: EncoderProfile) -> list[str]:
-    """Lists RoBERTa's special tokens and those of the prefixes."""
+    """Lists the special tokens of RoBERTa and of the prefixes."""
     return list(dict.fromkeys([*SPECIAL.values(), *profile.prefix_tokens]))
 
 
@@ -109,9 +116,9 @@ def _wrapped(tokenizer: Tokenizer, profile: EncoderProfile) -> PreTrainedTokeniz
 
 
 def random_model(from_scratch: str, tokenizer, profile: EncoderProfile) -> PreTrainedModel:
-    """Makes an encoder with random weights, of the size that `from_scratch` names.
+    """Makes an encoder with random weights in the size that `from_scratch` specifies.
 
-    Without layers it is a static encoder, otherwise a RoBERTa that is long enough for the profile.
+    Without layers, it is a static encoder. Otherwise it is a RoBERTa with enough positions for the profile.
     """
     hidden, layers = parse_size(from_scratch)
     if not layers:
@@ -123,8 +130,8 @@ def random_model(from_scratch: str, tokenizer, profile: EncoderProfile) -> PreTr
         num_hidden_layers=layers,
         num_attention_heads=hidden // (64 if hidden % 64 == 0 else 32),
         intermediate_size=4 * hidden,
-        # With RoBERTa's own 0.02, the first token of a small model says almost nothing about the others, so pooling on
-        # it does not learn. With a mean over the tokens, 0.02 gives the better encoder.
+        # With RoBERTa's 0.02, the first token of a small model depends little on the others, and pooling on it does
+        # not learn. With a mean over the tokens, 0.02 gives a better encoder.
         initializer_range=0.02 if profile.pooling == "mean" else hidden**-0.5,
         max_position_embeddings=longest + tokenizer.pad_token_id + 1,
         type_vocab_size=1,

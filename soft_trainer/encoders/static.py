@@ -1,7 +1,7 @@
-"""Static encoders: a vector for each token of the vocabulary, and the mean of a text's vectors, scaled to length one.
+"""Static encoders. They have a vector for each token; an embedding is the mean of a text's vectors, of length one.
 
-The folder of one loads in `AutoModel`, sentence-transformers, model2vec and `load_encoder`, with equal embeddings. For
-`AutoModel` it is an XLNet without layers, whose output is exactly the vectors of the tokens, at any length.
+The folder of a static encoder loads in `AutoModel`, sentence-transformers, model2vec and `load_encoder`, with equal
+embeddings. For `AutoModel`, it is an XLNet without layers, whose output is the vectors of tokens at any length.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from soft_trainer.encoders.profiles import NO_LENGTH, PROFILES, EncoderProfile
 from soft_trainer.errors import UserError
 
 MODEL2VEC_TENSOR = "embeddings"  # the name by which model2vec and sentence-transformers find the vectors
-WORD_BORDER = r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|_+"  # in camelCase and snake_case
-SIF = 1e-4  # smoothing of a token's weight, SIF / (SIF + its frequency)
+WORD_BORDER = r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|_+"  # between words in camelCase and snake_case
+SIF = 1e-4  # the weight of a token is SIF / (SIF + its frequency)
 COUNTED_AT_ONCE = 1000  # texts
 
 
 class StaticModel(XLNetModel):
-    """An XLNet without layers, which looks up tokens and skips attention masks and positions."""
+    """An XLNet without layers. It looks up the vectors of tokens, and ignores attention masks and positions."""
 
-    # In training, `encode` asks for means alone, without a vector in memory for every token and all padding. Otherwise
-    # it takes the mean itself, which is exact to 1e-6 for 5,000 tokens, where `embedding_bag` is to 1e-4.
+    # In training, `encode` asks for the means, which saves the memory of a vector for every token and all padding.
+    # Otherwise it computes the mean itself, which is exact to 1e-6 for 5,000 tokens; `embedding_bag` is exact to 1e-4.
     takes_means = True
 
     def __init__(self, config: XLNetConfig):
         super().__init__(config)
-        # An embedding depends on the vectors of the tokens alone. A buffer, unlike a parameter, is never trained.
+        # Only the vectors of tokens affect an embedding. Unlike a parameter, a buffer is never trained.
         del self.mask_emb
         self.register_buffer("mask_emb", torch.zeros(1, 1, config.d_model))
 
@@ -45,8 +45,8 @@ class StaticModel(XLNetModel):
         """Returns the vectors of the tokens as `last_hidden_state`, Tensor[B, L, d].
 
         Args:
-            mean_over: BoolTensor or LongTensor[B, L], the tokens of which only the means are wanted, as
-                `pooler_output`, Tensor[B, d]. A text without tokens has mean 0.
+            mean_over: BoolTensor or LongTensor[B, L], the tokens to average. If given, the only output is their means,
+                `pooler_output`, Tensor[B, d]. The mean of a text without tokens is 0.
         """
         if mean_over is None:
             return BaseModelOutputWithPooling(last_hidden_state=self.word_embedding(input_ids))
@@ -60,7 +60,7 @@ class StaticModel(XLNetModel):
 
 
 def is_static(config: PretrainedConfig) -> bool:
-    """Returns True for the configuration of a static encoder."""
+    """Returns True if a configuration belongs to a static encoder."""
     return config.model_type == "xlnet" and config.n_layer == 0
 
 
@@ -81,14 +81,15 @@ def static_model(vocabulary_size: int, dimensions: int, pad_token_id: int) -> St
 def distilled(
     encoder: Encoder, dimensions: int = 256, texts: Iterable[str] | None = None, progress: bool = False
 ) -> Encoder:
-    """Makes a static encoder: encodes every token of the vocabulary alone, then applies PCA and token weights.
+    """Makes a static encoder. It encodes every token of the vocabulary separately, then applies PCA and token weights.
 
     Args:
-        dimensions: of the vectors; at most those of the encoder.
-        texts: texts by which the frequency of a token is counted; by default Zipf's law over the vocabulary's order.
+        dimensions: the number of dimensions of the vectors, at most as many as the encoder has.
+        texts: the texts in which tokens are counted. By default, the frequency of a token follows Zipf's law over the
+            vocabulary's order.
 
     Raises:
-        UserError: the tokenizer is written in Python, or `dimensions` are more than the encoder has.
+        UserError: the tokenizer is written in Python, or the encoder has fewer dimensions.
     """
     # scikit-learn is slow to import.
     from sklearn.decomposition import PCA
@@ -110,7 +111,7 @@ def distilled(
 
 
 def splitting_tokenizer(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
-    """Returns a copy that splits identifiers into words and adds no special tokens, which would only dilute a mean."""
+    """Returns a copy that splits identifiers into words. It adds no special tokens, which would only dilute a mean."""
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     steps = [normalizers.Replace(Regex(WORD_BORDER), " ")]
     if backend.normalizer is not None:
@@ -124,7 +125,7 @@ def splitting_tokenizer(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokeniz
 
 
 def _vectors_of_tokens(encoder: Encoder, progress: bool) -> Tensor:
-    """Encodes every token of the vocabulary as a text by itself, with special tokens, Tensor[V, d]."""
+    """Encodes every token of the vocabulary as a separate text with special tokens, Tensor[V, d]."""
     tokenizer = encoder.tokenizer
     start, end = _special_ends(tokenizer)
     items = [[*start, token, *end] for token in range(len(tokenizer))]
@@ -142,12 +143,12 @@ def _special_ends(tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[i
 
 
 def _token_weights(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str] | None) -> np.ndarray:
-    """Returns the weight of each token, float64[V]: rare tokens say more than frequent ones.
+    """Returns the weight of each token, float64[V]. Rare tokens weigh more than frequent ones.
 
-    Smooth inverse frequency: https://openreview.net/forum?id=SyK00v5xx.
+    This is smooth inverse frequency: https://openreview.net/forum?id=SyK00v5xx.
     """
     if texts is None:
-        counts = 1 / (np.arange(len(tokenizer)) + 2)  # vocabularies begin with the frequent tokens
+        counts = 1 / (np.arange(len(tokenizer)) + 2)  # a vocabulary begins with its most frequent tokens
     else:
         counts = np.zeros(len(tokenizer))
         for part in _parts(texts):
@@ -168,12 +169,12 @@ def _parts(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def saved_tensors(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the tensors to save: those of the model, and the vectors again under model2vec's name."""
+    """Returns the tensors to save: the model's tensors, and a second copy of the vectors under model2vec's name."""
     return {**state_dict, MODEL2VEC_TENSOR: state_dict["word_embedding.weight"].detach().clone()}
 
 
 def saved_config(config: PretrainedConfig, profile: EncoderProfile) -> dict:
-    """Returns the configuration to save, which model2vec reads too."""
+    """Returns the configuration to save, with the settings that model2vec reads."""
     length = max(profile.query_length, profile.code_length)
     settings = {
         "architectures": ["XLNetModel"],

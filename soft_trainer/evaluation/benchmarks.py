@@ -1,4 +1,4 @@
-"""Measures an encoder with tasks and benchmarks of mteb, as `SentenceTransformer` loads it."""
+"""Measures an encoder that `SentenceTransformer` loads, with tasks and benchmarks of mteb."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from soft_trainer.terminal import table
 
 
 def find_tasks(names: str) -> list[AbsTask]:
-    """Returns the named tasks, and all tasks of the named benchmarks; `names` are separated by commas.
+    """Returns the named tasks, and all tasks of the named benchmarks. Names are separated by commas.
 
     Raises:
-        UserError: mteb has no task or benchmark of a name.
+        UserError: mteb has no task or benchmark with one of the names.
     """
     tasks: list[AbsTask] = []
     # A comma inside brackets does not separate: `MTEB(Code, v1)` is one name.
@@ -45,8 +45,8 @@ def measure(
     """Evaluates the model on every task and returns a Markdown table of the main scores.
 
     Args:
-        folder: where mteb keeps the result of each task as soon as it is there. None: nowhere.
-        batch_size: the number of texts encoded at once.
+        folder: the folder in which mteb stores the result of each task as soon as it is known. None stores nothing.
+        batch_size: the number of texts to encode at once.
         bar: show progress bars.
 
     Raises:
@@ -69,7 +69,7 @@ def measure(
 
 
 def _load(task: AbsTask) -> None:
-    """Loads the data of a task, whatever error the library behind it raises."""
+    """Loads the data of a task. Turns any error of mteb into a UserError."""
     try:
         task.load_data()
     except Exception as error:

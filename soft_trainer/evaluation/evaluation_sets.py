@@ -1,4 +1,4 @@
-"""Additional evaluation sets of a run: published human queries, or rows of another project.
+"""Loads the additional evaluation sets of a run: published human queries, or rows of another project.
 
 `--eval_data_dir` names any rows that `load_rows` reads, all of which are measured, or folders with one or more of
 
@@ -14,14 +14,16 @@
     corpus.jsonl, queries.jsonl, qrels/dev.tsv, test.tsv    BEIR's layout
     test.jsonl                                              rows in CodeSearchNet's columns, as in `--data_dir`
 
-each also gzipped. CoSQA+ has also been published as `query.json`, `gpt4o_augment_codebase.json` and
-`gpt4o_augment_query_code_pairs_for_search.json`. Its files of pairs without `_true` and `_for_search` hold the pairs
-that are wrong, too (label 0). The corpus of CoSQA is `code_idx_map` (.txt or .json), that of CoSQA+ its own file, that
-of other sets the folder's codebase.jsonl. Without such a file, test.jsonl is ranked against the codes of valid and
-test, and judged queries against the run's own corpus.
-A code that nobody judged has relevance 0. Several judgments of the same query and code are averaged. The gain in nDCG
-is the relevance, as trec_eval and mteb have it, but 2^relevance - 1 for CodeSearchNet's annotations, as its challenge
-has it.
+Each file may be gzipped. CoSQA+ has also been published as `query.json`, `gpt4o_augment_codebase.json` and
+`gpt4o_augment_query_code_pairs_for_search.json`. Its files of pairs without `_true` and `_for_search` also contain
+wrong pairs (label 0).
+
+The corpus of CoSQA is `code_idx_map` (.txt or .json). CoSQA+ has its own file, and other sets use the folder's
+codebase.jsonl. Without such a file, test.jsonl is ranked against the codes of valid and test, and judged queries are
+ranked against the run's own corpus.
+
+An unjudged code has relevance 0. Several judgments of the same query and code are averaged. The gain in nDCG is the
+relevance, as in trec_eval and mteb. For CodeSearchNet's annotations it is 2^relevance - 1, as in its challenge.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ from soft_trainer.terminal import print_on_main
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """Holds queries, their corpus and the right answers, and the name of the results."""
+    """Queries with their corpus and right answers, and the name of the set in the results."""
 
     name: str
     split: Split
@@ -71,14 +73,14 @@ def load_evaluation_sets(
 ) -> list[EvaluationSet]:
     """Loads the sets of `--eval_data_dir`.
 
-    A set has the name of its folder. Several sets in one folder are called FOLDER-dev, FOLDER-test, ...
+    A set has the name of its folder. Several sets in one folder are called FOLDER-dev, FOLDER-test and so on.
 
     Args:
         codebase: the run's own corpus, for judged queries whose folder has none.
 
     Raises:
-        UserError: a folder without any set, a file that cannot be read (names file and row), rows that cannot be
-            used (see `check_rows`), or two sets with the same name.
+        UserError: a folder has no set, a file cannot be read, rows cannot be used (see `check_rows`), or two sets have
+            the same name. The message gives the file and the row.
     """
     sets: list[EvaluationSet] = []
     taken = {*SPLITS, *(f"{split}-{language}" for split in SPLITS for language in arguments.languages)}
@@ -124,7 +126,7 @@ def _all_rows(source: Path, arguments: DataArguments, profile: EncoderProfile) -
 
 
 def _by_url(source: Path, queries: Dataset, corpus: Dataset) -> Split:
-    """Returns a split in which the code with a query's url answers it; UserError if that is not exactly one code."""
+    """Returns a split in which the code with a query's url answers it. Raises UserError unless there is one."""
     try:
         check_targets(queries, corpus, "test")
     except UserError as error:
@@ -133,7 +135,7 @@ def _by_url(source: Path, queries: Dataset, corpus: Dataset) -> Split:
 
 
 def _published_sets(folder: Path, arguments: DataArguments, codebase: Dataset | None) -> Iterator[tuple[str, Split]]:
-    """Yields the sets of a folder, with their names."""
+    """Yields the name of each set in a folder, and the set."""
     if has_judged_splits(folder):
         splits = load_judged_splits(folder)
         measured = {"valid": "dev", "test": "test"}
@@ -156,7 +158,7 @@ def _published_sets(folder: Path, arguments: DataArguments, codebase: Dataset | 
                 raise UserError(f"{folder}: {name} names codes by url; its codebase has no url")
             languages = arguments.languages or languages_in({"codebase": corpus})
             yield part, graded_split(read(files[name], languages), corpus, files[name], gain)
-    # Other columns are read as `--data_dir` reads them.
+    # If the columns are others, `_all_rows` reads them.
     if "test.jsonl" in files and is_codesearchnet(folder, arguments.query_column):
         own = "codebase.jsonl" in files
         if own:

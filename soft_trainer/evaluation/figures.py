@@ -1,4 +1,4 @@
-"""Draws figures with matplotlib, which is imported when the first one is drawn."""
+"""Draws figures with matplotlib, which is imported only when a figure is drawn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # t
 
 
 def new_figure(width: float, height: float):
-    """Makes an empty `Figure` that needs no display, in inches; raises UserError if matplotlib is not installed."""
+    """Makes an empty `Figure` of a size in inches. It needs no display.
+
+    Raises:
+        UserError: matplotlib is not installed.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -20,7 +24,7 @@ def new_figure(width: float, height: float):
 
 
 def save_png(figure, path: str | Path) -> Path:
-    """Writes the figure atomically, at 150 dots per inch; raises UserError if the file cannot be written."""
+    """Writes a figure atomically, at 150 dots per inch. Raises UserError if the file cannot be written."""
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

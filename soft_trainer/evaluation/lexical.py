@@ -12,9 +12,9 @@ from soft_trainer.errors import UserError
 from soft_trainer.estimators.bm25 import as_arrow, bm25_weights, count_terms, split_identifiers
 from soft_trainer.evaluation.ranking import Corpus, Ranking, rank_scores
 
-_BLOCK = 64  # queries whose scores over the corpus are held at once
-_SLOW = 1000  # with fewer queries there is no progress bar
-_NOISE = 1e-6  # what rounding in float32 may change in the cosine of two embeddings
+_BLOCK = 64  # queries whose scores are in memory at once
+_SLOW = 1000  # for fewer queries, there is no progress bar
+_NOISE = 1e-6  # the largest effect of float32 rounding on the cosine of two embeddings
 
 
 def lexical_rankings(
@@ -24,23 +24,22 @@ def lexical_rankings(
     embeddings: tuple[Tensor, Tensor],
     top_k: int = 10,
 ) -> dict[str, Ranking]:
-    """Ranks the corpus for every query with BM25 on the words of its tokens, alone and with an encoder's scores.
+    """Ranks the corpus for every query, by BM25 on words and by the sum of BM25 and an encoder's scores.
 
-    Both sides are split into words in the same way (`split_identifiers`). A word's weight is Lucene's
-    `ln(1 + (C - n + 0.5) / (n + 0.5))`, where n of C codes contain it; it is never negative. `k1` is 1.2,
-    `b` 0.75. A word that occurs twice in a query counts twice. Ties count against the query's own code, even ties with
-    codes that share no word with the query. Scores are float64, and codes with the same words score the same to the
-    last bit.
+    Both sides are split into words in the same way (`split_identifiers`). The weight of a word is Lucene's
+    `ln(1 + (C - n + 0.5) / (n + 0.5))` if n of C codes contain it, which is never negative. `k1` is 1.2 and `b` 0.75.
+    A word that occurs twice in a query counts twice. Ties count against the query's own code, even ties with codes
+    that share no word with the query. Scores are float64, and codes with the same words get bit-identical scores.
 
-    The second ranking is by the sum of both scores: each is standardised over a query's codes (mean 0, deviation 1),
-    so that neither outweighs the other. An encoder whose scores of a query differ only by rounding adds nothing.
+    For the sum, both scores are standardised over a query's codes (mean 0, deviation 1), so that neither outweighs the
+    other. An encoder whose scores differ only by rounding adds nothing.
 
     Args:
-        queries: tokens of each query's text, its docstring.
-        codes: tokens of each function of the corpus.
-        targets (`LongTensor[Q]`): row of each query's own code.
-        embeddings (`Tensor[Q, d]` and `Tensor[C, d]`): of queries and codes, scored by their dot product.
-        top_k (`int`, *optional*, defaults to 10): best codes to return, at most `C`.
+        queries: the tokens of each query.
+        codes: the tokens of each function in the corpus.
+        targets (`LongTensor[Q]`): the row of each query's own code.
+        embeddings (`Tensor[Q, d]` and `Tensor[C, d]`): the embeddings of queries and codes, scored by dot product.
+        top_k (`int`, *optional*, defaults to 10): the number of best codes to return, at most `C`.
 
     Returns:
         The rankings "lexical" and "combined".
@@ -68,7 +67,7 @@ def lexical_rankings(
 
 
 def _standardised(scores: Tensor, noise: Tensor | float = 0.0) -> Tensor:
-    """Standardises each query's scores, Tensor[B, C]; scores that vary by no more than `noise` become 0."""
+    """Standardises the scores of each query, Tensor[B, C]. Scores that vary by at most `noise` become 0."""
     deviation, mean = torch.std_mean(scores, dim=1, correction=0)
     factor = torch.where(deviation > noise, 1 / deviation, 0.0)
     return (scores - mean[:, None]) * factor[:, None]

@@ -1,4 +1,4 @@
-"""Ranks each query's own code in a corpus, block by block, without the query x code matrix."""
+"""Ranks each query's own code in a corpus. It works in blocks, without the whole matrix of queries and codes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from soft_trainer.errors import UserError
 
-_BLOCK = 2**25  # scores that are held at once
+_BLOCK = 2**25  # scores in memory at once
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,9 @@ class Ranking:
     """The rank of each query's own code, and the best codes.
 
     Args:
-        ranks (`LongTensor[Q]`): 1 is best; a tie counts against the query's own code.
-        top_indices (`LongTensor[Q, K]`): rows of the best codes, best first, the lower row first where scores tie.
+        ranks (`LongTensor[Q]`): the ranks, of which 1 is best. A tie counts against the query's own code.
+        top_indices (`LongTensor[Q, K]`): the rows of the best codes, best first. Of equal scores, the lower row comes
+            first.
         top_scores (`Tensor[Q, K]`): their scores, times the score scale.
     """
 
@@ -36,10 +37,10 @@ class Ranking:
 
 
 class Corpus:
-    """The codes to rank. Identical embeddings score the same to the last bit, so that they tie.
+    """The codes to rank. Identical embeddings get bit-identical scores, so that they tie.
 
     Args:
-        code_embeddings (`Tensor[C, d]`): any floating type.
+        code_embeddings (`Tensor[C, d]`): the embeddings, of any floating-point type.
     """
 
     def __init__(self, code_embeddings: Tensor):
@@ -68,20 +69,20 @@ def rank_codes(
 ) -> Ranking:
     """Ranks the corpus for every query by dot product (normalise both sides first for cosine).
 
-    A rank is 1 + the codes that score higher than the query's own + the other codes that score the same. Scores are
-    computed in float64, whatever the settings of precision. Memory grows with `Q + C` and the block, never with
-    `Q * C`. The work is done on the device of the embeddings.
+    The rank is 1, plus the number of codes with a higher score than the query's own code, plus the number of other
+    codes with the same score. Scores are computed in float64, whatever the settings of precision. Memory grows with `Q
+    + C` and the block, never with `Q * C`. The work is done on the device of the embeddings.
 
     Args:
-        query_embeddings (`Tensor[Q, d]`): any floating type.
+        query_embeddings (`Tensor[Q, d]`): the queries, of any floating-point type.
         code_embeddings (`Tensor[C, d]`): the corpus, on the same device.
-        targets (`LongTensor[Q]`): row of each query's own code.
-        top_k (`int`, *optional*, defaults to 10): best codes to return, at most `C`.
-        score_scale (`float`, *optional*, defaults to 1.0): multiplies the returned scores; positive.
-        block_size (`int`, *optional*): queries in a block; by default as many as keep it within 256 MiB.
+        targets (`LongTensor[Q]`): the row of each query's own code.
+        top_k (`int`, *optional*, defaults to 10): the number of best codes to return, at most `C`.
+        score_scale (`float`, *optional*, defaults to 1.0): a positive factor on the returned scores.
+        block_size (`int`, *optional*): the number of queries in a block. By default, a block takes at most 256 MiB.
 
     Raises:
-        UserError: shapes that do not fit, a target outside the corpus, NaN or infinity in an embedding.
+        UserError: the shapes do not fit together, a target is outside the corpus, or an embedding has NaN or infinity.
     """
     if query_embeddings.device.type == "mps":  # MPS has no float64
         query_embeddings = query_embeddings.cpu()
@@ -101,17 +102,17 @@ def rank_scores(scores: Tensor, targets: Tensor, top_k: int = 10) -> Ranking:
     """Ranks the codes of a block of queries by their scores.
 
     Args:
-        scores (`Tensor[B, C]`): of every query with every code.
-        targets (`LongTensor[B]`): column of each query's own code.
-        top_k (`int`, *optional*, defaults to 10): best codes to return, at most `C`.
+        scores (`Tensor[B, C]`): the score of every query with every code.
+        targets (`LongTensor[B]`): the column of each query's own code.
+        top_k (`int`, *optional*, defaults to 10): the number of best codes to return, at most `C`.
     """
     codes = scores.shape[1]
     top_k = min(top_k, codes)
     own = scores.gather(1, targets[:, None])
-    ranks = (scores >= own).view(torch.uint8).sum(dim=1, dtype=torch.int32).long()  # a sum of bool is slower
+    ranks = (scores >= own).view(torch.uint8).sum(dim=1, dtype=torch.int32).long()  # summing bool is slower
     best, columns = scores.topk(min(top_k + 1, codes))
     if top_k < codes:
-        # `topk` returns any of the columns that tie with the last place.
+        # `topk` returns any of the columns that tie for the last place.
         for row in (best[:, top_k - 1] == best[:, top_k]).nonzero().flatten().tolist():
             candidates = (scores[row] >= best[row, top_k]).nonzero().flatten()
             order = scores[row, candidates].argsort(descending=True, stable=True)
@@ -125,9 +126,9 @@ def retrieval_metrics(ranks: Tensor, pool_size: int, max_rank: int | None = None
     """Computes the mean reciprocal rank and recall.
 
     Args:
-        ranks (`LongTensor[Q]`): 1 is best.
-        pool_size (`int`): number of codes in the corpus.
-        max_rank (`int`, *optional*): ranks beyond it count 0; the published scripts use 1000.
+        ranks (`LongTensor[Q]`): the ranks, of which 1 is best.
+        pool_size (`int`): the number of codes in the corpus.
+        max_rank (`int`, *optional*): larger ranks count as 0. The published scripts use 1000.
 
     Returns:
         `dict`: `mrr`, `recall@1`, `recall@5`, `recall@10`, `pool_size`, `queries`.
@@ -145,7 +146,7 @@ def retrieval_metrics(ranks: Tensor, pool_size: int, max_rank: int | None = None
 
 
 def _check(queries: Tensor, codes: Tensor, targets: Tensor) -> None:
-    """Raises `UserError` for shapes, targets or numbers that cannot be ranked."""
+    """Raises UserError if shapes, targets or numbers cannot be ranked."""
     shapes = [list(each.shape) for each in (queries, codes, targets)]
     fit = len(shapes[0]) == 2 and shapes[1][1:] == shapes[0][1:] and shapes[2] == shapes[0][:1]
     if not fit:

@@ -21,15 +21,15 @@ from soft_trainer.identity import fingerprint
 from soft_trainer.terminal import shortened, table
 
 METRICS = {"mrr": "MRR", "recall@1": "recall@1", "recall@5": "recall@5", "recall@10": "recall@10"}
-CHANGE = "mrr_change"  # from before training
+CHANGE = "mrr_change"  # since before the training
 MARGIN = "mrr_change_margin"
-# Where codes have grades; the title names the gain of a grade.
+# Metrics for graded codes. The title says which gain a grade has.
 GRADED = {
     MAP: "MAP",
     NDCG["linear"]: "nDCG@10, gain relevance",
     NDCG["exponential"]: "nDCG@10, gain 2^relevance - 1",
 }
-# codes and characters that a report shows of a query
+# The number of codes for each query, and of characters in a text, that a report shows.
 _SHOWN = 3
 _WIDTH = 300
 LABELS = {
@@ -48,14 +48,15 @@ def save_ranks(
     code_columns: Sequence[str],
     by_query: Mapping[str, np.ndarray] | None = None,
 ) -> None:
-    """Writes a Parquet file with `url`, `rank` (1 is best), and the urls and scores of the top codes of each query.
+    """Writes a Parquet file with the `url`, the `rank` (1 is best) and the top codes of each query.
 
-    It also holds `query`, its own `code`, and `top_codes`, the first three: one line each of at most 300 characters,
-    so that a report needs no data set. Texts are read from the first of the named columns that exists. Of several
-    right answers the one with the highest grade is the query's own.
+    So that a report needs no data set, it also has the texts: `query`, its own `code`, and the first three
+    `top_codes`, in lines of at most 300 characters. If a query has several right answers, its own code is the one with
+    the highest grade.
 
     Args:
-        by_query: further numbers of each query, float64[Q].
+        query_columns, code_columns: the columns that may have the texts. The first one that exists is read.
+        by_query: other measures of each query, float64[Q] each.
     """
     urls = split.corpus["url"][:]
     query = text_column(split.queries, query_columns, "query")
@@ -84,9 +85,9 @@ def save_ranks(
 
 
 def _identity(split: Split, query_columns: Sequence[str], code_columns: Sequence[str]) -> tuple[list[str], str]:
-    """Returns a fingerprint of each query with its right answers, and one of the corpus that ignores its order.
+    """Returns a fingerprint of each query with its right answers, and a fingerprint of the corpus in any order.
 
-    Both are those of the rows, whichever columns the encoder reads.
+    Neither depends on the columns that the encoder reads.
     """
     query = text_column(split.queries, (*QUERY_COLUMNS, *query_columns), "query")
     code = text_column(split.corpus, (*CODE_COLUMNS, *code_columns), "code")
@@ -102,46 +103,35 @@ def _identity(split: Split, query_columns: Sequence[str], code_columns: Sequence
 
 
 class RankedQueries:
-    """The rank of every query: the `rows` that `save_ranks` wrote to `path`."""
+    """The ranks of all queries, as `save_ranks` wrote them.
+
+    Args:
+        path: the file.
+        rows: its content.
+    """
 
     def __init__(self, path: Path, rows: pa.Table):
         self.path = path
         self.rows = rows
-        facts = rows.schema.metadata or {}
-        self.urls: list[str] = rows["url"].to_pylist()  # of each query's own code
+        self.urls: list[str] = rows["url"].to_pylist()  # the url of each query's own code
         self.ranks: np.ndarray = rows["rank"].to_numpy()  # int64[Q], 1 is best
-        # The number of codes in the corpus and a hash of their ids, None if the file does not say.
-        if b"pool_size" in facts:
-            self.pool_size = int(facts[b"pool_size"])
-        else:
-            self.pool_size = None
-        self.corpus: bytes | None = facts.get(b"corpus")
-
-    @property
-    def queries(self) -> list[str]:
-        """The fingerprint of each query with its right answers; in older files, its code's url."""
-        if "key" in self.rows.column_names:
-            return self.rows["key"].to_pylist()
-        return self.urls
+        self.queries: list[str] = rows["key"].to_pylist()  # fingerprints of queries with their right answers
+        self.pool_size = int(rows.schema.metadata[b"pool_size"])  # the number of codes in the corpus
+        self.corpus: bytes = rows.schema.metadata[b"corpus"]  # the fingerprint of the corpus
 
     def query(self, row: int) -> str:
-        """Returns the text of a query, or its code's url if the file has no texts."""
-        return self._read("query", row) or self.urls[row]
+        """Returns the text of a query."""
+        return self.rows["query"][row].as_py()
 
     def top(self, row: int) -> list[tuple[bool, str]]:
-        """Returns a query's top three codes, best first: whether it is the query's own, and its text or url."""
-        urls = self._read("top_urls", row)[:_SHOWN]
-        codes = self._read("top_codes", row) or urls
-        return [(url == self.urls[row], code or url) for url, code in zip(urls, codes, strict=True)]
-
-    def _read(self, column: str, row: int):
-        if column in self.rows.column_names:
-            return self.rows[column][row].as_py()
-        return None
+        """Returns (True for the query's own code, text) of the top three codes of a query, best first."""
+        urls = self.rows["top_urls"][row].as_py()[:_SHOWN]
+        codes = self.rows["top_codes"][row].as_py()
+        return [(url == self.urls[row], code) for url, code in zip(urls, codes, strict=True)]
 
 
 def load_ranks(path: str | Path) -> RankedQueries:
-    """Reads a file written by `save_ranks`; raises UserError if it is missing or of another kind."""
+    """Reads a file that `save_ranks` wrote. Raises UserError if it is missing or another kind of file."""
     path = Path(path)
     if not path.is_file():
         raise UserError(f"{path}: no such folder or file")
@@ -149,20 +139,20 @@ def load_ranks(path: str | Path) -> RankedQueries:
         rows = pq.read_table(path)
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"{path}: cannot be read: {' '.join(str(error).split())}") from error
-    columns = {"url", "rank", "top_urls"}
+    columns = {"url", "rank", "top_urls", "query", "top_codes", "key"}
     if not columns <= {*rows.column_names} or not len(rows):
-        raise UserError(f"{path}: these are not the ranks of a run: it needs rows with {', '.join(sorted(columns))}")
+        raise UserError(f"{path}: not the ranks of a run, or another version wrote them: evaluate the encoder again")
     return RankedQueries(path, rows)
 
 
 def change_of_mrr(before: ArrayLike, after: ArrayLike) -> dict[str, float]:
-    """Computes how the MRR changed between two rankings of the same queries, and the margin of its 95 % interval.
+    """Computes the change of the MRR between two rankings of the same queries.
 
     Args:
-        before, after: the ranks of Q queries, int[Q]; 1 is best.
+        before, after: int[Q], the ranks of Q queries, of which 1 is best.
 
     Returns:
-        `mrr_change`, and `mrr_change_margin`, half the width of the interval. Nothing for a single query.
+        `mrr_change`, and `mrr_change_margin`, which is half the width of its 95 % interval. Empty for a single query.
     """
     differences = 1 / np.asarray(after, dtype=np.float64) - 1 / np.asarray(before, dtype=np.float64)
     if len(differences) < 2:
@@ -172,7 +162,7 @@ def change_of_mrr(before: ArrayLike, after: ArrayLike) -> dict[str, float]:
 
 
 def metrics_table(results: dict[str, dict[str, dict]], labels: Mapping[str, str] = LABELS) -> str:
-    """Formats `{split: {system: metrics}}` as a Markdown table with a row for each system on each split."""
+    """Formats `{split: {system: metrics}}` as a Markdown table with one row for each system on each split."""
     measured = []
     everything: dict[str, float] = {}
     for split, found in results.items():
@@ -195,7 +185,7 @@ def metrics_table(results: dict[str, dict[str, dict]], labels: Mapping[str, str]
 
 
 def examples(split: Split, ranking: Ranking, number: int, query_column: str, code_column: str) -> str:
-    """Formats the first `number` queries, each with its top three functions; `=>` marks right answers."""
+    """Formats the first `number` queries, each with its top three functions. `=>` marks right answers."""
     blocks = []
     queries = split.queries.select(range(min(number, len(split.queries))))
     for row, query in enumerate(queries):

@@ -1,4 +1,4 @@
-"""Turns rankings into results: with several relevant codes per query, by dimensions, and over several sets."""
+"""Turns rankings into results: for several right answers per query, for fewer dimensions, and for several sets."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ from soft_trainer.data.judgments import Judgments, Split
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
 
-CUT = 10  # places that count for nDCG
+CUT = 10  # the ranks that count for nDCG
 MAP = "map"
-# The name of nDCG by each gain: figures by different gains cannot be compared.
+# The name of nDCG for each gain, because figures with different gains cannot be compared.
 NDCG = {"linear": "ndcg@10", "exponential": "ndcg_exponential@10"}
 
 
 @dataclass(frozen=True)
 class RetrievalOutput:
-    """The output of `SoftInfoNCETrainer.predict`: the ranking of every query's own code, and its metrics.
+    """The output of `SoftInfoNCETrainer.predict`.
 
-    Of several right codes the best-ranked one counts. `shorter` has the rankings by fewer dimensions, for an encoder
-    with Matryoshka embeddings; `by_query` has average precision and nDCG of every query, float64[Q], where codes have
-    grades.
+    Args:
+        ranking: the ranking of every query's own code. If several codes are right, the best-ranked one counts.
+        metrics: the metrics of the ranking.
+        shorter: the rankings by fewer dimensions, for an encoder with Matryoshka embeddings.
+        by_query: average precision and nDCG of every query, float64[Q] each, if codes have grades.
     """
 
     ranking: Ranking
@@ -38,17 +40,17 @@ class RetrievalOutput:
 
     @property
     def ranks(self) -> Tensor:
-        """The rank of each query's own code, LongTensor[Q], 1 is best."""
+        """The rank of each query's own code, LongTensor[Q], of which 1 is best."""
         return self.ranking.ranks
 
     @property
     def top_indices(self) -> Tensor:
-        """Rows of the best codes in the corpus, LongTensor[Q, k], best first."""
+        """The rows of the best codes, LongTensor[Q, k], best first."""
         return self.ranking.top_indices
 
 
 def check_answers(split: Split, name: str) -> None:
-    """Raises `UserError` if there are no queries, or if one of them has no right answer in the corpus."""
+    """Raises UserError if there are no queries, or if one of them has no right answer in the corpus."""
     answers = np.diff(split.judgments.right.indptr)
     if not len(answers):
         raise UserError(f"{name}: there are no queries")
@@ -63,7 +65,7 @@ def answer_pairs(judgments: Judgments) -> tuple[Tensor, Tensor]:
 
 
 def best_answers(judgments: Judgments) -> np.ndarray:
-    """Returns each query's right answer with the highest grade, the first of equal ones, int64[Q]."""
+    """Returns the right answer with the highest grade for each query, int64[Q]. Of equal grades, the first counts."""
     right = judgments.right.tocoo()
     pairs = pd.DataFrame({"query": right.row, "grade": right.data})
     return right.col[pairs.groupby("query")["grade"].idxmax()].astype(np.int64)
@@ -72,22 +74,22 @@ def best_answers(judgments: Judgments) -> np.ndarray:
 def by_query(ranking: Ranking, judgments: Judgments) -> tuple[Ranking, dict[str, np.ndarray]]:
     """Reduces the ranks of all right answers to one rank for each query, and measures how well all are found.
 
-    A code at place p gains its grade (or 2^grade - 1, as `judgments.gain` says) / log2(p + 1). The sum over the first
-    ten places is divided by that of the best order. Ties count against the query: among codes that score the same, the
-    wrong ones come first, then those of lower grades.
+    In nDCG, a code at rank p gains its grade (or 2^grade - 1, depending on `judgments.gain`) / log2(p + 1). The sum
+    over the first ten ranks is divided by the sum for the best order. Ties count against the query: among codes with
+    the same score, wrong codes come first, then codes with lower grades.
 
     Args:
-        ranking: the ranking of the P pairs of `answer_pairs`. Every query has at least one.
+        ranking: the ranking of the P pairs of `answer_pairs`. Every query has at least one pair.
 
     Returns:
-        The ranking of Q queries by the best-ranked answer; and, where codes have grades, the average precision `map`
-        and nDCG under the name of its gain, float64[Q] each.
+        The ranking of the Q queries by their best-ranked answers. If codes have grades, also the average precision
+        `map` and nDCG under the name for its gain, float64[Q] each.
     """
     right = judgments.right.tocoo()
     pairs = pd.DataFrame({"query": right.row, "grade": right.data.astype(np.float64)})
     pairs["rank"] = ranking.ranks.numpy(force=True)
     by_grade = pairs.sort_values("grade", ascending=False, kind="stable")
-    # Right answers that tie have one rank, the last of their places.
+    # Right answers that tie all have the rank of the last of them.
     pairs["place"] = pairs["rank"] - by_grade.groupby(["query", "rank"]).cumcount()
     first = torch.tensor(pairs.groupby("query")["place"].idxmin().to_numpy())
     ranks = torch.tensor(pairs["place"].to_numpy())[first]
@@ -99,12 +101,12 @@ def by_query(ranking: Ranking, judgments: Judgments) -> tuple[Ranking, dict[str,
 
 
 def means(measured: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Averages numbers of queries."""
+    """Averages each measure over the queries."""
     return {name: float(values.mean()) for name, values in measured.items()}
 
 
 def _ndcg(pairs: pd.DataFrame, gain: str) -> np.ndarray:
-    """Returns the nDCG of each query, float64[Q], from the pairs' `query`, `grade`, `place` and `best_place`."""
+    """Returns the nDCG of each query, float64[Q], given `query`, `grade`, `place` and `best_place` of each pair."""
     gains = pairs["grade"]
     if gain == "exponential":
         gains = np.exp2(gains) - 1
@@ -117,15 +119,15 @@ def _ndcg(pairs: pd.DataFrame, gain: str) -> np.ndarray:
 
 
 def _average_precision(pairs: pd.DataFrame) -> np.ndarray:
-    """Returns the mean precision at the places of each query's right answers, float64[Q]."""
-    # The order of codes that tie changes only the order of this sum, and with it the last digit.
+    """Returns the mean precision at the ranks of each query's right answers, float64[Q]."""
+    # The order of codes that tie affects only the order of this sum, and so its last digit.
     place = pairs["rank"] - pairs.groupby(["query", "rank"]).cumcount()
     found = place.groupby(pairs["query"]).rank(method="first")
     return np.bincount(pairs["query"], found / place) / np.bincount(pairs["query"])
 
 
 def mean_over_sets(metrics: dict[str, float], prefix: str, keys: tuple[str, ...]) -> dict[str, float]:
-    """Averages the numbers that all sets have, except counts and times."""
+    """Averages the metrics that all sets have, except counts and times."""
     start = f"{prefix}_{keys[0]}_"
     left_out = ("pool_size", "queries", "runtime", "per_second")
     means = {}
@@ -136,20 +138,20 @@ def mean_over_sets(metrics: dict[str, float], prefix: str, keys: tuple[str, ...]
     return means
 
 
-# ---- Matryoshka embeddings: the MRR by the first dimensions, such as `mrr_256`, in addition to `mrr` ----
+# ---- Matryoshka embeddings: the MRR with the first dimensions, such as `mrr_256`, in addition to `mrr` ----
 
 
 def shorter_metric(dim: int) -> str:
-    """Returns the name of the MRR by the first `dim` dimensions."""
+    """Returns the name of the MRR with the first `dim` dimensions."""
     return f"mrr_{dim}"
 
 
 def shorter_titles(metrics: Iterable[str]) -> dict[str, str]:
-    """Finds the MRRs of shortened embeddings in `metrics`; returns name -> title, most dimensions first."""
+    """Finds the MRRs of shortened embeddings in `metrics`. Returns their titles by name, most dimensions first."""
     dims = {int(match[1]) for match in map(re.compile(r"mrr_(\d+)").fullmatch, metrics) if match}
     return {shorter_metric(dim): f"MRR by {dim} dimensions" for dim in sorted(dims, reverse=True)}
 
 
 def mrr_by_dims(rankings: Mapping[int, Ranking], pool_size: int) -> dict[str, float]:
-    """Computes the MRR of each ranking of `pool_size` codes; the rankings are keyed by their number of dimensions."""
+    """Computes the MRR of each ranking of `pool_size` codes. Rankings are given by their number of dimensions."""
     return {shorter_metric(dim): retrieval_metrics(each.ranks, pool_size)["mrr"] for dim, each in rankings.items()}

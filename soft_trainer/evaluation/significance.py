@@ -1,6 +1,6 @@
 """Paired tests over queries: does one system rank better than another, and by how much?
 
-Two systems rank the same queries, so each query gives one difference (`ArrayLike[Q]`), and only the differences are
+Two systems rank the same queries, so each query gives one difference (`ArrayLike[Q]`). Only these differences are
 resampled. The measure is the reciprocal rank, whose mean is the MRR. The same seed gives the same result.
 """
 
@@ -17,8 +17,8 @@ from scipy import stats
 from soft_trainer.errors import UserError
 
 RESAMPLES = 10_000
-TAIL = 0.025  # outside of an interval, on either side
-_NUMBERS = 2**22  # resampled numbers held at once: 32 MB
+TAIL = 0.025  # the probability on either side of an interval
+_NUMBERS = 2**22  # resampled numbers in memory at once, 32 MB
 
 
 class Interval(NamedTuple):
@@ -34,7 +34,7 @@ class Comparison:
 
     delta: float  # MRR of a minus MRR of b
     interval: Interval  # paired bootstrap interval of `delta`
-    p: float  # two-sided p of the randomisation test, before any correction for many comparisons
+    p: float  # two-sided p of the randomisation test, not corrected for many comparisons
     wins: int  # number of queries that a ranks better
     losses: int
     ties: int
@@ -49,7 +49,7 @@ def reciprocal_ranks(ranks: ArrayLike) -> np.ndarray:
 
 
 def paired_bootstrap(differences: ArrayLike, seed: int = 0) -> Interval:
-    """Returns the percentile bootstrap interval of the mean difference, from 10,000 samples of the queries."""
+    """Returns the percentile bootstrap interval of the mean difference, from 10,000 resamples of the queries."""
     batch = max(1, _NUMBERS // len(differences))
     rng = np.random.default_rng(seed)
     settings = {"n_resamples": RESAMPLES, "confidence_level": 1 - 2 * TAIL, "method": "percentile"}
@@ -60,10 +60,11 @@ def paired_bootstrap(differences: ArrayLike, seed: int = 0) -> Interval:
 def stratified_bootstrap(strata: Sequence[ArrayLike]) -> Interval:
     """Returns the percentile bootstrap interval of the mean difference over all queries of several sets.
 
+    Every resample draws both seeds and queries of each set, because a repetition of the experiment would have others.
+    SciPy's `bootstrap` resamples only one dimension.
+
     Args:
-        strata: for each set the differences float64[S, Q] of S seeds and Q queries. Every resample draws seeds and
-            queries of each set, since a repetition would have other ones. SciPy's `bootstrap` resamples one
-            dimension only.
+        strata: for each set, the differences of S seeds and Q queries, float64[S, Q].
     """
     generator = np.random.default_rng(0)
     sums = np.zeros(RESAMPLES)
@@ -82,14 +83,14 @@ def stratified_bootstrap(strata: Sequence[ArrayLike]) -> Interval:
 
 
 def randomisation_test(differences: ArrayLike, n_resamples: int = RESAMPLES, seed: int = 0) -> float:
-    """Returns the two-sided p of the hypothesis that two systems differ by chance alone.
+    """Returns the two-sided p of the hypothesis that two systems differ only by chance.
 
-    Under that hypothesis the two numbers of a query may change places, so its difference may change sign. This is
-    SciPy's `permutation_test` over paired samples, drawn as signs, which is ten times faster. The smallest possible p
-    is 2 / (n_resamples + 1).
+    Under this hypothesis, the two numbers of a query may be exchanged, so its difference may change sign. This equals
+    SciPy's `permutation_test` over paired samples. Drawing signs is ten times faster. The smallest possible p is
+    2 / (n_resamples + 1).
     """
     differences = np.asarray(differences)
-    difference = differences[differences != 0]  # a tie stays a tie under every exchange
+    difference = differences[differences != 0]  # an exchange does not change a tie
     if len(difference) == 0:
         return 1.0
     generator = np.random.default_rng(seed)
@@ -104,10 +105,10 @@ def randomisation_test(differences: ArrayLike, n_resamples: int = RESAMPLES, see
 
 
 def holm(p_values: Sequence[float]) -> np.ndarray:
-    """Applies Holm's correction for many comparisons, which bounds the chance of any false finding among them.
+    """Applies Holm's correction for many comparisons, which bounds the probability of any false finding.
 
-    The smallest p is multiplied by the number of comparisons, the next by one less, and so on; no p falls below the
-    one before it. SciPy has only `false_discovery_control`, which allows a share of errors.
+    The smallest p is multiplied by the number of comparisons, the next one by one less, and so on. No p falls below
+    the one before it. SciPy only has `false_discovery_control`, which allows a share of errors.
     """
     order = np.argsort(p_values)
     steps = np.asarray(p_values, dtype=np.float64)[order] * np.arange(len(order), 0, -1)
@@ -115,10 +116,10 @@ def holm(p_values: Sequence[float]) -> np.ndarray:
 
 
 def compare_paired(a: ArrayLike, b: ArrayLike) -> Comparison:
-    """Compares two systems by a number for each query, such as its reciprocal rank averaged over several runs.
+    """Compares two systems by a measure of each query, such as its mean reciprocal rank over several runs.
 
     Raises:
-        UserError: fewer than two queries, or sides of different lengths.
+        UserError: there are fewer than two queries, or the systems have different numbers of queries.
     """
     a = np.asarray(a, dtype=np.float64)
     b = np.asarray(b, dtype=np.float64)

@@ -28,20 +28,23 @@ def export_encoder(
     state_dict: Mapping[str, Tensor] | None = None,
     merge: bool = False,
 ) -> Path:
-    """Writes weights, configuration, tokenizer, profile and sentence-transformers files to `folder`, which it returns.
+    """Writes weights, configuration, tokenizer, profile and the files of sentence-transformers to a folder.
 
-    For a model with an adapter, this writes the adapter, which needs its base to load; or the merged model, with the
-    adapter in the subfolder `adapter`.
+    If the model has an adapter, it writes only the adapter, which needs its base to load. With `merge`, it writes the
+    merged model, and the adapter in the subfolder `adapter`.
 
-    Everything is first written into a directory inside `folder`, then each file is renamed into place. If the disk is
-    full or writing is interrupted, the earlier files stay as they were.
+    Everything is first written to a directory inside `folder`. Then each file is renamed into place. If the disk is
+    full or writing is interrupted, the earlier files stay unchanged.
 
     Args:
-        state_dict: weights to save instead of the model's own; sharded training gathers them first.
-        merge: merge the adapter.
+        state_dict: the weights to save instead of the model's own, which sharded training has gathered.
+        merge: merge the adapter into the model.
+
+    Returns:
+        The folder.
 
     Raises:
-        UserError: the disk is full, the folder cannot be written, or it holds the adapter's base.
+        UserError: the disk is full, the folder cannot be written to, or it is the folder of the adapter's base.
     """
     folder = Path(folder)
     if has_adapter(model):
@@ -57,7 +60,7 @@ def export_encoder(
                     place.parent.mkdir(exist_ok=True)
                     path.replace(place)
                     written.add(place)
-        # AutoModel would load an adapter onto weights that an earlier run left there.
+        # Otherwise, AutoModel would load an adapter onto weights that an earlier run left there.
         for pattern in FORMS:
             for path in {*folder.glob(pattern)} - written:
                 path.unlink()
@@ -65,7 +68,7 @@ def export_encoder(
 
 
 def _write(model, tokenizer, profile: EncoderProfile, aside: Path, state_dict, merge: bool) -> None:
-    # Under the model's own names for its weights, by which Trainer resumes.
+    # The weights keep the model's names, because Trainer resumes by them.
     if is_static(model.config):
         if state_dict is None:
             state_dict = model.state_dict()
@@ -79,7 +82,7 @@ def _write(model, tokenizer, profile: EncoderProfile, aside: Path, state_dict, m
         save_adapter(model, aside / MERGED_ADAPTER)
     else:
         save_adapter(model, aside, state_dict)
-    if tokenizer.is_fast:  # otherwise the file keeps the length of the tokenizer's last call
+    if tokenizer.is_fast:  # otherwise, the file would keep the truncation of the tokenizer's last call
         tokenizer.backend_tokenizer.no_truncation()
         tokenizer.backend_tokenizer.no_padding()
     tokenizer.save_pretrained(aside)
@@ -90,10 +93,10 @@ def _write(model, tokenizer, profile: EncoderProfile, aside: Path, state_dict, m
 
 
 def sentence_transformers_files(model: PreTrainedModel, profile: EncoderProfile) -> dict[str, object]:
-    """Returns the files that `SentenceTransformer` reads in addition to the model: name -> JSON content.
+    """Returns the JSON content of the files that `SentenceTransformer` reads in addition to the model, by name.
 
-    `encode_query` and `encode_document` truncate to `query_length` and `code_length`, plain `encode` to the longer of
-    the two. A pooler is an output of the model itself, so a profile that pools with it has no pooling module.
+    `encode_query` and `encode_document` truncate to `query_length` and `code_length`. Plain `encode` truncates to the
+    longer of the two. A pooler is an output of the model, so a profile that pools with it has no pooling module.
     """
     longest = max(profile.query_length, profile.code_length)
     transformer = {"max_seq_length": longest, "do_lower_case": False}
@@ -108,7 +111,7 @@ def sentence_transformers_files(model: PreTrainedModel, profile: EncoderProfile)
         transformer |= {"modality_config": {"text": text}, "module_output_name": "sentence_embedding"}
     else:
         modules.append(("Pooling", "1_Pooling"))
-        # Every release of sentence-transformers reads these older keys.
+        # All releases of sentence-transformers read these older keys.
         files["1_Pooling/config.json"] = {
             "word_embedding_dimension": model.config.hidden_size,
             "pooling_mode_mean_tokens": profile.pooling == "mean",

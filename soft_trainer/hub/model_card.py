@@ -1,18 +1,18 @@
 """Writes a run's model card from its record, so that the two always agree.
 
-The record is a dict that JSON can hold:
+The record is a dict that JSON can represent:
 
-    model_id        "USER/NAME" on the Hub, the title, or None for that of the folder; a push names it in the snippets
-    base_model      Hub name or folder of the encoder that was fine-tuned, or None for random weights
-    dataset         name on the Hub, or another name for the rows
-    languages       list of programming languages
+    model_id        "USER/NAME" on the Hub, for the title, or None to use the folder's name
+    base_model      the name on the Hub or the folder of the encoder before training, or None for random weights
+    dataset         the name on the Hub, or another name for the rows
+    languages       a list of programming languages
     loss            a table {name: value}: loss, estimator, alpha, beta, temperature, floor ...
     training        a table {name: value}: batch per process, processes, N, precision, epochs, seed ...
     results         {split: {"untrained" | "lexical" | "trained": metrics}} from `evaluation.ranking.retrieval_metrics`
-    statistics      from `data.statistics.data_statistics`
-    environment     a table {name: version} from `environment()`
+    statistics      the result of `data.statistics.data_statistics`
+    environment     a table {name: version}, the result of `environment()`
 
-The card omits settings that are None and sections without content. The profile comes from the folder.
+The card leaves out settings that are None and sections without content. The profile comes from the folder.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
 
 
 def environment() -> dict[str, str]:
-    """Returns the versions of Python and of the installed packages that a result depends on."""
+    """Returns the versions of Python and of installed packages that may affect a result."""
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
@@ -55,9 +55,12 @@ def environment() -> dict[str, str]:
 
 
 def write_model_card(folder: str | Path, record: Mapping) -> Path | None:
-    """Writes `README.md` into an exported `folder`, and returns its path; None, after a warning, if that fails.
+    """Writes `README.md` into an exported folder.
 
-    The results on the test set of a data set on the Hub are also written as the Hub's leaderboards read them.
+    Results on the test set of a data set on the Hub are also written to a file for the Hub's leaderboards.
+
+    Returns:
+        The path of the card, or None, after a warning, if it could not be written.
     """
     path = Path(folder) / "README.md"
     try:
@@ -70,7 +73,7 @@ def write_model_card(folder: str | Path, record: Mapping) -> Path | None:
 
 
 def model_card(folder: str | Path, record: Mapping) -> ModelCard:
-    """Fills in the card of the encoder in `folder`: a header that the Hub reads, and text for people."""
+    """Returns the card of the encoder in `folder`: a header for the Hub, and a text."""
     folder = Path(folder)
     results = record["results"]
     profile = EncoderProfile.load(folder / PROFILE_FILE)
@@ -83,7 +86,7 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
     base = "an encoder with random weights"
     if record["base_model"]:
         base = _shown_name(record["base_model"])
-    encoder_name, encoder_revision = base_of(folder)  # of an adapter its base, else the folder itself
+    encoder_name, encoder_revision = base_of(folder)  # an adapter's base, or the folder
     path = repository_file(encoder_name, "config.json", encoder_revision)
     config = read_json(path) if path else {}
     with_code = "auto_map" in config
@@ -110,7 +113,7 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
 
 
 def card_data(record: Mapping, name: str, adapter: str | None = None, matryoshka: bool = False) -> ModelCardData:
-    """Builds the YAML header, without names that are not on the Hub, because the Hub turns names into links."""
+    """Returns the YAML header. It leaves out names that are not on the Hub, because the Hub turns names into links."""
     tags = ["sentence-transformers", "feature-extraction", "code-search", "soft-infonce"]
     tags += {"adapter": ["peft", "lora"], "merged": ["lora"], None: []}[adapter]
     if matryoshka:
@@ -122,7 +125,7 @@ def card_data(record: Mapping, name: str, adapter: str | None = None, matryoshka
     if dataset := _hub_name(record["dataset"]):
         settings["datasets"] = [dataset]
     if record["base_model"]:
-        with suppress(ValueError):  # a card that cannot be read
+        with suppress(ValueError):  # the base's card cannot be read
             card = repository_file(record["base_model"], "README.md")
             settings["license"] = card and ModelCard.load(card).data.license
     return ModelCardData(
@@ -137,7 +140,7 @@ def card_data(record: Mapping, name: str, adapter: str | None = None, matryoshka
 
 
 def _eval_results(record: Mapping) -> list[EvalResult]:
-    """Lists the metrics of the trained encoder; each name states the size of the corpus."""
+    """Returns the metrics of the trained encoder. The name of each says how large the corpus was."""
     dataset = record["dataset"]
     languages = ",".join(record["languages"])
     own = {
@@ -151,7 +154,7 @@ def _eval_results(record: Mapping) -> list[EvalResult]:
         part, _, language = split.partition("-")
         named = own
         if part not in ("valid", "test") or language not in ("", *record["languages"]):
-            named = {"dataset_type": split, "dataset_name": split}  # a set of --eval_data_dir, named after its folder
+            named = {"dataset_type": split, "dataset_name": split}  # sets of --eval_data_dir have their folders' names
         for metric, title in (_METRIC_NAMES | shorter_titles(trained)).items():
             if metric in trained:
                 result = EvalResult(
@@ -168,7 +171,7 @@ def _eval_results(record: Mapping) -> list[EvalResult]:
 
 
 def _write_leaderboard_results(path: Path, record: Mapping) -> None:
-    """Writes the MRR on each language's test set to `path`; deletes an earlier run's file if nothing was measured."""
+    """Writes the MRR on each language's test set to `path`. If there is none, deletes the file of an earlier run."""
     dataset = _hub_name(record["dataset"])
     languages = record["languages"] or ["default"]
     tasks = {f"test-{name}": name for name in languages}
@@ -189,11 +192,11 @@ def _write_leaderboard_results(path: Path, record: Mapping) -> None:
 
 
 def _hub_name(name: str | None) -> str | None:
-    """Returns the encoder's name on the Hub, None for a folder that did not come from there."""
+    """Returns an encoder's name on the Hub, or None for a folder that did not come from there."""
     name = published_name(name or "")
     return name if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not Path(name).exists() else None
 
 
 def _shown_name(name: str) -> str:
-    """Returns an encoder's name for the card: a folder is shown without its path."""
+    """Returns an encoder's name for the card. A folder is shown without its path."""
     return f"`{_hub_name(name) or Path(name).name}`"

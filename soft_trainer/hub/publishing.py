@@ -1,4 +1,4 @@
-"""Pushes the products of a run: its rows as a data set, checkpoints in the background, and the output folder."""
+"""Pushes the results of a run: its rows as a data set, checkpoints in the background, and the output folder."""
 
 from __future__ import annotations
 
@@ -37,7 +37,11 @@ _TEMPLATE = Path(__file__).with_name("data_card.md.jinja")
 
 
 def check_pushes(data: DataArguments, args: TrainingArguments) -> None:
-    """Raises UserError, before any mining or training, if the rows are not the user's or `check_push` refuses."""
+    """Checks before any mining or training that everything can be pushed.
+
+    Raises:
+        UserError: it cannot (see `check_push`), or the rows to push are not the user's own.
+    """
     if distributed.rank_and_world_size()[0] != 0:
         return
     if name := data.push_data_to_hub:
@@ -57,7 +61,11 @@ def _model_id(args: TrainingArguments) -> str:
 
 
 def push_data(data: DatasetDict, arguments: DataArguments, args: TrainingArguments) -> None:
-    """Pushes the rows of a run from the main process, if `--push_data_to_hub` is given; UserError as `push_folder`."""
+    """Pushes the rows of a run from the main process, if `--push_data_to_hub` is given.
+
+    Raises:
+        UserError: they cannot be pushed; see `push_folder`.
+    """
     name = arguments.push_data_to_hub
     if name and distributed.rank_and_world_size()[0] == 0:
         folder = write_data(data, arguments, Path(args.output_dir) / PUSHED_ROWS)
@@ -66,10 +74,15 @@ def push_data(data: DatasetDict, arguments: DataArguments, args: TrainingArgumen
 
 
 def write_data(data: DatasetDict, arguments: DataArguments, folder: str | Path) -> Path:
-    """Writes `SPLIT.jsonl.gz` with every column of CodeSearchNet, and the card, into `folder`.
+    """Writes `SPLIT.jsonl.gz` with all columns of CodeSearchNet, and the card, to a folder.
 
-    If any split has `source` or `negatives`, all splits get the column. Splits that an earlier run left are deleted.
-    UserError if the disk is full or the folder cannot be written.
+    If any split has `source` or `negatives`, all splits get the column. Splits of an earlier run are deleted.
+
+    Returns:
+        The folder.
+
+    Raises:
+        UserError: the disk is full, or the folder cannot be written to.
     """
     folder = Path(folder)
     columns = _features(data)
@@ -82,7 +95,7 @@ def write_data(data: DatasetDict, arguments: DataArguments, folder: str | Path) 
 
 
 def _in_columns(rows: Dataset, columns: Features) -> Iterator[dict]:
-    """Yields rows with these columns; None where a row lacks one."""
+    """Yields rows with these columns. A value is None if the row lacks the column."""
     for row in rows:
         yield {name: row.get(name) for name in columns}
 
@@ -94,7 +107,7 @@ def _features(data: DatasetDict) -> Features:
 
 
 def data_card(data: DatasetDict, arguments: DataArguments) -> DatasetCard:
-    """Fills in the card: a header that tells `datasets.load_dataset` the splits and columns, and text for people."""
+    """Returns the card: a header with the splits and columns for `datasets.load_dataset`, and a text."""
     languages = arguments.languages or languages_in(data)
     files = [{"split": HUB_SPLITS.get(split, split), "path": f"{split}.jsonl.gz"} for split in data]
     header = DatasetCardData(
@@ -130,9 +143,10 @@ def data_card(data: DatasetDict, arguments: DataArguments) -> DatasetCard:
 
 
 class Publisher:
-    """Pushes the folders of one run to the Hub repository named in `args`, one at a time.
+    """Pushes the folders of one run to its repository on the Hub, one at a time.
 
-    UserError if the repository cannot be pushed to. Nothing has been trained yet.
+    Raises:
+        UserError: the repository cannot be pushed to. This is known before anything is trained.
     """
 
     def __init__(self, args: TrainingArguments):
@@ -141,17 +155,17 @@ class Publisher:
         check_push(self.hub_model_id, args.hub_token, args.hub_private_repo)
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="push")
         self._pushes: list[Future] = []
-        self._failed: dict[str | None, tuple[str | Path, str]] = {}  # path in the repository -> folder, message
+        self._failed: dict[str | None, tuple[str | Path, str]] = {}  # folder and message by path in the repository
 
     def push(self, folder: str | Path, message: str, path_in_repo: str | None = None) -> str:
-        """Pushes `folder` now and returns the address of the commit; UserError as `push_folder`."""
+        """Pushes `folder` now and returns the URL of the commit. Raises the errors of `push_folder`."""
         settings = self.args.hub_token, self.args.hub_private_repo, self.args.hub_revision
         return push_folder(folder, self.hub_model_id, *settings, message, path_in_repo=path_in_repo)
 
     def push_checkpoint(self, folder: str | Path, step: int) -> None:
-        """Pushes a checkpoint in the background, as `hub_strategy` asks.
+        """Pushes a checkpoint in the background, if `hub_strategy` asks for it.
 
-        Does nothing while another push is in progress, unless `hub_always_push` is set.
+        It does nothing while another push is in progress, unless `hub_always_push` is set.
         """
         strategy = self.args.hub_strategy
         busy = not all(push.done() for push in self._pushes)
@@ -176,19 +190,20 @@ class Publisher:
         wait(self._pushes)
 
     def conclude(self, message: str) -> str:
-        """Pushes the output folder and retries failed checkpoints; UserError as `push_folder`.
+        """Pushes the output folder, then retries failed checkpoints. Raises the errors of `push_folder`.
 
-        Returns the address of the commit of the output folder.
+        Returns:
+            The URL of the output folder's commit.
         """
         self.finish()
         url = self.push(self.args.output_dir, message)
         for path, (folder, step) in self._failed.items():
-            if path is not None and Path(folder).is_dir():  # an old checkpoint may have been deleted by now
+            if path is not None and Path(folder).is_dir():  # an old checkpoint may have been deleted
                 self.push(folder, step, path)
         return url
 
     def _push_staged(self, staged: tempfile.TemporaryDirectory, folder, message: str, paths) -> None:
-        """Pushes the staged files of `folder` to each of `paths`; a failure is logged."""
+        """Pushes the staged files of `folder` to each of `paths`. Failures are logged."""
         try:
             with staged:
                 for path in paths:
@@ -198,8 +213,8 @@ class Publisher:
             self._fail(error, folder, message, paths)
 
     def _fail(self, error: BaseException, folder: str | Path, message: str, paths: list[str | None]) -> None:
-        """Logs a failed push and records it, to be retried at the end."""
-        # The UserError names a command with links that are gone by now, so only its cause is logged.
+        """Logs a failed push and records it for a retry at the end."""
+        # The UserError has a command with a temporary folder that is gone by now, so only its cause is logged.
         cause = reason(error.__cause__ or error)
         logger.warning(f"Pushing {folder} during training failed; it is pushed again at the end: {cause}")
         self._failed |= dict.fromkeys(paths, (folder, message))

@@ -22,20 +22,20 @@ from soft_trainer.files import NUMBERS, RECORD, read_json, write_text
 logger = logging.getLogger(__name__)
 
 REPO_TYPES = ("model", "dataset", "space")
-# Pickles run code when loaded, and Trainer's `training_args.bin` contains the token. The other files are temporary.
+# A pickle runs code when it is loaded, and Trainer's `training_args.bin` contains the token. The rest is temporary.
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle", "*.joblib", "*.dill")
 NEVER_PUSHED = (*PICKLES, ".*", "*/.*", "*.tmp", "*__pycache__*")
-# The weights of an encoder, as patterns: all of them, or an adapter. A repository has one of the two.
+# Patterns of the files with the weights of a whole encoder, or of an adapter. A repository has one of the two.
 WHOLE_FILES = ("config.json", "model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json")
 ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
-MERGED_ADAPTER = "adapter"  # the subfolder for the adapter when the merged encoder is in the folder itself
+MERGED_ADAPTER = "adapter"  # the subfolder for the adapter if the folder has the merged encoder
 TOKENIZER_FILES = """
     tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json chat_template.jinja
     vocab.json vocab.txt merges.txt spiece.model tokenizer.model sentencepiece.bpe.model
 """.split()
-EVAL_RESULTS = ".eval_results/code_search.yaml"  # the test set's MRR, in the form that the Hub's leaderboards read
-# All that is pushed of an encoder's folder, as patterns. Logs, ranks and rows beside them show source code that may be
-# private, and so does whatever else a user keeps there.
+EVAL_RESULTS = ".eval_results/code_search.yaml"  # the test set's MRR, in the format of the Hub's leaderboards
+# Patterns of the only files that are pushed from an encoder's folder. Logs, ranks, rows and a user's own files there
+# may contain private source code.
 ENCODER_FILES = (
     *("README.md", EVAL_RESULTS, RECORD, NUMBERS, "train_results.json", "eval_results.json", PROFILE_FILE),
     *(*WHOLE_FILES, *ADAPTER_FILES, *(f"{MERGED_ADAPTER}/{name}" for name in ADAPTER_FILES), *TOKENIZER_FILES),
@@ -45,22 +45,22 @@ ENCODER_FILES = (
 # The rows of a run, in its folder PUSHED_ROWS. A repository has the splits of one run.
 ROW_FILES = ("train.jsonl.gz", "valid.jsonl.gz", "test.jsonl.gz", "codebase.jsonl.gz")
 PUSHED_ROWS = "pushed_rows"
-UNMERGED = "unmerged"  # the folder of the trained encoder, where the output folder has the merged one
+UNMERGED = "unmerged"  # the subfolder for the trained encoder if the output folder has the merged one
 CARD = "README.md"
-# An absolute path, alone or in a list: at the start or after one of `,=:@`, but not the slashes of an address.
+# An absolute path, at the start of a text or after one of `,=:@`. The slashes of a URL do not match.
 ABSOLUTE = re.compile(r"(^|[,=:@]) *(?:~|[A-Za-z]:)?[/\\](?![/\\])(?:[^,]*[/\\])?([^,/\\]+)[/\\]?(?=,|$)")
-WAITS = (1, 2, 4, 8, 16)  # seconds before each further try
+WAITS = (1, 2, 4, 8, 16)  # seconds before each retry
 _TOKENS_PAGE = "https://huggingface.co/settings/tokens"
 
 
 def check_push(
     hub_model_id: str, token: str | None = None, private: bool | None = None, repo_type: str = "model"
 ) -> None:
-    """Makes sure, before a long run, that its result can be pushed; creates the repository if it is missing.
+    """Checks before a long run that its result can be pushed. Creates the repository if it is missing.
 
     Args:
         hub_model_id: `USER/NAME`.
-        token: the token to push with; None uses the one from `HF_TOKEN` or `hf auth login`.
+        token: the token to push with. By default, the one from `HF_TOKEN` or `hf auth login`.
         private: the visibility of a new repository.
 
     Raises:
@@ -93,37 +93,35 @@ def push_folder(
     repo_type: str = "model",
     path_in_repo: str | None = None,
 ) -> str:
-    """Pushes the files of `folder` in one commit, and returns its address.
+    """Pushes the files of `folder` in one commit.
 
-    Of an encoder's folder only ENCODER_FILES and the model's own code are pushed. Its record loses the paths of this
-    machine, and its card names the repository, here too once the push has succeeded.
+    From an encoder's folder, only ENCODER_FILES and the model's own code are pushed. Paths of this machine are removed
+    from its record. Its card is changed to load from the repository, here too once the push has succeeded.
 
-    Creates the repository and the branch if they are missing. If an earlier push left weights of the other form (an
-    adapter, or a whole encoder), or splits that the rows of this run lack, they are deleted. A transient failure is
-    retried after `WAITS`. Unchanged files are not uploaded again.
+    The repository and the branch are created if they are missing. Weights of the other kind (an adapter or a whole
+    encoder) and splits that an earlier push left are deleted. Transient failures are retried after `WAITS`.
 
     Args:
-        token, private: as in `check_push`.
-        revision: the branch to push to; None is `main`.
+        token, private: see `check_push`.
+        revision: the branch to push to. By default, `main`.
         repo_type: one of `REPO_TYPES`.
         path_in_repo: the folder of the repository to push to.
 
+    Returns:
+        The URL of the commit.
+
     Raises:
-        UserError: there is nothing to push, a file contains the token, or the push failed for good. In the last case
+        UserError: there is nothing to push, a file contains the token, or the push failed for good. In the last case,
             the message has the command that pushes later.
     """
     api = _client(hub_model_id, token, repo_type)
     folder = Path(folder)
     contents = _contents(folder, hub_model_id, revision, repo_type)
     _check_contents(folder, contents, api.token)
-    replaced = ()
-    if repo_type == "model":
-        replaced = (*WHOLE_FILES, *ADAPTER_FILES)
-    elif repo_type == "dataset" and folder.name == PUSHED_ROWS:  # other data sets may be pushed file by file
-        replaced = ROW_FILES
+    replaced = _replaced_files(folder, repo_type)
     places = {"revision": revision, "path_in_repo": path_in_repo}
-    # The client repeats single requests of an upload, but not the commit: a 500 there, or a commit by someone else in
-    # between, ends it.
+    # The client retries the requests of an upload, but not the commit. The commit fails after a 500, or if somebody
+    # else commits in between.
     for wait in (*WAITS, None):
         try:
             _create(api, hub_model_id, private, repo_type)
@@ -144,6 +142,15 @@ def push_folder(
     return url
 
 
+def _replaced_files(folder: Path, repo_type: str) -> tuple[str, ...]:
+    """Returns patterns of the files that a push replaces as a whole: weights, or the rows of a run."""
+    if repo_type == "model":
+        return (*WHOLE_FILES, *ADAPTER_FILES)
+    if repo_type == "dataset" and folder.name == PUSHED_ROWS:  # other data sets may be pushed file by file
+        return ROW_FILES
+    return ()
+
+
 def _commit(
     api: HfApi,
     contents: Mapping[str, Path | bytes],
@@ -153,7 +160,7 @@ def _commit(
     path_in_repo: str | None,
     **repository: str,
 ) -> str:
-    """Makes one commit, which deletes files of `replaced` that are not in the contents; returns its address."""
+    """Makes one commit, which also deletes files in `replaced` that are not in the contents. Returns its URL."""
     prefix = f"{path_in_repo.strip('/')}/" if path_in_repo else ""
     if revision:
         api.create_branch(branch=revision, exist_ok=True, **repository)
@@ -167,7 +174,7 @@ def _commit(
 
 
 def _contents(folder: Path, repo_id: str, revision: str | None, repo_type: str) -> dict[str, Path | bytes]:
-    """Returns the files to push by name, some as replacement bytes."""
+    """Returns the files to push by name. Changed content is given as bytes."""
     paths = _encoder_files(folder) if repo_type == "model" else folder.rglob("*")
     names = sorted(path.relative_to(folder).as_posix() for path in paths if path.is_file())
     if repo_type != "model":
@@ -182,8 +189,8 @@ def _contents(folder: Path, repo_id: str, revision: str | None, repo_type: str) 
 
 
 def _encoder_files(folder: Path) -> set[Path]:
-    """Returns the files of an encoder's folder to share: none that may reveal rows."""
-    from transformers.dynamic_module_utils import get_relative_import_files  # takes seconds, and --help need not wait
+    """Returns the files in an encoder's folder that may be shared. None of them contains rows."""
+    from transformers.dynamic_module_utils import get_relative_import_files  # slow, and --help should not wait for it
 
     found = set()
     for pattern in ENCODER_FILES:
@@ -197,7 +204,7 @@ def _encoder_files(folder: Path) -> set[Path]:
 
 
 def without_paths(value):
-    """Replaces every absolute path inside the strings of a JSON value by its last part."""
+    """Replaces every absolute path in the strings of a JSON value by its last part."""
     if isinstance(value, dict):
         return {key: without_paths(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -216,14 +223,14 @@ def named_card(card: str, repo_id: str, revision: str | None) -> str:
 
 
 def _is_retryable(error: BaseException) -> bool:
-    """Returns True if a retry may succeed: after no response, too many requests, a conflict or a server error."""
+    """Returns True if a retry may succeed: there was no response, a conflict, a server error or too many requests."""
     if isinstance(error, HfHubHTTPError):
         return error.response.status_code >= 500 or error.response.status_code in (408, 409, 412, 429)
     return isinstance(error, (HTTPError, ConnectionError, TimeoutError))
 
 
 def later_command(folder: str | Path, hub_model_id: str, private: bool | None = None, **options: str | None) -> str:
-    """Returns the shell command that pushes `folder` later, with the given `options`."""
+    """Returns the shell command that pushes `folder` later with these `options`."""
     command = ["soft-trainer", "push", str(folder), hub_model_id]
     if private:
         command.append("--private")
@@ -234,7 +241,7 @@ def later_command(folder: str | Path, hub_model_id: str, private: bool | None = 
 
 
 def load_arguments(repo_id: str, revision: str | None = None) -> str:
-    """Returns, as Python code, the arguments that load a repository or one of its branches."""
+    """Returns Python code for the arguments that load a repository or one of its branches."""
     if revision:
         return f'"{repo_id}", revision="{revision}"'
     return f'"{repo_id}"'
@@ -247,7 +254,7 @@ def _create(api: HfApi, repo_id: str, private: bool | None, repo_type: str) -> N
 
 
 def _client(repo_id: str, token: str | None, repo_type: str) -> HfApi:
-    """Returns a client with the given or the stored token; refuses anything but a valid `USER/NAME`."""
+    """Returns a client with the given or the stored token. Raises UserError unless `repo_id` is `USER/NAME`."""
     option = "push_data_to_hub" if repo_type == "dataset" else "hub_model_id"
     token = token or get_token()
     try:
@@ -262,7 +269,7 @@ def _client(repo_id: str, token: str | None, repo_type: str) -> HfApi:
 
 
 def _check_contents(folder: Path, contents: Mapping[str, Path | bytes], token: str) -> None:
-    """Refuses to push nothing, or the token in one of the files."""
+    """Raises UserError if there is nothing to push, or if a file contains the token."""
     if not contents:
         raise UserError(f"{folder}: no files to push")
     for name, content in contents.items():
@@ -275,7 +282,7 @@ def _check_contents(folder: Path, contents: Mapping[str, Path | bytes], token: s
 
 
 def reason(error: Exception) -> str:
-    """Explains in one line what went wrong."""
+    """Returns a line that explains an error."""
     if not isinstance(error, HfHubHTTPError):
         return f"{type(error).__name__}: {' '.join(str(error).split())}"
     status = error.response.status_code

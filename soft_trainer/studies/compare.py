@@ -21,7 +21,7 @@ from soft_trainer.evaluation.significance import (
     reciprocal_ranks,
     stratified_bootstrap,
 )
-from soft_trainer.terminal import print_on_main, shortened, table
+from soft_trainer.terminal import shortened, table
 
 
 def ranks_of(run: str | Path, split: str, system: str = "trained") -> RankedQueries:
@@ -50,7 +50,7 @@ def _ranks_file(run: Path, split: str, system: str) -> Path:
 class RankChange:
     """One query under two systems, a and b; `ranks` and `tops` have an entry for each of the two."""
 
-    query: str  # its text, or the url of its code if the files have no texts
+    query: str  # its text
     delta: float  # reciprocal rank under a minus that under b, averaged over seeds
     ranks: tuple[tuple[int, ...], ...]  # under each seed
     tops: tuple[list[tuple[bool, str]], ...]  # the first three codes under the first seed: (is it the own code, text)
@@ -100,21 +100,8 @@ class Pairing:
 def _order(ranked: RankedQueries, reference: RankedQueries) -> np.ndarray:
     """Returns the rows of `ranked` in the order of `reference`, int64[Q]; both need the same queries and corpus."""
     files = f"{reference.path} and {ranked.path}"
-    sizes = (reference.pool_size, ranked.pool_size)
-    if None not in sizes and sizes[0] != sizes[1]:
-        raise UserError(f"{files}: the corpora differ: {sizes[0]} and {sizes[1]} codes")
-    unnamed = None
-    if reference.corpus is None:
-        unnamed = reference.path
-    elif ranked.corpus is None:
-        unnamed = ranked.path
-    elif reference.corpus != ranked.corpus:
-        raise UserError(f"{files}: the corpora differ: {sizes[0]} codes in each, but not the same")
-    if unnamed:
-        print_on_main(
-            f"warning: {unnamed} does not say which codes it ranked, as its version did not record them: only the "
-            "sizes of the two corpora were compared"
-        )
+    if reference.corpus != ranked.corpus:
+        raise UserError(f"{files}: the corpora of {reference.pool_size} and {ranked.pool_size} codes differ")
     own = ranked.queries
     expected = reference.queries
     if own == expected:

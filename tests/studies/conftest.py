@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import Dataset
@@ -17,7 +16,7 @@ from soft_trainer.evaluation.results import save_ranks
 POOL = 60
 
 
-def _write_ranks(path: Path, ranks, texts: bool = True, pool: int = POOL, other: int = 0) -> None:
+def _write_ranks(path: Path, ranks, pool: int = POOL, other: int = 0) -> None:
     """Writes a file of ranks: query q's own code is row q of the pool; the codes around it fill the other ranks.
 
     `other` changes the ids of that many codes at the end of the pool.
@@ -30,16 +29,14 @@ def _write_ranks(path: Path, ranks, texts: bool = True, pool: int = POOL, other:
     path.parent.mkdir(parents=True, exist_ok=True)
     split = Split.from_urls(Dataset.from_dict(queries), Dataset.from_dict(codes))
     save_ranks(path, split, ranking, ("docstring",), ("code",))
-    if not texts:  # as versions without texts wrote it
-        pq.write_table(pq.read_table(path).drop_columns(["query", "code", "top_codes"]), path)
 
 
 def _write_run(
-    outputs, name, ranks, loss=None, seed=1, language="ruby", system="trained", split="test", texts=True, **changes
+    outputs, name, ranks, loss=None, seed=1, language="ruby", system="trained", split="test", **changes
 ) -> Path:
     """Writes a run's folder below `outputs`; `changes` are keys of its record."""
     folder = outputs / name
-    _write_ranks(folder / f"ranks-{split}-{system}.parquet", ranks, texts)
+    _write_ranks(folder / f"ranks-{split}-{system}.parquet", ranks)
     metrics = {**retrieval_metrics(torch.tensor(np.array(ranks)), POOL), "queries": len(ranks)}
     record = {
         "base_model": "microsoft/unixcoder-base",
