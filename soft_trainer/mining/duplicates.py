@@ -22,7 +22,6 @@ PERMUTATIONS = 128
 BANDS = 9
 BAND = 13
 SHINGLE = 3
-_READ_AT_ONCE = 1000  # signatures in memory
 # 32-bit values of 32-bit hashes. Copies of this object share its permutations.
 _MINHASH = MinHash(num_perm=PERMUTATIONS, scheme="affine32", hashfunc=xxhash.xxh32_intdigest)
 _FACTORS = np.random.default_rng(0).integers(0, 2**64, (BANDS, BAND), np.uint64) | np.uint64(1)
@@ -50,23 +49,24 @@ def near_duplicates(rows: Sequence[int], signature: Callable[[int], np.ndarray])
     """Returns True for near duplicates of an earlier code that was kept, bool[n].
 
     Args:
-        rows: numbers of the codes, in order.
-        signature: row -> the result of `minhash`. It is read twice or more, so it may be a column on disk.
+        rows: the numbers of the codes, in order.
+        signature: a function from a number to the result of `minhash`. It is called at least twice for each code that
+            may have a duplicate, so it may read a column on disk.
     """
     keys = np.empty((len(rows), BANDS), np.uint64)  # a hash of every band of every signature
-    for start in range(0, len(rows), _READ_AT_ONCE):
-        values = np.stack([signature(row)[: BANDS * BAND] for row in rows[start : start + _READ_AT_ONCE]])
-        keys[start : start + len(values)] = (values.reshape(-1, BANDS, BAND).astype(np.uint64) * _FACTORS).sum(2)
+    for index, row in enumerate(rows):
+        bands = signature(row)[: BANDS * BAND].reshape(BANDS, BAND)
+        keys[index] = (bands * _FACTORS).sum(axis=1)
     shared = np.zeros(len(keys), dtype=bool)  # with another row, in any band
     for column in keys.T:
         shared |= pd.Series(column).duplicated(keep=False).to_numpy()
     near = np.zeros(len(keys), dtype=bool)
     kept: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for place in np.flatnonzero(shared).tolist():
-        own = signature(rows[place])
-        buckets = [kept[key] for key in enumerate(keys[place].tolist())]
-        near[place] = any(np.mean(own == signature(other)) >= SIMILARITY for other in set().union(*buckets))
-        if not near[place]:
+    for index in np.flatnonzero(shared):
+        own = signature(rows[index])
+        buckets = [kept[key] for key in enumerate(keys[index].tolist())]
+        near[index] = any(np.mean(own == signature(other)) >= SIMILARITY for other in set().union(*buckets))
+        if not near[index]:
             for bucket in buckets:
-                bucket.append(rows[place])
+                bucket.append(rows[index])
     return near

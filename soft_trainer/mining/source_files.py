@@ -37,7 +37,7 @@ def read_regular(path: str | os.PathLike[str], limit: int) -> bytes | str:
                 return "not a regular file"
             source = file.read(limit + 1)
     except OSError:
-        return "unreadable"
+        return "link" if os.path.islink(path) else "unreadable"
     if len(source) > limit:
         return f"over {limit:,} bytes"
     return source

@@ -11,12 +11,11 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from contextlib import ExitStack
 from functools import partial
 from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,21 +32,22 @@ from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, Row, first_bro
 from soft_trainer.mining.source_files import SKIPPED_FOLDERS, decoded, read_text
 from soft_trainer.terminal import Progress, table
 
-# a function, and the MinHash of its code
-Candidate = tuple[Row, np.ndarray]
-# the reason why a function is no pair, empty for a pair; None for a function that is no code to search either
-Judged = tuple[str, Candidate | None]
-
 RULES = (*CODE_RULES, *DOCUMENT_RULES)
 
 
-@dataclass
-class Mined:
+class Found(NamedTuple):
+    """A function of the tree that can be searched for: its row, and the MinHash of its code."""
+
+    row: Row
+    signature: np.ndarray
+
+
+class Mined(NamedTuple):
     """The result of mining: rows of every split and of the codebase, and counts of files and functions by outcome."""
 
     rows: dict[str, list[Row]]
-    files: Counter[str] = field(default_factory=Counter)
-    functions: Counter[str] = field(default_factory=Counter)
+    files: Counter[str]
+    functions: Counter[str]
 
 
 def mine(
@@ -59,36 +59,68 @@ def mine(
     """Mines the documented functions of a source tree.
 
     Tests, hidden folders and folders of foreign code (`SKIPPED_FOLDERS`) are skipped. A pair is a documented function
-    that passes every rule of `RULES` except those in `keep`. The codebase holds the codes of valid and test, and all
+    that passes every rule of `RULES` except those in `keep`. The codebase has the codes of valid and test, and all
     other distinct functions outside the training packages, documented or not.
 
     Args:
-        source_dir: root of the tree; symbolic links are not followed.
+        source_dir: the root of the tree. Symbolic links are not followed.
         language: one of `SOURCE_LANGUAGES`.
-        num_workers: processes; None means one a CPU core. The result is the same for any number.
-        keep: names of rules that are not applied.
+        num_workers: the number of processes, by default one for each CPU core. It does not change the result.
+        keep: the names of rules that are not applied.
 
     Raises:
-        UserError: an unknown language or rule, no such folder, no file of the language, no documented function, or
-            fewer than three packages.
+        UserError: the language or a rule is unknown, the folder does not exist, it has no file of the language or no
+            documented function, or it has fewer than three packages.
     """
-    paths, skipped = _source_files(source_dir, language, keep)
-    mined = Mined({}, skipped)
-    pairs: list[Candidate] = []
-    others: list[Candidate] = []
+    for rule in keep:
+        if rule not in RULES:
+            raise UserError(f"keep={[rule]}: no such rule; use {', '.join(RULES)}")
+    mined = Mined({}, Counter(), Counter())
+    pairs = []
+    others = []
     read = partial(_mine_file, source_dir, language, frozenset(keep))
-    for outcome, judged in each_in_order(read, paths, num_workers, "file", 8):
+    for outcome, functions_found in each_in_order(read, _source_files(source_dir, language), num_workers, "file", 8):
         mined.files[outcome] += 1
-        for reason, candidate in judged:
+        for reason, found in functions_found:
             if not reason:
-                pairs.append(candidate)
+                pairs.append(found)
                 continue
             mined.functions[reason] += 1
-            if candidate:
-                others.append(candidate)
-    mined.rows = _split(pairs, others, source_dir, mined.functions)
-    mined.functions["kept as pairs"] = sum(len(mined.rows[split]) for split in SPLITS)
+            if found:
+                others.append(found)
+    pairs, copies = _distinct(pairs)
+    mined.functions.update(copies)
+    if not pairs:
+        raise UserError(f"{source_dir}: no documented function{explained(mined.functions + mined.files)}")
+    mined.functions["kept as pairs"] = len(pairs)
+    mined.rows.update(_split(pairs, others, source_dir))
     return mined
+
+
+def _split(pairs: list[Found], others: list[Found], root: str | os.PathLike[str]) -> dict[str, list[Row]]:
+    """Returns the rows of every split and of the codebase, in the order of the tree.
+
+    Raises:
+        UserError: there are fewer than three packages.
+    """
+    package = package_names(Counter(pair.row["path"] for pair in pairs))
+    sizes = Counter(package(pair.row["path"]) for pair in pairs)
+    if len(sizes) < len(SPLITS):
+        raise UserError(
+            f"{root}: documented functions in only {len(sizes)} files or packages ({', '.join(sorted(sizes))}); "
+            "train, valid and test need one each: give a larger tree"
+        )
+    split_of = assign_splits(sizes)
+    rows: dict[str, list[Row]] = {split: [] for split in SPLITS}
+    for pair in pairs:
+        repo = package(pair.row["path"])
+        rows[split_of[repo]].append({"repo": repo, **pair.row, "partition": split_of[repo]})
+    # The encoder must not have seen a function of the codebase in training.
+    others = [other for other in others if split_of.get(package(other.row["path"])) != "train"]
+    codebase = rows["valid"] + rows["test"]
+    for other in _distinct([*pairs, *others])[0][len(pairs) :]:
+        codebase.append({"repo": package(other.row["path"]), **other.row, "partition": "codebase"})
+    return rows | {"codebase": [row | {"docstring": "", "docstring_tokens": []} for row in codebase]}
 
 
 def mine_to(
@@ -97,21 +129,23 @@ def mine_to(
     """Mines `source_dir` into `output_dir/{train,valid,test,codebase}.jsonl.gz`. Takes the options of `mine`.
 
     Returns:
-        Numbers of `rows` by split, of `functions` and `files` by outcome, and `seconds`; see `mining_table`.
+        What `mining_table` shows: numbers of `rows` by split, of `functions` and `files` by outcome, and `seconds`.
 
     Raises:
-        UserError: as `mine`, or an output_dir that cannot be written.
+        UserError: `mine` raises it, or `output_dir` cannot be written.
     """
     check_writable(output_dir, f"output_dir={output_dir}")
     started = time.perf_counter()
     mined = mine(source_dir, language, **options)
     write_rows(mined.rows, output_dir)
-    return {
-        "rows": {split: len(rows) for split, rows in mined.rows.items()},
-        "functions": dict(mined.functions.most_common()),
-        "files": dict(mined.files.most_common()),
-        "seconds": time.perf_counter() - started,
-    }
+    return counted(started, mined.rows, functions=mined.functions, files=mined.files)
+
+
+def counted(started: float, rows: Mapping[str, list[Row]], **counts: Counter[str]) -> dict[str, Any]:
+    """Returns the numbers of rows by split, the `counts` with the most common outcome first, and the seconds taken."""
+    sizes = {split: len(part) for split, part in rows.items()}
+    ordered = {kind: dict(outcomes.most_common()) for kind, outcomes in counts.items()}
+    return {"rows": sizes, **ordered, "seconds": time.perf_counter() - started}
 
 
 def mining_table(counts: Mapping[str, Any]) -> str:
@@ -139,17 +173,18 @@ def each_in_order(
     """Yields `run(item)` for every item in order, computed in several processes, with a progress bar.
 
     Args:
-        num_workers: processes; None means one a CPU core. The results are the same for any number.
-        unit: one item, in words.
-        chunk: items that a process takes at once.
+        run: a function that can be pickled.
+        items: the arguments of `run`, one for each call.
+        num_workers: the number of processes, by default one for each CPU core.
+        unit: the word for one item in the progress bar.
+        chunk: the number of items that a process takes at once.
     """
     workers = min(num_workers or os.cpu_count() or 1, -(-len(items) // chunk))
-    if workers > 1:
-        pools = multiprocessing.Pool(workers)
-    else:
-        pools = nullcontext()
-    with Progress("Mining", len(items), unit) as bar, pools as pool:
-        for result in pool.imap(run, items, chunk) if pool else map(run, items):
+    with Progress("Mining", len(items), unit) as bar, ExitStack() as stack:
+        results = map(run, items)
+        if workers > 1:
+            results = stack.enter_context(multiprocessing.Pool(workers)).imap(run, items, chunk)
+        for result in results:
             bar.update(1)
             yield result
 
@@ -158,21 +193,25 @@ def tree_state(source_dir: str | os.PathLike[str], language: str) -> str:
     """Returns a fingerprint of the names and contents of the tree's source files.
 
     Raises:
-        UserError: no such folder, an unknown language, or no file of the language.
+        UserError: the folder does not exist, the language is unknown, or the tree has no file of the language.
     """
-    paths, _ = _source_files(source_dir, language, ("tests",))
-    return identity.fingerprint({path: identity.file_fingerprint(Path(source_dir, path)) for path in paths})
+    contents = {}
+    for path in _source_files(source_dir, language):
+        file = Path(source_dir, path)
+        if file.is_file():
+            contents[path] = identity.file_fingerprint(file)
+    return identity.fingerprint(contents)
 
 
 def main_language(paths: Iterable[str], place: str | os.PathLike[str]) -> str:
     """Returns the language that most of the files are in.
 
     Args:
-        paths: of files, relative to their root.
+        paths: the paths of the files, relative to their root.
         place: the tree or repository, for the message.
 
     Raises:
-        UserError: no source file in a known language.
+        UserError: there is no source file in a known language.
     """
     counts = Counter()
     for path in paths:
@@ -184,55 +223,49 @@ def main_language(paths: Iterable[str], place: str | os.PathLike[str]) -> str:
 
 
 def tree_language(source_dir: str | os.PathLike[str]) -> str:
-    """Returns the language of most files below a folder; UserError if there is none."""
+    """Returns the language of most files below a folder.
+
+    Raises:
+        UserError: there is no source file in a known language.
+    """
     return main_language(_files(source_dir), source_dir)
 
 
 def _files(root: str | os.PathLike[str]) -> Iterator[str]:
-    """Yields the relative paths of the files, and of the links to folders, outside hidden and foreign folders."""
+    """Yields the relative paths of the files outside hidden folders and folders of foreign code."""
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS and not name.startswith(".")]
-        links = [name for name in subfolders if os.path.islink(os.path.join(folder, name))]
-        for name in links + names:
-            yield os.path.relpath(os.path.join(folder, name), root).replace(os.sep, "/")
+        for name in names:
+            yield Path(folder, name).relative_to(root).as_posix()
 
 
-def _source_files(
-    root: str | os.PathLike[str], language: str, keep: Sequence[str] = ()
-) -> tuple[list[str], Counter[str]]:
-    """Returns the sorted relative paths of the language's files, and counts of skipped ones."""
-    parser(language)  # refuses an unknown language
+def _source_files(root: str | os.PathLike[str], language: str) -> list[str]:
+    """Returns the sorted relative paths of the language's files.
+
+    Raises:
+        UserError: the language is unknown, or the folder does not exist or has no file of the language.
+    """
+    parser(language)  # raises UserError for an unknown language
     if not Path(root).is_dir():
         raise UserError(f"{root}: no such folder; give the root of a source tree")
-    for rule in keep:
-        if rule not in RULES:
-            raise UserError(f"keep={[rule]}: no such rule; use {', '.join(RULES)}")
     extensions = SOURCE_LANGUAGES[language].extensions
-    paths = []
-    skipped = Counter()
-    for path in _files(root):
-        full = Path(root, path)
-        if full.is_symlink() and (full.is_dir() or path.endswith(extensions)):
-            skipped["symbolic link"] += 1
-        elif not path.endswith(extensions):
-            continue
-        elif not full.is_file():
-            skipped["not a regular file"] += 1
-        elif decoded(os.fsencode(path)) is None:
-            skipped["name that is not UTF-8"] += 1
-        elif is_test_path(path, language) and "tests" not in keep:
-            skipped["test"] += 1
-        else:
-            paths.append(path)
+    paths = sorted(path for path in _files(root) if path.endswith(extensions))
     if not paths:
-        raise UserError(f"{root}: no {language} file to mine ({' '.join(extensions)}){explained(skipped)}")
-    return sorted(paths), skipped
+        raise UserError(f"{root}: no {language} file to mine ({' '.join(extensions)})")
+    return paths
 
 
 def _mine_file(
     root: str | os.PathLike[str], language: str, keep: frozenset[str], path: str
-) -> tuple[str, list[Judged]]:
-    """Returns a file's outcome and its functions, pairs first."""
+) -> tuple[str, list[tuple[str, Found | None]]]:
+    """Returns the outcome of a file and, for each function, the reason why it is not a pair, or "" if it is one.
+
+    The second element of a function is None if it is not searched for either.
+    """
+    if decoded(os.fsencode(path)) is None:
+        return "name that is not UTF-8", []
+    if is_test_path(path, language) and "tests" not in keep:
+        return "test", []
     source = read_text(root, path, strict=True)
     if isinstance(source, str):
         return source, []
@@ -244,48 +277,20 @@ def _mine_file(
         reason = first_broken(row, CODE_RULES, keep)
         if not reason and node.has_error:
             reason = "unparseable"
-        if reason:
-            judged.append((reason, None))
-            continue
-        if row["docstring_tokens"]:
-            reason = first_broken(row, DOCUMENT_RULES, keep)
-        else:
+        found = None
+        if not reason:
+            found = Found(row, minhash(row["code_tokens"]))
             reason = "undocumented"
-        judged.append((reason, (row, minhash(row["code_tokens"]))))
-    return "mined", sorted(judged, key=lambda each: each[0] != "")
+            if row["docstring_tokens"]:
+                reason = first_broken(row, DOCUMENT_RULES, keep)
+        judged.append((reason, found))
+    return "mined", judged
 
 
-def _distinct(candidates: list[Candidate], dropped: Counter[str]) -> list[Candidate]:
-    """Returns the candidates that are not duplicates of an earlier one. Counts the others in `dropped`."""
-    copies = exact_duplicates(hash_tokens(row["code_tokens"]) for row, _ in candidates)
-    candidates = list(compress(candidates, ~copies))
-    near = near_duplicates(range(len(candidates)), lambda place: candidates[place][1])
-    dropped.update(+Counter(duplicates=int(copies.sum()), near_duplicates=int(near.sum())))
-    return list(compress(candidates, ~near))
-
-
-def _split(
-    pairs: list[Candidate], others: list[Candidate], root: str | os.PathLike[str], dropped: Counter[str]
-) -> dict[str, list[Row]]:
-    """Returns the distinct rows of every split and of the codebase, in the order of the tree."""
-    pairs = _distinct(pairs, dropped)
-    package = package_names(Counter(row["path"] for row, _ in pairs))
-    sizes = Counter(package(row["path"]) for row, _ in pairs)
-    if not pairs:
-        raise UserError(f"{root}: no documented function{explained(dropped)}")
-    if len(sizes) < len(SPLITS):
-        raise UserError(
-            f"{root}: documented functions in only {len(sizes)} files or packages ({', '.join(sorted(sizes))}); "
-            "train, valid and test need one each: give a larger tree"
-        )
-    split = assign_splits(sizes)
-    rows: dict[str, list[Row]] = {"train": [], "valid": [], "test": []}
-    for row, _ in pairs:
-        repo = package(row["path"])
-        rows[split[repo]].append({"repo": repo, **row, "partition": split[repo]})
-    # The encoder must not have seen a function of the codebase in training.
-    others = [other for other in others if split.get(package(other[0]["path"])) != "train"]
-    codebase = rows["valid"] + rows["test"]
-    for row, _ in _distinct([*pairs, *others], Counter())[len(pairs) :]:
-        codebase.append({"repo": package(row["path"]), **row, "partition": "codebase"})
-    return rows | {"codebase": [row | {"docstring": "", "docstring_tokens": []} for row in codebase]}
+def _distinct(found: list[Found]) -> tuple[list[Found], Counter[str]]:
+    """Returns the functions that are not duplicates of an earlier one, and the numbers of the others by rule."""
+    copies = exact_duplicates(hash_tokens(row["code_tokens"]) for row, _ in found)
+    found = list(compress(found, ~copies))
+    near = near_duplicates(range(len(found)), lambda index: found[index].signature)
+    counts = Counter(duplicates=int(copies.sum()), near_duplicates=int(near.sum()))
+    return list(compress(found, ~near)), +counts

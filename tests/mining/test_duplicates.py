@@ -24,9 +24,8 @@ def test_near_duplicates_are_all_but_the_first():
     assert near_duplicates([], signatures.__getitem__).tolist() == []
 
 
-def test_the_same_as_datasketch(monkeypatch):
+def test_the_same_as_datasketch():
     """The index of datasketch finds the same duplicates; a code is compared with those alone that are kept."""
-    monkeypatch.setattr(duplicates, "_READ_AT_ONCE", 7)
     rng, codes = np.random.default_rng(0), []
     for _ in range(40):
         code = rng.integers(0, 50, 80)
