@@ -160,7 +160,8 @@ def history(world):
         person = pygit2.Signature("Ann", "ann@example.org", 1_800_000_000)
         tree = opened.head.peel().tree.id
         opened.create_commit("refs/heads/other", person, person, "Nothing", tree, [opened.head.target])
-    return mined(world, history=str(repository), max_functions=5 + world.options)
+    source_dir = str(repository) if world.options else None
+    return mined(world, history=str(repository), source_dir=source_dir)
 
 
 def mined(world, **options):

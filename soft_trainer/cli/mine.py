@@ -17,10 +17,6 @@ from soft_trainer.errors import UserError
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
 from soft_trainer.mining.tree import RULES, mine_to, mining_table
 
-# options that a tree or a history does not read
-_OF_HISTORY = ("max_functions",)
-_OF_TREE = ("keep",)
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
@@ -31,8 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--output_dir", required=True, help="folder for train, valid, test, codebase.jsonl.gz")
     add("--num_workers", type=int, help="processes (default: one per CPU core)")
     add("--keep", nargs="+", metavar="RULE", help=f"rules not to apply: {', '.join(RULES)}")
-    leave_out = "--history: leave out commits that change more functions than this (default: 5)"
-    add("--max_functions", type=int, help=leave_out)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -42,18 +36,11 @@ def run(arguments: argparse.Namespace) -> None:
     if history:
         from soft_trainer.mining.history import mine_history_to  # needs pygit2
 
-        _refuse(options, _OF_TREE, "a tree; --history reads no such option")
+        if "keep" in options:
+            raise UserError("keep: belongs to a tree; --history reads no such option")
         counts = mine_history_to(history, **options)
-    else:
-        _refuse(options, _OF_HISTORY, "--history")
-        if "source_dir" not in options:
-            raise UserError("give a SOURCE_DIR, or a repository with --history")
+    elif "source_dir" in options:
         counts = mine_to(**options)
+    else:
+        raise UserError("give a SOURCE_DIR, or a repository with --history")
     sys.stdout.write(mining_table(counts) + "\n")
-
-
-def _refuse(options: dict, unread: tuple[str, ...], reader: str) -> None:
-    """Raises UserError if one of the options would not be read."""
-    for name in unread:
-        if name in options:
-            raise UserError(f"{name}: belongs to {reader}")

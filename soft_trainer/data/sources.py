@@ -314,7 +314,7 @@ def _mined(arguments: DataArguments, language: str, folder: Path) -> Path:
         origin = arguments.history
         state = history_state(arguments.history)
         below = source and str(Path(source).resolve())
-        options = {"source_dir": below, "max_functions": arguments.max_functions}
+        options = {"source_dir": below}
     else:
         mine = mine_to
         origin = source

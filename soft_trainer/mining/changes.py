@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain, islice
 from pathlib import Path
 
 import xxhash
@@ -31,18 +32,19 @@ class Change:
     """A commit as mining sees it.
 
     Attributes:
-        commit: its id; `parent` is its first parent's id, empty for a root.
-        query: its message as a query.
-        outcome: the reason why it is left out, or "kept".
-        functions: name in the file and row of each changed function that no rule of mining drops.
-        renames: (old path, new path) of renamed source files, also of commits that are left out.
-        patch: a hash of the lines that it removes and adds.
+        commit: the id of the commit.
+        parent: the id of the first parent, or "" if the commit is a root.
+        query: the subject of the message as a query.
+        outcome: the reason why the commit is left out, or "kept".
+        functions: the name in the file and the row of each changed function that no rule of mining drops.
+        renames: (old path, new path) of renamed source files. Commits that are left out have them too.
+        patch: a hash of the lines that the commit removes and adds.
     """
 
     commit: str
     parent: str
     query: str
-    outcome: str
+    outcome: str = ""
     functions: list[tuple[str, Row]] = field(default_factory=list)
     renames: list[tuple[str, str]] = field(default_factory=list)
     patch: str = ""
@@ -52,39 +54,32 @@ class ChangeReader:
     """Reads commits of a repository.
 
     Args:
-        language: of the functions; None means every language that mining reads.
-        max_functions: commits that change more functions are left out.
-        seconds: the time limit for parsing a file; a file that takes longer has no functions.
+        path: the repository.
+        languages: the languages of the functions, by default all of `SOURCE_LANGUAGES`.
+        seconds: the time limit for parsing a file. A file that takes longer has no functions.
+
+    Raises:
+        UserError: the repository cannot be opened.
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        language: str | None,
-        max_functions: int = MAX_FUNCTIONS,
-        seconds: float = 60.0,
+        self, path: str | os.PathLike[str], languages: Iterable[str] = tuple(SOURCE_LANGUAGES), seconds: float = 60.0
     ):
-        self.path = path
         self.repository = open_repository(path)
-        self.language = language
-        self.max_functions = max_functions
-        # commits whose parents a shallow clone leaves out; libgit2 shows these as roots
+        self._languages = languages
+        self._seconds = seconds
+        # The parents of these commits are missing in a shallow clone. libgit2 shows the commits as roots.
         self._ends = set()
         if self.repository.is_shallow:
             self._ends.update(Path(self.repository.path, "shallow").read_text().split())
-        self._languages = [language] if language else SOURCE_LANGUAGES
-        self._seconds = seconds
         self._functions = lru_cache(_KEPT_FILES)(self._read_file)
 
     def read(self, commit_id: str) -> Change:
         """Returns the change that a commit makes."""
         commit = read_object(self.repository, commit_id)
-        parent = ""
-        if commit.parent_ids:
-            parent = str(commit.parent_ids[0])
+        parents = [*map(str, commit.parent_ids), ""]
         message = commit.raw_message.decode(errors="replace")
-        reason = reason_against(message, _person(commit.author), _person(commit.committer))
-        change = Change(commit_id, parent, query_of(message), reason or "kept")
+        change = Change(commit_id, parents[0], query_of(message))
         if len(commit.parent_ids) > 1:
             change.outcome = "merge"
         elif commit_id in self._ends:
@@ -92,32 +87,32 @@ class ChangeReader:
         else:
             deltas = self._deltas(commit)
             change.renames = [(d.old_file.path, d.new_file.path) for d in deltas if d.status_char() == "R"]
-            if change.outcome == "kept":
-                change.outcome = self._read_functions(deltas, change)
+            change.outcome = reason_against(message, _person(commit.author), _person(commit.committer))
+            if not change.outcome:
+                self._read_functions(deltas, change)
         return change
 
     def _deltas(self, commit: pygit2.Commit) -> list[pygit2.DiffDelta]:
-        """Returns the mined files that differ from the first parent's."""
+        """Returns the mined files that differ from those of the first parent."""
         if commit.parent_ids:
             diff = read_object(self.repository, commit.parent_ids[0]).tree.diff_to_tree(commit.tree)
         else:
             diff = commit.tree.diff_to_tree(swap=True)
-        deltas = [delta for delta in diff.deltas if self._is_source(delta)]
+        deltas = list(filter(self._is_source, diff.deltas))
         if {delta.status_char() for delta in deltas} >= {"A", "D"}:
             diff.find_similar()
-            deltas = [delta for delta in diff.deltas if self._is_source(delta)]
+            deltas = list(filter(self._is_source, diff.deltas))
         return deltas
 
     def _is_source(self, delta: pygit2.DiffDelta) -> bool:
-        """Returns True for a file of the language that mining reads; a renamed one must pass under both names."""
+        """Returns True for a file that mining reads. A renamed file must pass under both names."""
         for file in (delta.old_file, delta.new_file):
-            missing = not file.mode
-            if not missing and (file.mode not in REGULAR_FILES or not self._language_of(decoded(file.raw_path) or "")):
+            if file.mode and (file.mode not in REGULAR_FILES or not self._language_of(decoded(file.raw_path) or "")):
                 return False
         return True
 
     def _language_of(self, path: str) -> str | None:
-        """Returns the language of a file that mining reads, None for another."""
+        """Returns the language of a file that mining reads, or None for another file."""
         for language in self._languages:
             if is_mined_path(path, language):
                 return language
@@ -127,40 +122,45 @@ class ChangeReader:
         """Returns the functions of a version of a file."""
         return read_functions(self.repository, self._language_of(path), oid, path, self._seconds)
 
-    def _read_functions(self, deltas: Sequence[pygit2.DiffDelta], change: Change) -> str:
-        """Fills in the changed functions and the hash of the patch, and returns the outcome.
+    def _read_functions(self, deltas: Sequence[pygit2.DiffDelta], change: Change) -> None:
+        """Fills in the outcome, and if the commit is kept, the changed functions and the hash of the patch.
 
         Changes of comments and layout do not count.
         """
         if not deltas:
-            return f"no {self.language or 'source'} file changed"
+            change.outcome = "no source file changed"
+            return
         if len(deltas) > MAX_CHANGED_FILES:
-            return f"over {MAX_CHANGED_FILES} files"
-        functions = []
-        touched = 0
+            change.outcome = f"over {MAX_CHANGED_FILES} files"
+            return
         digest = xxhash.xxh3_128()
-        for delta in deltas:
-            for name, row, reason in self._changed(delta, digest.update):
-                touched += 1
-                if touched > self.max_functions:
-                    return f"over {self.max_functions} functions"
-                if not reason:
-                    functions.append((name, row))
-        if functions:
+        changed = chain.from_iterable(self._changed(delta, digest) for delta in deltas)
+        changed = list(islice(changed, MAX_FUNCTIONS + 1))
+        functions = [(name, row) for name, row, reason in changed if not reason]
+        if len(changed) > MAX_FUNCTIONS:
+            change.outcome = f"over {MAX_FUNCTIONS} functions"
+        elif functions:
+            change.outcome = "kept"
             change.functions = functions
             change.patch = digest.hexdigest()
-            return "kept"
-        if touched:
-            return "tests or syntax errors alone"
-        return "no function changed, or only its layout and comments"
+        elif changed:
+            change.outcome = "tests or syntax errors alone"
+        else:
+            change.outcome = "no function changed, or only its layout and comments"
 
-    def _changed(self, delta: pygit2.DiffDelta, update: Callable[[bytes], None]) -> Iterator[tuple[str, Row, str]]:
-        """Yields name and row of each changed function, and the rule that drops it; `update` takes the lines."""
+    def _changed(self, delta: pygit2.DiffDelta, digest: xxhash.xxh3_128) -> Iterator[tuple[str, Row, str]]:
+        """Yields each changed function: its name, its row, and the rule that drops it. Adds the lines to `digest`."""
         old = self._side(delta.old_file)
         new = self._side(delta.new_file)
         if not old.functions and not new.functions:
             return
-        removed, added = self._lines(delta, update)
+        removed = []
+        added = []
+        for hunk in pygit2.Patch.create_from(old.source, new.source, context_lines=0).hunks:
+            removed.append(range(hunk.old_start, hunk.old_start + hunk.old_lines))
+            added.append(range(hunk.new_start, hunk.new_start + hunk.new_lines))
+            for line in hunk.lines:
+                digest.update(line.origin.encode() + line.raw_content.strip())
         pairs = [(name, old.counterpart(name, new)) for name in sorted(old.at(removed))]
         pairs += [(new.counterpart(name, old), name) for name in sorted(new.at(added))]
         for before, after in dict.fromkeys(pairs):
@@ -177,26 +177,10 @@ class ChangeReader:
             yield name, row, "syntax error" if function.node.has_error else first_broken(row, RULES)
 
     def _side(self, file: pygit2.DiffFile) -> FileFunctions:
-        """Returns the functions of one side of a diff, none where the file does not exist."""
+        """Returns the functions of one side of a diff. A file that does not exist has none."""
         if file.mode:
             return self._functions(file.id, file.path)
         return FileFunctions(None, b"", self._language_of(file.path), file.path)
-
-    def _lines(self, delta: pygit2.DiffDelta, update: Callable[[bytes], None]) -> tuple[list[range], list[range]]:
-        """Returns the lines that are removed from the old file and added in the new one."""
-        old = new = None
-        if delta.old_file.mode:
-            old = read_object(self.repository, delta.old_file.id)
-        if delta.new_file.mode:
-            new = read_object(self.repository, delta.new_file.id)
-        removed = []
-        added = []
-        for hunk in pygit2.Patch.create_from(old, new, context_lines=0).hunks:
-            removed.append(range(hunk.old_start, hunk.old_start + hunk.old_lines))
-            added.append(range(hunk.new_start, hunk.new_start + hunk.new_lines))
-            for line in hunk.lines:
-                update(line.origin.encode() + line.raw_content.strip())
-        return removed, added
 
 
 def _person(person: pygit2.Signature) -> str:
@@ -207,7 +191,7 @@ def _person(person: pygit2.Signature) -> str:
 def read_functions(
     repository: pygit2.Repository, language: str, oid: pygit2.Oid, path: str, seconds: float = 60.0
 ) -> FileFunctions:
-    """Returns the functions of a version of a file, none if mining skips it or it cannot be parsed."""
+    """Returns the functions of a version of a file. There are none if mining skips it or it cannot be parsed."""
     source = readable(blob(repository, oid), path, strict=True)
     if isinstance(source, str):  # the reason to skip it
         return FileFunctions(None, b"", language, path)
@@ -215,5 +199,5 @@ def read_functions(
 
 
 def function_url(path: str, name: str) -> str:
-    """Returns the id of a function, the same for all its versions. It holds no lines, which every commit moves."""
+    """Returns the id of a function, which is the same for all its versions. Every commit would move line numbers."""
     return f"{path}#{name}"

@@ -10,24 +10,23 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
 from functools import cache, partial
 from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from soft_trainer import identity
 from soft_trainer.dataflow import parser
 from soft_trainer.errors import UserError
 from soft_trainer.files import check_writable, write_rows
 from soft_trainer.mining import repository as git
-from soft_trainer.mining.changes import MAX_FUNCTIONS, RULES, Change, ChangeReader, function_url, read_functions
+from soft_trainer.mining.changes import RULES, Change, ChangeReader, function_url, read_functions
 from soft_trainer.mining.documentation import document_tokens
 from soft_trainer.mining.duplicates import exact_duplicates, hash_tokens
 from soft_trainer.mining.functions import Function
 from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, Row, first_broken, is_mined_path
-from soft_trainer.mining.tree import each_in_order, explained, main_language
+from soft_trainer.mining.tree import counted, each_in_order, explained, main_language
 from soft_trainer.terminal import print_on_main
 
 # of the commits that give pairs, the newest ones
@@ -37,16 +36,15 @@ _CANDIDATES = 40  # commits that are tried as the oldest of a split
 _AT_ONCE = 16  # commits for a worker; neighbours share files
 
 
-@dataclass
-class MinedHistory:
+class MinedHistory(NamedTuple):
     """The result of mining a history.
 
     Attributes:
-        rows: the rows of train, valid, test and codebase, in train newest first.
-        relevance: (query, url, relevance) of the test queries, several urls for one query.
-        cut: id of the commit whose tree is the corpus.
-        places: path, first and last line of each function of the corpus, by url.
-        commits: counts by outcome.
+        rows: the rows of train, valid, test and codebase. Train begins with the newest commit.
+        relevance: (query, url, relevance) of the test queries. A query may have several urls.
+        cut: the id of the commit whose tree is the corpus.
+        places: the path, first and last line of each function of the corpus, by url.
+        commits: the numbers of commits by outcome.
     """
 
     rows: dict[str, list[Row]]
@@ -59,7 +57,6 @@ class MinedHistory:
 def mine_history(
     repository: str | os.PathLike[str],
     language: str,
-    max_functions: int = MAX_FUNCTIONS,
     source_dir: str | os.PathLike[str] | None = None,
     num_workers: int | None = None,
 ) -> MinedHistory:
@@ -68,16 +65,15 @@ def mine_history(
     Args:
         repository: a git repository, with or without a working tree.
         language: one of `SOURCE_LANGUAGES`.
-        max_functions: commits that change more functions are left out.
         source_dir: a folder of the repository's working tree, whose documented functions are training rows too. They
             are read from the tree at the cut, not from the disk.
-        num_workers: processes; None means one a CPU core. The result is the same for any number.
+        num_workers: the number of processes, by default one for each CPU core. It does not change the result.
 
     Raises:
-        UserError: an unknown language, no repository that can be read, a missing object, a source_dir outside it, or
-            too few commits for three splits.
+        UserError: the language is unknown, the repository or an object in it cannot be read, `source_dir` is outside
+            it, or there are too few commits for three splits.
     """
-    parser(language)  # refuses an unknown language
+    parser(language)  # raises UserError for an unknown language
     opened = git.open_repository(repository)
     folder = None
     if source_dir is not None:
@@ -89,12 +85,12 @@ def mine_history(
                 f"{repository}: a shallow clone with {len(order):,} commits; `git fetch --unshallow` brings the rest"
             )
         _reader.cache_clear()
-        read = partial(_read_change, (repository, language, max_functions))
-        splitter = _Splitter(opened, language, list(each_in_order(read, order, num_workers, "commit", _AT_ONCE)))
-        corpus, places = splitter.corpus()
-        rows, counts = splitter.pairs({row["url"] for row in corpus})
+        read = partial(_read_change, repository, language)
+        history = _History(opened, language, list(each_in_order(read, order, num_workers, "commit", _AT_ONCE)))
+        corpus, places = history.corpus()
+        rows, counts = history.pairs(places.keys())
         if folder is not None:
-            rows["train"] += splitter.documented(folder)
+            rows["train"] += history.documented(folder)
     missing = [split for split in rows if not rows[split]]
     if missing:
         raise UserError(f"{repository}: the history is too short; no row is left for {', '.join(missing)}")
@@ -103,7 +99,7 @@ def mine_history(
     name = _name_of(repository)
     for split, part in rows.items():
         rows[split] = [{"repo": name, **row} for row in part]
-    return MinedHistory(rows, relevance, splitter.cut, places, counts)
+    return MinedHistory(rows, relevance, history.cut, places, counts)
 
 
 def mine_history_to(
@@ -112,21 +108,16 @@ def mine_history_to(
     """Mines a history into `output_dir`: four files of rows and `relevance.jsonl.gz`. Takes `mine_history`'s options.
 
     Returns:
-        Numbers of `rows` by split and of `commits` by outcome, `cut` and `seconds`; see `mining_table`.
+        What `mining_table` shows: numbers of `rows` by split and of `commits` by outcome, `seconds`, and the `cut`.
 
     Raises:
-        UserError: as `mine_history`, or an output_dir that cannot be written.
+        UserError: `mine_history` raises it, or `output_dir` cannot be written.
     """
     check_writable(output_dir, f"output_dir={output_dir}")
     started = time.perf_counter()
     mined = mine_history(repository, language, **options)
     write_rows(mined.rows | {"relevance": mined.relevance}, output_dir)
-    return {
-        "rows": {split: len(rows) for split, rows in mined.rows.items()},
-        "commits": dict(mined.commits.most_common()),
-        "cut": mined.cut,
-        "seconds": time.perf_counter() - started,
-    }
+    return counted(started, mined.rows, commits=mined.commits) | {"cut": mined.cut}
 
 
 def history_state(repository: str | os.PathLike[str]) -> str:
@@ -165,154 +156,164 @@ def _folder_inside(opened: git.pygit2.Repository, source_dir: str | os.PathLike[
 _reader = cache(ChangeReader)  # one in each process
 
 
-def _read_change(options: tuple, commit_id: str) -> Change:
-    with git.reporting_missing_objects(options[0]):
-        return _reader(*options).read(commit_id)
+def _read_change(repository: str | os.PathLike[str], language: str, commit_id: str) -> Change:
+    with git.reporting_missing_objects(repository):
+        return _reader(repository, (language,)).read(commit_id)
 
 
-class _Splitter:
-    """Splits the changes of all commits, oldest first, and makes their rows."""
+class _History:
+    """The changes of all commits, oldest first, divided by time.
+
+    Attributes:
+        test_start: the index of the oldest test commit.
+        valid_start: the index of the oldest valid commit.
+        cut: the id of the commit before the oldest test commit, whose tree is the corpus.
+    """
 
     def __init__(self, repository: git.pygit2.Repository, language: str, changes: Sequence[Change]):
         self.repository = repository
         self.language = language
         self.changes = changes
-        kept = [place for place, change in enumerate(changes) if change.functions and change.parent]
+        kept = [index for index, change in enumerate(changes) if change.functions and change.parent]
         tested = max(1, math.floor(len(kept) * TEST_SHARE))
         validated = max(1, math.floor(len(kept) * VALID_SHARE))
-        self.test_start, self.before_test = self._cut(kept, tested, tested + validated)
-        older = [place for place in kept if changes[place].commit in self.before_test]
-        self.valid_start, self.before_valid = self._cut(older, validated, 0)
+        self.test_start = self._start(kept, tested, tested + validated)
         self.cut = changes[self.test_start].parent
-        self.train_cut = changes[self.valid_start].parent
-        self.urls, self.renamed = self._urls_at_cut()
+        self._before_test = self._ancestors(self.test_start)
+        older = [index for index in kept if changes[index].commit in self._before_test]
+        self.valid_start = self._start(older, validated, 0)
+        self._before_valid = self._ancestors(self.valid_start)
+        self._urls, self._renamed = self._urls_at_cut()
 
-    def _cut(self, kept: list[int], size: int, taken: int) -> tuple[int, set[str]]:
-        """Returns the place of the oldest of about `size` newest commits, and the ids of all its ancestors."""
+    def _ancestors(self, index: int) -> set[str]:
+        """Returns the ids of the commits that the parent of a commit knows, and of the parent."""
+        return set(git.commits_oldest_first(self.repository, self.changes[index].parent))
+
+    def _start(self, kept: list[int], size: int, taken: int) -> int:
+        """Returns the index of the oldest of about `size` newest commits.
+
+        Raises:
+            UserError: no more than `taken` commits are left.
+        """
         if len(kept) <= taken:
             reasons = explained(Counter(change.outcome for change in self.changes if not change.functions))
             raise UserError(
                 f"only {len(kept)} of {len(self.changes):,} commits change {self.language} functions and say how; "
                 f"train, valid and test need some each{reasons}"
             )
-        # Of the commits near that place, the one is taken whose parent knows most of the commits before it: the parent
-        # of a commit on an old branch does not know what happened on other branches.
-        near = kept[-math.ceil(1.25 * size) : len(kept) - math.ceil(0.8 * size) + 1] or kept[-size:]
-        best = (math.inf, math.inf)
-        for place in near[:: max(1, len(near) // _CANDIDATES)]:
-            known = {str(commit.id) for commit in self.repository.walk(self.changes[place].parent)}
-            unknown = sum(self.changes[other].commit not in known for other in kept if other < place)
-            judged = (unknown, abs(place - kept[-size:][0]))
-            if judged < best:
-                best = judged
-                chosen = (place, known)
-        return chosen
+        wanted = kept[-size:][0]
+
+        def distance(index: int) -> tuple[int, int]:
+            """Returns the number of earlier commits that the parent does not know, and the distance in time."""
+            known = self._ancestors(index)
+            unknown = sum(self.changes[other].commit not in known for other in kept if other < index)
+            return unknown, abs(index - wanted)
+
+        # The parent of a commit on an old branch does not know what happened on other branches.
+        near = kept[-math.ceil(1.25 * size) : len(kept) - math.ceil(0.8 * size) + 1] or [wanted]
+        return min(near[:: max(1, len(near) // _CANDIDATES)], key=distance)
 
     def _urls_at_cut(self) -> tuple[list[list[str]], dict[str, str]]:
         """Returns the urls of each commit's functions at the cut, and new paths of files renamed between the cuts."""
         urls: list[list[str]] = [[]] * len(self.changes)
         renamed: dict[str, str] = {}
         now: dict[str, str] = {}  # path -> its path at the cut
-        for place in reversed(range(self.test_start)):
-            change = self.changes[place]
-            if change.commit in self.before_test:
+        for index in reversed(range(self.test_start)):
+            change = self.changes[index]
+            if change.commit in self._before_test:
                 now |= {old: now.get(new, new) for old, new in change.renames}
-            urls[place] = _urls(change, now)
-            if place == self.valid_start:
+            urls[index] = _urls(change, now)
+            if index == self.valid_start:
                 renamed = dict(now)
         now = {}
-        for place, change in enumerate(self.changes[self.test_start :], self.test_start):
-            urls[place] = _urls(change, now)
+        for index, change in enumerate(self.changes[self.test_start :], self.test_start):
+            urls[index] = _urls(change, now)
             now |= {new: now.get(old, old) for old, new in change.renames}
         return urls, renamed
 
-    def split(self, place: int) -> str:
-        """Returns the split of a commit; empty for one that neither precedes a cut nor follows it."""
-        if place >= self.test_start:
-            return "test"
-        if place >= self.valid_start:
-            split = "valid"
-            known = self.before_test
-        else:
-            split = "train"
-            known = self.before_valid
-        if self.changes[place].commit in known:
-            return split
-        return ""
-
-    def pairs(self, known: set[str]) -> tuple[dict[str, list[Row]], Counter[str]]:
+    def pairs(self, corpus: Collection[str]) -> tuple[dict[str, list[Row]], Counter[str]]:
         """Returns the distinct rows of every split, newest first, and the number of commits by outcome.
 
         Args:
-            known: urls of the corpus. Other functions did not exist at the cut and answer no query.
+            corpus: the urls of the corpus. Other functions did not exist at the cut and answer no query.
         """
-        rows: dict[str, dict[tuple[str, str], Row]] = {"train": {}, "valid": {}, "test": {}}
-        seen = {"valid": self._texts(self.valid_start), "test": self._texts(self.test_start)}
-        counts: Counter[str] = Counter()
-        for place in reversed(range(len(self.changes))):
-            split = self.split(place)
-            outcome, pairs = self._pairs_of(place, split, seen, known)
+        everything = {change.commit for change in self.changes}
+        train, counts = self._pairs("train", range(self.valid_start), self._before_valid, None)
+        valid, valid_counts = self._pairs("valid", range(self.valid_start, self.test_start), self._before_test, corpus)
+        test, test_counts = self._pairs("test", range(self.test_start, len(self.changes)), everything, corpus)
+        return {"train": train, "valid": valid, "test": test}, counts + valid_counts + test_counts
+
+    def _pairs(
+        self, split: str, span: range, ancestors: set[str], corpus: Collection[str] | None
+    ) -> tuple[list[Row], Counter[str]]:
+        """Returns the distinct rows of one split, newest first, and the number of its commits by outcome.
+
+        Args:
+            split: the name of the split.
+            span: the indices of the commits.
+            ancestors: the ids of the commits that the tree after the split descends from.
+            corpus: the urls of the functions that may answer a query, or None for all.
+        """
+        earlier = set()
+        if corpus is not None:
+            for change in self.changes[: span.start]:
+                earlier.update((change.query.casefold(), change.patch))
+        earlier.discard("")
+        rows: dict[tuple[str, str], Row] = {}
+        counts = Counter()
+        for index in reversed(span):
+            change = self.changes[index]
+            answers = {}
+            for url, (_, row) in zip(self._urls[index], change.functions, strict=True):
+                if corpus is None or url in corpus:
+                    answers[url] = row
+            if not change.functions:
+                outcome = change.outcome
+            elif change.commit not in ancestors:
+                outcome = "on a branch merged after a cut"
+            elif not {change.query.casefold(), change.patch}.isdisjoint(earlier):
+                outcome = f"{split}: subject or patch occurs before"
+            elif not answers:
+                outcome = f"{split}: no function that existed at the cut"
+            else:
+                outcome = split
+                own = {"docstring": change.query, "docstring_tokens": document_tokens(change.query)}
+                for url, row in answers.items():
+                    row = row | own | {"url": url, "partition": split, "source": "history"}
+                    # The newest version takes the place of the oldest.
+                    rows[change.query, url] = rows.pop((change.query, url), row)
             counts[outcome] += 1
-            query = self.changes[place].query
-            own = {"docstring": query, "docstring_tokens": document_tokens(query)}
-            for url, (_, row) in pairs:
-                part = rows[split]
-                row = row | own | {"url": url, "partition": split, "source": "history"}
-                part[query, url] = part.pop((query, url), row)  # the newest version, in the place of the oldest
-        return {split: list(part.values()) for split, part in rows.items()}, counts
-
-    def _texts(self, end: int) -> set[str]:
-        """Returns the queries in lower case and the hashes of patches of all commits before a place."""
-        texts = set()
-        for change in self.changes[:end]:
-            texts.update((change.query.casefold(), change.patch))
-        return texts - {""}
-
-    def _pairs_of(self, place: int, split: str, seen: dict[str, set[str]], known: set[str]) -> tuple[str, list]:
-        """Returns a commit's outcome, and the url, name and row of each function that answers its query."""
-        change = self.changes[place]
-        if not change.functions:
-            return change.outcome, []
-        if not split:
-            return "on a branch merged after a cut", []
-        pairs = list(zip(self.urls[place], change.functions, strict=True))
-        if split == "train":
-            return split, pairs
-        if not seen[split].isdisjoint((change.query.casefold(), change.patch)):
-            return f"{split}: subject or patch occurs before", []
-        pairs = [pair for pair in pairs if pair[0] in known]
-        if not pairs:
-            return f"{split}: no function that existed at the cut", []
-        return split, pairs
-
-    def tree(self, commit: str, renamed: dict[str, str], folder: str = "") -> Iterator[tuple[Row, Function]]:
-        """Yields the rows and functions of a commit's tree below a folder, without syntax errors."""
-        for path, oid in git.tree_files(self.repository, commit):
-            if not path.startswith(folder) or not is_mined_path(path, self.language):
-                continue
-            file = read_functions(self.repository, self.language, oid, path)
-            for name, function in file.functions.items():
-                if not function.node.has_error:
-                    yield file.row(function) | {"url": function_url(renamed.get(path, path), name)}, function
+        return list(rows.values()), counts
 
     def corpus(self) -> tuple[list[Row], dict[str, tuple[str, int, int]]]:
         """Returns the functions of the tree at the cut, without documentation, and their places."""
         rows = []
         places = {}
-        for row, function in self.tree(self.cut, {}):
-            if not first_broken(row, RULES):
-                rows.append(row | {"docstring": "", "docstring_tokens": [], "partition": "codebase"})
-                places[row["url"]] = (row["path"], *function.lines)
+        for row, function in self._tree(self.cut, RULES, {}):
+            rows.append(row | {"docstring": "", "docstring_tokens": [], "partition": "codebase"})
+            places[row["url"]] = (row["path"], *function.lines)
         return rows, places
 
     def documented(self, folder: str) -> list[Row]:
         """Returns training rows from the documentation below a folder, as it was at the cut of training."""
         rows = []
-        for row, _ in self.tree(self.train_cut, self.renamed, folder):
-            if row["docstring_tokens"] and not first_broken(row, (*CODE_RULES, *DOCUMENT_RULES)):
+        cut = self.changes[self.valid_start].parent
+        for row, _ in self._tree(cut, (*CODE_RULES, *DOCUMENT_RULES), self._renamed):
+            if row["path"].startswith(folder):
                 rows.append(row | {"partition": "train", "source": "documentation"})
         copies = exact_duplicates(hash_tokens(row["code_tokens"]) for row in rows)
         return list(compress(rows, ~copies))
+
+    def _tree(self, commit: str, rules: Sequence[str], renamed: dict[str, str]) -> Iterator[tuple[Row, Function]]:
+        """Yields the rows and functions of a commit's tree that parse and that no rule drops."""
+        for path, oid in git.tree_files(self.repository, commit):
+            if not is_mined_path(path, self.language):
+                continue
+            file = read_functions(self.repository, self.language, oid, path)
+            for name, function in file.functions.items():
+                row = file.row(function) | {"url": function_url(renamed.get(path, path), name)}
+                if not function.node.has_error and not first_broken(row, rules):
+                    yield row, function
 
 
 def _urls(change: Change, paths: dict[str, str]) -> list[str]:

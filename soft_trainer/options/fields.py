@@ -37,7 +37,6 @@ ESTIMATOR = ReadIf(
 )
 BM25 = ReadIf(lambda o: o.estimator == "bm25", "the estimator is not bm25")
 OWN_ROWS = ReadIf(lambda o: bool(o.data_dir or o.eval_data_dir), "neither data_dir nor eval_data_dir is given")
-HISTORY = ReadIf(lambda o: o.history is not None, "no history is mined")
 MINED = ReadIf(lambda o: o.source_dir is not None and o.history is None, "no source_dir is mined")
 
 
@@ -95,7 +94,6 @@ class DataArguments(RefusesRemoved):
         "folder of its working tree, documented functions are rows too.",
         evaluation=True,
     )
-    max_functions: int = option(5, "Leave out commits that change more functions.", least=1, read_if=HISTORY)
     mining_keep: str | None = unset(
         "Mining rules to skip, comma-separated, such as short_functions.", read_if=MINED, evaluation=True
     )

@@ -27,6 +27,7 @@ REMOVED: dict[str, str] = {
     "guard": _OTHER_QUERIES,
     "guard_tolerance": _OTHER_QUERIES,
     "guards": "use eval_dataset, a dict of evaluation sets",
+    "max_functions": "leave it out; commits that change more than five functions are left out",
     "max_file_bytes": "leave it out; files over 1,000,000 bytes are skipped",
     "mine-negatives": _NEGATIVES,
     "mixture_shares": _MIXTURE,

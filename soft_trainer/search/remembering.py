@@ -124,7 +124,7 @@ def read_commits(
         UserError: no repository that can be read, or an object that is missing.
     """
     with git.reporting_missing_objects(repository):
-        reader = ChangeReader(repository, None, seconds=PARSE_SECONDS)
+        reader = ChangeReader(repository, seconds=PARSE_SECONDS)
         opened = reader.repository
         tip = tip or str(opened.head.target)
         shallow = Path(opened.path, "shallow")

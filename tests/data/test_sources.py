@@ -230,9 +230,9 @@ def test_the_options_reach_the_mining_and_stdlib_is_that_of_the_running_python(t
 
     monkeypatch.setattr(f"soft_trainer.mining.{name}", mine)
     of_tree = {"source_dir": "stdlib", "mining_keep": "tests,links"}
-    of_history = {"history": str(grown(tmp_path / "repo", commits=1).path), "max_functions": 2}
+    of_history = {"history": str(grown(tmp_path / "repo", commits=1).path)}
     words = (Path(json.__file__).parents[1], "'keep': ['tests', 'links']")
-    with refused(*(words if "tree" in name else ("'max_functions': 2", of_history["history"]))):
+    with refused(*(words if "tree" in name else ("'source_dir': None", of_history["history"]))):
         load(tmp_path, language="python", **(of_tree if "tree" in name else of_history))
 
 

@@ -148,11 +148,10 @@ def test_a_commit_is_paired_with_the_overload_that_it_changes(tmp_path):
     ]
 
 
-def test_max_functions_is_an_option_and_a_bot_and_addresses_are_left_out(repository):
-    assert len(mine(repository, max_functions=4).rows["train"]) == 15  # without the first commit's five
+def test_a_bot_and_addresses_are_left_out(repository):
     message = "Make it nicer for ann@example.org\n\nSo Bob said.\nCo-authored-by: Ann Author <ann@example.org>"
     repository.commit(message, {"src/f0.py": function("f0")}, author="Ann Author")
-    mined = mine(repository, max_functions=6)
+    mined = mine(repository)
     assert mined.relevance[0]["query"] == "Make it nicer for"
     text = json.dumps([mined.rows, mined.relevance])
     assert "Ann Author" not in text and "example.org" not in text

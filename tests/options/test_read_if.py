@@ -34,7 +34,6 @@ COMMAND = [
     ("query_column", "question", {}, {"data_dir": "rows"}),
     ("code_column", "answer", {}, {"data_dir": "rows"}),
     ("extra_source_dir", "tree", {}, {"source_dir": "stdlib"}),
-    ("max_functions", 3, {}, {"history": "repository"}),
     ("mining_keep", "short_functions", {}, {"source_dir": "stdlib"}),
     ("vocabulary_size", 500, {}, {"from_scratch": "32x1"}),
     ("model_revision", "main", {"from_scratch": "32x1"}, {}),
