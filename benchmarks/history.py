@@ -65,7 +65,7 @@ def prepare(arguments: argparse.Namespace, folder: Path) -> Path:
     mined = folder / "mined"
     if not (mined / "relevance.jsonl.gz").exists():
         options = {"source_dir": arguments.repository, "num_workers": 1}
-        counts = mine_history_to(arguments.repository, arguments.language, mined, **options)
+        counts = mine_history_to(arguments.repository, arguments.language, mined, **options).commits
         write_json(folder / "counts.json", counts)
     rows = read(mined / "train.jsonl.gz")
     parts = {source: [row for row in rows if row["source"] == source][:most] for source, most in MAX_ROWS.items()}

@@ -38,9 +38,9 @@ def run(arguments: argparse.Namespace) -> None:
 
         if "keep" in options:
             raise UserError("keep: belongs to a tree; --history reads no such option")
-        counts = mine_history_to(history, **options)
+        mined = mine_history_to(history, **options)
     elif "source_dir" in options:
-        counts = mine_to(**options)
+        mined = mine_to(**options)
     else:
         raise UserError("give a SOURCE_DIR, or a repository with --history")
-    sys.stdout.write(mining_table(counts) + "\n")
+    sys.stdout.write(mining_table(mined) + "\n")

@@ -26,10 +26,9 @@ from tree_sitter import Node
 from soft_trainer.dataflow.rules import COMES_FROM, Branch, Define, First, ForEach, Label, Loop
 from soft_trainer.dataflow.source import Source
 
-# Real functions need up to 60,000 steps. Only loops nested ten deep reach this number.
+# Real functions need up to 60,000 steps. Beyond this number, which loops nested ten deep reach, loops are walked once
+# and all sources of a target share one edge.
 _MAX_WORK = 100_000
-# Up to this number every pair has an edge. Beyond it, all sources of a target share one edge.
-_MAX_PAIRS = 20_000
 
 
 class Edge(NamedTuple):
@@ -86,7 +85,6 @@ class _Flow:
         self._merged: dict[tuple[int, str], set[int]] = {}  # sources of the edges in the outermost open loop
         self._loops = 0
         self._work = 0
-        self._pairs = 0
 
     def walk(self, node: Node) -> Iterator[Node]:
         """Reads a token, or returns the nodes below another node in the order of the data flow."""
@@ -110,8 +108,7 @@ class _Flow:
 
     def _set(self, targets: tuple, relation: str, sources: tuple, grouped: bool) -> None:
         """Gives every target the sources' value, through one edge (`grouped`) or one edge for each source."""
-        self._pairs += len(targets) * len(sources)
-        if grouped or self._pairs > _MAX_PAIRS:
+        if grouped or self._work + len(targets) * len(sources) > _MAX_WORK:
             parts = [sources]
         else:
             parts = [(source,) for source in sources]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from functools import cache, partial
@@ -26,7 +25,7 @@ from soft_trainer.mining.documentation import document_tokens
 from soft_trainer.mining.duplicates import exact_duplicates, hash_tokens
 from soft_trainer.mining.functions import Function
 from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, Row, first_broken, is_mined_path
-from soft_trainer.mining.tree import counted, each_in_order, explained, main_language
+from soft_trainer.mining.tree import each_in_order, explained, main_language
 from soft_trainer.terminal import print_on_main
 
 # of the commits that give pairs, the newest ones
@@ -104,20 +103,16 @@ def mine_history(
 
 def mine_history_to(
     repository: str | os.PathLike[str], language: str, output_dir: str | os.PathLike[str], **options: Any
-) -> dict[str, Any]:
+) -> MinedHistory:
     """Mines a history into `output_dir`: four files of rows and `relevance.jsonl.gz`. Takes `mine_history`'s options.
-
-    Returns:
-        What `mining_table` shows: numbers of `rows` by split and of `commits` by outcome, `seconds`, and the `cut`.
 
     Raises:
         UserError: `mine_history` raises it, or `output_dir` cannot be written.
     """
     check_writable(output_dir, f"output_dir={output_dir}")
-    started = time.perf_counter()
     mined = mine_history(repository, language, **options)
     write_rows(mined.rows | {"relevance": mined.relevance}, output_dir)
-    return counted(started, mined.rows, commits=mined.commits) | {"cut": mined.cut}
+    return mined
 
 
 def history_state(repository: str | os.PathLike[str]) -> str:

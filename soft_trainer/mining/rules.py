@@ -36,26 +36,26 @@ def identifier_words(text: str) -> list[str]:
 
 
 def unparseable(code: str, language: str) -> bool:
-    """The code has a syntax error."""
+    """Returns True if the code has a syntax error."""
     from soft_trainer.dataflow import parses  # loads tree-sitter, which the command line does without
 
     return not parses(code, language)
 
 
 def short_functions(code: str) -> bool:
-    """The code has fewer than three lines, blank ones not counted."""
+    """Returns True if the code has fewer than three lines, blank ones not counted."""
     lines = list(filter(str.strip, code.splitlines()))
     return len(lines) < MIN_CODE_LINES
 
 
 def tests(path: str, func_name: str, language: str) -> bool:
-    """The function's name or its path contains the word `test` (in Ruby and JavaScript also `spec` in the path)."""
+    """Returns True if the function's name contains the word `test`, or if its path looks like a test."""
     name = func_name.rsplit(".", 1)[-1]
     return is_test_path(path, language) or not _TEST_WORDS.isdisjoint(identifier_words(name))
 
 
 def is_test_path(path: str, language: str) -> bool:
-    """Returns True if the path looks like a test: `tests/`, `test_x.py`, `XTest.java`, `x.spec.js`."""
+    """Returns True if the path looks like a test, such as `tests/`, `test_x.py`, `XTest.java` or `x.spec.js`."""
     return not set(_table(language).test_words.split()).isdisjoint(identifier_words(path))
 
 
@@ -68,7 +68,7 @@ def is_mined_path(path: str, language: str) -> bool:
 
 
 def constructors(func_name: str, language: str) -> bool:
-    """The function is a constructor or destructor. In Java, C# and C++, it has the name of its class."""
+    """Returns True if the function is a constructor or destructor."""
     *scope, name = func_name.split(".")
     table = _table(language)
     named_as_class = table.named_as_class and scope[-1:] == [name]
@@ -76,7 +76,7 @@ def constructors(func_name: str, language: str) -> bool:
 
 
 def magic_methods(func_name: str, language: str) -> bool:
-    """The function is a method of any class, such as `__str__`, `toString` or `<=>`, but not a constructor."""
+    """Returns True for a method that any class may have, such as `__str__`, `toString` or `<=>`."""
     magic = re.fullmatch(_table(language).magic_methods, func_name.rsplit(".", 1)[-1])
     return bool(magic) and not constructors(func_name, language)
 
@@ -87,22 +87,22 @@ def _table(language: str) -> SourceLanguage:
 
 
 def document_length(docstring_tokens: list[str]) -> bool:
-    """The document has fewer than 3 or more than 256 tokens."""
+    """Returns True if the documentation has fewer than 3 or more than 256 tokens."""
     return not MIN_DOCUMENT_TOKENS <= len(docstring_tokens) <= MAX_DOCUMENT_TOKENS
 
 
 def images(docstring_tokens: list[str]) -> bool:
-    """The document contains `<img ...>`."""
+    """Returns True if the documentation contains `<img ...>`."""
     return bool(re.search(r"(?i)<\s*img\b", " ".join(docstring_tokens)))
 
 
 def links(docstring_tokens: list[str]) -> bool:
-    """The document contains `http://` or `https://`."""
+    """Returns True if the documentation contains `http://` or `https://`."""
     return bool(re.search(r"(?i)https?\s*:\s*/\s*/", " ".join(docstring_tokens)))
 
 
 def not_english(docstring_tokens: list[str]) -> bool:
-    """The document has a character outside ASCII, which no published query has."""
+    """Returns True if the documentation has a character outside ASCII, which no published query has."""
     return not "".join(docstring_tokens).isascii()
 
 
@@ -114,18 +114,14 @@ def _named(*rules: Callable[..., bool]) -> dict[str, Callable[..., bool]]:
 CODE_RULES = _named(short_functions, tests, constructors, magic_methods)
 DOCUMENT_RULES = _named(document_length, images, links, not_english)
 ROW_RULES = {**_named(unparseable), **CODE_RULES, **DOCUMENT_RULES}
-RULES: dict[str, str] = {
-    "comments": "Comments and docstrings are removed from the code. The count is the number of rows with comments.",
-    **{name: rule.__doc__ or "" for name, rule in ROW_RULES.items()},
-    "duplicates": "An earlier row has the same code tokens.",
-    "near_duplicates": "An earlier row has nearly the same code tokens.",
-}
+RULES = ("comments", *ROW_RULES, "duplicates", "near_duplicates")
 # rule -> the columns that it reads
 COLUMNS: dict[str, tuple[str, ...]] = {
     "comments": ("code", "code_tokens", "language"),
-    **{name: tuple(inspect.signature(rule).parameters) for name, rule in ROW_RULES.items()},
-    **dict.fromkeys(("duplicates", "near_duplicates"), ("code_tokens",)),
+    "duplicates": ("code_tokens",),
+    "near_duplicates": ("code_tokens",),
 }
+COLUMNS |= {name: tuple(inspect.signature(rule).parameters) for name, rule in ROW_RULES.items()}
 GRAPHCODEBERT_RULES = ("comments", "unparseable", *DOCUMENT_RULES)
 CODESEARCHNET_RULES = (*CODE_RULES, "duplicates", "near_duplicates")
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import compress
@@ -43,11 +42,11 @@ class Found(NamedTuple):
 
 
 class Mined(NamedTuple):
-    """The result of mining: rows of every split and of the codebase, and counts of files and functions by outcome."""
+    """The result of mining: rows of every split and of the codebase, and counts of functions and files by outcome."""
 
     rows: dict[str, list[Row]]
-    files: Counter[str]
     functions: Counter[str]
+    files: Counter[str]
 
 
 def mine(
@@ -125,39 +124,29 @@ def _split(pairs: list[Found], others: list[Found], root: str | os.PathLike[str]
 
 def mine_to(
     source_dir: str | os.PathLike[str], language: str, output_dir: str | os.PathLike[str], **options: Any
-) -> dict[str, Any]:
+) -> Mined:
     """Mines `source_dir` into `output_dir/{train,valid,test,codebase}.jsonl.gz`. Takes the options of `mine`.
-
-    Returns:
-        What `mining_table` shows: numbers of `rows` by split, of `functions` and `files` by outcome, and `seconds`.
 
     Raises:
         UserError: `mine` raises it, or `output_dir` cannot be written.
     """
     check_writable(output_dir, f"output_dir={output_dir}")
-    started = time.perf_counter()
     mined = mine(source_dir, language, **options)
     write_rows(mined.rows, output_dir)
-    return counted(started, mined.rows, functions=mined.functions, files=mined.files)
+    return mined
 
 
-def counted(started: float, rows: Mapping[str, list[Row]], **counts: Counter[str]) -> dict[str, Any]:
-    """Returns the numbers of rows by split, the `counts` with the most common outcome first, and the seconds taken."""
-    sizes = {split: len(part) for split, part in rows.items()}
-    ordered = {kind: dict(outcomes.most_common()) for kind, outcomes in counts.items()}
-    return {"rows": sizes, **ordered, "seconds": time.perf_counter() - started}
+def mining_table(mined: NamedTuple) -> str:
+    """Returns the numbers of rows by split, and of files, functions or commits by outcome, as a Markdown table.
 
-
-def mining_table(counts: Mapping[str, Any]) -> str:
-    """Returns the counts of `mine_to` or `mine_history_to` as a Markdown table."""
-    title = f"mined in {counts['seconds']:.1f} s"
-    if "cut" in counts:
-        title += f", cut at {counts['cut'][:10]}"
-    rows = []
-    for kind, numbers in counts.items():
-        if isinstance(numbers, dict):
-            rows += [[kind, name, count] for name, count in numbers.items()]
-    return table(["", title, "count"], rows)
+    Args:
+        mined: the result of `mine`, or of `mine_history`.
+    """
+    lines = [["rows", split, len(rows)] for split, rows in mined.rows.items()]
+    for kind, counts in mined._asdict().items():
+        if isinstance(counts, Counter):
+            lines += [[kind, outcome, count] for outcome, count in counts.most_common()]
+    return table(["", "mined", "count"], lines)
 
 
 def explained(counts: Counter[str]) -> str:

@@ -42,10 +42,10 @@ def read(folder, split):
 
 def test_output_folder(tmp_path):
     tree = python_tree(tmp_path / "tree")
-    counts = mine_to(tree, "python", tmp_path / "out", num_workers=1)
+    mined = mine_to(tree, "python", tmp_path / "out", num_workers=1)
     rows = {split: read(tmp_path / "out", split) for split in ("train", "valid", "test", "codebase")}
-    assert counts["rows"] == {split: len(found) for split, found in rows.items()}
-    assert counts["rows"] == {"train": 20, "valid": 2, "test": 2, "codebase": 6}
+    assert mined.rows == rows
+    assert {split: len(found) for split, found in rows.items()} == {"train": 20, "valid": 2, "test": 2, "codebase": 6}
     columns = "repo path func_name original_string language code code_tokens docstring docstring_tokens url partition"
     assert list(rows["train"][0]) == columns.split()
     packages = {split: {row["repo"] for row in rows[split]} for split in ("train", "valid", "test")}
@@ -57,14 +57,14 @@ def test_output_folder(tmp_path):
     assert not packages["train"] & {row["repo"] for row in rows["codebase"]}
     assert all(row["docstring"] == "" and row["docstring_tokens"] == [] for row in rows["codebase"])
     assert not list((tmp_path / "out").glob("*.tmp"))
-    assert "undocumented" in mining_table(counts)
+    assert "undocumented" in mining_table(mined)
 
 
 def test_a_name_that_is_no_text_is_counted_and_a_wrong_place_refused_at_once(tmp_path, monkeypatch):
     tree = python_tree(tmp_path / "tree")
     os.rename(tree / "package3/code.py", os.path.join(os.fsencode(tree), b"package3/caf\xe9.py"))
-    counts = mine_to(tree, "python", tmp_path / "out", num_workers=1)
-    assert counts["files"] == {"mined": 11, "name that is not UTF-8": 1}
+    mined = mine_to(tree, "python", tmp_path / "out", num_workers=1)
+    assert mined.files == {"mined": 11, "name that is not UTF-8": 1}
     (tmp_path / "file").touch()
     monkeypatch.setattr("soft_trainer.mining.tree.mine", Mock(side_effect=AssertionError))
     with refused("file/out:", "is a file, not a folder"):
