@@ -1,4 +1,4 @@
-"""Search in one repository: an index of its functions, classes and texts, and queries in words or symbols."""
+"""Searches repositories: indexes their functions, classes and texts, and answers queries in words or symbols."""
 
 import lazy_loader
 

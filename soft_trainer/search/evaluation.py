@@ -1,6 +1,6 @@
-"""Measures a search by judged queries, by the documentation of a tree's functions, or by later commits.
+"""Measures a search with judged queries, with the documentation of a tree's functions, or with later commits.
 
-The subject of a later commit should find the functions that the commit changes.
+The subject of a later commit should find the functions that this commit changes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from soft_trainer.search.listing import list_tree
 from soft_trainer.search.pieces import language_of
 
 CUT = 10
-DEPTH = 100  # pieces that are looked at for the first files or functions
+DEPTH = 100  # pieces to consider for the first files or functions
 
 
 class Place(NamedTuple):
@@ -49,7 +49,7 @@ class Measures(NamedTuple):
 
 
 def measures(ranked: Iterable[Hashable], targets: frozenset[str]) -> Measures:
-    """Measures a ranking. Each target counts once, at its first place; repeats still take up places."""
+    """Measures a ranking. Each target counts once, at its first position. Its repetitions still take up positions."""
     if not targets:
         return Measures(0.0, 0.0, 0.0)
     firsts: dict[Hashable, int] = {}
@@ -63,14 +63,18 @@ def measures(ranked: Iterable[Hashable], targets: frozenset[str]) -> Measures:
 
 
 def _gain(places: np.ndarray) -> float:
-    """Returns the discounted gain of right answers at these places, counted from 1."""
+    """Returns the discounted gain of right answers at these positions, which count from 1."""
     return float(np.sum(1 / np.log2(places + 1)))
 
 
 class JudgedQuery(NamedTuple):
-    """A query, the tree to search, and the paths that answer it; `groups` names the means that it counts in.
+    """A query, the tree to search and the right answers.
 
-    Ids of functions take the place of paths where a commit gives the query.
+    Args:
+        tree: the name of the tree.
+        query: the text.
+        targets: the paths that answer the query. If a commit is the query, these are ids of functions.
+        groups: the groups of queries whose means it counts in.
     """
 
     tree: str
@@ -80,7 +84,7 @@ class JudgedQuery(NamedTuple):
 
 
 class QueryOutcome(NamedTuple):
-    """The outcome of a query: its measures, the seconds it took, and the paths found, best first."""
+    """The outcome of a query: its measures, the seconds that it took, and the paths that it found, best first."""
 
     judged: JudgedQuery
     measures: Measures
@@ -92,7 +96,7 @@ def read_queries(path: str | os.PathLike[str]) -> list[JudgedQuery]:
     """Reads judged queries: JSON lines with `repo`, `query`, `relevant`, `secondary`, and `category` or `language`.
 
     Raises:
-        UserError: no such file, or a line that is no such row.
+        UserError: the file cannot be read, or a line is not such a row.
     """
     queries = []
     for place, row in read_json_lines(path):
@@ -110,8 +114,11 @@ def read_queries(path: str | os.PathLike[str]) -> list[JudgedQuery]:
 def documentation_queries(folder: str, output_dir: str, count: int) -> list[JudgedQuery]:
     """Makes queries from the documentation of functions, and writes the tree without comments to `output_dir`.
 
-    The first paragraph of a function's documentation is the query, its file the answer. In the copy every comment is
-    blank, or the query would find itself; lines keep their numbers. A UserError if no function has documentation.
+    The first paragraph of a function's documentation is the query, and its file is the answer. Comments in the copy
+    are blank, because a query would find itself. Lines keep their numbers.
+
+    Raises:
+        UserError: no function has documentation.
     """
     queries = []
     for path in list_tree(folder).files:
@@ -130,7 +137,7 @@ def documentation_queries(folder: str, output_dir: str, count: int) -> list[Judg
 
 
 def _without_comments(source: bytes, language: str, path: str) -> tuple[list[str], bytes]:
-    """Returns the documentation of a file's functions, and the file with comments and docstrings blanked out."""
+    """Returns the documentation of a file's functions, and the file with blanks for comments and docstrings."""
     root = parse(source, language)
     if root is None:
         return [], source
@@ -143,7 +150,7 @@ def _without_comments(source: bytes, language: str, path: str) -> tuple[list[str
 
 
 def ask(index: CodeIndex, queries: Iterable[JudgedQuery], lexical: bool) -> list[QueryOutcome]:
-    """Runs queries on an open index. The time is that of ten results; files are judged by their first results."""
+    """Runs queries on an open index. It measures the time for ten results. A file counts at its first result."""
     outcomes = []
     for judged in queries:
         started = time.perf_counter()
@@ -156,7 +163,7 @@ def ask(index: CodeIndex, queries: Iterable[JudgedQuery], lexical: bool) -> list
 
 
 def summary_rows(outcomes: Sequence[QueryOutcome]) -> list[list]:
-    """Returns rows (group, queries, nDCG@10, MRR@10, p50 ms, p95 ms): all queries first, then each group."""
+    """Returns rows (group, queries, nDCG@10, MRR@10, p50 ms, p95 ms), for all queries and then for each group."""
     rows = []
     for name in ("all", *sorted({group for outcome in outcomes for group in outcome.judged.groups})):
         own = [outcome for outcome in outcomes if name in ("all", *outcome.judged.groups)]
@@ -172,14 +179,14 @@ def history_queries(
     output_dir: str | os.PathLike[str],
     source_dir: str | os.PathLike[str] | None = None,
 ) -> tuple[list[JudgedQuery], MinedHistory]:
-    """Makes queries from the newest commits of a repository; writes the tree before the oldest to `output_dir`.
+    """Makes queries from the newest commits of a repository. Writes the tree before these commits to `output_dir`.
 
     Args:
-        language: of the functions; by default the one with most files.
-        source_dir: a folder whose documented functions are training rows, as in `mine_history`.
+        language: the language of the functions. By default, the one that most files are in.
+        source_dir: a folder whose documented functions become training rows; see `mine_history`.
 
     Raises:
-        UserError: as `mine_history`, or no source file in a known language.
+        UserError: the history cannot be mined (see `mine_history`), or no file is in a known language.
     """
     mined = mine_history(repository, language or history_language(repository), source_dir=source_dir)
     with reporting_missing_objects(repository):
@@ -193,9 +200,10 @@ def history_queries(
 def measure(
     queries: Sequence[JudgedQuery], mined: MinedHistory, search: Callable[[str], Iterable[Place]]
 ) -> dict[str, list[Measures]]:
-    """Runs the queries on a search of the tree; returns the measures of each by files and by functions.
+    """Runs queries on a search of the tree. Returns the measures of each query by files and by functions.
 
-    A result shows the functions whose lines it has; one that shows none is a place that is lost. Repeats fill none.
+    A result counts for the functions whose lines it covers. A result that covers none still takes up a position.
+    Repeated functions do not.
     """
     places: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
     for url, (path, first, last) in mined.places.items():

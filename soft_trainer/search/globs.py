@@ -1,7 +1,8 @@
 """Turns path patterns into regular expressions that never backtrack exponentially.
 
-The text between two wildcards is sought once, at the first place where it fits: if the rest of the pattern does not
-fit after that place, it does not fit after a later one either. An atomic group, `(?>...)`, keeps Python from trying.
+The text between two wildcards need only be tried at the first position where it matches. If the rest of the pattern
+does not match after it, it does not match after a later position either. An atomic group, `(?>...)`, keeps Python from
+trying them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import re
 import string
 from functools import lru_cache
 
-# Wildcards stand among expressions that match one character each.
+# Wildcards in a list of tokens. All other tokens are expressions that match one character.
 STAR = "*"  # anything but a slash
 ANYTHING = "**"
 FOLDERS = "**/"  # any number of whole folders
@@ -37,9 +38,10 @@ _NAMED_SET = re.compile(r"\[:([^\]]*)\]")
 
 @lru_cache(maxsize=256)
 def path_filter(pattern: str) -> re.Pattern[str]:
-    """Compiles a path pattern. `**` spans folders, `*` and `?` do not; without `/` it matches any file or folder.
+    """Compiles a path pattern.
 
-    Brackets stand for themselves, since some projects have them in the names of folders.
+    `**` matches across folders; `*` and `?` do not. A pattern without `/` matches a file or folder at any depth.
+    Brackets are ordinary characters, because some projects have them in the names of folders.
     """
     pattern = pattern.removeprefix("./")
     tokens = [] if "/" in pattern else [FOLDERS]
@@ -58,10 +60,10 @@ def path_filter(pattern: str) -> re.Pattern[str]:
 
 
 def git_tokens(pattern: str, has_slash: bool) -> list[str]:
-    """Splits a git pattern into tokens, after `!` and outer slashes have been removed.
+    """Splits a git pattern, without `!` and outer slashes, into tokens.
 
     Raises:
-        LookupError: it is not well formed, so that it matches nothing.
+        LookupError: the pattern is malformed and so matches nothing.
     """
     tokens = []
     place = 0
@@ -82,9 +84,9 @@ def git_tokens(pattern: str, has_slash: bool) -> list[str]:
 
 
 def _git_wildcard(pattern: str, start: int, has_slash: bool) -> tuple[str, int]:
-    """Reads `*`, `**` or `**/`; returns its token and where it ends."""
+    """Reads `*`, `**` or `**/`. Returns its token and the position of its end."""
     end = _STARS.match(pattern, start).end()
-    # git cuts off the part without wildcards first, so `**` counts as the start of a name after that, too.
+    # git first cuts off the part without wildcards, so `**` right after that part also counts as the start of a name.
     starts_name = pattern[start - 1 : start] in ("", "/") or not re.search(r"[*?[\\]", pattern[:start])
     if not has_slash or end - start == 1 or not starts_name:
         return STAR, end
@@ -96,12 +98,12 @@ def _git_wildcard(pattern: str, start: int, has_slash: bool) -> tuple[str, int]:
 
 
 def _git_set(pattern: str, place: int) -> tuple[str, int]:
-    """Reads the rest of a set such as `[a-z]` after its bracket; returns its token and where it ends."""
+    """Reads a set such as `[a-z]` from after its bracket. Returns its token and the position of its end."""
     negated = pattern[place] in "!^"
     place += negated
     members: set[str] = set()
     first = place
-    lowest = ""  # the last single member, with which a range can start
+    lowest = ""  # the last single member, which may be the start of a range
     while place == first or pattern[place] != "]":
         named = _NAMED_SET.match(pattern, place)
         if pattern[place] == "-" and lowest and pattern[place + 1] != "]":
@@ -124,7 +126,7 @@ def _git_set(pattern: str, place: int) -> tuple[str, int]:
 
 
 def expression(tokens: list[str]) -> str:
-    """Writes tokens as a regular expression that matches a whole path."""
+    """Returns the regular expression for tokens, which matches a whole path."""
     parts = _split(tokens, tuple(_WIDE))
     written = ""
     for number, (wildcard, inner) in enumerate(parts, 1):
@@ -135,7 +137,7 @@ def expression(tokens: list[str]) -> str:
 
 
 def _names(tokens: list[str], last: bool) -> str:
-    """Writes tokens that hold no `**`; `last` if the path must end with them."""
+    """Returns the regular expression for tokens without `**`. If `last`, the path ends with them."""
     parts = _split(tokens, (STAR,))
     written = ""
     for number, (star, inner) in enumerate(parts, 1):
@@ -148,11 +150,11 @@ def _names(tokens: list[str], last: bool) -> str:
 
 
 def _split(tokens: list[str], wildcards: tuple[str, ...]) -> list[tuple[str, list[str]]]:
-    """Splits tokens at wildcards; returns each wildcard, empty at the start, with the tokens that follow."""
+    """Splits tokens at wildcards. Returns each wildcard, which is empty at the start, with the tokens after it."""
     parts: list[tuple[str, list[str]]] = [("", [])]
     for token in tokens:
         if token not in wildcards:
             parts[-1][1].append(token)
-        elif parts[-1] != (token, []):  # twice in a row means the same as once
+        elif parts[-1] != (token, []):  # a repeated wildcard means the same as one
             parts.append((token, []))
     return parts

@@ -1,4 +1,4 @@
-"""The index of one folder: built, opened, brought up to date and searched."""
+"""The index of one folder, which can be built, opened, updated and searched."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class CodeIndex(Searchable):
         self.index_dir = Path(index_dir)
         self.database = database
         self.folder: str = store.get_meta(database, "folder")
-        self.remedy = ""  # against missing embeddings, if not the command
+        self.remedy = ""  # how missing embeddings are made, if not by the command
         self.encoders: dict[tuple, vectors.SearchEncoder] = {}
         self.notices: list[str] = []
         self._cached_version: tuple | None = None
@@ -63,19 +63,20 @@ class CodeIndex(Searchable):
         """Indexes a folder, or brings its index up to date.
 
         Args:
-            index_dir: the place of the index; by default in the user's cache directory. The index of a folder that is
-                gone becomes that of this one, such as the same tree in another place.
-            model: folder or Hub name of an encoder; None keeps the one that the index has, if it has one.
+            index_dir: the folder of the index. By default, it is in the user's cache directory. An index of a folder
+                that no longer exists, such as a tree that has moved, can be given to this folder.
+            model: the folder or Hub name of an encoder. By default, the index keeps its encoder.
             truncate_dim: keep this many dimensions of every embedding; see `update`.
-            exclude: patterns of files and folders to leave out, such as `docs/**` or `*.md`; None keeps those that the
-                index has.
-            include: patterns of files to index although an ignore file, their folder or their kind (translations,
-                data, lock files) speaks against them; None keeps those that the index has.
-            history: read the commits of the folder's git repository; None keeps the choice of the index (first True).
+            exclude: patterns of files and folders to leave out, such as `docs/**` or `*.md`. By default, the index
+                keeps its patterns.
+            include: patterns of files to index in spite of an ignore file, their folder or their kind (translations,
+                data, lock files). By default, the index keeps its patterns.
+            history: read the commits of the folder's git repository. By default, the index keeps its choice, which is
+                True for a new index.
 
         Raises:
-            UserError: no such folder, an index_dir that cannot be used, a model that cannot be loaded, or dimensions
-                that its embeddings do not have.
+            UserError: the folder does not exist, the index_dir cannot be used, the model cannot be loaded, or its
+                embeddings have fewer dimensions.
         """
         real = os.path.realpath(folder)
         if not os.path.isdir(real):
@@ -106,7 +107,11 @@ class CodeIndex(Searchable):
 
     @classmethod
     def open(cls, index_dir: str | os.PathLike[str]) -> CodeIndex:
-        """Opens an index that `build` made; a UserError if there is none, or if it cannot be trusted or read."""
+        """Opens an index that `build` made.
+
+        Raises:
+            UserError: there is no index, it cannot be read, or another user may have written it.
+        """
         with _disk_errors(Path(index_dir)):
             index = cls(index_dir, store.connect(Path(index_dir)))
         if index.folder is None:
@@ -116,25 +121,28 @@ class CodeIndex(Searchable):
     def update(
         self, model: str | os.PathLike[str] | None = None, progress: bool = False, truncate_dim: int | None = None
     ) -> bool:
-        """Reads the files changed since the last update, and encodes new pieces; returns True if there were any.
+        """Reads the files that have changed since the last update, encodes new pieces and reads new commits.
 
         Args:
-            model: an encoder to replace the one in the index.
-            truncate_dim: keep this many dimensions of every embedding, for an encoder that was trained for it. None
-                keeps the number that the index uses. Another number encodes every piece again.
+            model: an encoder to replace the encoder of the index.
+            truncate_dim: keep this many dimensions of every embedding, for an encoder that was trained for it. By
+                default, the index keeps its number. With another number, every piece is encoded again.
+
+        Returns:
+            True if files have changed.
 
         Raises:
-            UserError: the folder is gone, the disk is full, the model cannot be loaded, or its embeddings have fewer
-                dimensions.
+            UserError: the folder does not exist any more, the disk is full, the model cannot be loaded, or its
+                embeddings have fewer dimensions.
         """
-        self._choice(model, truncate_dim)  # refused before the words are read rather than after
+        self._choice(model, truncate_dim)  # raises an error before the files are read
         changed = self._update_words(progress, wait=True)
         self.encode(model, progress, truncate_dim)
         self.remember(progress)
         return changed
 
     def _update_words(self, progress: bool, wait: bool) -> bool:
-        """Reads changed files. If another process is writing the index, waits for it or leaves the work to it."""
+        """Reads changed files. If another process is writing to the index, waits for it or leaves the work to it."""
         if not os.path.isdir(self.folder):
             raise UserError(f"{self.folder}: the indexed folder is gone; search with --no_update, or index again")
         with _disk_errors(self.index_dir):
@@ -147,8 +155,8 @@ class CodeIndex(Searchable):
                 changes = find_changes(self.database, self.folder)
                 if changes:
                     apply_changes(self.database, self.folder, changes, progress)
-                # Texts of dead files may stand elsewhere now: until all are encoded, their embeddings are kept, unless
-                # that takes long, as it does if the encoder is gone.
+                # The texts of removed files may be in other files now. Their embeddings are kept until all pieces are
+                # encoded, unless that takes too long, as it does if the encoder is missing.
                 waiting = self.model is not None and vectors.unencoded(self.database)
                 if not waiting or store.count_segments(self.database) > store.MAX_SEGMENTS:
                     tidy(self.database)
@@ -161,10 +169,14 @@ class CodeIndex(Searchable):
         truncate_dim: int | None = None,
         wait: bool = True,
     ) -> None:
-        """Encodes the pieces that lack an embedding, if the index has an encoder. Takes the arguments of `update`.
+        """Encodes the pieces that lack an embedding, if the index has an encoder.
 
-        Searches and updates of the words may go on meanwhile. Without `wait`, it is left to a process that encodes.
-        Nothing is encoded then either if the encoder has changed, since every piece would have to be encoded again.
+        Searches and updates of the words are possible at the same time.
+
+        Args:
+            model, progress, truncate_dim: see `update`.
+            wait: wait for a process that is encoding. Otherwise the work is left to it. Without waiting, nothing is
+                encoded either if the encoder has changed, because every piece would have to be encoded again.
         """
         asked = (model, truncate_dim) != (None, None)
         name, truncate_dim = self._choice(model, truncate_dim)
@@ -184,23 +196,27 @@ class CodeIndex(Searchable):
         """Reads new commits of the folder's git repository, if it has one. Errors become notices.
 
         Args:
-            wait: until another process has read them; else it is left to that one.
-            history: `repository` and `tip`, where the folder is the tree of a commit.
+            wait: wait for a process that is reading them. Otherwise the work is left to it.
+            history: `repository` and `tip`, if the folder is the tree of a commit.
         """
         if not (history or repository_of(self.folder)):
             return
-        from soft_trainer.search.remembering import remember  # imports pygit2, which a search does not need
+        from soft_trainer.search.remembering import remember  # imports pygit2, and a search does not need it
 
         with _disk_errors(self.index_dir), store.write_lock(self.index_dir, wait, store.MEMORY_LOCK) as held:
             if held:
                 self.notices += remember(self.database, self.folder, progress, **history)
 
     def _choice(self, model: str | os.PathLike[str] | None, truncate_dim: int | None) -> tuple[str | None, int | None]:
-        """Returns the encoder and its dimensions, by default the index's; UserError for dimensions alone."""
+        """Returns the encoder and its number of dimensions. By default, they are those of the index.
+
+        Raises:
+            UserError: dimensions are given, but there is no encoder.
+        """
         if model is None:
             name = self.model
         elif os.path.isdir(model):
-            name = os.path.realpath(model)  # a whole path is found from anywhere
+            name = os.path.realpath(model)  # valid from any folder
         else:
             name = os.fspath(model)
         if name is None and truncate_dim is not None:
@@ -210,18 +226,18 @@ class CodeIndex(Searchable):
         return name, truncate_dim
 
     def refresh(self, encode: bool = True) -> None:
-        """Brings the words up to date before a search, and the embeddings if that takes at most a second."""
+        """Updates the words before a search, and the embeddings if this takes at most a second."""
         try:
             self._update_words(progress=True, wait=False)
         except UserError as error:
             self.notices.append(f"the index is as it was: {error}")
         rate = self._embeddings.get("rate", vectors.SLOW_RATE)
         if encode and self.model and vectors.unencoded(self.database) <= MAX_WAIT * rate:
-            with suppress(UserError):  # the search will say why
+            with suppress(UserError):  # the search reports the error
                 self.encode(wait=False)
 
     def command(self, *options: str) -> str:
-        """Returns the shell command that brings this index up to date."""
+        """Returns the shell command that updates this index."""
         default = self.index_dir == store.default_index_dir(self.folder)
         place = () if default else ("--index_dir", str(self.index_dir))
         return shlex.join(["soft-trainer", "index", self.folder, *place, *options])
@@ -239,42 +255,42 @@ class CodeIndex(Searchable):
 
     @property
     def model(self) -> str | None:
-        """The encoder of the embeddings, None for a lexical index."""
+        """The encoder of the embeddings, or None for a lexical index."""
         return self._embeddings.get("model")
 
     @property
     def truncate_dim(self) -> int | None:
-        """The number of dimensions kept of every embedding; None for the encoder's default."""
+        """The number of dimensions of every embedding, or None for the encoder's default."""
         return self._embeddings.get("truncate_dim")
 
     @property
     def patterns(self) -> dict[str, list[str]]:
-        """The patterns to `exclude` and to `include`."""
+        """The patterns of files to `exclude` and to `include`."""
         return store.get_meta(self.database, "patterns", {})
 
     @property
     def _embeddings(self) -> dict:
-        """The state of the embeddings, such as the `identity` of the encoder that made them; empty without one."""
+        """The state of the embeddings, such as the `identity` of their encoder, or {} if there is none."""
         return store.get_meta(self.database, "vectors", {})
 
     def _encoder(self, name: str, truncate_dim: int | None) -> vectors.SearchEncoder:
-        """Returns an encoder; a UserError if it cannot be loaded.
+        """Returns an encoder. Raises UserError if it cannot be loaded.
 
-        It is loaded once, and again after another process has made the embeddings with newer weights of that name.
+        It is loaded only once, unless another process has made the embeddings with newer weights of the same name.
         """
         known = self.encoders.get((name, truncate_dim, self._embeddings.get("identity")))
         return known or self._keep(vectors.open_encoder(name, truncate_dim))
 
     def _keep(self, encoder: vectors.SearchEncoder) -> vectors.SearchEncoder:
-        """Keeps this encoder in memory until the embeddings change."""
+        """Keeps an encoder in memory until the embeddings change."""
         choice = encoder.name, encoder.truncate_dim, self._embeddings.get("identity")
-        if choice not in self.encoders:  # another thread may be looking for it
+        if choice not in self.encoders:  # another thread may be reading it
             self.encoders.clear()
             self.encoders[choice] = encoder
         return encoder
 
     def statistics(self) -> dict:
-        """Counts files, pieces, files that may be vendored, skipped files by reason, encoded pieces, bytes on disk."""
+        """Returns the numbers of files, pieces, probably vendored files, skipped files, encoded pieces and bytes."""
         files, pieces = self._counts()
         query = "SELECT reason, count(*) FROM skipped GROUP BY 1 ORDER BY 2 DESC, 1"
         skipped = dict(self.database.execute(query).fetchall())
@@ -292,7 +308,7 @@ class CodeIndex(Searchable):
         return counts
 
     def skipped(self) -> dict[str, str]:
-        """Returns the reason for each file that was left out, by path; a path that ends with `/` is a whole folder."""
+        """Returns the reason why each file was left out, by path. A path that ends with `/` is a whole folder."""
         return dict(self.database.execute("SELECT path, reason FROM skipped ORDER BY path"))
 
     def _counts(self) -> tuple[int, int]:
@@ -300,19 +316,19 @@ class CodeIndex(Searchable):
         return self.database.execute("SELECT count(*), coalesce(sum(count), 0) FROM files").fetchone()
 
     def indexed_text(self, path: str) -> str | None:
-        """Returns the text of a file as it was when it was indexed; None for any other path."""
+        """Returns the text of a file when it was indexed, or None if the path is not in the index."""
         query = "SELECT text FROM contents JOIN files ON file = id WHERE path = ?"
         row = self.database.execute(query, (path,)).fetchone()
         return zlib.decompress(row[0]).decode(errors="replace") if row else None
 
     def load_encoder(self) -> None:
-        """Loads the encoder of the index, which takes seconds; a UserError if it cannot be loaded."""
+        """Loads the encoder of the index, which takes seconds. Raises UserError if it cannot be loaded."""
         if self.model is not None:
             self._encoder(self.model, self.truncate_dim)
 
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:
-        """Yields one view of the database for a whole search, read again only if the database has changed."""
+        """Yields a consistent view of the database for a search. It is read again only if the database has changed."""
         with _disk_errors(self.index_dir):
             self.database.execute("BEGIN")
             try:
@@ -325,7 +341,7 @@ class CodeIndex(Searchable):
                 self.database.execute("COMMIT")
 
     def similarity_to(self, query: str, snapshot: Snapshot) -> np.ndarray:
-        """Computes the similarity of every piece to the query; NaN without an embedding, or without their encoder."""
+        """Computes the similarity of every piece to the query, which is NaN without an embedding or the encoder."""
         missing = vectors.unencoded(self.database)
         if missing:
             _, pieces = self._counts()

@@ -1,7 +1,7 @@
-"""Trains a static encoder on a repository's own commits and documentation, and keeps it if searches gain from it.
+"""Trains a static encoder on a repository's commits and documentation, and keeps it if it improves searches.
 
-The newest commits are the judges: each is a query to the tree before all of them, with the memory of earlier commits.
-What is trained ends before them too, and what they judged is what is kept.
+The newest commits are the test: each is a query to the tree before all of them, with the memory of earlier commits.
+The training does not see them either. Exactly the encoder that was tested is kept.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from soft_trainer.search.verdict import MEMORY, search_of
 BASE = f"{MEMORY} + the encoder before training"
 LEARNED = f"{MEMORY} + the trained encoder"
 LEARNING_LOCK = "learning.lock"
-FOLDERS = "encoder-*"  # of trained encoders, in the folder of the index
-# chosen on six repositories, which benchmarks/learning.md names
+FOLDERS = "encoder-*"  # the folders of trained encoders, in the folder of the index
+# These were chosen on the six repositories in benchmarks/learning.md.
 LEARNING_RATE = 3e-3
 EPOCHS = 10
 BATCH = 256
-LENGTH = 256  # tokens of a code; one of ten thousand in a batch would make the whole batch as long
-WEIGHT = 0.5  # of the encoder in the ranking: the memory knows much of what it has learned
+LENGTH = 256  # tokens of a code; a code of ten thousand would make its whole batch as long
+WEIGHT = 0.5  # the encoder's weight in the ranking, because the commit memory knows much of what it has learned
 
 
 class Lesson(NamedTuple):
     """The outcome of learning.
 
     Attributes:
-        encoder: the folder of the encoder that searches gain most from; None if they gain from none.
-        queries: the number of newest commits that judged.
-        ranks: the reciprocal rank of the first right function for each query, by the names of the three searches;
-            empty if there are too few commits.
-        verdict: all this in words.
+        encoder: the folder of the encoder that improves searches most, or None if none does.
+        queries: the number of newest commits in the test.
+        ranks: for each of the three searches, the reciprocal rank of the first right function of each query. Empty if
+            there are too few commits.
+        verdict: the outcome in words.
     """
 
     encoder: Path | None
@@ -60,7 +60,7 @@ def base_encoder(model: str | os.PathLike[str] | None) -> Path:
     """Returns the folder of the static encoder to train, by default the one that `soft-trainer distil` made last.
 
     Raises:
-        UserError: there is none, or the model is no static encoder.
+        UserError: there is none, or the model is not a static encoder.
     """
     folder = static_folder(os.fspath(model or default_static_folder()))
     if folder is None and model is None:
@@ -72,16 +72,16 @@ def base_encoder(model: str | os.PathLike[str] | None) -> Path:
 
 
 def learn(index: CodeIndex, base: str | os.PathLike[str] | None = None, progress: bool = False) -> Lesson:
-    """Trains a static encoder for the repository of an index, and gives the index the encoder that helps it most.
+    """Trains a static encoder on the repository of an index, and gives the index the encoder that helps it most.
 
-    That is the trained one, the one before training, or none of the two. An encoder of another origin stays if none
-    helps.
+    This is the encoder after training, the encoder before training, or neither. If neither helps, an encoder that the
+    user gave to the index stays.
 
     Args:
-        base: folder or Hub name of the encoder to train; None means the one that `soft-trainer distil` made last.
+        base: the folder or Hub name of the encoder to train; see `base_encoder`.
 
     Raises:
-        UserError: as `base_encoder`; the folder lies in no git repository, or in one that cannot be read.
+        UserError: there is no encoder to train, or the folder is not in a readable git repository.
     """
     folder = base_encoder(base)
     found = repository_of(index.folder)
@@ -106,7 +106,7 @@ def learn(index: CodeIndex, base: str | os.PathLike[str] | None = None, progress
 
 
 def study(repository: str | os.PathLike[str], base: Path, work: Path) -> Lesson:
-    """Trains an encoder in `work` on all but the newest commits of a repository, and judges it by those."""
+    """Trains an encoder in `work` on all but the newest commits of a repository, and tests it on those."""
     try:
         queries, mined = history_queries(repository, None, work / "tree", source_dir=repository)
     except UserError as error:
@@ -123,8 +123,8 @@ def study(repository: str | os.PathLike[str], base: Path, work: Path) -> Lesson:
 
 
 def train(base: Path, rows: list[Row], output_dir: Path) -> Path:
-    """Trains a static encoder on pairs, and writes it to `output_dir`, which is returned."""
-    # These import torch, which a search does without.
+    """Trains a static encoder on pairs, and writes it to `output_dir`. Returns this folder."""
+    # These import torch, which a search does not need.
     from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments, load_encoder
     from soft_trainer.hub.export import export_encoder
 
@@ -149,11 +149,11 @@ def train(base: Path, rows: list[Row], output_dir: Path) -> Path:
 def decide(ranks: Mapping[str, np.ndarray]) -> tuple[str, str]:
     """Returns the name of the search to keep, and a line that says why.
 
-    It is words with memory, unless the whole 95 % interval of an encoder's gain over them is above 0; of two such
-    encoders, the one with the higher MRR.
+    An encoder is kept if the whole 95 % interval of its gain over words with memory is above 0. Of two such encoders,
+    the one with the higher MRR is kept. Otherwise, it is words with memory.
 
     Args:
-        ranks: the reciprocal ranks of the same queries, by the names of the three searches.
+        ranks: the reciprocal ranks of the same queries for each of the three searches.
     """
     gains = {name: ranks[name] - ranks[MEMORY] for name in (BASE, LEARNED)}
     intervals = {name: paired_bootstrap(gain) for name, gain in gains.items()}
@@ -174,7 +174,7 @@ def _written(gain: np.ndarray, interval: Interval) -> str:
 def _judged(
     index: CodeIndex, queries: list[JudgedQuery], mined: MinedHistory, encoders: Mapping[str, Path]
 ) -> dict[str, np.ndarray]:
-    """Puts the queries to words with memory and to these with each encoder; returns the ranks of `Lesson`."""
+    """Runs the queries with words and memory, and with each encoder in addition. Returns the ranks for `Lesson`."""
     ranks = {MEMORY: _reciprocal_ranks(index, queries, mined, lexical=True)}
     for name, folder in encoders.items():
         index.encode(folder)
@@ -189,7 +189,7 @@ def _reciprocal_ranks(index: CodeIndex, queries: list[JudgedQuery], mined: Mined
 
 
 def _kept(encoder: Path, index_dir: Path) -> Path:
-    """Copies a trained encoder into the folder of the index; its name holds its identity."""
+    """Copies a trained encoder into the folder of the index. The name of its folder contains its identity."""
     identity = StaticSearchEncoder(encoder.name, encoder).identity
     kept = index_dir / f"encoder-{identity[:16]}"
     if not kept.exists():

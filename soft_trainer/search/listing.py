@@ -1,6 +1,7 @@
-"""Lists the files of a tree worth indexing, chosen by their names and by the tree's ignore files.
+"""Lists the files of a tree that are worth indexing, by their names and by the tree's ignore files.
 
-Nothing of the tree is run: no `git`, whose configuration can name programs. Links are not followed.
+Nothing in the tree is run, not even `git`, because a repository's configuration can start programs. Links are not
+followed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _SECRET, _HARMLESS = (
     re.compile("|".join(map(translate, names.split())))
     for names in (_SECRETS, ".env.example .env.sample .env.template .env.dist *.pub")
 )
-# Kinds of files in which nobody looks for code, by the end of the name.
+# Kinds of files without code that people look for, by the ends of their names.
 _KINDS = {
     "lock file": ("package-lock.json", "npm-shrinkwrap.json", "pnpm-lock.yaml", "go.sum", ".lock"),
     "minified": (".min.js", ".min.css", ".min.mjs", ".min.html", ".js.map", ".css.map"),
@@ -35,22 +36,22 @@ _KINDS = {
 }
 _DATA_IF_LARGE = (".json", ".xml", ".yaml", ".yml", ".sql", ".html", ".txt")
 MAX_DATA_BYTES = 100_000
-# Names of folders for other people's code, and names that some projects give to such folders and others to their own.
+# Names of folders for other people's code. Some projects also use the second set for folders with their own code.
 _VENDORED = frozenset(
     """vendor vendored _vendor _vendored node_modules bower_components site-packages dist-packages third_party
     third-party thirdparty 3rdparty 3rd_party""".split()
 )
 _MAYBE_VENDORED = frozenset("external externals extern deps".split())
 
-_NOT_UTF8 = re.compile("[\ud800-\udfff]")  # surrogates stand for bytes that do not decode
-Stat = tuple[int, int]  # size in bytes, time of the last change in ns
+_NOT_UTF8 = re.compile("[\ud800-\udfff]")  # surrogates represent bytes that cannot be decoded
+Stat = tuple[int, int]  # the size in bytes, and the time of the last change in ns
 
 
 @dataclass
 class Listing:
-    """Files of a tree: those to read, and those left out by their name or kind, with the reason.
+    """The files of a tree: those to read, and those that are left out by name or kind, with the reason.
 
-    A folder that is left out stands for all that is in it, and ends with a slash.
+    A path that ends with a slash is a whole folder that is left out.
     """
 
     files: dict[str, Stat] = field(default_factory=dict)
@@ -58,12 +59,15 @@ class Listing:
 
 
 def list_tree(root: str, exclude: Sequence[str] = (), include: Sequence[str] = ()) -> Listing:
-    """Lists the files below `root` as relative paths with `/`; UserError if it cannot be read.
+    """Lists the files below `root` as relative paths with `/`.
 
     Args:
-        exclude: patterns of files and folders to leave out, as in `path_filter`.
-        include: patterns of files to take although their kind, their folder or an ignore file speaks against them.
-            Secrets stay out.
+        exclude: patterns of files and folders to leave out; see `path_filter`.
+        include: patterns of files to list in spite of their kind, their folder or an ignore file. Secrets are never
+            listed.
+
+    Raises:
+        UserError: the folder cannot be read.
     """
     return _Walk(root, exclude, include).run()
 
@@ -82,7 +86,7 @@ class _Walk:
     def run(self) -> Listing:
         """Walks the tree, folders in the order of their names."""
         self.place, around, tracked = rules_around(self.root)
-        # What holds around a folder, and the reason against one that is entered for some of its files alone.
+        # Folders with the rules and tracked files around them. A reason means that only some files may be listed.
         stack: list[tuple[str, Rules, TrackedFiles | None, str]] = [("", around, tracked, "")]
         while stack:
             folder, around, self.tracked, self.against = stack.pop()

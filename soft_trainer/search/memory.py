@@ -1,7 +1,7 @@
 """Lets the commits that an index remembers vote for the functions that they changed.
 
-Those vote whose subjects are nearest to the query. People who look for a function often use the words of people who
-changed it, even where the function uses others.
+The commits with the subjects nearest to the query vote. People who look for a function often use the words of people
+who changed it, even if the function itself uses other words.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from soft_trainer.search.results import Commit
 from soft_trainer.search.store import Segments
 
 NEAREST = 20  # commits that vote
-SYMBOL = 0.1  # the part of the votes for a query that is a name: it asks where that is defined
-SHOWN_COMMITS = 3  # of a result
+SYMBOL = 0.1  # a factor on the votes if the query is a name, because it asks where that is defined
+SHOWN_COMMITS = 3  # commits to show with a result
 
 
 class Votes(NamedTuple):
-    """The votes for each piece, float32[pieces] between 0 and 1, and the numbers of its commits, the nearest first."""
+    """The votes for each piece, float32[pieces] from 0 to 1, and the numbers of its commits, nearest first."""
 
     shares: np.ndarray | None
     commits: dict[int, list[int]]
@@ -36,10 +36,10 @@ NO_VOTES = Votes(None, {})
 
 
 class CommitMemory:
-    """Reads the commits stored in an index; `remembering` reads them from the repository.
+    """Reads the commits that are stored in an index. `remembering` reads them from the repository.
 
     Attributes:
-        weight: of the votes in the ranking, 0 where they do not help.
+        weight: the weight of the votes in the ranking, which is 0 if they do not help.
     """
 
     def __init__(self, database: sqlite3.Connection, segments: Segments):
@@ -52,17 +52,17 @@ class CommitMemory:
         self._places: dict[str, dict[str, list[int]]] = {}
 
     def weighted_votes(self, query: Query) -> Votes:
-        """Returns the votes for a query, weighted for the ranking."""
+        """Returns the commits' votes for pieces, times their weight in the ranking."""
         if not self.weight:
             return Votes(np.zeros(self.number_of_pieces, np.float32), {})
         shares, commits = self.votes(query)
         return Votes(np.float32(self.weight) * shares, commits)
 
     def votes(self, query: Query, before: int | None = None) -> Votes:
-        """Lets the nearest commits vote for the present versions of the pieces that they changed.
+        """Lets the commits nearest to a query vote for the present versions of the pieces that they changed.
 
         Args:
-            before: only commits with a smaller number vote.
+            before: only commits with a smaller number vote. By default, all commits may vote.
         """
         scores, perfect = self._scores(query, before)
         nearest = np.argsort(-scores, kind="stable")[:NEAREST]
@@ -75,14 +75,14 @@ class CommitMemory:
                 shares[piece] += scores[place] / math.sqrt(len(functions))
                 commits[piece].append(number)
         if commits:
-            # Between the share of the best piece's votes and the share of a commit that says all of the query.
+            # The geometric mean of two scales: the votes for the best piece, and a commit with all words of the query.
             shares /= math.sqrt(shares.max() * perfect)
             if query.kind == "symbol":
                 shares *= SYMBOL
         return Votes(shares, commits)
 
     def functions(self, number: int) -> list[list[int]]:
-        """Returns the pieces of each function that a commit changed and that still exists."""
+        """Returns the pieces of each function that a commit changed. Functions that are gone are left out."""
         row = self.database.execute("SELECT functions FROM commits WHERE number = ?", (number,)).fetchone()
         if row is None:
             return []
@@ -90,19 +90,22 @@ class CommitMemory:
         return [pieces for pieces in found if pieces]
 
     def commit(self, number: int) -> Commit:
-        """Returns a commit as a result shows it."""
+        """Returns a commit in the form in which a result shows it."""
         query = "SELECT id, date, subject FROM commits WHERE number = ?"
         name, date, subject = self.database.execute(query, (number,)).fetchone()
         return Commit(name[:10], time.strftime("%Y-%m-%d", time.gmtime(date)), subject)
 
     def _scores(self, query: Query, before: int | None) -> tuple[np.ndarray, float]:
-        """Returns BM25 of the subjects, float32[commits], and that of a typical subject holding the whole query."""
+        """Returns the BM25 score of each commit's subject, float32[commits].
+
+        Also returns the score of a typical subject that contains the whole query.
+        """
         count = len(self.numbers) if before is None else int(np.searchsorted(self.numbers, before))
         scores = np.zeros(count, np.float32)
         perfect = 0.0
         norm = length_norm(self.lengths[:count])
         for term, weight in query.terms.items():
-            if weight < 1:  # neighbouring words, joined
+            if weight < 1:  # two neighbouring words joined to one term
                 continue
             commits, counts = self._postings(term)
             near = np.searchsorted(commits, count)
@@ -113,7 +116,7 @@ class CommitMemory:
         return scores, perfect
 
     def _postings(self, term: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the places of the commits that hold a term, ascending, and how often each does."""
+        """Returns the commits that contain a term, as ascending positions, and their counts of the term."""
         row = self.database.execute(
             "SELECT width, pieces, counts FROM commit_postings WHERE term = ?", (term,)
         ).fetchone()
@@ -123,12 +126,12 @@ class CommitMemory:
         return store.unpack(width, commits), np.frombuffer(counts, np.uint8).astype(np.float32)
 
     def _pieces(self, path: str, name: str, number: int) -> list[int]:
-        """Returns the pieces of a function that a commit knew by this path and name."""
+        """Returns the pieces of the function that had this path and name in a commit."""
         path = self._present_path(path, number)
         if path not in self._places:
             self._places[path] = self._names_of(path)
         places = self._places[path]
-        # Pieces may have functions around the name, too, which mining leaves out.
+        # The name of a piece may include enclosing functions, which mining leaves out.
         inner = (own for own in places if own.endswith(f".{name}"))
         return places.get(name) or places.get(next(inner, ""), [])
 
@@ -139,7 +142,7 @@ class CommitMemory:
             seen.add(path)
             query = "SELECT new, number FROM renames WHERE old = ? AND number > ? ORDER BY number LIMIT 1"
             row = self.database.execute(query, (path, number)).fetchone()
-            if row is None and not self._exists(path):  # renamed on one branch, changed on another
+            if row is None and not self._exists(path):  # renamed in one branch and changed in another
                 query = "SELECT new, number FROM renames WHERE old = ? ORDER BY number DESC LIMIT 1"
                 row = self.database.execute(query, (path,)).fetchone()
             if row is None:
@@ -151,7 +154,7 @@ class CommitMemory:
         return self.database.execute("SELECT 1 FROM files WHERE path = ?", (path,)).fetchone() is not None
 
     def _names_of(self, path: str) -> dict[str, list[int]]:
-        """Returns the pieces of a file by their names."""
+        """Returns the pieces of a file by name."""
         query = "SELECT first, pieces FROM files JOIN contents ON file = id WHERE path = ?"
         first, pieces = self.database.execute(query, (path,)).fetchone() or (0, "[]")
         named = defaultdict(list)

@@ -1,6 +1,7 @@
-"""Chooses the weight of an index's commit memory on the repository's own newest commits.
+"""Chooses the weight of an index's commit memory on the repository's newest commits.
 
-Each is a query to the index, with the memory of the commits before it, that should find what it changed.
+The subject of each commit is a query to the index, with the memory of the commits before it. It should find the
+functions that the commit changed.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from soft_trainer.search import ranking, store
 from soft_trainer.search.memory import CommitMemory
 
 WEIGHTS = (0.0, 0.5, 1.0, 2.0)
-MIN_QUERIES = 50  # fewer say too little
+MIN_QUERIES = 50  # with fewer, the choice would be arbitrary
 MAX_QUERIES = 200
-DEPTH = 100  # pieces that are looked at
+DEPTH = 100  # pieces to consider
 
 
 class Choice(NamedTuple):
@@ -28,7 +29,7 @@ class Choice(NamedTuple):
 
 
 def choose_weight(database: sqlite3.Connection) -> Choice:
-    """Returns the smallest weight whose MRR is within one standard error of the best; 0 below 50 queries."""
+    """Returns the smallest weight whose MRR is within one standard error of the best MRR, or 0 below 50 queries."""
     segments = store.Segments(database)
     memory = CommitMemory(database, segments)
     queries = _queries(database, memory)
@@ -44,9 +45,9 @@ def choose_weight(database: sqlite3.Connection) -> Choice:
 
 
 def _queries(database: sqlite3.Connection, memory: CommitMemory) -> list[tuple[int, str, set[int]]]:
-    """Returns (number, subject, pieces) of the newest commits that changed functions still present.
+    """Returns (number, subject, pieces) of the newest commits that changed functions that still exist.
 
-    A subject that occurs before is left out, as in mining: the memory would answer it with the same commit.
+    As in mining, a commit is left out if an earlier one has the same subject, because the memory would find that one.
     """
     rows = database.execute("SELECT number, subject FROM commits ORDER BY number DESC").fetchall()
     firsts = {subject.casefold(): number for number, subject in rows}
@@ -63,7 +64,7 @@ def _queries(database: sqlite3.Connection, memory: CommitMemory) -> list[tuple[i
 def _reciprocal_ranks(
     number: int, text: str, right: set[int], segments: store.Segments, memory: CommitMemory
 ) -> list[float]:
-    """Returns 1 / the rank of the first right piece for each weight, 0 where none is among the first."""
+    """Returns the reciprocal rank of the first right piece for each weight, or 0 if it is not among the first."""
     query = ranking.parse_query(text)
     scores = ranking.score(query, segments)
     votes = memory.votes(query, before=number)

@@ -1,4 +1,4 @@
-"""Notebooks as text: the lines of their cells, each where it stands in the file."""
+"""Converts notebooks to plain text. Each line of a cell keeps its line number in the file."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ _CELL = re.compile(rb"^# %% \[(\w+)\]$", re.MULTILINE)
 
 
 def is_notebook(path: str) -> bool:
-    """Returns True for the name of a notebook."""
+    """Returns True if a path is a notebook, by its ending."""
     return path.lower().endswith(".ipynb")
 
 
 def notebook_text(source: bytes) -> tuple[bytes, str] | None:
-    """Returns the cells of a notebook as text, and the language of its code; None if it is not a notebook.
+    """Converts a notebook to plain text.
 
-    A cell begins with a line such as `# %% [code]`. The lines have the numbers that they have in a file as Jupyter
-    writes it; outputs and all else are empty lines.
+    Each cell starts with a line such as `# %% [code]`. Line numbers are those in a file that Jupyter writes, so
+    outputs and everything else become empty lines.
+
+    Returns:
+        The text and the language of the code, or None if the source is not a notebook.
     """
     try:
         return _written(json.loads(source))
@@ -28,7 +31,7 @@ def notebook_text(source: bytes) -> tuple[bytes, str] | None:
 
 
 def _written(notebook: dict) -> tuple[bytes, str]:
-    # Marks in place of the texts say on which lines they are written.
+    # Each line of a cell is replaced by a mark, to find the line of the file that it is written on.
     mark = uuid.uuid4().hex
     written = {}
     for number, cell in enumerate(notebook["cells"]):
@@ -43,13 +46,13 @@ def _written(notebook: dict) -> tuple[bytes, str]:
         shown.append(written[found[0]] if found else "")
     metadata = notebook.get("metadata", {})
     named = metadata.get("language_info", {}).get("name") or metadata.get("kernelspec", {}).get("language")
-    # It is shown among the languages of the index, so that it must be a name.
+    # Only a name is accepted, because it is shown among the languages of the index.
     language = named.lower() if named and re.fullmatch(r"[\w+#-]{1,20}", named) else "python"
     return "\n".join(shown).encode(errors="replace"), language
 
 
 def cells(text: bytes) -> Iterator[tuple[int, str, bytes]]:
-    """Yields the number of lines before each cell, its kind and its text, with the lines up to the next cell."""
+    """Yields the number of lines before each cell, its kind, and its text up to the next cell."""
     marks = list(_CELL.finditer(text))
     ends = [*(mark.start() for mark in marks[1:]), len(text)]
     for mark, end in zip(marks, ends, strict=False):

@@ -1,4 +1,4 @@
-"""Splits one file into the pieces that are searched: functions, classes, and the rest in blocks of lines."""
+"""Splits a file into the pieces that are searched: functions, classes, and blocks of other lines."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from soft_trainer.mining.definitions import definitions, parse
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
 from soft_trainer.search.notebooks import cells
 
-MAX_LINES = 60  # longer functions are cut; encoders read about 30 lines
-MIN_LINES = 4  # fewer lines between two functions belong to the second
-PARSE_SECONDS = 2.0  # after this the whole file is plain lines
+MAX_LINES = 60  # longer functions are split; encoders read about 30 lines
+MIN_LINES = 4  # fewer lines between two functions belong to the second one
+PARSE_SECONDS = 2.0  # a file that takes longer is split into plain lines
 _MAX_SCOPE = 4
 _COMMENT_OR_DECORATOR = re.compile(rb"\s*(#|//|/\*|\*|--|@|\"\"\"|''')")
-# a name that is given a value at the start of a line: a constant, an alias, an export
+# A name that gets a value at the start of a line, such as a constant, an alias or an export.
 _ASSIGNED = re.compile(
     rb"^(?:(?:export|default|pub|const|let|var|val|static|final|declare|readonly)\s+)*([A-Za-z_$][\w$]*)"
     rb"\s*(?::[^=\n]{1,80})?=(?![=>])",
@@ -46,13 +46,14 @@ TEXT_LANGUAGES = {"markdown", "restructuredtext", "text", "json", "yaml", "toml"
 
 @dataclass(slots=True)
 class Piece:
-    """Lines `start` to `end` of a file, counted from 1, both included.
+    """Lines `start` to `end` of a file, both included. The first line of a file is line 1.
 
     Attributes:
-        name: of the function or class that the lines belong to, its classes in front; empty for other lines.
+        name: the name of the function or class that the lines belong to, after its enclosing classes; empty for other
+            lines.
         defines: the plain names that are defined here.
-        kind: `LINES` outside definitions, `CLASS` for the lines of a class around its members, `WHOLE` for other
-            definitions and for all lines of a notebook.
+        kind: `LINES` outside definitions, `CLASS` for the lines of a class around its members, and `WHOLE` for other
+            definitions and for notebooks.
     """
 
     start: int
@@ -63,7 +64,7 @@ class Piece:
 
 
 def language_of(path: str, source: bytes) -> str:
-    """Names the language of a file by its ending; "text" if the ending is unknown."""
+    """Returns the language of a file by its ending, or "text" if the ending is unknown."""
     ending = "".join(path.rpartition("/")[2].rpartition(".")[1:]).lower()
     if ending == ".h" and _CPP_HEADER.search(source):
         return "cpp"
@@ -73,7 +74,8 @@ def language_of(path: str, source: bytes) -> str:
 def split(source: bytes, language: str, notebook: bool = False) -> list[Piece]:
     """Splits a file into pieces, in order. Every line with a word is in exactly one of them.
 
-    A `notebook`, as `notebook_text` writes it, is split into its cells first.
+    Args:
+        notebook: True if the source is the result of `notebook_text`, which is split into cells first.
     """
     parts = list(cells(source)) if notebook else []
     if not parts:
@@ -94,13 +96,13 @@ def _split_text(source: bytes, language: str) -> list[Piece]:
     pieces: list[Piece] = []
     line = 1
     for span, following in zip_longest(spans, spans[1:]):
-        if following and following.start <= span.end:  # only the head of a class or of a long function
+        if following and following.start <= span.end:  # the head of a class or of a long function
             end = _with_comments(lines, following.start, span.start + 1) - 1
             span = Piece(span.start, max(end, span.start), span.name, span.defines, span.kind)
         elif span.kind == CLASS:
             span.kind = WHOLE  # it has no members
         start = _with_comments(lines, max(span.start, line), line)
-        if span.end < line:  # a second definition on the line of the one before
+        if span.end < line:  # a second definition on the same line
             pieces[-1].defines += span.defines
             continue
         if start - line < MIN_LINES and not (pieces and pieces[-1].name == span.name):
@@ -115,7 +117,7 @@ def _split_text(source: bytes, language: str) -> list[Piece]:
 
 
 def first_paragraph(text: bytes) -> bytes:
-    """Returns the first paragraph of a piece's documentation; empty without one."""
+    """Returns the first paragraph of a piece's documentation, or b"" if it has none."""
     found = _PARAGRAPH.search(text[:_MAX_BEFORE_PARAGRAPH])
     if not found:
         return b""
@@ -123,7 +125,7 @@ def first_paragraph(text: bytes) -> bytes:
 
 
 def _blocks(lines: list[bytes], start: int, end: int, piece: Piece, language: str) -> list[Piece]:
-    """Cuts lines `start` to `end` into blocks of at most `MAX_LINES`, leaving out blocks without words."""
+    """Splits lines `start` to `end` into blocks of at most `MAX_LINES`. Blocks without a word are left out."""
     while start <= end and not lines[start - 1].strip():
         start += 1
     while start <= end and not lines[end - 1].strip():
@@ -144,7 +146,7 @@ def _blocks(lines: list[bytes], start: int, end: int, piece: Piece, language: st
 
 
 def _with_comments(lines: list[bytes], start: int, least: int) -> int:
-    """Returns the first line of the comments and decorators right above line `start`, not above line `least`."""
+    """Returns the first line of the comments and decorators directly above line `start`, but at least line `least`."""
     if start > least + 1 and not lines[start - 2].strip() and lines[start - 3].rstrip().endswith(b"*/"):
         start -= 1
     while start > least and _COMMENT_OR_DECORATOR.match(lines[start - 2]):
@@ -153,9 +155,9 @@ def _with_comments(lines: list[bytes], start: int, least: int) -> int:
 
 
 def _definitions(source: bytes, language: str) -> list[Piece]:
-    """Lists functions, classes and types in order, outer ones before inner ones.
+    """Returns functions, classes and types in order, outer ones before inner ones.
 
-    Functions inside a function that is no longer than `MAX_LINES` belong to it.
+    A function inside a function of at most `MAX_LINES` belongs to that function.
     """
     root = parse(source, language, PARSE_SECONDS)
     spans = []

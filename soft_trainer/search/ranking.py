@@ -1,8 +1,8 @@
 """Scores files and pieces by a query, from the postings of the index.
 
-A file's score is a sum of shares between 0 and 1, each times a round weight. They were chosen on a coarse grid (none,
-half, as they are, double) over 769 judged queries of 39 repositories, leaving some out in turn.
-`benchmarks/search_study.md` has the figures, among them those of eleven repositories that no choice has seen.
+The score of a file is a sum of shares from 0 to 1, each times a round weight. The weights were chosen on a coarse grid
+(0, half, once, double) over 769 judged queries of 39 repositories, by cross-validation. `benchmarks/search_study.md`
+has the figures, including those of eleven repositories that were not used for any choice.
 """
 
 from __future__ import annotations
@@ -19,48 +19,52 @@ from soft_trainer.search.store import TRAITS, Segments
 from soft_trainer.search.terms import DEFINED, NAME, OWN_NAME, PATH, SUMMARY
 from soft_trainer.search.words import STOP_WORDS, WORD, stem, terms, whole
 
-# BM25's usual ones
+# The usual parameters of BM25.
 K1 = 1.2
 B = 0.75
 FILE_TEXT = 1.0  # BM25 of the whole file, for words that are spread over several pieces
-OWN_NAME_WORDS = 0.5  # share of the query that stands in the file's own name
-OWN_NAME_COVERED = 1.0  # share of the file's own name that stands in the query
-FOLDER_WORDS = 0.3  # share of the query that stands in the names of its folders
-DEFINED_WORDS = 0.5  # share of the query that stands in the names that the file defines
-DEFINED_NAME = 0.25  # a word of the query is defined there as it is, which may be chance: `result = ...`
-DEFINED_SYMBOL = 1.0  # the same for what can only be a name: `parseDate`, `parse_date`, or all of the query
-DEFINED_MEMBER = 2.0  # for the query `Parser.parse`: `parse` is defined there, in `Parser`
-# Wrappers, compatibility layers and vendored copies lie deeper than the original.
+OWN_NAME_WORDS = 0.5  # the share of the query that is in the file's own name
+OWN_NAME_COVERED = 1.0  # the share of the file's own name that is in the query
+FOLDER_WORDS = 0.3  # the share of the query that is in the names of its folders
+DEFINED_WORDS = 0.5  # the share of the query that is in the names that the file defines
+DEFINED_NAME = 0.25  # the file defines a word of the query, which may be chance: `result = ...`
+DEFINED_SYMBOL = 1.0  # the same if the word can only be a name: `parseDate`, `parse_date`, or the whole query
+DEFINED_MEMBER = 2.0  # the same for the query `Parser.parse`, if the file defines `parse` in `Parser`
+# Wrappers, compatibility layers and vendored copies are in deeper folders than the original.
 DEPTH_DISCOUNT = 0.1
 DISCOUNTS = {
     "test": 0.5,
-    "text": 0.3,  # who searches code wants the code before the page about it
+    "text": 0.3,  # people who search code want the code before a page about it
     "vendored": 0.5,  # in `external` or `deps`, which may be a copy of other people's code
-    "generated": 0.5,  # by a program, from what people wrote elsewhere
+    "generated": 0.5,  # written by a program, from something that people wrote
 }
-# Within a file: BM25, whether the piece defines a word of the query (as for its file), and these.
-PIECE_WORDS = 1.0  # share of the query that stands in the piece
-PIECE_NAME = 1.0  # share of the query that stands in its name and in those around it
-PIECE_SUMMARY = 0.25  # share of the query that stands in the first paragraph of its documentation
-LINES_DISCOUNT = 0.7  # imports and constants repeat the words of the code that answers
+# Within a file, BM25 counts, whether the piece defines a word of the query (as for its file), and these.
+PIECE_WORDS = 1.0  # the share of the query that is in the piece
+PIECE_NAME = 1.0  # the share of the query that is in its name and in the enclosing names
+PIECE_SUMMARY = 0.25  # the share of the query that is in the first paragraph of its documentation
+LINES_DISCOUNT = 0.7  # imports and constants repeat the words of the right code
 CLASS_DISCOUNT = 0.8  # so does the head of a class, unless the query is a name
-JOINED_WORDS = 0.5  # "route group" finds `RouteGroup`, but that may be chance
-BEST_PIECE = 0.3  # part of a file's score that its best piece has to earn among the pieces of all files
-FURTHER_PIECES = 0.7  # each further piece of a file counts that much of the one before
-# An encoder's similarity, by kind of query: of a symbol it knows little, of a sentence much.
+JOINED_WORDS = 0.5  # "route group" finds `RouteGroup`, but this may be chance
+BEST_PIECE = 0.3  # the share of a file's score that depends on how good its best piece is
+FURTHER_PIECES = 0.7  # the score of each other piece of a file, as a share of the piece before it
+# The weight of an encoder's similarity. It says little about a symbol and much about a sentence.
 SIMILARITY = {"symbol": 0.5, "words": 1.0, "sentence": 1.5}
-MAX_WORDS = 64  # more words make a query slower and no better
+MAX_WORDS = 64  # more words make a query slower but no better
 
 _SYMBOL = re.compile(r"[\w.:#$>\-]+(\(\))?")
-# inner capitals or underscores: no word of a sentence, but a name
+# Inner capitals or underscores, which only a name has.
 _NAME_ALONE = re.compile(r"[a-z0-9][A-Z]|_|[A-Z]{2}.*[a-z]")
 _SMALL_WORDS = {"how", "what", "where", "which", "when", "why", "the", "a", "is", "are", "of", "to", "with", "that"}
 
 
 class Query(NamedTuple):
-    """A parsed query: its significant words as typed, and the weight of each term.
+    """A parsed query.
 
-    The kind is "symbol" for one identifier, "sentence" for text with small words or five and more, else "words".
+    Args:
+        kind: "symbol" for one identifier, "sentence" for text with small words or at least five words, otherwise
+            "words".
+        words: its significant words as they were typed.
+        terms: the weight of each term.
     """
 
     kind: str
@@ -86,7 +90,13 @@ def parse_query(text: str) -> Query:
 
 
 class Scores(NamedTuple):
-    """Scores by file and by piece, 0 for files without a match; `matched` if a word or a commit was found."""
+    """The scores of all files and of all pieces for a query.
+
+    Args:
+        files: float[files], 0 for a file that does not match.
+        pieces: float[pieces].
+        matched: True if a word of the query occurs, or if a commit voted.
+    """
 
     files: np.ndarray
     pieces: np.ndarray
@@ -100,12 +110,12 @@ def score(
     votes: np.ndarray | None = None,
     similarity_weight: float = 1.0,
 ) -> Scores:
-    """Scores all files and pieces by the query's words and, where available, an encoder and earlier commits.
+    """Scores all files and pieces by a query's words and, if given, by an encoder and by the votes of commits.
 
     Args:
-        similarity: float32[pieces], NaN where a piece has no embedding.
-        votes: of commits, times their weight, float32[pieces].
-        similarity_weight: of the encoder, besides that of `SIMILARITY`.
+        similarity: float32[pieces], the encoder's similarity to the query, NaN for a piece without an embedding.
+        votes: float32[pieces], the weighted votes of commits.
+        similarity_weight: a factor on the encoder's weight in `SIMILARITY`.
     """
     gather = _Gathered(segments, query.kind)
     for term, weight in query.terms.items():
@@ -132,30 +142,30 @@ def score(
 
 
 def with_votes(scores: Scores, segments: Segments, votes: np.ndarray) -> Scores:
-    """Adds the votes of commits to the scores of pieces, and the largest of a file to that file's."""
+    """Adds the votes of commits to the scores of pieces. A file gets the votes of its piece with the most votes."""
     files = scores.files + np.maximum.reduceat(votes, segments.firsts[:-1])
     return Scores(files, scores.pieces + votes, scores.matched or bool(votes.any()))
 
 
 def _share(similarity: np.ndarray) -> np.ndarray:
-    """Scales similarities to shares: 1 for the most similar piece, 0 for the median and below.
+    """Scales similarities to shares, which are 1 for the most similar piece and 0 for the median and below.
 
-    A similarity of 0.5 means something else to each encoder; how far a piece stands out from the others does not.
+    A similarity of 0.5 has a different meaning for each encoder, but how much a piece stands out does not.
     """
     known = similarity[~np.isnan(similarity)]
     if not len(known):
         return np.zeros(len(similarity), np.float32)
-    # `np.median` would import numpy.ma, which takes a tenth of a search from the shell.
+    # `np.median` imports numpy.ma, which would take a tenth of the time of a search from the shell.
     middle = [(len(known) - 1) // 2, len(known) // 2]
     usual = float(np.partition(known, middle)[middle].mean())
     top = float(known.max())
     shares = np.nan_to_num(np.clip((similarity - usual) / max(top - usual, 1e-9), 0, 1)).astype(np.float32)
-    # While few pieces have embeddings, these must not come before better ones that have none yet.
+    # As long as few pieces have embeddings, they must not come before better ones without.
     return shares * (len(known) / len(similarity))
 
 
 class _Gathered:
-    """Sums over the terms of a query."""
+    """The sums over the terms of a query, from which scores are computed."""
 
     def __init__(self, segments: Segments, kind: str):
         self.segments = segments
@@ -174,7 +184,7 @@ class _Gathered:
         self.total = 0.0
 
     def add(self, term: str, weight: float) -> None:
-        """Adds one term's contribution to the scores."""
+        """Adds the contribution of one term."""
         postings = self.segments.postings
         pieces, counts = postings(term)
         named, own, folders, summary = (postings(sign + term)[0] for sign in (NAME, OWN_NAME, PATH, SUMMARY))
@@ -204,7 +214,7 @@ class _Gathered:
         self.piece_defined[pieces] = np.maximum(self.piece_defined[pieces], share)
 
     def scores(self, similar: np.ndarray | None) -> Scores:
-        """Sums all shares, `similar` (weighted, by piece) among them."""
+        """Returns the sums of all shares, including `similar`, the weighted shares of similarity by piece."""
         segments = self.segments
         total = self.total or 1.0
         best = np.maximum.reduceat(self.text, segments.firsts[:-1])
@@ -232,8 +242,8 @@ class _Gathered:
         return Scores(files, pieces, self.total > 0)
 
     def _files(self, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the distinct files of ascending pieces, and the place of each file's first piece in `pieces`."""
-        owners = self.owners[pieces]  # `np.unique` would sort them, which takes ten times as long
+        """Returns the distinct files of ascending pieces, and the position of each file's first piece in `pieces`."""
+        owners = self.owners[pieces]  # `np.unique` would sort them and take ten times as long
         if not len(owners):
             return owners, np.zeros(0, np.int64)
         starts = np.flatnonzero(np.r_[True, owners[1:] != owners[:-1]])
@@ -241,7 +251,7 @@ class _Gathered:
 
 
 def discounts(segments: Segments, candidates: np.ndarray) -> np.ndarray:
-    """Returns a factor for each file. Tests, texts and generated, deep or probably vendored files count less."""
+    """Returns a factor for each file. Tests, texts, and generated, deep or probably vendored files count less."""
     depth = segments.traits[:, TRAITS.index("depth")].astype(np.float32)
     if candidates.any():
         depth = np.maximum(depth - depth[candidates].min(), 0)
@@ -254,9 +264,14 @@ def discounts(segments: Segments, candidates: np.ndarray) -> np.ndarray:
 def order_pieces(
     scores: Scores, segments: Segments, allowed: np.ndarray | None, limit: int
 ) -> list[tuple[int, float]]:
-    """Returns (piece, score) of the best `allowed` pieces (bool[pieces], None for all), best first.
+    """Returns (piece, score) of the best pieces, best first.
 
-    A file's further pieces count less, so that they come before other files only where they match nearly as well.
+    The other pieces of a file count less than its best piece. They come before other files only if they match nearly
+    as well.
+
+    Args:
+        allowed: bool[pieces], the pieces that may be returned. By default, all.
+        limit: the maximum number of pieces.
     """
     files, pieces, _ = scores
     if allowed is not None:
@@ -270,7 +285,7 @@ def order_pieces(
     best = np.maximum.reduceat(pieces, segments.firsts[:-1])
     files = files * (1 - BEST_PIECE + BEST_PIECE * best / max(float(best[found].max()), 1e-9))
     taken = np.flatnonzero(found)
-    if len(taken) > limit:  # to sort all takes twenty times as long
+    if len(taken) > limit:  # sorting all files would take twenty times as long
         taken = taken[files[taken] >= np.partition(files[taken], -limit)[-limit]]
     ranked = []
     for file in sorted(taken.tolist(), key=lambda file: (-files[file], file))[:limit]:
@@ -292,7 +307,7 @@ def order_pieces(
 
 @lru_cache(maxsize=2)
 def _norms(segments: Segments) -> tuple[np.ndarray, np.ndarray]:
-    """Computes BM25's length normalisation of pieces and files, a third of a query's time, so it is cached."""
+    """Computes BM25's length normalisation of pieces and files. Cached: it takes a third of a query's time."""
     pieces = segments.lengths.astype(np.float32)
     files = np.add.reduceat(pieces, segments.firsts[:-1])
     return length_norm(pieces), length_norm(files)
@@ -310,5 +325,5 @@ def saturated(counts: np.ndarray, norm: np.ndarray) -> np.ndarray:
 
 
 def inverse_frequency(count: int, total: int) -> float:
-    """Computes BM25's inverse document frequency, never negative."""
+    """Computes BM25's inverse document frequency, in a form that is never negative."""
     return float(np.log1p((total - count + 0.5) / (count + 0.5)))

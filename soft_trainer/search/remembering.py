@@ -1,6 +1,6 @@
-"""Reads the commits of a repository into an index: what each says, and which functions it changed.
+"""Reads the commits of a repository into an index: their subjects, and the functions that each changed.
 
-The commits are chosen as in mining. They are kept as they were: a search looks up where their functions are now.
+Commits are chosen as in mining. They are stored as they were; a search looks up where their functions are now.
 """
 
 from __future__ import annotations
@@ -27,21 +27,25 @@ from soft_trainer.terminal import Progress
 MAX_SUBJECT = 300  # characters
 UNREADABLE = "an object is missing"
 PARSE_SECONDS = 2.0  # a file that takes longer has no functions
-MIN_SHOWN = 200  # fewer commits are read before a progress bar is
-MAX_GROWTH = 0.1  # after this the weight is chosen again
-_AT_ONCE = 200  # commits that are written together
+MIN_SHOWN = 200  # fewer commits are read without a progress bar
+MAX_GROWTH = 0.1  # the weight is chosen again when the number of commits has grown by this share
+_AT_ONCE = 200  # commits to write in one transaction
 
 
 @dataclass
 class State:
-    """The reading progress: everything `head` reaches, and the first `done` of the further commits up to `target`.
+    """The progress of reading commits.
 
     Attributes:
-        source: the folder inside the repository, and where a shallow clone ends.
-        read: the number of commits that were read, `kept` of those that can vote.
-        unreadable: the number of those that lack an object.
-        number: the next one's; a parent has a smaller number than its child.
-        weight: of the votes, chosen when `weighed` commits could vote.
+        head, target, done: all commits that `head` reaches have been read, and the first `done` of the others that
+            `target` reaches.
+        source: the folder in the repository, and where a shallow clone ends.
+        read: the number of commits that were read.
+        kept: the number of commits that can vote.
+        unreadable: the number of commits that lack an object.
+        number: the number of the next commit. A parent has a smaller number than its child.
+        weight: the weight of the votes.
+        weighed: the number of commits that could vote when the weight was chosen.
         measured: the `Choice` of the weight.
     """
 
@@ -59,7 +63,7 @@ class State:
 
     @classmethod
     def of(cls, database: sqlite3.Connection) -> State | None:
-        """Returns the state of an index's memory, None without one."""
+        """Returns the state of an index's memory, or None if it has none."""
         kept = store.get_meta(database, "memory")
         return cls(**kept) if kept else None
 
@@ -75,15 +79,16 @@ def remember(
     repository: str | None = None,
     tip: str | None = None,
 ) -> list[str]:
-    """Reads the new commits of a folder's repository, and chooses the weight again once there are many more.
+    """Reads the new commits of a folder's repository. If there are many new ones, it chooses the weight again.
 
-    An index that is to have none forgets what it has.
+    If the index has its history turned off, it forgets all commits.
 
     Args:
-        repository: a repository other than the folder's own; `tip` is the commit that the folder holds.
+        repository: the repository, if it is not the folder's own.
+        tip: the commit whose tree is in the folder. By default, HEAD.
 
     Returns:
-        What went wrong.
+        Notices about problems.
     """
     place = repository_of(folder)
     if repository:
@@ -114,14 +119,14 @@ def remember(
 def read_commits(
     database: sqlite3.Connection, repository: str, prefix: str = "", tip: str | None = None, progress: bool = False
 ) -> None:
-    """Reads the commits added since the last time, and forgets those no longer in the history.
+    """Reads the commits since the last time, and forgets commits that are no longer in the history.
 
     Args:
-        prefix: only functions below this folder are kept.
-        tip: the newest commit; None means HEAD.
+        prefix: only functions below this folder are stored.
+        tip: the newest commit. By default, HEAD.
 
     Raises:
-        UserError: no repository that can be read, or an object that is missing.
+        UserError: the repository cannot be read, or an object is missing.
     """
     with git.reporting_missing_objects(repository):
         reader = ChangeReader(repository, seconds=PARSE_SECONDS)
@@ -149,7 +154,7 @@ def read_commits(
 
 
 def forget(database: sqlite3.Connection) -> None:
-    """Empties the memory."""
+    """Deletes all commits from an index."""
     with store.transaction(database):
         for table in ("commits", "renames", "memory", "commit_postings"):
             database.execute(f"DELETE FROM {table}")
@@ -157,7 +162,7 @@ def forget(database: sqlite3.Connection) -> None:
 
 
 def _turn_to(tip: str, opened, database: sqlite3.Connection, state: State) -> None:
-    """Starts reading up to `tip`, and forgets commits that it does not reach, as after a rebase."""
+    """Starts reading up to `tip`. Commits that it does not reach, as after a rebase, are forgotten."""
     gone = git.commits_oldest_first(opened, state.head, tip) if state.head else []
     with store.transaction(database):
         for table in ("commits", "renames"):
@@ -186,7 +191,7 @@ def _read_to_target(reader: ChangeReader, database: sqlite3.Connection, state: S
 
 
 def _read(reader: ChangeReader, commit: str) -> Change:
-    """Returns the change that a commit makes; an empty one if an object is missing, as in a partial clone."""
+    """Returns the change that a commit makes. It is empty if an object is missing, as in a partial clone."""
     try:
         return reader.read(commit)
     except (git.pygit2.GitError, OSError):
@@ -194,7 +199,7 @@ def _read(reader: ChangeReader, commit: str) -> Change:
 
 
 def _keep(change: Change, reader: ChangeReader, database: sqlite3.Connection, state: State) -> None:
-    """Writes one commit."""
+    """Writes a commit."""
     prefix = state.source[0]
     places = dict.fromkeys((row["path"], row["func_name"]) for _, row in change.functions)
     inside = [[path[len(prefix) :], name] for path, name in places if path.startswith(prefix)]
@@ -213,7 +218,7 @@ def _keep(change: Change, reader: ChangeReader, database: sqlite3.Connection, st
 
 
 def _write_postings(database: sqlite3.Connection) -> None:
-    """Writes the postings of all commits' subjects, which takes less time than reading the commits."""
+    """Writes the postings of all subjects again. This takes less time than reading the commits."""
     for table in ("memory", "commit_postings"):
         database.execute(f"DELETE FROM {table}")
     rows = database.execute("SELECT number, subject FROM commits ORDER BY number").fetchall()

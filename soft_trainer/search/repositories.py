@@ -1,4 +1,4 @@
-"""Reads a git repository's own data: where it lies, what it tracks, its settings. Needs neither git nor pygit2."""
+"""Reads the data of a git repository: its location, its tracked files and its settings. Needs no git and no pygit2."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from soft_trainer.mining.source_files import read_regular
 
-_MAX_INCLUDES = 10  # one in another
+_MAX_INCLUDES = 10  # the depth of nested includes
 _MAX_CONFIG_BYTES = 1_000_000
 _MAX_INDEX_BYTES = 500_000_000
 _SECTION = re.compile(r'\[\s*([\w.-]+)\s*(?:"((?:[^"\\]|\\.)*)")?\s*\]')
@@ -21,7 +21,10 @@ _VALUE = re.compile(r'(?:"(?:[^"\\]|\\.)*"|\\.|[^"\\#;])*')  # up to a comment
 
 
 def repository_of(folder: str) -> tuple[str, str] | None:
-    """Returns the repository around a folder, and the folder's path in it with `/` at the end; None without one."""
+    """Returns the repository around a folder, and the folder's path in it, which is empty or ends with `/`.
+
+    Returns None if the folder is not in a repository.
+    """
     for parent in (Path(folder), *Path(folder).parents):
         if os.path.lexists(parent / ".git"):
             if parent == Path(folder):
@@ -31,7 +34,7 @@ def repository_of(folder: str) -> tuple[str, str] | None:
 
 
 def head_time(repository: str) -> int:
-    """Returns when HEAD last moved, in ns; 0 if unknown."""
+    """Returns the time when HEAD last moved, in ns, or 0 if it is unknown."""
     folder = Path(working_tree_dir(repository))
     try:
         moved = folder / "logs" / "HEAD"
@@ -41,16 +44,16 @@ def head_time(repository: str) -> int:
 
 
 def working_tree_dir(top: str) -> str:
-    """Returns the git folder of a working tree."""
+    """Returns the git directory of the working tree `top`. In a submodule or linked working tree, `.git` is a file."""
     place = os.path.join(top, ".git")
-    pointer = read_regular(place, _MAX_CONFIG_BYTES)  # a file in submodules and further working trees
+    pointer = read_regular(place, _MAX_CONFIG_BYTES)
     if isinstance(pointer, str) or not pointer.startswith(b"gitdir:"):
         return place
     return os.path.join(top, os.fsdecode(pointer[len(b"gitdir:") :].strip()))
 
 
 def repository_dir(top: str) -> str:
-    """Returns the git folder that all working trees of a repository share."""
+    """Returns the git directory that all working trees of a repository share."""
     place = working_tree_dir(top)
     shared = read_regular(os.path.join(place, "commondir"), _MAX_CONFIG_BYTES)
     if isinstance(shared, str):
@@ -59,7 +62,7 @@ def repository_dir(top: str) -> str:
 
 
 def excludes_file(top: str) -> str:
-    """Returns the path that `core.excludesFile` names, or git's default for it."""
+    """Returns the path in the setting `core.excludesFile`, or git's default for it."""
     home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     everywhere = [os.path.join(home, "git", "config"), os.path.expanduser("~/.gitconfig")]
     if os.environ.get("GIT_CONFIG_GLOBAL"):
@@ -73,7 +76,7 @@ def excludes_file(top: str) -> str:
 
 
 def _settings(path: str, depth: int = 0) -> Iterator[tuple[str, str]]:
-    """Yields the settings of a configuration file, and of the files that it includes without a condition."""
+    """Yields the settings of a configuration file and of the files that it includes unconditionally."""
     source = read_regular(os.path.realpath(path), _MAX_CONFIG_BYTES)
     if isinstance(source, str) or depth > _MAX_INCLUDES:
         return
@@ -101,7 +104,7 @@ class TrackedFiles:
 
     Args:
         top: the repository's working tree.
-        prefix: its folder among the paths that are asked for, with a slash at its end, or empty.
+        prefix: the part of every path that leads to the repository, which is empty or ends with a slash.
     """
 
     def __init__(self, top: str, prefix: str):
@@ -109,15 +112,15 @@ class TrackedFiles:
         self.prefix = prefix
 
     def holds(self, path: str) -> bool:
-        """Returns True for a tracked file."""
+        """Returns True if a file is tracked."""
         return self._next(path) == path
 
     def holds_below(self, path: str) -> bool:
-        """Returns True if a file in this folder is tracked."""
+        """Returns True if a file below a folder is tracked."""
         return self._next(f"{path}/").startswith(f"{path}/")
 
     def _next(self, path: str) -> str:
-        """Returns the first tracked path that is not before this one; empty without one."""
+        """Returns the first tracked path that is equal to `path` or after it, or "" if there is none."""
         place = bisect_left(self._paths, path)
         return "".join(self._paths[place : place + 1])
 
@@ -129,7 +132,7 @@ class TrackedFiles:
         try:
             return sorted(self.prefix + path for path in _tracked(source))
         except (struct.error, ValueError, IndexError):
-            return []  # damaged, or of a format to come
+            return []  # it is damaged, or has a newer format
 
 
 def _tracked(index: bytes) -> Iterator[str]:
@@ -143,7 +146,7 @@ def _tracked(index: bytes) -> Iterator[str]:
         if flags & 0x4000:  # more flags
             start += 2
         kept = 0
-        if version == 4:  # a name begins as the one before, without its last letters
+        if version == 4:  # a name starts with the previous name, without some of its last letters
             dropped = index[start] & 127
             while index[start] & 128:
                 start += 1

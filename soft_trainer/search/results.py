@@ -1,4 +1,4 @@
-"""The results of a search, and the checks of a query."""
+"""The results of a search, and checks of a query."""
 
 from __future__ import annotations
 
@@ -24,9 +24,14 @@ class Commit:
 class SearchResult:
     """A piece of a file: a function, a class or some lines.
 
-    `path` is relative to the indexed folder, with `/`; lines count from 1, both included; `name` is that of the
-    function or class, those around it in front, or empty; a larger `score` is better, within one query alone.
-    `commits` are those whose words are like the query's and that changed the piece.
+    Attributes:
+        path: relative to the indexed folder, with `/`.
+        start_line, end_line: the first and the last line, counted from 1.
+        language: the language of the file.
+        name: the name of the function or class after its enclosing names, or empty.
+        score: larger is better. Scores of different queries cannot be compared.
+        text: the lines.
+        commits: the commits with words like the query's that changed the piece.
     """
 
     path: str
@@ -39,11 +44,11 @@ class SearchResult:
     commits: tuple[Commit, ...] = ()
 
     def as_dict(self) -> dict:
-        """Returns the fields by name, as `--json` prints them."""
+        """Returns the fields by name, for `--json`."""
         return asdict(self) | {"score": round(self.score, 4)}
 
     def signature(self) -> tuple[int, str]:
-        """Returns (number, text) of the line that defines the name, or of the first line with a word."""
+        """Returns (line number, text) of the line that defines the name, or of the first line with a word."""
         own = re.split(r"[.:#]+", self.name)[-1]
         named = re.compile(rf"(?<!\w){re.escape(own)}(?!\w)")
         lines = self._lines() or [(self.start_line, "")]
@@ -53,14 +58,14 @@ class SearchResult:
         return lines[0]
 
     def telling_lines(self, wanted: set[str]) -> list[tuple[int, str]]:
-        """Returns (number, text) of the signature and of the lines with the most query terms, in order."""
+        """Returns (line number, text) of the signature and of the lines with the most query terms, in file order."""
         first = self.signature()
         others = [line for line in self._lines() if line != first]
         others.sort(key=lambda line: len(wanted & _terms(line[1][:1000])), reverse=True)
         return sorted([first, *others[: SHOWN_LINES - 1]])
 
     def _lines(self) -> list[tuple[int, str]]:
-        """Returns the lines with a word."""
+        """Returns (line number, text) of the lines with a word."""
         return [line for line in enumerate(self.text.split("\n"), self.start_line) if WORD.search(line[1])]
 
 
@@ -70,7 +75,7 @@ def _terms(text: str) -> set[str]:
 
 
 def check_query(query: str, limit: int) -> None:
-    """Raises a UserError for an empty query or a limit below 1."""
+    """Raises UserError if a query is empty or a limit is below 1."""
     if not query.strip():
         raise UserError('an empty query; say what to look for, such as "parse a date"')
     if limit < 1:
@@ -78,7 +83,7 @@ def check_query(query: str, limit: int) -> None:
 
 
 def parse_place(place: str) -> tuple[str, int]:
-    """Splits `src/dates.py:12` into path and line; a UserError if there is no line."""
+    """Splits `src/dates.py:12` into path and line. Raises UserError if there is no line."""
     path, _, line = place.rpartition(":")
     if not path or not line.isdecimal() or len(line) > 9:
         raise UserError(f"{place}: path and line of a result are expected, such as src/dates.py:12")

@@ -1,10 +1,11 @@
-"""Answers queries, by one index or by several as if they were one.
+"""Answers queries with one index, or with several as if they were one.
 
-The way of a query:
+A query takes these steps:
 
-1. `parse_query` (ranking.py) picks the telling words of the query, and their terms.
-2. Every index gives a `Snapshot` (snapshot.py): all that a search reads, in one transaction. `_View` joins them.
-3. `score` (ranking.py) adds up what words, an encoder and earlier commits say for every file and piece.
+1. `parse_query` (ranking.py) finds the significant words of the query and their terms.
+2. Every index provides a `Snapshot` (snapshot.py): everything that a search reads, in one transaction. `_View` joins
+   the snapshots.
+3. `score` (ranking.py) scores every file and piece by words, by an encoder and by earlier commits.
 4. `order_pieces` (ranking.py) takes the best pieces that the filters allow, and the snapshot reads their texts.
 """
 
@@ -29,16 +30,16 @@ from soft_trainer.search.words import source_words, terms
 if TYPE_CHECKING:
     from soft_trainer.search.index import CodeIndex
 
-# A filter by language finds these with it.
+# A filter by one of these languages also allows the others in its list.
 _RELATED = {"typescript": ["tsx"], "c++": ["cpp"], "c#": ["csharp"], "js": ["javascript"], "ts": ["typescript", "tsx"]}
-SIMILAR_TERMS = 16  # that stand for a piece in the search for similar ones
+SIMILAR_TERMS = 16  # the number of terms that represent a piece in a search for similar pieces
 
 
 class Searchable(AbstractContextManager):
-    """The searches of one index and of several.
+    """The base of one index and of several: everything that can be asked of them.
 
     Args:
-        labelled: the indexes, by the label that is put in front of their paths.
+        labelled: the indexes, by the label that comes before their paths.
     """
 
     def __init__(self, labelled: dict[str, CodeIndex]):
@@ -63,13 +64,13 @@ class Searchable(AbstractContextManager):
 
         Args:
             query: a name, words, or a sentence.
-            limit: the most results.
-            path: only files that match this pattern: `src/**`, `*.py`, `**/views/*`. With several indexes it may
-                start with the name of a folder.
+            limit: the maximum number of results.
+            path: only files that match this pattern, such as `src/**`, `*.py` or `**/views/*`. With several indexes,
+                it may start with the name of a folder.
             language: only files in this language.
-            name: only functions and classes of this name; `*` stands for anything.
-            lexical: leave the embeddings out, if there are any.
-            commits: let the commits vote, if there are any.
+            name: only functions and classes with this name, in which `*` matches anything.
+            lexical: do not use embeddings.
+            commits: use the votes of commits.
 
         Raises:
             UserError: nothing is indexed, or no file is in this language.
@@ -93,12 +94,12 @@ class Searchable(AbstractContextManager):
             return view.best(scores, allowed, limit, votes)
 
     def similar(self, path: str, line: int, limit: int = 10, lexical: bool = False) -> list[SearchResult]:
-        """Finds pieces like the one at a line of a file, such as a result's; best first.
+        """Finds pieces like the piece at a line of a file, best first.
 
-        They share its rare words and, with an encoder, are near its embedding.
+        They share its rare words and, if there is an encoder, are near its embedding.
 
         Raises:
-            UserError: no such file in the index, or no piece there.
+            UserError: the file is not in the index, or it has no piece there.
         """
         with self._view() as view:
             piece = view.piece_at(path, line)
@@ -112,14 +113,14 @@ class Searchable(AbstractContextManager):
             return view.best(scores, others, limit)
 
     def languages(self) -> list[str]:
-        """Lists the languages of the files, the most common first."""
+        """Returns the languages of the files, the most common first."""
         counts: Counter[str] = Counter()
         for index in self.members:
             counts.update(dict(index.database.execute("SELECT language, count(*) FROM files GROUP BY 1")))
         return [language for language, _ in counts.most_common()]
 
     def text_of(self, path: str) -> str | None:
-        """Returns the text of an indexed file, as it was when it was indexed; None for any other path."""
+        """Returns the text of a file when it was indexed, or None if the path is not in the index."""
         for label, index in self._labelled.items():
             if path.startswith(label):
                 text = index.indexed_text(path.removeprefix(label))
@@ -128,7 +129,7 @@ class Searchable(AbstractContextManager):
         return None
 
     def full_path(self, path: str) -> str:
-        """Returns where a file of a result lies."""
+        """Returns the absolute path of a file in a result."""
         for label, index in self._labelled.items():
             if path.startswith(label):
                 return f"{index.folder}/{path.removeprefix(label)}"
@@ -144,7 +145,7 @@ class Searchable(AbstractContextManager):
 
     @contextmanager
     def _view(self) -> Iterator[_View]:
-        """Yields what a search reads; a UserError if nothing is indexed."""
+        """Yields everything that a search reads. Raises UserError if nothing is indexed."""
         with ExitStack() as stack:
             view = _View(self._labelled, stack)
             if not view.segments.live.any():
@@ -155,9 +156,9 @@ class Searchable(AbstractContextManager):
 
 
 class CodeIndexes(Searchable):
-    """Several indexes that are searched as if they were one: their scores can be compared.
+    """Several indexes that are searched as if they were one, so that their scores can be compared.
 
-    The paths of results start with the name of their folder, or with its whole path where two have one name.
+    The path of a result starts with the name of its folder. If two folders have the same name, it is the whole path.
 
     Example:
         >>> both = CodeIndexes([CodeIndex.build("server"), CodeIndex.build("client")])
@@ -187,25 +188,25 @@ class CodeIndexes(Searchable):
 
     @property
     def notices(self) -> list[str]:
-        """The notices of all indexes, each once."""
+        """The notices of all indexes, without repetitions."""
         notices = []
         for index in self.members:
             notices += index.notices
         return list(dict.fromkeys(notices))
 
     def update(self, progress: bool = False) -> bool:
-        """Brings all indexes up to date; returns True if any had changed."""
+        """Updates all indexes. Returns True if files have changed."""
         changed = [index.update(progress=progress) for index in self.members]
         return any(changed)
 
     def refresh(self, encode: bool = True) -> None:
-        """Brings all indexes up to date before a search; see `CodeIndex.refresh`."""
+        """Updates all indexes before a search; see `CodeIndex.refresh`."""
         for index in self.members:
             index.refresh(encode)
 
 
 class _Part(NamedTuple):
-    """An index in a view: the label of its paths, what a search reads of it, and its pieces among those of all."""
+    """An index in a view: the label of its paths, its snapshot, and the slice of its pieces among all pieces."""
 
     label: str
     index: CodeIndex
@@ -214,7 +215,12 @@ class _Part(NamedTuple):
 
 
 class _View:
-    """Snapshots of indexes as one, with joined numbers of files and pieces. They end with the stack."""
+    """The snapshots of several indexes as one, in which files and pieces are numbered together.
+
+    Args:
+        labelled: see `Searchable`.
+        stack: closes the snapshots when it ends.
+    """
 
     def __init__(self, labelled: dict[str, CodeIndex], stack: ExitStack):
         self.parts: list[_Part] = []
@@ -228,11 +234,11 @@ class _View:
 
     @property
     def similarity_weight(self) -> float:
-        """The weight of the encoder, which is the same in all indexes that can be compared."""
+        """The weight of the encoder. It is the same in all indexes whose similarities can be compared."""
         return min(part.snapshot.similarity_weight for part in self.parts)
 
     def allowed(self, path: str | None, language: str | None, name: str | None) -> np.ndarray | None:
-        """Returns the pieces that the filters leave, bool[pieces]; None without a filter.
+        """Returns the pieces that pass the filters, bool[pieces], or None if there is no filter.
 
         Raises:
             UserError: no file is in this language.
@@ -249,9 +255,10 @@ class _View:
         return np.concatenate(allowed)
 
     def similarity_to_query(self, query: str) -> np.ndarray | None:
-        """Computes the similarity of all pieces to a query, NaN for those without an embedding.
+        """Computes the similarity of all pieces to a query, which is NaN for a piece without an embedding.
 
-        It is None without an encoder, or with several, whose similarities cannot be compared.
+        Returns None if there is no encoder, or if the indexes have different encoders, whose similarities cannot be
+        compared.
         """
         encoded = [part for part in self.parts if part.snapshot.state]
         encoders = {part.snapshot.state["identity"] for part in encoded}
@@ -266,7 +273,7 @@ class _View:
         return similarity
 
     def similarity_to_piece(self, piece: int) -> np.ndarray | None:
-        """Computes the similarity of all pieces to one of them; None if it has no embedding."""
+        """Computes the similarity of all pieces to one piece. Returns None if it has no embedding."""
         own = self._part_of(piece)
         embedding = own.snapshot.embedding(piece - own.pieces.start)
         if embedding is None:
@@ -292,7 +299,7 @@ class _View:
     def best(
         self, scores: ranking.Scores, allowed: np.ndarray | None, limit: int, votes: Votes = NO_VOTES
     ) -> list[SearchResult]:
-        """Returns the best of the allowed pieces, with the commits that voted for them."""
+        """Returns the best allowed pieces, with the commits that voted for them."""
         results = []
         for piece, score in ranking.order_pieces(scores, self.segments, allowed, limit):
             part = self._part_of(piece)
@@ -301,10 +308,10 @@ class _View:
         return results
 
     def piece_at(self, path: str, line: int) -> int:
-        """Finds the piece that holds a line of a file.
+        """Returns the piece that contains a line of a file.
 
         Raises:
-            UserError: no such file, or no piece there.
+            UserError: the file is not in the index, or it has no piece there.
         """
         for part in self.parts:
             if path.startswith(part.label):
@@ -314,7 +321,7 @@ class _View:
         raise UserError(f"{path}:{line}: not in the index; give path and line as a search does")
 
     def query_like(self, piece: int) -> ranking.Query:
-        """Makes a query from the words of a piece that are rare but shared with some other pieces."""
+        """Makes a query from the words of a piece that are rare but occur in other pieces too."""
         part = self._part_of(piece)
         text = part.snapshot.result(piece - part.pieces.start).text
         counts: Counter[str] = Counter()
@@ -329,7 +336,7 @@ class _View:
         return ranking.Query("sentence", (), dict.fromkeys(chosen, 1.0))
 
     def stands_out(self, similarity: np.ndarray | None) -> bool:
-        """Returns True if some piece is more similar to the query than every piece is to random letters."""
+        """Returns True if some piece is more similar to the query than any piece is to random letters."""
         if similarity is None:
             return False
         for part in self.parts:
@@ -339,5 +346,5 @@ class _View:
         return False
 
     def _part_of(self, piece: int) -> _Part:
-        """Returns the index that holds a piece."""
+        """Returns the part that contains a piece."""
         return next(part for part in self.parts if piece < part.pieces.stop)

@@ -1,4 +1,4 @@
-"""Serves a search page on the loopback address: one page and its data, nothing from elsewhere."""
+"""Serves a search page on the loopback address. The page loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NO_TOKEN = b"This address lacks its token: take the whole address that `soft-tr
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves the page of an index at `url`, under a random path that other pages cannot guess."""
+    """A server for the page of an index. Its `url` has a random path that other pages cannot guess."""
 
     daemon_threads = True
 
@@ -36,7 +36,7 @@ class PageServer(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_address[1]}/{self.token}/"
 
     def search(self, options: dict[str, str]) -> dict:
-        """Returns the results of one query as the page shows them."""
+        """Returns the results of a query for the page."""
         query = options.get("q", "")[:MAX_QUERY]
         filters = {name: options[name] for name in ("path", "language") if options.get(name)}
         started = time.perf_counter()
@@ -73,7 +73,7 @@ class PageServer(ThreadingHTTPServer):
         return {"start_line": start, "text": shown, "open": open_at(text, options.get("language", ""), start)}
 
     def about(self, _: dict[str, str]) -> dict:
-        """Returns the folder and the languages that the filters offer."""
+        """Returns the folder, and the languages to choose from."""
         index = self.served.index
         with self.served.lock:
             return {"folder": index.folder, "languages": index.languages()}
@@ -85,10 +85,10 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 30
 
     def do_GET(self) -> None:  # noqa: N802, the name that the standard library calls
-        """Answers with the page or with data; refuses requests without the token or with another host."""
+        """Answers with the page or with data. Rejects requests without the token or with another host."""
         address = urlsplit(self.path)
         parts = address.path.split("/")
-        # A page elsewhere may make its own host name point here; then the header has that name.
+        # Another site may make its own host name point here. The header then has that name.
         port = self.server.server_address[1]
         if self.headers.get("Host") not in (f"127.0.0.1:{port}", f"localhost:{port}"):
             return self._send(403, "text/plain", b"wrong host")
@@ -125,11 +125,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_) -> None:
-        """Prints nothing, since a line for every key press would be noise."""
+        """Prints nothing, because a line for every key press would be noise."""
 
 
 def serve_page(served: ServedIndex, query: str = "", port: int = 0, editor: str = EDITOR) -> None:
-    """Prints the address and serves the page until the user stops it; a UserError if the port is taken."""
+    """Prints the address and serves the page until the user stops it. Raises UserError if the port is taken."""
     try:
         server = PageServer(served, port, editor)
     except (OSError, OverflowError) as error:

@@ -1,4 +1,4 @@
-"""Serves an index: reads changed files when a query comes, and encodes pieces in the background."""
+"""Serves an index. It reads changed files before a query, and encodes pieces in the background."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from soft_trainer.search.repositories import head_time, repository_of
 from soft_trainer.search.results import SearchResult
 from soft_trainer.search.searching import CodeIndexes
 
-# Looking for changed files takes a tenth of the time, but they are looked for every five seconds.
+# Looking for changed files takes at most a tenth of the time, unless it has not been done for five seconds.
 CHECK_SHARE = 0.1
 CHECK_SECONDS = 5.0
 
 
 class ServedIndex:
-    """Answers the queries of a page or an agent about one index or several, one at a time.
+    """Answers the queries of a page or an agent with one index or several, one query at a time.
 
     Args:
         update: read changed files before a search, and encode new pieces between searches.
-        lexical: leave the embeddings out.
+        lexical: do not use embeddings.
     """
 
     def __init__(self, index: CodeIndex | CodeIndexes, update: bool = True, lexical: bool = False):
         self.index = index
         self.lexical = lexical
-        self.lock = threading.Lock()  # SQLite's connections are shared
+        self.lock = threading.Lock()  # threads share SQLite's connections
         self.keepers = [_Keeper(member, update, lexical) for member in index.members]
 
     def search(self, query: str, limit: int, **filters: str | None) -> tuple[list[SearchResult], list[str]]:
-        """Returns the results and notices about them, without waiting for an encoder."""
+        """Returns the results and notices. It does not wait for an encoder."""
         return self._answer(partial(self.index.search, query, limit, **filters))
 
     def similar(self, path: str, line: int, limit: int) -> tuple[list[SearchResult], list[str]]:
-        """Returns pieces like the one that holds a line of a file, and notices about them."""
+        """Returns pieces like the piece at a line of a file, and notices."""
         return self._answer(partial(self.index.similar, path, line, limit))
 
     def text_of(self, path: str) -> str | None:
-        """Returns the text of an indexed file; None for other paths, such as a file that is ignored by now."""
+        """Returns the text of an indexed file, or None if the path is not in the index, as for an ignored file."""
         with self.lock:
             self._refresh()
             return self.index.text_of(path)
@@ -65,7 +65,7 @@ class ServedIndex:
 
 
 class _Keeper:
-    """Keeps one index up to date: reads changed files when asked; encodes and reads commits in the background."""
+    """Keeps one index up to date. It reads files when asked, and encodes and reads commits in the background."""
 
     def __init__(self, index: CodeIndex, update: bool, lexical: bool):
         self.index = index
@@ -83,11 +83,11 @@ class _Keeper:
         self._start_encoder()
 
     def ready(self) -> bool:
-        """Returns True if a search need not wait for the encoder."""
+        """Returns True if a search would not have to wait for the encoder."""
         return self.loaded.is_set() or not self.index.model
 
     def take_notices(self, was_ready: bool) -> list[str]:
-        """Returns pending notices about the encoder, and clears the notices of the index."""
+        """Returns notices about the encoder, and clears the notices of the index."""
         self.index.notices = []
         if self.lexical or not self.index.model:
             return []
@@ -96,7 +96,7 @@ class _Keeper:
         return [f"new pieces are not encoded: {self.problem}"] if self.problem else []
 
     def refresh(self) -> None:
-        """Reads the files that have changed, unless it has just looked for them, which takes long in a large tree."""
+        """Reads changed files, unless it has just looked for them. Looking takes long in a large tree."""
         self._start_encoder()
         started = time.monotonic()
         if self.update and started >= self.next_check:
@@ -116,7 +116,7 @@ class _Keeper:
             spawn.Process(target=read_commits, args=(self.index.index_dir,), daemon=True).start()
 
     def _start_encoder(self) -> None:
-        """Starts the thread that encodes, as soon as the index has an encoder."""
+        """Starts the encoding thread as soon as the index has an encoder."""
         if self.index.model and not (self.lexical or self.encodes):
             self.encodes = True
             threading.Thread(target=self._encode, daemon=True).start()
@@ -140,6 +140,6 @@ class _Keeper:
 
 
 def read_commits(index_dir: Path) -> None:
-    """Reads the new commits of an index's repository; a failure leaves the index unchanged."""
+    """Reads the new commits of an index's repository. If this fails, the index stays unchanged."""
     with suppress(UserError), CodeIndex.open(index_dir) as index:
         index.remember(wait=False)

@@ -1,4 +1,4 @@
-"""The view of an index during a search: segments, embeddings, filters, and the text of results."""
+"""The view that a search has of an index: segments, embeddings, filters, and the texts of results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ from soft_trainer.search.words import whole
 
 
 class Snapshot:
-    """Everything a search reads, in one transaction; `state` describes the embeddings, None without an encoder."""
+    """Everything that a search reads from one index, in one transaction.
+
+    Attributes:
+        state: the state of the embeddings, or None if the index has no encoder.
+    """
 
     def __init__(self, database: sqlite3.Connection, index_dir: Path):
         self.database = database
@@ -32,27 +36,27 @@ class Snapshot:
         if self.state:
             self.vectors = vectors.open_vectors(index_dir, self.state)
             firsts = self.segments.firsts
-            self.slots = np.full(len(self.segments.lengths), -1)  # the row of each piece's embedding
+            self.slots = np.full(len(self.segments.lengths), -1)  # the row of each piece's embedding, -1 for none
             for file, blob in database.execute("SELECT file, slots FROM vectors JOIN files ON id = file"):
                 self.slots[firsts[file] : firsts[file + 1]] = np.frombuffer(blob, "<i4")
 
     @property
     def similarity_weight(self) -> float:
-        """The weight of the encoder in the ranking: 1, unless `learning` has set another."""
+        """The weight of the encoder in the ranking. It is 1 unless `learning` has set another."""
         return (self.state or {}).get("weight", 1.0)
 
     def similarity(self, embedding: np.ndarray) -> np.ndarray:
-        """Computes the similarity of every piece to a query, float32[pieces]; NaN for one without an embedding."""
+        """Computes the similarity of every piece to a query, float32[pieces]. It is NaN without an embedding."""
         return np.append(vectors.similarities(self.vectors, embedding), np.float32(np.nan))[self.slots]
 
     def embedding(self, piece: int) -> np.ndarray | None:
-        """Returns the embedding of a piece, None without one."""
+        """Returns the embedding of a piece, or None if it has none."""
         if not self.state or self.slots[piece] < 0:
             return None
         return self.vectors[self.slots[piece]].astype(np.float32)
 
     def allowed(self, path: str | None, languages: set[str] | None, name: str | None, label: str) -> np.ndarray:
-        """Returns the pieces that pass the filters, bool[pieces]; paths match with and without `label`."""
+        """Returns the pieces that pass the filters, bool[pieces]. A path may match with or without its `label`."""
         segments = self.segments
         files = segments.live.copy()
         if languages is not None:
@@ -73,8 +77,8 @@ class Snapshot:
         return pieces
 
     def _terms_of_name(self, name: str) -> list[str]:
-        """Returns the terms of the definitions with a name, in which `*` stands for anything."""
-        plain = re.findall(r"[\w$*]+", name)[-1:]  # without the classes in front
+        """Returns the terms of definitions with a name, in which `*` matches anything."""
+        plain = re.findall(r"[\w$*]+", name)[-1:]  # without its classes
         term = DEFINED + whole("".join(plain))
         if "*" not in term:
             return [term]
@@ -82,7 +86,7 @@ class Snapshot:
         return [known for (known,) in self.database.execute(query) if fnmatchcase(known, term)]
 
     def piece_at(self, path: str, line: int) -> int | None:
-        """Finds the piece that holds a line of a file, or the next one; None without one."""
+        """Returns the piece that contains a line of a file, or the next piece, or None if there is none."""
         query = "SELECT first, pieces FROM files JOIN contents ON file = id WHERE path = ?"
         row = self.database.execute(query, (path,)).fetchone()
         if row is None:
@@ -94,7 +98,12 @@ class Snapshot:
         return None
 
     def result(self, piece: int, score: float = 0.0, label: str = "", votes: Sequence[int] = ()) -> SearchResult:
-        """Reads a piece with its text and, by their numbers, the nearest commits that voted for it."""
+        """Returns a piece as a result, with its text and the nearest commits that voted for it.
+
+        Args:
+            label: the text before the path.
+            votes: the numbers of the commits, nearest first.
+        """
         file = int(self.segments.owners[piece])
         query = "SELECT path, language, pieces, text FROM files JOIN contents ON file = id WHERE id = ?"
         path, language, pieces, text = self.database.execute(query, (file,)).fetchone()

@@ -1,4 +1,4 @@
-"""Reads static encoders with NumPy and `tokenizers` alone, so that a search needs neither torch nor transformers."""
+"""Runs static encoders with only NumPy and `tokenizers`, so that a search needs neither torch nor transformers."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ VECTORS = "word_embedding.weight"  # the name of the tensor
 PROBE = "def parseURL(self, *xs):\n\treturn [x_1 for x in xs]  # größer 'a  b'\n"
 WORD = re.compile(r"\w+|[^\w\s]")
 KEPT_WORDS = 1 << 19
-NO_LENGTH = 1_000_000  # tokens, as in the profiles of encoders, whose module is slow to import
+NO_LENGTH = 1_000_000  # tokens, as in the profiles of encoders; importing their module would be slow
 
 
 def default_static_folder() -> Path:
-    """Returns the place of the static encoder that `soft-trainer distil` makes if it is given no other."""
+    """Returns the default output folder of `soft-trainer distil`."""
     return cache_dir() / "static_encoder"
 
 
 def static_folder(name: str) -> Path | None:
-    """Returns the folder of a static encoder; None for any other encoder.
+    """Returns the folder of a static encoder, or None for any other encoder.
 
     Args:
         name: a folder, or a name on the Hub whose files are in the cache.
     """
     folder = Path(name)
     if not folder.is_dir():
-        # A name on the Hub that is not in the cache is downloaded when it is first loaded, with torch.
+        # An encoder that is not in the cache is downloaded when torch loads it for the first time.
         from huggingface_hub import try_to_load_from_cache
 
         cached = None
@@ -59,15 +59,15 @@ def static_folder(name: str) -> Path | None:
 
 
 class StaticSearchEncoder:
-    """A static encoder for search, whose embeddings, float32[n, d] of length one, are compared by dot product.
+    """A static encoder for search. Its embeddings, float32[n, d] of length one, are compared by dot product.
 
     Args:
-        name: the folder or the name by which the index knows the encoder.
+        name: the folder or the name that identifies the encoder in an index.
         folder: its folder.
-        truncate_dim: keep this many dimensions of every embedding; None keeps all.
+        truncate_dim: keep this many dimensions of every embedding. By default, all.
 
     Raises:
-        UserError: a file that cannot be read, or more dimensions than the encoder has.
+        UserError: a file cannot be read, or the encoder has fewer dimensions.
     """
 
     def __init__(self, name: str, folder: Path, truncate_dim: int | None = None):
@@ -87,7 +87,7 @@ class StaticSearchEncoder:
                 self._vectors = file.get_tensor(VECTORS)
         except (OSError, SafetensorError) as error:
             raise UserError(f"{folder / WEIGHTS}: cannot be read: {error}") from error
-        self._ids: dict[str, list[int]] = {}  # of words
+        self._ids: dict[str, list[int]] = {}  # the token ids of words
         self._splits_words = self._splits()
         dimensions = self._vectors.shape[1]
         if truncate_dim is not None and not 1 <= truncate_dim <= dimensions:
@@ -100,12 +100,12 @@ class StaticSearchEncoder:
         return self._normalized(np.array([self._vectors[ids[:length]].sum(0) for ids in rows]))
 
     def codes(self, texts: list[str], languages: list[str]) -> np.ndarray:
-        """Embeds pieces, whatever their language."""
+        """Embeds pieces. Their languages make no difference."""
         length = self._profile["code_length"]
         texts = [self._profile["code_prefix"] + text for text in texts]
         if not self._splits_words or length < NO_LENGTH:
             return self._normalized(_sums([ids[:length] for ids in self._tokenized(texts)], self._vectors))
-        # The vectors of a word are added up once for all texts.
+        # The vectors of a word are added up only once for all texts.
         words = [WORD.findall(text) for text in texts]
         distinct = set(chain.from_iterable(words))
         self._learn(distinct)
@@ -114,13 +114,13 @@ class StaticSearchEncoder:
         return self._normalized(_sums([list(map(number.__getitem__, text)) for text in words], word_vectors))
 
     def _normalized(self, sums: np.ndarray) -> np.ndarray:
-        """Scales sums of vectors, which need not be divided by the number of tokens, to length one."""
+        """Scales sums of vectors to length one. This makes it unnecessary to divide by the number of tokens."""
         embeddings = sums[:, : self.truncate_dim]
         norms = np.linalg.norm(embeddings, axis=1, keepdims=True)
         return embeddings / np.maximum(norms, 1e-12)
 
     def _tokenized(self, texts: list[str]) -> list[list[int]]:
-        """Returns the token ids of texts. Each word is tokenised once, which takes a third of the time."""
+        """Returns the token ids of texts. Each word is tokenised only once, which takes a third of the time."""
         if not self._splits_words:
             return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
         words = [WORD.findall(text) for text in texts]
@@ -128,13 +128,13 @@ class StaticSearchEncoder:
         return [list(chain.from_iterable(map(self._ids.__getitem__, each))) for each in words]
 
     def _learn(self, words: set[str]) -> None:
-        """Tokenises the words that are new."""
+        """Tokenises the words that have not been tokenised yet."""
         if len(self._ids) > KEPT_WORDS:
             self._ids.clear()
         self._add(sorted(word for word in words if word not in self._ids))
 
     def _add(self, words: list[str]) -> None:
-        """Tokenises all words in one call, which is five times as fast as a call for each."""
+        """Tokenises words in a single call, which is five times as fast as a call for each."""
         encoding = self._tokenizer.encode(" ".join(words), add_special_tokens=False)
         starts = np.fromiter(map(itemgetter(0), encoding.offsets), np.int64, len(encoding.ids))
         ends = np.cumsum([len(word) + 1 for word in words])
@@ -145,14 +145,14 @@ class StaticSearchEncoder:
             first = last
 
     def _splits(self) -> bool:
-        """Returns True if a text's ids are its words' ids, joined."""
+        """Returns True if the ids of a text are the concatenated ids of its words."""
         words = [self._tokenizer.encode(word, add_special_tokens=False).ids for word in WORD.findall(PROBE)]
         return self._tokenizer.encode(PROBE, add_special_tokens=False).ids == list(chain.from_iterable(words))
 
 
 def _sums(rows: Sequence[Sequence[int]], vectors: np.ndarray) -> np.ndarray:
-    """Adds up the vectors whose numbers each row has, float32[rows, d]."""
-    from scipy.sparse import csr_array  # slow to import, and a search adds up too few
+    """Adds up vectors, float32[rows, d]. Each row is a list of indices of `vectors`."""
+    from scipy.sparse import csr_array  # slow to import, and a search has too few to need it
 
     ends = np.cumsum([0, *map(len, rows)])
     numbers = np.fromiter(chain.from_iterable(rows), np.int32, ends[-1])

@@ -1,7 +1,9 @@
-"""The index on disk: one SQLite file, changed by whole transactions.
+"""The index on disk: one SQLite file, which is only changed in transactions.
 
-Postings (which pieces hold a term) are blobs, one a term and segment, that NumPy reads at once. FTS5 was measured
-against this: over 250,000 pieces its `bm25()` takes 300 ms for a question of common words, since it visits row by row.
+Postings say which pieces contain a term. Those of one term and segment are a blob, which NumPy reads as a whole.
+SQLite's
+FTS5 was measured: over 250,000 pieces, its `bm25()` takes 300 ms for a question of common words, because it visits
+every row.
 """
 
 from __future__ import annotations
@@ -28,13 +30,13 @@ LOCK = "lock"
 ENCODING_LOCK = "encoding.lock"
 MEMORY_LOCK = "memory.lock"
 FORMAT = 9
-# Of each file: 1 for a test; folders above it; words in its own name; 1 for a text that is no program; 1 for a file in
-# a folder that may hold other people's code; 1 for a file that a program wrote.
+# The traits of a file: 1 if it is a test; the number of folders above it; the number of words in its own name; 1 if it
+# is a text and not a program; 1 if its folder may contain other people's code; 1 if a program wrote it.
 TRAITS = ("test", "depth", "name_parts", "text", "vendored", "generated")
-# beyond these, dead postings are dropped and segments are joined
+# If there are more, dead postings are dropped and segments are joined.
 MAX_DEAD_SHARE = 0.05
 MAX_SEGMENTS = 8
-SEGMENT_PIECES = 2000  # an index of fewer has one segment
+SEGMENT_PIECES = 2000  # a smaller index has one segment
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
 CREATE TABLE files (id INTEGER PRIMARY KEY, path TEXT UNIQUE, size INTEGER, changed INTEGER, language TEXT,
@@ -62,17 +64,17 @@ def cache_dir() -> Path:
 
 
 def default_index_dir(folder: str | os.PathLike[str]) -> Path:
-    """Returns the folder of a tree's index in the user's cache, since the tree may belong to somebody else."""
+    """Returns the folder of a tree's index in the user's cache, because the tree may belong to another user."""
     real = os.path.realpath(folder)
     name = re.sub(r"\W", "-", os.path.basename(real))[:40]
     return cache_dir() / "search" / f"{name}-{hashlib.sha256(os.fsencode(real)).hexdigest()[:16]}"
 
 
 def find_index_dir(folder: str | os.PathLike[str]) -> Path | None:
-    """Finds the index of a folder or of its nearest indexed parent; None without one.
+    """Returns the index of a folder or of its nearest parent that has one, or None.
 
     Raises:
-        UserError: no such folder.
+        UserError: the folder does not exist.
     """
     real = Path(os.path.realpath(folder))
     if not real.is_dir():
@@ -84,7 +86,7 @@ def find_index_dir(folder: str | os.PathLike[str]) -> Path | None:
 
 
 def make_index_dir(index_dir: Path, folder: str) -> None:
-    """Makes a private folder for an index; a UserError if it lies in the tree or cannot be made."""
+    """Makes a private folder for an index. Raises UserError if it is inside the tree, or if it cannot be made."""
     if os.path.commonpath([os.path.realpath(index_dir), folder]) == folder:
         place = "it lies in the tree that is indexed"
         raise UserError(f"index_dir={index_dir}: {place}; choose a folder outside {folder}")
@@ -99,7 +101,7 @@ def make_index_dir(index_dir: Path, folder: str) -> None:
 
 
 def _check_owner(index_dir: Path) -> None:
-    """Raises a UserError if somebody else could have written the index."""
+    """Raises UserError if another user could have written the index."""
     database = index_dir / DATABASE
     owners = {index_dir.stat().st_uid}
     if os.path.lexists(database):
@@ -110,7 +112,7 @@ def _check_owner(index_dir: Path) -> None:
 
 @contextmanager
 def write_lock(index_dir: Path, wait: bool = True, name: str = LOCK) -> Iterator[bool]:
-    """Locks an index for writing or encoding; yields False if it is taken and `wait` is False."""
+    """Locks an index for writing or encoding. Yields False if the lock is taken and `wait` is False."""
     with open(os.open(index_dir / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600), "w") as file:
         try:
             if wait:
@@ -124,15 +126,19 @@ def write_lock(index_dir: Path, wait: bool = True, name: str = LOCK) -> Iterator
 
 
 def connect(index_dir: Path, create: bool = False) -> sqlite3.Connection:
-    """Opens the database; a UserError if it is missing, broken, somebody else's or from another version.
+    """Opens the database.
 
-    `create` makes the tables if there are none, or none of this format.
+    Args:
+        create: make the tables if there are none, or if they have an older format.
+
+    Raises:
+        UserError: the database is missing or damaged, it has another format, or another user may have written it.
     """
     path = index_dir / DATABASE
     if not create and not path.is_file():
         raise UserError(f"{index_dir}: no index there; make one with `soft-trainer index DIR`")
     _check_owner(index_dir)
-    # A folder that may not be written has no room for SQLite's log: the file is then read as it is.
+    # SQLite cannot write its log to a read-only folder. The file is then opened as immutable.
     writable = os.access(index_dir, os.W_OK) and (create or os.access(path, os.W_OK))
     if create and not path.exists():
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600))
@@ -168,13 +174,13 @@ def connect(index_dir: Path, create: bool = False) -> sqlite3.Connection:
 
 @contextmanager
 def transaction(database: sqlite3.Connection) -> Iterator[None]:
-    """Commits the whole body, or nothing."""
+    """Commits everything in the body, or nothing."""
     database.execute("BEGIN IMMEDIATE")
     try:
         yield
         database.execute("COMMIT")
     finally:
-        if database.in_transaction:  # a full disk has rolled back already
+        if database.in_transaction:  # a full disk has rolled it back already
             database.execute("ROLLBACK")
 
 
@@ -196,10 +202,12 @@ def insert_postings(
     *entries: np.ndarray,
     table: str = "postings",
 ) -> None:
-    """Writes a segment's postings: `vocabulary[term[i]]` occurs `count[i]` times in piece `piece[i]`.
+    """Writes the postings of a segment: `vocabulary[term[i]]` occurs `count[i]` times in piece `piece[i]`.
 
-    `entries` are `term`, `piece` (ascending) and `count`. Differences of pieces are kept, in as few bytes as the
-    largest needs.
+    Differences between pieces are stored, each in as few bytes as the largest of a term needs.
+
+    Args:
+        entries: the arrays `term`, `piece` (ascending) and `count`.
     """
     term, piece, count = entries
     if not len(term):
@@ -225,12 +233,12 @@ def insert_postings(
             tail = bytes(packed[width][(start + 1) * width : end * width])
             yield vocabulary[names[place]], segment, width, head + tail, bytes(counts[start:end])
 
-    # in the order of the key, or SQLite moves every page about
+    # In the order of the key, SQLite need not move pages.
     database.executemany(f"INSERT INTO {table} VALUES (?, ?, ?, ?, ?)", sorted(rows()))
 
 
 def unpack(width: int, pieces: bytes) -> np.ndarray:
-    """Decodes the pieces of one term and segment, int64[n], ascending."""
+    """Decodes the pieces of one term and segment, int64[n] in ascending order."""
     first = np.frombuffer(pieces, "<u4", 1)
     differences = np.frombuffer(pieces, _WIDTHS[width], offset=4)
     return np.cumsum(np.concatenate([first, differences]), dtype=np.int64)
@@ -242,14 +250,14 @@ def count_segments(database: sqlite3.Connection) -> int:
 
 
 def compact(database: sqlite3.Connection) -> None:
-    """Merges all live postings into one segment and renumbers files and pieces, if that saves enough."""
+    """Merges all live postings into one segment and renumbers files and pieces, if this saves enough."""
     segments = Segments(database)
     files = database.execute("SELECT id, first, count FROM files ORDER BY first").fetchall()
     old = np.array(files, np.int64).reshape(-1, 3)
     counts = old[:, 2]
     total = int(old[:, 2].sum())
     number = count_segments(database)
-    # Each segment repeats the words that it holds: in a small index a few segments double its size.
+    # Each segment repeats its words, so a few segments would double the size of a small index.
     few = number <= min(MAX_SEGMENTS, 1 + total // SEGMENT_PIECES)
     if few and len(segments.lengths) <= total * (1 + MAX_DEAD_SHARE):
         return
@@ -270,7 +278,7 @@ def compact(database: sqlite3.Connection) -> None:
     term = np.repeat(np.arange(len(vocabulary), dtype=np.int32), [len(pieces) for pieces in piece[1:]])
     for table in ("postings", "segments", "dead"):
         database.execute(f"DELETE FROM {table}")
-    # through negative numbers, so that no two files ever have the same one
+    # Files get negative numbers first, so that two files never have the same number.
     database.execute("CREATE TEMP TABLE moves (new INTEGER, first INTEGER, old INTEGER PRIMARY KEY)")
     moves = zip(range(len(files)), firsts.tolist(), old[:, 0].tolist(), strict=True)
     database.executemany("INSERT INTO moves VALUES (?, ?, ?)", moves)
@@ -288,13 +296,20 @@ def compact(database: sqlite3.Connection) -> None:
 
 
 def insert_segment(database: sqlite3.Connection, number: int, *arrays: Sequence) -> None:
-    """Stores the data for ranking: terms, file and kind of each piece, language and traits of each file."""
+    """Stores the data for ranking: length, file and kind of each piece, and language and traits of each file."""
     blobs = [np.asarray(array).astype(kind).tobytes() for array, kind in zip(arrays, _ARRAYS.values(), strict=True)]
     database.execute("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?)", (number, *blobs))
 
 
 class Segments:
-    """All segments: `lengths`, `owners`, `kinds` by piece; `languages`, `traits`, `live`, `firsts` by file."""
+    """The data of all segments.
+
+    Attributes:
+        lengths, owners, kinds: the number of terms, the file and the kind of each piece.
+        languages, traits: the language and the traits of each file.
+        live: False for a file that has been removed.
+        firsts: the first piece of each file, and the number of pieces at the end.
+    """
 
     def __init__(self, database: sqlite3.Connection):
         self.database = database
@@ -313,7 +328,7 @@ class Segments:
         return np.frombuffer(b"".join(blob for (blob,) in rows), _ARRAYS[name])
 
     def postings(self, term: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the live pieces that hold a term, int64, ascending, and how often each holds it, float32."""
+        """Returns the live pieces that contain a term, ascending int64[n], and their counts of it, float32[n]."""
         query = "SELECT width, pieces, counts FROM postings WHERE term = ? ORDER BY segment"
         rows = self.database.execute(query, (term,)).fetchall()
         if not rows:
@@ -322,7 +337,11 @@ class Segments:
         return pieces, counts.astype(np.float32)
 
     def joined(self, rows: list[tuple[int, bytes, bytes]]) -> tuple[np.ndarray, np.ndarray]:
-        """Joins the (width, pieces, counts) of a term in each segment; returns live pieces and counts, uint8."""
+        """Joins the postings of a term in several segments. Returns the live pieces and their counts, uint8[n].
+
+        Args:
+            rows: (width, pieces, counts) in each segment.
+        """
         pieces = np.concatenate([unpack(width, blob) for width, blob, _ in rows])
         counts = np.frombuffer(b"".join(row[2] for row in rows), np.uint8)
         if self.live.all():
@@ -336,11 +355,11 @@ class JoinedSegments:
 
     def __init__(self, parts: tuple[Segments, ...]):
         self.parts = parts
-        self.lengths = np.concatenate([part.lengths for part in parts])
-        self.kinds = np.concatenate([part.kinds for part in parts])
-        self.languages = np.concatenate([part.languages for part in parts])
-        self.traits = np.concatenate([part.traits for part in parts])
-        self.live = np.concatenate([part.live for part in parts])
+        self.lengths = joined_arrays(parts, "lengths")
+        self.kinds = joined_arrays(parts, "kinds")
+        self.languages = joined_arrays(parts, "languages")
+        self.traits = joined_arrays(parts, "traits")
+        self.live = joined_arrays(parts, "live")
         self.first_pieces = []
         owners = []
         firsts = []
@@ -355,7 +374,7 @@ class JoinedSegments:
         self.firsts = np.append(np.concatenate(firsts), pieces)
 
     def postings(self, term: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns what `Segments.postings` returns, with joined numbers."""
+        """Returns the result of `Segments.postings` for all indexes."""
         pieces = []
         counts = []
         for part, first in zip(self.parts, self.first_pieces, strict=True):
@@ -367,5 +386,12 @@ class JoinedSegments:
 
 @lru_cache(maxsize=2)
 def joined_segments(parts: tuple[Segments, ...]) -> Segments | JoinedSegments:
-    """Returns the segments of indexes as one."""
-    return parts[0] if len(parts) == 1 else JoinedSegments(parts)
+    """Returns the segments of several indexes as one."""
+    if len(parts) == 1:
+        return parts[0]
+    return JoinedSegments(parts)
+
+
+def joined_arrays(parts: Sequence, name: str) -> np.ndarray:
+    """Concatenates an attribute of several objects."""
+    return np.concatenate([getattr(part, name) for part in parts])

@@ -1,4 +1,4 @@
-"""Turns files into text, pieces and term counts for the index."""
+"""Turns files into texts, pieces and counts of terms for the index."""
 
 from __future__ import annotations
 
@@ -22,25 +22,30 @@ from soft_trainer.search.pieces import TEXT_LANGUAGES, Piece, first_paragraph, l
 from soft_trainer.search.store import TRAITS
 from soft_trainer.search.words import WORD, source_words, stem, terms, whole
 
-# A term's first letter says what it is found in; a term of the text has none.
+# The sign before a term says where it occurs. A term of the text has no sign.
 DEFINED = "="
 NAME = "@"
 PATH = "/"
 OWN_NAME = "//"
 SUMMARY = "~"
 MAX_COUNT = 255
-MAX_NOTEBOOK_BYTES = 20_000_000  # with its pictures, which are left out
+MAX_NOTEBOOK_BYTES = 20_000_000  # including its pictures, which are not indexed
 _PACKAGE_FILES = {"__init__", "index", "mod"}
 
 
 @dataclass
 class Batch:
-    """A batch of files in the form that the index stores, with their terms.
+    """A batch of files, in the form that the index stores, with their terms.
 
-    `files` are rows (path, language, number of pieces, digest, JSON of `[start, end, name]` of each piece, packed
-    text), `traits` the numbers of `store.TRAITS`, `kinds` those of the pieces. Entry i says that
-    `vocabulary[term[i]]` is `count[i]` times in `piece[i]`, counted from 0 over all `files`. Of the other files,
-    `skipped` has those that cannot be searched, with the reason, and `touched` those that are as they were.
+    Attributes:
+        files: for each file its path, its language, the number of its pieces, a digest, JSON of `[start, end, name]`
+            of each piece, and the compressed text.
+        traits: the values of `store.TRAITS` for each file.
+        lengths, kinds: the number of terms and the kind of each piece.
+        skipped: the files that cannot be searched, with the reason.
+        touched: the files whose content has not changed.
+        vocabulary: the terms.
+        term, piece, count: term `vocabulary[term[i]]` occurs `count[i]` times in piece `piece[i]` of all `files`.
     """
 
     files: list[tuple[str, str, int, bytes, str, bytes]] = field(default_factory=list)
@@ -56,7 +61,12 @@ class Batch:
 
 
 def read_batch(root: str, known: Mapping[str, tuple | None]) -> Batch:
-    """Reads files, splits them and counts their terms; `known` maps their paths to (digest, language) in the index."""
+    """Reads files, splits them and counts their terms.
+
+    Args:
+        root: the indexed folder.
+        known: the paths of the files, with their (digest, language) in the index or None.
+    """
     batch = Batch()
     numbers = defaultdict(count().__next__)
     term: list[int] = []
@@ -95,7 +105,7 @@ def read_batch(root: str, known: Mapping[str, tuple | None]) -> Batch:
         }
         batch.traits.append(tuple(int(kinds[trait]) for trait in TRAITS))
     batch.vocabulary = list(numbers)
-    # NumPy sorts numbers faster than Python counts them, so a pair of term and piece is one number.
+    # A pair of a term and a piece becomes one number, because NumPy sorts numbers faster than Python counts pairs.
     pairs = np.array(term, np.int64) * len(sizes) + np.repeat(np.arange(len(sizes)), sizes)
     pairs, times = np.unique(pairs, return_counts=True)
     term_numbers, piece_numbers = np.divmod(pairs, max(len(sizes), 1))
@@ -106,7 +116,7 @@ def read_batch(root: str, known: Mapping[str, tuple | None]) -> Batch:
 
 
 def read_source(root: str, path: str) -> tuple[bytes, str] | str:
-    """Returns a file's text and its language; else the reason to leave it out."""
+    """Returns the text and the language of a file, or the reason to leave it out."""
     full = os.path.join(root, path)
     language = ""
     if is_notebook(path):
@@ -124,13 +134,13 @@ def read_source(root: str, path: str) -> tuple[bytes, str] | str:
 
 
 def _pieces(path: str, source: bytes, language: str) -> Iterator[tuple[Piece, bytes, set[str]]]:
-    """Yields the pieces of a file with their text and the terms of names, path and documentation."""
+    """Yields each piece of a file with its text and its signed terms: those of names, path and documentation."""
     lines = source.split(b"\n")
     own_name, folders = _name_and_folders(path)
-    # The first piece has the terms of the path.
+    # The first piece gets the terms of the path.
     marked = _marked(OWN_NAME, WORD.findall(own_name)) | _marked(PATH, WORD.findall(folders))
     pieces = split(source, language, is_notebook(path))
-    for piece in pieces or [Piece(1, 1)]:  # a file without a word is found by its path
+    for piece in pieces or [Piece(1, 1)]:  # a file without words can be found by its path
         text = b"\n".join(lines[piece.start - 1 : piece.end])
         marked |= _marked(SUMMARY, source_words(first_paragraph(text)))
         if piece.defines:
@@ -142,12 +152,12 @@ def _pieces(path: str, source: bytes, language: str) -> Iterator[tuple[Piece, by
 
 
 def _marked(sign: str, words: list[str]) -> set[str]:
-    """Returns the terms of words, each with the sign of where it stands."""
+    """Returns the terms of words, with the sign that says where they occur."""
     return {sign + term for word in words for term in terms(word)}
 
 
 def _name_and_folders(path: str) -> tuple[str, str]:
-    """Splits a path into the file name without its ending and the folders. `__init__` takes the folder's name."""
+    """Splits a path into the file name without its ending, and the folders. `__init__` gets its folder's name."""
     folders, _, name = path.rpartition("/")
     own = name.lstrip(".").rsplit(".", 1)[0]
     if own.lower() in _PACKAGE_FILES and folders:

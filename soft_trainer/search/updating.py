@@ -1,4 +1,4 @@
-"""Brings an index up to date: reads changed files again and removes missing ones."""
+"""Updates an index: reads changed files again and removes missing ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from typing import NamedTuple
 
 import numpy as np
@@ -24,14 +24,14 @@ from soft_trainer.search.terms import Batch, read_batch
 from soft_trainer.terminal import Progress
 
 BATCH_FILES = 64
-MIN_PARALLEL_FILES = 200  # fewer are read sooner than processes start
-SEGMENT_POSTINGS = 8_000_000  # held in memory (13 bytes each) before they are written
-# reasons that may have gone by the next look although the name is the same
+MIN_PARALLEL_FILES = 200  # fewer files are read before processes have started
+SEGMENT_POSTINGS = 8_000_000  # postings in memory (13 bytes each) before they are written
+# Reasons that may disappear without a change of the name.
 _UNSTABLE = {"unreadable", "link", "not a regular file"}
 
 
 class Changes(NamedTuple):
-    """The difference between a tree and its index."""
+    """The differences between a tree and its index."""
 
     listing: Listing
     changed: list[str]
@@ -39,7 +39,7 @@ class Changes(NamedTuple):
 
 
 def find_changes(database: sqlite3.Connection, folder: str) -> Changes | None:
-    """Compares sizes and times of a tree's files with those in the index; None if nothing has changed."""
+    """Compares the sizes and times of a tree's files with the index. Returns None if nothing has changed."""
     listing = list_tree(folder, **store.get_meta(database, "patterns", {}))
     listing.skipped = {path.encode(errors="replace").decode(): why for path, why in listing.skipped.items()}
     known: dict[str, Stat | None] = {}
@@ -50,7 +50,7 @@ def find_changes(database: sqlite3.Connection, folder: str) -> Changes | None:
         if size is None:
             by_name[path] = why
         elif why in _UNSTABLE and os.access(os.path.join(folder, path), os.R_OK):
-            known[path] = None  # a change of rights changes neither size nor time
+            known[path] = None  # a change of permissions changes neither size nor time
         else:
             known[path] = (size, time)
     changed = [path for path, status in listing.files.items() if known.get(path) != status]
@@ -61,7 +61,7 @@ def find_changes(database: sqlite3.Connection, folder: str) -> Changes | None:
 
 
 def apply_changes(database: sqlite3.Connection, folder: str, changes: Changes, progress: bool) -> None:
-    """Writes changed files, a segment at a time. Each commit leaves a consistent index."""
+    """Writes changed files, one segment at a time. The index is consistent after each commit."""
     with store.transaction(database):
         _remove(database, changes.removed)
         database.execute("DELETE FROM skipped WHERE size IS NULL")
@@ -73,7 +73,7 @@ def apply_changes(database: sqlite3.Connection, folder: str, changes: Changes, p
     batches: list[Batch] = []
     postings = 0
     for batch in _read_all(folder, {path: indexed.get(path) for path in changes.changed}, progress):
-        # From here on all batches have one vocabulary.
+        # From here on, all batches share one vocabulary.
         numbers = [vocabulary[term] for term in batch.vocabulary]
         batch.term = np.array(numbers, np.int32)[batch.term]
         batch.vocabulary = []
@@ -87,10 +87,10 @@ def apply_changes(database: sqlite3.Connection, folder: str, changes: Changes, p
 
 
 def tidy(database: sqlite3.Connection) -> None:
-    """Drops dead postings if that saves enough, frees unused pages, and empties SQLite's log."""
+    """Drops dead postings if this saves enough, frees unused pages, and empties SQLite's log."""
     with store.transaction(database):
         store.compact(database)
-    database.executescript("PRAGMA incremental_vacuum")  # `execute` would free a single page
+    database.executescript("PRAGMA incremental_vacuum")  # `execute` would free only one page
     database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 
@@ -104,7 +104,7 @@ def _read_all(folder: str, files: dict[str, tuple | None], progress: bool) -> It
     with ExitStack() as stack:
         if many and workers > 1 and _may_fork():
             run = stack.enter_context(multiprocessing.get_context("fork").Pool(workers, _start_worker)).imap
-        # Its import takes 50 ms, which a search need not wait for.
+        # Its import takes 50 ms, and a search should not wait for it.
         bar = stack.enter_context(Progress("Indexing", len(files), "file")) if progress and many else None
         for names, batch in zip(batches, run(partial(read_batch, folder), batches), strict=True):
             if bar:
@@ -113,17 +113,17 @@ def _read_all(folder: str, files: dict[str, tuple | None], progress: bool) -> It
 
 
 def _may_fork() -> bool:
-    """Returns True if a forked process cannot inherit a lock held by another thread, such as one of torch's."""
+    """Returns True if a forked process cannot inherit a lock that another thread holds, such as a thread of torch."""
     return sys.platform == "linux" and threading.active_count() == 1 and "torch" not in sys.modules
 
 
 def _start_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl+C
-    gc.disable()  # reading makes no cycles, and looking for them takes 6 to 10 % of the time
+    gc.disable()  # reading creates no cycles, and looking for them takes 6 to 10 % of the time
 
 
 def _write(database: sqlite3.Connection, stats: dict[str, Stat], vocabulary: list[str], batches: list[Batch]) -> None:
-    """Writes batches as one segment and commits. Files with unchanged content only get their new time."""
+    """Writes batches as one segment and commits. Files with unchanged content only get a new time."""
     with store.transaction(database):
         for batch in batches:
             _remove(database, [*batch.skipped, *(row[0] for row in batch.files)])
@@ -159,18 +159,14 @@ def _write_segment(
             first += pieces
     store.set_meta(database, "languages", known)
     number = store.count_segments(database)
-    term = np.concatenate([batch.term for batch in batches])
-    piece = np.concatenate([batch.piece for batch in batches])
-    count = np.concatenate([batch.count for batch in batches])
-    store.insert_postings(database, number, vocabulary, term, piece, count)
-    lengths = np.concatenate([batch.lengths for batch in batches])
-    kinds = np.concatenate([batch.kinds for batch in batches])
-    traits = np.concatenate([np.reshape(batch.traits, (-1, len(store.TRAITS))) for batch in batches])
-    store.insert_segment(database, number, lengths, owners, kinds, languages, traits)
+    joined = partial(store.joined_arrays, batches)
+    store.insert_postings(database, number, vocabulary, joined("term"), joined("piece"), joined("count"))
+    traits = np.array(list(chain.from_iterable(batch.traits for batch in batches))).reshape(-1, len(store.TRAITS))
+    store.insert_segment(database, number, joined("lengths"), owners, joined("kinds"), languages, traits)
 
 
 def _remove(database: sqlite3.Connection, paths: list[str]) -> None:
-    """Removes files. Their pieces stay dead until the segments are rewritten."""
+    """Removes files. Their pieces stay in the segments as dead pieces until the segments are rewritten."""
     rows = [(path,) for path in paths]
     database.executemany("INSERT INTO dead SELECT id FROM files WHERE path = ?", rows)
     database.executemany("DELETE FROM contents WHERE file = (SELECT id FROM files WHERE path = ?)", rows)

@@ -1,8 +1,8 @@
-"""Stores embeddings as rows of a float16 file that only grows; SQLite records how many are valid.
+"""Stores embeddings as rows of a float16 file that only grows. SQLite records how many rows are valid.
 
-A row is written before the transaction that names it, and never changed afterwards. A killed process therefore leaves
-rows that nobody reads, and a reader never sees half of one. Rows without a piece go when the file is next rewritten,
-under another name.
+A row is written before the transaction that refers to it, and never changed afterwards. A killed process therefore
+leaves rows that are never read, and a reader never sees part of a row. Rows that no piece uses are dropped when the
+file is next rewritten, under another name.
 """
 
 from __future__ import annotations
@@ -27,22 +27,25 @@ from soft_trainer.search.static import StaticSearchEncoder, static_folder
 from soft_trainer.search.store import get_meta, set_meta, transaction
 from soft_trainer.terminal import LINE_SECONDS, Progress, duration, print_on_main
 
-# A commit holds some seconds of work, which is lost when the process is killed.
+# One transaction covers some seconds of work, which is lost if the process is killed.
 FIRST_TEXTS = 32
 COMMIT_TEXTS = 512
 COMMIT_SECONDS = 5.0
-SLOW_RATE = 20.0  # pieces a second, where nothing is known
+SLOW_RATE = 20.0  # pieces per second, as long as the rate is unknown
 MAX_DEAD_SHARE = 0.05
 _DIGEST = 8
-ROWS_AT_ONCE = 1 << 14  # converted to float32; they stay in a processor's cache
+ROWS_AT_ONCE = 1 << 14  # rows to convert to float32 at once, so that they stay in a processor's cache
 
 
 class SearchEncoder:
-    """An encoder of `soft_trainer.encoders`, whose embeddings, float32[n, d], are compared by dot product.
+    """An encoder of `soft_trainer.encoders`. Its embeddings, float32[n, d], are compared by dot product.
 
     Args:
-        name: folder or Hub name; a UserError if it cannot be loaded.
-        truncate_dim: keep this many dimensions of every embedding; None keeps those that `load_encoder` keeps.
+        name: the folder or the name on the Hub.
+        truncate_dim: keep this many dimensions of every embedding. By default, as many as `load_encoder` keeps.
+
+    Raises:
+        UserError: the encoder cannot be loaded.
     """
 
     def __init__(self, name: str, truncate_dim: int | None = None):
@@ -52,7 +55,7 @@ class SearchEncoder:
         from soft_trainer.encoders.encoding import comparable
         from soft_trainer.encoders.loading import load_encoder
 
-        # a report on the weights does not belong in a search's output
+        # The output of a search should not have a report on weights.
         logging.set_verbosity_error()
         logging.disable_progress_bar()
         try:
@@ -70,8 +73,8 @@ class SearchEncoder:
     def _encoder_of_codes(self):
         """The same encoder with a second tokenizer.
 
-        A page searches in one thread while another encodes pieces. A tokenizer has one limit of tokens at a time, so
-        that they would cut each other's texts.
+        For a page, one thread searches while another encodes pieces. A tokenizer has only one maximum length at a
+        time, so that the threads would truncate each other's texts.
         """
         return dataclasses.replace(self._encoder, tokenizer=copy.deepcopy(self._encoder.tokenizer))
 
@@ -83,13 +86,17 @@ class SearchEncoder:
         """Embeds pieces."""
         from soft_trainer.dataflow import DATA_FLOW_LANGUAGES  # imports tree-sitter
 
-        # Text in another language has no data flow: it is read like Python that does not parse.
+        # Text in another language has no data flow. It is read like Python code with a syntax error.
         known = [language if language in DATA_FLOW_LANGUAGES else "python" for language in languages]
         return self._comparable(self._encoder_of_codes.encode_codes(texts, known)).float().cpu().numpy()
 
 
 def open_encoder(name: str, truncate_dim: int | None = None) -> SearchEncoder | StaticSearchEncoder:
-    """Opens an encoder by its folder or Hub name; a static one without torch. A UserError if it cannot be loaded."""
+    """Opens an encoder by its folder or Hub name. A static encoder is opened without torch.
+
+    Raises:
+        UserError: it cannot be loaded.
+    """
     folder = static_folder(name)
     if folder is not None:
         return StaticSearchEncoder(name, folder, truncate_dim)
@@ -97,19 +104,19 @@ def open_encoder(name: str, truncate_dim: int | None = None) -> SearchEncoder | 
 
 
 def embedded_text(path: str, name: str, text: str) -> str:
-    """Returns the text that encoders read: path and name first, since a method says little without its class."""
+    """Returns the text for an encoder, which starts with path and name: a method says little without its class."""
     if name:
         return f"{path} {name}\n{text}"
     return f"{path}\n{text}"
 
 
 def embed_pieces(database: sqlite3.Connection, index_dir: Path, encoder: SearchEncoder, progress: bool) -> None:
-    """Encodes every piece that lacks an embedding. A later run continues a stopped one.
+    """Encodes every piece that lacks an embedding. If it is stopped, a later call continues.
 
-    Other processes and threads may change the index meanwhile, but only one may encode.
+    Other processes and threads may change the index at the same time, but only one may encode.
     """
     state = _state_for(database, encoder)
-    # The row of every encoded text by its digest, including texts of files that have changed or gone.
+    # The rows of all encoded texts by digest, including texts of files that have changed or disappeared.
     slots: dict[bytes, int] = {}
     for digests, rows in database.execute("SELECT digests, slots FROM vectors"):
         for place, row in enumerate(np.frombuffer(rows, "<i4").tolist()):
@@ -146,7 +153,7 @@ def unencoded(database: sqlite3.Connection) -> int:
 
 
 def forget(database: sqlite3.Connection, index_dir: Path) -> None:
-    """Removes all embeddings and the name of their encoder."""
+    """Deletes all embeddings and the name of their encoder."""
     with transaction(database):
         database.execute("DELETE FROM vectors")
         database.execute("DELETE FROM meta WHERE key = 'vectors'")
@@ -155,18 +162,18 @@ def forget(database: sqlite3.Connection, index_dir: Path) -> None:
 
 
 def weigh(database: sqlite3.Connection, weight: float) -> None:
-    """Sets the weight of the encoder in the ranking, until another encoder takes its place."""
+    """Sets the weight of the encoder in the ranking, until another encoder replaces it."""
     with transaction(database):
         set_meta(database, "vectors", get_meta(database, "vectors") | {"weight": weight})
 
 
 def _state_for(database: sqlite3.Connection, encoder: SearchEncoder) -> dict:
-    """Returns the state of the embeddings; an empty one if encoder or dimensions differ."""
+    """Returns the state of the embeddings. If the encoder or its dimensions differ, they start again from nothing."""
     state = get_meta(database, "vectors", {})
     kept = {"model": encoder.name, "truncate_dim": encoder.truncate_dim, "identity": encoder.identity}
     if {key: state.get(key) for key in kept} != kept:
         example = encoder.codes(["def example(): pass"], ["python"])
-        # The power of two that brings embeddings to about length one: half precision ends at 65,504.
+        # A power of two scales embeddings to about length one, because half precision ends at 65,504.
         length = float(np.linalg.norm(example))
         scale = 1.0
         if 0 < length < math.inf:
@@ -180,12 +187,16 @@ def _state_for(database: sqlite3.Connection, encoder: SearchEncoder) -> dict:
 
 
 def vector_file(index_dir: Path, number: int) -> Path:
-    """Names the file of the embeddings; every rewrite takes the next number."""
+    """Returns the file of the embeddings. Every rewrite uses the next number."""
     return index_dir / f"vectors-{number:06d}.f16"
 
 
 def _pending(database: sqlite3.Connection, count: int) -> list[tuple[str, bytes, list[tuple[bytes, str, str]]]]:
-    """Reads the next files without embeddings, up to `count` pieces: path, content, (digest, text, language)."""
+    """Returns the next files without embeddings, with about `count` pieces in all.
+
+    Returns:
+        The path of each file, the digest of its content, and (digest, text, language) of each piece.
+    """
     query = f"SELECT path, digest, language, pieces, text FROM files JOIN contents ON file = id {_WITHOUT_VECTORS}"
     group = []
     for path, content, language, places, blob in database.execute(f"{query} ORDER BY id"):
@@ -205,7 +216,7 @@ def _pending(database: sqlite3.Connection, count: int) -> list[tuple[str, bytes,
 def _commit(
     database: sqlite3.Connection, index_dir: Path, encoder: SearchEncoder, state: dict, slots: dict, group: list
 ) -> int:
-    """Encodes the new pieces of a group and records them in one transaction; returns their number."""
+    """Encodes the new pieces of a group of files and records them in one transaction. Returns their number."""
     new = {}
     for _, _, pieces in group:
         for digest, text, language in pieces:
@@ -223,7 +234,7 @@ def _commit(
         numbers = np.array([slots[digest] for digest in digests], "<i4")
         rows.append((b"".join(digests), numbers.tobytes(), path, content))
     with transaction(database):
-        # A file that has changed or gone meanwhile has no such row any more.
+        # A file that has changed or disappeared meanwhile does not have this digest any more.
         query = "INSERT OR REPLACE INTO vectors SELECT id, ?, ? FROM files WHERE path = ? AND digest = ?"
         database.executemany(query, rows)
         set_meta(database, "vectors", state)
@@ -231,7 +242,7 @@ def _commit(
 
 
 def _append(path: Path, row: int, vectors: np.ndarray) -> None:
-    """Writes rows from number `row` on, over any leftovers of a killed process."""
+    """Writes rows to a file, starting at `row`. They overwrite the rows that a killed process left."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "wb") as file:
         file.seek(row * vectors.shape[1] * 2)
@@ -241,7 +252,7 @@ def _append(path: Path, row: int, vectors: np.ndarray) -> None:
 
 
 def _compacted(database: sqlite3.Connection, index_dir: Path, state: dict) -> dict:
-    """Copies live embeddings into a new file if enough of the old one is dead; returns the new state."""
+    """Copies the used embeddings to a new file if enough of the old file is unused. Returns the new state."""
     rows = database.execute("SELECT file, slots FROM vectors ORDER BY file").fetchall()
     used = np.unique(np.frombuffer(b"".join(slots for _, slots in rows), "<i4"))
     if len(used) >= state["rows"] * (1 - MAX_DEAD_SHARE) - 16:
@@ -259,7 +270,7 @@ def _compacted(database: sqlite3.Connection, index_dir: Path, state: dict) -> di
 
 
 def open_vectors(index_dir: Path, state: dict) -> np.ndarray:
-    """Maps the embeddings into memory, float16[rows, d]; a UserError if the file is too short."""
+    """Returns the memory-mapped embeddings, float16[rows, d]. Raises UserError if the file is too short."""
     path = vector_file(index_dir, state["number"])
     shape = (state["rows"], state["dimension"])
     if not state["rows"]:
@@ -272,11 +283,10 @@ def open_vectors(index_dir: Path, state: dict) -> np.ndarray:
 
 
 def similarities(vectors: np.ndarray, query: np.ndarray) -> np.ndarray:
-    """Computes the dot products float32[rows] of all rows with a query's embedding, scaled to length one.
+    """Computes the dot products of all rows with a query's embedding, which is scaled to length one: float32[rows].
 
-    torch multiplies in float16, five times as fast as NumPy, which has no such product; of that only the order of
-    near ties suffers, so the best thousand are computed again in float32. It is used where the query's encoder has
-    loaded it.
+    If the query's encoder has loaded torch, torch computes them in float16, which NumPy cannot do and which is five
+    times as fast. This only affects the order of near ties, so the best thousand are computed again in float32.
     """
     query = query / max(float(np.linalg.norm(query)), 1e-9)
     torch = sys.modules.get("torch")

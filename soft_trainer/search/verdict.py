@@ -1,4 +1,4 @@
-"""Compares searches of a repository on its later commits: words, commits, encoders and external programs."""
+"""Compares searches of a repository on its latest commits: by words, by commits, by encoders, by external programs."""
 
 from __future__ import annotations
 
@@ -24,15 +24,22 @@ from soft_trainer.search.index import CodeIndex
 WORDS = "words"
 MEMORY = "words + memory"
 POPULARITY = "popularity"
-SECONDS = 10.0  # for one query of an external program
-MAX_OUTPUT = 1 << 20  # bytes of its answer that are read
+SECONDS = 10.0  # the time limit of an external program for one query
+MAX_OUTPUT = 1 << 20  # bytes of its answer to read
 _QUERY = "{query}"
 _PLACE = re.compile(r"(.*?)(?::(\d+)(?::.*)?)?")
 Search = Callable[[str], Sequence[Place]]
 
 
 class Verdict(NamedTuple):
-    """The measures of every query by system and level ("files", "functions"), with remarks."""
+    """The outcome of a comparison.
+
+    Args:
+        queries: the queries.
+        cut: the commit whose tree was searched.
+        measured: the measures of every query, by system and by level, which is "files" or "functions".
+        notices: remarks for the user.
+    """
 
     queries: list[JudgedQuery]
     cut: str
@@ -48,20 +55,21 @@ def compare_searches(
     external: str | None = None,
     index_dir: str | os.PathLike[str] | None = None,
 ) -> Verdict:
-    """Searches the tree before the newest commits with their subjects, which should find the changed functions.
+    """Searches the tree before the newest commits for the functions that they changed. Their subjects are the queries.
 
     Args:
-        language: of the functions; by default the one with most files.
-        models: encoders, each searched together with the words.
-        external: a command with `{query}`, which prints paths, best first.
-        index_dir: the place of the index; by default a temporary one.
+        language: the language of the functions. By default, the one that most files are in.
+        models: the encoders. Each is used together with words.
+        external: a command with `{query}` that prints paths, best first.
+        index_dir: the folder of the index. By default, a temporary one.
 
     Raises:
-        UserError: as `history_queries`, a model that cannot be loaded, or a command that cannot be started.
+        UserError: there are no queries (see `history_queries`), a model cannot be loaded, or the command cannot be
+            started.
     """
     program = ExternalSearch(external) if external else None
     for model in models:
-        vectors.SearchEncoder(model, truncate_dim)  # an error in the last one would cost hours
+        vectors.open_encoder(model, truncate_dim)  # raises an error now rather than after hours
     with tempfile.TemporaryDirectory(prefix="soft_trainer-") as scratch:
         tree = f"{scratch}/tree"
         queries, mined = history_queries(repository, language, tree)
@@ -82,7 +90,7 @@ def compare_searches(
 def _systems(
     index: CodeIndex, mined: MinedHistory, models: Sequence[str], truncate_dim: int | None
 ) -> Iterator[tuple[str, Search]]:
-    """Yields each system's name and search; a search is valid until the next one is requested."""
+    """Yields the name and the search of each system. A search is valid until the next one is requested."""
     yield WORDS, search_of(index, lexical=True, commits=False)
     yield MEMORY, search_of(index, lexical=True, commits=True)
     yield POPULARITY, popular(mined)
@@ -93,7 +101,7 @@ def _systems(
 
 
 def search_of(index: CodeIndex, lexical: bool, commits: bool) -> Search:
-    """Returns a search of an index, with or without its embeddings and the votes of its commits."""
+    """Returns a search of an index, optionally with its embeddings and with the votes of its commits."""
 
     def search(query: str) -> list[Place]:
         results = index.search(query, DEPTH, lexical=lexical, commits=commits)
@@ -103,25 +111,25 @@ def search_of(index: CodeIndex, lexical: bool, commits: bool) -> Search:
 
 
 def popular(mined: MinedHistory) -> Search:
-    """Returns a search that lists functions by the number of commits that changed them, ignoring the query."""
+    """Returns a search that ignores the query and lists the functions that most commits changed."""
     earlier = Counter(row["url"] for split in ("train", "valid") for row in mined.rows[split])
     ranked = [Place(*mined.places[url]) for url, _ in earlier.most_common() if url in mined.places]
     return lambda query: ranked[:DEPTH]
 
 
 class ExternalSearch:
-    """Searches with another program, which prints one result a line, best first: a path or `path:line`.
+    """Searches with another program, which prints one result per line, best first, as a path or as `path:line`.
 
-    No shell sees the query, which is a single argument, since anybody can write the subject of a commit.
+    The query is a single argument, and no shell sees it, because anybody can write the subject of a commit.
 
     Args:
-        command: as for a shell, with `{query}` in it.
+        command: the command line, with `{query}` in it.
 
     Attributes:
-        failures: queries that took over ten seconds, or for which the program failed.
+        failures: the number of queries for which the program failed or took over ten seconds.
 
     Raises:
-        UserError: the command has no `{query}`, or there is no such program.
+        UserError: the command has no `{query}`, or the program does not exist.
     """
 
     def __init__(self, command: str):
@@ -139,7 +147,7 @@ class ExternalSearch:
         self.failures = 0
 
     def bound_to(self, tree: str) -> Search:
-        """Returns a search that starts the program in this tree."""
+        """Returns a search that starts the program in a tree."""
         return lambda query: self._search(query, tree)
 
     def _search(self, query: str, tree: str) -> list[Place]:
@@ -152,7 +160,7 @@ class ExternalSearch:
                 code = process.wait(SECONDS)
             except subprocess.TimeoutExpired:
                 code = -1
-            finally:  # whatever it started, too
+            finally:  # ends the processes that it started too
                 _kill_group(process)
             output.seek(0)
             answer = output.read(MAX_OUTPUT).decode(errors="replace")
@@ -166,13 +174,13 @@ class ExternalSearch:
 def _kill_group(process: subprocess.Popen) -> None:
     try:
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:  # all have ended
+    except ProcessLookupError:  # all processes have ended
         pass
     process.wait()
 
 
 def _place(line: str, tree: str) -> Place:
-    """Parses `path[:line]`. Without a line, the result counts for its file but for no function."""
+    """Parses `path[:line]`. A result without a line counts for its file, but not for a function."""
     path, number = _PLACE.fullmatch(line).groups()
     path = os.path.relpath(os.path.join(tree, path), tree)
     at = int(number) if number else 0
