@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain, islice
 from pathlib import Path
 
@@ -72,7 +72,7 @@ class ChangeReader:
         self._ends = set()
         if self.repository.is_shallow:
             self._ends.update(Path(self.repository.path, "shallow").read_text().split())
-        self._functions = lru_cache(_KEPT_FILES)(self._read_file)
+        self._functions = lru_cache(_KEPT_FILES)(partial(read_functions, self.repository))
 
     def read(self, commit_id: str) -> Change:
         """Returns the change that a commit makes."""
@@ -117,10 +117,6 @@ class ChangeReader:
             if is_mined_path(path, language):
                 return language
         return None
-
-    def _read_file(self, oid: pygit2.Oid, path: str) -> FileFunctions:
-        """Returns the functions of a version of a file."""
-        return read_functions(self.repository, self._language_of(path), oid, path, self._seconds)
 
     def _read_functions(self, deltas: Sequence[pygit2.DiffDelta], change: Change) -> None:
         """Fills in the outcome, and if the commit is kept, the changed functions and the hash of the patch.
@@ -178,9 +174,10 @@ class ChangeReader:
 
     def _side(self, file: pygit2.DiffFile) -> FileFunctions:
         """Returns the functions of one side of a diff. A file that does not exist has none."""
+        language = self._language_of(file.path)
         if file.mode:
-            return self._functions(file.id, file.path)
-        return FileFunctions(None, b"", self._language_of(file.path), file.path)
+            return self._functions(language, file.id, file.path, self._seconds)
+        return FileFunctions(None, b"", language, file.path)
 
 
 def _person(person: pygit2.Signature) -> str:

@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from functools import cache, partial
-from itertools import compress
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -230,55 +230,58 @@ class _History:
         """Returns the distinct rows of every split, newest first, and the number of commits by outcome.
 
         Args:
-            corpus: the urls of the corpus. Other functions did not exist at the cut and answer no query.
+            corpus: the urls of the corpus. Other functions did not exist at the cut, so no query asks for them.
         """
-        everything = {change.commit for change in self.changes}
-        train, counts = self._pairs("train", range(self.valid_start), self._before_valid, None)
-        valid, valid_counts = self._pairs("valid", range(self.valid_start, self.test_start), self._before_test, corpus)
-        test, test_counts = self._pairs("test", range(self.test_start, len(self.changes)), everything, corpus)
-        return {"train": train, "valid": valid, "test": test}, counts + valid_counts + test_counts
+        counts = Counter()
+        all_urls = set(chain.from_iterable(self._urls))
+        all_commits = {change.commit for change in self.changes}
+        train = self._rows("train", range(self.valid_start), self._before_valid, all_urls, counts)
+        valid = self._rows("valid", range(self.valid_start, self.test_start), self._before_test, corpus, counts)
+        test = self._rows("test", range(self.test_start, len(self.changes)), all_commits, corpus, counts)
+        return {"train": train, "valid": valid, "test": test}, counts
 
-    def _pairs(
-        self, split: str, span: range, ancestors: set[str], corpus: Collection[str] | None
-    ) -> tuple[list[Row], Counter[str]]:
-        """Returns the distinct rows of one split, newest first, and the number of its commits by outcome.
+    def _rows(
+        self, split: str, span: range, ancestors: Collection[str], corpus: Collection[str], counts: Counter[str]
+    ) -> list[Row]:
+        """Returns the distinct rows of one split, newest first.
 
         Args:
             split: the name of the split.
-            span: the indices of the commits.
+            span: the indices of its commits.
             ancestors: the ids of the commits that the tree after the split descends from.
-            corpus: the urls of the functions that may answer a query, or None for all.
+            corpus: the urls of the functions that may answer a query.
+            counts: the number of commits by outcome, to which those of the split are added.
         """
         earlier = set()
-        if corpus is not None:
-            for change in self.changes[: span.start]:
-                earlier.update((change.query.casefold(), change.patch))
+        for change in self.changes[: span.start]:
+            earlier.update((change.query.casefold(), change.patch))
         earlier.discard("")
         rows: dict[tuple[str, str], Row] = {}
-        counts = Counter()
         for index in reversed(span):
             change = self.changes[index]
             answers = {}
             for url, (_, row) in zip(self._urls[index], change.functions, strict=True):
-                if corpus is None or url in corpus:
+                if url in corpus:
                     answers[url] = row
             if not change.functions:
                 outcome = change.outcome
             elif change.commit not in ancestors:
                 outcome = "on a branch merged after a cut"
-            elif not {change.query.casefold(), change.patch}.isdisjoint(earlier):
+            elif not earlier.isdisjoint((change.query.casefold(), change.patch)):
                 outcome = f"{split}: subject or patch occurs before"
             elif not answers:
                 outcome = f"{split}: no function that existed at the cut"
             else:
                 outcome = split
-                own = {"docstring": change.query, "docstring_tokens": document_tokens(change.query)}
-                for url, row in answers.items():
-                    row = row | own | {"url": url, "partition": split, "source": "history"}
-                    # The newest version takes the place of the oldest.
-                    rows[change.query, url] = rows.pop((change.query, url), row)
             counts[outcome] += 1
-        return list(rows.values()), counts
+            if outcome != split:
+                continue
+            own = {"docstring": change.query, "docstring_tokens": document_tokens(change.query)}
+            for url, row in answers.items():
+                row = row | own | {"url": url, "partition": split, "source": "history"}
+                # The newest version takes the place of the oldest.
+                rows[change.query, url] = rows.pop((change.query, url), row)
+        return list(rows.values())
 
     def corpus(self) -> tuple[list[Row], dict[str, tuple[str, int, int]]]:
         """Returns the functions of the tree at the cut, without documentation, and their places."""
