@@ -21,9 +21,10 @@ from soft_trainer.errors import UserError
 from soft_trainer.options.removed import refuse_removed
 from soft_trainer.terminal import exit_on_user_error, nearest, quiet_libraries
 
-# Each command is the module of its name in this folder. It has a docstring, its description, and either
-# `add_arguments(parser)` and `run(arguments)`, or OPTIONS, dataclasses of options, and `run` that takes one of each.
-# `run` returns the exit code, None for 0. A module is imported when its command is run: some take seconds.
+# Each command is a module of the same name in this folder. Its docstring is the command's description. It has either
+# `add_arguments(parser)` and `run(arguments)`, or OPTIONS, a tuple of option dataclasses, and `run`, which receives an
+# instance of each. `run` returns the exit code, or None for 0. A module is imported only when its command is run,
+# because some take seconds.
 COMMANDS = {
     "train": "fine-tune an encoder and measure it before and after",
     "evaluate": "measure an encoder on a data set, without training",
@@ -42,10 +43,10 @@ PROGRAM = "soft-trainer"
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser that raises `UserError` where argparse would print its usage and exit."""
+    """A parser that raises UserError instead of printing its usage and exiting."""
 
     def parse_known_args(self, args=None, namespace=None):
-        """Parses like argparse, but names an unknown option before it names a missing one."""
+        """Parses like argparse, but reports an unknown option before it reports a missing one."""
         for word in itertools.takewhile(lambda word: word != "--", args or ()):
             option = word.split("=")[0]
             if word.startswith("--") and option not in self._option_string_actions:
@@ -54,7 +55,7 @@ class CommandParser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str):
-        """Raises the message."""
+        """Raises UserError with the message."""
         raise UserError(message)
 
 
@@ -74,7 +75,7 @@ def overview() -> argparse.ArgumentParser:
 
 
 def command_module(name: str) -> ModuleType:
-    """Returns the module of a command; a UserError for an unknown one, which names the nearest."""
+    """Returns the module of a command. For an unknown one, raises UserError, which suggests the nearest."""
     if name not in COMMANDS:
         refuse_removed([name])
         raise UserError(f"unknown command {name!r}{nearest(name, COMMANDS)}")
@@ -82,7 +83,11 @@ def command_module(name: str) -> ModuleType:
 
 
 def command_parser(name: str, **settings) -> argparse.ArgumentParser:
-    """Returns the parser of a command; `settings` go to `argparse.ArgumentParser`."""
+    """Returns the parser of a command.
+
+    Args:
+        settings: arguments of `argparse.ArgumentParser`.
+    """
     command = command_module(name)
     if hasattr(command, "OPTIONS"):
         from soft_trainer.options.parse import make_parser  # not needed by every command
@@ -94,10 +99,10 @@ def command_parser(name: str, **settings) -> argparse.ArgumentParser:
 
 
 def parse_command(argv: Sequence[str]) -> tuple[ModuleType, tuple]:
-    """Returns the module of the command that `argv` begins with, and the arguments of its `run`.
+    """Returns the module of the command in `argv`, and the arguments of its `run`.
 
     Raises:
-        UserError: an unknown command or option, which names the nearest, or a value that an option does not take.
+        UserError: the command or an option is unknown (the message suggests the nearest), or a value is invalid.
     """
     name, *words = argv
     command = command_module(name)
@@ -110,7 +115,7 @@ def parse_command(argv: Sequence[str]) -> tuple[ModuleType, tuple]:
 
 
 def run_command(argv: Sequence[str]) -> int:
-    """Runs the command that `argv` begins with and returns its exit code; a UserError if it or its options fail."""
+    """Runs the command in `argv` and returns its exit code. Raises UserError if the command or its options fail."""
     if not argv or argv[0].startswith("-"):
         parser = overview()
         parser.parse_args(argv[:1])  # --help and --version end here

@@ -3,8 +3,9 @@
 soft-trainer compare RUN_A RUN_B
 soft-trainer compare 'outputs/study/*/ours/*' 'outputs/study/*/baseline/*'
 
-RUN is a run's output folder, or one of its files of ranks. Positive differences favour RUN_A. Two patterns compare two
-methods over all sets and seeds of a study: runs are pairs if the text in place of each * is the same.
+RUN is the output folder of a run, or one of its files of ranks. Positive differences favour RUN_A. Two patterns
+compare two methods over all sets and seeds of a study. Two runs form a pair if the text in place of each * is the
+same.
 """
 
 from __future__ import annotations

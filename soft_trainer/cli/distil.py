@@ -1,10 +1,10 @@
-"""Distil an encoder into a static one: a vector for each token, and their mean.
+"""Distil an encoder into a static one, which has a vector for each token and takes their mean.
 
 soft-trainer distil MODEL
 soft-trainer distil sentence-transformers/all-MiniLM-L6-v2 --output_dir outputs/static --texts my_repository
 
-It trains like any encoder (`train --model_name_or_path DIR`), hundreds of times as fast as the encoder that it comes
-from, and loads in AutoModel, SentenceTransformer and model2vec.StaticModel.
+It trains like any encoder (`train --model_name_or_path DIR`), but hundreds of times as fast as the original. It loads
+in AutoModel, SentenceTransformer and model2vec.StaticModel.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=default_static_folder(),
         help="folder for the static encoder (default: in the user's cache directory, where `index --learn` looks)",
     )
-    parser.add_argument("--dimensions", type=int, default=256, help="of its embeddings (default: %(default)s)")
-    parser.add_argument("--texts", help="a file or source tree by which the frequencies of tokens are counted")
+    parser.add_argument(
+        "--dimensions", type=int, default=256, help="number of dimensions of an embedding (default: %(default)s)"
+    )
+    parser.add_argument("--texts", help="a file or source tree in which the frequencies of tokens are counted")
     parser.add_argument("--trust_remote_code", action="store_true", help="run the code that comes with a model")
 
 

@@ -4,10 +4,10 @@ soft-trainer evaluate MODEL --data_dir DIR
 soft-trainer evaluate outputs/quickstart --source_dir ~/src/my_project --language python
 soft-trainer evaluate USER/NAME --eval_data_dir COSQA --output_dir outputs/cosqa
 
-Every query of test looks for its own code in the corpus, and lexical BM25 does the same. With --eval_data_dir alone
-only those sets are measured.
+Each query of test is ranked against the corpus, by the encoder and by lexical BM25. With only --eval_data_dir, only
+those sets are measured.
 
-With --mteb the benchmark mteb measures the encoder on its own tasks, as SentenceTransformer loads it:
+With --mteb, the benchmark mteb measures the encoder, as SentenceTransformer loads it, on its own tasks:
 
 soft-trainer evaluate MODEL --mteb "MTEB(Code, v1)"
 soft-trainer evaluate MODEL --mteb CosQA,CodeSearchNetRetrieval --output_dir outputs/mteb
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Measures the encoder and prints the table; writes ranks and results if there is a folder for them."""
+    """Measures the encoder and prints a table. Writes ranks and results if there is an output folder."""
     if arguments.mteb is not None:
         _measure_with_mteb(arguments)
         return
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def training_arguments(arguments: argparse.Namespace, folder: str) -> Options:
-    """Returns the options of a run that only measures."""
+    """Returns the options of a run that only measures an encoder."""
     from soft_trainer.options.training import SoftInfoNCETrainingArguments  # imports torch
 
     def given(kind: type) -> dict[str, object]:
@@ -79,7 +79,7 @@ def training_arguments(arguments: argparse.Namespace, folder: str) -> Options:
 
 def _rows(options: Options) -> tuple:
     """Loads the encoder's profile, the run's own rows and the evaluation sets."""
-    # Imported here, so that a wrong option need not wait for them.
+    # Imported here, so that errors about options need not wait for them.
     from soft_trainer import distributed
     from soft_trainer.data.sources import check_sources, load_data, load_local, needed_splits
     from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
@@ -128,7 +128,7 @@ def _measure(options: Options, keep: bool) -> None:
 
 def _measure_with_mteb(arguments: argparse.Namespace) -> None:
     """Measures the encoder with mteb. Options and names are checked before the model is loaded."""
-    read = {"model", "mteb", "output_dir"}  # the rows and all that is declared for other rows are not
+    read = {"model", "mteb", "output_dir"}  # not the options about rows
     for kind in SHARED:
         read |= {name for name, declared in declared_options(kind).items() if declared.mteb}
     defaults = argparse.ArgumentParser()

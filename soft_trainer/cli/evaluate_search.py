@@ -1,9 +1,11 @@
 """Measure the search of indexed trees: nDCG@10, MRR, times and memory.
 
-The queries are judged ones over several trees (--queries, --trees); or the documentation of one tree's functions,
-which should find them in a copy of the tree without comments (--folder); or the subjects of a repository's newest
-commits, which should find the functions that the commits changed, in the tree before them (--history): by words, by
-words and the memory of earlier commits, by each model with both, and by how often functions changed.
+The queries are one of these:
+- judged queries over several trees (--queries, --trees);
+- the documentation of a tree's functions, to find these in a copy of the tree without comments (--folder);
+- the subjects of a repository's newest commits, to find the functions that they changed in the tree before them
+  (--history). It compares words, words with the memory of earlier commits, each model with both, and how often
+  functions changed.
 
 soft-trainer evaluate-search --queries queries.jsonl.gz --trees DIR
 soft-trainer evaluate-search --folder DIR
@@ -94,7 +96,7 @@ def _files(arguments: argparse.Namespace) -> tuple[str, list[dict]]:
 
 
 def _measured_files(arguments: argparse.Namespace, scratch: str) -> tuple[str, list[dict]]:
-    """Runs queries on the indexes of trees; returns the table and the results of each query."""
+    """Runs queries on the indexes of trees. Returns the table, and the results of each query."""
     if arguments.folder:
         queries = evaluation.documentation_queries(arguments.folder, f"{scratch}/tree", arguments.max_queries)
         trees = {"": f"{scratch}/tree"}
@@ -117,7 +119,11 @@ def _measured_files(arguments: argparse.Namespace, scratch: str) -> tuple[str, l
 
 
 def _history(arguments: argparse.Namespace) -> tuple[str, list[dict]]:
-    """Searches the tree before a repository's newest commits for them; returns a table and its verdict."""
+    """Compares searches of a repository on its newest commits.
+
+    Returns:
+        The table with the verdict, and the results of each query.
+    """
     verdict = compare_searches(
         arguments.history,
         arguments.language,
@@ -152,7 +158,7 @@ def _against_words(verdict: Verdict, name: str, level: str) -> tuple[Interval, s
 
 
 def _in_words(verdict: Verdict) -> str:
-    """Says which search finds functions best, or that the queries are too few to say."""
+    """Returns a sentence about which search finds functions best, or that there are too few queries to say."""
     means = {name: np.mean([one.mrr for one in own["functions"]]) for name, own in verdict.measured.items()}
     best = max(means, key=means.get)
     if best == WORDS:

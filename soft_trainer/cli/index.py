@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int | None:
-    """Indexes, and prints what was indexed and what was skipped; returns 1 if the folder has no text."""
+    """Indexes a folder, and prints what was indexed and what was skipped. Returns 1 if the folder has no text."""
     from soft_trainer.cli.search import safe
     from soft_trainer.search import CodeIndex
     from soft_trainer.terminal import print_on_main
@@ -111,19 +111,19 @@ def run(arguments: argparse.Namespace) -> int | None:
 
 
 def _learned(arguments: argparse.Namespace, choice: dict):
-    """Indexes, then learns from the commits; returns the index."""
+    """Indexes a folder, then learns from its commits. Returns the index."""
     from soft_trainer.search import CodeIndex
     from soft_trainer.search.learning import base_encoder, learn  # imports pygit2, which a search does not need
     from soft_trainer.terminal import print_on_main
 
-    base = base_encoder(arguments.model)  # refused before the words are read
+    base = base_encoder(arguments.model)  # raises an error before the files are read
     index = CodeIndex.build(arguments.folder, arguments.index_dir, progress=True, **choice)
     print_on_main(learn(index, base, progress=True).verdict)
     return index
 
 
 def _memory(commits: dict) -> str:
-    """Reports how many commits were read, and their weight in a search."""
+    """Returns a line with the number of commits that were read, and their weight in a search."""
     weight, queries, mrr = (commits["measured"][name] for name in ("weight", "queries", "mrr"))
     text = f"{commits['read']:,} commits read, {commits['kept']:,} of them name what they changed"
     if not mrr:  # see MIN_QUERIES
@@ -132,7 +132,7 @@ def _memory(commits: dict) -> str:
 
 
 def _stopped(arguments: argparse.Namespace) -> str:
-    """Reports what an interrupted run left in the index, and which command continues it."""
+    """Returns a line about what an interrupted run left in the index, and the command that continues it."""
     from soft_trainer.errors import UserError
     from soft_trainer.search import CodeIndex, store
 

@@ -3,7 +3,7 @@
 soft-trainer merge BASE MODEL --ratio 0.5 --output_dir DIR
 soft-trainer merge sentence-transformers/all-MiniLM-L6-v2 outputs/mine --ratio 0.5 --output_dir outputs/merged
 
-Every weight becomes (1 - ratio) x that of BASE + ratio x the mean of the MODELs.
+Every weight becomes (1 - ratio) x BASE + ratio x the mean of the MODELs.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Mine rows to train on: documented functions of a source tree, or functions with the commits that changed them.
+"""Mine training rows: documented functions of a source tree, or functions with the commits that changed them.
 
 soft-trainer mine SOURCE_DIR --language go --output_dir DIR
 soft-trainer mine --history REPOSITORY --language go --output_dir DIR
 
-DIR then holds train, valid, test and codebase as .jsonl.gz, which `soft-trainer train --data_dir DIR` reads. From a
-history it also holds relevance.jsonl.gz: the test queries with all their functions, for --eval_data_dir. With both a
-SOURCE_DIR and --history of the same repository, training rows come from documentation and from commits.
+DIR gets train, valid, test and codebase as .jsonl.gz, which `soft-trainer train --data_dir DIR` reads. From a history,
+it also gets relevance.jsonl.gz, the test queries with all their functions, for --eval_data_dir. With a SOURCE_DIR and
+--history of the same repository, training rows come from both documentation and commits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Mines, and prints counts of functions or commits by outcome."""
+    """Mines rows, and prints the numbers of functions or commits by outcome."""
     options = {name: value for name, value in vars(arguments).items() if value is not None}
     history = options.pop("history", None)
     if history:

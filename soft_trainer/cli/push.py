@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Pushes the folder and prints the address of the commit."""
+    """Pushes the folder and prints the URL of the commit."""
     if not Path(arguments.folder).is_dir():
         raise UserError(f"{arguments.folder}: no such folder")
     sys.stdout.write(push_folder(**vars(arguments)) + "\n")

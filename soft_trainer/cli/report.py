@@ -1,4 +1,4 @@
-"""Report on finished runs, from their own records: a Markdown page with tables, paired tests and pictures.
+"""Report on finished runs: a Markdown page with tables, paired tests and pictures.
 
 soft-trainer report outputs/my-study
 soft-trainer report outputs/my-study --baseline infonce --output_dir report

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from soft_trainer.search.searching import CodeIndexes
 
 SHOWN_COLUMNS = 160
-# the options that a page, the tools and a search do not read
+# The options that each mode does not read; None is an ordinary search.
 _UNREAD = {
     "--mcp": ("serve", "port", "editor", "limit", "json", "path", "language", "name", "query", "similar"),
     "--serve": ("limit", "json", "path", "language", "name", "similar"),
     "--similar": ("port", "editor", "path", "language", "name", "query"),
     None: ("port", "editor"),
 }
-# control characters, and those that change the writing direction or break lines
+# Control characters, and characters that change the writing direction or break lines.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 _BOLD = "\x1b[1m"
 _GREEN = "\x1b[32m"
@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Searches and prints; returns 1 if nothing is found."""
+    """Searches and prints the results. Returns 1 if nothing is found."""
     query = " ".join(arguments.query)
     if arguments.limit is None:
         limit = 10
@@ -110,7 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         _print(results, arguments, query, filters)
         sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has read all that it wants; Python would flush once more at its end
+    except BrokenPipeError:  # a reader such as `head` has stopped reading; Python would flush again at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if results:
         return 0
@@ -118,7 +118,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _opened(arguments: argparse.Namespace) -> CodeIndex | CodeIndexes:
-    """Opens the indexes, or makes those of folders that are searched for the first time."""
+    """Opens the indexes. Makes an index for a folder that is searched for the first time."""
     # Imported here so that --help stays fast.
     from soft_trainer.search.index import CodeIndex
     from soft_trainer.search.searching import CodeIndexes
@@ -144,20 +144,20 @@ def _opened(arguments: argparse.Namespace) -> CodeIndex | CodeIndexes:
 
 
 def _print(results: list[SearchResult], arguments: argparse.Namespace, query: str, filters: dict) -> None:
-    """Prints results for people or programs; a line on standard error says if there are none."""
+    """Prints results as text or as JSON. If there are none, prints a line to standard error."""
     if not results:
         given = "".join(f" --{name} {value}" for name, value in filters.items() if value)
         print_on_main(safe(f"nothing found{given and f' with{given}'}"))
     elif arguments.json:
         sys.stdout.writelines(json.dumps(result.as_dict()) + "\n" for result in results)
     else:
-        # colours on a terminal, unless the user wants none (https://no-color.org)
+        # Colours are for a terminal, unless the user wants none (https://no-color.org).
         plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not sys.stdout.isatty()
         sys.stdout.write(format_results(results, query, colour=not plain))
 
 
 def _serve(index: CodeIndex | CodeIndexes, arguments: argparse.Namespace, query: str) -> int:
-    """Serves the page or the tools until the user stops it, then returns 130."""
+    """Serves the page or the tools. Returns 130 when the user stops it."""
     from soft_trainer.search.server import EDITOR, serve_page
     from soft_trainer.search.serving import ServedIndex
     from soft_trainer.search.tools import tool_server
@@ -182,12 +182,12 @@ def _serve(index: CodeIndex | CodeIndexes, arguments: argparse.Namespace, query:
 
 
 def safe(text: str) -> str:
-    """Returns the text as one line without control characters; tabs are four spaces."""
+    """Returns a text as one line without control characters. A tab becomes four spaces."""
     return _UNSAFE.sub("\ufffd", text.replace("\t", "    "))
 
 
 def format_results(results: Iterable[SearchResult], query: str, colour: bool) -> str:
-    """Formats path, line, name and score of each result, with the lines that hold most of the query."""
+    """Formats the path, line, name and score of each result, and its lines with the most terms of the query."""
     wanted = query_terms(query)
     blocks = []
     for result in results:
@@ -209,6 +209,6 @@ def format_results(results: Iterable[SearchResult], query: str, colour: bool) ->
 
 
 def _highlighted(line: str, wanted: set[str]) -> str:
-    """Colours the words of a line that the query asked for."""
+    """Colours the words of the query in a line."""
     hits = {word for word in WORD.findall(line) if wanted.intersection(terms(word)) or stem(word.lower()) in wanted}
     return WORD.sub(lambda found: f"{_RED}{found[0]}{_END}" if found[0] in hits else found[0], line)

@@ -1,4 +1,4 @@
-"""Options that a command shares with training, by name."""
+"""Adds options of a training to the parsers of other commands."""
 
 import argparse
 from collections.abc import Iterable, Mapping
@@ -16,12 +16,12 @@ def to_bool(word: str) -> bool:
 
 
 def add_shared_options(parser: argparse.ArgumentParser, shared: Mapping[type, Iterable[str]]) -> None:
-    """Adds the named fields of each dataclass to a command's parser, with their types, defaults and help."""
+    """Adds the named fields of each dataclass to a parser, with their types, defaults and help."""
     for options, names in shared.items():
         hints = get_type_hints(options)
         fields = options.__dataclass_fields__
         for name in names:
-            # the first of a union, such as `str | None`
+            # The first type of a union, such as `str | None`.
             kind = (*get_args(hints[name]), hints[name])[0]
             if kind is bool:
                 kind = to_bool

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs or plans a study; see `run_all` for the exit code."""
+    """Runs or plans a study. Returns the exit code; see `run_all`."""
     # Imported here, so that --help does not wait for torch.
     from soft_trainer.options.recipes import recipe_path
     from soft_trainer.studies.study import check_options, plan, read_study, run_all
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _chosen(study, names: list[str]):
-    """Returns the study with the named runs alone."""
+    """Returns the study with only the named runs. Raises UserError if a name is unknown."""
     chosen = []
     known = set()
     for run in study.runs:

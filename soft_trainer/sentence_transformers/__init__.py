@@ -1,4 +1,4 @@
-"""Soft-InfoNCE inside sentence-transformers: a loss for its trainer."""
+"""Soft-InfoNCE as a loss for the trainer of sentence-transformers."""
 
 from soft_trainer.options.removed import refuse_removed
 from soft_trainer.sentence_transformers.loss import (
@@ -17,6 +17,6 @@ __all__ = [
 
 
 def __getattr__(name: str):
-    """Says what to use instead of a name that is gone."""
+    """Raises UserError for a name that has been removed, with what to use instead."""
     refuse_removed([name])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -33,7 +33,7 @@ from soft_trainer.options.resolve import check_codes, resolve_loss
 from soft_trainer.sentence_transformers.rows import Columns, LabelledRows, columns_of
 from soft_trainer.training.gradient_cache import loss_in_blocks
 
-# Fields of `SoftInfoNCEOptions` that the loss takes. The others are about batches, which the trainer draws.
+# The fields of `SoftInfoNCEOptions` that are options of the loss. The others are about batches.
 OPTIONS = (*(field.name for field in fields(LossSettings)), "duplicates")
 CITATION = """
 @inproceedings{li-etal-2023-rethinking,
@@ -46,33 +46,33 @@ CITATION = """
 
 
 class SoftInfoNCELoss(nn.Module):
-    """InfoNCE whose negatives carry weights, for `SentenceTransformerTrainer`.
+    """InfoNCE with weighted negatives, for `SentenceTransformerTrainer`.
 
-    `MultipleNegativesRankingLoss` counts every other code of the batch as equally wrong for a query. Here an estimator
-    says how similar the codes are to the query, and those that are close to right count less (Li et al., 2023). The
-    estimator is frozen: it is fitted on the training rows when the loss is made.
+    `MultipleNegativesRankingLoss` counts every other code of a batch as equally wrong for a query. Here, an estimator
+    measures how similar the codes are to the query, and codes that are almost right count less (Li et al., 2023). The
+    estimator is frozen. It is fitted on the training rows when the loss is made.
 
-    Where gradients are off, as in an evaluation, the value is plain InfoNCE without weights: the rows of an evaluation
-    set are not training rows, and its labels are not read.
+    Without gradients, as in an evaluation, the value is plain InfoNCE without weights, because the rows of an
+    evaluation set are not training rows. Their labels are not read.
 
     `docs/sentence_transformers.md` lists what only `SoftInfoNCETrainer` does, such as resuming with the same batches.
 
     Args:
-        model: the `SentenceTransformer` in training.
-        estimator: for example `BM25Estimator()`, `SimCSEEstimator(NAME)`, `TrainedModelEstimator(NAME)` or
-            `SentenceTransformerEstimator()`, the model before training. None: InfoNCE. The loss fits a copy of it.
-        train_dataset: the data set that `with_rows` gives, with the texts of queries, of codes, and then of own
-            negatives. The trainer gets the same one.
+        model: the `SentenceTransformer` to train.
+        estimator: for example `BM25Estimator()`, `SimCSEEstimator(NAME)`, `TrainedModelEstimator(NAME)`, or
+            `SentenceTransformerEstimator()` for the model before training. None means InfoNCE. The loss fits a copy.
+        train_dataset: the result of `with_rows`, with the texts of queries, of codes, and then of own negatives. The
+            trainer needs the same data set.
         scale: the factor on similarities.
-        similarity_fct: Tensor[B, d] and Tensor[N, d] -> Tensor[B, N].
+        similarity_fct: computes the similarities Tensor[B, N] of Tensor[B, d] and Tensor[N, d].
         gather_across_devices: take the codes of all processes as negatives.
-        options: fields of `SoftInfoNCEOptions`: `loss`, `weighting` ("eq4" or "positive_aware"), `alpha`, `beta`,
-            `temperature`, `floor`, `margin`, `cancel`, `cancel_k`, `cancel_ratio`, `distill_weight`,
-            `distill_temperature`, `infonce_weight`, `kl_weight` and `duplicates`, with the same defaults.
+        options: fields of `SoftInfoNCEOptions`, with the same defaults: `loss`, `weighting` ("eq4" or
+            "positive_aware"), `alpha`, `beta`, `temperature`, `floor`, `margin`, `cancel`, `cancel_k`, `cancel_ratio`,
+            `distill_weight`, `distill_temperature`, `infonce_weight`, `kl_weight` and `duplicates`.
 
     Raises:
-        UserError: options, rows or an estimator that cannot work together; in the first step, a batch that is too
-            small; in any step, a row that is not in `train_dataset`.
+        UserError: options, rows and estimator cannot work together. In the first step, the batch is too small. In any
+            step, a row is not in `train_dataset`.
 
     Example:
         >>> train_dataset = with_rows(train_dataset)
@@ -115,11 +115,16 @@ class SoftInfoNCELoss(nn.Module):
         self._batch_checked = False
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None) -> Tensor:
-        """Returns the mean loss of a batch, a scalar; the features are of queries, codes and then own negatives."""
+        """Returns the mean loss of a batch, given the features of queries, of codes, and then of own negatives."""
         return self.compute_loss_from_embeddings(embed_columns(self.model, list(sentence_features)), labels)
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor | None) -> Tensor:
-        """Returns the loss for embeddings Tensor[B, d] of queries, codes and own negatives; `labels` are hashes."""
+        """Returns the loss of a batch.
+
+        Args:
+            embeddings: the embeddings of queries, codes and own negatives, Tensor[B, d] each.
+            labels: the hashes of the rows, LongTensor[B].
+        """
         queries, codes, sizes, rank = self._sides(embeddings)
         if torch.is_grad_enabled():
             columns = self._columns(labels, sizes, rank)
@@ -128,7 +133,7 @@ class SoftInfoNCELoss(nn.Module):
         return losses.info_nce(self._scores(queries, codes), positives)
 
     def _sides(self, embeddings: list[Tensor]) -> tuple[Tensor, Tensor, list[int], int]:
-        """Returns the queries, the codes and batch sizes of all sharing processes, and the place of this one."""
+        """Returns the queries, the codes of all processes that share a batch, their batch sizes, and this rank."""
         given = len(embeddings)
         expected = 1 + self.rows.codes.shape[1]
         if given < 2 or (given != expected and torch.is_grad_enabled()):
@@ -154,7 +159,7 @@ class SoftInfoNCELoss(nn.Module):
         columns = columns_of(self.rows, rows_of, rank, self.options.duplicates)
         if not self._batch_checked:
             check_codes(self.loss_settings, len(columns.code_rows))
-            self._batch_checked = True  # a later batch may be the short one at the end of an epoch
+            self._batch_checked = True  # a later batch may be the short last batch of an epoch
         return columns
 
     def _scores(self, queries: Tensor, codes: Tensor) -> Tensor:
@@ -163,7 +168,7 @@ class SoftInfoNCELoss(nn.Module):
             return self.similarity_fct(queries, codes) * self.scale
 
     def _block_loss(self, queries: Tensor, codes: Tensor, columns: Columns, block: slice = slice(None)) -> Tensor:
-        """Returns the loss of one block of this process's queries, against the codes Tensor[N, d]."""
+        """Returns the loss of one block of this process's queries against all codes, Tensor[N, d]."""
 
         def part(values: Tensor | None) -> Tensor | None:
             if values is None:
@@ -178,7 +183,7 @@ class SoftInfoNCELoss(nn.Module):
             inputs = self.loss_settings.weigh(self.estimator, *rows, positives, negatives)
         scores = self._scores(queries, codes)
         loss = self.loss_settings(scores, positives, negatives=negatives, also=part(columns.also), **inputs)
-        # Gradients are averaged over processes: with this factor they are those of one process on the global batch.
+        # With this factor, the average gradient of the processes is that of one process on the global batch.
         return loss * (len(queries) * len(columns.sizes) / sum(columns.sizes))
 
     def get_config_dict(self) -> dict[str, Any]:
@@ -196,16 +201,16 @@ class SoftInfoNCELoss(nn.Module):
 class CachedSoftInfoNCELoss(CachedLossMixin, SoftInfoNCELoss):
     """`SoftInfoNCELoss` for batches of any size in the memory of a mini-batch, with the same gradients.
 
-    Every text is encoded twice, so a step takes about 1.3 times as long or more.
+    Every text is encoded twice, so a step takes at least 1.3 times as long.
 
     Args:
-        mini_batch_size: the number of texts encoded at once.
-        mini_batch_num_tokens: encode as many texts at once as have this many tokens, in place of `mini_batch_size`.
+        mini_batch_size: the number of texts to encode at once.
+        mini_batch_num_tokens: the number of tokens to encode at once, instead of `mini_batch_size`.
         show_progress_bar: show the progress within a batch.
-        model, estimator, train_dataset, settings: as in `SoftInfoNCELoss`.
+        model, estimator, train_dataset, settings: see `SoftInfoNCELoss`.
 
     Raises:
-        UserError: as `SoftInfoNCELoss`, and static embeddings, which have no batches.
+        UserError: see `SoftInfoNCELoss`. The model must not have static embeddings either.
     """
 
     def __init__(
@@ -227,13 +232,13 @@ class CachedSoftInfoNCELoss(CachedLossMixin, SoftInfoNCELoss):
         self.show_progress_bar = show_progress_bar
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None) -> Tensor:
-        """Returns the mean loss of a batch: a scalar, whose backward pass encodes the texts again."""
+        """Returns the mean loss of a batch. Its backward pass encodes the texts again."""
         return self.forward_cached(sentence_features, labels)
 
     def calculate_loss(
         self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
     ) -> Tensor:
-        """Returns the loss over each column's mini-batches; `with_backward` also computes their gradients."""
+        """Returns the loss over the mini-batches of each column. If `with_backward`, also computes gradients."""
         embeddings = [torch.cat(parts) for parts in reps]
         if not with_backward:
             return self.compute_loss_from_embeddings(embeddings, labels)
@@ -255,18 +260,18 @@ class CachedSoftInfoNCELoss(CachedLossMixin, SoftInfoNCELoss):
 
 
 class SentenceTransformerEstimator(Estimator):
-    """Scores that a sentence-transformers model gives query and code, kept frozen.
+    """Scores of queries and codes from a frozen sentence-transformers model.
 
-    Every row is encoded once, when the loss is made, with the model's own prompts for queries and documents. The
-    scores are the model's similarities, cosines x 20.
+    Every row is encoded once when the loss is made, with the model's own prompts for queries and documents. The scores
+    are the model's similarities; cosines are multiplied by 20.
 
     Args:
-        model: a frozen guide, which may be larger than the model in training; None takes the model in training as it
-            is when the loss is made.
-        batch_size: the number of texts encoded at once.
+        model: a model that may be larger than the one in training. By default, it is the model in training, before it
+            is trained.
+        batch_size: the number of texts to encode at once.
     """
 
-    # As those of InitialModelEstimator, whose scores these are.
+    # The same as InitialModelEstimator, because the scores are the same.
     alpha = 1.3
     beta = 0.7
     temperature = 2.0
@@ -277,18 +282,18 @@ class SentenceTransformerEstimator(Estimator):
 
     @property
     def score_scale(self) -> float:
-        """The factor on the model's similarities: 20 on cosines, 1 on others."""
+        """The factor on the model's similarities, which is 20 for cosines and otherwise 1."""
         if self.model is None or self.model.similarity_fn_name == "cosine":
             return COSINE_SCALE
         return 1.0
 
     @property
     def positive_temperature(self) -> float:
-        """0.05 in units of cosines."""
+        """The temperature of positive-aware weights, which is 0.05 for cosines, times the score scale."""
         return 0.05 * self.score_scale
 
     def fit(self, split: Split) -> None:
-        """Encodes every query and code; each process encodes its share."""
+        """Encodes every query and code. Each process encodes its share."""
         self._queries = self._embeddings(self.model.encode_query, split.queries["docstring"][:])
         self._codes = self._embeddings(self.model.encode_document, split.corpus["code"][:])
 
@@ -307,7 +312,7 @@ class SentenceTransformerEstimator(Estimator):
 
 
 def _own_estimator(estimator, model: SentenceTransformer):
-    """Returns a copy of the estimator, which one loss fits; it may take the model in training."""
+    """Returns a copy of the estimator for one loss. If it has no model, it gets the model in training."""
     if estimator is None:
         return None
     if isinstance(estimator, type) or not hasattr(estimator, "fit") or not hasattr(estimator, "similarity"):
@@ -321,7 +326,7 @@ def _own_estimator(estimator, model: SentenceTransformer):
 
 
 def _name(estimator) -> str | None:
-    """Returns the name of an estimator's class, with the column that BM25 scores against."""
+    """Returns the name of an estimator's class, for BM25 with the column of its documents."""
     if estimator is None:
         return None
     name = type(estimator).__name__

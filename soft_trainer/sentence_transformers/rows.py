@@ -1,4 +1,4 @@
-"""Identifies training rows by their texts, and finds the codes that the queries of a batch meet."""
+"""Identifies training rows by their texts, and finds the codes that the queries of a batch are compared with."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from soft_trainer.data.tokens import text_ids
 from soft_trainer.errors import UserError
 
 LABEL = "label"
-# sentence-transformers takes the first of these that a data set has as labels; all other columns are texts.
+# sentence-transformers uses the first of these columns in a data set as labels. All other columns are texts.
 LABEL_COLUMNS = (LABEL, "labels", "score", "scores")
 NO_TEXTS = (*LABEL_COLUMNS, "dataset_name")
 
 
 def with_rows(train_dataset: Dataset) -> Dataset:
-    """Adds a hash of each row's texts as the column `label`, by which `SoftInfoNCELoss` knows the rows of a batch.
+    """Adds a column `label` with a hash of each row's texts. `SoftInfoNCELoss` identifies the rows of a batch by it.
 
-    The result may be shuffled, filtered, split or joined with others, but its texts may not change.
+    The result may be shuffled, filtered, split or joined with other data sets, but its texts must not change.
 
     Raises:
-        UserError: anything but one `Dataset` of texts without labels and scores.
+        UserError: the argument is not a `Dataset` of texts without labels and scores.
     """
     if not isinstance(train_dataset, Dataset):
         kind = type(train_dataset).__name__
@@ -46,15 +46,15 @@ def with_rows(train_dataset: Dataset) -> Dataset:
 
 
 class LabelledRows:
-    """The training rows, found by their labels, as a `Split`.
+    """The training rows as a `Split`, and a look-up of rows by their labels.
 
     Attributes:
-        split: the queries, and the codes of all rows, followed by negatives that are no row's code.
-        codes: int64[n, 1 + k], the rows of each query's own code and of its k negatives.
-        answers: looks up the right answers of a batch.
+        split: the queries, and as the corpus the codes of all rows, followed by negatives that are not a row's code.
+        codes: int64[n, 1 + k], the rows in the corpus of each query's own code and of its k negatives.
+        answers: the look-up of right answers.
 
     Raises:
-        UserError: a row whose label is not the hash of its texts.
+        UserError: the label of a row is not the hash of its texts.
     """
 
     def __init__(self, train_dataset: Dataset):
@@ -79,7 +79,7 @@ class LabelledRows:
         self.answers = RightAnswers(right, text_ids(queries), text_ids(codes + added))
 
     def find(self, labels: Tensor | None, batch_size: int) -> np.ndarray:
-        """Finds the rows that a batch's labels name, int64[B]; UserError for labels of other rows."""
+        """Returns the rows with the labels of a batch, int64[B]. Raises UserError for labels of other rows."""
         whole = labels is not None and not (labels.is_floating_point() or labels.dtype == torch.bool)
         if not whole or labels.shape != (batch_size,):
             raise UserError(
@@ -104,7 +104,11 @@ def _hashes(columns: Sequence[Sequence[str]]) -> np.ndarray:
 
 
 def _numbered(codes: Sequence[str], negatives: Sequence[Sequence[str]]) -> tuple[np.ndarray, list[str]]:
-    """Numbers the rows' codes from 0 and then the negatives that no row holds; returns numbers and added codes."""
+    """Numbers the codes of rows, then the negatives that are not a row's code.
+
+    Returns:
+        The number of each row's code and negatives, int64[n, 1 + k], and the added codes.
+    """
     number_of = {code: row for row, code in reversed(list(enumerate(codes)))}
     added = []
     numbers = [list(range(len(codes)))]
@@ -138,15 +142,15 @@ def _texts_of(dataset: Dataset) -> list[list[str]]:
 
 @dataclass(frozen=True)
 class Columns:
-    """The codes that the queries of one process meet.
+    """The codes that the queries of one process are compared with.
 
     Args:
         rows: int64[B], the training row of each query.
-        code_rows: int64[N], the row of each column of the scores.
-        places: LongTensor[N], the place of each column among the encoded codes of all processes.
+        code_rows: int64[N], the row of each column's code in the corpus.
+        places: LongTensor[N], the position of each column's code among the encoded codes of all processes.
         positives: LongTensor[B], the column of each query's own code.
-        negatives: BoolTensor[B, N], the columns that count as negatives. None: all but the positive.
-        also: BoolTensor[B, N], further right answers. None: there are none.
+        negatives: BoolTensor[B, N], the columns that count as negatives. If None, all but the positive.
+        also: BoolTensor[B, N], other right answers. None if there are none.
         sizes: the number of queries of each process.
     """
 
@@ -160,11 +164,11 @@ class Columns:
 
 
 def columns_of(table: LabelledRows, rows_of: Sequence[np.ndarray], rank: int, duplicates: str) -> Columns:
-    """Returns the columns of process `rank`. A code that was encoded several times gets one column.
+    """Returns the columns of process `rank`. A code that was encoded several times gets only one column.
 
     Args:
-        rows_of: the rows of each process. Their codes are joined process by process: the codes of its rows,
-            then the first negative of each, then the second.
+        rows_of: the rows of each process. The encoded codes come process by process: first the codes of its rows, then
+            the first negative of each row, then the second.
         duplicates: "mask", "positives" or "ignore".
     """
     encoded = np.concatenate([table.codes[rows].T.reshape(-1) for rows in rows_of])

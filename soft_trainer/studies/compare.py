@@ -25,10 +25,10 @@ from soft_trainer.terminal import shortened, table
 
 
 def ranks_of(run: str | Path, split: str, system: str = "trained") -> RankedQueries:
-    """Returns the ranks in a run's output folder, or in a file.
+    """Returns the ranks in a run's output folder, or in a file of ranks.
 
     Raises:
-        UserError: the run has no ranks of this split and system.
+        UserError: the run has no ranks for this split and system.
     """
     path = Path(run)
     if path.is_dir():
@@ -48,27 +48,35 @@ def _ranks_file(run: Path, split: str, system: str) -> Path:
 
 @dataclass(frozen=True)
 class RankChange:
-    """One query under two systems, a and b; `ranks` and `tops` have an entry for each of the two."""
+    """The change of one query between two systems, a and b.
 
-    query: str  # its text
-    delta: float  # reciprocal rank under a minus that under b, averaged over seeds
-    ranks: tuple[tuple[int, ...], ...]  # under each seed
-    tops: tuple[list[tuple[bool, str]], ...]  # the first three codes under the first seed: (is it the own code, text)
+    Args:
+        query: its text.
+        delta: its reciprocal rank in a minus its reciprocal rank in b, averaged over seeds.
+        ranks: for each system, its rank under each seed.
+        tops: for each system, the first three codes under the first seed, as (True for the own code, text).
+    """
+
+    query: str
+    delta: float
+    ranks: tuple[tuple[int, ...], ...]
+    tops: tuple[list[tuple[bool, str]], ...]
 
 
 class Pairing:
-    """Two systems on the same queries, each with one run or with one run for each of several seeds.
+    """Two systems on the same queries. Each has one run, or one run for each of several seeds.
 
     Args:
-        a, b: the ranks of every run, seeds in the same order. All are brought into the order of the first run.
+        a, b: the ranks of every run, with the seeds in the same order. Queries are sorted into the order of the first
+            run.
 
     Raises:
-        UserError: the queries or the corpus differ from the first run's.
+        UserError: a run has other queries or another corpus than the first run.
     """
 
     def __init__(self, a: Sequence[RankedQueries], b: Sequence[RankedQueries]):
         self.sides = []
-        self.by_seed = []  # of each side, float64[S, Q]
+        self.by_seed = []  # the reciprocal ranks of each side, float64[S, Q]
         for runs in (a, b):
             side = [(ranked, _order(ranked, a[0])) for ranked in runs]
             self.sides.append(side)
@@ -77,7 +85,7 @@ class Pairing:
         self.differences = self.reciprocal[0] - self.reciprocal[1]
 
     def compare(self) -> Comparison:
-        """Compares the reciprocal ranks of the queries, averaged over seeds."""
+        """Compares the mean reciprocal ranks of the queries over seeds."""
         return compare_paired(*self.reciprocal)
 
     def changes(self, number: int = 10) -> list[RankChange]:
@@ -98,7 +106,11 @@ class Pairing:
 
 
 def _order(ranked: RankedQueries, reference: RankedQueries) -> np.ndarray:
-    """Returns the rows of `ranked` in the order of `reference`, int64[Q]; both need the same queries and corpus."""
+    """Returns the rows of `ranked` in the order of `reference`, int64[Q].
+
+    Raises:
+        UserError: they have different queries or corpora.
+    """
     files = f"{reference.path} and {ranked.path}"
     if reference.corpus != ranked.corpus:
         raise UserError(f"{files}: the corpora of {reference.pool_size} and {ranked.pool_size} codes differ")
@@ -125,14 +137,14 @@ def describe(comparison: Comparison) -> str:
 
 
 def p_text(p: float, equals: str = "") -> str:
-    """Formats p with three digits; 10,000 draws say little more below 0.001."""
+    """Formats p with three digits. With 10,000 draws, more digits below 0.001 would mean little."""
     if p < 0.001:
         return "< 0.001"
     return f"{equals}{p:.3f}"
 
 
 def change_text(change: RankChange, names: Sequence[str] = ("A", "B")) -> str:
-    """Formats a change as lines: the query, then the first codes of each system; `=>` marks the query's own code."""
+    """Formats a change as lines: the query, then the first codes of each system. `=>` marks the query's own code."""
     lines = [f"{change.delta:+.3f}  {shortened(change.query)}"]
     for name, ranks, top in zip(names, change.ranks, change.tops, strict=True):
         lines.append(f"  {name}: rank {', '.join(f'{rank:,}' for rank in ranks)}")
@@ -150,7 +162,7 @@ class SetComparison:
     """Two methods on the queries of one set."""
 
     name: str
-    reciprocal: tuple[np.ndarray, np.ndarray]  # of each method, float64[S, Q]
+    reciprocal: tuple[np.ndarray, np.ndarray]  # the reciprocal ranks of each method, float64[S, Q]
 
     @property
     def differences(self) -> np.ndarray:
@@ -160,7 +172,7 @@ class SetComparison:
 
 @dataclass(frozen=True)
 class PooledComparison:
-    """Two methods over all sets; the MRR is the mean over all queries of all sets, averaged over seeds."""
+    """Two methods over all sets. The MRR is the mean over all queries of all sets, averaged over seeds."""
 
     sets: tuple[SetComparison, ...]
 
@@ -173,7 +185,7 @@ class PooledComparison:
         return float(np.concatenate([each.reciprocal[side].mean(0) for each in self.sets]).mean())
 
     def interval(self, sets: Sequence[SetComparison] | None = None) -> Interval:
-        """Returns the bootstrap interval of the difference, over the seeds and the queries of each set."""
+        """Returns the bootstrap interval of the difference, which resamples the seeds and the queries of each set."""
         return stratified_bootstrap([each.differences for each in sets or self.sets])
 
     @property
@@ -182,7 +194,7 @@ class PooledComparison:
         return randomisation_test(np.concatenate([each.differences.mean(0) for each in self.sets]))
 
     def describe(self) -> str:
-        """Makes a table with a line for each set, and the difference over all."""
+        """Returns a table with a line for each set and a line for all of them."""
         rows = []
         number = 0
         for each in self.sets:
@@ -205,19 +217,20 @@ def difference_text(delta: float, interval: Interval) -> str:
 def compare_patterns(a: str, b: str, split: str = "test", system: str = "trained") -> PooledComparison:
     """Compares the runs of two patterns, such as `outputs/study/*/ours/*`.
 
-    Runs are pairs if the text in place of each `*` is the same. Pairs with the same queries are seeds of one set.
+    Two runs form a pair if the text in place of each `*` is the same. Pairs with the same queries are seeds of one
+    set.
 
     Args:
-        split: evaluation sets, separated by commas; a pair of runs may lack some of them.
+        split: evaluation sets, separated by commas. A pair of runs may lack some of them.
 
     Raises:
-        UserError: a pattern without `*` or without runs, a run without a partner, or one without ranks.
+        UserError: a pattern has no `*` or matches no run, or a run has no partner or no ranks.
     """
     folders_of_a = _folders(a)
     folders_of_b = _folders(b)
     _check_partners(folders_of_a, folders_of_b, b)
     _check_partners(folders_of_b, folders_of_a, a)
-    sets: dict[tuple, list[tuple]] = defaultdict(list)  # queries and corpus -> parts of the name, ranks of a and b
+    sets: dict[tuple, list[tuple]] = defaultdict(list)  # parts of the name and ranks, by queries and corpus
     names = split.split(",")
     for parts in sorted(folders_of_a):
         run_a = folders_of_a[parts]
@@ -226,14 +239,14 @@ def compare_patterns(a: str, b: str, split: str = "test", system: str = "trained
         for name in names:
             if _ranks_file(run_a, name, system).is_file() or _ranks_file(run_b, name, system).is_file():
                 present.append(name)
-        for name in present or names:  # without any, the first is named as missing
+        for name in present or names:  # if there are none, the first raises an error
             ours = ranks_of(run_a, name, system)
             theirs = ranks_of(run_b, name, system)
             sets[tuple(sorted(ours.queries)), ours.pool_size, ours.corpus].append(((*parts, name), ours, theirs))
     comparisons = []
     for seeds in sets.values():
         labels, ours, theirs = zip(*seeds, strict=True)
-        # A set is named by the parts that its seeds share.
+        # The name of a set consists of the parts that its seeds share.
         common = "/".join(parts[0] for parts in zip(*labels, strict=True) if len({*parts}) == 1)
         comparisons.append(SetComparison(common or "all", Pairing(ours, theirs).by_seed))
     return PooledComparison(tuple(comparisons))
@@ -246,10 +259,10 @@ def _check_partners(folders: dict[tuple, Path], partners: dict[tuple, Path], pat
 
 
 def _folders(pattern: str) -> dict[tuple[str, ...], Path]:
-    """Finds the folders that match a pattern, keyed by the texts in place of its stars."""
+    """Returns the folders that match a pattern, by the texts in place of its stars."""
     if "*" not in pattern:
         raise UserError(f"{pattern}: write * in place of the sets and seeds, in both patterns or in none")
-    parts = pattern.rstrip("/").split("*")  # nothing but a star is a wildcard
+    parts = pattern.rstrip("/").split("*")  # only a star is a wildcard
     expression = re.compile("([^/]*)".join(map(re.escape, parts)))
     folders = {}
     for folder in glob.glob("*".join(map(glob.escape, parts))):

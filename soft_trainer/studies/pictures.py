@@ -1,4 +1,4 @@
-"""The pictures of a report: loss and MRR by step, the weights of a batch, and gains and losses by query."""
+"""Draws the pictures of a report: loss and MRR by step, the weights of a batch, and gains and losses by query."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from soft_trainer.evaluation.figures import COLORS, new_figure, save_png
 
 SIZE = (6.4, 4.4)  # inches
 DASHES = ("-", "--", ":", "-.")
-# Curves by step: the file, the title and the name in the log.
+# Curves by step: the file, the title, and the name in the log.
 CURVES = (("loss", "Training loss", "loss"), ("mrr", "MRR on valid during training", "eval_mrr"))
 
 
 def draw_pictures(methods: Mapping[str, Sequence], differences: Sequence, folder: Path) -> dict[str, Path]:
-    """Draws the pictures that there is data for; returns title -> file.
+    """Draws the pictures for which there is data. Returns the file of each picture by title.
 
     Args:
         methods: the `ReportedRun`s of each method.
-        differences: a `Difference` for each method that is compared with the baseline.
+        differences: the `Difference` of each method from the baseline.
     """
     runs = list(chain.from_iterable(methods.values()))
     logged = set()
@@ -41,10 +41,10 @@ def draw_pictures(methods: Mapping[str, Sequence], differences: Sequence, folder
 
 
 def curves(methods: Mapping[str, Sequence], name: str):
-    """Draws a logged figure by step, with a line for each run."""
+    """Draws a logged figure by step, with one line for each run."""
     figure, axes = _figure("step", name)
     for number, (method, runs) in enumerate(methods.items()):
-        label = method  # once in the legend
+        label = method  # it appears once in the legend
         for run in runs:
             points = [(entry["step"], entry[name]) for entry in run.log if name in entry]
             if points:
@@ -54,7 +54,7 @@ def curves(methods: Mapping[str, Sequence], name: str):
 
 
 def weights(methods: Mapping[str, Sequence]):
-    """Draws the distribution of the weights in the last logged step, under the first seed of each method."""
+    """Draws the distribution of the weights in the last logged step of each method's first run."""
     figure, axes = _figure("weight of a negative", "density")
     for number, (method, runs) in enumerate(methods.items()):
         histogram = runs[0].record.get("weights")
@@ -69,7 +69,7 @@ def weights(methods: Mapping[str, Sequence]):
 
 
 def gains(differences: Sequence):
-    """Draws every query's difference: gains above 0 and losses below, each sorted by size."""
+    """Draws the difference of every query, with gains above 0 and losses below, each sorted by size."""
     figure, axes = _figure("queries gained or lost, the largest change first", "difference in reciprocal rank")
     for number, difference in enumerate(differences):
         values = difference.comparison.differences.mean(0)

@@ -27,10 +27,10 @@ TRAINING = ("learning rate", "epochs", "codes that each query meets", "seconds a
 
 @dataclass(frozen=True, eq=False)
 class ReportedRun:
-    """A finished run as its output folder describes it."""
+    """A finished run, as read from its output folder."""
 
     folder: Path
-    method: str  # the folder's path below the one that was named, without a last part that is its seed
+    method: str  # the path of the folder below the given one, without the seed at its end
     seed: int | None
     record: Mapping
     log: Sequence[Mapping]
@@ -43,23 +43,23 @@ class ReportedRun:
 
 @dataclass(frozen=True, eq=False)
 class Difference:
-    """A method against the baseline on one evaluation set."""
+    """The difference between a method and the baseline on one evaluation set."""
 
     method: str
-    comparison: SetComparison  # of the seeds that both have
-    missing: tuple[str, ...]  # seeds that one of the two lacks
+    comparison: SetComparison  # over the seeds that both have
+    missing: tuple[str, ...]  # the seeds that only one of them has
 
 
 # ---- Runs ----
 
 
 def find_runs(folders: Sequence[str | Path]) -> tuple[list[ReportedRun], list[str]]:
-    """Returns the finished runs below some folders, and a line for each folder that is left out.
+    """Returns the finished runs below some folders, and a line for each folder that was left out.
 
     Raises:
         UserError: a folder does not exist, or there is no finished run.
     """
-    runs: dict[Path, ReportedRun] = {}  # by real path: a folder that is named twice counts once
+    runs: dict[Path, ReportedRun] = {}  # by real path, so that a folder that is given twice counts once
     left_out = []
     for root in map(Path, folders):
         if not root.is_dir():
@@ -78,7 +78,7 @@ def find_runs(folders: Sequence[str | Path]) -> tuple[list[ReportedRun], list[st
 
 
 def _read_run(folder: Path, root: Path) -> ReportedRun:
-    """Reads a run; a UserError says why it cannot be reported."""
+    """Reads a run. Raises UserError if it cannot be reported."""
     path = folder / RECORD
     if not path.is_file():
         raise UserError(f"not finished: it has ranks but no {RECORD}")
@@ -97,7 +97,7 @@ def _read_run(folder: Path, root: Path) -> ReportedRun:
 
 
 def by_method(runs: Sequence[ReportedRun]) -> dict[str, list[ReportedRun]]:
-    """Returns the runs of each method, by seed."""
+    """Returns the runs of each method."""
     methods: dict[str, list[ReportedRun]] = {}
     for run in runs:
         methods.setdefault(run.method, []).append(run)
@@ -105,7 +105,7 @@ def by_method(runs: Sequence[ReportedRun]) -> dict[str, list[ReportedRun]]:
 
 
 def choose_baseline(methods: Mapping[str, Sequence[ReportedRun]], name: str | None) -> str:
-    """Returns the method that the others are compared with: the named one, else InfoNCE, else the first.
+    """Returns the method to compare the others with: the named one or, by default, InfoNCE or the first method.
 
     Raises:
         UserError: no method has this name.
@@ -125,7 +125,11 @@ def choose_baseline(methods: Mapping[str, Sequence[ReportedRun]], name: str | No
 
 
 def compare_with(baseline: str, methods: Mapping[str, Sequence[ReportedRun]], name: str) -> tuple[list, list[str]]:
-    """Compares every method with the baseline on one evaluation set; returns why others are not compared."""
+    """Compares every method with the baseline on one evaluation set.
+
+    Returns:
+        The differences, and a line for each method that cannot be compared.
+    """
     differences = []
     problems = []
     theirs = _by_seed(methods[baseline], name)
@@ -152,7 +156,7 @@ def compare_with(baseline: str, methods: Mapping[str, Sequence[ReportedRun]], na
 
 
 def _by_seed(runs: Sequence[ReportedRun], name: str) -> dict[int | None, ReportedRun]:
-    """Returns the runs that were measured on an evaluation set."""
+    """Returns the runs that were measured on an evaluation set, by seed."""
     return {run.seed: run for run in runs if name in run.results}
 
 
@@ -160,13 +164,13 @@ def _by_seed(runs: Sequence[ReportedRun], name: str) -> dict[int | None, Reporte
 
 
 def write_report(folders: Sequence[str | Path], output_dir: str | Path, baseline: str | None = None) -> Path:
-    """Writes `report.md` and its pictures, and returns the page's path.
+    """Writes `report.md` and its pictures. Returns the path of the page.
 
     Args:
         baseline: the method to compare with; see `choose_baseline`.
 
     Raises:
-        UserError: there is nothing to report, or the folder cannot be written.
+        UserError: there is nothing to report, or the folder cannot be written to.
     """
     runs, left_out = find_runs(folders)
     methods = by_method(runs)
@@ -208,7 +212,7 @@ def results_table(
     differences: Sequence[Difference],
     p_of: Mapping[Difference, float],
 ) -> str:
-    """Returns a table of the methods on an evaluation set, after the untrained systems."""
+    """Returns a table of all methods on an evaluation set. The untrained systems come first."""
     rows = []
     first = next(run for runs in methods.values() for run in runs if name in run.results)
     for system in ("untrained", "lexical"):
@@ -232,7 +236,7 @@ def results_table(
 
 
 def runs_table(runs: Sequence[ReportedRun]) -> str:
-    """Lists every run with its settings."""
+    """Returns a table of all runs with their settings."""
     rows = []
     for run in runs:
         loss = run.record["loss"]

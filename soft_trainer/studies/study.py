@@ -1,4 +1,4 @@
-"""Makes the runs of a study under several seeds, skipping finished ones and resuming stopped ones."""
+"""Makes the runs of a study under several seeds. Finished runs are skipped and stopped runs are resumed."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from soft_trainer.terminal import print_on_main, table
 
 KEYS = ("launcher", "options", "output_dir", "runs", "seeds")
 PLACEHOLDER = re.compile(r"\{([\w.-]+)\}")
-STUDIED = "study.json"  # the settings that a folder was made with
+STUDIED = "study.json"  # the file with the settings that a folder was made with
 RECIPE = "recipe.yaml"
 LOG = "log.txt"
-# Options that name rows or an encoder. What lies there may change while the name stays.
+# Options that refer to rows or to an encoder, whose content may change although the option stays the same.
 SOURCES = ("data_dir", "eval_data_dir", "source_dir", "extra_source_dir", "history", "split_urls")
 SOURCES += ("model_name_or_path", "estimator_model")
 
@@ -39,7 +39,7 @@ SOURCES += ("model_name_or_path", "estimator_model")
 class PlannedRun:
     """One run of a study under one seed."""
 
-    name: str  # METHOD/SEED, its folder below that of the study
+    name: str  # METHOD/SEED, which is also its folder in the study's folder
     options: Mapping[str, object]
 
 
@@ -59,16 +59,16 @@ class Study:
 def read_study(path: str | Path, changes: Mapping[str, str] | None = None, output_dir: str | None = None) -> Study:
     """Reads a study from a YAML file.
 
-    A study has `output_dir`, `runs` (name -> options; `config` names a recipe to start from) and `seeds`, and may have
-    `options` of every run and a `launcher`. `{option}` in a value stands for another option, `{name}` for the folder
-    of the run with this name and the same seed.
+    A study has an `output_dir`, `seeds`, and `runs`, which maps names to options. The option `config` of a run is a
+    recipe to start from. A study may also have `options` for every run and a `launcher`. In a value, `{option}` is
+    replaced by another option, and `{name}` by the folder of the run with this name and the same seed.
 
     Args:
         changes: options for every run, which override the YAML.
         output_dir: overrides the YAML.
 
     Raises:
-        UserError: the file is not a study, or has an unknown key or placeholder.
+        UserError: the file is not a study, or it has an unknown key or placeholder.
     """
     path = Path(path)
     content = read_recipe(path)
@@ -105,7 +105,7 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, outpu
 
 
 def _with_recipe(options: Mapping | None, folder: Path) -> tuple[dict, dict]:
-    """Returns the options of the recipe that a run starts from, and the run's own."""
+    """Returns the options of the recipe that a run starts from, and the run's own options."""
     options = dict(options or {})
     config = options.pop("config", None)
     if config is None:
@@ -129,10 +129,10 @@ def _filled(value, known: Mapping):
 
 
 def check_options(run: PlannedRun) -> None:
-    """Raises UserError if a run has an unknown option, or a value that an option does not take."""
+    """Raises UserError if a run has an unknown option or an invalid value."""
     kinds = (ModelArguments, DataArguments, SoftInfoNCETrainingArguments)
     try:
-        parse(kinds, [], options={**run.options, "use_cpu": True})  # checks nothing about a device
+        parse(kinds, [], options={**run.options, "use_cpu": True})  # the device is not checked
     except UserError as error:
         raise UserError(f"{run.name}: {error}") from error
 
@@ -141,7 +141,7 @@ def check_options(run: PlannedRun) -> None:
 
 
 def settings_of(run: PlannedRun) -> dict[str, str]:
-    """Returns the inputs of a run: its options, and fingerprints of the rows and encoders they name."""
+    """Returns the inputs of a run: its options, and fingerprints of the rows and encoders that they refer to."""
     settings = {name: str(value) for name, value in run.options.items() if name != "output_dir"}
     for name in SOURCES:
         for part in str(run.options.get(name) or "").split(","):
@@ -152,7 +152,7 @@ def settings_of(run: PlannedRun) -> dict[str, str]:
 
 
 def _content(source: Path) -> str:
-    """Returns a fingerprint of rows or of an encoder; for another run of a study, its settings."""
+    """Returns a fingerprint of rows or of an encoder. For the folder of another run, returns that run's settings."""
     made_with = _read(source / STUDIED)
     if made_with is not None:
         return str(made_with)
@@ -160,7 +160,7 @@ def _content(source: Path) -> str:
 
 
 def state_of(study: Study, run: PlannedRun) -> tuple[str, list[str]]:
-    """Returns "new", "stopped", "done" or "changed", and how its settings differ from the folder's."""
+    """Returns the state of a run, "new", "stopped", "done" or "changed", and the settings that have changed."""
     folder = study.folder(run)
     made_with = _read(folder / STUDIED)
     finished = "training" in (_read(folder / RECORD) or {})
@@ -190,7 +190,7 @@ def _read(path: Path) -> dict | None:
 
 
 def plan(study: Study) -> str:
-    """Returns the runs in order, each with the state of its folder, as a table."""
+    """Returns a table of the runs and the states of their folders."""
     rows = []
     for run in study.runs:
         state, changes = state_of(study, run)
@@ -205,10 +205,10 @@ def run_all(study: Study, redo: bool = False) -> int:
         redo: delete and repeat runs that were made with other settings.
 
     Returns:
-        0 if all are done, 1 if one failed, 130 after Ctrl-C.
+        0 if all runs are done, 1 if one failed, 130 after Ctrl-C.
 
     Raises:
-        UserError: a run was made with other settings, or `redo` would delete one that goes on.
+        UserError: a run was made with other settings, or `redo` would delete a run that is still running.
     """
     for run in study.runs:
         state, changes = state_of(study, run)
@@ -254,7 +254,7 @@ def _make(study: Study, run: PlannedRun, title: str) -> str:
         (folder / RECIPE).write_text(yaml.safe_dump(dict(run.options), sort_keys=True))
         print_on_main(f"{title}: {'resumes' if state == 'stopped' else 'starts'}; output in {folder / LOG}")
         start = log.tell()
-        # Ctrl-C reaches the study, the launcher and the run, as they share a process group.
+        # Ctrl-C reaches the study, the launcher and the run, because they share a process group.
         process = subprocess.Popen(_command(study, folder, state == "stopped"), stdout=log, stderr=subprocess.STDOUT)
         try:
             code = process.wait()
@@ -266,15 +266,15 @@ def _make(study: Study, run: PlannedRun, title: str) -> str:
 
 
 def _lock(log) -> bool:
-    """Locks a run's log, and with it its folder, until the file is closed; returns False if somebody else holds it.
+    """Locks the log of a run, and so its folder, until the file is closed. Returns False if it is locked already.
 
-    A run inherits the lock, and may outlive a killed study.
+    A run inherits the lock, because it may outlive a study that is killed.
     """
     try:
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a file system without locks
+    except OSError:  # the file system has no locks
         pass
     return True
 
@@ -282,7 +282,7 @@ def _lock(log) -> bool:
 def _command(study: Study, folder: Path, resume: bool) -> list[str]:
     """Returns the command line of a run."""
     launcher = shlex.split(study.launcher)
-    if launcher[:2] == ["accelerate", "launch"]:  # this Python's own, even if it is not on the PATH
+    if launcher[:2] == ["accelerate", "launch"]:  # the one of this Python, even if it is not on the PATH
         launcher[:2] = [sys.executable, "-m", "accelerate.commands.launch"]
     if shutil.which(launcher[0]) is None:
         raise UserError(f"launcher={study.launcher!r}: no command {launcher[0]}")
@@ -293,19 +293,19 @@ def _command(study: Study, folder: Path, resume: bool) -> list[str]:
 
 
 def _last_line(log: Path, start: int) -> str:
-    """Returns the line of a log with a run's error: the last that begins with an error, else the last line."""
+    """Returns the line of a log with a run's error: the last line that starts like an error, or the last line."""
     last = "no output"
     error = None
     for line in log.read_bytes()[start:].decode(errors="replace").splitlines():
         if line.strip():
             last = line.strip()
-            # The launcher's own errors follow those of the run.
+            # The launcher's own errors come after the error of the run.
             if re.match(r"error: |(?!subprocess\.|torch\.distributed\.)[\w.]*(Error|Exception)\b", line):
                 error = last
     return error or last
 
 
 def _mrr(folder: Path) -> float | None:
-    """Returns the MRR of the trained encoder on test, None if it was not measured."""
+    """Returns the MRR of the trained encoder on test, or None if it was not measured."""
     record = _read(folder / RECORD) or {}
     return record.get("results", {}).get("test", {}).get("trained", {}).get("mrr")

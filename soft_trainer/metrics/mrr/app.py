@@ -1,4 +1,4 @@
-"""The page of the metric's Space: it turns ranks into their mean reciprocal rank."""
+"""The page of the metric's Space, which computes the mean reciprocal rank of ranks."""
 
 from pathlib import Path
 
