@@ -1,17 +1,20 @@
 """Builds data-flow graphs, whose edges link each value in a function to the tokens it comes from.
 
-`extract_data_flow` returns the edges of GraphCodeBERT's published extractor, with the present grammars. It walks the
-tree in the order that the rules of the language (`rules.py`) give, with a table of states: variable -> tokens that
-last gave it a value. The walk does not recurse, so the nesting may have any depth. Loops repeat only until `_MAX_WORK`
-is used up, so nested loops do not take exponential time.
+`extract_data_flow` returns the edges of GraphCodeBERT's published extractor under the present grammars. It walks the
+tree in the order that the rules of the language (`rules.py`) give. During the walk, a table of states has the tokens
+that last gave each variable a value. The walk does not recurse, so code may be nested to any depth. Loops repeat only
+until `_MAX_WORK` is used up, so nested loops do not take exponential time.
 
-Some published rules look odd and are kept: a token whose text equals the name of its node type counts as a sign (PHP's
-`$name`); the body of a Python `for` with an `else` is skipped; JavaScript's plain assignments and `for (let` have no
-rule; text that looks like a comment is removed before the code is parsed (`source.py`).
+Some published rules look odd, and are kept:
+
+- A token whose text equals the name of its node type counts as a sign (PHP's `$name`).
+- The body of a Python `for` with an `else` is skipped.
+- JavaScript's plain assignments and `for (let` have no rule.
+- Text that looks like a comment is removed before the code is parsed (`source.py`).
 
 Some edges differ from those under the grammars of 2020, which did not parse the code as well. They lacked later syntax
-(`??=`, `?.[`, `#private`, PHP's union types). They parsed Java and JavaScript methods without a class only in part, so
-that type parameters and `throws` became variables and defaults lost their rule. Line ends were leaves of the Go
+(`??=`, `?.[`, `#private`, PHP's union types). Of Java and JavaScript methods without a class, they parsed only parts.
+Type parameters and `throws` thus became variables, and defaults lost their rule. Line ends were leaves of the Go
 grammar. The published extractor also cuts the tokens of lines with letters outside ASCII at byte positions.
 """
 
@@ -32,7 +35,10 @@ _MAX_WORK = 100_000
 
 
 class Edge(NamedTuple):
-    """The value of token `target` comes from, or is computed from, tokens `sources` (none: a first mention)."""
+    """A relation between tokens: the value of `target` comes from, or is computed from, the values of `sources`.
+
+    The first mention of a variable has no sources.
+    """
 
     target: int
     relation: str
@@ -49,14 +55,14 @@ class DataFlow(NamedTuple):
 def extract_data_flow(code: str, language: str) -> DataFlow:
     """Returns the data-flow graph of `code` by GraphCodeBERT's rules.
 
-    Comments and docstrings are left out. For code with syntax errors, the graph covers the parts that parse.
+    Comments and docstrings are left out. If the code has syntax errors, the graph covers the parts that parse.
 
     Args:
-        code: one function, or another piece of source.
+        code: a function or another piece of source.
         language: one of `soft_trainer.dataflow.DATA_FLOW_LANGUAGES`.
 
     Raises:
-        UserError: any other language.
+        UserError: the language is not one of these.
     """
     source = Source(code, language)
     flow = _Flow(source)
@@ -76,13 +82,16 @@ def extract_data_flow(code: str, language: str) -> DataFlow:
 
 
 class _Flow:
-    """The states and edges during a walk. A rule's method yields the nodes to walk, and goes on after each of them."""
+    """The states and edges during a walk.
+
+    The method of a rule yields the nodes to walk. It continues after each of them has been walked.
+    """
 
     def __init__(self, source: Source):
         self.edges: list[Edge] = []
         self._source = source
         self._states: dict[str, tuple[int, ...]] = {}
-        self._merged: dict[tuple[int, str], set[int]] = {}  # sources of the edges in the outermost open loop
+        self._merged: dict[tuple[int, str], set[int]] = {}  # the sources of each edge in the outermost open loop
         self._loops = 0
         self._work = 0
 
@@ -107,7 +116,7 @@ class _Flow:
             self._states.setdefault(text, (token,))
 
     def _set(self, targets: tuple, relation: str, sources: tuple, grouped: bool) -> None:
-        """Gives every target the sources' value, through one edge (`grouped`) or one edge for each source."""
+        """Gives each target the value of the sources, through one edge if `grouped`, or else one for each source."""
         if grouped or self._work + len(targets) * len(sources) > _MAX_WORK:
             parts = [sources]
         else:
@@ -181,7 +190,7 @@ class _Flow:
                     self._states[name] = tuple(sorted({*known, *tokens}))
 
     def _passes(self) -> Iterator[int]:
-        """Counts the passes of a loop: two, or one if the work is used up."""
+        """Counts the passes of a loop. There are two, or one if the work is used up."""
         self._loops += 1
         yield 0
         if self._work < _MAX_WORK:
@@ -192,7 +201,7 @@ class _Flow:
             self._merged = {}
 
     def _loop(self, rule: Loop, node: Node) -> Iterator[Node]:
-        """Walks a loop. The rule says where its second pass starts."""
+        """Walks a loop. The rule determines where its second pass starts."""
         first = node.children
         again = []
         if not rule.again_after:
@@ -224,7 +233,7 @@ class _Flow:
                 yield body
 
     def _first(self, rule: First, node: Node) -> Iterator[Node]:
-        """Walks the children of the rule's type, then the others."""
+        """Walks the children of the rule's type, and then the others."""
         yield from sorted(node.children, key=lambda child: child.type != rule.kind)
 
     def _label(self, rule: Label, node: Node) -> Iterator[Node]:

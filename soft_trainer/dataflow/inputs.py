@@ -9,8 +9,8 @@ plain `RobertaModel` (attention implementation "sdpa", the default) is then call
         position_ids=batch["position_ids"],
     )
 
-The mask needs four dimensions, because `transformers` treats a mask of three as a padding mask and fails. "eager"
-attention adds the mask to the scores, so it needs 0 for True and the lowest number of its type for False.
+The mask needs four dimensions, because `transformers` takes a mask of three for a padding mask and fails. "eager"
+attention adds the mask to the scores, so True has to be 0, and False the lowest number of the type.
 """
 
 from __future__ import annotations
@@ -30,25 +30,26 @@ from soft_trainer.dataflow.graph import extract_data_flow
 def graph_features(
     code: str, language: str, tokenizer: PreTrainedTokenizerBase, code_length: int = 256, data_flow_length: int = 64
 ) -> dict[str, list[int]]:
-    """Returns one function as GraphCodeBERT reads it, truncated as published to `code_length + data_flow_length`.
+    """Returns a function as GraphCodeBERT reads it, truncated as published to `code_length + data_flow_length`.
 
-    A function with fewer than `data_flow_length` nodes has room for more code, and vice versa. Every code token but
-    the first is tokenized as if it followed a space. A node is the tokenizer's unknown token.
+    A function with fewer than `data_flow_length` nodes has room for more code, and vice versa. All code tokens except
+    the first are tokenized as if they followed a space. A node is the tokenizer's unknown token.
 
     Args:
-        code: one function.
+        code: a function.
         language: one of `soft_trainer.dataflow.DATA_FLOW_LANGUAGES`.
         tokenizer: a tokenizer of RoBERTa.
-        code_length: code tokens, special tokens included.
-        data_flow_length: nodes.
+        code_length: the number of code tokens, with special tokens.
+        data_flow_length: the number of nodes.
 
     Returns:
-        `input_ids` and `position_ids` of `<s>`, code, `</s>` and nodes; `node_starts` and `node_ends`, the range of
-        `input_ids` that identifies each node (empty if it is truncated); `edge_targets` and `edge_sources`, the
-        numbers of two nodes, the first of which comes from the second.
+        A dictionary of lists:
+        - `input_ids` and `position_ids` of `<s>`, the code, `</s>` and the nodes;
+        - `node_starts` and `node_ends`: the range of `input_ids` that identifies each node, empty if it is truncated;
+        - `edge_targets` and `edge_sources`: the indices of two nodes, of which the first comes from the second.
 
     Raises:
-        UserError: any other language.
+        UserError: the language has no data flow.
     """
     tokens, edges = extract_data_flow(code, language)
     pieces = _pieces(tokens, tokenizer)
@@ -86,20 +87,22 @@ def graph_features(
 
 
 def pad_graph_features(features: Sequence[dict[str, list[int]]], pad_token_id: int) -> dict[str, Tensor]:
-    """Returns a batch: rows of `graph_features` padded to the longest, and the graph-guided mask.
+    """Pads rows of `graph_features` to the longest one, and adds the graph-guided mask.
 
     Code tokens see each other. A node and the code tokens that identify it see each other. A node sees the nodes that
-    it comes from. The first and the last code token see everything. A node that would see nothing, because its code is
-    truncated, sees the whole row, as it does under the published additive mask.
+    it comes from. The first and the last code token see everything. A node would see nothing if its code is truncated,
+    so it sees the whole row, as it does under the published additive mask.
 
     Args:
         features: B rows.
-        pad_token_id: id and position of the padding.
+        pad_token_id: the id and the position of the padding.
 
     Returns:
-        `input_ids` and `position_ids` LongTensor[B, L]; `attention_mask` BoolTensor[B, L, L], True where the row
-        sees the column; `node_mask` BoolTensor[B, L], True on nodes; `node_starts` and `node_ends` LongTensor[B, L],
-        the range of each node, 0 elsewhere.
+        A dictionary of tensors:
+        - `input_ids` and `position_ids`, LongTensor[B, L];
+        - `attention_mask`, BoolTensor[B, L, L]: True where the row sees the column;
+        - `node_mask`, BoolTensor[B, L]: True on nodes;
+        - `node_starts` and `node_ends`, LongTensor[B, L]: the range of each node, and 0 elsewhere.
     """
     longest = max(len(row["input_ids"]) for row in features)
     shape = (len(features), longest)
@@ -127,7 +130,8 @@ def _fill_mask(mask: np.ndarray, codes: int, row: dict[str, list[int]]) -> None:
     """Sets the mask of one row to True where a token or node sees another.
 
     Args:
-        mask: bool[L, l], all False: what each of L places, padding included, sees of the row's l tokens and nodes.
+        mask: bool[L, N], the mask to fill, all False. It has a row for each of L places, padding included, and a column
+            for each of the N tokens and nodes.
         codes: the number of code tokens. The nodes follow them.
         row: the result of `graph_features`.
     """
@@ -139,14 +143,16 @@ def _fill_mask(mask: np.ndarray, codes: int, row: dict[str, list[int]]) -> None:
     sources = np.asarray(row["edge_sources"], int)
     mask[codes + targets, codes + sources] = True
     mask[[0, codes - 1]] = True
-    mask[~mask.any(axis=1)] = True  # also for padding: a softmax over nothing is not a number
+    mask[~mask.any(axis=1)] = True  # Padding is included, because a softmax over nothing is not a number.
 
 
 def graph_embeddings(word_embeddings: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Returns the model's `inputs_embeds`. A node is the mean of the code tokens that identify it, 0 if truncated.
+    """Returns the model's `inputs_embeds`. The vector of a node is the mean of the code tokens that identify it.
+
+    If these tokens are truncated, the vector is 0.
 
     Args:
-        word_embeddings: the model's module, from ids to vectors of d numbers.
+        word_embeddings: the model's module that turns ids into vectors of d numbers.
         batch: the result of `pad_graph_features`.
 
     Returns:

@@ -1,7 +1,7 @@
-"""Lists for each language the node types that move data, and how they do it.
+"""Lists the node types of each language that move data, and how they do it.
 
-The rules are those of GraphCodeBERT's published extractor, whose grammars were those of 2020. If a grammar has since
-split, renamed or wrapped a node, the table holds the present node, so `graph.py` needs no special cases.
+The rules are those of GraphCodeBERT's published extractor, which used the grammars of 2020. If a grammar has split,
+renamed or wrapped a node since then, the table has the present node, so `graph.py` needs no special cases.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ COMPUTED_FROM = "computedFrom"
 
 @dataclass(frozen=True)
 class Define:
-    """A node that gives variables a value: every token of `target` gets it from every token of `source`.
+    """A node that gives variables a value. Each token of the target gets it from each token of the source.
 
-    Args:
-        target, source: names of the fields; both are empty if the node is target and source at once (`i++`).
-        relation: `COMES_FROM` for a declaration, `COMPUTED_FROM` for an assignment.
-        grouped: True for one edge per target with all sources, False for an edge per pair.
-        pairwise: `a, b = c, d` matches the children of both sides if they have the same number.
-        declares: a target without a source is a new variable. If False, a node without a source is skipped.
+    Attributes:
+        target: the name of the field with the target, or "" if the node is target and source at once (`i++`).
+        source: the name of the field with the source.
+        relation: `COMES_FROM` for a declaration, or `COMPUTED_FROM` for an assignment.
+        grouped: True if a target has one edge with all sources, False if it has an edge for each source.
+        pairwise: True if `a, b = c, d` matches the children of both sides. They must be equally many.
+        declares: True if a target without a source is a new variable. Otherwise, a node without a source is skipped.
     """
 
     target: str
@@ -36,10 +37,10 @@ class Define:
 class Branch(NamedTuple):
     """A node with alternatives. Each starts from the states before the node, and the states are joined after it.
 
-    Args:
-        arms: types of the children that are alternatives.
-        rest: all children after the first arm are arms too.
-        exhaustive: types of children that guarantee that one arm runs. The states before the node then end.
+    Attributes:
+        arms: the types of the children that are alternatives.
+        rest: True if all children after the first arm are arms too.
+        exhaustive: the types of children that guarantee that one arm runs. The states before the node then end.
     """
 
     arms: frozenset[str]
@@ -50,9 +51,9 @@ class Branch(NamedTuple):
 class Loop(NamedTuple):
     """A node that is walked twice, so that a value set at its end reaches its beginning.
 
-    Args:
-        again_after: the second pass begins after the first child of this type, or at the `update` field of that child.
-            A node without such a child has no second pass. If empty, the second pass is the whole node.
+    Attributes:
+        again_after: the type of the child after which the second pass starts, or at whose `update` field it starts. A
+            node without such a child has no second pass. If "", the second pass covers the whole node.
     """
 
     again_after: str = ""
@@ -60,12 +61,12 @@ class Loop(NamedTuple):
 
 @dataclass(frozen=True)
 class ForEach(Define):
-    """A loop over a collection: `target` is computed from `source`, then the field `body` follows, all of it twice.
+    """A loop over a collection. The target is computed from the source, then the body is walked, and all of it twice.
 
-    Args:
-        target, source: as in `Define`; if the grammar has no fields, both are empty, and source and target are the
-            first two named children.
-        body_type: the body counts only if the last child is of this type.
+    If the grammar has no fields, `target` and `source` are "", and the first two named children are source and target.
+
+    Attributes:
+        body_type: the type that the last child must have. Otherwise, the body is skipped. If "", any type will do.
     """
 
     body_type: str = ""
@@ -78,7 +79,7 @@ class First(NamedTuple):
 
 
 class Label(NamedTuple):
-    """A node whose first child, of type `kind`, is a name. `variable` says if the name becomes a variable."""
+    """A node whose first child is a name if it is of type `kind`. If `variable`, the name becomes a variable."""
 
     kind: str
     variable: bool
@@ -89,21 +90,21 @@ Rule = Define | Branch | Loop | ForEach | First | Label
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules of one language.
+    """The rules of one language. Most attributes are sets of node types.
 
-    Args:
-        nodes: node type -> rule. A node without a rule is walked child by child.
+    Attributes:
+        nodes: the rule of each node type. A node without a rule is walked child by child.
         atoms: nodes that are one token, whatever they contain.
         plain: nodes that are one token if they interpolate nothing.
         comments: comments, which are not tokens.
         dropped: parts of strings that are leaves now but were not in 2020. They are not tokens.
-        text_comments: comments are removed from the text before it is parsed, as GraphCodeBERT does.
-        signs: named leaves without a value, like keywords and operators.
-        keywords: names that are signs, except after a `$`, which makes them variables.
+        text_comments: True if comments are removed from the text before it is parsed, as GraphCodeBERT does.
+        signs: named leaves that have no value, like keywords and operators.
+        keywords: names that are signs. After a `$` they are variables.
         wrappers: nodes whose children count as children of their parent.
-        heads: node -> number of first children that count as one if more follow (`a.b` of the call `a.b(c)`).
-        method_name: type of a method's name. In a bare method it counts like a function's name.
-        docstring: statement that is not code if it consists of a string.
+        heads: for a node type, how many first children count as one if more follow (`a.b` in the call `a.b(c)`).
+        method_name: the type of a method's name. In a bare method it counts as the name of a function.
+        docstring: the type of a statement that is not code if it consists of a string.
     """
 
     nodes: dict[str, Rule]

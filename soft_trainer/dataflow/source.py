@@ -1,4 +1,4 @@
-"""Parses source text: its tree, its tokens, and the text without comments."""
+"""Parses pieces of source. A piece has a syntax tree, tokens, and a text without comments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from soft_trainer.dataflow.rules import RULES, Rules
 from soft_trainer.errors import UserError
 
 DATA_FLOW_LANGUAGES = tuple(RULES)
-# Each language that can be parsed, with the function that returns its grammar.
+# Each language that can be parsed, and the function that returns its grammar.
 GRAMMARS = {
     "ruby": "tree_sitter_ruby:language",
     "python": "tree_sitter_python:language",
@@ -29,10 +29,10 @@ GRAMMARS = {
     "typescript": "tree_sitter_typescript:language_typescript",
     "tsx": "tree_sitter_typescript:language_tsx",
 }
-# What stands around a piece of source in a file: (opening, closing).
+# What encloses a piece of source in a file.
 _AROUND = {"php": (b"<?php", b"?>")}
-# Frames turn a piece of source into part of a file, and give no tokens: (opening, closing).
-# A bare method parses inside a class, a nameless JavaScript function inside parentheses.
+# Frames are put around a piece of source so that it parses. They give no tokens. A bare method parses inside a class,
+# and a JavaScript function without a name inside parentheses.
 _NO_FRAME = (b"", b"")
 _CLASS = (b" class C {", b"}")
 _METHOD_FRAMES = (_NO_FRAME, _CLASS)
@@ -177,10 +177,10 @@ def remove_comments(code: str, language: str) -> str:
 
 
 def _parse(code: str, language: str) -> tuple[Node, bytes, set[int]]:
-    """Parses `code` in the first frame that gives no syntax error. If there is none, the code stays without a frame.
+    """Parses code in the first frame that gives no syntax error, or without a frame if there is none.
 
     Returns:
-        The root of the tree, the text that was parsed, and the bytes of it that belong to the frame.
+        The root of the tree, the text that was parsed, and the positions of the frame's bytes in it.
     """
     before, after = _AROUND.get(language, _NO_FRAME)
     parsed = []
@@ -196,7 +196,7 @@ def _parse(code: str, language: str) -> tuple[Node, bytes, set[int]]:
 
 
 def _leaves(root: Node, rules: Rules) -> tuple[list[Node], list[Node]]:
-    """Returns the tokens under `root`, and the comments and docstrings under it."""
+    """Returns the nodes of the tokens below `root`, and the nodes of the comments and docstrings."""
     tokens = []
     comments = []
     stack = [root]
@@ -218,10 +218,10 @@ def _leaves(root: Node, rules: Rules) -> tuple[list[Node], list[Node]]:
 
 
 def _cut_comments(code: str) -> str:
-    """Removes comments of the form // and /* */."""
+    """Returns the code without comments of the form `//` and `/* */`, and without blank lines."""
     return _cut_blank_lines(_COMMENT_OR_STRING.sub(lambda match: " " if match[0][0] == "/" else match[0], code))
 
 
 def _cut_blank_lines(code: str) -> str:
-    """Removes blank lines."""
+    """Returns the code without blank lines."""
     return "\n".join(line for line in code.split("\n") if line.strip())

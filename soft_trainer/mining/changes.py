@@ -22,7 +22,7 @@ from soft_trainer.mining.source_files import decoded, readable
 # A query may ask for a constructor or for a function of two lines, so they stay.
 RULES = ("tests",)
 MAX_FUNCTIONS = 5  # a commit that changes more is left out
-MAX_CHANGED_FILES = 100  # a commit that changes more of the language's files is taken for a mechanical one
+MAX_CHANGED_FILES = 100  # a commit that changes more source files is taken for a mechanical one
 
 _KEPT_FILES = 64  # parsed files in memory: the next commit often changes the same ones
 
@@ -119,7 +119,7 @@ class ChangeReader:
         return None
 
     def _read_functions(self, deltas: Sequence[pygit2.DiffDelta], change: Change) -> None:
-        """Fills in the outcome, and if the commit is kept, the changed functions and the hash of the patch.
+        """Fills in the outcome. If the commit is kept, fills in the changed functions and the hash of the patch, too.
 
         Changes of comments and layout do not count.
         """
@@ -196,5 +196,5 @@ def read_functions(
 
 
 def function_url(path: str, name: str) -> str:
-    """Returns the id of a function, which is the same for all its versions. Every commit would move line numbers."""
+    """Returns the id of a function. It has no line numbers, so it is the same for all versions of the function."""
     return f"{path}#{name}"

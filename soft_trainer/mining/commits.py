@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 MIN_WORDS = 3
-_MAX_LENGTH = 2_000  # characters of a message that are read: a hostile one could keep an expression busy
+_MAX_LENGTH = 2_000  # how many characters of a message are read; a long one could keep an expression busy
 
-# conventional commits (`feat(scope)!: `), the three letters of NumPy (`ENH: `), and their relatives
+# The prefixes of conventional commits (`feat(scope)!: `), of NumPy (`ENH: `), and of similar conventions.
 _PREFIX = re.compile(
     r"^(?:feat(?:ure)?|(?:bug|hot)?fix|docs?|style|refactor|perf|tests?|build|ci|chore|revert|wip|deps?|api|bug|enh|maint"
     r"|sty|tst|rel|security|improvement|misc)(?:\([^)]*\))?!?:\s*",

@@ -1,4 +1,4 @@
-"""Walks the syntax tree of a source file: its functions, classes and types, in order, with their names."""
+"""Finds the functions, classes and types in the syntax tree of a source file, and their names."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tree_sitter import Node, Query, QueryCursor
 from soft_trainer.dataflow import parser
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
 
-# A search through the children of a syntax error takes quadratic time: 20 s for 80,000 children.
+# Searching the children of a syntax error takes quadratic time, 20 s for 80,000 children.
 MAX_ERROR_CHILDREN = 10_000
 _READ_BYTES = 1 << 15
 _MAX_AROUND = 8
-_KINDS = ("wrapper", "container", "type", "function")  # of nodes with the same text, the outer one first
-# In C, `struct point p` names a structure and does not define it.
+_KINDS = ("wrapper", "container", "type", "function")  # the order of nodes with the same text, outer ones first
+# In C, `struct point p` mentions a structure and does not define it.
 _NEED_BODY = {"struct_specifier", "union_specifier", "enum_specifier", "class_specifier"}
 _TYPE_PARAMETERS = re.compile(r"(?<=\w)<\s*\w[^<>]*>")
 _REFERENCES = ("reference_declarator", "function_declarator")
@@ -26,14 +26,14 @@ _DECLARATORS = (*_REFERENCES, "pointer_declarator", "array_declarator", "parenth
 
 
 def parse(source: bytes, language: str, seconds: float = 60.0) -> Node | None:
-    """Parses a file; returns None if most of it is a syntax error or if it takes longer than `seconds`.
+    """Parses a file. Returns None if most of it is a syntax error, or if parsing takes longer than `seconds`.
 
-    A file can stall the parser for good, even one of 200 bytes. All others take far less than a minute.
+    Some files stall the parser for good, even files of 200 bytes. All others take far less than a minute.
     """
     deadline = time.monotonic() + seconds
 
     def read(at: int, _) -> bytes:
-        # The only way to stop a parser of tree-sitter 0.26 is to tell it that the text ends here.
+        # A parser of tree-sitter 0.26 stops only if it is told that the text ends here.
         if time.monotonic() < deadline:
             return source[at : at + _READ_BYTES]
         return b""
@@ -50,9 +50,10 @@ class Definition(NamedTuple):
 
     Attributes:
         kind: "function", "container" or "type".
-        name: without the names around it; empty for a function that nothing names.
-        wrappers: the nodes around it that may name it, such as an assignment; the outermost first.
-        around: the named definitions around it, the outermost first, at most eight.
+        name: the name without those of enclosing definitions, or "" for a function that has no name.
+        node: the syntax node.
+        wrappers: the enclosing nodes that may give it a name, such as an assignment. The outermost is first.
+        around: the innermost eight of the enclosing definitions that have a name. The outermost is first.
     """
 
     kind: str
@@ -63,11 +64,11 @@ class Definition(NamedTuple):
 
 
 def definitions(root: Node, source: bytes, language: str) -> Iterator[Definition]:
-    """Yields every definition below `root`, outer ones before inner ones."""
+    """Yields each definition below `root`. Outer definitions come before inner ones."""
     captures = QueryCursor(queries(language)[0]).captures(root)
     nodes = [(kind, node) for kind in _KINDS for node in captures.get(kind, ())]
     nodes.sort(key=lambda each: (each[1].start_byte, -each[1].end_byte))
-    # Both hold what stands around a node. To ask each node for its parent takes quadratic time in a deep tree.
+    # What encloses the present node. Asking each node for its parent would take quadratic time in a deep tree.
     around: list[Definition] = []
     wrappers: list[Node] = []
     for kind, node in nodes:
@@ -89,7 +90,7 @@ def definitions(root: Node, source: bytes, language: str) -> Iterator[Definition
 
 
 def name_node(node: Node) -> Node | None:
-    """Returns the node that names a definition: in C inside declarators, for a Rust `impl` its type."""
+    """Returns the node with the name of a definition. In C it is inside declarators, and a Rust `impl` has a type."""
     name = node.child_by_field_name("name")
     if name is None and node.type == "impl_item":
         return node.child_by_field_name("type")
@@ -101,7 +102,7 @@ def name_node(node: Node) -> Node | None:
 
 
 def last_child(node: Node, *kinds: str) -> Node | None:
-    """Returns the last named child, if it is one of `kinds`."""
+    """Returns the last named child if its type is one of `kinds`, or None."""
     last = node.named_child(max(0, node.named_child_count - 1))
     if last is not None and last.type in kinds:
         return last
@@ -109,7 +110,7 @@ def last_child(node: Node, *kinds: str) -> Node | None:
 
 
 def _name(source: bytes, node: Node, wrappers: list[Node], naming: dict[str, str]) -> str:
-    """Returns the name of a definition, or of what it is assigned to: one line, without type parameters."""
+    """Returns the name of a definition, or of what it is assigned to, in one line and without type parameters."""
     named = name_node(node)
     for wrapper in reversed(wrappers):
         if named is None and (field := naming.get(wrapper.type)):

@@ -1,4 +1,4 @@
-"""Turns a doc comment into a query: removes delimiters, tags and markup, keeps the first paragraph."""
+"""Turns a doc comment into a query: its first paragraph, without delimiters, tags and markup."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from inspect import cleandoc
 
-# As in CodeSearchNet, `snake_case` is one token and `f()` three.
+# As in CodeSearchNet, `snake_case` is one token and `f()` is three.
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 
 # The example that follows "... For example:" is not part of the summary.
@@ -19,9 +19,11 @@ Substitution = tuple[str, str | Callable[[re.Match[str]], str]]
 
 
 def strip_comment(comment: str, directive: str = "(?!)") -> str:
-    """Returns the text of a `/** ... */` comment without leading stars, or of `//`, `///` or `#` lines.
+    """Returns the text of a doc comment without delimiters, leading stars and common indentation.
 
-    Line comments that match `directive` are left out. Common indentation is removed.
+    Args:
+        comment: a `/** ... */` comment, or `//`, `///` or `#` lines.
+        directive: a pattern of line comments to leave out.
     """
     if comment.startswith("/*"):
         body = re.sub(r"^/\*+|\*+/$", "", comment)
@@ -34,7 +36,10 @@ def strip_comment(comment: str, directive: str = "(?!)") -> str:
 
 
 def strip_ruby(comment: str) -> str:
-    """Returns the text of a Ruby doc comment (`#` lines or `=begin` to `=end`), without linter and type directives."""
+    """Returns the text of a Ruby doc comment, without directives for linters and types.
+
+    The comment consists of `#` lines, or of the lines from `=begin` to `=end`.
+    """
     if comment.startswith("=begin"):
         return cleandoc("\n".join(comment.splitlines()[1:-1]))
     directive = r"\s*#(:|\s*(rubocop:|frozen_string_literal:|encoding:|-\*-|typed:|@api |!))"
@@ -46,8 +51,11 @@ def strip_ruby(comment: str) -> str:
 class DocStyle:
     """The markup of one ecosystem's documentation.
 
-    `strip` removes the delimiters of a doc comment, and `substitutions` remove markup, in order. The summary ends
-    before the first line that matches `stop`, and leaves out lines that match `skip`.
+    Attributes:
+        substitutions: patterns of markup and their replacements, in order.
+        stop: a pattern of the lines that end the summary.
+        skip: a pattern of the lines that the summary leaves out.
+        strip: a function that removes the delimiters of a doc comment.
     """
 
     substitutions: tuple[Substitution, ...]
@@ -57,7 +65,7 @@ class DocStyle:
 
 
 def summary(docstring: str, style: DocStyle) -> str:
-    """Returns the first paragraph of `docstring` as plain text, empty if it only holds tags."""
+    """Returns the first paragraph of a docstring as plain text, or "" if the docstring has only tags."""
     for pattern, replacement in style.substitutions:
         docstring = re.sub(pattern, replacement, docstring)
     lines: list[str] = []
@@ -109,7 +117,7 @@ _JAVADOC: tuple[Substitution, ...] = (
     (rf"\{{@return\s+{_BRACED}", r"Returns \1"),
 )
 _TAG_LINE = r"\s*@\w"
-# an indented line, in languages where it is a block of code
+# An indented line is a block of code in some languages.
 _INDENTED = r"(\t| {2,})\s*\S"
 _UNDERLINE = r"\s*(?P<sign>[-=~^*#_])(?P=sign){2,}\s*$"
 
@@ -125,7 +133,7 @@ GO = DocStyle(
     skip=r"\s*(TODO|FIXME|XXX|BUG)\b",
     strip=partial(strip_comment, directive=r"\s*//(go:|export |line |nolint|#|\s*\+build)"),
 )
-# Rustdoc's sections are headings; KDoc has Javadoc's tags and Markdown
+# The sections of Rustdoc are headings. KDoc has the tags of Javadoc, and Markdown.
 RUST = DocStyle(GO.substitutions, stop=r"\s*#+ |\s*```")
 KDOC = DocStyle(GO.substitutions, stop=rf"{_TAG_LINE}|\s*```")
 PYTHON = DocStyle(

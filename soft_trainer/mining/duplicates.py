@@ -1,9 +1,11 @@
-"""Finds exact and near duplicates in little memory. The first of its kind is kept.
+"""Finds exact and near duplicates in little memory. The first code of its kind is kept.
 
-Two codes are near duplicates if the sets of their three-token sequences have a Jaccard similarity of at least 0.8, as
-MinHash estimates it with 128 permutations and a fixed seed. Locality-sensitive hashing finds the pairs to compare: two
-codes with an equal band (13 successive values of the signature). The signatures may stay on disk. A code takes 0.3 kB
-at the peak; in the index of datasketch it takes 3.2 kB (10,000 codes of 60 tokens).
+Two codes are near duplicates if the sets of their three-token sequences have a Jaccard similarity of at least 0.8.
+MinHash estimates the similarity with 128 permutations and a fixed seed. Locality-sensitive hashing finds the pairs to
+compare, which are codes with an equal band (13 successive values of the signature).
+
+The signatures may stay on disk. For 10,000 codes of 60 tokens, the peak is 0.3 kB a code, and datasketch's own index
+needs 3.2 kB.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ from datasketch import MinHash
 
 SIMILARITY = 0.8
 PERMUTATIONS = 128
-# at 0.8 these give as many false positives as false negatives
+# At a similarity of 0.8, these numbers give as many false positives as false negatives.
 BANDS = 9
 BAND = 13
 SHINGLE = 3
-# 32-bit values of 32-bit hashes. Copies of this object share its permutations.
+# Values and hashes have 32 bits. Copies of this object share its permutations.
 _MINHASH = MinHash(num_perm=PERMUTATIONS, scheme="affine32", hashfunc=xxhash.xxh32_intdigest)
 _FACTORS = np.random.default_rng(0).integers(0, 2**64, (BANDS, BAND), np.uint64) | np.uint64(1)
 
@@ -33,31 +35,31 @@ def hash_tokens(tokens: Sequence[str]) -> int:
 
 
 def minhash(tokens: Sequence[str]) -> np.ndarray:
-    """Returns the MinHash signature of a code's tokens, uint32[128]: of all its sequences of three tokens."""
+    """Returns the MinHash signature of all three-token sequences of a code, uint32[128]."""
     starts = range(max(1, len(tokens) - SHINGLE + 1))
     signature = _MINHASH.copy()
     signature.update_batch({" ".join(tokens[start : start + SHINGLE]).encode() for start in starts})
     return signature.hashvalues
 
 
-def exact_duplicates(fingerprints: Iterable[int]) -> np.ndarray:
-    """Returns True where an earlier fingerprint is the same, bool[n]."""
-    return pd.Series(np.fromiter(fingerprints, np.uint64)).duplicated().to_numpy()
+def exact_duplicates(hashes: Iterable[int]) -> np.ndarray:
+    """Returns True where an earlier hash is the same, bool[n]."""
+    return pd.Series(np.fromiter(hashes, np.uint64)).duplicated().to_numpy()
 
 
 def near_duplicates(rows: Sequence[int], signature: Callable[[int], np.ndarray]) -> np.ndarray:
-    """Returns True for near duplicates of an earlier code that was kept, bool[n].
+    """Returns True for each near duplicate of an earlier code that was kept, bool[n].
 
     Args:
         rows: the numbers of the codes, in order.
         signature: a function from a number to the result of `minhash`. It is called at least twice for each code that
             may have a duplicate, so it may read a column on disk.
     """
-    keys = np.empty((len(rows), BANDS), np.uint64)  # a hash of every band of every signature
+    keys = np.empty((len(rows), BANDS), np.uint64)  # a hash of each band of each signature
     for index, row in enumerate(rows):
         bands = signature(row)[: BANDS * BAND].reshape(BANDS, BAND)
         keys[index] = (bands * _FACTORS).sum(axis=1)
-    shared = np.zeros(len(keys), dtype=bool)  # with another row, in any band
+    shared = np.zeros(len(keys), dtype=bool)  # True if another row has the same band
     for column in keys.T:
         shared |= pd.Series(column).duplicated(keep=False).to_numpy()
     near = np.zeros(len(keys), dtype=bool)

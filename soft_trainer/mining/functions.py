@@ -17,7 +17,7 @@ from soft_trainer.mining.languages import SOURCE_LANGUAGES
 from soft_trainer.mining.rules import Row
 
 Span = tuple[int, int]
-# blanks up to the end of the line, and the blank lines after it
+# Blanks up to the end of the line, and the blank lines after it.
 _REST_OF_LINE = re.compile(rb"[ \t]*(?:\n(?:[ \t]*\n)*|\Z)")
 _START = attrgetter("start_byte")
 
@@ -34,7 +34,15 @@ def functions(root: Node, source: bytes, language: str, path: str) -> Iterator[t
 
 
 class Function(NamedTuple):
-    """A named function: its parameters, its syntax node, the node around it that names it, and its body."""
+    """A named function of a file.
+
+    Attributes:
+        name: the name with those of enclosing classes and modules, as in `Cart.total`.
+        parameters: the text of the parameters in one line, without brackets.
+        node: the syntax node.
+        named: the node that includes the name. It is the parent of `node` in `f = function () {}`.
+        body: the syntax node of the body.
+    """
 
     name: str
     parameters: str
@@ -49,17 +57,18 @@ class Function(NamedTuple):
 
 
 class FileFunctions:
-    """The functions of one file. They are found at once. A row, which takes most of the time, is made on request.
+    """The functions of one file. All are found at once, but rows take most of the time and are made on request.
 
     Args:
-        root: the root of the syntax tree. If None, as for a file that cannot be read, there are no functions.
+        root: the root of the syntax tree. A file that cannot be read has no tree and no functions.
         source: the text of the file.
         language: one of `SOURCE_LANGUAGES`.
-        path: the path that the rows give.
+        path: the path of the file, for the rows.
 
     Attributes:
-        functions: the functions in order, by a name that no other function of the file has. It is `Cart.total`, or for
-            overloads `Cart.total(int count)`, and `Cart.total(int count)~2` for the second one with these parameters.
+        functions: the functions in order, by a name that no other function of the file has. A function is called
+            `Cart.total`, an overloaded one `Cart.total(int count)`, and the second one with these parameters
+            `Cart.total(int count)~2`.
     """
 
     def __init__(self, root: Node | None, source: bytes, language: str, path: str):
@@ -108,9 +117,9 @@ class FileFunctions:
                 yield function
 
     def counterpart(self, name: str, other: FileFunctions) -> str | None:
-        """Returns the name of a function in another version of the file, or None if it is not there.
+        """Returns the name that a function has in another version of the file, or None if it is not there.
 
-        Overloads are told apart by their parameters.
+        The parameters tell overloads apart.
         """
         if name in other.functions:
             return name
@@ -217,13 +226,16 @@ def _parameters(source: bytes, node: Node | None) -> str:
 
 
 def comments(root: Node, language: str) -> list[Node]:
-    """Returns the nodes of every comment and docstring below `root`, in order."""
+    """Returns the nodes of all comments and docstrings below `root`, in order."""
     nodes = QueryCursor(queries(language)[1]).captures(root).get("comment", [])
     return sorted(nodes, key=_START)
 
 
 def _without(source: bytes, node: Node, spans: list[Span]) -> str:
-    """Returns the text of `node` without `spans`, the lines that become blank, and blank lines after those."""
+    """Returns the text of a node without some spans of bytes.
+
+    Lines that become blank are removed, together with the blank lines after them.
+    """
     text = source[node.start_byte : node.end_byte]
     for start, end in reversed(spans):
         before = text[: start - node.start_byte]
@@ -238,5 +250,5 @@ def _without(source: bytes, node: Node, spans: list[Span]) -> str:
 
 
 def _node_text(source: bytes, node: Node) -> str:
-    """Returns the source text of `node`. `node.text` would call the parser's `read` for every byte."""
+    """Returns the text of a node. `node.text` would be slow, because it calls the parser's `read` for every byte."""
     return source[node.start_byte : node.end_byte].decode(errors="replace")

@@ -1,7 +1,7 @@
-"""Mines pairs from a repository's commits: the message, and a changed function as it was before.
+"""Mines pairs from a repository's commits. A pair is the subject of a commit and a changed function as it was before.
 
-Rows are split by time. The corpus is the tree before the oldest test commit, and training knows only commits that the
-tree before the oldest valid commit descends from, so that nothing from after a cut reaches what is before it.
+Rows are split by time, and nothing from after a cut reaches what is before it. The corpus is therefore the tree before
+the oldest test commit, and the training commits are ancestors of the oldest valid commit.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, Row, first_bro
 from soft_trainer.mining.tree import each_in_order, explained, main_language
 from soft_trainer.terminal import print_on_main
 
-# of the commits that give pairs, the newest ones
+# The newest of the commits that give pairs are test commits, and those before them are valid commits.
 TEST_SHARE = 0.15
 VALID_SHARE = 0.1
-_CANDIDATES = 40  # commits that are tried as the oldest of a split
-_AT_ONCE = 16  # commits for a worker; neighbours share files
+_CANDIDATES = 40  # how many commits are tried as the oldest one of a split
+_AT_ONCE = 16  # how many commits a worker takes at once; neighbours change the same files
 
 
 class MinedHistory(NamedTuple):
@@ -40,9 +40,9 @@ class MinedHistory(NamedTuple):
 
     Attributes:
         rows: the rows of train, valid, test and codebase. Train begins with the newest commit.
-        relevance: (query, url, relevance) of the test queries. A query may have several urls.
+        relevance: a row with query, url and relevance for each right answer to a test query.
         cut: the id of the commit whose tree is the corpus.
-        places: the path, first and last line of each function of the corpus, by url.
+        places: the path, the first line and the last line of each function of the corpus, by url.
         commits: the numbers of commits by outcome.
     """
 
@@ -104,7 +104,13 @@ def mine_history(
 def mine_history_to(
     repository: str | os.PathLike[str], language: str, output_dir: str | os.PathLike[str], **options: Any
 ) -> MinedHistory:
-    """Mines a history into `output_dir`: four files of rows and `relevance.jsonl.gz`. Takes `mine_history`'s options.
+    """Mines a history into `output_dir`, as four files of rows and `relevance.jsonl.gz`.
+
+    Args:
+        repository: a git repository, with or without a working tree.
+        language: one of `SOURCE_LANGUAGES`.
+        output_dir: the folder for the files. It is created if necessary.
+        options: other arguments of `mine_history`.
 
     Raises:
         UserError: `mine_history` raises it, or `output_dir` cannot be written.
@@ -116,10 +122,10 @@ def mine_history_to(
 
 
 def history_state(repository: str | os.PathLike[str]) -> str:
-    """Returns a fingerprint of all commit ids and of the repository's name, which the rows hold.
+    """Returns a fingerprint of all commit ids, and of the repository's name, which is part of every row.
 
     Raises:
-        UserError: no repository that can be read.
+        UserError: the repository cannot be opened.
     """
     return identity.fingerprint(_name_of(repository), git.commits_oldest_first(git.open_repository(repository)))
 
@@ -129,14 +135,22 @@ def _name_of(repository: str | os.PathLike[str]) -> str:
 
 
 def history_language(repository: str | os.PathLike[str]) -> str:
-    """Returns the language of most source files in the newest tree; UserError if there is none."""
+    """Returns the language of most source files in the newest tree.
+
+    Raises:
+        UserError: the repository cannot be read, or has no source file in a known language.
+    """
     opened = git.open_repository(repository)
     with git.reporting_missing_objects(repository):
         return main_language((path for path, _ in git.tree_files(opened, opened.head.target)), repository)
 
 
 def _folder_inside(opened: git.pygit2.Repository, source_dir: str | os.PathLike[str]) -> str:
-    """Returns the path of `source_dir` in the repository, with `/` at the end; empty for the whole repository."""
+    """Returns the path of `source_dir` in the repository with a `/` at the end, or "" for the whole repository.
+
+    Raises:
+        UserError: the folder is not in the repository.
+    """
     own = Path(source_dir).resolve()
     root = Path(opened.workdir or opened.path).resolve()
     if own in (root, Path(opened.path).resolve()):
@@ -157,12 +171,20 @@ def _read_change(repository: str | os.PathLike[str], language: str, commit_id: s
 
 
 class _History:
-    """The changes of all commits, oldest first, divided by time.
+    """The changes of all commits of a repository, divided by time.
+
+    Args:
+        repository: the repository.
+        language: the language of the functions.
+        changes: the changes of all commits, oldest first.
 
     Attributes:
         test_start: the index of the oldest test commit.
         valid_start: the index of the oldest valid commit.
-        cut: the id of the commit before the oldest test commit, whose tree is the corpus.
+        cut: the id of the commit before the oldest test commit. The tree of this commit is the corpus.
+
+    Raises:
+        UserError: there are too few commits for three splits.
     """
 
     def __init__(self, repository: git.pygit2.Repository, language: str, changes: Sequence[Change]):
@@ -181,7 +203,7 @@ class _History:
         self._urls, self._renamed = self._urls_at_cut()
 
     def _ancestors(self, index: int) -> set[str]:
-        """Returns the ids of the commits that the parent of a commit knows, and of the parent."""
+        """Returns the ids of a commit's parent and of all commits that the parent descends from."""
         return set(git.commits_oldest_first(self.repository, self.changes[index].parent))
 
     def _start(self, kept: list[int], size: int, taken: int) -> int:
@@ -199,7 +221,7 @@ class _History:
         wanted = kept[-size:][0]
 
         def distance(index: int) -> tuple[int, int]:
-            """Returns the number of earlier commits that the parent does not know, and the distance in time."""
+            """Returns the number of earlier commits that the parent does not know, and the distance from `wanted`."""
             known = self._ancestors(index)
             unknown = sum(self.changes[other].commit not in known for other in kept if other < index)
             return unknown, abs(index - wanted)
@@ -209,10 +231,15 @@ class _History:
         return min(near[:: max(1, len(near) // _CANDIDATES)], key=distance)
 
     def _urls_at_cut(self) -> tuple[list[list[str]], dict[str, str]]:
-        """Returns the urls of each commit's functions at the cut, and new paths of files renamed between the cuts."""
+        """Finds out what functions and files are called at the cut.
+
+        Returns:
+            The urls of each commit's functions at the cut, and the new paths of files that were renamed between the
+            cut of training and this one, by old path.
+        """
         urls: list[list[str]] = [[]] * len(self.changes)
         renamed: dict[str, str] = {}
-        now: dict[str, str] = {}  # path -> its path at the cut
+        now: dict[str, str] = {}  # the path of a file -> its path at the cut
         for index in reversed(range(self.test_start)):
             change = self.changes[index]
             if change.commit in self._before_test:
@@ -227,10 +254,10 @@ class _History:
         return urls, renamed
 
     def pairs(self, corpus: Collection[str]) -> tuple[dict[str, list[Row]], Counter[str]]:
-        """Returns the distinct rows of every split, newest first, and the number of commits by outcome.
+        """Returns the distinct rows of every split, newest first, and the numbers of commits by outcome.
 
         Args:
-            corpus: the urls of the corpus. Other functions did not exist at the cut, so no query asks for them.
+            corpus: the urls of the corpus. Other functions did not exist at the cut, so they answer no query.
         """
         counts = Counter()
         all_urls = set(chain.from_iterable(self._urls))
@@ -248,9 +275,9 @@ class _History:
         Args:
             split: the name of the split.
             span: the indices of its commits.
-            ancestors: the ids of the commits that the tree after the split descends from.
+            ancestors: the ids of the commits that may be in the split. Others were merged after the cut that follows.
             corpus: the urls of the functions that may answer a query.
-            counts: the number of commits by outcome, to which those of the split are added.
+            counts: the numbers of commits by outcome. The commits of the split are added.
         """
         earlier = set()
         for change in self.changes[: span.start]:
@@ -284,7 +311,7 @@ class _History:
         return list(rows.values())
 
     def corpus(self) -> tuple[list[Row], dict[str, tuple[str, int, int]]]:
-        """Returns the functions of the tree at the cut, without documentation, and their places."""
+        """Returns the rows of the corpus, without documentation, and the places of the functions by url."""
         rows = []
         places = {}
         for row, function in self._tree(self.cut, RULES, {}):
@@ -293,7 +320,7 @@ class _History:
         return rows, places
 
     def documented(self, folder: str) -> list[Row]:
-        """Returns training rows from the documentation below a folder, as it was at the cut of training."""
+        """Returns training rows from the documentation of a folder's functions, as it was at the cut of training."""
         rows = []
         cut = self.changes[self.valid_start].parent
         for row, _ in self._tree(cut, (*CODE_RULES, *DOCUMENT_RULES), self._renamed):
@@ -303,7 +330,16 @@ class _History:
         return list(compress(rows, ~copies))
 
     def _tree(self, commit: str, rules: Sequence[str], renamed: dict[str, str]) -> Iterator[tuple[Row, Function]]:
-        """Yields the rows and functions of a commit's tree that parse and that no rule drops."""
+        """Yields the functions in the tree of a commit that have no syntax error and that no rule drops.
+
+        Args:
+            commit: the id of the commit.
+            rules: the names of the rules.
+            renamed: the later paths of files, which replace their paths in the urls.
+
+        Yields:
+            The row of a function, and the function.
+        """
         for path, oid in git.tree_files(self.repository, commit):
             if not is_mined_path(path, self.language):
                 continue
@@ -315,5 +351,5 @@ class _History:
 
 
 def _urls(change: Change, paths: dict[str, str]) -> list[str]:
-    """Returns the urls of a commit's functions, with paths as they are at the cut."""
+    """Returns the urls of a commit's functions. Files that are renamed before the cut have their path from `paths`."""
     return [function_url(paths.get(row["path"], row["path"]), name) for name, row in change.functions]

@@ -1,6 +1,7 @@
-"""Describes each language for mining and search. A new language is one more entry in `SOURCE_LANGUAGES`.
+"""Describes each language for mining and search.
 
-Its grammar has an entry in `GRAMMARS` in `dataflow/source.py`, and a line in `setup.cfg`.
+A new language needs an entry in `SOURCE_LANGUAGES`, its grammar in `GRAMMARS` in `dataflow/source.py`, and the package
+of the grammar in `setup.cfg`.
 """
 
 from __future__ import annotations

@@ -9,21 +9,21 @@ from collections.abc import Callable
 
 SPLITS = ("train", "valid", "test")
 HELD_OUT_SHARE = 0.1
-# Shares that are good enough. Better ones would need smaller packages.
+# These shares are good enough. Better ones would need smaller packages.
 MIN_TRAIN_SHARE = 0.6
 MIN_HELD_OUT_SHARE = 0.05
 _ENDING = re.compile(r"\.[^/]*\Z")
 
 
 def package_names(sizes: Counter[str]) -> Callable[[str], str]:
-    """Returns a function that names the package of a path.
+    """Returns a function from a path to the name of its package.
 
-    A package is a folder or file of the first level, named without its ending: `json/` and `json.py` are one package.
-    If these packages are too few or too unequal for three splits (a tree with the single folder `src/`), the largest
-    package is divided into its own folders and files, as often as needed.
+    A package is a folder or file of the first level. Its name has no ending, so `json/` and `json.py` are one package.
+    These packages may be too few or too unequal for three splits, as in a tree with the single folder `src/`. Then the
+    largest package is divided into its own folders and files, as often as necessary.
 
     Args:
-        sizes: the number of pairs in every file, by path.
+        sizes: the number of pairs in each file, by path.
     """
     divided: set[str] = set()
 
@@ -63,13 +63,13 @@ def _balanced(sizes: Counter[str]) -> bool:
 
 
 def assign_splits(sizes: Counter[str]) -> dict[str, str]:
-    """Returns the split of every package. Train, valid and test get about 80, 10 and 10 per cent of the pairs.
+    """Returns the split of each package. Train, valid and test get about 80, 10 and 10 per cent of the pairs.
 
-    Packages are taken in the order of their names' hashes. A package goes to test or valid if it fits there, else to
-    train.
+    The hashes of their names decide the order of the packages. A package that fits into test or valid goes there, and
+    the others go to train.
 
     Args:
-        sizes: the number of pairs in every package.
+        sizes: the number of pairs in each package.
     """
     split = {}
     room = dict.fromkeys(("test", "valid"), HELD_OUT_SHARE * sizes.total())

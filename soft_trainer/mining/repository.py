@@ -17,7 +17,7 @@ from soft_trainer.mining.source_files import MAX_DEPTH, MAX_FILE_BYTES, decoded
 try:
     import pygit2
     from pygit2.enums import RepositoryOpenFlag, SortMode
-except ImportError:  # an optional dependency; a repository has to be opened before anything else needs it
+except ImportError:  # It is optional. `open_repository`, which everything else needs first, reports this.
     pygit2 = None
 
 REGULAR_FILES = (0o100644, 0o100755, 0o100664)  # no links, no submodules
@@ -27,12 +27,14 @@ def open_repository(path: str | os.PathLike[str]) -> pygit2.Repository:
     """Opens a repository with or without a working tree, whoever owns it.
 
     Raises:
-        UserError: pygit2 is missing, no repository there, one that libgit2 cannot read, or one without a commit.
+        UserError: pygit2 is missing, the folder is not a repository that libgit2 can read, or the repository has no
+            commit.
     """
     if pygit2 is None:
         raise UserError("history needs the extra: pip install 'soft-trainer[history]'")
     before = pygit2.settings.owner_validation
-    pygit2.settings.owner_validation = False  # it protects programs that obey a repository's settings
+    # The validation protects programs that obey a repository's settings. This one ignores them.
+    pygit2.settings.owner_validation = False
     try:
         repository = pygit2.Repository(os.fspath(path), RepositoryOpenFlag.NO_SEARCH)
         if repository.head_is_unborn:
@@ -56,7 +58,7 @@ def reporting_missing_objects(path: str | os.PathLike[str]) -> Iterator[None]:
     """
     try:
         yield
-    except UserError:  # that pygit2 is missing, above all, whose GitError is then missing too
+    except UserError:  # If pygit2 is missing, so is its GitError, which the next clause needs.
         raise
     except (pygit2.GitError, OSError) as error:
         raise UserError(
@@ -66,10 +68,10 @@ def reporting_missing_objects(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def read_object(repository: pygit2.Repository, oid: pygit2.Oid | str):
-    """Returns the object of that id.
+    """Returns the object with an id.
 
     Raises:
-        OSError: it is missing.
+        OSError: the object is missing.
     """
     try:
         return repository[oid]
@@ -80,7 +82,7 @@ def read_object(repository: pygit2.Repository, oid: pygit2.Oid | str):
 def commits_oldest_first(repository: pygit2.Repository, tip: str | None = None, known: str = "") -> list[str]:
     """Returns the ids of commits reachable from `tip` (HEAD by default) but not from `known`.
 
-    Parents come before children, otherwise the committer's date decides.
+    Parents come before their children. Otherwise, the order is that of the committers' dates.
     """
     order = SortMode.TOPOLOGICAL | SortMode.TIME | SortMode.REVERSE
     walker = repository.walk(tip or repository.head.target, order)
@@ -90,9 +92,9 @@ def commits_oldest_first(repository: pygit2.Repository, tip: str | None = None, 
 
 
 def tree_files(repository: pygit2.Repository, commit: str) -> Iterator[tuple[str, pygit2.Oid]]:
-    """Yields (path, blob id) of a commit's regular files in the order of their paths.
+    """Yields the path and the blob id of each regular file in the tree of a commit, in the order of the paths.
 
-    Names that a checkout would refuse are left out.
+    Files with a name that git would not check out are left out.
     """
     stack = [("", read_object(repository, commit).tree.id, 0)]
     while stack:

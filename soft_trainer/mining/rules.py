@@ -1,8 +1,8 @@
-"""The rules by which CodeSearchNet and GraphCodeBERT choose their rows.
+"""The rules that CodeSearchNet and GraphCodeBERT use to choose their rows.
 
-Most rules look at a single row in CodeSearchNet's columns: a function with the rule's name, whose parameters are the
-columns that it reads, returns True to drop it. `comments` drops nothing but removes the comments from the code. The
-two rules on duplicates compare a row with the rows before it.
+Most rules look at a single row in CodeSearchNet's columns. Each is a function with the name of the rule that returns
+True to drop the row. Its parameters are the columns that it reads. `comments` drops no row, but removes the comments
+from the code. The two rules on duplicates compare a row with the rows before it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\dA-Z_]+|\d+")
 
 
 def identifier_words(text: str) -> list[str]:
-    """Splits text into lower-case words: `parseHTTPHeader2` and `parse_http_header_2` give the same four.
+    """Splits text into lower-case words and numbers, without punctuation.
 
-    Punctuation is dropped and numbers stay.
+    `parseHTTPHeader2` and `parse_http_header_2` give the same four words.
     """
     return [word.lower() for word in _WORD.findall(text)]
 
@@ -60,7 +60,7 @@ def is_test_path(path: str, language: str) -> bool:
 
 
 def is_mined_path(path: str, language: str) -> bool:
-    """Returns True for a source file of the language outside tests, hidden folders and vendored code."""
+    """Returns True for a source file of the language that is not in a test, a hidden folder or vendored code."""
     *folders, name = path.split("/")
     if not name.endswith(SOURCE_LANGUAGES[language].extensions) or is_test_path(path, language):
         return False
@@ -82,7 +82,7 @@ def magic_methods(func_name: str, language: str) -> bool:
 
 
 def _table(language: str) -> SourceLanguage:
-    """Returns the description of a language. Of an unknown one, only the words for tests are known."""
+    """Returns the description of a language. An unknown language only has the usual words for tests."""
     return SOURCE_LANGUAGES.get(language, _UNKNOWN)
 
 
@@ -110,7 +110,7 @@ def _named(*rules: Callable[..., bool]) -> dict[str, Callable[..., bool]]:
     return {rule.__name__: rule for rule in rules}
 
 
-# Code rules look at the function, document rules at its documentation.
+# Code rules look at the function, and document rules at its documentation.
 CODE_RULES = _named(short_functions, tests, constructors, magic_methods)
 DOCUMENT_RULES = _named(document_length, images, links, not_english)
 ROW_RULES = {**_named(unparseable), **CODE_RULES, **DOCUMENT_RULES}
@@ -127,7 +127,7 @@ CODESEARCHNET_RULES = (*CODE_RULES, "duplicates", "near_duplicates")
 
 
 def first_broken(row: Row, rules: Iterable[str], keep: Collection[str] = ()) -> str:
-    """Returns the first of `rules`, except those in `keep`, that drops `row`; empty if no rule does."""
+    """Returns the first rule that drops a row, or "" if none does. Rules in `keep` do not apply."""
     for name in rules:
         if name not in keep and ROW_RULES[name](*map(row.__getitem__, COLUMNS[name])):
             return name

@@ -125,7 +125,13 @@ def _split(pairs: list[Found], others: list[Found], root: str | os.PathLike[str]
 def mine_to(
     source_dir: str | os.PathLike[str], language: str, output_dir: str | os.PathLike[str], **options: Any
 ) -> Mined:
-    """Mines `source_dir` into `output_dir/{train,valid,test,codebase}.jsonl.gz`. Takes the options of `mine`.
+    """Mines `source_dir` into `output_dir/{train,valid,test,codebase}.jsonl.gz`.
+
+    Args:
+        source_dir: the root of the tree.
+        language: one of `SOURCE_LANGUAGES`.
+        output_dir: the folder for the files. It is created if necessary.
+        options: other arguments of `mine`.
 
     Raises:
         UserError: `mine` raises it, or `output_dir` cannot be written.
@@ -150,7 +156,7 @@ def mining_table(mined: NamedTuple) -> str:
 
 
 def explained(counts: Counter[str]) -> str:
-    """Formats the most common reasons with their counts, for the end of an error message."""
+    """Returns the four most common reasons with their counts as text for the end of an error message."""
     if counts:
         return "; " + ", ".join(f"{name}: {count:,}" for name, count in counts.most_common(4))
     return ""
@@ -277,7 +283,7 @@ def _mine_file(
 
 
 def _distinct(found: list[Found]) -> tuple[list[Found], Counter[str]]:
-    """Returns the functions that are not duplicates of an earlier one, and the numbers of the others by rule."""
+    """Returns the functions that are not duplicates of an earlier one, and the numbers of duplicates by rule."""
     copies = exact_duplicates(hash_tokens(row["code_tokens"]) for row, _ in found)
     found = list(compress(found, ~copies))
     near = near_duplicates(range(len(found)), lambda index: found[index].signature)
