@@ -130,8 +130,8 @@ def _fill_mask(mask: np.ndarray, codes: int, row: dict[str, list[int]]) -> None:
     """Sets the mask of one row to True where a token or node sees another.
 
     Args:
-        mask: bool[L, N], the mask to fill, all False. It has a row for each of L places, padding included, and a column
-            for each of the N tokens and nodes.
+        mask: bool[L, N], the mask to fill, all False. It has a row for each of L places, some of them padding, and a
+            column for each of the N tokens and nodes.
         codes: the number of code tokens. The nodes follow them.
         row: the result of `graph_features`.
     """

@@ -57,21 +57,19 @@ def parser(language: str) -> Parser:
     Raises:
         UserError: the language is not in `GRAMMARS`.
     """
-    if language not in GRAMMARS:
-        raise UserError(f"language={language!r}: use one of {', '.join(GRAMMARS)}")
-    grammar = pkgutil.resolve_name(GRAMMARS[language])
+    grammar = pkgutil.resolve_name(_entry(GRAMMARS, language))
     return Parser(Language(grammar()))
 
 
-def _rules(language: str) -> Rules:
-    """Returns the rules of a language.
+def _entry(table: dict, language: str):
+    """Returns what a table has for a language.
 
     Raises:
-        UserError: the language is not in `DATA_FLOW_LANGUAGES`.
+        UserError: the language is not in the table.
     """
-    if language not in RULES:
-        raise UserError(f"language={language!r}: use one of {', '.join(RULES)}")
-    return RULES[language]
+    if language not in table:
+        raise UserError(f"language={language!r}: use one of {', '.join(table)}")
+    return table[language]
 
 
 class Source:
@@ -90,7 +88,7 @@ class Source:
     """
 
     def __init__(self, code: str, language: str):
-        self.rules = rules = _rules(language)
+        self.rules = rules = _entry(RULES, language)
         if rules.text_comments:
             code = _cut_comments(code)
         self.root, text, hidden = _parse(code, language)
@@ -166,7 +164,7 @@ def remove_comments(code: str, language: str) -> str:
     Raises:
         UserError: the language is not in `DATA_FLOW_LANGUAGES`.
     """
-    rules = _rules(language)
+    rules = _entry(RULES, language)
     if rules.text_comments:
         return _cut_comments(code)
     root, text, _ = _parse(code, language)

@@ -89,7 +89,7 @@ class ChangeReader:
             change.renames = [(d.old_file.path, d.new_file.path) for d in deltas if d.status_char() == "R"]
             change.outcome = reason_against(message, _person(commit.author), _person(commit.committer))
             if not change.outcome:
-                self._read_functions(deltas, change)
+                change.outcome = self._read_functions(deltas, change)
         return change
 
     def _deltas(self, commit: pygit2.Commit) -> list[pygit2.DiffDelta]:
@@ -118,31 +118,27 @@ class ChangeReader:
                 return language
         return None
 
-    def _read_functions(self, deltas: Sequence[pygit2.DiffDelta], change: Change) -> None:
-        """Fills in the outcome. If the commit is kept, fills in the changed functions and the hash of the patch, too.
+    def _read_functions(self, deltas: Sequence[pygit2.DiffDelta], change: Change) -> str:
+        """Returns the outcome of a commit. If it is kept, fills in the changed functions and the hash of the patch.
 
         Changes of comments and layout do not count.
         """
         if not deltas:
-            change.outcome = "no source file changed"
-            return
+            return "no source file changed"
         if len(deltas) > MAX_CHANGED_FILES:
-            change.outcome = f"over {MAX_CHANGED_FILES} files"
-            return
+            return f"over {MAX_CHANGED_FILES} files"
         digest = xxhash.xxh3_128()
         changed = chain.from_iterable(self._changed(delta, digest) for delta in deltas)
         changed = list(islice(changed, MAX_FUNCTIONS + 1))
-        functions = [(name, row) for name, row, reason in changed if not reason]
         if len(changed) > MAX_FUNCTIONS:
-            change.outcome = f"over {MAX_FUNCTIONS} functions"
-        elif functions:
-            change.outcome = "kept"
-            change.functions = functions
-            change.patch = digest.hexdigest()
-        elif changed:
-            change.outcome = "tests or syntax errors alone"
-        else:
-            change.outcome = "no function changed, or only its layout and comments"
+            return f"over {MAX_FUNCTIONS} functions"
+        if not changed:
+            return "no function changed, or only its layout and comments"
+        change.functions = [(name, row) for name, row, reason in changed if not reason]
+        if not change.functions:
+            return "tests or syntax errors alone"
+        change.patch = digest.hexdigest()
+        return "kept"
 
     def _changed(self, delta: pygit2.DiffDelta, digest: xxhash.xxh3_128) -> Iterator[tuple[str, Row, str]]:
         """Yields each changed function: its name, its row, and the rule that drops it. Adds the lines to `digest`."""

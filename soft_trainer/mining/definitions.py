@@ -17,6 +17,7 @@ from soft_trainer.mining.languages import SOURCE_LANGUAGES
 MAX_ERROR_CHILDREN = 10_000
 _READ_BYTES = 1 << 15
 _MAX_AROUND = 8
+_MAX_NAME = 200  # characters
 _KINDS = ("wrapper", "container", "type", "function")  # the order of nodes with the same text, outer ones first
 # In C, `struct point p` mentions a structure and does not define it.
 _NEED_BODY = {"struct_specifier", "union_specifier", "enum_specifier", "class_specifier"}
@@ -117,18 +118,20 @@ def _name(source: bytes, node: Node, wrappers: list[Node], naming: dict[str, str
             named = wrapper.child_by_field_name(field)
     if named is None:
         return ""
-    text = _text(source, named)
+    text = node_text(source, named)[:_MAX_NAME]
     while (shorter := _TYPE_PARAMETERS.sub("", text)) != text:
         text = shorter
     text = "".join(text.replace("::", ".").removeprefix("this.").strip("\"'` \n").split())
-    if receiver := node.child_by_field_name("receiver"):
-        text = ".".join([*re.findall(r"\w+", _text(source, receiver).split("[")[0])[-1:], text])
+    receiver = node.child_by_field_name("receiver")
+    if receiver:
+        owner = re.findall(r"\w+", node_text(source, receiver).split("[")[0])
+        text = ".".join([*owner[-1:], text])
     return text
 
 
-def _text(source: bytes, node: Node) -> str:
-    """Returns the first 200 bytes of a node."""
-    return source[node.start_byte : min(node.end_byte, node.start_byte + 200)].decode(errors="replace")
+def node_text(source: bytes, node: Node) -> str:
+    """Returns the text of a node. `node.text` would be slow, because it calls the parser's `read` for every byte."""
+    return source[node.start_byte : node.end_byte].decode(errors="replace")
 
 
 @cache
@@ -143,6 +146,7 @@ def queries(language: str) -> tuple[Query, Query]:
     }
     patterns = []
     for kind, types in kinds.items():
-        patterns += [f"({name}) @{kind}" for name in types]
+        for name in types:
+            patterns.append(f"({name}) @{kind}")
     grammar = parser(language).language
     return Query(grammar, "\n".join(patterns)), Query(grammar, table.comments)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tree_sitter import Node, QueryCursor
 
-from soft_trainer.mining.definitions import definitions, last_child, name_node, queries
+from soft_trainer.mining.definitions import definitions, last_child, name_node, node_text, queries
 from soft_trainer.mining.documentation import document_tokens, summary
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
 from soft_trainer.mining.rules import Row
@@ -136,7 +136,7 @@ class FileFunctions:
         return {
             "path": self.path,
             "func_name": function.name,
-            "original_string": _node_text(self.source, function.named),
+            "original_string": node_text(self.source, function.named),
             "language": self.language,
             "code": _without(self.source, function.named, self._comment_spans(function)),
             "code_tokens": self.tokens(function),
@@ -157,7 +157,7 @@ class FileFunctions:
             if node.child_count and node.type not in self._strings:
                 stack += reversed(node.children)
                 continue
-            text = _node_text(self.source, node).strip()
+            text = node_text(self.source, node).strip()
             if text not in ("", "\\"):
                 tokens.append(text)
         return tokens
@@ -190,7 +190,7 @@ class FileFunctions:
         first = function.body.named_child(0)
         if first is None or first.type != "expression_statement" or first.named_child(0).type != "string":
             return ""
-        return self.table.style.strip(_node_text(self.source, first.named_child(0)))
+        return self.table.style.strip(node_text(self.source, first.named_child(0)))
 
     def _comment_above(self, node: Node) -> str:
         """Returns the doc comment that ends on the line above a function, or "" if there is none.
@@ -205,7 +205,7 @@ class FileFunctions:
             line_start = self.source.rfind(b"\n", 0, comment.start_byte) + 1
             if self.source[line_start : comment.start_byte].strip():
                 break  # It stands after code on the same line.
-            group.insert(0, _node_text(self.source, comment))
+            group.insert(0, node_text(self.source, comment))
             row = comment.start_point[0] - 1
             if group[0].startswith(("/*", "=begin")):
                 del group[1:]
@@ -220,7 +220,7 @@ def _parameters(source: bytes, node: Node | None) -> str:
     while node is not None:
         parameters = node.child_by_field_name("parameters")
         if parameters is not None:
-            return " ".join(_node_text(source, parameters)[1:-1].split())
+            return " ".join(node_text(source, parameters)[1:-1].split())
         node = node.child_by_field_name("declarator")  # in C
     return ""
 
@@ -247,8 +247,3 @@ def _without(source: bytes, node: Node, spans: list[Span]) -> str:
                 rest_at = blank.end()
         text = before + text[rest_at:]
     return text.decode(errors="replace").rstrip()
-
-
-def _node_text(source: bytes, node: Node) -> str:
-    """Returns the text of a node. `node.text` would be slow, because it calls the parser's `read` for every byte."""
-    return source[node.start_byte : node.end_byte].decode(errors="replace")

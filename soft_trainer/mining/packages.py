@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable
+from itertools import accumulate
 
 SPLITS = ("train", "valid", "test")
 HELD_OUT_SHARE = 0.1
@@ -28,12 +29,10 @@ def package_names(sizes: Counter[str]) -> Callable[[str], str]:
     divided: set[str] = set()
 
     def name(path: str) -> str:
-        parts = _ENDING.sub("", path).split("/")
-        for depth in range(1, len(parts)):
-            prefix = "/".join(parts[:depth])
-            if prefix not in divided:
-                return prefix
-        return "/".join(parts)
+        for package in accumulate(_ENDING.sub("", path).split("/"), "{}/{}".format):
+            if package not in divided:
+                break
+        return package
 
     while True:
         packages: Counter[str] = Counter()

@@ -151,7 +151,7 @@ def mining_table(mined: NamedTuple) -> str:
     lines = [["rows", split, len(rows)] for split, rows in mined.rows.items()]
     for kind, counts in mined._asdict().items():
         if isinstance(counts, Counter):
-            lines += [[kind, outcome, count] for outcome, count in counts.most_common()]
+            lines += [[kind, *each] for each in counts.most_common()]
     return table(["", "mined", "count"], lines)
 
 
