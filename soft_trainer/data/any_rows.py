@@ -7,16 +7,19 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from datasets import Dataset, DatasetDict, List, Value, concatenate_datasets
 from xxhash import xxh3_128_hexdigest
 
-from soft_trainer.data.codesearchnet import SIDES_OF, SPLITS, blank_rows, corpus_of, load_folder, split_files
+from soft_trainer.data.codesearchnet import SIDES_OF, SPLITS, corpus_of, load_folder, split_files, splits_in
 from soft_trainer.data.judged_files import has_judged_splits, load_judged_splits
 from soft_trainer.data.judgments import Split
 from soft_trainer.data.places import place_of
 from soft_trainer.data.python_rows import from_frame
+from soft_trainer.data.row_checks import blank_rows
 from soft_trainer.data.row_files import format_of, is_saved, read_splits, row_files, split_of
+from soft_trainer.data.tokens import columns_in
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json_lines
 from soft_trainer.mining.packages import assign_splits
@@ -78,15 +81,18 @@ def load_rows(
     if not codesearchnet:
         data = _renamed(data, columns, name)
     # CodeSearchNet's training rows need no urls.
-    kept = ["train"] if codesearchnet and len(data) > 1 else []
-    data |= _with_urls({name: rows for name, rows in data.items() if name not in kept})
+    complete = {}
+    if codesearchnet and len(data) > 1:
+        complete["train"] = data["train"]
+    data = _with_urls(data) | complete
     if not split:
         return _undivided(data)
     if list(data) == ["train"] and set(needed) - {"train"}:
         data = _split(data["train"])
-    held_out = [data[name] for name in ("valid", "test") if name in data]
-    if held_out and "codebase" not in data and all(_column(rows, CODES) for rows in held_out):
-        data["codebase"] = corpus_of(held_out)
+    if "codebase" not in data:
+        held_out = splits_in(data, ("valid", "test"))
+        if held_out and all(map(_has_code, held_out)):
+            data["codebase"] = corpus_of(held_out)
     return DatasetDict(data)
 
 
@@ -96,7 +102,10 @@ def _undivided(data: Mapping[str, Dataset]) -> DatasetDict:
     It has the rows of test if there are any, otherwise those of valid, otherwise all rows. The corpus is `codebase` if
     there is one, otherwise the codes of the chosen rows.
     """
-    pairs = {name: rows for name, rows in data.items() if _column(rows, QUERIES) and name != "codebase"}
+    pairs = {}
+    for name, rows in data.items():
+        if name != "codebase" and columns_in(rows, QUERIES):
+            pairs[name] = rows
     parts = list(pairs.values()) or list(data.values())
     chosen = pairs.get("test") or pairs.get("valid") or concatenate_datasets(parts)
     if "codebase" in data or "url" in chosen.column_names:
@@ -104,11 +113,6 @@ def _undivided(data: Mapping[str, Dataset]) -> DatasetDict:
     else:
         _check_sides(chosen, SIDES)
     return DatasetDict(test=chosen, codebase=data.get("codebase") or corpus_of([chosen]))
-
-
-def _column(rows: Dataset, names: Sequence[str]) -> str | None:
-    """Returns the first of the given columns that exists in the rows."""
-    return next((name for name in names if name in rows.column_names), None)
 
 
 # ---- Columns ----
@@ -120,8 +124,8 @@ def is_codesearchnet(folder: Path, query_column: str | None = None) -> bool:
         return False
     files = split_files(folder)
     if not files:
-        return not is_saved(folder) and not any(format_of(path) for path in folder.iterdir())
-    if not {split_of(path) for path in folder.iterdir()} <= {None, *files}:
+        return not is_saved(folder) and not any(map(format_of, folder.iterdir()))
+    if not {*map(split_of, folder.iterdir())} <= {None, *files}:
         return False  # a split has another name or format, such as `dev.jsonl` or `test.csv`
     try:
         _, row = next(read_json_lines(next(iter(files.values()))), (None, {}))
@@ -164,11 +168,11 @@ def _check_texts(
         else:
             sides = SIDES
         for side in sides:
-            names = [name for name in columns[side] if name in rows.column_names]
-            blank = ()
-            if names:
-                blank = set.intersection(*(set(blank_rows(rows, name)) for name in names))
-            if blank:
+            names = columns_in(rows, columns[side])
+            blank = set(range(len(rows)))
+            for name in names:
+                blank &= set(blank_rows(rows, name))
+            if names and blank:
                 place = _place(source, split, min(blank))
                 counts = f"{len(blank):,} of {len(rows):,} rows"
                 raise UserError(
@@ -199,7 +203,7 @@ def _as_text(rows: Dataset, name: str | None, targets: tuple[str, str], source: 
     if (feature.feature if tokens else feature) not in (Value("string"), Value("large_string"), Value("null")):
         kind = getattr(feature, "dtype", type(feature).__name__)
         raise UserError(f"{source}: column {name!r} holds {kind}, text is expected")
-    rows = rows.remove_columns([other for other in targets if other != name and other in rows.column_names])
+    rows = rows.remove_columns(columns_in(rows, {*targets} - {name}))
     if name == targets[tokens]:
         return rows
     return rows.rename_column(name, targets[tokens])
@@ -207,14 +211,21 @@ def _as_text(rows: Dataset, name: str | None, targets: tuple[str, str], source: 
 
 def _texts(rows: Dataset, columns: tuple[str, str]) -> list[Hashable]:
     """Returns the texts of one side for comparison, with None for a row without a text."""
-    return [" ".join(text) if isinstance(text, list) else text for text in rows[_column(rows, columns)]]
+    texts = rows[columns_in(rows, columns)[0]][:]
+    if not any(isinstance(text, list) for text in texts):
+        return texts
+    return [text and " ".join(text) for text in texts]
+
+
+def _has_code(rows: Dataset) -> bool:
+    return bool(columns_in(rows, CODES))
 
 
 def _with_urls(data: Mapping[str, Dataset]) -> dict[str, Dataset]:
     """Derives missing urls from the code, so that equal codes become a single code of the corpus."""
     with_urls = dict(data)
     for name, rows in data.items():
-        if "url" not in rows.column_names and _column(rows, CODES):
+        if "url" not in rows.column_names and _has_code(rows):
             urls = [f"code:{xxh3_128_hexdigest(json.dumps(text).encode())}" for text in _texts(rows, CODES)]
             with_urls[name] = rows.add_column("url", urls)
     return with_urls
@@ -226,7 +237,7 @@ def _with_urls(data: Mapping[str, Dataset]) -> dict[str, Dataset]:
 def _check_sides(rows: Dataset, sides: Iterable[str]) -> None:
     """Raises UserError if the rows have no column for one of the sides."""
     for side in sides:
-        if not _column(rows, SIDES[side]):
+        if not columns_in(rows, SIDES[side]):
             known = ", ".join(rows.column_names)
             raise UserError(f"no column for the {side}: the rows have {known}; name it with --{side}_column")
 
@@ -234,9 +245,10 @@ def _check_sides(rows: Dataset, sides: Iterable[str]) -> None:
 def _split(rows: Dataset) -> dict[str, Dataset]:
     """Splits rows into about 80 % train, 10 % valid and 10 % test, and prints their numbers."""
     _check_sides(rows, SIDES)
-    column = _column(rows, REPOSITORIES)
-    groups = list(map(str, rows[column])) if column else []
-    reason = f"by {column}"
+    groups = []
+    for column in columns_in(rows, REPOSITORIES)[:1]:
+        groups = list(map(str, rows[column]))
+        reason = f"by {column}"
     if len(set(groups)) < len(SPLITS):
         groups = _groups_of_equals(rows)
         reason = "at random; equal queries and codes stay together"
@@ -244,11 +256,14 @@ def _split(rows: Dataset) -> dict[str, Dataset]:
     if len(sizes) < len(SPLITS):
         raise UserError(f"{len(rows)} rows ({len(sizes)} different ones) are too few to split: give valid and test")
     split_of_group = assign_splits(sizes)
-    places = {split: [] for split in SPLITS[:3]}
-    for row, group in enumerate(groups):
-        places[split_of_group[group]].append(row)
-    print_on_main(table((f"split {reason}", "rows"), [(split, len(rows)) for split, rows in places.items()]))
-    return {split: rows.select(chosen) for split, chosen in places.items()}
+    splits = np.array(list(map(split_of_group.get, groups)))
+    data = {}
+    counts = []
+    for split in SPLITS[:3]:
+        data[split] = rows.select(np.flatnonzero(splits == split))
+        counts.append((split, len(data[split])))
+    print_on_main(table((f"split {reason}", "rows"), counts))
+    return data
 
 
 def _groups_of_equals(rows: Dataset) -> list[str]:

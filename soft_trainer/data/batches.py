@@ -145,8 +145,12 @@ class TrainBatches(Dataset):
         """Returns this process's share of the global batch, given as `GlobalRows`."""
         epoch = getattr(global_rows, "epoch", 0)
         rows_of = self._shares(np.asarray(global_rows))
-        queries_of = [self.pairs[rows, 0] for rows in rows_of]
-        own_codes_of = [self.pairs[rows, 1] for rows in rows_of]
+        queries_of = []
+        own_codes_of = []
+        for rows in rows_of:
+            queries, codes = self.pairs[rows].T
+            queries_of.append(queries)
+            own_codes_of.append(codes)
         codes_of, meets = self._with_own_negatives(queries_of, own_codes_of, epoch)
         queries = queries_of[self.rank]
         if self.gather:

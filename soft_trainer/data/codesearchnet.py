@@ -1,16 +1,15 @@
-"""Reads rows in CodeSearchNet's columns from the Hub or a folder of JSON lines, and checks them."""
+"""Reads rows in CodeSearchNet's columns from the Hub or a folder of JSON lines."""
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict, Features, List, Value, concatenate_datasets
 from datasets.arrow_writer import ArrowWriter
 from huggingface_hub import snapshot_download
@@ -18,14 +17,12 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from soft_trainer.data.array_cache import cached_dataset
 from soft_trainer.data.published import load_published, reading_hub
-from soft_trainer.data.tokens import check_language_column, text_column
-from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json_lines, written_aside
 from soft_trainer.identity import code_fingerprint, file_fingerprint, fingerprint
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
 from soft_trainer.options.fields import CODESEARCHNET_LANGUAGES
-from soft_trainer.terminal import print_on_main, table
+from soft_trainer.terminal import print_on_main
 
 TEXTS = ("repo", "path", "func_name", "original_string", "language", "code", "docstring", "url", "partition")
 TOKEN_LISTS = ("code_tokens", "docstring_tokens")
@@ -48,7 +45,6 @@ HUB_COLUMNS = {
 }
 HUB_SPLITS = {"train": "train", "valid": "validation", "test": "test"}
 WRITTEN_AT_ONCE = 1000  # rows
-SHOWN = 5  # rows to list in an error message
 
 
 def check_languages(languages: Sequence[str], reader: str | None = "CodeSearchNet") -> None:
@@ -93,7 +89,11 @@ def load_folder(
             if not folder.is_dir():
                 hint = ": no such folder"
             raise UserError(f"{folder}: neither {split}.jsonl nor {split}.jsonl.gz is there{hint}")
-    return DatasetDict({split: load_jsonl(files[split]) for split in splits if split in files})
+    loaded = DatasetDict()
+    for split in splits:
+        if split in files:
+            loaded[split] = load_jsonl(files[split])
+    return loaded
 
 
 def split_files(folder: Path) -> dict[str, Path]:
@@ -206,6 +206,11 @@ def _pushed_folder(dataset_name: str) -> Path | None:
     return None
 
 
+def splits_in(data: Mapping[str, Dataset], splits: Iterable[str] = SPLITS) -> list[Dataset]:
+    """Returns the rows of the given splits that exist, in the given order."""
+    return [data[split] for split in splits if split in data]
+
+
 def corpus_of(parts: Sequence[Dataset]) -> Dataset:
     """Returns the rows with each url once, to serve as a corpus."""
     rows = concatenate_datasets(list(parts))
@@ -248,7 +253,7 @@ def select_by_urls(data: DatasetDict, folder: str | Path) -> DatasetDict:
     Raises:
         UserError: a list is missing, or the rows have no column `url`.
     """
-    rows = concatenate_datasets([data[split] for split in SPLITS if split in data])
+    rows = concatenate_datasets(splits_in(data))
     if "url" not in rows.column_names:
         raise UserError("--split_urls selects rows by url, but no row has the column 'url'")
     first: dict[str, int] = {}
@@ -260,141 +265,11 @@ def select_by_urls(data: DatasetDict, folder: str | Path) -> DatasetDict:
         if not path.is_file():
             raise UserError(f"{path}: no such file; --split_urls needs {', '.join(f'{s}.txt' for s in SPLITS)}")
         urls = dict.fromkeys(filter(None, map(str.strip, path.read_text().splitlines())))
-        places = [first[url] for url in urls if url in first]
+        places = []
+        for url in urls:
+            if url in first:
+                places.append(first[url])
         if dropped := len(urls) - len(places):
             print_on_main(f"{path.name}: {dropped:,} of {len(urls):,} urls have no row and are dropped")
         chosen[split] = rows.select(places)
     return DatasetDict(chosen)
-
-
-def check_rows(data: DatasetDict, profile: EncoderProfile) -> None:
-    """Checks that training and evaluation can use the rows. Training rows need no url.
-
-    Raises:
-        UserError: a split is empty, a column is missing, a row has no text, or the queries fail `check_targets`.
-    """
-    for split, rows in data.items():
-        check_texts(rows, split, profile)
-    check_urls(data)
-
-
-def check_texts(rows: Dataset, split: str, profile: EncoderProfile) -> None:
-    """Checks that rows have the texts that are needed in this split.
-
-    Raises:
-        UserError: there are no rows, a column is missing, or rows have no text. The message lists the rows.
-    """
-    if len(rows) == 0:
-        raise UserError(f"{split}: no rows")
-    columns = [text_column(rows, getattr(profile, f"{side}_columns"), side) for side in SIDES_OF[split]]
-    if profile.data_flow_length and "code" in SIDES_OF[split]:
-        check_language_column(rows, split)
-        columns.append("language")
-    for column in columns:
-        _check_filled(rows, column, split)
-
-
-def check_urls(data: DatasetDict) -> None:
-    """Checks that the code of each query is in the corpus. Raises UserError if the queries fail `check_targets`."""
-    for split in [split for split in ("valid", "test") if split in data]:
-        check_targets(data[split], data.get("codebase"), split)
-
-
-def check_targets(queries: Dataset, corpus: Dataset | None, name: str = "eval_dataset") -> None:
-    """Checks that exactly one code of the corpus has the url of each query.
-
-    Args:
-        queries: rows with `url`.
-        corpus: rows with `url`, the codes that the queries are ranked against.
-        name: the name of the queries in messages.
-
-    Raises:
-        UserError: there are no queries or there is no corpus, a url is missing or empty, the corpus repeats a url, or
-            it lacks the url of a query.
-    """
-    if queries is None:
-        raise UserError(f"{name}: no queries; pass eval_dataset= here or to the trainer")
-    if not queries:
-        raise UserError(f"{name}: there are no rows")
-    if corpus is None:
-        raise UserError(
-            f"{name}: no corpus to rank these queries against; add codebase.jsonl or codebase.jsonl.gz to the folder "
-            "(in Python: codebase=)"
-        )
-    for part, rows in ((name, queries), ("codebase", corpus)):
-        _check_filled(rows, "url", part)
-    urls = pd.Series(corpus["url"][:], dtype=object)
-    own = pd.Series(queries["url"][:], dtype=object)
-    repeated = np.flatnonzero(urls.duplicated())
-    if len(repeated):
-        row = int(repeated[0])
-        first = int(np.flatnonzero(urls == urls[row])[0])
-        raise UserError(f"codebase: row {row + 1} repeats the url of row {first + 1}: {urls[row]}")
-    missing = np.flatnonzero(~own.isin(urls)).tolist()
-    if missing:
-        if len(missing) == 1:
-            verb = "has"
-        else:
-            verb = "have"
-        raise UserError(f"{name}: {_rows(missing)} {verb} a url that is not in the codebase ({own[missing[0]]})")
-
-
-def drop_unusable_rows(data: DatasetDict, profile: EncoderProfile) -> DatasetDict:
-    """Drops rows without a text, and queries whose code was dropped. Prints how many were dropped from each split.
-
-    Raises:
-        UserError: a split lacks a column.
-    """
-    kept = {}
-    counts = []
-    for split in reversed([split for split in SPLITS if split in data]):  # the corpus first
-        rows = data[split]
-        unusable = set()
-        for side in SIDES_OF[split]:
-            unusable |= {*blank_rows(rows, text_column(rows, getattr(profile, f"{side}_columns"), side))}
-        if split in ("valid", "test") and "codebase" in kept and "url" in rows.column_names:
-            # A query whose url was never in the corpus stays, and causes an error later.
-            lost = set(data["codebase"]["url"]) - set(kept["codebase"]["url"])
-            unusable |= {row for row, url in enumerate(rows["url"]) if url in lost}
-        if unusable:
-            kept[split] = rows.select([row for row in range(len(rows)) if row not in unusable])
-        else:
-            kept[split] = rows
-        counts.append((split, len(rows), len(unusable)))
-    print_on_main(table(("split", "rows", "left out as unusable"), counts[::-1]))
-    return DatasetDict({split: kept[split] for split in reversed(kept)})
-
-
-def _check_filled(rows: Dataset, column: str, split: str) -> None:
-    if column not in rows.column_names:
-        raise UserError(f"{split}: no column {column!r}")
-    if empty := blank_rows(rows, column):
-        if rows.data.column(column).null_count == len(rows):
-            state = "missing"
-        else:
-            state = "missing or empty"
-        if column in ("url", "language"):
-            hint = ""
-        else:
-            hint = "; --drop_unusable true leaves such rows out"
-        raise UserError(f"{split}: column {column!r} is {state} in {_rows(empty)}{hint}")
-
-
-def blank_rows(rows: Dataset, column: str) -> list[int]:
-    """Finds the rows whose value is missing, blank or an empty list. Raises UserError if the type is wrong."""
-    values = rows.select_columns(column).with_format("arrow")[:][column]
-    if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
-        lengths = pc.list_value_length(values)
-    elif pa.types.is_string(values.type) or pa.types.is_large_string(values.type) or pa.types.is_null(values.type):
-        lengths = pc.utf8_length(pc.utf8_trim_whitespace(values.cast(pa.string())))
-    else:
-        raise UserError(f"column {column!r} holds {values.type}, text is expected")
-    return pc.indices_nonzero(pc.equal(lengths.fill_null(0), 0)).to_pylist()
-
-
-def _rows(places: Sequence[int]) -> str:
-    shown = ", ".join(str(place + 1) for place in places[:SHOWN])
-    more = ""
-    if len(places) > SHOWN:
-        more = f" and {len(places) - SHOWN:,} more"
-    return f"{'row' if len(places) == 1 else 'rows'} {shown}{more}"

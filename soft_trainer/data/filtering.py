@@ -95,11 +95,12 @@ def _judge(table: pa.Table, rules: Sequence[str]) -> pa.Table:
     """Returns the rule that drops each row, and the hashes for finding duplicates if a rule needs them."""
     rows = table.to_pylist()
     row_rules = [rule for rule in ROW_RULES if rule in rules]
-    fingerprints = minhashes = [None] * len(rows)
-    if "duplicates" in rules:
-        fingerprints = [hash_tokens(row["code_tokens"]) for row in rows]
-    if "near_duplicates" in rules:
-        minhashes = [minhash(row["code_tokens"]) for row in rows]
-    reasons = [first_broken(row, row_rules) for row in rows]
-    columns = {"dropped_by": reasons, "fingerprint": fingerprints, "minhash": minhashes}
-    return pa.Table.from_pydict(columns, schema=VERDICTS.arrow_schema)
+    verdicts = []
+    for row in rows:
+        verdict = {"dropped_by": first_broken(row, row_rules)}
+        if "duplicates" in rules:
+            verdict["fingerprint"] = hash_tokens(row["code_tokens"])
+        if "near_duplicates" in rules:
+            verdict["minhash"] = minhash(row["code_tokens"])
+        verdicts.append(verdict)
+    return pa.Table.from_pylist(verdicts, schema=VERDICTS.arrow_schema)

@@ -81,8 +81,8 @@ def _has_cosqa_plus(files: Mapping[str, Path]) -> bool:
 
 def _cosqa(folder: Path, files: Mapping[str, Path]) -> dict[str, Split]:
     """Returns the splits of CoSQA. Codes are identified by their numbers in `code_idx_map`."""
-    found = [match for name in sorted(files) if (match := _COSQA.fullmatch(name))]
-    codes = next((files[name] for name in _COSQA_CODES if name in files), None)
+    found = list(filter(None, map(_COSQA.fullmatch, sorted(files))))
+    codes = files.get(_COSQA_CODES[0]) or files.get(_COSQA_CODES[1])
     if found:
         missing = "code_idx_map.txt (or .json)"
     else:
@@ -115,7 +115,7 @@ def _cosqa_split(path: Path, corpus: Dataset, row_of: Mapping[int, int], judged_
             raise UserError(f"retrieval_idx {number} is not in code_idx_map")
         return row, row_of[number]
 
-    entries = [entry for entry in _parsed_list(path, read) if entry is not None]
+    entries = list(filter(None, _parsed_list(path, read)))
     if not entries:
         raise UserError(f"{path}: no query has a right code")
     rows, codes = zip(*entries, strict=True)
@@ -129,10 +129,11 @@ def _cosqa_split(path: Path, corpus: Dataset, row_of: Mapping[int, int], judged_
 
 def _cosqa_plus(folder: Path, files: Mapping[str, Path]) -> Split:
     """Returns the queries of CoSQA+ and its corpus."""
-    names = max(_PLUS, key=lambda names: sum(name in files for name in names))
-    if missing := [name for name in names if name not in files]:
+    names = max(_PLUS, key=lambda names: len(files.keys() & {*names}))
+    missing = [name for name in names if name not in files]
+    if missing:
         raise UserError(f"{folder}: CoSQA+ needs {' and '.join(missing)} as well, plain or as .gz")
-    queries, codes, pairs = (files[name] for name in names)
+    queries, codes, pairs = map(files.get, names)
     texts = {number: (_LANGUAGE, text, number) for number, text in _numbered(queries, "query").items()}
     corpus = Dataset.from_list([_code_row(code, number) for number, code in _numbered(codes, "code").items()])
     labels = _parsed_list(pairs, lambda row: (int(row["query-idx"]), str(int(row["code-idx"])), int(row["label"])))

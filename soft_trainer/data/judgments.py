@@ -139,9 +139,8 @@ class Split:
     def pair_rows(self) -> Dataset:
         """Returns the training pairs. Each row has one query and its code."""
         pairs = self.judgments.pairs()
-        both = [name for name in self.corpus.column_names if name in self.queries.column_names]
         queries = flat(self.queries.select(pairs[:, 0]))
-        codes = flat(self.corpus.remove_columns(both).select(pairs[:, 1]))
+        codes = flat(_without(self.corpus, self.queries.column_names).select(pairs[:, 1]))
         return concatenate_datasets([queries, codes], axis=1)
 
 

@@ -44,7 +44,7 @@ class OwnNegatives:
             the batch. Then bool[B, E], True where a code was drawn for a query.
         """
         drawn = [self.draw(int(query), epoch) for query in queries]
-        owners = np.repeat(np.arange(len(queries)), [len(each) for each in drawn])
+        owners = np.repeat(np.arange(len(queries)), list(map(len, drawn)))
         drawn = np.concatenate([np.empty(0, np.int64), *drawn])
         added = ~np.isin(drawn, codes)
         columns, distinct = pd.factorize(drawn[added])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 
 import pandas as pd
 import pyarrow as pa
@@ -38,8 +39,8 @@ def as_rows(rows, name: str) -> Dataset | Split | None:
         if not rows:
             raise UserError(f"{name}: there are no rows")
         # `from_list` would drop the columns that the first row lacks.
-        names = dict.fromkeys(column for row in rows for column in row)
-        return Dataset.from_dict({column: [row.get(column) for row in rows] for column in names})
+        names = dict.fromkeys(chain.from_iterable(rows))
+        return Dataset.from_list([dict.fromkeys(names) | row for row in rows])
     raise UserError(
         f"{name}: a datasets.Dataset, a data frame or a list of dicts is expected, not {type(rows).__name__}; "
         "estimators and masks know a row by its number, so rows of a stream must be collected first"

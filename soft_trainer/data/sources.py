@@ -15,20 +15,12 @@ from datasets import Dataset, DatasetDict, concatenate_datasets
 from transformers import TrainingArguments
 
 from soft_trainer.data.any_rows import load_rows
-from soft_trainer.data.codesearchnet import (
-    SPLITS,
-    check_languages,
-    check_rows,
-    check_texts,
-    check_urls,
-    drop_unusable_rows,
-    load_folder,
-    load_hub,
-    select_by_urls,
-)
+from soft_trainer.data.codesearchnet import SPLITS, check_languages, load_folder, load_hub, select_by_urls, splits_in
 from soft_trainer.data.judged_files import has_judged_splits, load_judged_splits
+from soft_trainer.data.row_checks import check_rows, check_texts, check_urls, drop_unusable_rows
 from soft_trainer.data.row_files import HUB_NAME
 from soft_trainer.data.run_data import RunData
+from soft_trainer.data.tokens import columns_in
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.identity import code_fingerprint, fingerprint, keep_files, kept_files
@@ -247,13 +239,16 @@ def _load_languages(
         else:
             data = load_hub(arguments.dataset_name, language)
         if several:
-            data = {split: _in_language(rows, language) for split, rows in data.items()}
+            for split, rows in data.items():
+                data[split] = _in_language(rows, language)
         loaded.append(data)
     if not several:
         return loaded[0]
     joined = DatasetDict()
     for split in SPLITS:
-        parts = [data[split] for data in loaded if split in data]
+        parts = []
+        for data in loaded:
+            parts += splits_in(data, [split])
         if parts:
             joined[split] = concatenate_datasets(parts)
     return joined
@@ -261,8 +256,8 @@ def _load_languages(
 
 def _in_language(rows: Dataset, language: str) -> Dataset:
     """Sets the language of every row to `language`."""
-    others = [name for name in rows.column_names if name != "language"]
-    return rows.select_columns(others).add_column("language", [language] * len(rows))
+    others = rows.remove_columns(columns_in(rows, ["language"]))
+    return others.add_column("language", [language] * len(rows))
 
 
 def _first_rows(rows: Dataset, limit: int, several: bool) -> Dataset:
@@ -319,7 +314,7 @@ def _mined(arguments: DataArguments, language: str, folder: Path) -> Path:
         mine = mine_to
         origin = source
         state = tree_state(source, language)
-        options = {"keep": [rule for rule in (arguments.mining_keep or "").split(",") if rule]}
+        options = {"keep": list(filter(None, (arguments.mining_keep or "").split(",")))}
     made_from = fingerprint(state, language, options, code_fingerprint("soft_trainer.mining", "soft_trainer.dataflow"))
     if kept_files(record, made_from) is None:
         print_on_main(mining_table(mine(origin, language, folder, **options)))

@@ -41,7 +41,8 @@ def nearest_by_terms(
         documents: [m, terms], the weights of terms.
         k, left_out, progress: see `nearest_rows`.
     """
-    queries, documents = (side.tocsr().astype(np.float32) for side in (queries, documents))
+    queries = queries.tocsr().astype(np.float32)
+    documents = documents.tocsr().astype(np.float32)
     rows = np.arange(queries.shape[0])
     if documents.shape[0] <= exact_up_to:
         return _compare_all(queries, documents, rows, k, left_out, progress)

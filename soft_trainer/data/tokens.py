@@ -84,9 +84,14 @@ class GraphColumn:
         return fingerprint({name: column.fingerprint() for name, column in self._columns.items()})
 
 
+def columns_in(dataset: Dataset, columns: Iterable[str]) -> list[str]:
+    """Returns the given columns that the rows have, in the given order."""
+    return [name for name in columns if name in dataset.column_names]
+
+
 def text_column(dataset: Dataset, columns: Sequence[str], side: str) -> str:
     """Returns the first of `columns` that the rows have. Raises UserError if they have none, or if it is not text."""
-    column = next((name for name in columns if name in dataset.column_names), None)
+    column = next(iter(columns_in(dataset, columns)), None)
     if column is None:
         expected = f"expected {' or '.join(columns)} (--{side}_columns names others)"
         raise UserError(f"no column for the {side}: the rows have {', '.join(dataset.column_names)}; {expected}")

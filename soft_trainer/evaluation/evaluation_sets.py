@@ -35,14 +35,7 @@ from pathlib import Path
 from datasets import Dataset
 
 from soft_trainer.data.any_rows import is_codesearchnet, load_rows
-from soft_trainer.data.codesearchnet import (
-    SPLITS,
-    check_targets,
-    check_texts,
-    drop_unusable_rows,
-    languages_in,
-    load_folder,
-)
+from soft_trainer.data.codesearchnet import SPLITS, languages_in, load_folder
 from soft_trainer.data.judged_files import (
     files_of,
     graded_split,
@@ -52,6 +45,7 @@ from soft_trainer.data.judged_files import (
     read_relevance,
 )
 from soft_trainer.data.judgments import Split
+from soft_trainer.data.row_checks import check_targets, check_texts, drop_unusable_rows
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.options.fields import DataArguments

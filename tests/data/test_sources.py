@@ -15,7 +15,8 @@ from refusals import refused
 
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.data import codesearchnet, python_rows, sources
-from soft_trainer.data.codesearchnet import check_rows, languages_in
+from soft_trainer.data.codesearchnet import languages_in
+from soft_trainer.data.row_checks import check_rows
 from soft_trainer.data.sources import check_sources, load_data
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
