@@ -20,7 +20,7 @@ from soft_trainer.data.published import load_published, reading_hub
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json_lines, written_aside
 from soft_trainer.identity import code_fingerprint, file_fingerprint, fingerprint
-from soft_trainer.mining.languages import SOURCE_LANGUAGES
+from soft_trainer.mining.languages import LANGUAGE_OF_ENDING, SOURCE_LANGUAGES
 from soft_trainer.options.fields import CODESEARCHNET_LANGUAGES
 from soft_trainer.terminal import print_on_main
 
@@ -232,17 +232,14 @@ def languages_in(data: Mapping[str, Dataset]) -> list[str]:
     They come from the column `language`, or from file endings if there is no such column. If neither is known, the
     list is empty.
     """
-    endings = {ending: name for name, table in SOURCE_LANGUAGES.items() for ending in table.extensions}
     counts: Counter[str] = Counter()
     for rows in data.values():
         if "language" in rows.column_names:
             counts.update(filter(None, rows["language"]))
         elif "path" in rows.column_names:
-            suffixes = Counter(PurePosixPath(path or "").suffix for path in rows["path"])
-            for ending, count in suffixes.items():
-                if ending in endings:
-                    counts[endings[ending]] += count
-    return [name for name, _ in counts.most_common()]
+            for path in rows["path"]:
+                counts.update(filter(None, [LANGUAGE_OF_ENDING.get(PurePosixPath(path or "").suffix)]))
+    return sorted(counts, key=counts.get, reverse=True)
 
 
 def select_by_urls(data: DatasetDict, folder: str | Path) -> DatasetDict:

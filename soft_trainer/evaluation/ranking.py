@@ -30,10 +30,8 @@ class Ranking:
     @classmethod
     def join(cls, blocks: list[Ranking]) -> Ranking:
         """Joins the rankings of blocks of queries."""
-        ranks = torch.cat([block.ranks for block in blocks])
-        top_indices = torch.cat([block.top_indices for block in blocks])
-        top_scores = torch.cat([block.top_scores for block in blocks])
-        return cls(ranks, top_indices, top_scores)
+        parts = [(block.ranks, block.top_indices, block.top_scores) for block in blocks]
+        return cls(*map(torch.cat, zip(*parts, strict=True)))
 
 
 class Corpus:

@@ -176,10 +176,13 @@ def _commit(
 def _contents(folder: Path, repo_id: str, revision: str | None, repo_type: str) -> dict[str, Path | bytes]:
     """Returns the files to push by name. Changed content is given as bytes."""
     paths = _encoder_files(folder) if repo_type == "model" else folder.rglob("*")
-    names = sorted(path.relative_to(folder).as_posix() for path in paths if path.is_file())
+    contents: dict[str, Path | bytes] = {}
+    for path in sorted(paths):
+        if path.is_file():
+            contents[path.relative_to(folder).as_posix()] = path
     if repo_type != "model":
-        return {name: folder / name for name in filter_repo_objects(names, ignore_patterns=[*NEVER_PUSHED])}
-    contents: dict[str, Path | bytes] = {name: folder / name for name in names}
+        pushed = filter_repo_objects(contents, ignore_patterns=[*NEVER_PUSHED])
+        return {name: contents[name] for name in pushed}
     for name in (RECORD, ADAPTER_CONFIG, f"{MERGED_ADAPTER}/{ADAPTER_CONFIG}"):
         if name in contents:
             contents[name] = json.dumps(without_paths(read_json(folder / name)), indent=2).encode() + b"\n"

@@ -195,3 +195,5 @@ SOURCE_LANGUAGES["typescript"] = replace(
 )
 # The same language with markup in it has another grammar.
 SOURCE_LANGUAGES["tsx"] = replace(SOURCE_LANGUAGES["typescript"], extensions=(".tsx",))
+
+LANGUAGE_OF_ENDING = {ending: name for name, table in SOURCE_LANGUAGES.items() for ending in table.extensions}

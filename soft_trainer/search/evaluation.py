@@ -141,8 +141,10 @@ def _without_comments(source: bytes, language: str, path: str) -> tuple[list[str
     root = parse(source, language)
     if root is None:
         return [], source
-    rows = [row for row, _ in functions(root, source, language, path) if row["docstring_tokens"]]
-    documents = [" ".join(row["docstring_tokens"]) for row in rows if not first_broken(row, DOCUMENT_RULES)]
+    documents = []
+    for row, _ in functions(root, source, language, path):
+        if row["docstring_tokens"] and not first_broken(row, DOCUMENT_RULES):
+            documents.append(" ".join(row["docstring_tokens"]))
     bare = bytearray(source)
     for start, end in (node.byte_range for node in comments(root, language)):
         bare[start:end] = bytes(letter if letter == 10 else 32 for letter in source[start:end])

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from functools import cached_property
+from operator import itemgetter
 
 from soft_trainer.errors import UserError
 from soft_trainer.mining.source_files import read_regular
@@ -55,11 +57,11 @@ class IgnoreRules:
 
     @cached_property
     def _for_folders(self) -> re.Pattern[str]:
-        return _alternatives([rule for _, rule in self._rules])
+        return _alternatives(map(itemgetter(1), self._rules))
 
     @cached_property
     def _for_files(self) -> re.Pattern[str]:
-        return _alternatives([rule for folders_only, rule in self._rules if not folders_only])
+        return _alternatives(rule for folders_only, rule in self._rules if not folders_only)
 
     @cached_property
     def _rules(self) -> list[tuple[bool, str]]:
@@ -89,9 +91,9 @@ class IgnoreRules:
         return rules
 
 
-def _alternatives(rules: list[str]) -> re.Pattern[str]:
+def _alternatives(rules: Iterable[str]) -> re.Pattern[str]:
     """Compiles rules so that the last matching rule is found first."""
-    return re.compile("|".join(reversed(rules)) or "(?!)")
+    return re.compile("|".join(reversed(list(rules))) or "(?!)")
 
 
 def _without_blanks(line: str) -> str:

@@ -155,11 +155,14 @@ def decide(ranks: Mapping[str, np.ndarray]) -> tuple[str, str]:
     Args:
         ranks: the reciprocal ranks of the same queries for each of the three searches.
     """
-    gains = {name: ranks[name] - ranks[MEMORY] for name in (BASE, LEARNED)}
-    intervals = {name: paired_bootstrap(gain) for name, gain in gains.items()}
-    helping = [name for name, interval in intervals.items() if interval.low > 0]
-    best = max(helping, key=lambda name: gains[name].mean(), default=MEMORY)
-    parts = [f"{name} {_written(gains[name], intervals[name])}" for name in (LEARNED, BASE)]
+    best = MEMORY
+    parts = []
+    for name in (LEARNED, BASE):
+        gain = ranks[name] - ranks[MEMORY]
+        interval = paired_bootstrap(gain)
+        parts.append(f"{name} {_written(gain, interval)}")
+        if interval.low > 0 and ranks[name].mean() > ranks[best].mean():
+            best = name
     training = ranks[LEARNED] - ranks[BASE]
     parts.append(f"training alone {_written(training, paired_bootstrap(training))}")
     number = len(ranks[MEMORY])

@@ -80,8 +80,10 @@ class _Walk:
         self.listing = Listing()
         self.exclude = list(map(path_filter, exclude))
         self.include = list(map(path_filter, include))
-        rooted = (pattern.removeprefix("./") for pattern in include if "/" in pattern)
-        self.include_heads = [re.split(r"[*?]", pattern)[0] for pattern in rooted]
+        self.include_heads = []  # the parts of patterns before the first wildcard
+        for pattern in include:
+            if "/" in pattern:
+                self.include_heads.append(re.split(r"[*?]", pattern.removeprefix("./"))[0])
 
     def run(self) -> Listing:
         """Walks the tree, folders in the order of their names."""

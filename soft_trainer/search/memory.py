@@ -71,7 +71,7 @@ class CommitMemory:
         for place in nearest[scores[nearest] > 0].tolist():
             number = int(self.numbers[place])
             functions = self.functions(number)
-            for piece in {piece for pieces in functions for piece in pieces}:
+            for piece in set().union(*functions):
                 shares[piece] += scores[place] / math.sqrt(len(functions))
                 commits[piece].append(number)
         if commits:
@@ -86,8 +86,12 @@ class CommitMemory:
         row = self.database.execute("SELECT functions FROM commits WHERE number = ?", (number,)).fetchone()
         if row is None:
             return []
-        found = [self._pieces(path, name, number) for path, name in json.loads(row[0])]
-        return [pieces for pieces in found if pieces]
+        found = []
+        for path, name in json.loads(row[0]):
+            pieces = self._pieces(path, name, number)
+            if pieces:
+                found.append(pieces)
+        return found
 
     def commit(self, number: int) -> Commit:
         """Returns a commit in the form in which a result shows it."""

@@ -53,7 +53,7 @@ def _queries(database: sqlite3.Connection, memory: CommitMemory) -> list[tuple[i
     firsts = {subject.casefold(): number for number, subject in rows}
     queries = []
     for number, subject in rows:
-        right = {piece for pieces in memory.functions(number) for piece in pieces}
+        right = set().union(*memory.functions(number))
         if right and firsts[subject.casefold()] == number:
             queries.append((number, subject, right))
         if len(queries) == MAX_QUERIES:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
 from soft_trainer.mining.definitions import definitions, parse
-from soft_trainer.mining.languages import SOURCE_LANGUAGES
+from soft_trainer.mining.languages import LANGUAGE_OF_ENDING, SOURCE_LANGUAGES
 from soft_trainer.search.notebooks import cells
 
 MAX_LINES = 60  # longer functions are split; encoders read about 30 lines
@@ -30,7 +30,7 @@ _PARAGRAPH = re.compile(
 )
 _MAX_BEFORE_PARAGRAPH = 2000  # bytes
 _NAME = re.compile(r"[\w$]+")
-_ENDINGS = {ending: name for name, table in SOURCE_LANGUAGES.items() for ending in table.extensions}
+
 _CPP_HEADER = re.compile(rb"^[ \t]*(class|namespace|template)\b|\b\w+::\w", re.MULTILINE)
 OTHER_LANGUAGES = {
     ".md": "markdown", ".markdown": "markdown", ".rst": "restructuredtext", ".txt": "text", ".json": "json",
@@ -68,7 +68,7 @@ def language_of(path: str, source: bytes) -> str:
     ending = "".join(path.rpartition("/")[2].rpartition(".")[1:]).lower()
     if ending == ".h" and _CPP_HEADER.search(source):
         return "cpp"
-    return _ENDINGS.get(ending) or OTHER_LANGUAGES.get(ending, "text")
+    return LANGUAGE_OF_ENDING.get(ending) or OTHER_LANGUAGES.get(ending, "text")
 
 
 def split(source: bytes, language: str, notebook: bool = False) -> list[Piece]:

@@ -60,9 +60,9 @@ class SearchResult:
     def telling_lines(self, wanted: set[str]) -> list[tuple[int, str]]:
         """Returns (line number, text) of the signature and of the lines with the most query terms, in file order."""
         first = self.signature()
-        others = [line for line in self._lines() if line != first]
-        others.sort(key=lambda line: len(wanted & _terms(line[1][:1000])), reverse=True)
-        return sorted([first, *others[: SHOWN_LINES - 1]])
+        others = set(self._lines()) - {first}
+        best = sorted(others, key=lambda line: (-len(wanted & _terms(line[1][:1000])), line))
+        return sorted([first, *best[: SHOWN_LINES - 1]])
 
     def _lines(self) -> list[tuple[int, str]]:
         """Returns (line number, text) of the lines with a word."""

@@ -117,7 +117,7 @@ class Searchable(AbstractContextManager):
         counts: Counter[str] = Counter()
         for index in self.members:
             counts.update(dict(index.database.execute("SELECT language, count(*) FROM files GROUP BY 1")))
-        return [language for language, _ in counts.most_common()]
+        return sorted(counts, key=counts.get, reverse=True)
 
     def text_of(self, path: str) -> str | None:
         """Returns the text of a file when it was indexed, or None if the path is not in the index."""
@@ -196,8 +196,10 @@ class CodeIndexes(Searchable):
 
     def update(self, progress: bool = False) -> bool:
         """Updates all indexes. Returns True if files have changed."""
-        changed = [index.update(progress=progress) for index in self.members]
-        return any(changed)
+        changed = False
+        for index in self.members:
+            changed |= index.update(progress=progress)
+        return changed
 
     def refresh(self, encode: bool = True) -> None:
         """Updates all indexes before a search; see `CodeIndex.refresh`."""

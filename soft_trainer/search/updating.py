@@ -54,7 +54,7 @@ def find_changes(database: sqlite3.Connection, folder: str) -> Changes | None:
         else:
             known[path] = (size, time)
     changed = [path for path, status in listing.files.items() if known.get(path) != status]
-    removed = [path for path in known if path not in listing.files]
+    removed = list(known.keys() - listing.files.keys())
     if not changed and not removed and by_name == listing.skipped:
         return None
     return Changes(listing, changed, removed)

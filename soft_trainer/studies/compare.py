@@ -78,9 +78,14 @@ class Pairing:
         self.sides = []
         self.by_seed = []  # the reciprocal ranks of each side, float64[S, Q]
         for runs in (a, b):
-            side = [(ranked, _order(ranked, a[0])) for ranked in runs]
+            side = []
+            reciprocal = []
+            for ranked in runs:
+                order = _order(ranked, a[0])
+                side.append((ranked, order))
+                reciprocal.append(reciprocal_ranks(ranked.ranks[order]))
             self.sides.append(side)
-            self.by_seed.append(np.stack([reciprocal_ranks(ranked.ranks[order]) for ranked, order in side]))
+            self.by_seed.append(np.stack(reciprocal))
         self.reciprocal = [values.mean(axis=0) for values in self.by_seed]
         self.differences = self.reciprocal[0] - self.reciprocal[1]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -143,11 +144,12 @@ def compare_with(baseline: str, methods: Mapping[str, Sequence[ReportedRun]], na
             problems.append(f"{method} on {name}: no seed in common with {baseline}")
             continue
         try:
-            pairing = Pairing(
-                [ranks_of(ours[seed].folder, name) for seed in shared],
-                [ranks_of(theirs[seed].folder, name) for seed in shared],
-            )
-            comparison = SetComparison(name, pairing.by_seed)
+            own = []
+            other = []
+            for seed in shared:
+                own.append(ranks_of(ours[seed].folder, name))
+                other.append(ranks_of(theirs[seed].folder, name))
+            comparison = SetComparison(name, Pairing(own, other).by_seed)
         except UserError as error:
             problems.append(f"{method} on {name}: {error}")
             continue
@@ -214,10 +216,11 @@ def results_table(
 ) -> str:
     """Returns a table of all methods on an evaluation set. The untrained systems come first."""
     rows = []
-    first = next(run for runs in methods.values() for run in runs if name in run.results)
     for system in ("untrained", "lexical"):
-        if system in first.results[name]:
-            rows.append([LABELS[system], None, first.results[name][system]["mrr"], None, None, None])
+        for run in chain.from_iterable(methods.values()):
+            if system in run.results.get(name, {}):
+                rows.append([LABELS[system], None, run.results[name][system]["mrr"], None, None, None])
+                break
     by_name = {each.method: each for each in differences}
     for method, runs in methods.items():
         measured = [run.results[name]["trained"]["mrr"] for run in runs if "trained" in run.results.get(name, {})]
