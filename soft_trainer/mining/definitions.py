@@ -67,7 +67,10 @@ class Definition(NamedTuple):
 def definitions(root: Node, source: bytes, language: str) -> Iterator[Definition]:
     """Yields each definition below `root`. Outer definitions come before inner ones."""
     captures = QueryCursor(queries(language)[0]).captures(root)
-    nodes = [(kind, node) for kind in _KINDS for node in captures.get(kind, ())]
+    nodes = []
+    for kind in _KINDS:
+        for node in captures.get(kind, ()):
+            nodes.append((kind, node))
     nodes.sort(key=lambda each: (each[1].start_byte, -each[1].end_byte))
     # What encloses the present node. Asking each node for its parent would take quadratic time in a deep tree.
     around: list[Definition] = []

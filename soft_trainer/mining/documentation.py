@@ -27,7 +27,7 @@ def strip_comment(comment: str, directive: str = "(?!)") -> str:
     """
     if comment.startswith("/*"):
         body = re.sub(r"^/\*+|\*+/$", "", comment)
-        return cleandoc("\n".join(re.sub(r"^\s*\*(?!\*\w) ?", "", line) for line in body.splitlines()))
+        return cleandoc(re.sub(r"(?m)^[^\S\n]*\*(?!\*\w) ?", "", body))
     lines = []
     for line in comment.splitlines():
         if not re.match(directive, line):

@@ -102,8 +102,9 @@ def _split(pairs: list[Found], others: list[Found], root: str | os.PathLike[str]
     Raises:
         UserError: there are fewer than three packages.
     """
-    package = package_names(Counter(pair.row["path"] for pair in pairs))
-    sizes = Counter(package(pair.row["path"]) for pair in pairs)
+    paths = [pair.row["path"] for pair in pairs]
+    package = package_names(Counter(paths))
+    sizes = Counter(map(package, paths))
     if len(sizes) < len(SPLITS):
         raise UserError(
             f"{root}: documented functions in only {len(sizes)} files or packages ({', '.join(sorted(sizes))}); "
