@@ -146,12 +146,12 @@ class ChangeReader:
         new = self._side(delta.new_file)
         if not old.functions and not new.functions:
             return
-        removed = []
-        added = []
+        removed = set()
+        added = set()
         for hunk in pygit2.Patch.create_from(old.source, new.source, context_lines=0).hunks:
-            removed.append(range(hunk.old_start, hunk.old_start + hunk.old_lines))
-            added.append(range(hunk.new_start, hunk.new_start + hunk.new_lines))
             for line in hunk.lines:
+                removed.add(line.old_lineno)  # -1 for a line that is added
+                added.add(line.new_lineno)
                 digest.update(line.origin.encode() + line.raw_content.strip())
         pairs = [(name, old.counterpart(name, new)) for name in sorted(old.at(removed))]
         pairs += [(new.counterpart(name, old), name) for name in sorted(new.at(added))]

@@ -4,8 +4,8 @@ Two codes are near duplicates if the sets of their three-token sequences have a 
 MinHash estimates the similarity with 128 permutations and a fixed seed. Locality-sensitive hashing finds the pairs to
 compare, which are codes with an equal band (13 successive values of the signature).
 
-The signatures may stay on disk. For 10,000 codes of 60 tokens, the peak is 0.3 kB a code, and datasketch's own index
-needs 3.2 kB.
+The signatures may stay on disk. For 20,000 codes of 60 tokens, this takes 0.06 s and at most 0.3 kB a code. The index
+of datasketch takes 0.76 s and 3.3 kB a code.
 """
 
 from __future__ import annotations

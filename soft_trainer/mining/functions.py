@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -174,13 +174,12 @@ class FileFunctions:
                 spans.append(node.byte_range)
         return spans
 
-    def at(self, lines: Sequence[range]) -> set[str]:
+    def at(self, lines: set[int]) -> set[str]:
         """Returns the names of the innermost functions that contain at least one of these lines."""
         owners: dict[int, str] = {}
-        wanted = set().union(*lines)
         for name, function in self.functions.items():  # outer functions come before those inside them
             first, last = function.lines
-            owners |= dict.fromkeys(wanted.intersection(range(first, last + 1)), name)
+            owners |= dict.fromkeys(lines.intersection(range(first, last + 1)), name)
         return set(owners.values())
 
     def _docstring(self, function: Function) -> str:

@@ -222,12 +222,12 @@ class A {
 @pytest.mark.parametrize(
     ("lines", "names"),
     [
-        ([range(3, 4)], {"inner"}),
-        ([range(5, 6)], {"outer"}),
-        ([range(1, 6)], {"outer", "inner"}),
-        ([range(8, 9)], {"A.x()"}),
-        ([range(9, 10)], {"A.x(v)"}),
-        ([range(7, 8), range(10, 12)], set()),
+        ({3}, {"inner"}),
+        ({5}, {"outer"}),
+        ({1, 2, 3, 4, 5}, {"outer", "inner"}),
+        ({8}, {"A.x()"}),
+        ({9}, {"A.x(v)"}),
+        ({-1, 7, 10, 11}, set()),
     ],
 )
 def test_a_line_belongs_to_the_innermost_function(lines, names):
