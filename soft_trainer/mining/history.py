@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from functools import cache, partial
-from itertools import chain, compress
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -200,7 +200,7 @@ class _History:
         older = [index for index in kept if changes[index].commit in self._before_test]
         self.valid_start = self._start(older, validated, 0)
         self._before_valid = self._ancestors(self.valid_start)
-        self._urls, self._renamed = self._urls_at_cut()
+        self._renamed = self._set_urls()
 
     def _ancestors(self, index: int) -> set[str]:
         """Returns the ids of a commit's parent and of all commits that the parent descends from."""
@@ -209,8 +209,13 @@ class _History:
     def _start(self, kept: list[int], size: int, taken: int) -> int:
         """Returns the index of the oldest of about `size` newest commits.
 
+        Args:
+            kept: the indices of the commits to choose from.
+            size: the number of commits from the chosen one to the end.
+            taken: the number of commits that other splits need.
+
         Raises:
-            UserError: no more than `taken` commits are left.
+            UserError: there are no more than `taken` commits.
         """
         if len(kept) <= taken:
             reasons = explained(Counter(change.outcome for change in self.changes if not change.functions))
@@ -230,28 +235,26 @@ class _History:
         near = kept[-math.ceil(1.25 * size) : len(kept) - math.ceil(0.8 * size) + 1] or [wanted]
         return min(near[:: max(1, len(near) // _CANDIDATES)], key=distance)
 
-    def _urls_at_cut(self) -> tuple[list[list[str]], dict[str, str]]:
-        """Finds out what functions and files are called at the cut.
+    def _set_urls(self) -> dict[str, str]:
+        """Gives the changed functions of all commits the url that they have at the cut.
 
         Returns:
-            The urls of each commit's functions at the cut, and the new paths of files that were renamed between the
-            cut of training and this one, by old path.
+            The new path of each file that was renamed between the cut of training and this one, by old path.
         """
-        urls: list[list[str]] = [[]] * len(self.changes)
         renamed: dict[str, str] = {}
         now: dict[str, str] = {}  # the path of a file -> its path at the cut
         for index in reversed(range(self.test_start)):
             change = self.changes[index]
             if change.commit in self._before_test:
                 now |= {old: now.get(new, new) for old, new in change.renames}
-            urls[index] = _urls(change, now)
+            _set_urls(change, now)
             if index == self.valid_start:
                 renamed = dict(now)
         now = {}
-        for index, change in enumerate(self.changes[self.test_start :], self.test_start):
-            urls[index] = _urls(change, now)
+        for change in self.changes[self.test_start :]:
+            _set_urls(change, now)
             now |= {new: now.get(old, old) for old, new in change.renames}
-        return urls, renamed
+        return renamed
 
     def pairs(self, corpus: Collection[str]) -> tuple[dict[str, list[Row]], Counter[str]]:
         """Returns the distinct rows of every split, newest first, and the numbers of commits by outcome.
@@ -260,15 +263,14 @@ class _History:
             corpus: the urls of the corpus. Other functions did not exist at the cut, so they answer no query.
         """
         counts = Counter()
-        all_urls = set(chain.from_iterable(self._urls))
-        all_commits = {change.commit for change in self.changes}
-        train = self._rows("train", range(self.valid_start), self._before_valid, all_urls, counts)
+        everything = {change.commit for change in self.changes}
+        train = self._rows("train", range(self.valid_start), self._before_valid, corpus, counts)
         valid = self._rows("valid", range(self.valid_start, self.test_start), self._before_test, corpus, counts)
-        test = self._rows("test", range(self.test_start, len(self.changes)), all_commits, corpus, counts)
+        test = self._rows("test", range(self.test_start, len(self.changes)), everything, corpus, counts)
         return {"train": train, "valid": valid, "test": test}, counts
 
     def _rows(
-        self, split: str, span: range, ancestors: Collection[str], corpus: Collection[str], counts: Counter[str]
+        self, split: str, span: range, ancestors: set[str], corpus: Collection[str], counts: Counter[str]
     ) -> list[Row]:
         """Returns the distinct rows of one split, newest first.
 
@@ -276,7 +278,7 @@ class _History:
             split: the name of the split.
             span: the indices of its commits.
             ancestors: the ids of the commits that may be in the split. Others were merged after the cut that follows.
-            corpus: the urls of the functions that may answer a query.
+            corpus: the urls of the functions that may answer a query outside training.
             counts: the numbers of commits by outcome. The commits of the split are added.
         """
         earlier = set()
@@ -286,10 +288,7 @@ class _History:
         rows: dict[tuple[str, str], Row] = {}
         for index in reversed(span):
             change = self.changes[index]
-            answers = {}
-            for url, (_, row) in zip(self._urls[index], change.functions, strict=True):
-                if url in corpus:
-                    answers[url] = row
+            answers = [row for _, row in change.functions if split == "train" or row["url"] in corpus]
             if not change.functions:
                 outcome = change.outcome
             elif change.commit not in ancestors:
@@ -304,10 +303,10 @@ class _History:
             if outcome != split:
                 continue
             own = {"docstring": change.query, "docstring_tokens": document_tokens(change.query)}
-            for url, row in answers.items():
-                row = row | own | {"url": url, "partition": split, "source": "history"}
+            for row in answers:
+                pair = change.query, row["url"]
                 # The newest version takes the place of the oldest.
-                rows[change.query, url] = rows.pop((change.query, url), row)
+                rows[pair] = rows.pop(pair, row | own | {"partition": split, "source": "history"})
         return list(rows.values())
 
     def corpus(self) -> tuple[list[Row], dict[str, tuple[str, int, int]]]:
@@ -350,6 +349,7 @@ class _History:
                     yield row, function
 
 
-def _urls(change: Change, paths: dict[str, str]) -> list[str]:
-    """Returns the urls of a commit's functions. Files that are renamed before the cut have their path from `paths`."""
-    return [function_url(paths.get(row["path"], row["path"]), name) for name, row in change.functions]
+def _set_urls(change: Change, paths: dict[str, str]) -> None:
+    """Sets the urls of a commit's functions. `paths` has the paths at the cut of files that were renamed."""
+    for name, row in change.functions:
+        row["url"] = function_url(paths.get(row["path"], row["path"]), name)

@@ -106,14 +106,21 @@ def not_english(docstring_tokens: list[str]) -> bool:
     return not "".join(docstring_tokens).isascii()
 
 
-def _named(*rules: Callable[..., bool]) -> dict[str, Callable[..., bool]]:
-    return {rule.__name__: rule for rule in rules}
-
-
+_ROW_RULES = (
+    unparseable,
+    short_functions,
+    tests,
+    constructors,
+    magic_methods,
+    document_length,
+    images,
+    links,
+    not_english,
+)
+ROW_RULES: dict[str, Callable[..., bool]] = {rule.__name__: rule for rule in _ROW_RULES}
 # Code rules look at the function, and document rules at its documentation.
-CODE_RULES = _named(short_functions, tests, constructors, magic_methods)
-DOCUMENT_RULES = _named(document_length, images, links, not_english)
-ROW_RULES = {**_named(unparseable), **CODE_RULES, **DOCUMENT_RULES}
+CODE_RULES = ("short_functions", "tests", "constructors", "magic_methods")
+DOCUMENT_RULES = ("document_length", "images", "links", "not_english")
 RULES = ("comments", *ROW_RULES, "duplicates", "near_duplicates")
 # rule -> the columns that it reads
 COLUMNS: dict[str, tuple[str, ...]] = {
