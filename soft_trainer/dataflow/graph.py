@@ -109,14 +109,14 @@ class _Flow:
         return _WALKS[type(rule)](self, rule, node)
 
     def _use(self, token: int, name: bool) -> None:
-        """Reads a value, which comes from the tokens that last set its variable. A new name becomes a variable."""
+        """Reads a value that comes from the tokens that last set its variable. A new name becomes a variable."""
         text = self._source.tokens[token]
         self._record(token, COMES_FROM, self._states.get(text, ()))
         if name:
             self._states.setdefault(text, (token,))
 
     def _set(self, targets: tuple, relation: str, sources: tuple, grouped: bool) -> None:
-        """Gives each target the value of the sources, through one edge if `grouped`, or else one for each source."""
+        """Gives each target the value of the sources. If `grouped`, a target has one edge, otherwise one for each source."""
         if grouped or self._work + len(targets) * len(sources) > _MAX_WORK:
             parts = [sources]
         else:
@@ -185,9 +185,8 @@ class _Flow:
         for states in arms:
             self._work += len(states)
             for name, tokens in states.items():
-                known = self._states.setdefault(name, tokens)
-                if known != tokens:
-                    self._states[name] = tuple(sorted({*known, *tokens}))
+                known = self._states.get(name, ())
+                self._states[name] = tuple(sorted({*known, *tokens}))
 
     def _passes(self) -> Iterator[int]:
         """Counts the passes of a loop. There are two, or one if the work is used up."""

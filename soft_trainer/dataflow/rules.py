@@ -96,7 +96,7 @@ class Rules:
         nodes: the rule of each node type. A node without a rule is walked child by child.
         atoms: nodes that are one token, whatever they contain.
         plain: nodes that are one token if they interpolate nothing.
-        comments: comments, which are not tokens.
+        comments: comments. They are not tokens.
         dropped: parts of strings that are leaves now but were not in 2020. They are not tokens.
         text_comments: True if comments are removed from the text before it is parsed, as GraphCodeBERT does.
         signs: named leaves that have no value, like keywords and operators.

@@ -93,7 +93,7 @@ class ChangeReader:
         return change
 
     def _deltas(self, commit: pygit2.Commit) -> list[pygit2.DiffDelta]:
-        """Returns the mined files that differ from those of the first parent."""
+        """Returns the source files that a commit changes, compared with its first parent."""
         if commit.parent_ids:
             diff = read_object(self.repository, commit.parent_ids[0]).tree.diff_to_tree(commit.tree)
         else:

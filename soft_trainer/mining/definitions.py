@@ -51,7 +51,7 @@ class Definition(NamedTuple):
 
     Attributes:
         kind: "function", "container" or "type".
-        name: the name without those of enclosing definitions, or "" for a function that has no name.
+        name: the name, without the names of enclosing definitions, or "" for a function that has none.
         node: the syntax node.
         wrappers: the enclosing nodes that may give it a name, such as an assignment. The outermost is first.
         around: the innermost eight of the enclosing definitions that have a name. The outermost is first.

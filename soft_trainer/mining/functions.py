@@ -37,7 +37,7 @@ class Function(NamedTuple):
     """A named function of a file.
 
     Attributes:
-        name: the name with those of enclosing classes and modules, as in `Cart.total`.
+        name: the name after the names of enclosing classes and modules, as in `Cart.total`.
         parameters: the text of the parameters in one line, without brackets.
         node: the syntax node.
         named: the node that includes the name. It is the parent of `node` in `f = function () {}`.
@@ -215,7 +215,7 @@ class FileFunctions:
 
 
 def _parameters(source: bytes, node: Node | None) -> str:
-    """Returns the parameters of a function in one line, without the brackets around them."""
+    """Returns the text of a function's parameters in one line and without brackets."""
     while node is not None:
         parameters = node.child_by_field_name("parameters")
         if parameters is not None:

@@ -310,7 +310,7 @@ class _History:
         return list(rows.values())
 
     def corpus(self) -> tuple[list[Row], dict[str, tuple[str, int, int]]]:
-        """Returns the rows of the corpus, without documentation, and the places of the functions by url."""
+        """Returns the rows of the corpus, without documentation, and `MinedHistory.places`."""
         rows = []
         places = {}
         for row, function in self._tree(self.cut, RULES, {}):

@@ -54,7 +54,7 @@ class SourceLanguage:
     test_words: str = "test tests"
 
 
-# In JavaScript and TypeScript, a function often has no name itself.
+# In JavaScript and TypeScript, many functions get their name from what encloses them.
 _NAMING_FUNCTIONS = {
     "variable_declarator": "name",
     "assignment_expression": "left",

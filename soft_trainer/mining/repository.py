@@ -82,7 +82,7 @@ def read_object(repository: pygit2.Repository, oid: pygit2.Oid | str):
 def commits_oldest_first(repository: pygit2.Repository, tip: str | None = None, known: str = "") -> list[str]:
     """Returns the ids of commits reachable from `tip` (HEAD by default) but not from `known`.
 
-    Parents come before their children. Otherwise, the order is that of the committers' dates.
+    Parents come before their children. Otherwise, the dates of the committers decide the order.
     """
     order = SortMode.TOPOLOGICAL | SortMode.TIME | SortMode.REVERSE
     walker = repository.walk(tip or repository.head.target, order)
