@@ -116,7 +116,10 @@ class _Flow:
             self._states.setdefault(text, (token,))
 
     def _set(self, targets: tuple, relation: str, sources: tuple, grouped: bool) -> None:
-        """Gives each target the value of the sources. If `grouped`, a target has one edge, otherwise one for each source."""
+        """Gives each target the value of the sources.
+
+        If `grouped`, each target has one edge. Otherwise, it has an edge for each source.
+        """
         if grouped or self._work + len(targets) * len(sources) > _MAX_WORK:
             parts = [sources]
         else:
