@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import chain, islice
@@ -16,7 +16,7 @@ from soft_trainer.mining.definitions import parse
 from soft_trainer.mining.functions import FileFunctions
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
 from soft_trainer.mining.repository import REGULAR_FILES, blob, open_repository, pygit2, read_object
-from soft_trainer.mining.rules import Row, first_broken, is_mined_path
+from soft_trainer.mining.rules import Row, first_broken, mined_language
 from soft_trainer.mining.source_files import decoded, readable
 
 # A query may ask for a constructor or for a function of two lines, so they stay.
@@ -63,7 +63,7 @@ class ChangeReader:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], languages: Iterable[str] = tuple(SOURCE_LANGUAGES), seconds: float = 60.0
+        self, path: str | os.PathLike[str], languages: Collection[str] = tuple(SOURCE_LANGUAGES), seconds: float = 60.0
     ):
         self.repository = open_repository(path)
         self._languages = languages
@@ -107,16 +107,11 @@ class ChangeReader:
     def _is_source(self, delta: pygit2.DiffDelta) -> bool:
         """Returns True for a file that mining reads. A renamed file must pass under both names."""
         for file in (delta.old_file, delta.new_file):
-            if file.mode and (file.mode not in REGULAR_FILES or not self._language_of(decoded(file.raw_path) or "")):
+            if file.mode and file.mode not in REGULAR_FILES:
+                return False
+            if file.mode and mined_language(decoded(file.raw_path) or "") not in self._languages:
                 return False
         return True
-
-    def _language_of(self, path: str) -> str | None:
-        """Returns the language of a file that mining reads, or None for another file."""
-        for language in self._languages:
-            if is_mined_path(path, language):
-                return language
-        return None
 
     def _read_functions(self, deltas: Sequence[pygit2.DiffDelta], change: Change) -> str:
         """Returns the outcome of a commit. If it is kept, fills in the changed functions and the hash of the patch.
@@ -170,10 +165,9 @@ class ChangeReader:
 
     def _side(self, file: pygit2.DiffFile) -> FileFunctions:
         """Returns the functions of one side of a diff. A file that does not exist has none."""
-        language = self._language_of(file.path)
         if file.mode:
-            return self._functions(language, file.id, file.path, self._seconds)
-        return FileFunctions(None, b"", language, file.path)
+            return self._functions(file.id, file.path, self._seconds)
+        return FileFunctions(None, b"", mined_language(file.path), file.path)
 
 
 def _person(person: pygit2.Signature) -> str:
@@ -181,10 +175,9 @@ def _person(person: pygit2.Signature) -> str:
     return (person.raw_name[:200] + b" " + person.raw_email[:200]).decode(errors="replace")
 
 
-def read_functions(
-    repository: pygit2.Repository, language: str, oid: pygit2.Oid, path: str, seconds: float = 60.0
-) -> FileFunctions:
+def read_functions(repository: pygit2.Repository, oid: pygit2.Oid, path: str, seconds: float = 60.0) -> FileFunctions:
     """Returns the functions of a version of a file. There are none if mining skips it or it cannot be parsed."""
+    language = mined_language(path)
     source = readable(blob(repository, oid), path, strict=True)
     if isinstance(source, str):  # the reason to skip it
         return FileFunctions(None, b"", language, path)

@@ -24,7 +24,7 @@ from soft_trainer.mining.changes import RULES, Change, ChangeReader, function_ur
 from soft_trainer.mining.documentation import document_tokens
 from soft_trainer.mining.duplicates import exact_duplicates, hash_tokens
 from soft_trainer.mining.functions import Function
-from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, Row, first_broken, is_mined_path
+from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, Row, first_broken, mined_language
 from soft_trainer.mining.tree import each_in_order, explained, main_language
 from soft_trainer.terminal import print_on_main
 
@@ -340,9 +340,9 @@ class _History:
             The row of a function, and the function.
         """
         for path, oid in git.tree_files(self.repository, commit):
-            if not is_mined_path(path, self.language):
+            if mined_language(path) != self.language:
                 continue
-            file = read_functions(self.repository, self.language, oid, path)
+            file = read_functions(self.repository, oid, path)
             for name, function in file.functions.items():
                 row = file.row(function) | {"url": function_url(renamed.get(path, path), name)}
                 if not function.node.has_error and not first_broken(row, rules):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from soft_trainer.mining.documentation import JAVADOC
-from soft_trainer.mining.languages import SOURCE_LANGUAGES, SourceLanguage
+from soft_trainer.mining.languages import LANGUAGE_OF_ENDING, SOURCE_LANGUAGES, SourceLanguage
 from soft_trainer.mining.source_files import SKIPPED_FOLDERS
 
 Row = dict[str, Any]
@@ -59,12 +59,17 @@ def is_test_path(path: str, language: str) -> bool:
     return not set(_table(language).test_words.split()).isdisjoint(identifier_words(path))
 
 
-def is_mined_path(path: str, language: str) -> bool:
-    """Returns True for a source file of the language that is not in a test, a hidden folder or vendored code."""
+def mined_language(path: str) -> str | None:
+    """Returns the language of a source file that mining reads, or None.
+
+    Mining does not read tests, hidden folders and vendored code.
+    """
     *folders, name = path.split("/")
-    if not name.endswith(SOURCE_LANGUAGES[language].extensions) or is_test_path(path, language):
-        return False
-    return not any(folder in SKIPPED_FOLDERS or folder.startswith(".") for folder in folders)
+    language = LANGUAGE_OF_ENDING.get("".join(name.rpartition(".")[1:]))
+    skipped = any(folder in SKIPPED_FOLDERS or folder.startswith(".") for folder in folders)
+    if language is None or skipped or is_test_path(path, language):
+        return None
+    return language
 
 
 def constructors(func_name: str, language: str) -> bool:

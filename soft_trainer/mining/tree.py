@@ -27,7 +27,7 @@ from soft_trainer.mining.duplicates import exact_duplicates, hash_tokens, minhas
 from soft_trainer.mining.functions import functions
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
 from soft_trainer.mining.packages import SPLITS, assign_splits, package_names
-from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, Row, first_broken, is_mined_path, is_test_path
+from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, Row, first_broken, is_test_path, mined_language
 from soft_trainer.mining.source_files import SKIPPED_FOLDERS, decoded, read_text
 from soft_trainer.terminal import Progress, table
 
@@ -209,9 +209,7 @@ def main_language(paths: Iterable[str], place: str | os.PathLike[str]) -> str:
     Raises:
         UserError: there is no source file in a known language.
     """
-    counts = Counter()
-    for path in paths:
-        counts.update(language for language in SOURCE_LANGUAGES if is_mined_path(path, language))
+    counts = Counter(filter(None, map(mined_language, paths)))
     if not counts:
         known = ", ".join(SOURCE_LANGUAGES)
         raise UserError(f"{place}: no source file in one of {known}; choose with --language")
