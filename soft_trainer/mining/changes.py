@@ -36,7 +36,7 @@ class Change:
         parent: the id of the first parent, or "" if the commit is a root.
         query: the subject of the message as a query.
         outcome: the reason why the commit is left out, or "kept".
-        functions: the name in the file and the row of each changed function that no rule of mining drops.
+        functions: the rows of the changed functions that no rule of mining drops. Their url is `function_url`.
         renames: (old path, new path) of renamed source files. Commits that are left out have them too.
         patch: a hash of the lines that the commit removes and adds.
     """
@@ -45,7 +45,7 @@ class Change:
     parent: str
     query: str
     outcome: str = ""
-    functions: list[tuple[str, Row]] = field(default_factory=list)
+    functions: list[Row] = field(default_factory=list)
     renames: list[tuple[str, str]] = field(default_factory=list)
     patch: str = ""
 
@@ -129,14 +129,14 @@ class ChangeReader:
             return f"over {MAX_FUNCTIONS} functions"
         if not changed:
             return "no function changed, or only its layout and comments"
-        change.functions = [(name, row) for name, row, reason in changed if not reason]
+        change.functions = [row for row, reason in changed if not reason]
         if not change.functions:
             return "tests or syntax errors alone"
         change.patch = digest.hexdigest()
         return "kept"
 
-    def _changed(self, delta: pygit2.DiffDelta, digest: xxhash.xxh3_128) -> Iterator[tuple[str, Row, str]]:
-        """Yields each changed function: its name, its row, and the rule that drops it. Adds the lines to `digest`."""
+    def _changed(self, delta: pygit2.DiffDelta, digest: xxhash.xxh3_128) -> Iterator[tuple[Row, str]]:
+        """Yields the row of each changed function, and the rule that drops it or "". Adds the lines to `digest`."""
         old = self._side(delta.old_file)
         new = self._side(delta.new_file)
         if not old.functions and not new.functions:
@@ -160,8 +160,8 @@ class ChangeReader:
                 name = after
                 file = new
             function = file.functions[name]
-            row = file.row(function)
-            yield name, row, "syntax error" if function.node.has_error else first_broken(row, RULES)
+            row = file.row(function) | {"url": function_url(file.path, name)}
+            yield row, "syntax error" if function.node.has_error else first_broken(row, RULES)
 
     def _side(self, file: pygit2.DiffFile) -> FileFunctions:
         """Returns the functions of one side of a diff. A file that does not exist has none."""
@@ -176,7 +176,10 @@ def _person(person: pygit2.Signature) -> str:
 
 
 def read_functions(repository: pygit2.Repository, oid: pygit2.Oid, path: str, seconds: float = 60.0) -> FileFunctions:
-    """Returns the functions of a version of a file. There are none if mining skips it or it cannot be parsed."""
+    """Returns the functions of a version of a file that has a mined language.
+
+    There are none if mining skips the file or if it cannot be parsed.
+    """
     language = mined_language(path)
     source = readable(blob(repository, oid), path, strict=True)
     if isinstance(source, str):  # the reason to skip it

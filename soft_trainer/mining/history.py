@@ -288,7 +288,7 @@ class _History:
         rows: dict[tuple[str, str], Row] = {}
         for index in reversed(span):
             change = self.changes[index]
-            answers = [row for _, row in change.functions if split == "train" or row["url"] in corpus]
+            answers = [row for row in change.functions if split == "train" or row["url"] in corpus]
             if not change.functions:
                 outcome = change.outcome
             elif change.commit not in ancestors:
@@ -351,5 +351,6 @@ class _History:
 
 def _set_urls(change: Change, paths: dict[str, str]) -> None:
     """Sets the urls of a commit's functions. `paths` has the paths at the cut of files that were renamed."""
-    for name, row in change.functions:
-        row["url"] = function_url(paths.get(row["path"], row["path"]), name)
+    for row in change.functions:
+        path = row["path"]
+        row["url"] = paths.get(path, path) + row["url"].removeprefix(path)

@@ -201,7 +201,7 @@ def _read(reader: ChangeReader, commit: str) -> Change:
 def _keep(change: Change, reader: ChangeReader, database: sqlite3.Connection, state: State) -> None:
     """Writes a commit."""
     prefix = state.source[0]
-    places = dict.fromkeys((row["path"], row["func_name"]) for _, row in change.functions)
+    places = dict.fromkeys((row["path"], row["func_name"]) for row in change.functions)
     inside = [[path[len(prefix) :], name] for path, name in places if path.startswith(prefix)]
     if inside:
         date = git.read_object(reader.repository, change.commit).commit_time

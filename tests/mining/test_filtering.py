@@ -10,6 +10,7 @@ from soft_trainer.mining.rules import (
     RULES,
     first_broken,
     is_test_path,
+    mined_language,
 )
 
 CODE = "def add(a, b):\n    c = a + b\n    return c"
@@ -58,6 +59,24 @@ def test_row_rules(rule, dropped, kept):
 )
 def test_test_paths(language, tests, others):
     assert [path for path in f"{tests} {others}".split() if is_test_path(path, language)] == tests.split()
+
+
+@pytest.mark.parametrize(
+    ("path", "language"),
+    [
+        ("src/cart.py", "python"),
+        ("src/cart.min.JS", None),
+        ("src/cart.test.ts", None),
+        ("src/spec.go", "go"),
+        ("spec/cart.rb", None),
+        ("src/.cache/cart.py", None),
+        ("vendor/cart.go", None),
+        ("README.md", None),
+        ("py", None),
+    ],
+)
+def test_which_files_are_mined(path, language):
+    assert mined_language(path) == language
 
 
 def test_filter_rows_counts_each_row_once():
