@@ -15,7 +15,7 @@ import sys
 
 from soft_trainer.errors import UserError
 from soft_trainer.mining.languages import SOURCE_LANGUAGES
-from soft_trainer.mining.tree import RULES, mine_to, mining_table
+from soft_trainer.mining.tree import PAIR_RULES, mine_to, mining_table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--language", required=True, type=str.lower, help=", ".join(SOURCE_LANGUAGES))
     add("--output_dir", required=True, help="folder for train, valid, test, codebase.jsonl.gz")
     add("--num_workers", type=int, help="processes (default: one per CPU core)")
-    add("--keep", nargs="+", metavar="RULE", help=f"rules not to apply: {', '.join(RULES)}")
+    add("--keep", nargs="+", metavar="RULE", help=f"rules not to apply: {', '.join(PAIR_RULES)}")
 
 
 def run(arguments: argparse.Namespace) -> None:

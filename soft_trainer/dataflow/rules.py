@@ -135,7 +135,7 @@ _ASSIGN = Define("left", "right")
 _UPDATE = Define("")
 _CLAUSES = First("for_in_clause")
 
-RULES = {
+DATA_FLOW_RULES = {
     "ruby": Rules(
         nodes={
             "keyword_parameter": _DECLARE,

@@ -9,10 +9,10 @@ from functools import cache
 
 from tree_sitter import Language, Node, Parser
 
-from soft_trainer.dataflow.rules import RULES, Rules
+from soft_trainer.dataflow.rules import DATA_FLOW_RULES, Rules
 from soft_trainer.errors import UserError
 
-DATA_FLOW_LANGUAGES = tuple(RULES)
+DATA_FLOW_LANGUAGES = tuple(DATA_FLOW_RULES)
 # Each language that can be parsed, and the function that returns its grammar.
 GRAMMARS = {
     "ruby": "tree_sitter_ruby:language",
@@ -88,7 +88,7 @@ class Source:
     """
 
     def __init__(self, code: str, language: str):
-        self.rules = rules = _entry(RULES, language)
+        self.rules = rules = _entry(DATA_FLOW_RULES, language)
         if rules.text_comments:
             code = _cut_comments(code)
         self.root, text, hidden = _parse(code, language)
@@ -164,7 +164,7 @@ def remove_comments(code: str, language: str) -> str:
     Raises:
         UserError: the language is not in `DATA_FLOW_LANGUAGES`.
     """
-    rules = _entry(RULES, language)
+    rules = _entry(DATA_FLOW_RULES, language)
     if rules.text_comments:
         return _cut_comments(code)
     root, text, _ = _parse(code, language)

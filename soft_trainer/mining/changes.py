@@ -20,7 +20,7 @@ from soft_trainer.mining.rules import Row, first_broken, mined_language
 from soft_trainer.mining.source_files import decoded, readable
 
 # A query may ask for a constructor or for a function of two lines, so they stay.
-RULES = ("tests",)
+CHANGE_RULES = ("tests",)
 MAX_FUNCTIONS = 5  # a commit that changes more is left out
 MAX_CHANGED_FILES = 100  # a commit that changes more source files is taken for a mechanical one
 
@@ -161,7 +161,7 @@ class ChangeReader:
                 file = new
             function = file.functions[name]
             row = file.row(function) | {"url": function_url(file.path, name)}
-            yield row, "syntax error" if function.node.has_error else first_broken(row, RULES)
+            yield row, "syntax error" if function.node.has_error else first_broken(row, CHANGE_RULES)
 
     def _side(self, file: pygit2.DiffFile) -> FileFunctions:
         """Returns the functions of one side of a diff. A file that does not exist has none."""

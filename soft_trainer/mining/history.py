@@ -20,7 +20,7 @@ from soft_trainer.dataflow import parser
 from soft_trainer.errors import UserError
 from soft_trainer.files import check_writable, write_rows
 from soft_trainer.mining import repository as git
-from soft_trainer.mining.changes import RULES, Change, ChangeReader, function_url, read_functions
+from soft_trainer.mining.changes import CHANGE_RULES, Change, ChangeReader, function_url, read_functions
 from soft_trainer.mining.documentation import document_tokens
 from soft_trainer.mining.duplicates import exact_duplicates, hash_tokens
 from soft_trainer.mining.functions import Function
@@ -313,7 +313,7 @@ class _History:
         """Returns the rows of the corpus, without documentation, and `MinedHistory.places`."""
         rows = []
         places = {}
-        for row, function in self._tree(self.cut, RULES, {}):
+        for row, function in self._tree(self.cut, CHANGE_RULES, {}):
             rows.append(row | {"docstring": "", "docstring_tokens": [], "partition": "codebase"})
             places[row["url"]] = (row["path"], *function.lines)
         return rows, places

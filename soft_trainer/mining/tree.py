@@ -31,7 +31,7 @@ from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, Row, first_bro
 from soft_trainer.mining.source_files import SKIPPED_FOLDERS, decoded, read_text
 from soft_trainer.terminal import Progress, table
 
-RULES = (*CODE_RULES, *DOCUMENT_RULES)
+PAIR_RULES = (*CODE_RULES, *DOCUMENT_RULES)
 
 
 class Found(NamedTuple):
@@ -58,8 +58,8 @@ def mine(
     """Mines the documented functions of a source tree.
 
     Tests, hidden folders and folders of foreign code (`SKIPPED_FOLDERS`) are skipped. A pair is a documented function
-    that passes every rule of `RULES` except those in `keep`. The codebase has the codes of valid and test, and all
-    other distinct functions outside the training packages, documented or not.
+    that passes every rule of `PAIR_RULES` except those in `keep`. The codebase has the codes of valid and test, and
+    all other distinct functions outside the training packages, documented or not.
 
     Args:
         source_dir: the root of the tree. Symbolic links are not followed.
@@ -72,15 +72,15 @@ def mine(
             documented function, or it has fewer than three packages.
     """
     for rule in keep:
-        if rule not in RULES:
-            raise UserError(f"keep={[rule]}: no such rule; use {', '.join(RULES)}")
+        if rule not in PAIR_RULES:
+            raise UserError(f"keep={[rule]}: no such rule; use {', '.join(PAIR_RULES)}")
     mined = Mined({}, Counter(), Counter())
     pairs = []
     others = []
     read = partial(_mine_file, source_dir, language, frozenset(keep))
-    for outcome, functions_found in each_in_order(read, _source_files(source_dir, language), num_workers, "file", 8):
+    for outcome, judged in each_in_order(read, _source_files(source_dir, language), num_workers, "file", 8):
         mined.files[outcome] += 1
-        for reason, found in functions_found:
+        for reason, found in judged:
             if not reason:
                 pairs.append(found)
                 continue
