@@ -82,7 +82,7 @@ def load_rows(
         data = _renamed(data, columns, name)
     # CodeSearchNet's training rows need no urls.
     complete = {}
-    if codesearchnet and len(data) > 1:
+    if codesearchnet and len(data) > 1 and "train" in data:
         complete["train"] = data["train"]
     data = _with_urls(data) | complete
     if not split:
