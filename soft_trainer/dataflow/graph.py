@@ -239,7 +239,7 @@ class _Flow:
         yield from sorted(node.children, key=lambda child: child.type != rule.kind)
 
     def _label(self, rule: Label, node: Node) -> Iterator[Node]:
-        """Walks a label and its siblings. A label that is more than a name is walked like another node."""
+        """Walks a label and its siblings. A label that is more than a name is walked like any other node."""
         label, *rest = node.children
         tokens = self._source.values(label)
         if label.type == rule.kind and len(tokens) == 1:

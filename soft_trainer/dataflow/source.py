@@ -1,4 +1,4 @@
-"""Parses pieces of source. A piece has a syntax tree, tokens, and a text without comments."""
+"""Parses pieces of source, and returns their tokens or their text without comments."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def parser(language: str) -> Parser:
 
 
 def _entry(table: dict, language: str):
-    """Returns what a table has for a language.
+    """Returns the entry of a language in a table.
 
     Raises:
         UserError: the language is not in the table.

@@ -94,7 +94,7 @@ def definitions(root: Node, source: bytes, language: str) -> Iterator[Definition
 
 
 def name_node(node: Node) -> Node | None:
-    """Returns the node with the name of a definition. In C it is inside declarators, and a Rust `impl` has a type."""
+    """Returns the node with the name of a definition. In C it is inside declarators, in a Rust `impl` it is a type."""
     name = node.child_by_field_name("name")
     if name is None and node.type == "impl_item":
         return node.child_by_field_name("type")

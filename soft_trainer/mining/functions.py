@@ -163,7 +163,7 @@ class FileFunctions:
         return tokens
 
     def _comment_spans(self, function: Function) -> list[Span]:
-        """Returns the first byte of every comment in a function, and the byte after the comment."""
+        """Returns the position of each comment in a function: its first byte, and the byte after it."""
         first = bisect_left(self._comments, function.named.start_byte, key=_START)
         last = bisect_left(self._comments, function.named.end_byte, key=_START)
         spans = []

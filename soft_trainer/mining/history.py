@@ -200,7 +200,7 @@ class _History:
         older = [index for index in kept if changes[index].commit in self._before_test]
         self.valid_start = self._start(older, validated, 0)
         self._before_valid = self._ancestors(self.valid_start)
-        self._renamed = self._set_urls()
+        self._renamed = self._move_to_cut()
 
     def _ancestors(self, index: int) -> set[str]:
         """Returns the ids of a commit's parent and of all commits that the parent descends from."""
@@ -235,8 +235,8 @@ class _History:
         near = kept[-math.ceil(1.25 * size) : len(kept) - math.ceil(0.8 * size) + 1] or [wanted]
         return min(near[:: max(1, len(near) // _CANDIDATES)], key=distance)
 
-    def _set_urls(self) -> dict[str, str]:
-        """Gives the changed functions of all commits the url that they have at the cut.
+    def _move_to_cut(self) -> dict[str, str]:
+        """Gives the changed functions of all commits the urls that they have at the cut.
 
         Returns:
             The new path of each file that was renamed between the cut of training and this one, by old path.

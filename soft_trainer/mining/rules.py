@@ -1,7 +1,7 @@
 """The rules that CodeSearchNet and GraphCodeBERT use to choose their rows.
 
-Most rules look at a single row in CodeSearchNet's columns. Each is a function with the name of the rule that returns
-True to drop the row. Its parameters are the columns that it reads. `comments` drops no row, but removes the comments
+Most rules look at a single row in CodeSearchNet's columns. Such a rule is a function of the same name, and returns True
+to drop the row. Its parameters are the columns that it reads. `comments` drops no row, but removes the comments
 from the code. The two rules on duplicates compare a row with the rows before it.
 """
 
@@ -87,7 +87,7 @@ def magic_methods(func_name: str, language: str) -> bool:
 
 
 def _table(language: str) -> SourceLanguage:
-    """Returns the description of a language. An unknown language only has the usual words for tests."""
+    """Returns the description of a language. An unknown language has no patterns, only the usual words for tests."""
     return SOURCE_LANGUAGES.get(language, _UNKNOWN)
 
 

@@ -144,7 +144,7 @@ def mine_to(
 
 
 def mining_table(mined: NamedTuple) -> str:
-    """Returns the numbers of rows by split, and of files, functions or commits by outcome, as a Markdown table.
+    """Returns a Markdown table with the numbers of rows by split, and of functions, files or commits by outcome.
 
     Args:
         mined: the result of `mine`, or of `mine_history`.
@@ -166,7 +166,7 @@ def explained(counts: Counter[str]) -> str:
 def each_in_order(
     run: Callable[[Any], Any], items: Sequence, num_workers: int | None, unit: str, chunk: int
 ) -> Iterator[Any]:
-    """Yields `run(item)` for every item in order, computed in several processes, with a progress bar.
+    """Yields `run(item)` for each item, in order. Several processes do the work, and a progress bar shows it.
 
     Args:
         run: a function that can be pickled.
@@ -254,7 +254,7 @@ def _mine_file(
 ) -> tuple[str, list[tuple[str, Found | None]]]:
     """Returns the outcome of a file and, for each function, the reason why it is not a pair, or "" if it is one.
 
-    The second element of a function is None if it is not searched for either.
+    A function that cannot be searched for either has None instead of a `Found`.
     """
     if decoded(os.fsencode(path)) is None:
         return "name that is not UTF-8", []
