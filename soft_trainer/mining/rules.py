@@ -1,7 +1,7 @@
 """The rules that CodeSearchNet and GraphCodeBERT use to choose their rows.
 
-Most rules look at a single row in CodeSearchNet's columns. Such a rule is a function of the same name, and returns True
-to drop the row. Its parameters are the columns that it reads. `comments` drops no row, but removes the comments
+Most rules look at a single row in CodeSearchNet's columns. Such a rule is a function of the same name, and returns
+True to drop the row. Its parameters are the columns that it reads. `comments` drops no row, but removes the comments
 from the code. The two rules on duplicates compare a row with the rows before it.
 """
 
