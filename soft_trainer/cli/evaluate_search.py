@@ -10,6 +10,7 @@ The queries are one of these:
 soft-trainer evaluate-search --queries queries.jsonl.gz --trees DIR
 soft-trainer evaluate-search --folder DIR
 soft-trainer evaluate-search --history REPOSITORY --model outputs/history,outputs/other
+soft-trainer evaluate-search --history REPOSITORY --external 'rg --files-with-matches -e {query} .'
 """
 
 from __future__ import annotations
@@ -45,6 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--history", metavar="REPOSITORY", help="git repository, whose newest commits give the queries")
     add("--language", help="language of --history's functions (default: the one with the most files)")
     add("--model", help="folder or Hub name of an encoder; --history takes several by comma (default: words alone)")
+    add(
+        "--external",
+        metavar="COMMAND",
+        help="--history: compare another program, such as 'rg -l -e {query} .'; it prints path[:line], best first",
+    )
     add("--truncate_dim", type=int, metavar="N", help="keep the first N dimensions of every embedding")
     add("--index_dir", metavar="DIR", help="folder to keep the indexes in (default: a temporary one)")
     add("--max_queries", type=int, default=200, help="maximum number of queries of --folder (default: 200)")
@@ -59,6 +65,8 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError("give --queries and --trees, or --folder, or --history")
     if arguments.language and not arguments.history:
         raise UserError("language: has no meaning without --history")
+    if arguments.external and not arguments.history:
+        raise UserError("external: has no meaning without --history")
     if arguments.truncate_dim is not None and not arguments.model:
         raise UserError("truncate_dim: has no meaning without --model")
     if arguments.max_queries < 1:
@@ -121,6 +129,7 @@ def _history(arguments: argparse.Namespace) -> tuple[str, list[dict]]:
         arguments.language,
         arguments.model.split(",") if arguments.model else (),
         arguments.truncate_dim,
+        arguments.external,
         arguments.index_dir,
     )
     for notice in verdict.notices:

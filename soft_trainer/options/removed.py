@@ -23,7 +23,6 @@ REMOVED: dict[str, str] = {
     "code_prefix": _PROMPT,
     "early_stopping_patience": "use --load_best_model_at_end true; in Python, transformers has EarlyStoppingCallback",
     "equal_texts_apart": _SIMILAR,
-    "external": "leave it out; `--output` writes the queries and their right answers, to try another program on",
     "from_sentence_transformers": _COLUMNS,
     "guard": _OTHER_QUERIES,
     "guard_tolerance": _OTHER_QUERIES,

@@ -1,13 +1,21 @@
-"""Compares searches of a repository on its latest commits: by words, by commits and by encoders."""
+"""Compares searches of a repository on its latest commits: by words, by commits, by encoders, by external programs."""
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
 from typing import NamedTuple
 
+from soft_trainer.errors import UserError
 from soft_trainer.mining.history import MinedHistory
 from soft_trainer.search import vectors
 from soft_trainer.search.evaluation import DEPTH, JudgedQuery, Measures, Place, history_queries, measure
@@ -16,6 +24,10 @@ from soft_trainer.search.index import CodeIndex
 WORDS = "words"
 MEMORY = "words + memory"
 POPULARITY = "popularity"
+SECONDS = 10.0  # the time limit of an external program for one query
+MAX_OUTPUT = 1 << 20  # bytes of its answer to read
+_QUERY = "{query}"
+_PLACE = re.compile(r"(.*?)(?::(\d+)(?::.*)?)?")
 Search = Callable[[str], Sequence[Place]]
 
 
@@ -40,6 +52,7 @@ def compare_searches(
     language: str | None = None,
     models: Sequence[str] = (),
     truncate_dim: int | None = None,
+    external: str | None = None,
     index_dir: str | os.PathLike[str] | None = None,
 ) -> Verdict:
     """Searches the tree before the newest commits for the functions that they changed. Their subjects are the queries.
@@ -47,11 +60,14 @@ def compare_searches(
     Args:
         language: the language of the functions. By default, the one that most files are in.
         models: the encoders. Each is used together with words.
+        external: a command with `{query}` that prints paths, best first.
         index_dir: the folder of the index. By default, a temporary one.
 
     Raises:
-        UserError: there are no queries (see `history_queries`), or a model cannot be loaded.
+        UserError: there are no queries (see `history_queries`), a model cannot be loaded, or the command cannot be
+            started.
     """
+    program = ExternalSearch(external) if external else None
     for model in models:
         vectors.open_encoder(model, truncate_dim)  # raises an error now rather than after hours
     with tempfile.TemporaryDirectory(prefix="soft_trainer-") as scratch:
@@ -63,6 +79,11 @@ def compare_searches(
             for name, search in _systems(index, mined, models, truncate_dim):
                 measured[name] = measure(queries, mined, search)
             notices = list(dict.fromkeys(index.notices))
+        if program:
+            measured[program.name] = measure(queries, mined, program.bound_to(tree))
+            if program.failures:
+                failed = f"{program.failures} of {len(queries)} queries failed or took over {SECONDS:g} s"
+                notices.append(f"{program.name}: {failed}; they score 0")
     return Verdict(queries, mined.cut, measured, notices)
 
 
@@ -94,3 +115,73 @@ def popular(mined: MinedHistory) -> Search:
     earlier = Counter(row["url"] for split in ("train", "valid") for row in mined.rows[split])
     ranked = [Place(*mined.places[url]) for url, _ in earlier.most_common() if url in mined.places]
     return lambda query: ranked[:DEPTH]
+
+
+class ExternalSearch:
+    """Searches with another program, which prints one result per line, best first, as a path or as `path:line`.
+
+    The query is a single argument, and no shell sees it, because anybody can write the subject of a commit.
+
+    Args:
+        command: the command line, with `{query}` in it.
+
+    Attributes:
+        failures: the number of queries for which the program failed or took over ten seconds.
+
+    Raises:
+        UserError: the command has no `{query}`, or the program does not exist.
+    """
+
+    def __init__(self, command: str):
+        try:
+            self.words = shlex.split(command)
+        except ValueError as error:
+            raise UserError(f"external={command!r}: {error}") from error
+        if not any(_QUERY in word for word in self.words[1:]):
+            raise UserError(f"external={command!r}: has no {_QUERY}, such as 'rg --files-with-matches -e {_QUERY} .'")
+        program = shutil.which(self.words[0])
+        if program is None:
+            raise UserError(f"external={command!r}: there is no program {self.words[0]!r}")
+        self.words[0] = os.path.abspath(program)
+        self.name = Path(program).name
+        self.failures = 0
+
+    def bound_to(self, tree: str) -> Search:
+        """Returns a search that starts the program in a tree."""
+        return lambda query: self._search(query, tree)
+
+    def _search(self, query: str, tree: str) -> list[Place]:
+        words = [word.replace(_QUERY, query.replace("\0", " ")) for word in self.words]
+        with tempfile.TemporaryFile() as output:
+            process = subprocess.Popen(
+                words, cwd=tree, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL, process_group=0
+            )
+            try:
+                code = process.wait(SECONDS)
+            except subprocess.TimeoutExpired:
+                code = -1
+            finally:  # ends the processes that it started too
+                _kill_group(process)
+            output.seek(0)
+            answer = output.read(MAX_OUTPUT).decode(errors="replace")
+        if code not in (0, 1) or (code == 1 and answer):  # a search that finds nothing often returns 1
+            self.failures += 1
+            return []
+        lines = filter(None, map(str.strip, answer.splitlines()))
+        return [_place(line, tree) for line in islice(lines, DEPTH)]
+
+
+def _kill_group(process: subprocess.Popen) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:  # all processes have ended
+        pass
+    process.wait()
+
+
+def _place(line: str, tree: str) -> Place:
+    """Parses `path[:line]`. A result without a line counts for its file, but not for a function."""
+    path, number = _PLACE.fullmatch(line).groups()
+    path = os.path.relpath(os.path.join(tree, path), tree)
+    at = int(number) if number else 0
+    return Place(path, at, at)

@@ -1,5 +1,8 @@
 import json
 import math
+import sys
+import textwrap
+import time
 
 import pytest
 from git_repositories import FOLDER, Repository, function, grown
@@ -10,7 +13,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.mining.history import history_language
 from soft_trainer.search import CodeIndex, verdict
 from soft_trainer.search.evaluation import Measures, history_queries, measure, measures
-from soft_trainer.search.verdict import Verdict, search_of
+from soft_trainer.search.verdict import ExternalSearch, Verdict, search_of
 
 LOG3, LOG5 = math.log2(3), math.log2(5)
 WORDS = ["lantern", "harbour", "meadow", "thimble", "orchard"]
@@ -90,8 +93,9 @@ def test_the_command_prints_files_and_functions(tmp_path, capsys):
     assert first["reciprocal_ranks"]["words"] == 1.0 and first["functions"] == ["kit/one.py#f1"]
     with pytest.raises(UserError, match="give --queries and --trees, or --folder, or --history"):
         run_command(["evaluate-search", "--history", "x", "--folder", "y"])
-    with pytest.raises(UserError, match="no meaning without --history"):
-        run_command(["evaluate-search", "--language", "go", "--folder", "y"])
+    for option in ("--language", "--external"):
+        with pytest.raises(UserError, match="no meaning without --history"):
+            run_command(["evaluate-search", option, "go", "--folder", "y"])
 
 
 def verdict_of(**ranks):
@@ -130,6 +134,53 @@ def test_commits_after_the_cut_do_not_vote(tmp_path, monkeypatch):
     subjects = [subject for (subject,) in index.database.execute("SELECT subject FROM commits")]
     assert len(subjects) == 18 and "Set the lantern to the number 16" in subjects
     assert not any(query.query in subjects for query in found.queries)
+
+
+def external(tmp_path, body, words="{query}"):
+    """A search by a program, with the tree that it is started in."""
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(body))
+    return ExternalSearch(f"{sys.executable} {program} {words}").bound_to(str(tmp_path))
+
+
+@pytest.mark.slow
+def test_another_program_is_a_search(tmp_path):
+    body = """
+        import os, sys
+        assert sys.argv[1:] == ["one", "a'; touch stolen; $(touch stolen)"], sys.argv
+        print(f"./kit/one.py:7:def f\\n{os.getcwd()}/kit/two.py:3\\n\\nkit/three.py")
+        """
+    search = external(tmp_path, body, "one {query}")
+    assert search("a'; touch stolen; $(touch stolen)") == [
+        ("kit/one.py", 7, 7), ("kit/two.py", 3, 3), ("kit/three.py", 0, 0),
+    ]  # fmt: skip
+    assert [path.name for path in tmp_path.iterdir()] == ["program.py"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "body", ["import sys; print('a.py'); sys.exit(2)", "import time; print('a.py', flush=True); time.sleep(60)"]
+)
+def test_a_program_that_fails_or_hangs_finds_nothing_and_is_counted(tmp_path, monkeypatch, body):
+    monkeypatch.setattr(verdict, "SECONDS", 0.5)
+    search = ExternalSearch(f"{sys.executable} -c '{body.replace(chr(39), chr(34))}' {{query}}")
+    started = time.monotonic()
+    assert search.bound_to(str(tmp_path))("words\0of a query") == [] and search.failures == 1
+    assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("rg words", r"has no \{query\}"),
+        ("no_such_program_here {query}", "there is no program"),
+        ("rg '{query}", "No closing quotation"),
+        ("", r"has no \{query\}"),
+    ],
+)
+def test_a_command_that_cannot_be_started_is_refused_first(command, message):
+    with pytest.raises(UserError, match=message):
+        ExternalSearch(command)
 
 
 def test_the_language_is_that_of_most_files(tmp_path):
