@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -93,19 +92,13 @@ class EstimatorCallback(TrainerCallback):
         }
 
 
-def with_estimators(callbacks, default: Callable[[], object] | None = None) -> list:
-    """Returns a trainer's callbacks, with each bare estimator wrapped in an `EstimatorCallback`.
-
-    Args:
-        default: makes an estimator if no callback has one. It may return None for no estimator.
-    """
+def with_estimators(callbacks) -> list:
+    """Returns a trainer's callbacks, with each bare estimator wrapped in an `EstimatorCallback`."""
     wrapped = []
     for callback in callbacks or ():
         if callable(getattr(callback, "similarity", None)) and callable(getattr(callback, "fit", None)):
             callback = EstimatorCallback(callback)
         wrapped.append(callback)
-    if default and find_estimator_callback(wrapped) is None and (estimator := default()) is not None:
-        wrapped.append(EstimatorCallback(estimator))
     return wrapped
 
 

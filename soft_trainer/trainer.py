@@ -1,9 +1,9 @@
 """SoftInfoNCETrainer: turns rows into batches, batches into a loss, and ranks a whole corpus in an evaluation.
 
 Every process runs this code on its share of a global batch, of the texts to encode, and of the queries to rank;
-`distributed.py` gathers the results. Only the main process prints. It also writes all files, with two exceptions: one
-process on each machine writes the caches of rows, and `transformers` saves every process's random state in a
-checkpoint.
+`distributed.py` gathers the results. Only the main process prints, compares a checkpoint with the settings, finds
+neighbours and writes results. Two kinds of files are not its own: one process on each machine writes the caches of
+rows, and in a checkpoint `transformers` and DeepSpeed save each process's random state and share of the optimizer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from soft_trainer.encoders.loading import prepare_tokenizer
 from soft_trainer.encoders.profiles import PROFILE_FILE, EncoderProfile, profile_of
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
-from soft_trainer.estimators.registry import default_estimator
+from soft_trainer.estimators.registry import take_default_options
 from soft_trainer.evaluation.retrieval import RetrievalOutput, best_answers, mean_over_sets
 from soft_trainer.files import MARKER, last_checkpoint
 from soft_trainer.hub.model_card import environment, write_model_card
@@ -103,7 +103,9 @@ class SoftInfoNCETrainer(SavingTrainer):
         model = plain_encoder(model)
         encoder = encoder or profile_of(model)
         trains = train_dataset is not None
-        callbacks = with_estimators(callbacks, trains and functools.partial(default_estimator, args, encoder, model))
+        callbacks = with_estimators(callbacks)
+        if trains and find_estimator_callback(callbacks) is None:
+            callbacks += with_estimators(take_default_options(args, encoder, model))
         callback = find_estimator_callback(callbacks)
         split = as_split(train_dataset, "train_dataset")
         resolve(args, callback and callback.estimator)  # refuses before anything is set up

@@ -103,24 +103,28 @@ def choose_estimator(
     return estimator
 
 
-def default_estimator(
+def take_default_options(
     args: SoftInfoNCETrainingArguments, profile: EncoderProfile, model: PreTrainedModel
-) -> Estimator | None:
-    """Returns the default estimator of a training from Python, and sets the options that go with it.
+) -> list[Estimator]:
+    """Sets the options that depend on the encoder in a training from Python, and returns the default estimator.
 
-    It is the same as the command line's default for the same options and the same encoder.
+    Both are the same as the command line's for the same options and the same encoder.
 
     Args:
-        args: the training arguments. For plain `TrainingArguments` there is no estimator.
+        args: the training arguments, which this changes. Plain `TrainingArguments` stay, and have no estimator.
         model: the encoder before training.
+
+    Returns:
+        One estimator, or none.
     """
     if not isinstance(args, SoftInfoNCETrainingArguments) or "estimator" in args.named:
-        return None
+        return []
     if not reads_estimator(args):
-        return None
+        return []
     data_args = DataArguments()
     take_default_recipe(data_args, args, profile, model.config._name_or_path)
-    return choose_estimator(data_args, profile.query_columns)
+    estimator = choose_estimator(data_args, profile.query_columns)
+    return [estimator] if estimator is not None else []
 
 
 def _known(name: str, arguments: DataArguments, query_column: str, trust_remote_code: bool) -> Estimator | None:

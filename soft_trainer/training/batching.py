@@ -1,4 +1,4 @@
-"""Decides which rows share a batch: finds negatives and similar pairs before the first step, and lays out an epoch."""
+"""Prepares the batches before the first step: finds negatives and similar pairs, and makes the data loader."""
 
 from __future__ import annotations
 
