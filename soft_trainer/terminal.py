@@ -91,11 +91,20 @@ def _is_main() -> bool:
     return distributed.rank_and_world_size()[0] == 0
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence], floats: str = ".3f") -> str:
-    """Returns a Markdown table. Numbers are right-aligned, floats have three digits, and None is an empty cell."""
+def table(headers: Sequence[str], rows: Sequence[Sequence], floats: str = ".3f", text: Sequence[str] = ()) -> str:
+    """Returns a Markdown table. Numbers are right-aligned, floats have three digits, and None is an empty cell.
+
+    Args:
+        text: the headers of columns whose texts stay as they are, even if they look like numbers.
+    """
     from tabulate import tabulate  # slow to import
 
-    return tabulate(rows, headers, tablefmt="pipe", floatfmt=floats, missingval="", intfmt=",")
+    unparsed = []
+    if rows:  # without rows, tabulate has no columns to index
+        unparsed = [headers.index(header) for header in text]
+    return tabulate(
+        rows, headers, tablefmt="pipe", floatfmt=floats, missingval="", intfmt=",", disable_numparse=unparsed
+    )
 
 
 def shortened(text: str, width: int = 100) -> str:

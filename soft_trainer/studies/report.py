@@ -235,7 +235,8 @@ def results_table(
         else:
             row += [None, None, None]
         rows.append(row)
-    return table(["method", "seeds", "MRR", "difference (95 %)", "p", "seeds without a partner"], rows, floats=".4f")
+    headers = ["method", "seeds", "MRR", "difference (95 %)", "p", "seeds without a partner"]
+    return table(headers, rows, floats=".4f", text=["p"])
 
 
 def runs_table(runs: Sequence[ReportedRun]) -> str:
