@@ -220,8 +220,8 @@ class _Gathered:
         best = np.maximum.reduceat(self.text, segments.firsts[:-1])
         parts = np.maximum(segments.traits[:, TRAITS.index("name_parts")], 1)
         files = (
-            best / max(float(best.max()), 1e-9)
-            + FILE_TEXT * self.file_text / max(float(self.file_text.max()), 1e-9)
+            best / _largest(best)
+            + FILE_TEXT * self.file_text / _largest(self.file_text)
             + OWN_NAME_WORDS * np.minimum(self.own_name / total, 1)
             + OWN_NAME_COVERED * np.minimum(self.own_parts / parts, 1)
             + FOLDER_WORDS * np.minimum(self.folders / total, 1)
@@ -229,7 +229,7 @@ class _Gathered:
             + self.defined
         )
         pieces = (
-            self.text / max(float(self.text.max()), 1e-9)
+            self.text / _largest(self.text)
             + PIECE_WORDS * self.piece_words / total
             + PIECE_NAME * np.minimum(self.piece_names / total, 1)
             + PIECE_SUMMARY * self.piece_summary / total
@@ -248,6 +248,11 @@ class _Gathered:
             return owners, np.zeros(0, np.int64)
         starts = np.flatnonzero(np.r_[True, owners[1:] != owners[:-1]])
         return owners[starts], starts
+
+
+def _largest(values: np.ndarray) -> float:
+    """Returns the largest value, by which others can be divided: it is above 0."""
+    return max(float(values.max()), 1e-9)
 
 
 def discounts(segments: Segments, candidates: np.ndarray) -> np.ndarray:
@@ -283,7 +288,7 @@ def order_pieces(
     if not found.any():
         return []
     best = np.maximum.reduceat(pieces, segments.firsts[:-1])
-    files = files * (1 - BEST_PIECE + BEST_PIECE * best / max(float(best[found].max()), 1e-9))
+    files = files * (1 - BEST_PIECE + BEST_PIECE * best / _largest(best[found]))
     taken = np.flatnonzero(found)
     if len(taken) > limit:  # sorting all files would take twenty times as long
         taken = taken[files[taken] >= np.partition(files[taken], -limit)[-limit]]
