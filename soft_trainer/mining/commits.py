@@ -57,7 +57,7 @@ def query_of(message: str) -> str:
 
 
 def reason_against(message: str, author: str, committer: str) -> str:
-    """Returns the reason to leave out a commit because of its message or its people, or "" if there is none."""
+    """Returns the reason to leave out a commit because of its message, author or committer, or "" if there is none."""
     subject = _EMOJI.sub("", _subject(message)).strip()
     if _BOT.search(author) or _BOT.search(committer):
         return "bot"

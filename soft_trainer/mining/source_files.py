@@ -46,7 +46,7 @@ def read_text(root: str | os.PathLike[str], path: str, strict: bool = False) -> 
 
 
 def readable(source: bytes | str, path: str, strict: bool = False) -> bytes | str:
-    """Returns the text of a file without byte order mark and `\\r`, or the reason to skip the file.
+    """Returns the text of a file without a byte order mark or `\\r`, or the reason to skip the file.
 
     Args:
         source: the bytes of the file, or the reason why they were not read. A reason is returned as it is.

@@ -162,13 +162,13 @@ def check_own_collator(plan: Plan, prompt_lengths: Mapping[str, int]) -> None:
 
 
 def check_merging(args) -> None:
-    """Checks that some process has all weights, if they are to be merged.
+    """Checks that a process holds all weights, if they are to be merged.
 
     Args:
         args: the training arguments, with or without `merge_ratio`.
 
     Raises:
-        UserError: no process has. The message gives the command that merges later.
+        UserError: no process holds all weights. The message gives the command that merges later.
     """
     if getattr(args, "merge_ratio", None) is not None and (args.fsdp or args.deepspeed):
         raise UserError(
