@@ -181,13 +181,13 @@ def saving_checkpoint(folder: str | Path) -> Iterator[None]:
 
 
 def mark_complete(folder: str | Path, training: Mapping) -> None:
-    """Marks a checkpoint complete by a file with its time, its training and the sizes of its files.
+    """Marks a checkpoint as complete by writing a file with the time, the run's settings and all file sizes.
 
     Args:
-        training: what a training that continues from it must have in common with this one.
+        training: the settings that a run must share with this one to resume from the checkpoint.
 
     Raises:
-        UserError: the file cannot be written; the checkpoint is removed.
+        UserError: the file cannot be written. The checkpoint has then been removed.
     """
     folder = Path(folder)
     with saving_checkpoint(folder):

@@ -1,7 +1,7 @@
-"""Fingerprints content. A fingerprint depends on what something contains, never on its name or location.
+"""Computes fingerprints of content. A fingerprint depends on what something contains, never on its name or location.
 
-Everything that is kept for later stores the fingerprint of what it was made from: rows, encoder, tokenizer, settings
-and code. Whoever reads it compares the fingerprint first.
+Caches, checkpoints, rank files and indexes store the fingerprint of what they were made from: rows, encoder,
+tokenizer, settings and code. Readers compare this fingerprint before they use the contents.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def check_output_dir(model: ModelArguments, data: DataArguments, args: SoftInfoN
     """Checks that the output folder has no record of another run, unless `overwrite` is set.
 
     Raises:
-        UserError: it has. The message gives the folder and the options that differ.
+        UserError: the folder contains another run. The message gives the folder and the options that differ.
     """
     path = Path(args.output_dir) / RECORD
     if args.overwrite or not path.is_file():

@@ -23,9 +23,9 @@ def shows_bars() -> bool:
 
 
 def quiet_libraries() -> None:
-    """Turns off the libraries' progress bars if there is no terminal, and a needless warning of `transformers`.
+    """Silences a needless warning from `transformers` and, without a terminal, the libraries' progress bars.
 
-    It must run before those libraries are imported. Only the Hub's client is imported earlier, with the options.
+    Call it before those libraries are imported. Only `huggingface_hub` may be imported earlier.
     """
     if not shows_bars():
         for name in ("TQDM_DISABLE", "HF_DATASETS_DISABLE_PROGRESS_BARS", "HF_HUB_DISABLE_PROGRESS_BARS"):

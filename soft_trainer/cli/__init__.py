@@ -1,1 +1,1 @@
-"""The command `soft-trainer`: one module a subcommand."""
+"""The command `soft-trainer`, with one module per subcommand."""

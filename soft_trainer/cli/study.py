@@ -1,4 +1,4 @@
-"""Make a list of runs under several seeds. Finished runs are skipped, stopped ones are resumed.
+"""Run a list of configurations with several seeds. Finished runs are skipped, and interrupted ones are resumed.
 
 soft-trainer study --config paper/overall --dry_run
 soft-trainer study --config paper/overall --set language=python --only unixcoder-infonce,unixcoder-bm25

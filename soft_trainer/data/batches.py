@@ -91,17 +91,18 @@ class Batch:
 class TrainBatches(Dataset):
     """Turns the training pairs of a global batch into this process's `Batch`.
 
-    Data workers receive a copy, so it can be pickled, and it knows the process's rank from the start.
+    It can be pickled, because data-loader workers receive a copy, and it is told the process's rank when it is made.
 
     Args:
-        tokens: the token ids of "query", by row of the queries, and of "code", by row of the corpus.
+        tokens: the token ids of each query, under "query", and of each code in the corpus, under "code".
         pairs: int64[P, 2], the query and the code of each training pair.
         collator: turns features into `{"query": ..., "code": ...}`.
-        weigh: computes `Batch.loss_inputs` from queries, codes, positives and negatives, if workers compute them.
-        answers: the look-up of right answers. If None, only its own code is right for a query.
-        duplicates: "mask" leaves out other right answers. "positives" keeps them as right answers.
-        gather: True if the codes of all processes are negatives, False if only this process's codes are.
-        own_negatives: the additional negatives of each query.
+        weigh: computes `Batch.loss_inputs` from queries, codes, positives and negatives. Given only if data-loader
+            workers compute them.
+        answers: tells which other codes answer a query. If None, only a query's own code does.
+        duplicates: "mask" excludes other right answers from the loss. "positives" keeps them as right answers.
+        gather: True to use the codes of all processes as negatives, False to use only those of this process.
+        own_negatives: each query's additional negatives.
         rank, world_size: this process's rank and the number of processes.
     """
 

@@ -48,7 +48,7 @@ def split_of(path: Path) -> str | None:
 def read_splits(source: str) -> dict[str, Dataset]:
     """Reads the splits of a file, a folder, a saved data set or a data set on the Hub.
 
-    The splits get our names. Rows without a split become `train`.
+    Splits are renamed to the names that this package uses. Rows without a split become `train`.
 
     Raises:
         UserError: the rows cannot be read.
@@ -81,7 +81,7 @@ def read_splits(source: str) -> dict[str, Dataset]:
 
 
 def with_plain_text(rows: Dataset) -> Dataset:
-    """Casts texts with 64-bit offsets, which pandas and polars write. They could not be joined with other texts."""
+    """Casts `large_string` columns, which pandas and polars write, to `string`, so that tables can be concatenated."""
     large = Value("large_string")
     plain = Value("string")
     tokens = [List(large), LargeList(large), LargeList(plain)]

@@ -1,7 +1,7 @@
-"""Lists the node types of each language that move data, and how they do it.
+"""Defines, for each language, the syntax-tree nodes through which data flows.
 
-The rules are those of GraphCodeBERT's published extractor, which used the grammars of 2020. If a grammar has split,
-renamed or wrapped a node since then, the table has the present node, so `graph.py` needs no special cases.
+The rules follow GraphCodeBERT's published extractor, which used the grammars of 2020. Where a grammar has since split,
+renamed or wrapped a node, the rules use the current node, so that `graph.py` needs no special cases.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ COMPUTED_FROM = "computedFrom"
 
 @dataclass(frozen=True)
 class Define:
-    """A node that gives variables a value. Each token of the target gets it from each token of the source.
+    """A node that assigns values to variables. Every token of the target depends on every token of the source.
 
     Attributes:
-        target: the name of the field with the target, or "" if the node is target and source at once (`i++`).
-        source: the name of the field with the source.
+        target: the field that contains the target, or "" if the node is both target and source (`i++`).
+        source: the field that contains the source.
         relation: `COMES_FROM` for a declaration, or `COMPUTED_FROM` for an assignment.
-        grouped: True if a target has one edge with all sources, False if it has an edge for each source.
-        pairwise: True if `a, b = c, d` matches the children of both sides. They must be equally many.
-        declares: True if a target without a source is a new variable. Otherwise, a node without a source is skipped.
+        grouped: True for one edge from all sources to a target, False for one edge per source.
+        pairwise: True to match `a, b = c, d` child by child if both sides have the same number of children.
+        declares: True if a target without a source declares a variable. Otherwise, a node without a source is skipped.
     """
 
     target: str
@@ -35,12 +35,15 @@ class Define:
 
 
 class Branch(NamedTuple):
-    """A node with alternatives. Each starts from the states before the node, and the states are joined after it.
+    """A node with alternative arms, such as `if`. Every arm starts from the state before the node.
+
+    After the node, a variable may have its value from any of the arms.
 
     Attributes:
-        arms: the types of the children that are alternatives.
-        rest: True if all children after the first arm are arms too.
-        exhaustive: the types of children that guarantee that one arm runs. The states before the node then end.
+        arms: the types of the children that are arms.
+        rest: True if every child after the first arm is an arm too.
+        exhaustive: child types, such as `else`, that guarantee that one arm runs. The state before the node is then
+            dropped.
     """
 
     arms: frozenset[str]
@@ -49,10 +52,10 @@ class Branch(NamedTuple):
 
 
 class Loop(NamedTuple):
-    """A node that is walked twice, so that a value set at its end reaches its beginning.
+    """A node that is walked twice, so that a value assigned at its end reaches its beginning.
 
     Attributes:
-        again_after: the type of the child after which the second pass starts, or at whose `update` field it starts. A
+        again_after: the type of child after which the second pass starts, or from whose `update` field it starts. A
             node without such a child has no second pass. If "", the second pass covers the whole node.
     """
 
@@ -79,7 +82,12 @@ class First(NamedTuple):
 
 
 class Label(NamedTuple):
-    """A node whose first child is a name if it is of type `kind`. If `variable`, the name becomes a variable."""
+    """A node whose first child is a name if its type is `kind`.
+
+    Attributes:
+        kind: the type of the name.
+        variable: True if the name becomes a variable.
+    """
 
     kind: str
     variable: bool
@@ -94,17 +102,18 @@ class Rules:
 
     Attributes:
         nodes: the rule of each node type. A node without a rule is walked child by child.
-        atoms: nodes that are one token, whatever they contain.
-        plain: nodes that are one token if they interpolate nothing.
-        comments: comments. They are not tokens.
-        dropped: parts of strings that are leaves now but were not in 2020. They are not tokens.
-        text_comments: True if comments are removed from the text before it is parsed, as GraphCodeBERT does.
-        signs: named leaves that have no value, like keywords and operators.
-        keywords: names that are signs. After a `$` they are variables.
-        wrappers: nodes whose children count as children of their parent.
-        heads: for a node type, how many first children count as one if more follow (`a.b` in the call `a.b(c)`).
-        method_name: the type of a method's name. In a bare method it counts as the name of a function.
-        docstring: the type of a statement that is not code if it consists of a string.
+        atoms: nodes that become a single token, whatever they contain.
+        plain: strings that become a single token unless they interpolate something.
+        comments: comments, which are not tokens.
+        dropped: parts of strings that are leaves in today's grammars but were not in 2020. They are not tokens.
+        text_comments: True if comments are removed from the text before parsing, as GraphCodeBERT does.
+        signs: named leaves without a value, such as keywords and operators.
+        keywords: names that are treated as signs, except after a `$`, where they are variables.
+        wrappers: nodes that are skipped, so that their children become children of the node's parent.
+        heads: for a node type, how many leading children are grouped into one if more follow (`a.b` in the call
+            `a.b(c)`).
+        method_name: the type of a method's name. In a method without a class it is treated as a function's name.
+        docstring: the type of a statement that is documentation if it consists of a string.
     """
 
     nodes: dict[str, Rule]

@@ -301,15 +301,18 @@ class Encoder:
 
 @torch.no_grad()
 def embed(encoder: Encoder, items: Sequence, side: str, batch_size: int = 64, progress: str | None = None) -> Tensor:
-    """Computes the embeddings of any number of texts in eval mode, Tensor[n, d], in the given order.
+    """Embeds texts in eval mode.
 
-    They are float32 or higher, on the model's device. The longest texts are encoded first, so that batches have little
-    padding, and a lack of memory shows in the first batch.
+    The longest texts are encoded first. Batches then have little padding, and if memory is too small, the first batch
+    fails.
 
     Args:
         items: the token ids of each text, or its features with data flow.
-        side: "query" or "code". It decides how many tokens at the start of a text the pooling leaves out.
-        progress: the label of a progress bar, or None for no bar.
+        side: "query" or "code", which determines how many leading tokens the pooling skips.
+        progress: the label of the progress bar, or None for no bar.
+
+    Returns:
+        Tensor[n, d] in the order of `items`, float32 or higher, on the model's device.
     """
     model = encoder.model
     tokenizer = encoder.tokenizer

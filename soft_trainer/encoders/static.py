@@ -81,12 +81,13 @@ def static_model(vocabulary_size: int, dimensions: int, pad_token_id: int) -> St
 def distilled(
     encoder: Encoder, dimensions: int = 256, texts: Iterable[str] | None = None, progress: bool = False
 ) -> Encoder:
-    """Makes a static encoder. It encodes every token of the vocabulary separately, then applies PCA and token weights.
+    """Distils `encoder` into a static encoder, which has one vector per token of the vocabulary.
+
+    The encoder embeds each token separately. PCA then reduces the embeddings, and rare tokens get a larger weight.
 
     Args:
-        dimensions: the number of dimensions of the vectors, at most as many as the encoder has.
-        texts: the texts in which tokens are counted. By default, the frequency of a token follows Zipf's law over the
-            vocabulary's order.
+        dimensions: the number of dimensions to keep, at most as many as the encoder has.
+        texts: texts to count tokens in. By default, token frequencies follow Zipf's law in the vocabulary's order.
 
     Raises:
         UserError: the tokenizer is written in Python, or the encoder has fewer dimensions.

@@ -144,7 +144,7 @@ def retrieval_metrics(ranks: Tensor, pool_size: int, max_rank: int | None = None
 
 
 def _check(queries: Tensor, codes: Tensor, targets: Tensor) -> None:
-    """Raises UserError if shapes, targets or numbers cannot be ranked."""
+    """Raises UserError if shapes do not match, a target is out of range, or an embedding is not finite."""
     shapes = [list(each.shape) for each in (queries, codes, targets)]
     fit = len(shapes[0]) == 2 and shapes[1][1:] == shapes[0][1:] and shapes[2] == shapes[0][:1]
     if not fit:

@@ -85,9 +85,9 @@ def save_ranks(
 
 
 def _identity(split: Split, query_columns: Sequence[str], code_columns: Sequence[str]) -> tuple[list[str], str]:
-    """Returns a fingerprint of each query with its right answers, and a fingerprint of the corpus in any order.
+    """Returns one fingerprint per query and its right answers, and a fingerprint of the corpus.
 
-    Neither depends on the columns that the encoder reads.
+    The order of the corpus does not matter, nor do the columns that the encoder reads.
     """
     query = text_column(split.queries, (*QUERY_COLUMNS, *query_columns), "query")
     code = text_column(split.corpus, (*CODE_COLUMNS, *code_columns), "code")

@@ -27,10 +27,10 @@ class RetrievalOutput:
     """The output of `SoftInfoNCETrainer.predict`.
 
     Args:
-        ranking: the ranking of every query's own code. If several codes are right, the best-ranked one counts.
-        metrics: the metrics of the ranking.
-        shorter: the rankings by fewer dimensions, for an encoder with Matryoshka embeddings.
-        by_query: average precision and nDCG of every query, float64[Q] each, if codes have grades.
+        ranking: the rank of each query's own code. If several codes are right, this is the best of their ranks.
+        metrics: the metrics of this ranking.
+        shorter: the rankings with fewer dimensions, if the encoder has Matryoshka embeddings.
+        by_query: the average precision and nDCG of each query, float64[Q] each, if codes have grades.
     """
 
     ranking: Ranking
@@ -65,7 +65,10 @@ def answer_pairs(judgments: Judgments) -> tuple[Tensor, Tensor]:
 
 
 def best_answers(judgments: Judgments) -> np.ndarray:
-    """Returns the right answer with the highest grade for each query, int64[Q]. Of equal grades, the first counts."""
+    """Returns each query's right answer with the highest grade, int64[Q].
+
+    If several answers share the highest grade, the first one is returned.
+    """
     right = judgments.right.tocoo()
     pairs = pd.DataFrame({"query": right.row, "grade": right.data})
     return right.col[pairs.groupby("query")["grade"].idxmax()].astype(np.int64)

@@ -58,9 +58,9 @@ def paired_bootstrap(differences: ArrayLike, seed: int = 0) -> Interval:
 
 
 def stratified_bootstrap(strata: Sequence[ArrayLike]) -> Interval:
-    """Returns the percentile bootstrap interval of the mean difference over all queries of several sets.
+    """Returns the percentile bootstrap interval of the mean difference over all queries in several sets.
 
-    Every resample draws both seeds and queries of each set, because a repetition of the experiment would have others.
+    Each resample draws new seeds and new queries within every set, because a repeated experiment would have others.
     SciPy's `bootstrap` resamples only one dimension.
 
     Args:

@@ -37,10 +37,10 @@ _TEMPLATE = Path(__file__).with_name("data_card.md.jinja")
 
 
 def check_pushes(data: DataArguments, args: TrainingArguments) -> None:
-    """Checks before any mining or training that everything can be pushed.
+    """Checks, before any mining or training, that everything can be pushed.
 
     Raises:
-        UserError: it cannot (see `check_push`), or the rows to push are not the user's own.
+        UserError: a push would fail (see `check_push`), or the rows to push are not the user's own.
     """
     if distributed.rank_and_world_size()[0] != 0:
         return

@@ -1,7 +1,7 @@
-"""Mines pairs from a repository's commits. A pair is the subject of a commit and a changed function as it was before.
+"""Mines pairs from a repository's commits. A pair is a commit's subject and a changed function before the change.
 
-Rows are split by time, and nothing from after a cut reaches what is before it. The corpus is therefore the tree before
-the oldest test commit, and the training commits are ancestors of the oldest valid commit.
+Rows are split by time, and nothing from after a cut leaks into what precedes it. The corpus is therefore the tree
+before the oldest test commit, and all training commits are ancestors of the oldest valid commit.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ class _History:
         wanted = kept[-size:][0]
 
         def distance(index: int) -> tuple[int, int]:
-            """Returns the number of earlier commits that the parent does not know, and the distance from `wanted`."""
+            """Returns how many earlier commits are not its ancestors, and its distance from `wanted`."""
             known = self._ancestors(index)
             unknown = sum(self.changes[other].commit not in known for other in kept if other < index)
             return unknown, abs(index - wanted)
@@ -236,10 +236,10 @@ class _History:
         return min(near[:: max(1, len(near) // _CANDIDATES)], key=distance)
 
     def _move_to_cut(self) -> dict[str, str]:
-        """Gives the changed functions of all commits the urls that they have at the cut.
+        """Updates the urls of all changed functions to those that the functions have at the cut.
 
         Returns:
-            The new path of each file that was renamed between the cut of training and this one, by old path.
+            The new path of each file that was renamed between the training cut and this one, keyed by the old path.
         """
         renamed: dict[str, str] = {}
         now: dict[str, str] = {}  # the path of a file -> its path at the cut

@@ -24,7 +24,7 @@ REGULAR_FILES = (0o100644, 0o100755, 0o100664)  # no links, no submodules
 
 
 def open_repository(path: str | os.PathLike[str]) -> pygit2.Repository:
-    """Opens a repository with or without a working tree, whoever owns it.
+    """Opens a repository with or without a working tree, regardless of who owns it.
 
     Raises:
         UserError: pygit2 is missing, the folder is not a repository that libgit2 can read, or the repository has no

@@ -252,9 +252,11 @@ def _source_files(root: str | os.PathLike[str], language: str) -> list[str]:
 def _mine_file(
     root: str | os.PathLike[str], language: str, keep: frozenset[str], path: str
 ) -> tuple[str, list[tuple[str, Found | None]]]:
-    """Returns the outcome of a file and, for each function, the reason why it is not a pair, or "" if it is one.
+    """Mines one file.
 
-    A function that cannot be searched for either has None instead of a `Found`.
+    Returns:
+        The outcome for the file, and one entry for each function. An entry has the reason why the function is not a
+        training pair, or "" if it is one, and a `Found`, or None if the function is not part of the corpus either.
     """
     if decoded(os.fsencode(path)) is None:
         return "name that is not UTF-8", []

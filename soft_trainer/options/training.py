@@ -30,14 +30,14 @@ def _default(name: str, value):
 
 @dataclass
 class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
-    """`transformers.TrainingArguments` with the options of the loss.
+    """Extends `transformers.TrainingArguments` with the options for the loss, batches and negatives.
 
-    These defaults differ: batches of 32, 10 epochs, a `learning_rate` of 2e-5, the last short batch is dropped, the
-    model with the best `mrr` counts as best, NaN is not filtered from the log, and buffers are not broadcast. Other
-    defaults depend on the encoder, for a trainer as on the command line (`options/defaults.py`).
+    Some defaults differ from those of `transformers`: batches of 32, 10 epochs and a `learning_rate` of 2e-5. The last
+    incomplete batch is dropped, the best model is the one with the highest `mrr`, NaN losses appear in the log, and
+    DDP does not broadcast buffers. `options/defaults.py` chooses other defaults for each encoder.
 
     Attributes:
-        named: the names of the options that were given.
+        named: the names of the options that the caller set.
     """
 
     named = frozenset()

@@ -71,10 +71,10 @@ class JudgedQuery(NamedTuple):
     """A query, the tree to search and the right answers.
 
     Args:
-        tree: the name of the tree.
-        query: the text.
-        targets: the paths that answer the query. If a commit is the query, these are ids of functions.
-        groups: the groups of queries whose means it counts in.
+        tree: the name of the tree to search.
+        query: the text of the query.
+        targets: the paths of the right answers, or function ids if the query is a commit's subject.
+        groups: the groups of queries that it belongs to. A mean is reported for each group.
     """
 
     tree: str
@@ -112,10 +112,10 @@ def read_queries(path: str | os.PathLike[str]) -> list[JudgedQuery]:
 
 
 def documentation_queries(folder: str, output_dir: str, count: int) -> list[JudgedQuery]:
-    """Makes queries from the documentation of functions, and writes the tree without comments to `output_dir`.
+    """Makes queries from documented functions, and writes a copy of the tree without comments to `output_dir`.
 
-    The first paragraph of a function's documentation is the query, and its file is the answer. Comments in the copy
-    are blank, because a query would find itself. Lines keep their numbers.
+    A query is the first paragraph of a function's documentation, and the answer is the function's file. Comments are
+    blanked in the copy, because a query would otherwise find itself. Line numbers stay the same.
 
     Raises:
         UserError: no function has documentation.

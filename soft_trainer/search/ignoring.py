@@ -65,7 +65,10 @@ class IgnoreRules:
 
     @cached_property
     def _rules(self) -> list[tuple[bool, str]]:
-        """For each pattern, True if it only matches folders, and its expression. A pattern with `!` is a group."""
+        """Returns two values for each pattern: whether it matches only folders, and its regular expression.
+
+        The expression of a pattern with `!` contains a group.
+        """
         rules = []
         for line in self.lines:
             pattern = _without_blanks(line.removesuffix("\r").partition("\0")[0])

@@ -63,20 +63,20 @@ class CodeIndex(Searchable):
         """Indexes a folder, or brings its index up to date.
 
         Args:
-            index_dir: the folder of the index. By default, it is in the user's cache directory. An index of a folder
-                that no longer exists, such as a tree that has moved, can be given to this folder.
-            model: the folder or Hub name of an encoder. By default, the index keeps its encoder.
-            truncate_dim: keep this many dimensions of every embedding; see `update`.
-            exclude: patterns of files and folders to leave out, such as `docs/**` or `*.md`. By default, the index
-                keeps its patterns.
-            include: patterns of files to index in spite of an ignore file, their folder or their kind (translations,
-                data, lock files). By default, the index keeps its patterns.
-            history: read the commits of the folder's git repository. By default, the index keeps its choice, which is
-                True for a new index.
+            index_dir: where to store the index. By default, in the user's cache directory. An existing index can be
+                reused for this folder if the folder that it was made for no longer exists, as after a move.
+            model: the folder or Hub name of an encoder. By default, the index keeps the encoder that it has.
+            truncate_dim: the number of leading dimensions to keep of every embedding. See `update`.
+            exclude: patterns for files and folders to skip, such as `docs/**` or `*.md`. By default, the index keeps
+                its patterns.
+            include: patterns for files to index although an ignore file, their folder or their kind (translations,
+                data, lock files) would exclude them. By default, the index keeps its patterns.
+            history: whether to read the commits of the folder's git repository. By default, the index keeps its
+                setting, which is True for a new index.
 
         Raises:
-            UserError: the folder does not exist, the index_dir cannot be used, the model cannot be loaded, or its
-                embeddings have fewer dimensions.
+            UserError: the folder does not exist, `index_dir` cannot be used, the model cannot be loaded, or its
+                embeddings have fewer dimensions than `truncate_dim`.
         """
         real = os.path.realpath(folder)
         if not os.path.isdir(real):
@@ -274,9 +274,12 @@ class CodeIndex(Searchable):
         return store.get_meta(self.database, "vectors", {})
 
     def _encoder(self, name: str, truncate_dim: int | None) -> vectors.SearchEncoder:
-        """Returns an encoder. Raises UserError if it cannot be loaded.
+        """Returns the encoder with this name or in this folder, and keeps it for the next call.
 
-        It is loaded only once, unless another process has made the embeddings with newer weights of the same name.
+        It is loaded again if another process has embedded the index with newer weights from the same place.
+
+        Raises:
+            UserError: the encoder cannot be loaded.
         """
         known = self.encoders.get((name, truncate_dim, self._embeddings.get("identity")))
         return known or self._keep(vectors.open_encoder(name, truncate_dim))
@@ -316,7 +319,7 @@ class CodeIndex(Searchable):
         return self.database.execute("SELECT count(*), coalesce(sum(count), 0) FROM files").fetchone()
 
     def indexed_text(self, path: str) -> str | None:
-        """Returns the text of a file when it was indexed, or None if the path is not in the index."""
+        """Returns a file's text as it was when indexed, or None if the path is not in the index."""
         query = "SELECT text FROM contents JOIN files ON file = id WHERE path = ?"
         row = self.database.execute(query, (path,)).fetchone()
         return zlib.decompress(row[0]).decode(errors="replace") if row else None

@@ -29,7 +29,10 @@ class Choice(NamedTuple):
 
 
 def choose_weight(database: sqlite3.Connection) -> Choice:
-    """Returns the smallest weight whose MRR is within one standard error of the best MRR, or 0 below 50 queries."""
+    """Returns the smallest weight whose MRR is within one standard error of the best.
+
+    With fewer than 50 queries, the weight is 0.
+    """
     segments = store.Segments(database)
     memory = CommitMemory(database, segments)
     queries = _queries(database, memory)

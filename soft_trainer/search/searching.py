@@ -120,7 +120,7 @@ class Searchable(AbstractContextManager):
         return sorted(counts, key=counts.get, reverse=True)
 
     def text_of(self, path: str) -> str | None:
-        """Returns the text of a file when it was indexed, or None if the path is not in the index."""
+        """Returns a file's text as it was when indexed, or None if the path is not in the index."""
         for label, index in self._labelled.items():
             if path.startswith(label):
                 text = index.indexed_text(path.removeprefix(label))

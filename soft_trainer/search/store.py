@@ -202,9 +202,10 @@ def insert_postings(
     *entries: np.ndarray,
     table: str = "postings",
 ) -> None:
-    """Writes the postings of a segment: `vocabulary[term[i]]` occurs `count[i]` times in piece `piece[i]`.
+    """Writes a segment's postings: `vocabulary[term[i]]` occurs `count[i]` times in piece `piece[i]`.
 
-    Differences between pieces are stored, each in as few bytes as the largest of a term needs.
+    Piece numbers are stored as the differences between neighbours. All differences of a term have the same width, the
+    smallest that fits the largest of them.
 
     Args:
         entries: the arrays `term`, `piece` (ascending) and `count`.

@@ -17,6 +17,6 @@ __all__ = [
 
 
 def __getattr__(name: str):
-    """Raises UserError for a name that has been removed, with what to use instead."""
+    """Raises UserError for a removed name. The message says what to use instead."""
     refuse_removed([name])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Reports finished runs on one Markdown page: tables, paired tests against a baseline, and pictures."""
+"""Writes a Markdown report on finished runs, with tables, paired tests against a baseline, and figures."""
 
 from __future__ import annotations
 

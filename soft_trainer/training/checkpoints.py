@@ -177,7 +177,7 @@ class SaveOnTermination(TrainerCallback):
             self.terminated = control.should_save = control.should_training_stop = True
 
     def restore(self) -> None:
-        """Restores the earlier handler of the signal, whatever ended the training."""
+        """Restores the previous SIGTERM handler. Call this however training ended."""
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)
 
