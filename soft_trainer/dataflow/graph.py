@@ -192,7 +192,7 @@ class _Flow:
                 self._states[name] = tuple(sorted({*known, *tokens}))
 
     def _passes(self) -> Iterator[int]:
-        """Counts the passes of a loop. There are two, or one if the work is used up."""
+        """Yields the number of each pass over a loop: 0 and 1, or only 0 if the work limit has been reached."""
         self._loops += 1
         yield 0
         if self._work < _MAX_WORK:

@@ -120,7 +120,11 @@ def _all_rows(source: Path, arguments: DataArguments, profile: EncoderProfile) -
 
 
 def _by_url(source: Path, queries: Dataset, corpus: Dataset) -> Split:
-    """Returns a split in which the code with a query's url answers it. Raises UserError unless there is one."""
+    """Returns a split in which a query's right answer is the code with the same url.
+
+    Raises:
+        UserError: the corpus has no code for a query.
+    """
     try:
         check_targets(queries, corpus, "test")
     except UserError as error:

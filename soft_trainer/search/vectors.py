@@ -168,7 +168,7 @@ def weigh(database: sqlite3.Connection, weight: float) -> None:
 
 
 def _state_for(database: sqlite3.Connection, encoder: SearchEncoder) -> dict:
-    """Returns the state of the embeddings. If the encoder or its dimensions have changed, all embeddings are deleted."""
+    """Returns the state of the embeddings, and deletes them all if the encoder or its dimensions have changed."""
     state = get_meta(database, "vectors", {})
     kept = {"model": encoder.name, "truncate_dim": encoder.truncate_dim, "identity": encoder.identity}
     if {key: state.get(key) for key in kept} != kept:

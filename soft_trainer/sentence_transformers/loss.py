@@ -199,18 +199,18 @@ class SoftInfoNCELoss(nn.Module):
 
 
 class CachedSoftInfoNCELoss(CachedLossMixin, SoftInfoNCELoss):
-    """`SoftInfoNCELoss` for batches of any size in the memory of a mini-batch, with the same gradients.
+    """Computes `SoftInfoNCELoss` with the memory of a mini-batch. The gradients stay the same at any batch size.
 
     Every text is encoded twice, so a step takes at least 1.3 times as long.
 
     Args:
         mini_batch_size: the number of texts to encode at once.
         mini_batch_num_tokens: the number of tokens to encode at once, instead of `mini_batch_size`.
-        show_progress_bar: show the progress within a batch.
+        show_progress_bar: whether to show a progress bar for each batch.
         model, estimator, train_dataset, settings: see `SoftInfoNCELoss`.
 
     Raises:
-        UserError: see `SoftInfoNCELoss`. The model must not have static embeddings either.
+        UserError: the model has static embeddings, or one of the errors of `SoftInfoNCELoss` occurs.
     """
 
     def __init__(
