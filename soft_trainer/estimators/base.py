@@ -87,49 +87,45 @@ class Estimator:
         raise NotImplementedError
 
 
-class CodesByQueries:
-    """Represents each code by the query of its first pair, for estimators that compare queries with queries.
+class CodeValues:
+    """Looks up what an estimator compares queries with: the values of the codes themselves, or of their queries.
 
     Args:
-        first: int64[C], the query in each code's first pair, or -1 if the code is in no pair.
+        first: int64[C], the query in each code's first pair, or -1 if the code is in no pair. None if queries are
+            compared with the codes themselves.
     """
 
-    def __init__(self, first: np.ndarray):
+    def __init__(self, first: np.ndarray | None = None):
         self.first = first
 
-    def of(self, code_rows: Rows) -> np.ndarray:
-        """Returns the query of each code. Raises UserError if a code has none."""
-        queries = self.first[as_array(code_rows)]
-        if (queries < 0).any():
-            raise UserError(f"a code has no query, but the estimator compares queries; use {COMPARE_CODES}")
-        return queries
+    def rows(self, code_rows: Rows) -> np.ndarray:
+        """Returns the row of values for each code. Raises UserError if the code's query is needed and it has none."""
+        rows = as_array(code_rows)
+        if self.first is not None:
+            rows = self.first[rows]
+            if (rows < 0).any():
+                raise UserError(f"a code has no query, but the estimator compares queries; use {COMPARE_CODES}")
+        return rows
 
     def neighbours(
         self, values, codes: np.ndarray | None, left_out: LeftOut, find: Callable[[Any, LeftOut], Neighbours]
     ) -> Neighbours:
-        """Finds neighbours like `find_among`, given one row of values for each query."""
-        known = np.flatnonzero(self.first >= 0)
-        if codes is not None:
-            known = np.intersect1d(known, codes)
-        if not np.array_equal(self.first, np.arange(values.shape[0])):
-            values = values[self.first]  # a code without a query gets wrong values, but is not among `known`
-        return find_among(values, known, left_out, find)
+        """Finds neighbours among some of the codes.
 
-
-def find_among(
-    values, codes: np.ndarray | None, left_out: LeftOut, find: Callable[[Any, LeftOut], Neighbours]
-) -> Neighbours:
-    """Finds neighbours among some of the codes.
-
-    Args:
-        values: one row for each code, such as its embedding.
-        codes: the rows of the codes that may be found, sorted. By default, all codes.
-        find: returns neighbours, given the rows of `values` for these codes and the codes that are left out.
-    """
-    if codes is None or len(codes) == values.shape[0]:
-        return find(values, left_out)
-    found = find(values[codes], left_out.among(codes))
-    return Neighbours(np.where(found.rows < 0, -1, codes[found.rows]), found.scores, found.own)
+        Args:
+            values: the values, such as embeddings, one row for each code or for each query.
+            codes: the rows of the codes that may be found, sorted. By default, all codes.
+            find: returns neighbours, given the values of the codes that may be found and the codes to leave out.
+        """
+        if self.first is not None:
+            with_query = np.flatnonzero(self.first >= 0)
+            codes = with_query if codes is None else np.intersect1d(with_query, codes)
+            if not np.array_equal(self.first, np.arange(values.shape[0])):
+                values = values[self.first]  # a code without a query gets wrong values, but is not among `codes`
+        if codes is None or len(codes) == values.shape[0]:
+            return find(values, left_out)
+        found = find(values[codes], left_out.among(codes))
+        return Neighbours(np.where(found.rows < 0, -1, codes[found.rows]), found.scores, found.own)
 
 
 def check_codes_have_queries(estimator, split: Split, codes: np.ndarray) -> None:

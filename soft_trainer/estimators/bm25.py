@@ -24,7 +24,7 @@ from soft_trainer.data.judgments import Split
 from soft_trainer.data.neighbours import LeftOut, Neighbours, cached_neighbours
 from soft_trainer.data.term_neighbours import nearest_by_terms
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.base import CodesByQueries, Estimator, Rows, as_array, find_among
+from soft_trainer.estimators.base import CodeValues, Estimator, Rows, as_array
 from soft_trainer.mining.rules import identifier_words
 
 SCOPES = ("batch", "corpus")
@@ -102,28 +102,27 @@ class BM25Estimator(Estimator):
 
     def check(self, split: Split) -> None:
         """Raises UserError if a column is missing, lacks values, or has neither tokens nor texts."""
-        _column(split.queries, self.column, "query")
-        if self.compares_codes:
-            _column(split.corpus, self.document_column, "code")
+        self._columns(split)
 
-    def fit(self, split: Split) -> None:
-        """Counts the tokens of every row. A text is split at white space."""
+    def _columns(self, split: Split) -> list[pa.ChunkedArray]:
         columns = [_column(split.queries, self.column, "query")]
         if self.compares_codes:
             columns.append(_column(split.corpus, self.document_column, "code"))
-        counts = count_terms([_token_lists(column) for column in columns])
+        return columns
+
+    def fit(self, split: Split) -> None:
+        """Counts the tokens of every row. A text is split at white space."""
+        counts = count_terms([_token_lists(column) for column in self._columns(split)])
         self._queries = counts[0]
         self._documents = counts[-1]
-        if self.compares_codes:
-            self._by_queries = None
-        else:
-            self._by_queries = CodesByQueries(split.judgments.first_queries())
+        first = None if self.compares_codes else split.judgments.first_queries()
+        self._code_values = CodeValues(first)
         self._average_length = self.average_length
         self._term_idf = None
         if self.scope == "corpus":
             documents = self._documents
-            if self._by_queries is not None:
-                documents = documents[self._by_queries.first[self._by_queries.first >= 0]]
+            if first is not None:
+                documents = documents[first[first >= 0]]
             if self.average_length is None:
                 self._average_length = documents.sum(dtype=np.float64) / documents.shape[0]
             having = np.bincount(documents.indices, minlength=documents.shape[1])
@@ -144,18 +143,13 @@ class BM25Estimator(Estimator):
             build = partial(nearest_by_terms, self._queries, weights, k, left_out, progress=progress)
             return cached_neighbours(self.cache_dir, [self._queries, weights, *left_out.key], k, build)
 
-        if self._by_queries is None:
-            return find_among(self._documents, codes, left_out, find)
-        return self._by_queries.neighbours(self._documents, codes, left_out, find)
+        return self._code_values.neighbours(self._documents, codes, left_out, find)
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
         """Computes BM25 scores, Tensor[Q, C] in float64."""
         queries = self._queries[as_array(query_rows)]
-        if self._by_queries is None:
-            rows = as_array(code_rows)
-        else:
-            rows = self._by_queries.of(code_rows)
-        weights = bm25_weights(self._documents[rows], self.idf, self.k1, self.b, self._average_length, self._term_idf)
+        documents = self._documents[self._code_values.rows(code_rows)]
+        weights = bm25_weights(documents, self.idf, self.k1, self.b, self._average_length, self._term_idf)
         return torch.from_numpy((queries @ weights.T).toarray())
 
 
@@ -168,13 +162,12 @@ def _column(dataset: Dataset, name: str, side: str) -> pa.ChunkedArray:
     if values.null_count:
         row = values.is_null().index(True).as_py() + 1
         raise UserError(f"BM25 reads column {column!r}, which has no value in row {row} of the training set")
-    listed = pa.types.is_list(values.type) or pa.types.is_large_list(values.type)
+    kind = values.type
+    listed = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     if listed:
-        held = values.type.value_type
-    else:
-        held = values.type
-    fits = pa.types.is_string(held) or pa.types.is_large_string(held)
-    fits |= listed and (pa.types.is_integer(held) or pa.types.is_null(held))  # all lists may be empty
+        kind = kind.value_type
+    fits = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    fits |= listed and (pa.types.is_integer(kind) or pa.types.is_null(kind))  # all lists may be empty
     if not fits:
         raise UserError(f"BM25 reads column {column!r}, which holds {values.type}, not tokens or texts")
     return values
@@ -182,14 +175,13 @@ def _column(dataset: Dataset, name: str, side: str) -> pa.ChunkedArray:
 
 def _token_lists(values: pa.ChunkedArray) -> pa.ChunkedArray:
     """Returns lists of tokens. Texts are split at white space."""
-    if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
-        large = pa.types.is_large_string(values.type.value_type)  # all columns must have the same type
-        if large:
-            return values.cast(pa.list_(pa.string()))
-        return values
-    slices = (values.slice(start, SPLIT_AT_ONCE) for start in range(0, len(values), SPLIT_AT_ONCE))
-    # Arrow itself would not split at the same control characters as Python.
-    return as_arrow(text.split() for part in slices for text in part.to_pylist())
+    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+        slices = (values.slice(start, SPLIT_AT_ONCE) for start in range(0, len(values), SPLIT_AT_ONCE))
+        # Arrow itself would not split at the same control characters as Python.
+        return as_arrow(text.split() for part in slices for text in part.to_pylist())
+    if pa.types.is_large_string(values.type.value_type):
+        return values.cast(pa.list_(pa.string()))  # all columns must have the same type
+    return values
 
 
 def as_arrow(texts: Iterable[list[str]]) -> pa.ChunkedArray:
@@ -211,14 +203,8 @@ def count_terms(columns: Sequence[pa.ChunkedArray]) -> list[sparse.csr_matrix]:
     All columns share their terms, which are in the order in which they first occur.
     """
     kind = columns[0].type.value_type
-    # Unlike `values`, `flatten` respects the slice of an array.
-    flat = []
-    chunks = []
-    for column in columns:
-        flattened = [chunk.flatten() for chunk in column.chunks]
-        flat.append(pa.chunked_array(flattened, kind))
-        chunks += flattened
-    tokens = pa.chunked_array(chunks, kind)
+    flat = [pc.list_flatten(column) for column in columns]
+    tokens = pa.chunked_array(list(chain.from_iterable(column.chunks for column in flat)), kind)
     encoded = tokens.dictionary_encode(null_encoding="encode").chunks  # one dictionary; an empty chunk may be missing
     terms = max(len(encoded[-1].dictionary) if encoded else 0, 1)
     numbers = np.concatenate([np.empty(0, np.int32), *(chunk.indices.to_numpy() for chunk in encoded)])
@@ -252,10 +238,8 @@ def bm25_weights(
     """
     lengths = np.diff(np.r_[0.0, np.cumsum(counts.data, dtype=np.float64)][counts.indptr])
     if average_length is None:
-        average = lengths.mean()
-    else:
-        average = average_length
-    norms = np.repeat(k1 * (1 - b + b * lengths / max(average, 1e-12)), np.diff(counts.indptr))
+        average_length = lengths.mean()
+    norms = np.repeat(k1 * (1 - b + b * lengths / max(average_length, 1e-12)), np.diff(counts.indptr))
     if term_idf is None:
         # Only for terms in these documents, because a batch has few of the training set's terms.
         _, term, having = np.unique(counts.indices, return_inverse=True, return_counts=True)

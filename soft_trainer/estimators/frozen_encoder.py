@@ -20,7 +20,7 @@ from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.encoders.repository import split_revision
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.base import CodesByQueries, Estimator, Rows, as_array, find_among
+from soft_trainer.estimators.base import CodeValues, Estimator, Rows, as_array
 from soft_trainer.identity import code_fingerprint, fingerprint
 
 
@@ -36,7 +36,7 @@ class EncodedRowsEstimator(Estimator):
 
     in_workers = True
     _scale = 1.0  # a factor on the dot products of `_queries` and `_codes`, which `fit` sets
-    _by_queries: CodesByQueries | None = None  # set if queries are compared with queries
+    _code_values = CodeValues()
 
     def __init__(
         self,
@@ -90,10 +90,7 @@ class EncodedRowsEstimator(Estimator):
             with torch.autocast(device, dtype=half, enabled=device != "cpu"):
                 embeddings = embed_sharded(encoder, tokens, side, self.batch_size, progress)
             embeddings = comparable(profile, embeddings)
-            largest = 0.0
-            if len(embeddings):
-                largest = float(embeddings.abs().max())
-            if not largest <= np.finfo(dtype).max:
+            if not (embeddings.abs() <= float(np.finfo(dtype).max)).all():
                 raise UserError(
                     f"{self.model_name_or_path}: the embeddings of the {side} side hold NaN, infinity or numbers too "
                     f"large for {dtype}; choose another estimator model"
@@ -107,11 +104,7 @@ class EncodedRowsEstimator(Estimator):
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
         """Computes the encoder's scores, Tensor[Q, C] in float32."""
-        if self._by_queries is None:
-            rows = as_array(code_rows)
-        else:
-            rows = self._by_queries.of(code_rows)
-        chosen = self._queries[as_array(query_rows)], self._codes[rows]
+        chosen = self._queries[as_array(query_rows)], self._codes[self._code_values.rows(code_rows)]
         queries, codes = (torch.from_numpy(np.asarray(vectors, dtype=np.float32)) for vectors in chosen)
         return queries @ codes.T * self._scale
 
@@ -125,10 +118,7 @@ class EncodedRowsEstimator(Estimator):
             build = partial(nearest_rows, self._queries, vectors, k, left_out, progress=progress, device=device)
             return cached_neighbours(self.cache_dir, [self._queries, vectors, *left_out.key], k, build)
 
-        if self._by_queries is None:
-            nearest = find_among(self._codes, codes, left_out, find)
-        else:
-            nearest = self._by_queries.neighbours(self._queries, codes, left_out, find)
+        nearest = self._code_values.neighbours(self._codes, codes, left_out, find)
         return Neighbours(nearest.rows, nearest.scores * self._scale, nearest.own * self._scale)
 
 
@@ -153,7 +143,7 @@ class SimCSEEstimator(EncodedRowsEstimator):
         profile = encoder.profile.replace(normalize=True, score_function="dot")
         encoder = dataclasses.replace(encoder, profile=profile)
         self._queries = self._codes = self.encode_rows(split.queries, "query", encoder)
-        self._by_queries = CodesByQueries(split.judgments.first_queries())
+        self._code_values = CodeValues(split.judgments.first_queries())
 
 
 class TrainedModelEstimator(EncodedRowsEstimator):

@@ -45,8 +45,13 @@ class EstimatorEntry(NamedTuple):
 
 
 def _of_bm25(options: DataArguments, query_column: str) -> dict:
-    given = {"column": query_column, "document_column": options.bm25_document_column, "idf": options.bm25_idf}
-    return given | {"scope": options.bm25_scope, "cache_dir": cache_folder(options)}
+    return {
+        "column": query_column,
+        "document_column": options.bm25_document_column,
+        "idf": options.bm25_idf,
+        "scope": options.bm25_scope,
+        "cache_dir": cache_folder(options),
+    }
 
 
 def _of_encoders(options: DataArguments, _: str) -> dict:
@@ -117,14 +122,11 @@ def take_default_options(
     Returns:
         One estimator, or none.
     """
-    if not isinstance(args, SoftInfoNCETrainingArguments) or "estimator" in args.named:
-        return []
-    if not reads_estimator(args):
+    if not isinstance(args, SoftInfoNCETrainingArguments) or "estimator" in args.named or not reads_estimator(args):
         return []
     data_args = DataArguments()
     take_default_recipe(data_args, args, profile, model.config._name_or_path)
-    estimator = choose_estimator(data_args, profile.query_columns)
-    return [estimator] if estimator is not None else []
+    return [choose_estimator(data_args, profile.query_columns)]
 
 
 def _known(name: str, arguments: DataArguments, query_column: str, trust_remote_code: bool) -> Estimator | None:
