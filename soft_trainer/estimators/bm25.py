@@ -158,7 +158,7 @@ def _column(dataset: Dataset, name: str, side: str) -> pa.ChunkedArray:
     column = next((column for column in (name, name.removesuffix("_tokens")) if column in dataset.column_names), None)
     if column is None:
         raise UserError(f"BM25 reads column {name!r}, the {side} rows have: {', '.join(dataset.column_names)}")
-    values = dataset.select_columns(column).with_format("arrow")[:][column]
+    values = dataset.with_format("arrow", columns=[column])[:][column]
     if values.null_count:
         row = values.is_null().index(True).as_py() + 1
         raise UserError(f"BM25 reads column {column!r}, which has no value in row {row} of the training set")

@@ -77,9 +77,8 @@ class EncodedRowsEstimator(Estimator):
         profile = encoder.profile
         tokenizer = encoder.tokenizer
         device = model.device.type
-        if device != "cuda" or torch.cuda.is_bf16_supported():
-            half = torch.bfloat16
-        else:
+        half = torch.bfloat16
+        if device == "cuda" and not torch.cuda.is_bf16_supported():
             half = torch.float16
         dtype = np.dtype(np.float32 if device == "cpu" else np.float16)
         tokens = column_of(dataset, side, profile, tokenizer)

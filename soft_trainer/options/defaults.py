@@ -32,9 +32,9 @@ def take_default_recipe(
     given = args.named | changed_options(args).keys() | changed_options(data_args).keys()
     declared = declared_options(data_args) | declared_options(args)
     chosen = any(name in declared and declared[name].group in ("weights", "batches") for name in given)
-    if not model or not args.do_train or chosen:
+    if not model or not args.do_train or chosen or profile.score_function != "cosine":
         return
-    if profile.score_function != "cosine" or args.per_device_train_batch_size * args.world_size < 2 * args.group_size:
+    if args.per_device_train_batch_size * args.world_size < 2 * args.group_size:
         return
     if repository_file(model, "modules.json", revision) is None:
         return

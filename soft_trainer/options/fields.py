@@ -22,6 +22,8 @@ CANCELLATIONS = ("none", "top_k", "ratio")
 STRATEGIES = ("random", "sequential", "no_duplicates", "group_by_length", "one_language", "similar")
 
 not_in_results = functools.partial(option, results=False)  # affects what is printed or kept, or the speed
+data_option = functools.partial(option, None, group="data", common=True, evaluation=True)
+training_option = functools.partial(option, group="training", common=True)
 PARTS = ("do_train", "do_eval", "do_predict")  # the parts of a run
 
 
@@ -44,45 +46,29 @@ MINED = ReadIf(lambda o: o.source_dir is not None and o.history is None, "no sou
 class DataArguments(RefusesRemoved):
     """The rows to train and evaluate on, and the estimator of the weights."""
 
-    language: str | None = unset(
+    language: str | None = data_option(
         f"Programming languages, comma-separated: {', '.join(CODESEARCHNET_LANGUAGES)}. Rows of --data_dir may be in "
         "others. Default: ruby for CodeSearchNet, else what the rows or the source files are in.",
-        group="data",
-        common=True,
-        evaluation=True,
     )
     dataset_name: str = option(
         CODESEARCHNET,
         "Data set on the Hub: CodeSearchNet's, or one that --push_data_to_hub pushed; none, with --do_predict: "
         "--eval_data_dir is measured alone.",
     )
-    data_dir: str | None = unset(
+    data_dir: str | None = data_option(
         "Rows: a folder or file of JSON lines, CSV or Parquet, a saved data set, or a name on the Hub; {language} in "
         "it stands for each. Without valid, test and codebase the rows are split.",
-        group="data",
-        common=True,
-        evaluation=True,
     )
-    query_column: str | None = unset(
-        "Column of --data_dir that holds the query.", read_if=OWN_ROWS, group="data", common=True, evaluation=True
-    )
-    code_column: str | None = unset(
-        "Column of --data_dir that holds the code.", read_if=OWN_ROWS, group="data", common=True, evaluation=True
-    )
+    query_column: str | None = data_option("Column of --data_dir that holds the query.", read_if=OWN_ROWS)
+    code_column: str | None = data_option("Column of --data_dir that holds the code.", read_if=OWN_ROWS)
     drop_unusable: bool = option(False, "Leave out rows without a text, and print how many.", evaluation=True)
-    eval_data_dir: str | None = unset(
+    eval_data_dir: str | None = data_option(
         "Further evaluation sets, comma-separated folders: files of CoSQA or CoSQA+, annotationStore.csv, "
         "relevance.jsonl, or rows as --data_dir takes them, all of which are measured "
         "(soft_trainer.evaluation.evaluation_sets). --data_dir may then hold train alone.",
-        group="data",
-        common=True,
-        evaluation=True,
     )
-    source_dir: str | None = unset(
+    source_dir: str | None = data_option(
         "Source tree to mine documented functions from; 'stdlib' is Python's own.",
-        group="data",
-        common=True,
-        evaluation=True,
     )
     extra_source_dir: str | None = unset(
         "Another tree, whose functions are only trained on, without copies of those in valid, test and codebase; "
@@ -278,11 +264,10 @@ class SoftInfoNCEOptions(LossOptions):
         group="batches",
     )
     gather_negatives: bool | None = unset("Take the codes of all processes as negatives. Default: yes.")
-    gradient_cache_chunk_size: int | None = unset(
+    gradient_cache_chunk_size: int | None = training_option(
+        None,
         "Encode this many texts at a time and cache the gradient of their embeddings: large batches, little memory.",
         least=1,
-        group="training",
-        common=True,
     )
     matryoshka_dims: str | None = unset(
         "Use these leading dimensions as embeddings too, such as 768,256,64.", evaluation=True
@@ -304,23 +289,19 @@ class TrainingOptions(SoftInfoNCEOptions):
     overwrite: bool = not_in_results(
         False, "Write into an output folder that holds the results of another run.", evaluation=True
     )
-    per_device_train_batch_size: int = option(32, "Pairs in a batch, per process.", group="training", common=True)
+    per_device_train_batch_size: int = training_option(32, "Pairs in a batch, per process.")
     per_device_eval_batch_size: int = not_in_results(
         64, "Texts encoded at once in evaluation, per process.", evaluation=True, mteb=True
     )
-    seed: int = option(
-        42, "Seed of everything random: rows, batches, dropout, new weights.", group="training", common=True
-    )
-    bf16: bool = option(False, "Train and encode in bfloat16.", group="training", common=True, evaluation=True)
+    seed: int = training_option(42, "Seed of everything random: rows, batches, dropout, new weights.")
+    bf16: bool = training_option(False, "Train and encode in bfloat16.", evaluation=True)
     use_cpu: bool = not_in_results(False, "Use the CPU even if there is a GPU.", evaluation=True, mteb=True)
     push_to_hub: bool = not_in_results(False, "Push the encoder to the Hub at the end.", group="output", common=True)
     disable_tqdm: bool | None = not_in_results(
         None, "Print lines in place of progress bars, as without a terminal.", evaluation=True, mteb=True
     )
-    learning_rate: float = option(2e-5, "Peak learning rate of AdamW.", group="training", common=True)
-    num_train_epochs: float = option(
-        10.0, "Passes over the training rows.", aliases=("epochs",), group="training", common=True
-    )
+    learning_rate: float = training_option(2e-5, "Peak learning rate of AdamW.")
+    num_train_epochs: float = training_option(10.0, "Passes over the training rows.", aliases=("epochs",))
     train_sampling_strategy: str = option(
         "random",
         "How rows are put into batches: random, sequential, no_duplicates (no repeated query or code), "

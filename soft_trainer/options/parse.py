@@ -183,11 +183,8 @@ def as_argv(options: dict) -> list[str]:
     for key, value in options.items():
         if value is None:
             continue
-        argv.append(f"--{key}")
-        if isinstance(value, list):
-            argv += map(_word, value)
-        else:
-            argv.append(_word(value))
+        values = value if isinstance(value, list) else [value]
+        argv += [f"--{key}", *map(_word, values)]
     return argv
 
 

@@ -195,21 +195,19 @@ def check_options(args: TrainingArguments) -> None:
             if wrong:
                 raise UserError(f"{prefix}{name}={value}: has no meaning for this training; {reason}")
     _check_together(args)
-    _check_schedule(args)
 
 
 def _check_together(args) -> None:
     """Raises UserError if options contradict each other or do not fit the machine."""
-    cached = getattr(args, "gradient_cache_chunk_size", None) is not None
-    parallelism = getattr(args, "parallelism_config", None)
     if args.output_dir:
         check_writable(args.output_dir, f"output_dir={args.output_dir}")
+    parallelism = getattr(args, "parallelism_config", None)
     if any((getattr(parallelism, name, None) or 1) > 1 for name in SHARED_BATCH):
         raise UserError(
             "parallelism_config: processes that share a batch (tensor, context or sequence parallelism) are not "
             "supported; use data parallelism, FSDP or DeepSpeed"
         )
-    if cached and args.deepspeed_plugin is not None:
+    if getattr(args, "gradient_cache_chunk_size", None) is not None and args.deepspeed_plugin is not None:
         raise UserError("gradient_cache_chunk_size: DeepSpeed allows one backward pass a step; use DDP or FSDP")
     if args.auto_find_batch_size and args.world_size > 1:
         raise UserError(
@@ -228,10 +226,7 @@ def _check_together(args) -> None:
     # The launcher may have chosen it.
     if args.mixed_precision == "fp16" and args.device.type == "cpu":
         raise UserError("fp16 needs a GPU: use bf16 (--bf16 true, or the launcher's --mixed_precision bf16) on a CPU")
-
-
-def _check_schedule(args) -> None:
-    """Raises UserError if a schedule would lower the learning rate when the encoder improves."""
+    # Such a schedule would lower the learning rate when the encoder improves.
     name = SchedulerType(args.lr_scheduler_type).value
     if name in FALLING and (args.lr_scheduler_kwargs or {}).get("mode") != "max":
         raise UserError(

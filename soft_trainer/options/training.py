@@ -14,10 +14,25 @@ from soft_trainer.options.fields import PARTS, TrainingOptions
 
 # Options that affect results and that only `transformers` declares. Our own declarations say which options do.
 OF_TRANSFORMERS = (
-    *("adam_beta1", "adam_beta2", "adam_epsilon", "data_seed", "dataloader_drop_last", "do_train", "fp16"),
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "data_seed",
+    "dataloader_drop_last",
+    "do_train",
+    "fp16",
     "gradient_accumulation_steps",
-    *("load_best_model_at_end", "lr_scheduler_kwargs", "lr_scheduler_type", "max_grad_norm", "max_steps"),
-    *("neftune_noise_alpha", "optim", "optim_args", "optim_target_modules", "warmup_steps", "weight_decay"),
+    "load_best_model_at_end",
+    "lr_scheduler_kwargs",
+    "lr_scheduler_type",
+    "max_grad_norm",
+    "max_steps",
+    "neftune_noise_alpha",
+    "optim",
+    "optim_args",
+    "optim_target_modules",
+    "warmup_steps",
+    "weight_decay",
 )
 # Options that may change when a training resumes: where it ends, and which checkpoint counts as the best.
 OF_SCHEDULE = {"num_train_epochs", "max_steps", "do_train", "load_best_model_at_end"}
@@ -68,7 +83,7 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
         workers = self.dataloader_num_workers
         if workers < -1:
             raise UserError(f"dataloader_num_workers={workers}: must be -1 (chosen by the device), 0 or more")
-        self.dataloader_num_workers = max(self.dataloader_num_workers, 0)
+        self.dataloader_num_workers = max(workers, 0)
         for name in self._VALID_DICT_FIELDS:
             value = getattr(self, name, None)
             if isinstance(value, str) and value.startswith("{"):

@@ -36,8 +36,7 @@ def build_profile(arguments: ModelArguments) -> EncoderProfile:
         usual = "auto" if layers else "static"
         profile = resolve_profile("", name=arguments.profile or usual)
     else:
-        name = model_name(arguments)
-        profile = resolve_profile(name, name=arguments.profile, revision=arguments.model_revision)
+        profile = resolve_profile(model_name(arguments), name=arguments.profile, revision=arguments.model_revision)
     # An argument with the name of a profile's field overrides that field. Columns are separated by commas.
     changes = {field.name: getattr(arguments, field.name, None) for field in dataclasses.fields(EncoderProfile)}
     for columns in (f"{side}_columns" for side in SIDES):
@@ -53,10 +52,8 @@ def build_tokenizer(arguments: ModelArguments, profile: EncoderProfile, train: D
         UserError: the tokenizer cannot be loaded, or the profile's lengths exceed the model's positions.
     """
     if not arguments.from_scratch:
-        name = model_name(arguments)
-        revision = arguments.model_revision
-        trust = arguments.trust_remote_code
-        tokenizer = load_tokenizer(name, profile, revision, trust)
+        source = arguments.model_revision, arguments.trust_remote_code
+        tokenizer = load_tokenizer(model_name(arguments), profile, *source)
         check_lengths(pretrained_config(arguments).to_dict(), profile)
         return tokenizer
     columns = [text_column(train, getattr(profile, f"{side}_columns"), side) for side in SIDES]

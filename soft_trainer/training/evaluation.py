@@ -68,11 +68,11 @@ def check_evaluations(args: TrainingArguments, sets, corpora: Corpora) -> None:
         return
     if sets is None:
         raise UserError("eval_strategy, eval_on_start: pass eval_dataset= (rows with url and a query)")
-    if isinstance(sets, Mapping):
-        for key, queries in sets.items():
-            evaluation_split(queries, corpora, key, f"eval_dataset[{key!r}]")
-    else:
+    if not isinstance(sets, Mapping):
         evaluation_split(sets, corpora)
+        return
+    for key, queries in sets.items():
+        evaluation_split(queries, corpora, key, f"eval_dataset[{key!r}]")
 
 
 def measure(

@@ -20,11 +20,8 @@ class DelayedNumber:
 
     def __init__(self, scalar: Tensor):
         self._event = None
-        if scalar.device.type == "cpu":
-            self._copy = scalar.detach().clone()
-        else:
-            self._copy = torch.empty((), dtype=scalar.dtype, pin_memory=True)
-            self._copy.copy_(scalar.detach(), non_blocking=True)
+        self._copy = scalar.detach().to("cpu", non_blocking=True, copy=True)
+        if scalar.device.type != "cpu":
             self._event = torch.Event(scalar.device)
             self._event.record()
 
