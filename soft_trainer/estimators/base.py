@@ -49,10 +49,11 @@ class Estimator:
 
     def __repr__(self) -> str:
         """Returns the call that makes this estimator, without arguments at their defaults."""
-        parameters = inspect.signature(type(self)).parameters
-        defaults = {name: parameter.default for name, parameter in parameters.items()}
-        values = {name: getattr(self, name, default) for name, default in defaults.items()}
-        changed = [f"{name}={value!r}" for name, value in values.items() if repr(value) != repr(defaults[name])]
+        changed = []
+        for name, parameter in inspect.signature(type(self)).parameters.items():
+            value = getattr(self, name, parameter.default)
+            if repr(value) != repr(parameter.default):
+                changed.append(f"{name}={value!r}")
         return f"{type(self).__name__}({', '.join(changed)})"
 
     def check(self, split: Split) -> None:

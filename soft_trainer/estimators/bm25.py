@@ -35,9 +35,7 @@ OKAPI_EPSILON = 0.25  # as in rank_bm25, a negative idf becomes this share of th
 def _okapi(total: int, having: np.ndarray) -> np.ndarray:
     idf = np.log(total - having + 0.5) - np.log(having + 0.5)
     occurs = having > 0  # the mean is over the terms that occur
-    mean = 0.0
-    if occurs.any():
-        mean = idf[occurs].mean()
+    mean = idf[occurs].sum() / max(occurs.sum(), 1)
     return np.where(idf < 0, OKAPI_EPSILON * mean, idf)
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from datasets import Dataset
-from scipy import sparse
 from transformers import TrainingArguments
 
 from soft_trainer.data.batches import TrainBatches, right_answers
@@ -15,7 +14,6 @@ from soft_trainer.data.judgments import RightAnswers, Split
 from soft_trainer.data.negatives import OwnNegatives, below_ratio
 from soft_trainer.data.neighbours import LeftOut
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.estimators.base import Estimator
 from soft_trainer.options.resolve import Plan
 from soft_trainer.terminal import print_on_main
 
@@ -45,6 +43,9 @@ def prepare_rows(split: Split, plan: Plan, estimator, encoder: EncoderProfile, s
     Args:
         estimator: the estimator, fitted on `split`, or None.
         seed: the seed for drawing each epoch's negatives.
+
+    Raises:
+        UserError: the estimator's negatives all score above `negative_ratio`.
     """
     options = plan.options
     strategy = plan.train_sampling_strategy
@@ -56,12 +57,19 @@ def prepare_rows(split: Split, plan: Plan, estimator, encoder: EncoderProfile, s
     if number:
         candidates = split.judgments.wrong
         if candidates is None:
-            candidates = similar_codes(estimator, split, answers, number, options.negative_ratio)
+            left_out = LeftOut(split.judgments.first_codes(), answers)
+            neighbours = estimator.neighbours(max(CANDIDATES, number), left_out, progress=PROGRESS)
+            candidates = below_ratio(neighbours, options.negative_ratio, answers.code_texts)
+            del neighbours  # gigabytes for millions of queries
         negatives = OwnNegatives(candidates, number, seed)
         print_on_main(str(negatives))
     similar = None
     if strategy == "similar":
-        similar = similar_pairs(estimator, split, options.group_size)
+        pairs = split.judgments.pairs()
+        left_out = LeftOut(split.judgments.first_codes())
+        count = max(NEIGHBOURS, options.group_size)
+        neighbours = estimator.neighbours(count, left_out, np.unique(pairs[:, 1]), PROGRESS)
+        similar = {"pairs": pairs, "neighbours": neighbours.rows, "group_size": options.group_size}
     return PreparedRows(answers, negatives, similar)
 
 
@@ -93,30 +101,3 @@ def train_loader(
         **read,
     )
     return EpochDataLoader.for_training(batches, sampler, args)
-
-
-def similar_codes(
-    estimator: Estimator, split: Split, answers: RightAnswers, number: int, ratio: float
-) -> sparse.csr_matrix:
-    """Returns the codes that an estimator finds most similar to each query, except right answers, as csr[Q, C].
-
-    Args:
-        estimator: the estimator, fitted on `split`.
-        number: the number of negatives to draw for each query.
-        ratio: see `below_ratio`.
-
-    Raises:
-        UserError: no code scores below the ratio.
-    """
-    left_out = LeftOut(split.judgments.first_codes(), answers)
-    neighbours = estimator.neighbours(max(CANDIDATES, number), left_out, progress=PROGRESS)
-    return below_ratio(neighbours, ratio, answers.code_texts)
-
-
-def similar_pairs(estimator: Estimator, split: Split, group_size: int) -> dict[str, object]:
-    """Returns the arguments of `similar_batches`, except those that the sampler supplies."""
-    count = max(NEIGHBOURS, group_size)
-    pairs = split.judgments.pairs()
-    left_out = LeftOut(split.judgments.first_codes())
-    nearest = estimator.neighbours(count, left_out, np.unique(pairs[:, 1]), PROGRESS)
-    return {"pairs": pairs, "neighbours": nearest.rows, "group_size": group_size}
