@@ -35,7 +35,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: TrainingOpti
     from soft_trainer.data.sources import check_sources, load_local, needed_splits
     from soft_trainer.files import last_checkpoint
     from soft_trainer.hub.publishing import check_pushes
-    from soft_trainer.options.defaults import take_default_recipe
+    from soft_trainer.options.defaults import apply_default_recipe
     from soft_trainer.options.resolve import check_options
     from soft_trainer.record import check_output_dir, default_output_dir
     from soft_trainer.training.building import build_profile, model_name
@@ -48,7 +48,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: TrainingOpti
         local = load_local(data_args, needed)
     profile = build_profile(model_args)
     pretrained = None if model_args.from_scratch else model_name(model_args)
-    take_default_recipe(data_args, args, profile, pretrained, model_args.model_revision)
+    apply_default_recipe(data_args, args, profile, pretrained, model_args.model_revision)
     args.output_dir = args.output_dir or default_output_dir(model_args, data_args, args)
     set_seed(args.seed)
     distributed.use_the_cores()

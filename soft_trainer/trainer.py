@@ -35,7 +35,7 @@ from soft_trainer.encoders.loading import prepare_tokenizer
 from soft_trainer.encoders.profiles import PROFILE_FILE, EncoderProfile, profile_of
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
-from soft_trainer.estimators.registry import take_default_options
+from soft_trainer.estimators.registry import apply_default_options
 from soft_trainer.evaluation.retrieval import RetrievalOutput, best_answers, mean_over_sets
 from soft_trainer.files import MARKER, last_checkpoint
 from soft_trainer.hub.model_card import environment, write_model_card
@@ -105,7 +105,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         trains = train_dataset is not None
         callbacks = with_estimators(callbacks)
         if trains and find_estimator_callback(callbacks) is None:
-            callbacks += with_estimators(take_default_options(args, encoder, model))
+            callbacks += with_estimators(apply_default_options(args, encoder, model))
         callback = find_estimator_callback(callbacks)
         split = as_split(train_dataset, "train_dataset")
         resolve(args, callback and callback.estimator)  # refuses before anything is set up

@@ -17,7 +17,7 @@ from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator, SimCSEEstimator, TrainedModelEstimator
 from soft_trainer.loss_settings import import_reference
-from soft_trainer.options.defaults import take_default_recipe
+from soft_trainer.options.defaults import apply_default_recipe
 from soft_trainer.options.fields import DataArguments, reads_estimator
 from soft_trainer.options.removed import REMOVED
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
@@ -108,7 +108,7 @@ def choose_estimator(
     return estimator
 
 
-def take_default_options(
+def apply_default_options(
     args: SoftInfoNCETrainingArguments, profile: EncoderProfile, model: PreTrainedModel
 ) -> list[Estimator]:
     """Sets the options that depend on the encoder in a training from Python, and returns the default estimator.
@@ -125,7 +125,7 @@ def take_default_options(
     if not isinstance(args, SoftInfoNCETrainingArguments) or "estimator" in args.named or not reads_estimator(args):
         return []
     data_args = DataArguments()
-    take_default_recipe(data_args, args, profile, model.config._name_or_path)
+    apply_default_recipe(data_args, args, profile, model.config._name_or_path)
     return [choose_estimator(data_args, profile.query_columns)]
 
 

@@ -13,7 +13,7 @@ from soft_trainer.terminal import print_on_main
 RECIPE = "hard_batches.yaml"
 
 
-def take_default_recipe(
+def apply_default_recipe(
     data_args: DataArguments,
     args: SoftInfoNCETrainingArguments,
     profile: EncoderProfile,

@@ -10,7 +10,7 @@ from transformers import AutoModel, AutoTokenizer, TrainingArguments
 from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments
 from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.estimators.registry import choose_estimator
-from soft_trainer.options.defaults import take_default_recipe
+from soft_trainer.options.defaults import apply_default_recipe
 from soft_trainer.options.parse import OF_A_RUN, as_argv, parse
 from soft_trainer.training.building import build_profile
 
@@ -26,7 +26,7 @@ def options_after(tmp_path, encoder_dir):
         words = [*words, *(["--model_name_or_path", str(model)] if model else []), "--use_cpu", "true"]
         model_args, data_args, args = parse(OF_A_RUN, [*words, "--output_dir", str(tmp_path)])
         pretrained = None if model_args.from_scratch else model_args.model_name_or_path
-        take_default_recipe(data_args, args, build_profile(model_args), pretrained)
+        apply_default_recipe(data_args, args, build_profile(model_args), pretrained)
         return {name: getattr(data_args if hasattr(data_args, name) else args, name) for name in CHOSEN}
 
     return choose
@@ -91,7 +91,7 @@ def test_the_shell_python_and_a_recipe_make_the_same_plan(encoder_dir, kind, opt
 
     def parsed(words):
         model_args, data_args, args = parse(OF_A_RUN, [*words, *as_argv(fixed)])
-        take_default_recipe(data_args, args, build_profile(model_args), model_args.model_name_or_path)
+        apply_default_recipe(data_args, args, build_profile(model_args), model_args.model_name_or_path)
         return trained(args, [choose_estimator(data_args, profile.query_columns)])
 
     python = trained(SoftInfoNCETrainingArguments(**options, **fixed))
