@@ -1,4 +1,4 @@
-"""Searches repositories: indexes their functions, classes and texts, and answers queries in words or symbols."""
+"""Searches repositories: indexes functions, classes and texts, and answers queries in words or names."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Tells the page how to colour a piece that starts inside a docstring or a comment."""
+"""Tells the search page whether a piece starts inside a docstring or a comment, so that it is coloured correctly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BLOCK_LANGUAGES = frozenset(
 
 
 def open_at(text: str, language: str, line: int) -> str:
-    """Returns the delimiter that ends the docstring or comment around the start of a line, or "" if there is none."""
+    """Returns the delimiter that closes the docstring or comment open at the start of a line, or "" if there is none."""
     if language != "python" and language not in _BLOCK_LANGUAGES:
         return ""
     before = "".join(f"{one}\n" for one in text.split("\n")[: line - 1])

@@ -1,6 +1,6 @@
-"""Measures a search with judged queries, with the documentation of a tree's functions, or with later commits.
+"""Evaluates a search with judged queries, with documented functions, or with a repository's newest commits.
 
-The subject of a later commit should find the functions that this commit changes.
+A commit's subject is then a query that should find the functions changed by the commit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DEPTH = 100  # pieces to consider for the first files or functions
 
 
 class Place(NamedTuple):
-    """The lines of a file that a result covers."""
+    """A range of lines that a result covers."""
 
     path: str
     start: int
@@ -49,7 +49,10 @@ class Measures(NamedTuple):
 
 
 def measures(ranked: Iterable[Hashable], targets: frozenset[str]) -> Measures:
-    """Measures a ranking. Each target counts once, at its first position. Its repetitions still take up positions."""
+    """Evaluates a ranking.
+
+    A target is credited only at its first position. If it is repeated, it still takes up a position.
+    """
     if not targets:
         return Measures(0.0, 0.0, 0.0)
     firsts: dict[Hashable, int] = {}
@@ -63,7 +66,7 @@ def measures(ranked: Iterable[Hashable], targets: frozenset[str]) -> Measures:
 
 
 def _gain(places: np.ndarray) -> float:
-    """Returns the discounted gain of right answers at these positions, which count from 1."""
+    """Returns the discounted gain of right answers at these positions, which start at 1."""
     return float(np.sum(1 / np.log2(places + 1)))
 
 
@@ -84,7 +87,7 @@ class JudgedQuery(NamedTuple):
 
 
 class QueryOutcome(NamedTuple):
-    """The outcome of a query: its measures, the seconds that it took, and the paths that it found, best first."""
+    """The measures of one query, its time in seconds, and the paths that were found, best first."""
 
     judged: JudgedQuery
     measures: Measures
@@ -96,7 +99,7 @@ def read_queries(path: str | os.PathLike[str]) -> list[JudgedQuery]:
     """Reads judged queries: JSON lines with `repo`, `query`, `relevant`, `secondary`, and `category` or `language`.
 
     Raises:
-        UserError: the file cannot be read, or a line is not such a row.
+        UserError: the file cannot be read, or a line lacks one of these keys.
     """
     queries = []
     for place, row in read_json_lines(path):
@@ -137,7 +140,7 @@ def documentation_queries(folder: str, output_dir: str, count: int) -> list[Judg
 
 
 def _without_comments(source: bytes, language: str, path: str) -> tuple[list[str], bytes]:
-    """Returns the documentation of a file's functions, and the file with blanks for comments and docstrings."""
+    """Returns the documentation of a file's functions, and the file with its comments and docstrings blanked."""
     root = parse(source, language)
     if root is None:
         return [], source
@@ -152,7 +155,10 @@ def _without_comments(source: bytes, language: str, path: str) -> tuple[list[str
 
 
 def ask(index: CodeIndex, queries: Iterable[JudgedQuery], lexical: bool) -> list[QueryOutcome]:
-    """Runs queries on an open index. It measures the time for ten results. A file counts at its first result."""
+    """Runs queries on an open index.
+
+    The measured time is that of a search for ten results. If several results are in one file, only the first is used.
+    """
     outcomes = []
     for judged in queries:
         started = time.perf_counter()
@@ -165,7 +171,7 @@ def ask(index: CodeIndex, queries: Iterable[JudgedQuery], lexical: bool) -> list
 
 
 def summary_rows(outcomes: Sequence[QueryOutcome]) -> list[list]:
-    """Returns rows (group, queries, nDCG@10, MRR@10, p50 ms, p95 ms), for all queries and then for each group."""
+    """Returns rows (group, queries, nDCG@10, MRR@10, p50 ms, p95 ms), first for all queries, then for each group."""
     rows = []
     for name in ("all", *sorted({group for outcome in outcomes for group in outcome.judged.groups})):
         own = [outcome for outcome in outcomes if name in ("all", *outcome.judged.groups)]
@@ -181,14 +187,14 @@ def history_queries(
     output_dir: str | os.PathLike[str],
     source_dir: str | os.PathLike[str] | None = None,
 ) -> tuple[list[JudgedQuery], MinedHistory]:
-    """Makes queries from the newest commits of a repository. Writes the tree before these commits to `output_dir`.
+    """Makes queries from a repository's newest commits, and writes the tree before these commits to `output_dir`.
 
     Args:
-        language: the language of the functions. By default, the one that most files are in.
+        language: the language of the functions. By default, the most common one in the repository.
         source_dir: a folder whose documented functions become training rows; see `mine_history`.
 
     Raises:
-        UserError: the history cannot be mined (see `mine_history`), or no file is in a known language.
+        UserError: the history cannot be mined (see `mine_history`), or the repository has no file in a known language.
     """
     mined = mine_history(repository, language or history_language(repository), source_dir=source_dir)
     with reporting_missing_objects(repository):
@@ -202,10 +208,10 @@ def history_queries(
 def measure(
     queries: Sequence[JudgedQuery], mined: MinedHistory, search: Callable[[str], Iterable[Place]]
 ) -> dict[str, list[Measures]]:
-    """Runs queries on a search of the tree. Returns the measures of each query by files and by functions.
+    """Runs queries on the tree's index, and returns the measures of each query for files and for functions.
 
-    A result counts for the functions whose lines it covers. A result that covers none still takes up a position.
-    Repeated functions do not.
+    A result is credited with every function whose lines it covers. One that covers no function still takes up a
+    position, but a function that was already found does not.
     """
     places: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
     for url, (path, first, last) in mined.places.items():

@@ -1,8 +1,7 @@
-"""Turns path patterns into regular expressions that never backtrack exponentially.
+"""Translates path patterns into regular expressions that never backtrack exponentially.
 
-The text between two wildcards need only be tried at the first position where it matches. If the rest of the pattern
-does not match after it, it does not match after a later position either. An atomic group, `(?>...)`, keeps Python from
-trying them.
+The text between two wildcards is tried only at the first position where it matches: if the rest of the pattern fails
+there, it fails at every later position as well. An atomic group, `(?>...)`, stops Python from trying them.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def path_filter(pattern: str) -> re.Pattern[str]:
     """Compiles a path pattern.
 
     `**` matches across folders; `*` and `?` do not. A pattern without `/` matches a file or folder at any depth.
-    Brackets are ordinary characters, because some projects have them in the names of folders.
+    Brackets are ordinary characters, because some projects use them in folder names.
     """
     pattern = pattern.removeprefix("./")
     tokens = [] if "/" in pattern else [FOLDERS]
@@ -60,10 +59,10 @@ def path_filter(pattern: str) -> re.Pattern[str]:
 
 
 def git_tokens(pattern: str, has_slash: bool) -> list[str]:
-    """Splits a git pattern, without `!` and outer slashes, into tokens.
+    """Splits a git pattern into tokens. It must not include a leading `!` or slashes at either end.
 
     Raises:
-        LookupError: the pattern is malformed and so matches nothing.
+        LookupError: the pattern is malformed, so it matches nothing.
     """
     tokens = []
     place = 0
@@ -84,7 +83,7 @@ def git_tokens(pattern: str, has_slash: bool) -> list[str]:
 
 
 def _git_wildcard(pattern: str, start: int, has_slash: bool) -> tuple[str, int]:
-    """Reads `*`, `**` or `**/`. Returns its token and the position of its end."""
+    """Reads `*`, `**` or `**/`. Returns its token and the position after it."""
     end = _STARS.match(pattern, start).end()
     # git first cuts off the part without wildcards, so `**` right after that part also counts as the start of a name.
     starts_name = pattern[start - 1 : start] in ("", "/") or not re.search(r"[*?[\\]", pattern[:start])
@@ -98,7 +97,7 @@ def _git_wildcard(pattern: str, start: int, has_slash: bool) -> tuple[str, int]:
 
 
 def _git_set(pattern: str, place: int) -> tuple[str, int]:
-    """Reads a set such as `[a-z]` from after its bracket. Returns its token and the position of its end."""
+    """Reads a set such as `[a-z]`, starting after its bracket. Returns its token and the position after it."""
     negated = pattern[place] in "!^"
     place += negated
     members: set[str] = set()
@@ -126,7 +125,7 @@ def _git_set(pattern: str, place: int) -> tuple[str, int]:
 
 
 def expression(tokens: list[str]) -> str:
-    """Returns the regular expression for tokens, which matches a whole path."""
+    """Returns a regular expression for a whole path."""
     parts = _split(tokens, tuple(_WIDE))
     written = ""
     for number, (wildcard, inner) in enumerate(parts, 1):
@@ -137,7 +136,7 @@ def expression(tokens: list[str]) -> str:
 
 
 def _names(tokens: list[str], last: bool) -> str:
-    """Returns the regular expression for tokens without `**`. If `last`, the path ends with them."""
+    """Returns a regular expression for tokens without `**`. If `last`, it matches up to the end of the path."""
     parts = _split(tokens, (STAR,))
     written = ""
     for number, (star, inner) in enumerate(parts, 1):
@@ -150,7 +149,7 @@ def _names(tokens: list[str], last: bool) -> str:
 
 
 def _split(tokens: list[str], wildcards: tuple[str, ...]) -> list[tuple[str, list[str]]]:
-    """Splits tokens at wildcards. Returns each wildcard, which is empty at the start, with the tokens after it."""
+    """Splits tokens at wildcards. Returns each wildcard, "" for the start, with the tokens that follow it."""
     parts: list[tuple[str, list[str]]] = [("", [])]
     for token in tokens:
         if token not in wildcards:

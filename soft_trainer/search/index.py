@@ -1,4 +1,4 @@
-"""The index of one folder, which can be built, opened, updated and searched."""
+"""Builds, opens, updates and searches the index of one folder."""
 
 from __future__ import annotations
 
@@ -107,10 +107,10 @@ class CodeIndex(Searchable):
 
     @classmethod
     def open(cls, index_dir: str | os.PathLike[str]) -> CodeIndex:
-        """Opens an index that `build` made.
+        """Opens an existing index.
 
         Raises:
-            UserError: there is no index, it cannot be read, or another user may have written it.
+            UserError: the index does not exist or cannot be read, or another user may have written to it.
         """
         with _disk_errors(Path(index_dir)):
             index = cls(index_dir, store.connect(Path(index_dir)))
@@ -124,16 +124,15 @@ class CodeIndex(Searchable):
         """Reads the files that have changed since the last update, encodes new pieces and reads new commits.
 
         Args:
-            model: an encoder to replace the encoder of the index.
-            truncate_dim: keep this many dimensions of every embedding, for an encoder that was trained for it. By
-                default, the index keeps its number. With another number, every piece is encoded again.
+            model: an encoder that replaces the index's encoder.
+            truncate_dim: the number of leading dimensions to keep of every embedding, for an encoder that was trained
+                for this. By default, the number stays the same. A different number makes every piece be encoded again.
 
-        Returns:
-            True if files have changed.
+        Returns: True if files have changed.
 
         Raises:
-            UserError: the folder does not exist any more, the disk is full, the model cannot be loaded, or its
-                embeddings have fewer dimensions.
+            UserError: the folder no longer exists, the disk is full, the model cannot be loaded, or its embeddings
+                have fewer dimensions than `truncate_dim`.
         """
         self._choice(model, truncate_dim)  # raises an error before the files are read
         changed = self._update_words(progress, wait=True)
@@ -169,14 +168,14 @@ class CodeIndex(Searchable):
         truncate_dim: int | None = None,
         wait: bool = True,
     ) -> None:
-        """Encodes the pieces that lack an embedding, if the index has an encoder.
+        """Encodes pieces without an embedding, if the index has an encoder.
 
-        Searches and updates of the words are possible at the same time.
+        Searches, and updates of the words, can run at the same time.
 
         Args:
             model, progress, truncate_dim: see `update`.
-            wait: wait for a process that is encoding. Otherwise the work is left to it. Without waiting, nothing is
-                encoded either if the encoder has changed, because every piece would have to be encoded again.
+            wait: True to wait if another process is encoding, False to leave the work to it. If False, nothing is
+                encoded after a change of encoder either, because every piece would have to be encoded again.
         """
         asked = (model, truncate_dim) != (None, None)
         name, truncate_dim = self._choice(model, truncate_dim)
@@ -193,10 +192,10 @@ class CodeIndex(Searchable):
                     tidy(self.database)
 
     def remember(self, progress: bool = False, wait: bool = True, **history: str) -> None:
-        """Reads new commits of the folder's git repository, if it has one. Errors become notices.
+        """Reads new commits if the folder belongs to a git repository. Errors become notices.
 
         Args:
-            wait: wait for a process that is reading them. Otherwise the work is left to it.
+            wait: True to wait if another process is reading commits, False to leave the work to it.
             history: `repository` and `tip`, if the folder is the tree of a commit.
         """
         if not (history or repository_of(self.folder)):
@@ -208,10 +207,10 @@ class CodeIndex(Searchable):
                 self.notices += remember(self.database, self.folder, progress, **history)
 
     def _choice(self, model: str | os.PathLike[str] | None, truncate_dim: int | None) -> tuple[str | None, int | None]:
-        """Returns the encoder and its number of dimensions. By default, they are those of the index.
+        """Returns the encoder and its number of dimensions. By default, both are those of the index.
 
         Raises:
-            UserError: dimensions are given, but there is no encoder.
+            UserError: a number of dimensions is given, but no encoder.
         """
         if model is None:
             name = self.model
@@ -226,7 +225,7 @@ class CodeIndex(Searchable):
         return name, truncate_dim
 
     def refresh(self, encode: bool = True) -> None:
-        """Updates the words before a search, and the embeddings if this takes at most a second."""
+        """Updates the words before a search, and the embeddings too if that takes no more than a second."""
         try:
             self._update_words(progress=True, wait=False)
         except UserError as error:
@@ -243,7 +242,7 @@ class CodeIndex(Searchable):
         return shlex.join(["soft-trainer", "index", self.folder, *place, *options])
 
     def noise(self, snapshot: Snapshot) -> float:
-        """Returns the largest similarity of any piece to meaningless random letters."""
+        """Returns the highest similarity of any piece to meaningless random letters."""
         letters = random.Random(0)
         texts = []
         for _ in range(24):
@@ -255,7 +254,7 @@ class CodeIndex(Searchable):
 
     @property
     def model(self) -> str | None:
-        """The encoder of the embeddings, or None for a lexical index."""
+        """The encoder that makes the embeddings, or None if the index has only words."""
         return self._embeddings.get("model")
 
     @property
@@ -265,12 +264,12 @@ class CodeIndex(Searchable):
 
     @property
     def patterns(self) -> dict[str, list[str]]:
-        """The patterns of files to `exclude` and to `include`."""
+        """The patterns for files to `exclude` and to `include`."""
         return store.get_meta(self.database, "patterns", {})
 
     @property
     def _embeddings(self) -> dict:
-        """The state of the embeddings, such as the `identity` of their encoder, or {} if there is none."""
+        """The state of the embeddings, such as their encoder's `identity`, or {} if there are none."""
         return store.get_meta(self.database, "vectors", {})
 
     def _encoder(self, name: str, truncate_dim: int | None) -> vectors.SearchEncoder:
@@ -285,7 +284,7 @@ class CodeIndex(Searchable):
         return known or self._keep(vectors.open_encoder(name, truncate_dim))
 
     def _keep(self, encoder: vectors.SearchEncoder) -> vectors.SearchEncoder:
-        """Keeps an encoder in memory until the embeddings change."""
+        """Caches an encoder in memory until the embeddings change."""
         choice = encoder.name, encoder.truncate_dim, self._embeddings.get("identity")
         if choice not in self.encoders:  # another thread may be reading it
             self.encoders.clear()
@@ -311,7 +310,7 @@ class CodeIndex(Searchable):
         return counts
 
     def skipped(self) -> dict[str, str]:
-        """Returns the reason why each file was left out, by path. A path that ends with `/` is a whole folder."""
+        """Returns the reason for every file left out, keyed by path. A path that ends with `/` is a whole folder."""
         return dict(self.database.execute("SELECT path, reason FROM skipped ORDER BY path"))
 
     def _counts(self) -> tuple[int, int]:
@@ -325,13 +324,13 @@ class CodeIndex(Searchable):
         return zlib.decompress(row[0]).decode(errors="replace") if row else None
 
     def load_encoder(self) -> None:
-        """Loads the encoder of the index, which takes seconds. Raises UserError if it cannot be loaded."""
+        """Loads the index's encoder, which takes seconds. Raises UserError if it cannot be loaded."""
         if self.model is not None:
             self._encoder(self.model, self.truncate_dim)
 
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:
-        """Yields a consistent view of the database for a search. It is read again only if the database has changed."""
+        """Yields a consistent view of the database for a search. The view is cached until the database changes."""
         with _disk_errors(self.index_dir):
             self.database.execute("BEGIN")
             try:
@@ -344,7 +343,9 @@ class CodeIndex(Searchable):
                 self.database.execute("COMMIT")
 
     def similarity_to(self, query: str, snapshot: Snapshot) -> np.ndarray:
-        """Computes the similarity of every piece to the query, which is NaN without an embedding or the encoder."""
+        """Computes every piece's similarity to the query. It is NaN for a piece without an embedding, or without an
+        encoder.
+        """
         missing = vectors.unencoded(self.database)
         if missing:
             _, pieces = self._counts()

@@ -1,7 +1,7 @@
-"""Trains a static encoder on a repository's commits and documentation, and keeps it if it improves searches.
+"""Trains a static encoder on a repository's commits and documentation, and keeps it if searches improve.
 
-The newest commits are the test: each is a query to the tree before all of them, with the memory of earlier commits.
-The training does not see them either. Exactly the encoder that was tested is kept.
+The newest commits are the test set. Each is a query to the tree before all of them, with the memory of earlier
+commits, and training does not see them. The encoder that is kept is exactly the one that was tested.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Lesson(NamedTuple):
     """The outcome of learning.
 
     Attributes:
-        encoder: the folder of the encoder that improves searches most, or None if none does.
-        queries: the number of newest commits in the test.
-        ranks: for each of the three searches, the reciprocal rank of the first right function of each query. Empty if
-            there are too few commits.
-        verdict: the outcome in words.
+        encoder: the folder of the encoder that improves searches most, or None if neither improves them.
+        queries: the number of commits in the test.
+        ranks: for each of the three searches, the reciprocal rank of each query's first right function. Empty if there
+            are too few commits.
+        verdict: a sentence that describes the outcome.
     """
 
     encoder: Path | None
@@ -57,10 +57,10 @@ class Lesson(NamedTuple):
 
 
 def base_encoder(model: str | os.PathLike[str] | None) -> Path:
-    """Returns the folder of the static encoder to train, by default the one that `soft-trainer distil` made last.
+    """Returns the folder of the static encoder to train. By default, the latest one made by `soft-trainer distil`.
 
     Raises:
-        UserError: there is none, or the model is not a static encoder.
+        UserError: no encoder was distilled, or the model is not a static encoder.
     """
     folder = static_folder(os.fspath(model or default_static_folder()))
     if folder is None and model is None:
@@ -72,16 +72,16 @@ def base_encoder(model: str | os.PathLike[str] | None) -> Path:
 
 
 def learn(index: CodeIndex, base: str | os.PathLike[str] | None = None, progress: bool = False) -> Lesson:
-    """Trains a static encoder on the repository of an index, and gives the index the encoder that helps it most.
+    """Trains a static encoder on the repository of an index, and gives the index the encoder that helps most.
 
-    This is the encoder after training, the encoder before training, or neither. If neither helps, an encoder that the
-    user gave to the index stays.
+    That may be the trained encoder, the same encoder before training, or neither. If neither helps, the index keeps an
+    encoder that the user chose earlier.
 
     Args:
         base: the folder or Hub name of the encoder to train; see `base_encoder`.
 
     Raises:
-        UserError: there is no encoder to train, or the folder is not in a readable git repository.
+        UserError: no encoder to train was found, or the folder is not in a readable git repository.
     """
     folder = base_encoder(base)
     found = repository_of(index.folder)
@@ -106,7 +106,7 @@ def learn(index: CodeIndex, base: str | os.PathLike[str] | None = None, progress
 
 
 def study(repository: str | os.PathLike[str], base: Path, work: Path) -> Lesson:
-    """Trains an encoder in `work` on all but the newest commits of a repository, and tests it on those."""
+    """Trains an encoder in the folder `work` on all but a repository's newest commits, and tests it on those."""
     try:
         queries, mined = history_queries(repository, None, work / "tree", source_dir=repository)
     except UserError as error:
@@ -123,7 +123,7 @@ def study(repository: str | os.PathLike[str], base: Path, work: Path) -> Lesson:
 
 
 def train(base: Path, rows: list[Row], output_dir: Path) -> Path:
-    """Trains a static encoder on pairs, and writes it to `output_dir`. Returns this folder."""
+    """Trains a static encoder on pairs and writes it to `output_dir`, which is returned."""
     # These import torch, which a search does not need.
     from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments, load_encoder
     from soft_trainer.hub.export import export_encoder
@@ -147,13 +147,13 @@ def train(base: Path, rows: list[Row], output_dir: Path) -> Path:
 
 
 def decide(ranks: Mapping[str, np.ndarray]) -> tuple[str, str]:
-    """Returns the name of the search to keep, and a line that says why.
+    """Returns the name of the search to keep, and a line that gives the reason.
 
-    An encoder is kept if the whole 95 % interval of its gain over words with memory is above 0. Of two such encoders,
-    the one with the higher MRR is kept. Otherwise, it is words with memory.
+    An encoder is kept only if the whole 95 % interval of its gain over words with memory is above 0. If that is true
+    of both, the one with the higher MRR is kept. If it is true of neither, words with memory stay.
 
     Args:
-        ranks: the reciprocal ranks of the same queries for each of the three searches.
+        ranks: the reciprocal ranks of the same queries in each of the three searches.
     """
     best = MEMORY
     parts = []
@@ -177,7 +177,7 @@ def _written(gain: np.ndarray, interval: Interval) -> str:
 def _judged(
     index: CodeIndex, queries: list[JudgedQuery], mined: MinedHistory, encoders: Mapping[str, Path]
 ) -> dict[str, np.ndarray]:
-    """Runs the queries with words and memory, and with each encoder in addition. Returns the ranks for `Lesson`."""
+    """Runs the queries with words and memory, and then with each encoder added. Returns the ranks for `Lesson`."""
     ranks = {MEMORY: _reciprocal_ranks(index, queries, mined, lexical=True)}
     for name, folder in encoders.items():
         index.encode(folder)
@@ -192,7 +192,7 @@ def _reciprocal_ranks(index: CodeIndex, queries: list[JudgedQuery], mined: Mined
 
 
 def _kept(encoder: Path, index_dir: Path) -> Path:
-    """Copies a trained encoder into the folder of the index. The name of its folder contains its identity."""
+    """Copies a trained encoder into the index's folder, to a subfolder whose name contains the encoder's identity."""
     identity = StaticSearchEncoder(encoder.name, encoder).identity
     kept = index_dir / f"encoder-{identity[:16]}"
     if not kept.exists():

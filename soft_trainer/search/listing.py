@@ -1,4 +1,4 @@
-"""Lists the files of a tree that are worth indexing, by their names and by the tree's ignore files.
+"""Lists the files in a tree that are worth indexing, judging by their names and the tree's ignore files.
 
 Nothing in the tree is run, not even `git`, because a repository's configuration can start programs. Links are not
 followed.
@@ -49,7 +49,7 @@ Stat = tuple[int, int]  # the size in bytes, and the time of the last change in 
 
 @dataclass
 class Listing:
-    """The files of a tree: those to read, and those that are left out by name or kind, with the reason.
+    """The files in a tree: those to read, and those left out because of their name or kind, with the reason.
 
     A path that ends with a slash is a whole folder that is left out.
     """
@@ -62,9 +62,9 @@ def list_tree(root: str, exclude: Sequence[str] = (), include: Sequence[str] = (
     """Lists the files below `root` as relative paths with `/`.
 
     Args:
-        exclude: patterns of files and folders to leave out; see `path_filter`.
-        include: patterns of files to list in spite of their kind, their folder or an ignore file. Secrets are never
-            listed.
+        exclude: patterns for files and folders to leave out; see `path_filter`.
+        include: patterns for files to list although their kind, their folder or an ignore file would exclude them.
+            Secrets are never listed.
 
     Raises:
         UserError: the folder cannot be read.
@@ -73,7 +73,7 @@ def list_tree(root: str, exclude: Sequence[str] = (), include: Sequence[str] = (
 
 
 class _Walk:
-    """One pass over a tree, folder by folder, without recursion."""
+    """Walks a tree once, folder by folder, without recursion."""
 
     def __init__(self, root: str, exclude: Sequence[str], include: Sequence[str]):
         self.root = root
@@ -86,7 +86,7 @@ class _Walk:
                 self.include_heads.append(re.split(r"[*?]", pattern.removeprefix("./"))[0])
 
     def run(self) -> Listing:
-        """Walks the tree, folders in the order of their names."""
+        """Walks the tree. Folders are visited in alphabetical order."""
         self.place, around, tracked = rules_around(self.root)
         # Folders with the rules and tracked files around them. A reason means that only some files may be listed.
         stack: list[tuple[str, Rules, TrackedFiles | None, str]] = [("", around, tracked, "")]
@@ -194,5 +194,5 @@ def _matches(path: str, patterns: list[re.Pattern[str]]) -> bool:
 
 
 def maybe_vendored(path: str) -> bool:
-    """Returns True if a folder of the path has a name typical of other people's code, such as `external`."""
+    """Returns True if a folder in the path has a name typical of third-party code, such as `external`."""
     return not _MAYBE_VENDORED.isdisjoint(path.lower().split("/")[:-1])

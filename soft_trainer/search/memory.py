@@ -1,7 +1,7 @@
-"""Lets the commits that an index remembers vote for the functions that they changed.
+"""Lets remembered commits vote for the functions that they changed.
 
-The commits with the subjects nearest to the query vote. People who look for a function often use the words of people
-who changed it, even if the function itself uses other words.
+The commits whose subjects are most similar to the query vote. People who look for a function often use the same words
+as the people who changed it, even if the function itself uses others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SHOWN_COMMITS = 3  # commits to show with a result
 
 
 class Votes(NamedTuple):
-    """The votes for each piece, float32[pieces] from 0 to 1, and the numbers of its commits, nearest first."""
+    """Each piece's votes, float32[pieces] from 0 to 1, and the numbers of its commits, most similar first."""
 
     shares: np.ndarray | None
     commits: dict[int, list[int]]
@@ -36,10 +36,10 @@ NO_VOTES = Votes(None, {})
 
 
 class CommitMemory:
-    """Reads the commits that are stored in an index. `remembering` reads them from the repository.
+    """Reads the commits stored in an index. `remembering` fills it from the repository.
 
     Attributes:
-        weight: the weight of the votes in the ranking, which is 0 if they do not help.
+        weight: the weight of the votes in the ranking, or 0 if they do not help.
     """
 
     def __init__(self, database: sqlite3.Connection, segments: Segments):
@@ -52,17 +52,17 @@ class CommitMemory:
         self._places: dict[str, dict[str, list[int]]] = {}
 
     def weighted_votes(self, query: Query) -> Votes:
-        """Returns the commits' votes for pieces, times their weight in the ranking."""
+        """Returns the votes for each piece, multiplied by their weight in the ranking."""
         if not self.weight:
             return Votes(np.zeros(self.number_of_pieces, np.float32), {})
         shares, commits = self.votes(query)
         return Votes(np.float32(self.weight) * shares, commits)
 
     def votes(self, query: Query, before: int | None = None) -> Votes:
-        """Lets the commits nearest to a query vote for the present versions of the pieces that they changed.
+        """Lets the commits most similar to a query vote for the pieces that now contain the functions they changed.
 
         Args:
-            before: only commits with a smaller number vote. By default, all commits may vote.
+            before: if given, only commits with a smaller number vote.
         """
         scores, perfect = self._scores(query, before)
         nearest = np.argsort(-scores, kind="stable")[:NEAREST]
@@ -82,7 +82,7 @@ class CommitMemory:
         return Votes(shares, commits)
 
     def functions(self, number: int) -> list[list[int]]:
-        """Returns the pieces of each function that a commit changed. Functions that are gone are left out."""
+        """Returns the pieces of each function that a commit changed. Functions that no longer exist are left out."""
         row = self.database.execute("SELECT functions FROM commits WHERE number = ?", (number,)).fetchone()
         if row is None:
             return []
@@ -94,15 +94,15 @@ class CommitMemory:
         return found
 
     def commit(self, number: int) -> Commit:
-        """Returns a commit in the form in which a result shows it."""
+        """Returns a commit in the form that results display."""
         query = "SELECT id, date, subject FROM commits WHERE number = ?"
         name, date, subject = self.database.execute(query, (number,)).fetchone()
         return Commit(name[:10], time.strftime("%Y-%m-%d", time.gmtime(date)), subject)
 
     def _scores(self, query: Query, before: int | None) -> tuple[np.ndarray, float]:
-        """Returns the BM25 score of each commit's subject, float32[commits].
+        """Returns each commit's BM25 score, float32[commits], computed from its subject.
 
-        Also returns the score of a typical subject that contains the whole query.
+        The second value is the score of a typical subject that contains the whole query.
         """
         count = len(self.numbers) if before is None else int(np.searchsorted(self.numbers, before))
         scores = np.zeros(count, np.float32)
@@ -120,7 +120,7 @@ class CommitMemory:
         return scores, perfect
 
     def _postings(self, term: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the commits that contain a term, as ascending positions, and their counts of the term."""
+        """Returns the commits whose subject contains a term, as ascending positions, and its count in each."""
         row = self.database.execute(
             "SELECT width, pieces, counts FROM commit_postings WHERE term = ?", (term,)
         ).fetchone()
@@ -130,7 +130,7 @@ class CommitMemory:
         return store.unpack(width, commits), np.frombuffer(counts, np.uint8).astype(np.float32)
 
     def _pieces(self, path: str, name: str, number: int) -> list[int]:
-        """Returns the pieces of the function that had this path and name in a commit."""
+        """Returns the current pieces of a function, given its path and name in a commit."""
         path = self._present_path(path, number)
         if path not in self._places:
             self._places[path] = self._names_of(path)
@@ -140,7 +140,7 @@ class CommitMemory:
         return places.get(name) or places.get(next(inner, ""), [])
 
     def _present_path(self, path: str, number: int) -> str:
-        """Follows the renames of a file since a commit."""
+        """Returns the current path of a file, following its renames since a commit."""
         seen = set()
         while path not in seen:
             seen.add(path)
@@ -158,7 +158,7 @@ class CommitMemory:
         return self.database.execute("SELECT 1 FROM files WHERE path = ?", (path,)).fetchone() is not None
 
     def _names_of(self, path: str) -> dict[str, list[int]]:
-        """Returns the pieces of a file by name."""
+        """Returns a file's pieces, keyed by name."""
         query = "SELECT first, pieces FROM files JOIN contents ON file = id WHERE path = ?"
         first, pieces = self.database.execute(query, (path,)).fetchone() or (0, "[]")
         named = defaultdict(list)

@@ -1,7 +1,7 @@
-"""Chooses the weight of an index's commit memory on the repository's newest commits.
+"""Chooses the weight of an index's commit memory with the repository's newest commits.
 
-The subject of each commit is a query to the index, with the memory of the commits before it. It should find the
-functions that the commit changed.
+Each commit's subject is a query to the index, with the memory of only the commits before it. The query should find the
+functions changed by the commit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DEPTH = 100  # pieces to consider
 
 
 class Choice(NamedTuple):
-    """The weight, the number of queries, and the MRR of each weight."""
+    """The chosen weight, the number of queries, and the MRR for each weight."""
 
     weight: float
     queries: int
@@ -48,7 +48,7 @@ def choose_weight(database: sqlite3.Connection) -> Choice:
 
 
 def _queries(database: sqlite3.Connection, memory: CommitMemory) -> list[tuple[int, str, set[int]]]:
-    """Returns (number, subject, pieces) of the newest commits that changed functions that still exist.
+    """Returns (number, subject, pieces) for the newest commits that changed functions that still exist.
 
     As in mining, a commit is left out if an earlier one has the same subject, because the memory would find that one.
     """
@@ -67,7 +67,7 @@ def _queries(database: sqlite3.Connection, memory: CommitMemory) -> list[tuple[i
 def _reciprocal_ranks(
     number: int, text: str, right: set[int], segments: store.Segments, memory: CommitMemory
 ) -> list[float]:
-    """Returns the reciprocal rank of the first right piece for each weight, or 0 if it is not among the first."""
+    """Returns the reciprocal rank of the first right piece for each weight, or 0 if it is not at the top."""
     query = ranking.parse_query(text)
     scores = ranking.score(query, segments)
     votes = memory.votes(query, before=number)

@@ -1,4 +1,4 @@
-"""Converts notebooks to plain text. Each line of a cell keeps its line number in the file."""
+"""Converts notebooks to plain text in which each line of a cell keeps its line number."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ _CELL = re.compile(rb"^# %% \[(\w+)\]$", re.MULTILINE)
 
 
 def is_notebook(path: str) -> bool:
-    """Returns True if a path is a notebook, by its ending."""
+    """Returns True if a path ends like that of a notebook."""
     return path.lower().endswith(".ipynb")
 
 
 def notebook_text(source: bytes) -> tuple[bytes, str] | None:
     """Converts a notebook to plain text.
 
-    Each cell starts with a line such as `# %% [code]`. Line numbers are those in a file that Jupyter writes, so
-    outputs and everything else become empty lines.
+    Each cell starts with a line such as `# %% [code]`. Line numbers match those in a file written by Jupyter, so
+    outputs and everything else outside the cells become empty lines.
 
-    Returns:
-        The text and the language of the code, or None if the source is not a notebook.
+    Returns: The text and the language of the code, or None if the source is not a notebook.
     """
     try:
         return _written(json.loads(source))
@@ -52,7 +51,7 @@ def _written(notebook: dict) -> tuple[bytes, str]:
 
 
 def cells(text: bytes) -> Iterator[tuple[int, str, bytes]]:
-    """Yields the number of lines before each cell, its kind, and its text up to the next cell."""
+    """Yields the number of lines before each cell, the kind of cell, and its text up to the next one."""
     marks = list(_CELL.finditer(text))
     ends = [*(mark.start() for mark in marks[1:]), len(text)]
     for mark, end in zip(marks, ends, strict=False):

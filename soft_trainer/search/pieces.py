@@ -1,4 +1,4 @@
-"""Splits a file into the pieces that are searched: functions, classes, and blocks of other lines."""
+"""Splits files into searchable pieces: functions, classes, and blocks of the remaining lines."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ TEXT_LANGUAGES = {"markdown", "restructuredtext", "text", "json", "yaml", "toml"
 
 @dataclass(slots=True)
 class Piece:
-    """Lines `start` to `end` of a file, both included. The first line of a file is line 1.
+    """A range of lines in a file, from `start` to `end` inclusive. Line numbers start at 1.
 
     Attributes:
-        name: the name of the function or class that the lines belong to, after its enclosing classes; empty for other
-            lines.
-        defines: the plain names that are defined here.
-        kind: `LINES` outside definitions, `CLASS` for the lines of a class around its members, and `WHOLE` for other
-            definitions and for notebooks.
+        name: the name of the function or class that contains the lines, qualified by its enclosing classes. Empty for
+            other lines.
+        defines: the unqualified names that are defined here.
+        kind: `LINES` for lines outside definitions, `CLASS` for those lines of a class that are not in its members,
+            and `WHOLE` for other definitions and for notebooks.
     """
 
     start: int
@@ -64,7 +64,7 @@ class Piece:
 
 
 def language_of(path: str, source: bytes) -> str:
-    """Returns the language of a file by its ending, or "text" if the ending is unknown."""
+    """Returns the language that a file's extension stands for, or "text" if the extension is unknown."""
     ending = "".join(path.rpartition("/")[2].rpartition(".")[1:]).lower()
     if ending == ".h" and _CPP_HEADER.search(source):
         return "cpp"
@@ -72,10 +72,10 @@ def language_of(path: str, source: bytes) -> str:
 
 
 def split(source: bytes, language: str, notebook: bool = False) -> list[Piece]:
-    """Splits a file into pieces, in order. Every line with a word is in exactly one of them.
+    """Splits a file into pieces, in order. Every line that contains a word is in exactly one of them.
 
     Args:
-        notebook: True if the source is the result of `notebook_text`, which is split into cells first.
+        notebook: True if the source was returned by `notebook_text`. It is then split into cells first.
     """
     parts = list(cells(source)) if notebook else []
     if not parts:
@@ -125,7 +125,7 @@ def first_paragraph(text: bytes) -> bytes:
 
 
 def _blocks(lines: list[bytes], start: int, end: int, piece: Piece, language: str) -> list[Piece]:
-    """Splits lines `start` to `end` into blocks of at most `MAX_LINES`. Blocks without a word are left out."""
+    """Splits lines `start` to `end` into blocks of at most `MAX_LINES`. Blocks that contain no word are left out."""
     while start <= end and not lines[start - 1].strip():
         start += 1
     while start <= end and not lines[end - 1].strip():
@@ -146,7 +146,7 @@ def _blocks(lines: list[bytes], start: int, end: int, piece: Piece, language: st
 
 
 def _with_comments(lines: list[bytes], start: int, least: int) -> int:
-    """Returns the first line of the comments and decorators directly above line `start`, but at least line `least`."""
+    """Returns the first line of the comments and decorators directly above line `start`, or `least` if it is later."""
     if start > least + 1 and not lines[start - 2].strip() and lines[start - 3].rstrip().endswith(b"*/"):
         start -= 1
     while start > least and _COMMENT_OR_DECORATOR.match(lines[start - 2]):
@@ -155,9 +155,9 @@ def _with_comments(lines: list[bytes], start: int, least: int) -> int:
 
 
 def _definitions(source: bytes, language: str) -> list[Piece]:
-    """Returns functions, classes and types in order, outer ones before inner ones.
+    """Returns functions, classes and types in order, each before those that it contains.
 
-    A function inside a function of at most `MAX_LINES` belongs to that function.
+    A function nested in a function of at most `MAX_LINES` is not a piece, but part of the outer one.
     """
     root = parse(source, language, PARSE_SECONDS)
     spans = []

@@ -1,8 +1,8 @@
-"""Scores files and pieces by a query, from the postings of the index.
+"""Scores files and pieces for a query, using the index's postings.
 
-The score of a file is a sum of shares from 0 to 1, each times a round weight. The weights were chosen on a coarse grid
-(0, half, once, double) over 769 judged queries of 39 repositories, by cross-validation. `benchmarks/search_study.md`
-has the figures, including those of eleven repositories that were not used for any choice.
+A file's score is a weighted sum of features from 0 to 1. The weights were chosen by cross-validation on a coarse grid
+(0, half, once, double) over 769 judged queries for 39 repositories. `benchmarks/search_study.md` has the results,
+which include eleven repositories that were never used for a choice.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class Query(NamedTuple):
     """A parsed query.
 
     Args:
-        kind: "symbol" for one identifier, "sentence" for text with small words or at least five words, otherwise
+        kind: "symbol" for one identifier, "sentence" for text with stop words or at least five words, otherwise
             "words".
-        words: its significant words as they were typed.
+        words: the significant words as typed.
         terms: the weight of each term.
     """
 
@@ -73,7 +73,7 @@ class Query(NamedTuple):
 
 
 def parse_query(text: str) -> Query:
-    """Parses a query, which may be empty."""
+    """Parses a query. The query may be empty."""
     typed = WORD.findall(text)[:MAX_WORDS]
     telling = [word for word in typed if word.lower() not in STOP_WORDS] or typed
     weights = {term: 1.0 for word in telling for term in terms(word)}
@@ -90,12 +90,12 @@ def parse_query(text: str) -> Query:
 
 
 class Scores(NamedTuple):
-    """The scores of all files and of all pieces for a query.
+    """The scores of all files and pieces for a query.
 
     Args:
         files: float[files], 0 for a file that does not match.
         pieces: float[pieces].
-        matched: True if a word of the query occurs, or if a commit voted.
+        matched: True if the index contains a word of the query, or if a commit voted.
     """
 
     files: np.ndarray
@@ -110,12 +110,12 @@ def score(
     votes: np.ndarray | None = None,
     similarity_weight: float = 1.0,
 ) -> Scores:
-    """Scores all files and pieces by a query's words and, if given, by an encoder and by the votes of commits.
+    """Scores all files and pieces by the words of a query and, if given, by an encoder and by commits' votes.
 
     Args:
-        similarity: float32[pieces], the encoder's similarity to the query, NaN for a piece without an embedding.
+        similarity: float32[pieces], the encoder's similarity to the query, or NaN for a piece without an embedding.
         votes: float32[pieces], the weighted votes of commits.
-        similarity_weight: a factor on the encoder's weight in `SIMILARITY`.
+        similarity_weight: multiplies the encoder's weights in `SIMILARITY`.
     """
     gather = _Gathered(segments, query.kind)
     for term, weight in query.terms.items():
@@ -142,15 +142,15 @@ def score(
 
 
 def with_votes(scores: Scores, segments: Segments, votes: np.ndarray) -> Scores:
-    """Adds the votes of commits to the scores of pieces. A file gets the votes of its piece with the most votes."""
+    """Adds commits' votes to the scores of pieces. A file gets the votes of its piece with the most votes."""
     files = scores.files + np.maximum.reduceat(votes, segments.firsts[:-1])
     return Scores(files, scores.pieces + votes, scores.matched or bool(votes.any()))
 
 
 def _share(similarity: np.ndarray) -> np.ndarray:
-    """Scales similarities to shares, which are 1 for the most similar piece and 0 for the median and below.
+    """Rescales similarities so that the most similar piece has 1, and the median piece and all below it have 0.
 
-    A similarity of 0.5 has a different meaning for each encoder, but how much a piece stands out does not.
+    Encoders disagree on what a similarity of 0.5 means, but for any of them a piece may stand out from the others.
     """
     known = similarity[~np.isnan(similarity)]
     if not len(known):
@@ -165,7 +165,7 @@ def _share(similarity: np.ndarray) -> np.ndarray:
 
 
 class _Gathered:
-    """The sums over the terms of a query, from which scores are computed."""
+    """The sums over a query's terms from which the scores are computed."""
 
     def __init__(self, segments: Segments, kind: str):
         self.segments = segments
@@ -184,7 +184,7 @@ class _Gathered:
         self.total = 0.0
 
     def add(self, term: str, weight: float) -> None:
-        """Adds the contribution of one term."""
+        """Adds one term's contribution."""
         postings = self.segments.postings
         pieces, counts = postings(term)
         named, own, folders, summary = (postings(sign + term)[0] for sign in (NAME, OWN_NAME, PATH, SUMMARY))
@@ -209,12 +209,12 @@ class _Gathered:
             self.piece_summary[summary] += rarity
 
     def add_defined(self, pieces: np.ndarray, share: float) -> None:
-        """Adds the pieces that define a name in the query."""
+        """Adds the pieces that define a name that occurs in the query."""
         self.defined[self.owners[pieces]] = np.maximum(self.defined[self.owners[pieces]], share)
         self.piece_defined[pieces] = np.maximum(self.piece_defined[pieces], share)
 
     def scores(self, similar: np.ndarray | None) -> Scores:
-        """Returns the sums of all shares, including `similar`, the weighted shares of similarity by piece."""
+        """Returns the weighted sum of all features, including `similar`, each piece's weighted similarity."""
         segments = self.segments
         total = self.total or 1.0
         best = np.maximum.reduceat(self.text, segments.firsts[:-1])
@@ -242,7 +242,9 @@ class _Gathered:
         return Scores(files, pieces, self.total > 0)
 
     def _files(self, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the distinct files of ascending pieces, and the position of each file's first piece in `pieces`."""
+        """Returns the distinct files of pieces in ascending order, and the position in `pieces` of each file's first
+        piece.
+        """
         owners = self.owners[pieces]  # `np.unique` would sort them and take ten times as long
         if not len(owners):
             return owners, np.zeros(0, np.int64)
@@ -251,12 +253,12 @@ class _Gathered:
 
 
 def _largest(values: np.ndarray) -> float:
-    """Returns the largest value, by which others can be divided: it is above 0."""
+    """Returns the largest value, or a small positive number if that is 0, so that it is safe to divide by."""
     return max(float(values.max()), 1e-9)
 
 
 def discounts(segments: Segments, candidates: np.ndarray) -> np.ndarray:
-    """Returns a factor for each file. Tests, texts, and generated, deep or probably vendored files count less."""
+    """Returns a factor for each file, which is lower for tests, plain texts, and generated, deep or vendored files."""
     depth = segments.traits[:, TRAITS.index("depth")].astype(np.float32)
     if candidates.any():
         depth = np.maximum(depth - depth[candidates].min(), 0)
@@ -269,9 +271,9 @@ def discounts(segments: Segments, candidates: np.ndarray) -> np.ndarray:
 def order_pieces(
     scores: Scores, segments: Segments, allowed: np.ndarray | None, limit: int
 ) -> list[tuple[int, float]]:
-    """Returns (piece, score) of the best pieces, best first.
+    """Returns (piece, score) for the best pieces, best first.
 
-    The other pieces of a file count less than its best piece. They come before other files only if they match nearly
+    A file's other pieces get a lower score than its best one. They come before other files only if they match nearly
     as well.
 
     Args:
@@ -312,7 +314,7 @@ def order_pieces(
 
 @lru_cache(maxsize=2)
 def _norms(segments: Segments) -> tuple[np.ndarray, np.ndarray]:
-    """Computes BM25's length normalisation of pieces and files. Cached: it takes a third of a query's time."""
+    """Computes BM25's length normalisation of pieces and files. Cached, because it takes a third of a query's time."""
     pieces = segments.lengths.astype(np.float32)
     files = np.add.reduceat(pieces, segments.firsts[:-1])
     return length_norm(pieces), length_norm(files)

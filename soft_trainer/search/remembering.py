@@ -1,6 +1,7 @@
-"""Reads the commits of a repository into an index: their subjects, and the functions that each changed.
+"""Reads a repository's commits into an index: their subjects and the functions that each changed.
 
-Commits are chosen as in mining. They are stored as they were; a search looks up where their functions are now.
+The same commits are chosen as in mining. They are stored as they were, and a search finds out where their functions
+are now.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ _AT_ONCE = 200  # commits to write in one transaction
 
 @dataclass
 class State:
-    """The progress of reading commits.
+    """How far commits have been read.
 
     Attributes:
-        head, target, done: all commits that `head` reaches have been read, and the first `done` of the others that
-            `target` reaches.
-        source: the folder in the repository, and where a shallow clone ends.
-        read: the number of commits that were read.
+        head, target, done: all commits reachable from `head` have been read, and so have the first `done` of those
+            that only `target` reaches.
+        source: the folder in the repository, and the commits at which a shallow clone ends.
+        read: the number of commits that have been read.
         kept: the number of commits that can vote.
-        unreadable: the number of commits that lack an object.
-        number: the number of the next commit. A parent has a smaller number than its child.
+        unreadable: the number of commits with a missing object.
+        number: the number of the next commit. Parents have smaller numbers than their children.
         weight: the weight of the votes.
         weighed: the number of commits that could vote when the weight was chosen.
-        measured: the `Choice` of the weight.
+        measured: the `Choice` of this weight.
     """
 
     source: list[str]
@@ -63,12 +64,12 @@ class State:
 
     @classmethod
     def of(cls, database: sqlite3.Connection) -> State | None:
-        """Returns the state of an index's memory, or None if it has none."""
+        """Returns the state of an index's memory, or None if nothing was read yet."""
         kept = store.get_meta(database, "memory")
         return cls(**kept) if kept else None
 
     def save(self, database: sqlite3.Connection) -> None:
-        """Writes the state."""
+        """Stores the state in the database."""
         store.set_meta(database, "memory", asdict(self))
 
 
@@ -79,16 +80,15 @@ def remember(
     repository: str | None = None,
     tip: str | None = None,
 ) -> list[str]:
-    """Reads the new commits of a folder's repository. If there are many new ones, it chooses the weight again.
+    """Reads new commits from a folder's repository. If there are many, the weight is chosen again.
 
-    If the index has its history turned off, it forgets all commits.
+    If history is turned off for this index, all commits are forgotten.
 
     Args:
-        repository: the repository, if it is not the folder's own.
+        repository: the repository to read, if it is not the one that contains the folder.
         tip: the commit whose tree is in the folder. By default, HEAD.
 
-    Returns:
-        Notices about problems.
+    Returns: Notices about problems.
     """
     place = repository_of(folder)
     if repository:
@@ -119,10 +119,10 @@ def remember(
 def read_commits(
     database: sqlite3.Connection, repository: str, prefix: str = "", tip: str | None = None, progress: bool = False
 ) -> None:
-    """Reads the commits since the last time, and forgets commits that are no longer in the history.
+    """Reads the commits made since the last call, and forgets those that are no longer in the history.
 
     Args:
-        prefix: only functions below this folder are stored.
+        prefix: store only functions below this folder.
         tip: the newest commit. By default, HEAD.
 
     Raises:
@@ -162,7 +162,7 @@ def forget(database: sqlite3.Connection) -> None:
 
 
 def _turn_to(tip: str, opened, database: sqlite3.Connection, state: State) -> None:
-    """Starts reading up to `tip`. Commits that it does not reach, as after a rebase, are forgotten."""
+    """Makes `tip` the commit to read up to. Commits that it does not reach are forgotten, as after a rebase."""
     gone = git.commits_oldest_first(opened, state.head, tip) if state.head else []
     with store.transaction(database):
         for table in ("commits", "renames"):
@@ -174,7 +174,7 @@ def _turn_to(tip: str, opened, database: sqlite3.Connection, state: State) -> No
 
 
 def _read_to_target(reader: ChangeReader, database: sqlite3.Connection, state: State, progress: bool) -> None:
-    """Reads the commits between `head` and `target` in groups, so that an interruption loses little."""
+    """Reads the commits between `head` and `target` in groups, so that little is lost if it is interrupted."""
     waiting = git.commits_oldest_first(reader.repository, state.target, state.head)[state.done :]
     label = "Reading commits" if progress and len(waiting) >= MIN_SHOWN else None
     with Progress(label, len(waiting), "commit") as bar:
@@ -191,7 +191,7 @@ def _read_to_target(reader: ChangeReader, database: sqlite3.Connection, state: S
 
 
 def _read(reader: ChangeReader, commit: str) -> Change:
-    """Returns the change that a commit makes. It is empty if an object is missing, as in a partial clone."""
+    """Returns the change made by a commit. It is empty if an object is missing, as in a partial clone."""
     try:
         return reader.read(commit)
     except (git.pygit2.GitError, OSError):
@@ -199,7 +199,7 @@ def _read(reader: ChangeReader, commit: str) -> Change:
 
 
 def _keep(change: Change, reader: ChangeReader, database: sqlite3.Connection, state: State) -> None:
-    """Writes a commit."""
+    """Stores one commit."""
     prefix = state.source[0]
     places = dict.fromkeys((row["path"], row["func_name"]) for row in change.functions)
     inside = [[path[len(prefix) :], name] for path, name in places if path.startswith(prefix)]
@@ -218,7 +218,7 @@ def _keep(change: Change, reader: ChangeReader, database: sqlite3.Connection, st
 
 
 def _write_postings(database: sqlite3.Connection) -> None:
-    """Writes the postings of all subjects again. This takes less time than reading the commits."""
+    """Rewrites the postings of all subjects, which takes less time than reading the commits."""
     for table in ("memory", "commit_postings"):
         database.execute(f"DELETE FROM {table}")
     rows = database.execute("SELECT number, subject FROM commits ORDER BY number").fetchall()

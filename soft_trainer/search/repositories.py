@@ -1,4 +1,4 @@
-"""Reads the data of a git repository: its location, its tracked files and its settings. Needs no git and no pygit2."""
+"""Reads a git repository's location, tracked files and settings without git or pygit2."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _VALUE = re.compile(r'(?:"(?:[^"\\]|\\.)*"|\\.|[^"\\#;])*')  # up to a comment
 
 
 def repository_of(folder: str) -> tuple[str, str] | None:
-    """Returns the repository around a folder, and the folder's path in it, which is empty or ends with `/`.
+    """Returns the repository that contains a folder, and the folder's path in it, which is empty or ends with `/`.
 
     Returns None if the folder is not in a repository.
     """
@@ -34,7 +34,7 @@ def repository_of(folder: str) -> tuple[str, str] | None:
 
 
 def head_time(repository: str) -> int:
-    """Returns the time when HEAD last moved, in ns, or 0 if it is unknown."""
+    """Returns the time in ns when HEAD last moved, or 0 if it is unknown."""
     folder = Path(working_tree_dir(repository))
     try:
         moved = folder / "logs" / "HEAD"
@@ -62,7 +62,7 @@ def repository_dir(top: str) -> str:
 
 
 def excludes_file(top: str) -> str:
-    """Returns the path in the setting `core.excludesFile`, or git's default for it."""
+    """Returns the path from the setting `core.excludesFile`, or git's default path."""
     home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     everywhere = [os.path.join(home, "git", "config"), os.path.expanduser("~/.gitconfig")]
     if os.environ.get("GIT_CONFIG_GLOBAL"):
@@ -76,7 +76,7 @@ def excludes_file(top: str) -> str:
 
 
 def _settings(path: str, depth: int = 0) -> Iterator[tuple[str, str]]:
-    """Yields the settings of a configuration file and of the files that it includes unconditionally."""
+    """Yields the settings from a configuration file and from the files that it includes unconditionally."""
     source = read_regular(os.path.realpath(path), _MAX_CONFIG_BYTES)
     if isinstance(source, str) or depth > _MAX_INCLUDES:
         return
@@ -100,11 +100,11 @@ def _settings(path: str, depth: int = 0) -> Iterator[tuple[str, str]]:
 
 
 class TrackedFiles:
-    """The tracked files of a repository, which no rule can exclude.
+    """The files that a repository tracks, which no rule can exclude.
 
     Args:
         top: the repository's working tree.
-        prefix: the part of every path that leads to the repository, which is empty or ends with a slash.
+        prefix: what comes before the repository in every path. Empty, or ends with a slash.
     """
 
     def __init__(self, top: str, prefix: str):
@@ -116,11 +116,11 @@ class TrackedFiles:
         return self._next(path) == path
 
     def holds_below(self, path: str) -> bool:
-        """Returns True if a file below a folder is tracked."""
+        """Returns True if any file below a folder is tracked."""
         return self._next(f"{path}/").startswith(f"{path}/")
 
     def _next(self, path: str) -> str:
-        """Returns the first tracked path that is equal to `path` or after it, or "" if there is none."""
+        """Returns the first tracked path that is not before `path` in alphabetical order, or "" if there is none."""
         place = bisect_left(self._paths, path)
         return "".join(self._paths[place : place + 1])
 
@@ -136,7 +136,7 @@ class TrackedFiles:
 
 
 def _tracked(index: bytes) -> Iterator[str]:
-    """Yields the paths in a repository's index, in any of its three formats."""
+    """Yields the paths in a repository's index file, whichever of its three formats it has."""
     _, version, count = struct.unpack_from(">4sII", index)
     place = 12
     name = b""
