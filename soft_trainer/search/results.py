@@ -1,4 +1,4 @@
-"""The results of a search, and checks of a query."""
+"""Defines search results, and validates queries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHOWN_LINES = 4
 
 @dataclass(frozen=True)
 class Commit:
-    """A commit that changed a result: its short hash, its day and its subject."""
+    """A commit that changed the piece: its short hash, its date and its subject."""
 
     hash: str
     date: str
@@ -22,16 +22,16 @@ class Commit:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """A piece of a file: a function, a class or some lines.
+    """One result: a function, a class, or some lines of a file.
 
     Attributes:
-        path: relative to the indexed folder, with `/`.
-        start_line, end_line: the first and the last line, counted from 1.
+        path: the path relative to the indexed folder, with `/`.
+        start_line, end_line: the first and the last line. Line numbers start at 1.
         language: the language of the file.
-        name: the name of the function or class after its enclosing names, or empty.
-        score: larger is better. Scores of different queries cannot be compared.
-        text: the lines.
-        commits: the commits with words like the query's that changed the piece.
+        name: the qualified name of the function or class, or "" for other lines.
+        score: higher is better. Scores of different queries cannot be compared.
+        text: the text of the lines.
+        commits: the commits that changed the piece and whose subjects resemble the query.
     """
 
     path: str
@@ -44,11 +44,11 @@ class SearchResult:
     commits: tuple[Commit, ...] = ()
 
     def as_dict(self) -> dict:
-        """Returns the fields by name, for `--json`."""
+        """Returns the fields as a dict, for `--json`."""
         return asdict(self) | {"score": round(self.score, 4)}
 
     def signature(self) -> tuple[int, str]:
-        """Returns (line number, text) of the line that defines the name, or of the first line with a word."""
+        """Returns (line number, text) for the line that defines the name, or for the first line with a word."""
         own = re.split(r"[.:#]+", self.name)[-1]
         named = re.compile(rf"(?<!\w){re.escape(own)}(?!\w)")
         lines = self._lines() or [(self.start_line, "")]
@@ -58,14 +58,14 @@ class SearchResult:
         return lines[0]
 
     def telling_lines(self, wanted: set[str]) -> list[tuple[int, str]]:
-        """Returns (line number, text) of the signature and of the lines with the most query terms, in file order."""
+        """Returns (line number, text) for the signature and for the lines with the most query terms, in file order."""
         first = self.signature()
         others = set(self._lines()) - {first}
         best = sorted(others, key=lambda line: (-len(wanted & _terms(line[1][:1000])), line))
         return sorted([first, *best[: SHOWN_LINES - 1]])
 
     def _lines(self) -> list[tuple[int, str]]:
-        """Returns (line number, text) of the lines with a word."""
+        """Returns (line number, text) for each line that contains a word."""
         return [line for line in enumerate(self.text.split("\n"), self.start_line) if WORD.search(line[1])]
 
 

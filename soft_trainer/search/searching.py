@@ -2,11 +2,10 @@
 
 A query takes these steps:
 
-1. `parse_query` (ranking.py) finds the significant words of the query and their terms.
-2. Every index provides a `Snapshot` (snapshot.py): everything that a search reads, in one transaction. `_View` joins
-   the snapshots.
-3. `score` (ranking.py) scores every file and piece by words, by an encoder and by earlier commits.
-4. `order_pieces` (ranking.py) takes the best pieces that the filters allow, and the snapshot reads their texts.
+1. `parse_query` (ranking.py) extracts the query's significant words and their terms. 2. Each index provides a
+`Snapshot` (snapshot.py), which reads everything a search needs in one transaction. `_View` combines the snapshots. 3.
+`score` (ranking.py) scores all files and pieces by words, by an encoder and by past commits. 4. `order_pieces`
+(ranking.py) takes the best pieces that pass the filters, and the snapshots read their texts.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ SIMILAR_TERMS = 16  # the number of terms that represent a piece in a search for
 
 
 class Searchable(AbstractContextManager):
-    """The base of one index and of several: everything that can be asked of them.
+    """The base class for one index and for several. It has everything that users can ask of them.
 
     Args:
-        labelled: the indexes, by the label that comes before their paths.
+        labelled: the indexes, keyed by the label that precedes their paths.
     """
 
     def __init__(self, labelled: dict[str, CodeIndex]):
@@ -65,11 +64,11 @@ class Searchable(AbstractContextManager):
         Args:
             query: a name, words, or a sentence.
             limit: the maximum number of results.
-            path: only files that match this pattern, such as `src/**`, `*.py` or `**/views/*`. With several indexes,
-                it may start with the name of a folder.
-            language: only files in this language.
-            name: only functions and classes with this name, in which `*` matches anything.
-            lexical: do not use embeddings.
+            path: search only files that match this pattern, such as `src/**`, `*.py` or `**/views/*`. With several
+                indexes, the pattern may start with the name of a folder.
+            language: search only files in this language.
+            name: search only functions and classes with this name, in which `*` matches anything.
+            lexical: ignore embeddings.
             commits: use the votes of commits.
 
         Raises:
@@ -94,12 +93,12 @@ class Searchable(AbstractContextManager):
             return view.best(scores, allowed, limit, votes)
 
     def similar(self, path: str, line: int, limit: int = 10, lexical: bool = False) -> list[SearchResult]:
-        """Finds pieces like the piece at a line of a file, best first.
+        """Finds pieces like the one at a line of a file, best first.
 
-        They share its rare words and, if there is an encoder, are near its embedding.
+        Similar pieces share its rare words and, if there is an encoder, have a similar embedding.
 
         Raises:
-            UserError: the file is not in the index, or it has no piece there.
+            UserError: the file is not in the index, or it has no piece at this line.
         """
         with self._view() as view:
             piece = view.piece_at(path, line)
@@ -113,7 +112,7 @@ class Searchable(AbstractContextManager):
             return view.best(scores, others, limit)
 
     def languages(self) -> list[str]:
-        """Returns the languages of the files, the most common first."""
+        """Returns the languages of the files, most common first."""
         counts: Counter[str] = Counter()
         for index in self.members:
             counts.update(dict(index.database.execute("SELECT language, count(*) FROM files GROUP BY 1")))
@@ -156,14 +155,13 @@ class Searchable(AbstractContextManager):
 
 
 class CodeIndexes(Searchable):
-    """Several indexes that are searched as if they were one, so that their scores can be compared.
+    """Several indexes that are searched as one, so that their scores are comparable.
 
-    The path of a result starts with the name of its folder. If two folders have the same name, it is the whole path.
+    A result's path starts with the name of its folder. If two folders have the same name, it starts with their full
+    paths.
 
-    Example:
-        >>> both = CodeIndexes([CodeIndex.build("server"), CodeIndex.build("client")])
-        >>> both.search("parse a date")[0].path
-        'server/dates.py'
+    Example: >>> both = CodeIndexes([CodeIndex.build("server"), CodeIndex.build("client")]) >>> both.search("parse a
+    date")[0].path 'server/dates.py'
     """
 
     def __init__(self, indexes: Sequence[CodeIndex]):
@@ -183,12 +181,12 @@ class CodeIndexes(Searchable):
 
     @property
     def folder(self) -> str:
-        """The names of the folders, for messages."""
+        """The names of the folders, for use in messages."""
         return ", ".join(index.folder for index in self.members)
 
     @property
     def notices(self) -> list[str]:
-        """The notices of all indexes, without repetitions."""
+        """The notices of all indexes, without duplicates."""
         notices = []
         for index in self.members:
             notices += index.notices
@@ -208,7 +206,7 @@ class CodeIndexes(Searchable):
 
 
 class _Part(NamedTuple):
-    """An index in a view: the label of its paths, its snapshot, and the slice of its pieces among all pieces."""
+    """One index in a view: the label of its paths, its snapshot, and the slice of all pieces that belongs to it."""
 
     label: str
     index: CodeIndex
@@ -217,11 +215,11 @@ class _Part(NamedTuple):
 
 
 class _View:
-    """The snapshots of several indexes as one, in which files and pieces are numbered together.
+    """Combines the snapshots of several indexes. Files and pieces are numbered across all of them.
 
     Args:
         labelled: see `Searchable`.
-        stack: closes the snapshots when it ends.
+        stack: closes the snapshots when it exits.
     """
 
     def __init__(self, labelled: dict[str, CodeIndex], stack: ExitStack):
@@ -236,7 +234,7 @@ class _View:
 
     @property
     def similarity_weight(self) -> float:
-        """The weight of the encoder. It is the same in all indexes whose similarities can be compared."""
+        """The encoder's weight. Indexes with comparable similarities share the same weight."""
         return min(part.snapshot.similarity_weight for part in self.parts)
 
     def allowed(self, path: str | None, language: str | None, name: str | None) -> np.ndarray | None:
@@ -257,7 +255,7 @@ class _View:
         return np.concatenate(allowed)
 
     def similarity_to_query(self, query: str) -> np.ndarray | None:
-        """Computes the similarity of all pieces to a query, which is NaN for a piece without an embedding.
+        """Computes each piece's similarity to a query. It is NaN for a piece without an embedding.
 
         Returns None if there is no encoder, or if the indexes have different encoders, whose similarities cannot be
         compared.
@@ -275,7 +273,7 @@ class _View:
         return similarity
 
     def similarity_to_piece(self, piece: int) -> np.ndarray | None:
-        """Computes the similarity of all pieces to one piece. Returns None if it has no embedding."""
+        """Computes each piece's similarity to a given piece, or returns None if that piece has no embedding."""
         own = self._part_of(piece)
         embedding = own.snapshot.embedding(piece - own.pieces.start)
         if embedding is None:
@@ -288,7 +286,7 @@ class _View:
         return similarity
 
     def votes(self, query: ranking.Query) -> Votes:
-        """Returns the weighted votes of all commits."""
+        """Returns the weighted votes of commits in all indexes."""
         shares = []
         commits = {}
         for part in self.parts:
@@ -301,7 +299,7 @@ class _View:
     def best(
         self, scores: ranking.Scores, allowed: np.ndarray | None, limit: int, votes: Votes = NO_VOTES
     ) -> list[SearchResult]:
-        """Returns the best allowed pieces, with the commits that voted for them."""
+        """Returns the best pieces that the filters allow, with the commits that voted for them."""
         results = []
         for piece, score in ranking.order_pieces(scores, self.segments, allowed, limit):
             part = self._part_of(piece)
@@ -313,7 +311,7 @@ class _View:
         """Returns the piece that contains a line of a file.
 
         Raises:
-            UserError: the file is not in the index, or it has no piece there.
+            UserError: the file is not in the index, or it has no piece at this line.
         """
         for part in self.parts:
             if path.startswith(part.label):
@@ -323,7 +321,7 @@ class _View:
         raise UserError(f"{path}:{line}: not in the index; give path and line as a search does")
 
     def query_like(self, piece: int) -> ranking.Query:
-        """Makes a query from the words of a piece that are rare but occur in other pieces too."""
+        """Makes a query from those words of a piece that are rare but also occur elsewhere."""
         part = self._part_of(piece)
         text = part.snapshot.result(piece - part.pieces.start).text
         counts: Counter[str] = Counter()

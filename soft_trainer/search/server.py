@@ -1,4 +1,4 @@
-"""Serves a search page on the loopback address. The page loads nothing from elsewhere."""
+"""Serves a search page on the loopback address. The page loads nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NO_TOKEN = b"This address lacks its token: take the whole address that `soft-tr
 
 
 class PageServer(ThreadingHTTPServer):
-    """A server for the page of an index. Its `url` has a random path that other pages cannot guess."""
+    """Serves the page for an index. Its `url` contains a random path that other pages cannot guess."""
 
     daemon_threads = True
 
@@ -73,7 +73,7 @@ class PageServer(ThreadingHTTPServer):
         return {"start_line": start, "text": shown, "open": open_at(text, options.get("language", ""), start)}
 
     def about(self, _: dict[str, str]) -> dict:
-        """Returns the folder, and the languages to choose from."""
+        """Returns the folder and the languages that the user can choose from."""
         index = self.served.index
         with self.served.lock:
             return {"folder": index.folder, "languages": index.languages()}
@@ -85,7 +85,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 30
 
     def do_GET(self) -> None:  # noqa: N802, the name that the standard library calls
-        """Answers with the page or with data. Rejects requests without the token or with another host."""
+        """Answers with the page or with data. Requests without the token or for another host are rejected."""
         address = urlsplit(self.path)
         parts = address.path.split("/")
         # Another site may make its own host name point here. The header then has that name.
@@ -125,7 +125,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_) -> None:
-        """Prints nothing, because a line for every key press would be noise."""
+        """Prints nothing, because each key press would print a line."""
 
 
 def serve_page(served: ServedIndex, query: str = "", port: int = 0, editor: str = EDITOR) -> None:

@@ -1,4 +1,4 @@
-"""Serves an index. It reads changed files before a query, and encodes pieces in the background."""
+"""Keeps an index up to date while it serves queries. Pieces are encoded in the background."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ CHECK_SECONDS = 5.0
 
 
 class ServedIndex:
-    """Answers the queries of a page or an agent with one index or several, one query at a time.
+    """Answers queries from a page or an agent with one index or several, one query at a time.
 
     Args:
-        update: read changed files before a search, and encode new pieces between searches.
-        lexical: do not use embeddings.
+        update: whether to read changed files before a search, and encode new pieces between searches.
+        lexical: whether to ignore embeddings.
     """
 
     def __init__(self, index: CodeIndex | CodeIndexes, update: bool = True, lexical: bool = False):
@@ -36,15 +36,17 @@ class ServedIndex:
         self.keepers = [_Keeper(member, update, lexical) for member in index.members]
 
     def search(self, query: str, limit: int, **filters: str | None) -> tuple[list[SearchResult], list[str]]:
-        """Returns the results and notices. It does not wait for an encoder."""
+        """Returns results and notices, without waiting for an encoder."""
         return self._answer(partial(self.index.search, query, limit, **filters))
 
     def similar(self, path: str, line: int, limit: int) -> tuple[list[SearchResult], list[str]]:
-        """Returns pieces like the piece at a line of a file, and notices."""
+        """Returns pieces like the one at a line of a file, and notices."""
         return self._answer(partial(self.index.similar, path, line, limit))
 
     def text_of(self, path: str) -> str | None:
-        """Returns the text of an indexed file, or None if the path is not in the index, as for an ignored file."""
+        """Returns a file's text as it was when indexed, or None if the path is not in the index, like that of an ignored
+        file.
+        """
         with self.lock:
             self._refresh()
             return self.index.text_of(path)
@@ -65,7 +67,7 @@ class ServedIndex:
 
 
 class _Keeper:
-    """Keeps one index up to date. It reads files when asked, and encodes and reads commits in the background."""
+    """Keeps one index up to date. Files are read on request; pieces are encoded and commits read in the background."""
 
     def __init__(self, index: CodeIndex, update: bool, lexical: bool):
         self.index = index
@@ -83,11 +85,11 @@ class _Keeper:
         self._start_encoder()
 
     def ready(self) -> bool:
-        """Returns True if a search would not have to wait for the encoder."""
+        """Returns True if a search need not wait for the encoder."""
         return self.loaded.is_set() or not self.index.model
 
     def take_notices(self, was_ready: bool) -> list[str]:
-        """Returns notices about the encoder, and clears the notices of the index."""
+        """Returns notices about the encoder and the index, and clears those of the index."""
         self.index.notices = []
         if self.lexical or not self.index.model:
             return []
@@ -96,7 +98,7 @@ class _Keeper:
         return [f"new pieces are not encoded: {self.problem}"] if self.problem else []
 
     def refresh(self) -> None:
-        """Reads changed files, unless it has just looked for them. Looking takes long in a large tree."""
+        """Reads changed files, unless it did so a moment ago. In a large tree, looking for changes takes long."""
         self._start_encoder()
         started = time.monotonic()
         if self.update and started >= self.next_check:
@@ -107,7 +109,7 @@ class _Keeper:
             self.next_check = ended + min((ended - started) / CHECK_SHARE, CHECK_SECONDS)
 
     def _remember(self) -> None:
-        """Reads new commits in another process, so that no search waits for it."""
+        """Reads new commits in a separate process, so that no search has to wait."""
         place = repository_of(self.index.folder)
         moved = head_time(place[0]) if place else -1
         if moved != self.commits_read:
@@ -122,7 +124,7 @@ class _Keeper:
             threading.Thread(target=self._encode, daemon=True).start()
 
     def _encode(self) -> None:
-        """Loads the encoder, then encodes new pieces in a loop."""
+        """Loads the encoder and then keeps encoding new pieces."""
         while True:
             try:
                 with CodeIndex.open(self.index.index_dir) as index:  # a thread has its own connection
@@ -140,6 +142,6 @@ class _Keeper:
 
 
 def read_commits(index_dir: Path) -> None:
-    """Reads the new commits of an index's repository. If this fails, the index stays unchanged."""
+    """Reads new commits into an index. If this fails, the index stays as it is."""
     with suppress(UserError), CodeIndex.open(index_dir) as index:
         index.remember(wait=False)

@@ -1,4 +1,4 @@
-"""The view that a search has of an index: segments, embeddings, filters, and the texts of results."""
+"""Gives a search its view of an index: segments, embeddings, filters, and the texts of results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from soft_trainer.search.words import whole
 
 
 class Snapshot:
-    """Everything that a search reads from one index, in one transaction.
+    """Everything that a search reads from one index, in a single transaction.
 
     Attributes:
         state: the state of the embeddings, or None if the index has no encoder.
@@ -42,21 +42,21 @@ class Snapshot:
 
     @property
     def similarity_weight(self) -> float:
-        """The weight of the encoder in the ranking. It is 1 unless `learning` has set another."""
+        """The encoder's weight in the ranking: 1, unless `learning` has set another."""
         return (self.state or {}).get("weight", 1.0)
 
     def similarity(self, embedding: np.ndarray) -> np.ndarray:
-        """Computes the similarity of every piece to a query, float32[pieces]. It is NaN without an embedding."""
+        """Computes each piece's similarity to a query, float32[pieces]. It is NaN for a piece without an embedding."""
         return np.append(vectors.similarities(self.vectors, embedding), np.float32(np.nan))[self.slots]
 
     def embedding(self, piece: int) -> np.ndarray | None:
-        """Returns the embedding of a piece, or None if it has none."""
+        """Returns a piece's embedding, or None if it has none."""
         if not self.state or self.slots[piece] < 0:
             return None
         return self.vectors[self.slots[piece]].astype(np.float32)
 
     def allowed(self, path: str | None, languages: set[str] | None, name: str | None, label: str) -> np.ndarray:
-        """Returns the pieces that pass the filters, bool[pieces]. A path may match with or without its `label`."""
+        """Returns the pieces that pass the filters, bool[pieces]. Paths are matched with and without the `label`."""
         segments = self.segments
         files = segments.live.copy()
         if languages is not None:
@@ -77,7 +77,7 @@ class Snapshot:
         return pieces
 
     def _terms_of_name(self, name: str) -> list[str]:
-        """Returns the terms of definitions with a name, in which `*` matches anything."""
+        """Returns the index terms for definitions with a name, in which `*` matches anything."""
         plain = re.findall(r"[\w$*]+", name)[-1:]  # without its classes
         term = DEFINED + whole("".join(plain))
         if "*" not in term:
@@ -86,7 +86,7 @@ class Snapshot:
         return [known for (known,) in self.database.execute(query) if fnmatchcase(known, term)]
 
     def piece_at(self, path: str, line: int) -> int | None:
-        """Returns the piece that contains a line of a file, or the next piece, or None if there is none."""
+        """Returns the piece that contains a line of a file, otherwise the next piece, or None if neither exists."""
         query = "SELECT first, pieces FROM files JOIN contents ON file = id WHERE path = ?"
         row = self.database.execute(query, (path,)).fetchone()
         if row is None:
@@ -98,11 +98,11 @@ class Snapshot:
         return None
 
     def result(self, piece: int, score: float = 0.0, label: str = "", votes: Sequence[int] = ()) -> SearchResult:
-        """Returns a piece as a result, with its text and the nearest commits that voted for it.
+        """Returns a piece as a search result, with its text and the most similar commits that voted for it.
 
         Args:
-            label: the text before the path.
-            votes: the numbers of the commits, nearest first.
+            label: a prefix for the path.
+            votes: the numbers of the commits, most similar first.
         """
         file = int(self.segments.owners[piece])
         query = "SELECT path, language, pieces, text FROM files JOIN contents ON file = id WHERE id = ?"

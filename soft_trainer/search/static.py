@@ -34,10 +34,10 @@ def default_static_folder() -> Path:
 
 
 def static_folder(name: str) -> Path | None:
-    """Returns the folder of a static encoder, or None for any other encoder.
+    """Returns the folder of a static encoder, or None if the encoder is not static.
 
     Args:
-        name: a folder, or a name on the Hub whose files are in the cache.
+        name: a folder, or a Hub name whose files are cached.
     """
     folder = Path(name)
     if not folder.is_dir():
@@ -59,15 +59,15 @@ def static_folder(name: str) -> Path | None:
 
 
 class StaticSearchEncoder:
-    """A static encoder for search. Its embeddings, float32[n, d] of length one, are compared by dot product.
+    """A static encoder for search. Its embeddings, float32[n, d], have length one and are compared by dot product.
 
     Args:
-        name: the folder or the name that identifies the encoder in an index.
-        folder: its folder.
-        truncate_dim: keep this many dimensions of every embedding. By default, all.
+        name: the folder or Hub name that identifies the encoder in an index.
+        folder: the folder that contains its files.
+        truncate_dim: the number of leading dimensions to keep. By default, all.
 
     Raises:
-        UserError: a file cannot be read, or the encoder has fewer dimensions.
+        UserError: a file cannot be read, or the encoder has fewer dimensions than `truncate_dim`.
     """
 
     def __init__(self, name: str, folder: Path, truncate_dim: int | None = None):
@@ -100,7 +100,7 @@ class StaticSearchEncoder:
         return self._normalized(np.array([self._vectors[ids[:length]].sum(0) for ids in rows]))
 
     def codes(self, texts: list[str], languages: list[str]) -> np.ndarray:
-        """Embeds pieces. Their languages make no difference."""
+        """Embeds pieces of code. Languages are ignored."""
         length = self._profile["code_length"]
         texts = [self._profile["code_prefix"] + text for text in texts]
         if not self._splits_words or length < NO_LENGTH:
@@ -114,7 +114,7 @@ class StaticSearchEncoder:
         return self._normalized(_sums([list(map(number.__getitem__, text)) for text in words], word_vectors))
 
     def _normalized(self, sums: np.ndarray) -> np.ndarray:
-        """Scales sums of vectors to length one. This makes it unnecessary to divide by the number of tokens."""
+        """Scales sums of vectors to length one. The sums need not be divided by the number of tokens first."""
         embeddings = sums[:, : self.truncate_dim]
         norms = np.linalg.norm(embeddings, axis=1, keepdims=True)
         return embeddings / np.maximum(norms, 1e-12)
@@ -128,13 +128,13 @@ class StaticSearchEncoder:
         return [list(chain.from_iterable(map(self._ids.__getitem__, each))) for each in words]
 
     def _learn(self, words: set[str]) -> None:
-        """Tokenises the words that have not been tokenised yet."""
+        """Tokenises the words that have not been seen before."""
         if len(self._ids) > KEPT_WORDS:
             self._ids.clear()
         self._add(sorted(word for word in words if word not in self._ids))
 
     def _add(self, words: list[str]) -> None:
-        """Tokenises words in a single call, which is five times as fast as a call for each."""
+        """Tokenises words in a single call, which is five times as fast as one call per word."""
         encoding = self._tokenizer.encode(" ".join(words), add_special_tokens=False)
         starts = np.fromiter(map(itemgetter(0), encoding.offsets), np.int64, len(encoding.ids))
         ends = np.cumsum([len(word) + 1 for word in words])
@@ -145,13 +145,13 @@ class StaticSearchEncoder:
             first = last
 
     def _splits(self) -> bool:
-        """Returns True if the ids of a text are the concatenated ids of its words."""
+        """Returns True if a text's ids are the concatenated ids of its words."""
         words = [self._tokenizer.encode(word, add_special_tokens=False).ids for word in WORD.findall(PROBE)]
         return self._tokenizer.encode(PROBE, add_special_tokens=False).ids == list(chain.from_iterable(words))
 
 
 def _sums(rows: Sequence[Sequence[int]], vectors: np.ndarray) -> np.ndarray:
-    """Adds up vectors, float32[rows, d]. Each row is a list of indices of `vectors`."""
+    """Sums vectors, float32[rows, d]. Each row is a list of indices into `vectors`."""
     from scipy.sparse import csr_array  # slow to import, and a search has too few to need it
 
     ends = np.cumsum([0, *map(len, rows)])

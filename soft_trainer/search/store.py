@@ -1,9 +1,8 @@
-"""The index on disk: one SQLite file, which is only changed in transactions.
+"""Stores an index in one SQLite file, which is changed only in transactions.
 
-Postings say which pieces contain a term. Those of one term and segment are a blob, which NumPy reads as a whole.
-SQLite's
-FTS5 was measured: over 250,000 pieces, its `bm25()` takes 300 ms for a question of common words, because it visits
-every row.
+Postings list the pieces that contain a term. Those of one term and segment are a blob that NumPy reads as a whole.
+SQLite's FTS5 was measured: over 250,000 pieces, its `bm25()` takes 300 ms for a question of common words, because it
+visits every row.
 """
 
 from __future__ import annotations
@@ -64,14 +63,14 @@ def cache_dir() -> Path:
 
 
 def default_index_dir(folder: str | os.PathLike[str]) -> Path:
-    """Returns the folder of a tree's index in the user's cache, because the tree may belong to another user."""
+    """Returns the folder for a tree's index, in the user's cache because the tree may belong to another user."""
     real = os.path.realpath(folder)
     name = re.sub(r"\W", "-", os.path.basename(real))[:40]
     return cache_dir() / "search" / f"{name}-{hashlib.sha256(os.fsencode(real)).hexdigest()[:16]}"
 
 
 def find_index_dir(folder: str | os.PathLike[str]) -> Path | None:
-    """Returns the index of a folder or of its nearest parent that has one, or None.
+    """Returns the index of a folder or of its nearest indexed parent, or None if there is none.
 
     Raises:
         UserError: the folder does not exist.
@@ -86,7 +85,11 @@ def find_index_dir(folder: str | os.PathLike[str]) -> Path | None:
 
 
 def make_index_dir(index_dir: Path, folder: str) -> None:
-    """Makes a private folder for an index. Raises UserError if it is inside the tree, or if it cannot be made."""
+    """Makes a private folder for an index.
+
+    Raises:
+        UserError: the folder is inside the tree or cannot be made.
+    """
     if os.path.commonpath([os.path.realpath(index_dir), folder]) == folder:
         place = "it lies in the tree that is indexed"
         raise UserError(f"index_dir={index_dir}: {place}; choose a folder outside {folder}")
@@ -101,7 +104,7 @@ def make_index_dir(index_dir: Path, folder: str) -> None:
 
 
 def _check_owner(index_dir: Path) -> None:
-    """Raises UserError if another user could have written the index."""
+    """Raises UserError if another user could have written to the index."""
     database = index_dir / DATABASE
     owners = {index_dir.stat().st_uid}
     if os.path.lexists(database):
@@ -129,10 +132,10 @@ def connect(index_dir: Path, create: bool = False) -> sqlite3.Connection:
     """Opens the database.
 
     Args:
-        create: make the tables if there are none, or if they have an older format.
+        create: whether to make the tables if they do not exist or have an older format.
 
     Raises:
-        UserError: the database is missing or damaged, it has another format, or another user may have written it.
+        UserError: the database is missing or damaged, has another format, or could have been written by another user.
     """
     path = index_dir / DATABASE
     if not create and not path.is_file():
@@ -174,7 +177,7 @@ def connect(index_dir: Path, create: bool = False) -> sqlite3.Connection:
 
 @contextmanager
 def transaction(database: sqlite3.Connection) -> Iterator[None]:
-    """Commits everything in the body, or nothing."""
+    """Commits everything that happens in its body, or nothing."""
     database.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -204,8 +207,7 @@ def insert_postings(
 ) -> None:
     """Writes a segment's postings: `vocabulary[term[i]]` occurs `count[i]` times in piece `piece[i]`.
 
-    Piece numbers are stored as the differences between neighbours. All differences of a term have the same width, the
-    smallest that fits the largest of them.
+    Piece numbers are delta-encoded. All deltas of a term have the same width, the smallest that the largest one needs.
 
     Args:
         entries: the arrays `term`, `piece` (ascending) and `count`.
@@ -239,7 +241,7 @@ def insert_postings(
 
 
 def unpack(width: int, pieces: bytes) -> np.ndarray:
-    """Decodes the pieces of one term and segment, int64[n] in ascending order."""
+    """Decodes the pieces for one term in one segment, int64[n] in ascending order."""
     first = np.frombuffer(pieces, "<u4", 1)
     differences = np.frombuffer(pieces, _WIDTHS[width], offset=4)
     return np.cumsum(np.concatenate([first, differences]), dtype=np.int64)
@@ -251,7 +253,7 @@ def count_segments(database: sqlite3.Connection) -> int:
 
 
 def compact(database: sqlite3.Connection) -> None:
-    """Merges all live postings into one segment and renumbers files and pieces, if this saves enough."""
+    """Merges all live postings into one segment and renumbers files and pieces, if this saves enough space."""
     segments = Segments(database)
     files = database.execute("SELECT id, first, count FROM files ORDER BY first").fetchall()
     old = np.array(files, np.int64).reshape(-1, 3)
@@ -297,19 +299,19 @@ def compact(database: sqlite3.Connection) -> None:
 
 
 def insert_segment(database: sqlite3.Connection, number: int, *arrays: Sequence) -> None:
-    """Stores the data for ranking: length, file and kind of each piece, and language and traits of each file."""
+    """Stores what ranking needs: each piece's length, file and kind, and each file's language and traits."""
     blobs = [np.asarray(array).astype(kind).tobytes() for array, kind in zip(arrays, _ARRAYS.values(), strict=True)]
     database.execute("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?)", (number, *blobs))
 
 
 class Segments:
-    """The data of all segments.
+    """The arrays of all segments.
 
     Attributes:
-        lengths, owners, kinds: the number of terms, the file and the kind of each piece.
-        languages, traits: the language and the traits of each file.
+        lengths, owners, kinds: each piece's number of terms, file and kind.
+        languages, traits: each file's language and traits.
         live: False for a file that has been removed.
-        firsts: the first piece of each file, and the number of pieces at the end.
+        firsts: each file's first piece, followed by the number of pieces.
     """
 
     def __init__(self, database: sqlite3.Connection):
@@ -324,12 +326,12 @@ class Segments:
         self.firsts = np.searchsorted(self.owners, np.arange(len(self.languages) + 1))
 
     def _column(self, name: str) -> np.ndarray:
-        """Reads an array of all segments."""
+        """Reads one array across all segments."""
         rows = self.database.execute(f"SELECT {name} FROM segments ORDER BY id")
         return np.frombuffer(b"".join(blob for (blob,) in rows), _ARRAYS[name])
 
     def postings(self, term: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the live pieces that contain a term, ascending int64[n], and their counts of it, float32[n]."""
+        """Returns the live pieces that contain a term, int64[n] in ascending order, and its counts, float32[n]."""
         query = "SELECT width, pieces, counts FROM postings WHERE term = ? ORDER BY segment"
         rows = self.database.execute(query, (term,)).fetchall()
         if not rows:
@@ -338,10 +340,10 @@ class Segments:
         return pieces, counts.astype(np.float32)
 
     def joined(self, rows: list[tuple[int, bytes, bytes]]) -> tuple[np.ndarray, np.ndarray]:
-        """Joins the postings of a term in several segments. Returns the live pieces and their counts, uint8[n].
+        """Joins a term's postings across segments. Returns the live pieces and the term's count in each, uint8[n].
 
         Args:
-            rows: (width, pieces, counts) in each segment.
+            rows: (width, pieces, counts) for each segment.
         """
         pieces = np.concatenate([unpack(width, blob) for width, blob, _ in rows])
         counts = np.frombuffer(b"".join(row[2] for row in rows), np.uint8)
@@ -352,7 +354,7 @@ class Segments:
 
 
 class JoinedSegments:
-    """The segments of several indexes, with the attributes of `Segments`."""
+    """The segments of several indexes, with the same attributes as `Segments`."""
 
     def __init__(self, parts: tuple[Segments, ...]):
         self.parts = parts
@@ -375,7 +377,7 @@ class JoinedSegments:
         self.firsts = np.append(np.concatenate(firsts), pieces)
 
     def postings(self, term: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the result of `Segments.postings` for all indexes."""
+        """Returns what `Segments.postings` returns, for all indexes together."""
         pieces = []
         counts = []
         for part, first in zip(self.parts, self.first_pieces, strict=True):
@@ -387,7 +389,7 @@ class JoinedSegments:
 
 @lru_cache(maxsize=2)
 def joined_segments(parts: tuple[Segments, ...]) -> Segments | JoinedSegments:
-    """Returns the segments of several indexes as one."""
+    """Joins the segments of several indexes."""
     if len(parts) == 1:
         return parts[0]
     return JoinedSegments(parts)

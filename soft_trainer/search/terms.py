@@ -1,4 +1,4 @@
-"""Turns files into texts, pieces and counts of terms for the index."""
+"""Reads files for the index: splits them into pieces and counts the terms in each."""
 
 from __future__ import annotations
 
@@ -35,17 +35,18 @@ _PACKAGE_FILES = {"__init__", "index", "mod"}
 
 @dataclass
 class Batch:
-    """A batch of files, in the form that the index stores, with their terms.
+    """A batch of files with their terms, in the form in which the index stores them.
 
     Attributes:
-        files: for each file its path, its language, the number of its pieces, a digest, JSON of `[start, end, name]`
-            of each piece, and the compressed text.
-        traits: the values of `store.TRAITS` for each file.
-        lengths, kinds: the number of terms and the kind of each piece.
+        files: for each file its path, language, number of pieces and digest, `[start, end, name]` of each piece as
+            JSON, and the compressed text.
+        traits: each file's values for `store.TRAITS`.
+        lengths, kinds: each piece's number of terms and kind.
         skipped: the files that cannot be searched, with the reason.
-        touched: the files whose content has not changed.
+        touched: the files with a new time but the same content.
         vocabulary: the terms.
-        term, piece, count: term `vocabulary[term[i]]` occurs `count[i]` times in piece `piece[i]` of all `files`.
+        term, piece, count: term `vocabulary[term[i]]` occurs `count[i]` times in piece `piece[i]`. Pieces are numbered
+            across all `files`.
     """
 
     files: list[tuple[str, str, int, bytes, str, bytes]] = field(default_factory=list)
@@ -61,11 +62,11 @@ class Batch:
 
 
 def read_batch(root: str, known: Mapping[str, tuple | None]) -> Batch:
-    """Reads files, splits them and counts their terms.
+    """Reads files, splits them into pieces and counts their terms.
 
     Args:
         root: the indexed folder.
-        known: the paths of the files, with their (digest, language) in the index or None.
+        known: the paths to read. The values are each file's (digest, language) in the index, or None for a new file.
     """
     batch = Batch()
     numbers = defaultdict(count().__next__)
@@ -116,7 +117,7 @@ def read_batch(root: str, known: Mapping[str, tuple | None]) -> Batch:
 
 
 def read_source(root: str, path: str) -> tuple[bytes, str] | str:
-    """Returns the text and the language of a file, or the reason to leave it out."""
+    """Returns a file's text and language, or the reason for leaving it out."""
     full = os.path.join(root, path)
     language = ""
     if is_notebook(path):
@@ -134,7 +135,7 @@ def read_source(root: str, path: str) -> tuple[bytes, str] | str:
 
 
 def _pieces(path: str, source: bytes, language: str) -> Iterator[tuple[Piece, bytes, set[str]]]:
-    """Yields each piece of a file with its text and its signed terms: those of names, path and documentation."""
+    """Yields each piece of a file with its text and its marked terms, taken from names, the path and documentation."""
     lines = source.split(b"\n")
     own_name, folders = _name_and_folders(path)
     # The first piece gets the terms of the path.
@@ -152,12 +153,14 @@ def _pieces(path: str, source: bytes, language: str) -> Iterator[tuple[Piece, by
 
 
 def _marked(sign: str, words: list[str]) -> set[str]:
-    """Returns the terms of words, with the sign that says where they occur."""
+    """Returns the terms of words, each with a sign for the place where it occurs."""
     return {sign + term for word in words for term in terms(word)}
 
 
 def _name_and_folders(path: str) -> tuple[str, str]:
-    """Splits a path into the file name without its ending, and the folders. `__init__` gets its folder's name."""
+    """Splits a path into the file name without extension, and the folders. For `__init__`, the name is that of its
+    folder.
+    """
     folders, _, name = path.rpartition("/")
     own = name.lstrip(".").rsplit(".", 1)[0]
     if own.lower() in _PACKAGE_FILES and folders:

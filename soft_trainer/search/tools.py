@@ -1,4 +1,4 @@
-"""Serves search tools to an agent over standard input and output, with the Model Context Protocol."""
+"""Serves search tools to agents over standard input and output with the Model Context Protocol."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UNTRUSTED = (
 
 
 def tool_server(served: ServedIndex):
-    """Makes the server with its tools. Raises UserError if the extra `mcp` is missing."""
+    """Creates the server and its tools. Raises UserError if the extra `mcp` is not installed."""
     try:
         from mcp.server import MCPServer  # an optional dependency
         from mcp.server.mcpserver.tools import Tool
@@ -111,7 +111,7 @@ def _reader(served: ServedIndex) -> Callable[..., str]:
 
 
 def _shown(results: list[SearchResult], notices: list[str], max_tokens: int) -> str:
-    """Formats fenced results and their notices."""
+    """Formats results with their notices, and fences them."""
     shown = _within(results, max_tokens)
     answer = [_fenced("\n\n".join(shown))] if shown else []
     if len(shown) < len(results):
@@ -120,7 +120,7 @@ def _shown(results: list[SearchResult], notices: list[str], max_tokens: int) -> 
 
 
 def _within(results: list[SearchResult], max_tokens: int) -> list[str]:
-    """Fits results into about `max_tokens`. The best ones are shown in full, the others as signatures."""
+    """Fits results into about `max_tokens`. The best ones get their full text, the others only their signature."""
     left = TOKEN_LETTERS * max_tokens - len(_fenced(""))
     shown = []
     for place, result in enumerate(results):
@@ -139,7 +139,7 @@ def _within(results: list[SearchResult], max_tokens: int) -> list[str]:
 
 @contextmanager
 def _tool_errors():
-    """Decorates a tool so that a UserError becomes an error of the protocol."""
+    """Decorates a tool so that a UserError is reported as an error of the protocol."""
     from mcp.server.mcpserver.exceptions import ToolError
 
     try:
@@ -149,11 +149,11 @@ def _tool_errors():
 
 
 def _titled(title: str, text: str) -> str:
-    """Adds a title line above a text."""
+    """Puts a title line above a text."""
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in title) + "\n" + text
 
 
 def _fenced(text: str) -> str:
-    """Encloses text from files, including names, in two lines that no file can predict."""
+    """Encloses text that comes from files, including names, between two lines that no file can predict."""
     fence = f"UNTRUSTED FILE TEXT {secrets.token_hex(8)}"
     return f"<<<{fence}\n{text}\n{fence}>>>"

@@ -39,7 +39,7 @@ class Changes(NamedTuple):
 
 
 def find_changes(database: sqlite3.Connection, folder: str) -> Changes | None:
-    """Compares the sizes and times of a tree's files with the index. Returns None if nothing has changed."""
+    """Compares the sizes and times of a tree's files with those in the index. Returns None if nothing has changed."""
     listing = list_tree(folder, **store.get_meta(database, "patterns", {}))
     listing.skipped = {path.encode(errors="replace").decode(): why for path, why in listing.skipped.items()}
     known: dict[str, Stat | None] = {}
@@ -61,7 +61,7 @@ def find_changes(database: sqlite3.Connection, folder: str) -> Changes | None:
 
 
 def apply_changes(database: sqlite3.Connection, folder: str, changes: Changes, progress: bool) -> None:
-    """Writes changed files, one segment at a time. The index is consistent after each commit."""
+    """Writes changed files segment by segment. The index is consistent after every commit."""
     with store.transaction(database):
         _remove(database, changes.removed)
         database.execute("DELETE FROM skipped WHERE size IS NULL")
@@ -87,7 +87,7 @@ def apply_changes(database: sqlite3.Connection, folder: str, changes: Changes, p
 
 
 def tidy(database: sqlite3.Connection) -> None:
-    """Drops dead postings if this saves enough, frees unused pages, and empties SQLite's log."""
+    """Drops dead postings if this saves enough space, frees unused pages, and truncates SQLite's log."""
     with store.transaction(database):
         store.compact(database)
     database.executescript("PRAGMA incremental_vacuum")  # `execute` would free only one page
@@ -95,7 +95,7 @@ def tidy(database: sqlite3.Connection) -> None:
 
 
 def _read_all(folder: str, files: dict[str, tuple | None], progress: bool) -> Iterator[Batch]:
-    """Reads files in batches, in several processes if there are many."""
+    """Reads files in batches, with several processes if there are many."""
     rows = list(files.items())
     batches = [dict(rows[start : start + BATCH_FILES]) for start in range(0, len(rows), BATCH_FILES)]
     workers = min(os.cpu_count() or 1, len(batches))
@@ -113,7 +113,7 @@ def _read_all(folder: str, files: dict[str, tuple | None], progress: bool) -> It
 
 
 def _may_fork() -> bool:
-    """Returns True if a forked process cannot inherit a lock that another thread holds, such as a thread of torch."""
+    """Returns True if forking is safe, because no other thread, such as one of torch's, can hold a lock."""
     return sys.platform == "linux" and threading.active_count() == 1 and "torch" not in sys.modules
 
 
@@ -123,7 +123,7 @@ def _start_worker() -> None:
 
 
 def _write(database: sqlite3.Connection, stats: dict[str, Stat], vocabulary: list[str], batches: list[Batch]) -> None:
-    """Writes batches as one segment and commits. Files with unchanged content only get a new time."""
+    """Writes batches as one segment and commits. Only the time is updated for files with the same content."""
     with store.transaction(database):
         for batch in batches:
             _remove(database, [*batch.skipped, *(row[0] for row in batch.files)])
@@ -138,7 +138,7 @@ def _write(database: sqlite3.Connection, stats: dict[str, Stat], vocabulary: lis
 def _write_segment(
     database: sqlite3.Connection, stats: dict[str, Stat], vocabulary: list[str], batches: list[Batch]
 ) -> None:
-    """Writes the files of batches, their pieces and postings."""
+    """Writes the files of several batches, with their pieces and postings."""
     known = store.get_meta(database, "languages", [])
     segments = store.Segments(database)
     file = len(segments.languages)
@@ -166,7 +166,7 @@ def _write_segment(
 
 
 def _remove(database: sqlite3.Connection, paths: list[str]) -> None:
-    """Removes files. Their pieces stay in the segments as dead pieces until the segments are rewritten."""
+    """Removes files. Their pieces remain in the segments as dead pieces until the segments are rewritten."""
     rows = [(path,) for path in paths]
     database.executemany("INSERT INTO dead SELECT id FROM files WHERE path = ?", rows)
     database.executemany("DELETE FROM contents WHERE file = (SELECT id FROM files WHERE path = ?)", rows)

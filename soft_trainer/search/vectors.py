@@ -1,8 +1,8 @@
-"""Stores embeddings as rows of a float16 file that only grows. SQLite records how many rows are valid.
+"""Stores embeddings as rows of an append-only float16 file. SQLite records how many rows are valid.
 
-A row is written before the transaction that refers to it, and never changed afterwards. A killed process therefore
-leaves rows that are never read, and a reader never sees part of a row. Rows that no piece uses are dropped when the
-file is next rewritten, under another name.
+A row is written before the transaction that refers to it, and never changes afterwards. If a process is killed, it may
+leave rows that are never read, but no reader ever sees part of a row. Rows that no piece uses are dropped the next
+time the file is rewritten under a new name.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ ROWS_AT_ONCE = 1 << 14  # rows to convert to float32 at once, so that they stay 
 
 
 class SearchEncoder:
-    """An encoder of `soft_trainer.encoders`. Its embeddings, float32[n, d], are compared by dot product.
+    """An encoder loaded with `soft_trainer.encoders`. Its embeddings, float32[n, d], are compared by dot product.
 
     Args:
-        name: the folder or the name on the Hub.
-        truncate_dim: keep this many dimensions of every embedding. By default, as many as `load_encoder` keeps.
+        name: the folder or Hub name.
+        truncate_dim: the number of leading dimensions to keep. By default, as many as `load_encoder` keeps.
 
     Raises:
         UserError: the encoder cannot be loaded.
@@ -73,8 +73,8 @@ class SearchEncoder:
     def _encoder_of_codes(self):
         """The same encoder with a second tokenizer.
 
-        For a page, one thread searches while another encodes pieces. A tokenizer has only one maximum length at a
-        time, so that the threads would truncate each other's texts.
+        While a page is served, one thread searches and another encodes pieces. A tokenizer has only one maximum length
+        at a time, so with a shared one the threads would truncate each other's texts.
         """
         return dataclasses.replace(self._encoder, tokenizer=copy.deepcopy(self._encoder.tokenizer))
 
@@ -83,7 +83,7 @@ class SearchEncoder:
         return self._comparable(self._encoder.encode_queries(texts)).float().cpu().numpy()
 
     def codes(self, texts: list[str], languages: list[str]) -> np.ndarray:
-        """Embeds pieces."""
+        """Embeds pieces of code."""
         from soft_trainer.dataflow import DATA_FLOW_LANGUAGES  # imports tree-sitter
 
         # Text in another language has no data flow. It is read like Python code with a syntax error.
@@ -92,10 +92,10 @@ class SearchEncoder:
 
 
 def open_encoder(name: str, truncate_dim: int | None = None) -> SearchEncoder | StaticSearchEncoder:
-    """Opens an encoder by its folder or Hub name. A static encoder is opened without torch.
+    """Opens an encoder, given its folder or Hub name. A static encoder is opened without torch.
 
     Raises:
-        UserError: it cannot be loaded.
+        UserError: the encoder cannot be loaded.
     """
     folder = static_folder(name)
     if folder is not None:
@@ -104,16 +104,18 @@ def open_encoder(name: str, truncate_dim: int | None = None) -> SearchEncoder | 
 
 
 def embedded_text(path: str, name: str, text: str) -> str:
-    """Returns the text for an encoder, which starts with path and name: a method says little without its class."""
+    """Returns the text to embed for a piece. It starts with path and name, because a method means little without its
+    class.
+    """
     if name:
         return f"{path} {name}\n{text}"
     return f"{path}\n{text}"
 
 
 def embed_pieces(database: sqlite3.Connection, index_dir: Path, encoder: SearchEncoder, progress: bool) -> None:
-    """Encodes every piece that lacks an embedding. If it is stopped, a later call continues.
+    """Encodes every piece that has no embedding yet. If it is interrupted, a later call continues.
 
-    Other processes and threads may change the index at the same time, but only one may encode.
+    Other processes and threads may change the index at the same time, but only one at a time may encode.
     """
     state = _state_for(database, encoder)
     # The rows of all encoded texts by digest, including texts of files that have changed or disappeared.
@@ -153,7 +155,7 @@ def unencoded(database: sqlite3.Connection) -> int:
 
 
 def forget(database: sqlite3.Connection, index_dir: Path) -> None:
-    """Deletes all embeddings and the name of their encoder."""
+    """Deletes all embeddings, and the name of their encoder."""
     with transaction(database):
         database.execute("DELETE FROM vectors")
         database.execute("DELETE FROM meta WHERE key = 'vectors'")
@@ -162,7 +164,7 @@ def forget(database: sqlite3.Connection, index_dir: Path) -> None:
 
 
 def weigh(database: sqlite3.Connection, weight: float) -> None:
-    """Sets the weight of the encoder in the ranking, until another encoder replaces it."""
+    """Sets the encoder's weight in the ranking. The weight applies until another encoder takes its place."""
     with transaction(database):
         set_meta(database, "vectors", get_meta(database, "vectors") | {"weight": weight})
 
@@ -187,15 +189,14 @@ def _state_for(database: sqlite3.Connection, encoder: SearchEncoder) -> dict:
 
 
 def vector_file(index_dir: Path, number: int) -> Path:
-    """Returns the file of the embeddings. Every rewrite uses the next number."""
+    """Returns the path of an embedding file. Each rewrite uses the next number."""
     return index_dir / f"vectors-{number:06d}.f16"
 
 
 def _pending(database: sqlite3.Connection, count: int) -> list[tuple[str, bytes, list[tuple[bytes, str, str]]]]:
-    """Returns the next files without embeddings, with about `count` pieces in all.
+    """Returns the next files that lack embeddings, with about `count` pieces in total.
 
-    Returns:
-        The path of each file, the digest of its content, and (digest, text, language) of each piece.
+    Returns: For each file, its path, a digest of its content, and (digest, text, language) for each piece.
     """
     query = f"SELECT path, digest, language, pieces, text FROM files JOIN contents ON file = id {_WITHOUT_VECTORS}"
     group = []
@@ -216,7 +217,7 @@ def _pending(database: sqlite3.Connection, count: int) -> list[tuple[str, bytes,
 def _commit(
     database: sqlite3.Connection, index_dir: Path, encoder: SearchEncoder, state: dict, slots: dict, group: list
 ) -> int:
-    """Encodes the new pieces of a group of files and records them in one transaction. Returns their number."""
+    """Encodes the new pieces of a group of files and records them in one transaction. Returns how many there were."""
     new = {}
     for _, _, pieces in group:
         for digest, text, language in pieces:
@@ -242,7 +243,7 @@ def _commit(
 
 
 def _append(path: Path, row: int, vectors: np.ndarray) -> None:
-    """Writes rows to a file, starting at `row`. They overwrite the rows that a killed process left."""
+    """Writes rows to a file, starting at `row`. This overwrites any rows left by a killed process."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "wb") as file:
         file.seek(row * vectors.shape[1] * 2)
@@ -252,7 +253,7 @@ def _append(path: Path, row: int, vectors: np.ndarray) -> None:
 
 
 def _compacted(database: sqlite3.Connection, index_dir: Path, state: dict) -> dict:
-    """Copies the used embeddings to a new file if enough of the old file is unused. Returns the new state."""
+    """Copies the embeddings in use to a new file if enough of the old one is unused. Returns the new state."""
     rows = database.execute("SELECT file, slots FROM vectors ORDER BY file").fetchall()
     used = np.unique(np.frombuffer(b"".join(slots for _, slots in rows), "<i4"))
     if len(used) >= state["rows"] * (1 - MAX_DEAD_SHARE) - 16:
@@ -283,10 +284,10 @@ def open_vectors(index_dir: Path, state: dict) -> np.ndarray:
 
 
 def similarities(vectors: np.ndarray, query: np.ndarray) -> np.ndarray:
-    """Computes the dot products of all rows with a query's embedding, which is scaled to length one: float32[rows].
+    """Computes the dot product of every row with the normalised embedding of a query, float32[rows].
 
-    If the query's encoder has loaded torch, torch computes them in float16, which NumPy cannot do and which is five
-    times as fast. This only affects the order of near ties, so the best thousand are computed again in float32.
+    If torch is loaded already, for the query's encoder, it multiplies in float16. NumPy cannot do that, and it is five
+    times as fast. To order near ties correctly, the best thousand are computed again in float32.
     """
     query = query / max(float(np.linalg.norm(query)), 1e-9)
     torch = sys.modules.get("torch")

@@ -1,4 +1,4 @@
-"""Compares searches of a repository on its latest commits: by words, by commits, by encoders, by external programs."""
+"""Compares searches on a repository's latest commits: by words, by commits, by encoders and by external programs."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Verdict(NamedTuple):
     Args:
         queries: the queries.
         cut: the commit whose tree was searched.
-        measured: the measures of every query, by system and by level, which is "files" or "functions".
-        notices: remarks for the user.
+        measured: each query's measures, keyed by system and by level, which is "files" or "functions".
+        notices: messages for the user.
     """
 
     queries: list[JudgedQuery]
@@ -55,16 +55,16 @@ def compare_searches(
     external: str | None = None,
     index_dir: str | os.PathLike[str] | None = None,
 ) -> Verdict:
-    """Searches the tree before the newest commits for the functions that they changed. Their subjects are the queries.
+    """Searches the tree before the newest commits for the functions that they changed, with their subjects as queries.
 
     Args:
-        language: the language of the functions. By default, the one that most files are in.
-        models: the encoders. Each is used together with words.
-        external: a command with `{query}` that prints paths, best first.
-        index_dir: the folder of the index. By default, a temporary one.
+        language: the language of the functions. By default, the most common one in the repository.
+        models: the encoders. Each is combined with words.
+        external: a command that contains `{query}` and prints paths, best first.
+        index_dir: the folder for the index. By default, a temporary one.
 
     Raises:
-        UserError: there are no queries (see `history_queries`), a model cannot be loaded, or the command cannot be
+        UserError: no queries can be made (see `history_queries`), a model cannot be loaded, or the command cannot be
             started.
     """
     program = ExternalSearch(external) if external else None
@@ -90,7 +90,7 @@ def compare_searches(
 def _systems(
     index: CodeIndex, mined: MinedHistory, models: Sequence[str], truncate_dim: int | None
 ) -> Iterator[tuple[str, Search]]:
-    """Yields the name and the search of each system. A search is valid until the next one is requested."""
+    """Yields the name of each system and its search function, which is valid until the next one is requested."""
     yield WORDS, search_of(index, lexical=True, commits=False)
     yield MEMORY, search_of(index, lexical=True, commits=True)
     yield POPULARITY, popular(mined)
@@ -101,7 +101,7 @@ def _systems(
 
 
 def search_of(index: CodeIndex, lexical: bool, commits: bool) -> Search:
-    """Returns a search of an index, optionally with its embeddings and with the votes of its commits."""
+    """Returns a function that searches an index, optionally with its embeddings and its commits' votes."""
 
     def search(query: str) -> list[Place]:
         results = index.search(query, DEPTH, lexical=lexical, commits=commits)
@@ -111,25 +111,25 @@ def search_of(index: CodeIndex, lexical: bool, commits: bool) -> Search:
 
 
 def popular(mined: MinedHistory) -> Search:
-    """Returns a search that ignores the query and lists the functions that most commits changed."""
+    """Returns a function that ignores the query and lists the most frequently changed functions."""
     earlier = Counter(row["url"] for split in ("train", "valid") for row in mined.rows[split])
     ranked = [Place(*mined.places[url]) for url, _ in earlier.most_common() if url in mined.places]
     return lambda query: ranked[:DEPTH]
 
 
 class ExternalSearch:
-    """Searches with another program, which prints one result per line, best first, as a path or as `path:line`.
+    """Searches with another program. It must print one result per line, best first, as a path or as `path:line`.
 
-    The query is a single argument, and no shell sees it, because anybody can write the subject of a commit.
+    The query is passed as a single argument and never through a shell, because anyone can write a commit's subject.
 
     Args:
-        command: the command line, with `{query}` in it.
+        command: the command line, which contains `{query}`.
 
     Attributes:
-        failures: the number of queries for which the program failed or took over ten seconds.
+        failures: the number of queries for which the program failed or took more than ten seconds.
 
     Raises:
-        UserError: the command has no `{query}`, or the program does not exist.
+        UserError: the command does not contain `{query}`, or the program does not exist.
     """
 
     def __init__(self, command: str):
@@ -147,7 +147,7 @@ class ExternalSearch:
         self.failures = 0
 
     def bound_to(self, tree: str) -> Search:
-        """Returns a search that starts the program in a tree."""
+        """Returns a search function that runs the program in a tree."""
         return lambda query: self._search(query, tree)
 
     def _search(self, query: str, tree: str) -> list[Place]:
@@ -180,7 +180,7 @@ def _kill_group(process: subprocess.Popen) -> None:
 
 
 def _place(line: str, tree: str) -> Place:
-    """Parses `path[:line]`. A result without a line counts for its file, but not for a function."""
+    """Parses `path[:line]`. A result without a line is credited with its file, but with no function."""
     path, number = _PLACE.fullmatch(line).groups()
     path = os.path.relpath(os.path.join(tree, path), tree)
     at = int(number) if number else 0
