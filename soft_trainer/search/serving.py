@@ -44,9 +44,7 @@ class ServedIndex:
         return self._answer(partial(self.index.similar, path, line, limit))
 
     def text_of(self, path: str) -> str | None:
-        """Returns a file's text as it was when indexed, or None if the path is not in the index, like that of an ignored
-        file.
-        """
+        """Returns a file's text as it was when indexed, or None if the file was not indexed."""
         with self.lock:
             self._refresh()
             return self.index.text_of(path)
