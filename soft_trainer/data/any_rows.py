@@ -1,4 +1,4 @@
-"""Reads rows with any column names from a file, a folder, a saved data set or the Hub, and splits them if needed."""
+"""Reads rows with any column names from files, a folder, a saved data set or the Hub, and splits them if needed."""
 
 from __future__ import annotations
 
@@ -42,26 +42,28 @@ def load_rows(
     split: bool = True,
     check: bool = True,
 ) -> DatasetDict | dict[str, Split | Dataset]:
-    """Loads pairs of a query and its code as the splits train, valid, test and codebase, in CodeSearchNet's columns.
+    """Loads pairs of a query and a code, with CodeSearchNet's column names, as the splits train, valid, test and
+    codebase.
 
     The column names in `PAIRS` are recognised. If there are only training rows, they are split: by repository if there
-    is such a column, otherwise at random, with equal queries and equal codes in the same split. Rows without `url` get
-    one that is made from their code. Without `codebase`, the corpus is made from valid and test.
+    is such a column, otherwise at random, with equal queries and equal codes kept in the same split. Rows without a
+    `url` get one derived from their code. If `codebase` is missing, the corpus consists of the codes in valid and
+    test.
 
-    For a folder of BEIR, CoSQA or CoSQA+, train, valid and test are each a `Split`, which has its own corpus.
+    For a folder in the layout of BEIR, CoSQA or CoSQA+, train, valid and test are each a `Split`, with its own corpus.
 
     Args:
-        source: a file or a folder of JSON lines, CSV or Parquet, a folder of `save_to_disk`, a folder of BEIR, CoSQA
-            or CoSQA+, a name on the Hub, or a data frame.
+        source: a file or a folder of JSON lines, CSV or Parquet, a folder written by `save_to_disk`, a folder in the
+            layout of BEIR, CoSQA or CoSQA+, a name on the Hub, or a data frame.
         query_column, code_column: the names of these columns, if they are not recognised.
         needed: the splits that must exist.
-        split: if False, the rows are not split. `test` then has the rows of test if there are any, otherwise those of
-            valid, otherwise all rows.
-        check: raise an error for rows without a query or a code.
+        split: if False, rows are not split. Only `test` is returned, with the rows of test if it exists, otherwise
+            those of valid, otherwise all rows.
+        check: whether to raise an error for rows without a query or a code.
 
     Raises:
-        UserError: the rows cannot be read, a column is missing or is not text, or a row has no text. The message gives
-            the file and line of the first such row.
+        UserError: the rows cannot be read, a column is missing or does not contain text, or a row has no text. The
+            message gives the file and line of the first such row.
     """
     framed = isinstance(source, pd.DataFrame)
     if not framed and has_judged_splits(Path(source)):
@@ -97,10 +99,10 @@ def load_rows(
 
 
 def _undivided(data: Mapping[str, Dataset]) -> DatasetDict:
-    """Returns a single test split with its corpus.
+    """Returns a test split with its corpus.
 
-    It has the rows of test if there are any, otherwise those of valid, otherwise all rows. The corpus is `codebase` if
-    there is one, otherwise the codes of the chosen rows.
+    It has the rows of test if that exists, otherwise those of valid, otherwise all rows. Its corpus is `codebase`, or
+    the codes of these rows if there is no `codebase`.
     """
     pairs = {}
     for name, rows in data.items():
@@ -119,7 +121,7 @@ def _undivided(data: Mapping[str, Dataset]) -> DatasetDict:
 
 
 def is_codesearchnet(folder: Path, query_column: str | None = None) -> bool:
-    """Returns True if all splits of a folder are JSON lines in CodeSearchNet's columns, judged by the first row."""
+    """Returns True if a folder has JSON lines in CodeSearchNet's columns. The first row decides."""
     if not folder.is_dir():
         return False
     files = split_files(folder)
@@ -137,7 +139,7 @@ def is_codesearchnet(folder: Path, query_column: str | None = None) -> bool:
 def _chosen_columns(
     data: dict[str, Dataset], query: str | None, code: str | None, source: str
 ) -> dict[str, Sequence[str]]:
-    """Returns the columns that may have each side's text, and prints the ones that were recognised."""
+    """Returns the columns that each side's text may come from, and prints those that were recognised."""
     names = list(dict.fromkeys(name for rows in data.values() for name in rows.column_names))
     for option, name in (("query_column", query), ("code_column", code)):
         if name is not None and name not in names:
@@ -150,7 +152,7 @@ def _chosen_columns(
 
 
 def _renamed(data: dict[str, Dataset], columns: Mapping[str, Sequence[str]], source: str) -> dict[str, Dataset]:
-    """Renames the chosen query and code columns to CodeSearchNet's names."""
+    """Renames the query and code columns to CodeSearchNet's names."""
     for side, targets in SIDES.items():
         if columns[side] != targets:
             (name,) = columns[side]
@@ -161,7 +163,7 @@ def _renamed(data: dict[str, Dataset], columns: Mapping[str, Sequence[str]], sou
 def _check_texts(
     data: Mapping[str, Dataset], columns: Mapping[str, Sequence[str]], source: str | Path | pd.DataFrame
 ) -> None:
-    """Raises UserError if rows have no text. The message gives the location of the first, and their number."""
+    """Raises UserError if any rows have no text. The message gives their number and the location of the first."""
     for split, rows in data.items():
         if "codebase" in data:
             sides = SIDES_OF[split]
@@ -182,7 +184,7 @@ def _check_texts(
 
 
 def _place(source: str | Path | pd.DataFrame, split: str, row: int) -> str:
-    """Returns the location of a row of a split, if possible by file and line."""
+    """Returns the location of a row in a split, by file and line if possible."""
     if isinstance(source, pd.DataFrame):
         return f"the data frame, row {row + 1}"
     path = Path(source)
@@ -195,7 +197,7 @@ def _place(source: str | Path | pd.DataFrame, split: str, row: int) -> str:
 
 
 def _as_text(rows: Dataset, name: str | None, targets: tuple[str, str], source: str) -> Dataset:
-    """Renames a column, if it exists, to the first of `targets`, or to the second if it contains lists of tokens."""
+    """Renames a column, if it exists, to the first of `targets`, or to the second one if it has lists of tokens."""
     if name not in rows.column_names:
         return rows
     feature = rows.features[name]
@@ -210,7 +212,7 @@ def _as_text(rows: Dataset, name: str | None, targets: tuple[str, str], source: 
 
 
 def _texts(rows: Dataset, columns: tuple[str, str]) -> list[Hashable]:
-    """Returns the texts of one side for comparison, with None for a row without a text."""
+    """Returns the texts of one side in a form that can be compared. A row without a text has None."""
     texts = rows[columns_in(rows, columns)[0]][:]
     if not any(isinstance(text, list) for text in texts):
         return texts
@@ -222,7 +224,7 @@ def _has_code(rows: Dataset) -> bool:
 
 
 def _with_urls(data: Mapping[str, Dataset]) -> dict[str, Dataset]:
-    """Derives missing urls from the code, so that equal codes become a single code of the corpus."""
+    """Derives missing urls from the code, so that rows with equal code share one code of the corpus."""
     with_urls = dict(data)
     for name, rows in data.items():
         if "url" not in rows.column_names and _has_code(rows):
@@ -235,7 +237,7 @@ def _with_urls(data: Mapping[str, Dataset]) -> dict[str, Dataset]:
 
 
 def _check_sides(rows: Dataset, sides: Iterable[str]) -> None:
-    """Raises UserError if the rows have no column for one of the sides."""
+    """Raises UserError if the rows have no column for queries or none for codes."""
     for side in sides:
         if not columns_in(rows, SIDES[side]):
             known = ", ".join(rows.column_names)
@@ -243,7 +245,7 @@ def _check_sides(rows: Dataset, sides: Iterable[str]) -> None:
 
 
 def _split(rows: Dataset) -> dict[str, Dataset]:
-    """Splits rows into about 80 % train, 10 % valid and 10 % test, and prints their numbers."""
+    """Splits rows into about 80 % train, 10 % valid and 10 % test, and prints the size of each."""
     _check_sides(rows, SIDES)
     groups = []
     for column in columns_in(rows, REPOSITORIES)[:1]:
@@ -267,7 +269,7 @@ def _split(rows: Dataset) -> dict[str, Dataset]:
 
 
 def _groups_of_equals(rows: Dataset) -> list[str]:
-    """Groups rows that share a query or a code, directly or through other rows. Returns each row's group."""
+    """Groups rows that share a query or a code, directly or through other rows. Returns the group of each row."""
     parent = list(range(len(rows)))
 
     def root(row: int) -> int:

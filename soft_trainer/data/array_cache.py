@@ -1,4 +1,4 @@
-"""Caches arrays and data sets in memory-mapped files, with a record of what each was made from."""
+"""Caches arrays and data sets in memory-mapped files, together with a record of what each was made from."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ REMEDY = "name another folder with --estimator_cache_dir, or keep nothing with -
 
 
 def cached_dataset(made_from: str, build: Callable[[Path], Dataset]) -> Dataset:
-    """Returns the cached data set made from the same inputs, or builds and caches it.
+    """Returns the cached data set made from these inputs, or builds and caches it.
 
     Args:
-        made_from: the fingerprint of everything that the rows depend on.
-        build: makes the rows. It may write them to the path that it receives. Rows that stay in memory are not cached.
+        made_from: the fingerprint of everything that determines the rows.
+        build: returns the rows. It may write them to the path that it is given. Rows that stay in memory are not
+            cached.
     """
     record = Path(datasets.config.HF_DATASETS_CACHE) / "soft_trainer" / f"{made_from}.json"
     files = kept_files(record, made_from)
@@ -45,7 +46,7 @@ def cached_dataset(made_from: str, build: Callable[[Path], Dataset]) -> Dataset:
 
 
 def flat(rows: Dataset) -> Dataset:
-    """Returns the rows without an index mapping, which would cost a look-up for every row that is read."""
+    """Returns the rows without an index mapping, which would cost a look-up per row."""
     if rows._indices is None:
         return rows
     made_from = fingerprint(rows_fingerprint(rows), "flat")
@@ -54,7 +55,7 @@ def flat(rows: Dataset) -> Dataset:
 
 
 def load_arrays(folder: str | Path | None, key: str) -> dict[str, np.ndarray] | None:
-    """Returns the memory-mapped arrays that are stored under `key`, or None if they are missing or damaged."""
+    """Returns the memory-mapped arrays stored under `key`, or None if they are missing or damaged."""
     files = None
     if folder is not None:
         files = kept_files(Path(folder) / f"{key}.json", key)
@@ -64,7 +65,7 @@ def load_arrays(folder: str | Path | None, key: str) -> dict[str, np.ndarray] | 
 
 
 def store_arrays(folder: str | Path, key: str, arrays: Mapping[str, np.ndarray]) -> bool:
-    """Stores arrays and their record. If the disk fails, warns and returns False; the run continues in memory."""
+    """Stores arrays with a record of what they were made from. If the disk fails, warns and returns False."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         for name, values in arrays.items():
@@ -85,18 +86,18 @@ def _path(folder: str | Path, key: str, name: str) -> Path:
 def cached_rows(
     folder: str | Path | None, key: str, rows: int, width: int, dtype: np.dtype, build: Callable[[], Tensor]
 ) -> np.ndarray:
-    """Returns the array that is stored under `key`, or calls `build` and stores its result.
+    """Returns the array stored under `key`, or calls `build` and stores the result.
 
-    A damaged file is rebuilt, with a warning. Either every process calls `build` or none does. One process on each
+    A damaged file is rebuilt, with a warning. Either all processes call `build`, or none does. One process on each
     machine reads and writes, because machines may not share a disk.
 
     Args:
-        folder: the folder of the cache. None keeps the array in memory only.
+        folder: the cache folder. If None, the array stays in memory only.
         rows, width: the shape of the array.
-        build: computes Tensor[rows, width], which is the same on every process.
+        build: computes Tensor[rows, width]. The result must be the same on every process.
 
     Raises:
-        UserError: the folder cannot be written to or has too little space. This is checked before building.
+        UserError: the folder is not writable or has too little space. This is checked before building.
     """
     if folder is None:
         return build().cpu().numpy().astype(dtype)

@@ -1,4 +1,4 @@
-"""Makes one process's share of a global batch in a data worker, with everything that the loss needs."""
+"""Builds one process's share of a global batch, in a data-loader worker, with everything that the loss needs."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ Weigh = Callable[[np.ndarray, np.ndarray, Tensor, Tensor | None], dict[str, Tens
 
 @dataclass
 class Batch:
-    """B queries of one process and the N codes that they are compared with.
+    """B queries of one process, with the N codes that they are compared with.
 
-    With gathered negatives, these are the codes of all processes in the order of their ranks.
+    If negatives are gathered, these are the codes of all processes, in the order of their ranks.
 
     Args:
-        query, code: the model inputs of this process's queries and codes.
+        query, code: the model inputs for this process's queries and codes.
         rows: int64[B], the training pair of each query. NumPy arrays stay on the host.
-        query_rows: int64[B], the row of each query in the queries.
-        code_rows: int64[N], the row of each column's code in the corpus.
+        query_rows: int64[B], each query's row in the queries.
+        code_rows: int64[N], the row in the corpus of each column's code.
         positives: LongTensor[B], the column of each query's own code.
         sizes: the number of queries of each process.
-        code_sizes: the number of codes of each process. It is larger if queries have additional negatives.
-        negatives: BoolTensor[B, N], True on the columns that count as negatives. If None, all but the positive count.
-        also: BoolTensor[B, N], True on other right answers. None if there are none.
-        duplicates: the number of columns that do not count as negatives because they are duplicates.
-        loss_inputs: the `weights` or `similarity` for the loss, Tensor[B, N] each. If None, the step computes them.
+        code_sizes: the number of codes of each process, which is larger if queries have additional negatives.
+        negatives: BoolTensor[B, N], True where a column is a negative. If None, all columns but the positive are.
+        also: BoolTensor[B, N], True where a column is another right answer, or None if there are none.
+        duplicates: the number of columns that are not used as negatives because they are duplicates.
+        loss_inputs: the loss's `weights` or `similarity`, Tensor[B, N] each. If None, the training step computes them.
     """
 
     query: Side
@@ -55,11 +55,11 @@ class Batch:
     loss_inputs: dict[str, Tensor] | None = None
 
     def to(self, device: torch.device | str) -> Batch:
-        """Returns the batch with every tensor on `device`."""
+        """Returns a copy with every tensor on `device`."""
         return self._mapped(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Batch:
-        """Returns the batch in pinned memory. `DataLoader` calls this."""
+        """Returns a copy in pinned memory. `DataLoader` calls this method."""
         return self._mapped(Tensor.pin_memory)
 
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> Batch:
@@ -71,15 +71,16 @@ class Batch:
         return dataclasses.replace(self, **changed)
 
     def loss_scale(self, queries: int) -> float:
-        """Returns the factor for the mean loss over some number of this process's queries.
+        """Returns the factor by which to multiply the mean loss over some of this process's queries.
 
-        It is processes x queries / queries of the global batch. The average of the processes' gradients then equals
-        the gradient of one process on the global batch.
+        It is the number of processes times the number of these queries, divided by the number of queries in the global
+        batch. When gradients are averaged over processes, the result equals the gradient of one process on the global
+        batch.
         """
         return queries * len(self.sizes) / sum(self.sizes)
 
     def count_tokens(self, padding: bool) -> int:
-        """Counts the tokens of both sides, with or without padding."""
+        """Counts the tokens on both sides, with or without padding."""
         total = 0
         for chunk in (*self.query.chunks, *self.code.chunks):
             mask = chunk["attention_mask"]
@@ -138,12 +139,12 @@ class TrainBatches(Dataset):
         return {"row": row, "query_ids": self.tokens["query"][query], "code_ids": self.tokens["code"][code]}
 
     def lengths(self) -> np.ndarray:
-        """Returns the number of tokens of both sides of every pair, int64[P]."""
+        """Returns the number of tokens in each pair, both sides together, int64[P]."""
         queries, codes = self.pairs.T
         return self.tokens["query"].lengths.astype(np.int64)[queries] + self.tokens["code"].lengths[codes]
 
     def __getitems__(self, global_rows: Sequence[int]) -> Batch:
-        """Returns this process's share of the global batch, given as `GlobalRows`."""
+        """Returns this process's share of a global batch, which is given as `GlobalRows`."""
         epoch = getattr(global_rows, "epoch", 0)
         rows_of = self._shares(np.asarray(global_rows))
         queries_of = []
@@ -205,7 +206,7 @@ class TrainBatches(Dataset):
     def _with_own_negatives(
         self, queries_of: list[np.ndarray], codes_of: list[np.ndarray], epoch: int
     ) -> tuple[list[np.ndarray], Tensor | None]:
-        """Returns the codes of each process, and the pairs to compare, BoolTensor[B, N], or None for all pairs."""
+        """Returns the codes of each process, and which pairs to compare, BoolTensor[B, N], or None to compare all."""
         if self.own_negatives is None:
             return codes_of, None
         if self.gather:
@@ -228,7 +229,7 @@ class TrainBatches(Dataset):
     def _sides(
         self, rows_of: Sequence[np.ndarray], queries_of: Sequence[np.ndarray], codes_of: Sequence[np.ndarray]
     ) -> dict[str, Side]:
-        """Collates the model inputs of both sides, in the same number of chunks on every process."""
+        """Collates the model inputs for both sides, with the same number of chunks on every process."""
         # A process without rows encodes a row of another process, and does not use the embedding.
         sides = {}
         if not isinstance(self.collator, PairCollator):
@@ -252,7 +253,7 @@ class TrainBatches(Dataset):
 
 
 def right_answers(split: Split, profile: EncoderProfile) -> RightAnswers:
-    """Returns the look-up of right answers among the training rows, by the texts that the encoder reads."""
+    """Returns the right answers among the training rows, looked up by the texts that the encoder reads."""
     queries = text_ids(side_texts(split.queries, "query", profile))
     codes = text_ids(side_texts(split.corpus, "code", profile))
     return RightAnswers(split.judgments.right, queries, codes)

@@ -26,9 +26,9 @@ def is_beir(folder: Path) -> bool:
 def load_beir(folder: str | Path) -> dict[str, Split]:
     """Reads train, valid and test from a BEIR folder. Splits without judgments are left out.
 
-    The text of a code begins with its title, if it has one. A split has the queries that have a right answer in its
-    judgments. It uses the folder's whole corpus, except that train has only the codes in its judgments, so that the
-    answers of other splits do not serve as negatives.
+    A code's text begins with its title, if it has one. A split consists of the queries for which it has a right
+    answer. Its corpus is that of the folder. Train is an exception: its corpus has only judged codes, so that answers
+    from other splits never become negatives.
 
     Raises:
         UserError: a file cannot be read, or it mentions an unknown query or code. The message gives the file and the
@@ -46,7 +46,7 @@ def load_beir(folder: str | Path) -> dict[str, Split]:
 
 
 def _split(queries: Dataset, corpus: Dataset, grades: pd.DataFrame, path: Path, judged_codes: bool) -> Split:
-    """Makes a split from judgments. If `judged_codes`, the corpus has only the codes in them."""
+    """Makes a split from judgments. If `judged_codes`, the corpus contains only judged codes."""
     answered = np.unique(grades["query"][grades["grade"] > 0])
     if not len(answered):
         raise UserError(f"{path}: no query has a right answer, a score above 0")
@@ -63,7 +63,7 @@ def _split(queries: Dataset, corpus: Dataset, grades: pd.DataFrame, path: Path, 
 
 
 def _qrels(folder: Path) -> dict[str, Path]:
-    """Returns the judgment file of each split."""
+    """Returns the judgment file for each split."""
     found = {}
     for name, split in SPLIT_OF.items():
         path = _file(folder / "qrels" / f"{name}.tsv")
@@ -73,7 +73,7 @@ def _qrels(folder: Path) -> dict[str, Path]:
 
 
 def _file(path: Path) -> Path | None:
-    """Returns a file or its gzipped copy, or None if neither exists."""
+    """Returns a file, or its gzipped copy, or None if neither exists."""
     for candidate in (path, path.with_name(f"{path.name}.gz")):
         if candidate.is_file():
             return candidate
@@ -81,7 +81,7 @@ def _file(path: Path) -> Path | None:
 
 
 def _rows(path: Path, column: str) -> tuple[list[str], Dataset]:
-    """Reads ids and rows. The columns are `column`, its tokens and, if some row has one, `language`."""
+    """Reads ids and rows. The columns are `column`, its tokens and, if any row has one, `language`."""
     rows = {}
     for place, row in read_json_lines(path):
         name = row.get("_id")
@@ -101,7 +101,10 @@ def _rows(path: Path, column: str) -> tuple[list[str], Dataset]:
 
 
 def _grades(path: Path, query_ids: list[str], code_ids: list[str]) -> pd.DataFrame:
-    """Reads the `grade` of each pair of a `query` and a `code`, given as rows. The last line about a pair counts."""
+    """Reads the grade of each pair. The columns are `query` and `code`, both row numbers, and `grade`.
+
+    If several lines are about the same pair, the last one is used.
+    """
     query_rows = pd.Index(query_ids)
     code_rows = pd.Index(code_ids)
     grades = {}
@@ -116,7 +119,7 @@ def _grades(path: Path, query_ids: list[str], code_ids: list[str]) -> pd.DataFra
 
 
 def _lines(path: Path) -> Iterator[tuple[str, tuple[str, str, float]]]:
-    """Yields the location, query id, code id and score of every line."""
+    """Yields the location, the query id, the code id and the score from each line."""
     try:
         with open_text(path, newline="") as file:
             for number, values in enumerate(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE), 1):

@@ -1,4 +1,4 @@
-"""Makes batches of small groups of similar rows."""
+"""Builds batches from small groups of similar rows."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ def similar_batches(
     group_size: int = 8,
     drop_last: bool = True,
 ) -> list[list[int]]:
-    """Makes the batches of one epoch. Every pair is in one batch, and near neighbours are together.
+    """Builds the batches of one epoch, in which similar pairs are together. Every pair is in one batch.
 
-    Pairs are visited in random order. Each pair that is still free forms a group with the codes nearest to its query,
-    then with the codes nearest to their queries. A code stands for its first free pair. Full groups are dealt out
-    evenly. The pairs of an incomplete group go to a batch with a neighbouring code if there is room, otherwise to any
-    batch.
+    Pairs are visited in random order. A pair that is not yet in a group starts one. It is joined by the free pairs of
+    the codes nearest to its query, and then of those nearest to the new members' queries. Full groups are spread
+    evenly over the batches. A pair from an incomplete group joins a batch that contains a similar code if it has room,
+    otherwise any batch.
 
     Args:
         pairs: int64[P, 2], the query and the code of each training pair.
-        neighbours: int64[Q, k], the codes nearest to each query, nearest first. If there are fewer, the rest is -1.
+        neighbours: int64[Q, k], the codes nearest to each query, nearest first, padded with -1.
         batch_size: the number of pairs in a batch.
-        generator: the source of all random choices.
+        generator: the random generator for all draws.
         group_size: the number of pairs in a group.
-        drop_last: leave out random pairs so that all batches are full. Otherwise, the last batch may be short.
+        drop_last: if True, random pairs are left out so that all batches are full. If False, the last batch may be
+            short.
 
-    Returns:
-        Batches of rows of `pairs`. The pairs of a group are adjacent.
+    Returns: Batches of rows of `pairs`. The pairs of a group are adjacent.
     """
     rows = len(pairs)
     size = min(group_size, batch_size)
@@ -61,7 +61,7 @@ def similar_batches(
 
 
 class _Batches:
-    """The batches of an epoch while they are filled."""
+    """The batches of one epoch while they are being filled."""
 
     def __init__(self, room: np.ndarray, pairs: np.ndarray, codes: int):
         self.room = room.copy()  # the number of pairs that still fit into each batch
@@ -70,13 +70,13 @@ class _Batches:
         self.batch_of_code = np.full(codes + 1, -1)  # the last entry stands for the neighbour -1
 
     def put(self, row: int, batch: int) -> None:
-        """Puts a pair into a batch."""
+        """Adds a pair to a batch."""
         self.rows[batch].append(row)
         self.batch_of_code[self.codes[row]] = batch
         self.room[batch] -= 1
 
     def put_near(self, row: int, near: np.ndarray) -> bool:
-        """Puts a pair into the batch of its nearest code that has room. Returns False if there is none."""
+        """Adds a pair to the batch that has room and contains its nearest code. Returns False if there is none."""
         batches = self.batch_of_code[near]
         batches = batches[(batches >= 0) & (self.room[batches] > 0)]
         if len(batches):
@@ -100,7 +100,7 @@ class _FreePairs:
         self.first[pairs[by_code[::-1], 1]] = by_code[::-1]
 
     def take(self, row: int) -> None:
-        """Takes a pair, and moves on to the next free pair of its code."""
+        """Takes a pair, so that the next free pair of its code becomes the first."""
         self.free[row] = False
         code = self.pairs[row, 1]
         if self.first[code] != row:
@@ -111,7 +111,7 @@ class _FreePairs:
         self.first[code] = following
 
     def near(self, codes: np.ndarray) -> list[int]:
-        """Returns the first free pair of each given code. Codes without one are skipped."""
+        """Returns the first free pair of each given code. Codes without a free pair are skipped."""
         rows = self.first[codes]
         return rows[rows >= 0].tolist()
 
@@ -119,7 +119,7 @@ class _FreePairs:
 def _groups(
     order: np.ndarray, size: int, left: _FreePairs, neighbours: np.ndarray
 ) -> tuple[list[list[int]], list[int]]:
-    """Forms groups of near pairs. Returns the full groups, and the pairs of incomplete ones."""
+    """Forms groups of similar pairs. Returns the full groups, and the pairs from incomplete ones."""
     full = []
     rest = []
     for seed in order.tolist():
@@ -140,14 +140,14 @@ def _groups(
 
 
 def _candidates(seed: int, group: list[int], left: _FreePairs, neighbours: np.ndarray) -> Iterator[int]:
-    """Yields the seed, then the free pairs near each member of the growing group."""
+    """Yields the first pair of a group, then the free pairs similar to each member as the group grows."""
     yield seed
     for member in group:
         yield from left.near(neighbours[left.pairs[member, 0]])
 
 
 def _slots(room: np.ndarray, size: int, generator: np.random.Generator) -> list[int]:
-    """Assigns full groups to batches in rounds. Each round visits all batches with room in random order."""
+    """Assigns full groups to batches in rounds. Each round visits the batches that have room in random order."""
     places = room // size
     slots = []
     for taken in range(max(places, default=0)):

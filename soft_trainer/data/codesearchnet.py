@@ -1,4 +1,4 @@
-"""Reads rows in CodeSearchNet's columns from the Hub or a folder of JSON lines."""
+"""Reads rows with CodeSearchNet's columns from the Hub or from a folder of JSON lines."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def check_languages(languages: Sequence[str], reader: str | None = "CodeSearchNe
     """Checks the names of languages.
 
     Args:
-        reader: the part of the run that supports only some languages, for the message. None allows any name.
+        reader: the part of the run that supports only some languages, for the message. If None, any name is allowed.
 
     Raises:
         UserError: `reader` does not support a language, or a name is empty or repeated.
@@ -70,7 +70,7 @@ def check_languages(languages: Sequence[str], reader: str | None = "CodeSearchNe
 def load_folder(
     folder: str | Path, splits: Sequence[str] = SPLITS, needed: Sequence[str] | None = None
 ) -> DatasetDict:
-    """Reads the splits of a folder from `SPLIT.jsonl` or `SPLIT.jsonl.gz`. The rows are cached and memory-mapped.
+    """Reads a folder's splits from `SPLIT.jsonl` or `SPLIT.jsonl.gz`. The rows are cached and memory-mapped.
 
     Args:
         needed: the splits that must exist. By default, all of `splits`.
@@ -97,7 +97,7 @@ def load_folder(
 
 
 def split_files(folder: Path) -> dict[str, Path]:
-    """Returns the file of each split in a folder. A plain file takes precedence over a gzipped one."""
+    """Returns each split's file in a folder. A plain file takes precedence over a gzipped one."""
     files = {}
     for split in SPLITS:
         for ending in (".gz", ""):
@@ -108,7 +108,7 @@ def split_files(folder: Path) -> dict[str, Path]:
 
 
 def load_jsonl(path: Path) -> Dataset:
-    """Reads CodeSearchNet's columns and `negatives` from a file of JSON lines, plain or gzipped.
+    """Reads CodeSearchNet's columns and `negatives` from JSON lines, plain or gzipped.
 
     Raises:
         UserError: a row is not a JSON object, or a value has the wrong type. The message gives the file and the row.
@@ -135,7 +135,7 @@ def load_jsonl(path: Path) -> Dataset:
 
 
 def _read_rows(path: Path) -> Iterator[dict]:
-    """Yields rows with all columns of FILE_FEATURES. A value is None if the row lacks the column."""
+    """Yields rows with all columns of FILE_FEATURES. The value of a missing column is None."""
     for place, row in read_json_lines(path):
         values = {name: row.get(name) for name in FILE_FEATURES}
         for name, value in values.items():
@@ -153,13 +153,13 @@ def _read_rows(path: Path) -> Iterator[dict]:
 
 
 def load_hub(dataset_name: str, language: str | None) -> DatasetDict:
-    """Reads a data set on the Hub: CodeSearchNet, or a folder that `--push_data_to_hub` pushed.
+    """Reads a data set from the Hub: CodeSearchNet, or a folder that `--push_data_to_hub` pushed.
 
-    Without a language, all rows are read. CodeSearchNet's columns are renamed to the columns of the JSON lines. Its
-    corpus is valid and test together, with each url once. `--split_urls` selects the published corpus.
+    If no language is given, all rows are read. CodeSearchNet's columns get the names that its JSON lines use. Its
+    corpus consists of valid and test, with each url once. Use `--split_urls` for the published corpus.
 
     Raises:
-        UserError: there is no such data set, the Hub cannot be reached, or a split, a column or the language is
+        UserError: the data set does not exist, the Hub cannot be reached, or a split, a column or the language is
             missing.
     """
     if language:
@@ -193,7 +193,7 @@ def load_hub(dataset_name: str, language: str | None) -> DatasetDict:
 
 
 def _pushed_folder(dataset_name: str) -> Path | None:
-    """Returns the local copy of a data set that was pushed as a folder of JSON lines, or None for other data sets."""
+    """Returns a local copy of a data set that was pushed as a folder of JSON lines, or None if it was not."""
     patterns = ["README.md"]  # without any match, the client would print a warning
     for split in SPLITS:
         patterns += [f"{split}.jsonl", f"{split}.jsonl.gz"]
@@ -207,19 +207,19 @@ def _pushed_folder(dataset_name: str) -> Path | None:
 
 
 def splits_in(data: Mapping[str, Dataset], splits: Iterable[str] = SPLITS) -> list[Dataset]:
-    """Returns the rows of the given splits that exist, in the given order."""
+    """Returns those of the given splits that exist, in the given order."""
     return [data[split] for split in splits if split in data]
 
 
 def corpus_of(parts: Sequence[Dataset]) -> Dataset:
-    """Returns the rows with each url once, to serve as a corpus."""
+    """Returns a corpus made from rows, with each url once."""
     rows = concatenate_datasets(list(parts))
     repeated = pd.Series(rows["url"][:]).duplicated().to_numpy()
     return rows.select(np.flatnonzero(~repeated))
 
 
 def rows_in(rows: Dataset, language: str) -> Dataset:
-    """Selects the rows of one language."""
+    """Selects the rows in one language."""
     places = np.flatnonzero(np.array(rows["language"][:], dtype=object) == language)
     if len(places) == len(rows):
         return rows
@@ -227,9 +227,9 @@ def rows_in(rows: Dataset, language: str) -> Dataset:
 
 
 def languages_in(data: Mapping[str, Dataset]) -> list[str]:
-    """Returns the languages of rows, the most common first.
+    """Returns the languages of rows, most common first.
 
-    They come from the column `language`, or from file endings if there is no such column. If neither is known, the
+    They come from the column `language`, or from file extensions if there is no such column. If neither is known, the
     list is empty.
     """
     counts: Counter[str] = Counter()
@@ -245,7 +245,7 @@ def languages_in(data: Mapping[str, Dataset]) -> list[str]:
 def select_by_urls(data: DatasetDict, folder: str | Path) -> DatasetDict:
     """Makes splits from lists of urls. `folder/SPLIT.txt` lists the rows of `data` that belong to SPLIT.
 
-    As in the published code, urls without a row are dropped. Prints how many.
+    As in the published code, urls without a row are dropped. Their number is printed.
 
     Raises:
         UserError: a list is missing, or the rows have no column `url`.

@@ -1,4 +1,4 @@
-"""Pads rows into tensors, in chunks of similar length to keep padding low."""
+"""Pads rows into tensors, in chunks of similar length so that there is little padding."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ STATIC_PADDING = 100
 
 @dataclass(frozen=True)
 class ChunkCost:
-    """The cost of encoding one chunk. The unit is the cost of a token that attends to nothing.
+    """Estimates the cost of encoding a chunk. The unit is the cost of one token without attention.
 
     A chunk of n rows padded to L tokens costs `overhead + n L (1 + attention L)`.
 
     Args:
         overhead: the fixed cost of a chunk (kernel launches, small matrices), in tokens.
-        attention: the additional cost of a token for each token that it attends to.
+        attention: the additional cost per token for each token that it attends to.
     """
 
     overhead: float = 64.0
@@ -35,12 +35,7 @@ class ChunkCost:
 
     @classmethod
     def of(cls, hidden_size: int, device_type: str) -> ChunkCost:
-        """Returns the cost for a transformer of this width on this type of device.
-
-        A layer of width h takes 24 h^2 operations per token, and 4 h more for each token that it attends to. Its fixed
-        time equals `LAYER_OVERHEAD` operations. These constants are not measured in the run, because the chunks decide
-        which dropout a row gets, and a resumed run must make the same chunks.
-        """
+        """Returns the costs for a transformer of this width on this type of device."""
         overhead = LAYER_OVERHEAD.get(device_type, LAYER_OVERHEAD["cuda"])
         return cls(overhead / (24 * hidden_size**2), 1 / (6 * hidden_size))
 
@@ -82,7 +77,7 @@ def chunk_by_length(
 
 
 def _cheapest(lengths: np.ndarray, cost: ChunkCost) -> list[np.ndarray]:
-    """Returns the cheapest partition, found by dynamic programming over the distinct lengths."""
+    """Finds the cheapest partition by dynamic programming over the distinct lengths."""
     rows = np.argsort(-lengths, kind="stable")
     steps = -(-lengths[rows] // STEP)
     starts = np.flatnonzero(np.diff(steps, prepend=steps[0] + 1))  # first row of each distinct length
@@ -108,9 +103,9 @@ class Side:
     """One side of a batch, in the chunks in which it is encoded.
 
     Args:
-        chunks: the model inputs of each chunk.
-        order: LongTensor[B], the position of each row of the batch among the rows of all chunks. Other rows of the
-            chunks are encoded but not used.
+        chunks: the model inputs for each chunk.
+        order: LongTensor[B], the position of each of the batch's rows among the rows of all chunks. The chunks may
+            have other rows, which are encoded but not used.
     """
 
     chunks: list[dict[str, Tensor]]
@@ -118,7 +113,7 @@ class Side:
 
     @classmethod
     def of(cls, inputs: Side | Mapping) -> Side:
-        """Wraps a collator's output: model inputs, or `{"chunks": [inputs, ...], "order": LongTensor}`."""
+        """Wraps the output of a collator: model inputs, or `{"chunks": [inputs, ...], "order": LongTensor}`."""
         if isinstance(inputs, cls):
             return inputs
         if "chunks" in inputs:
@@ -126,26 +121,26 @@ class Side:
         return cls([dict(inputs)], torch.arange(len(next(iter(inputs.values())))))
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Side:
-        """Returns the side with `change` applied to every tensor."""
+        """Returns a copy with `change` applied to every tensor."""
         chunks = []
         for chunk in self.chunks:
             chunks.append({name: change(tensor) for name, tensor in chunk.items()})
         return Side(chunks, change(self.order))
 
     def with_passes(self, number: int) -> Side:
-        """Returns the side with at least `number` chunks. The embeddings of added chunks are not used."""
+        """Returns a copy with at least `number` chunks. The embeddings of added chunks are not used."""
         one_row = {name: tensor[:1] for name, tensor in self.chunks[0].items()}
         return Side(self.chunks + [one_row] * (number - len(self.chunks)), self.order)
 
 
 class PairCollator:
-    """Pads the pairs of a batch to the longest row of their chunk, separately for each side.
+    """Pads the pairs of a batch, separately for each side, to the longest row in their chunk.
 
     Args:
         pad_token_id: the tokenizer's padding id.
-        cost: the cost of encoding a chunk. If None, each side is one chunk.
+        cost: the cost of encoding a chunk. If None, each side is a single chunk.
         largest_chunk: the maximum number of rows in a chunk.
-        prompt_lengths: for each side, the number of tokens at the start of a row that the pooling leaves out.
+        prompt_lengths: for each side, the number of leading tokens that pooling skips.
     """
 
     def __init__(
@@ -168,7 +163,7 @@ class PairCollator:
         return sides
 
     def side(self, token_ids: Sequence[np.ndarray], passes: int = 1, name: str = "query") -> Side:
-        """Collates the side `name` of a batch into the cheapest chunks, at least `passes` of them."""
+        """Collates one side of a batch into the cheapest chunks. There are at least `passes` of them."""
         lengths = np.fromiter(map(token_count, token_ids), dtype=np.int64, count=len(token_ids))
         chunks = chunk_by_length(lengths, self.cost, self.largest_chunk, passes)
         order = np.empty(len(token_ids), dtype=np.int64)
@@ -180,7 +175,7 @@ class PairCollator:
         return Side(padded, torch.from_numpy(order)).with_passes(passes)
 
     def count_chunks(self, lengths: np.ndarray) -> int:
-        """Counts the chunks for rows with these lengths, int64[B]. Without rows, there is one chunk."""
+        """Counts the chunks needed for rows with these lengths, int64[B]. No rows still need one chunk."""
         if len(lengths):
             return len(chunk_by_length(lengths, self.cost, self.largest_chunk))
         return 1

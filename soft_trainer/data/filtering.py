@@ -1,4 +1,4 @@
-"""Applies the rules of CodeSearchNet and GraphCodeBERT to a data set, and counts the rows that each rule drops."""
+"""Applies CodeSearchNet's and GraphCodeBERT's rules to a data set, and counts the rows that each rule drops."""
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ def filter_rows(
     """Applies `rules` to a data set, in the order of `RULES`.
 
     Args:
-        dataset: rows in CodeSearchNet's columns.
+        dataset: rows with CodeSearchNet's columns.
         rules: names in `RULES`.
         num_proc: the number of processes. By default, one per CPU core, or fewer if there are few rows.
-        name: the name of the rows in messages.
+        name: what to call the rows in messages.
 
-    Returns:
-        The remaining rows in order. Then, for every rule, the number of rows that it was the first to drop; for
-        `comments`, the number of rows that it changed.
+    Returns: The remaining rows in order, and for each rule the number of rows that it was the first to drop. For
+    `comments`, it is the number of rows that changed.
 
     Raises:
         UserError: a rule is unknown, or a row lacks a value that a rule needs.
@@ -78,7 +77,7 @@ def filter_rows(
 
 
 def _without_comments(table: pa.Table) -> pa.Table:
-    """Removes comments from `code` and `code_tokens`. `had_comments` marks the rows that had comments."""
+    """Removes comments from `code` and `code_tokens`, and marks the rows that had some in `had_comments`."""
     rows = []
     for row in table.to_pylist():
         bare = dataflow.remove_comments(row["code"], row["language"])
@@ -92,7 +91,7 @@ def _without_comments(table: pa.Table) -> pa.Table:
 
 
 def _judge(table: pa.Table, rules: Sequence[str]) -> pa.Table:
-    """Returns the rule that drops each row, and the hashes for finding duplicates if a rule needs them."""
+    """Returns the rule that drops each row and, if a rule needs them, the hashes that identify duplicates."""
     rows = table.to_pylist()
     row_rules = [rule for rule in ROW_RULES if rule in rules]
     verdicts = []

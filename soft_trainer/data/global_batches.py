@@ -1,4 +1,4 @@
-"""Draws the global batches: the rows that share a step, over all processes."""
+"""Draws global batches, which are the rows that share a step across all processes."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ class GlobalRows(list):
 
 
 class GlobalBatchSampler(BatchSampler):
-    """Yields the rows of global batches. Only the seed and the epoch determine them.
+    """Yields the rows of global batches, which depend only on the seed and the epoch.
 
-    Every process yields the same batches and takes its shard of each (`distributed.shard`). So each process knows the
-    rows of all others without communication, and what is true of a batch is true of the global batch.
+    Every process yields the same batches and takes its own shard of each (`distributed.shard`). Each process therefore
+    knows the rows of all others without communication, and every promise about a batch holds for the global batch.
 
     Args:
         rows: the number of training rows.
-        batch_size: the number of rows in a global batch, over all processes.
+        batch_size: the number of rows in a global batch, across all processes.
         strategy: "random", "sequential", "no_duplicates", "group_by_length", "one_language" or "similar".
-        seed: the seed of all random draws.
-        drop_last: leave out the last batch if it is not full.
-        text_ids: for "no_duplicates", the ids of every row's texts. Equal texts have equal ids.
-        lengths: for "group_by_length", the number of tokens of every row.
-        languages: for "one_language", the language of every row.
-        similar: for "similar", the arguments of `similar_batches`, except those that are known here.
+        seed: the seed for all draws.
+        drop_last: whether to leave out the last batch if it is incomplete.
+        text_ids: for "no_duplicates", the ids of each row's texts. Equal texts have equal ids.
+        lengths: for "group_by_length", the number of tokens in each row.
+        languages: for "one_language", the language of each row.
+        similar: for "similar", the arguments of `similar_batches` that are not known here.
 
     Raises:
-        UserError: there are too few rows, or too few of a language, for one full batch.
+        UserError: there are too few rows, or too few in some language, for one full batch.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class GlobalBatchSampler(BatchSampler):
         self.similar = similar
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch whose batches come next."""
+        """Sets the epoch whose batches are yielded next."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -105,14 +105,14 @@ class GlobalBatchSampler(BatchSampler):
             yield GlobalRows(rows, self.epoch)
 
     def _split(self, order: Sequence[int]) -> Iterator[list[int]]:
-        """Yields batches of the rows in the given order."""
+        """Yields batches of rows in the given order."""
         for start in range(0, len(order), self.batch_size):
             batch = list(order[start : start + self.batch_size])
             if len(batch) == self.batch_size or not self.drop_last:
                 yield batch
 
     def _split_parts(self, parts: Iterable[np.ndarray], generator: np.random.Generator) -> Iterator[list[int]]:
-        """Yields batches of the rows of each part, in random order."""
+        """Yields batches that each contain rows from one part only. Batches come in random order."""
         batches = []
         for part in parts:
             batches += self._split(part.tolist())
@@ -123,11 +123,11 @@ class GlobalBatchSampler(BatchSampler):
         return self._split(generator.permutation(self.rows).tolist())
 
     def _sequential(self, _: np.random.Generator) -> Iterator[list[int]]:
-        """Keeps the order of the data set."""
+        """Keeps the order of the rows."""
         return self._split(range(self.rows))
 
     def _no_duplicates(self, generator: np.random.Generator) -> Iterator[list[int]]:
-        """Draws random batches without repeated texts. A row that fits into no batch is left out."""
+        """Draws random batches in which no text occurs twice. A row that fits into no batch is left out."""
         places = np.minimum(self.batch_size, self.rows - self.batch_size * np.arange(len(self)))
         texts_of = shared_texts(self.text_ids)
         order = generator.permutation(self.rows).tolist()
@@ -139,20 +139,20 @@ class GlobalBatchSampler(BatchSampler):
         return (generator.permutation(batch).tolist() for batch in batches)
 
     def _group_by_length(self, generator: np.random.Generator) -> Iterator[list[int]]:
-        """Makes batches of similar length. Rows are shuffled, then sorted within every `SORTED_TOGETHER` batches."""
+        """Groups rows of similar length. Rows are shuffled, then sorted within every `SORTED_TOGETHER` batches."""
         order = generator.permutation(self.rows)
         size = SORTED_TOGETHER * self.batch_size
         parts = (order[start : start + size] for start in range(0, self.rows, size))
         return self._split_parts((part[np.argsort(-self.lengths[part])] for part in parts), generator)
 
     def _one_language(self, generator: np.random.Generator) -> Iterator[list[int]]:
-        """Draws every batch at random from one language. The languages come in random order."""
+        """Draws each batch at random from one language. Batches of different languages are mixed."""
         order = generator.permutation(self.rows)
         parts = (order[self.languages[order] == language] for language in range(len(self.names)))
         return self._split_parts(parts, generator)
 
     def _similar(self, generator: np.random.Generator) -> Iterator[list[int]]:
-        """Makes batches of small groups of similar rows, in random order."""
+        """Builds batches from small groups of similar rows, in random order."""
         options = {"batch_size": self.batch_size, "generator": generator, "drop_last": self.drop_last}
         return _shuffled(similar_batches(**options, **self.similar), generator)
 
@@ -164,7 +164,10 @@ def _shuffled(batches: list[list[int]], generator: np.random.Generator) -> Itera
 def _placed_apart(
     rows: Sequence[int], texts_of: Mapping[int, set], places: np.ndarray, generator: np.random.Generator
 ) -> list[list[int]]:
-    """Puts each row into a random batch that has room (`places`) and shares no text with it, in linear time."""
+    """Puts each row into a random batch that has room and shares no text with it, in linear time.
+
+    `places` is the number of rows that each batch has room for. A row that fits into no batch is left out.
+    """
     batches: list[list[int]] = [[] for _ in places]
     texts_in: list[set] = [set() for _ in places]
     held: Counter = Counter()  # the number of batches with a text
@@ -198,7 +201,7 @@ def _placed_apart(
 
 
 def shared_texts(text_ids: Sequence[np.ndarray]) -> dict[int, set]:
-    """Returns the texts of each row, for the rows that share a text with another row."""
+    """Returns the texts of every row that has a text in common with another row, keyed by row."""
     texts: dict[int, set] = {}
     for side, ids in enumerate(text_ids):
         _, which, counts = np.unique(ids, return_inverse=True, return_counts=True)
@@ -208,25 +211,25 @@ def shared_texts(text_ids: Sequence[np.ndarray]) -> dict[int, set]:
 
 
 def data_seed(args: TrainingArguments) -> int:
-    """Returns the seed for every random draw over the rows."""
+    """Returns the seed for all draws over the rows."""
     if args.data_seed is None:
         return args.seed
     return args.data_seed
 
 
 def languages_of(dataset) -> Sequence[str]:
-    """Returns the language of every row, or () if the rows have no column `language`."""
+    """Returns the language of each row, or () if the rows have no column `language`."""
     if "language" in dataset.column_names:
         return dataset["language"]
     return ()
 
 
 class EpochDataLoader(DataLoader):
-    """A data loader that tells its sampler the epoch."""
+    """A data loader that passes the epoch on to its sampler."""
 
     @classmethod
     def for_training(cls, batches: Dataset, sampler: GlobalBatchSampler, args: TrainingArguments) -> EpochDataLoader:
-        """Makes a loader that yields whole batches, with the data-loader options of `args`."""
+        """Makes a loader of whole batches, using the data-loader options in `args`."""
         workers = args.dataloader_num_workers
         return cls(
             batches,
@@ -240,5 +243,5 @@ class EpochDataLoader(DataLoader):
         )
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch; `Trainer` calls it before each one."""
+        """Sets the epoch. `Trainer` calls this method before each epoch."""
         self.batch_sampler.set_epoch(epoch)

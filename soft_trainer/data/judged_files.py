@@ -1,6 +1,6 @@
-"""Reads published files with separate queries, codes and judgments: BEIR, CoSQA, CoSQA+ and lists of grades.
+"""Reads published files with separate queries, codes and judgments: BEIR, CoSQA, CoSQA+ and graded lists.
 
-The rows have CodeSearchNet's columns. Tokens are split at white space.
+Rows get CodeSearchNet's columns. Tokens are split at white space.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Judgment = tuple[tuple, str, float]  # query (language, text and, if texts repea
 
 
 def files_of(folder: Path) -> dict[str, Path]:
-    """Returns the files of a folder by name, without `.gz`. A plain file takes precedence over its gzipped copy."""
+    """Returns a folder's files, keyed by name without `.gz`. A plain file takes precedence over its gzipped copy."""
     return {path.name.removesuffix(".gz"): path for path in sorted(folder.iterdir(), reverse=True)}
 
 
@@ -49,13 +49,13 @@ def has_judged_splits(folder: Path) -> bool:
 
 
 def load_judged_splits(folder: Path) -> dict[str, Split]:
-    """Reads train, valid and test from a folder of BEIR, CoSQA or CoSQA+. Splits that it lacks are left out.
+    """Reads train, valid and test from a folder of BEIR, CoSQA or CoSQA+. Missing splits are left out.
 
-    The corpus of train has only the codes in its judgments. CoSQA+ has only test.
+    The corpus for train has only judged codes. CoSQA+ has only test.
 
     Raises:
-        UserError: a file is missing or cannot be read, or a judgment has an unknown query or code. The message gives
-            the file and the row.
+        UserError: a file is missing or cannot be read, or a judgment is about an unknown query or code. The message
+            gives the file and the row.
     """
     if is_beir(folder):
         return load_beir(folder)
@@ -80,7 +80,7 @@ def _has_cosqa_plus(files: Mapping[str, Path]) -> bool:
 
 
 def _cosqa(folder: Path, files: Mapping[str, Path]) -> dict[str, Split]:
-    """Returns the splits of CoSQA. Codes are identified by their numbers in `code_idx_map`."""
+    """Returns CoSQA's splits. Codes are identified by their numbers in `code_idx_map`."""
     found = list(filter(None, map(_COSQA.fullmatch, sorted(files))))
     codes = files.get(_COSQA_CODES[0]) or files.get(_COSQA_CODES[1])
     if found:
@@ -104,7 +104,7 @@ def _cosqa(folder: Path, files: Mapping[str, Path]) -> dict[str, Split]:
 
 
 def _cosqa_split(path: Path, corpus: Dataset, row_of: Mapping[int, int], judged_codes: bool) -> Split:
-    """Returns the entries of one file as queries with one right code each. Pairs with label 0 are left out."""
+    """Returns one file's entries as queries with one right code each. Pairs with label 0 are left out."""
 
     def read(entry: dict) -> tuple[dict, int] | None:
         row = _query_row(entry["doc"], _LANGUAGE)
@@ -128,7 +128,7 @@ def _cosqa_split(path: Path, corpus: Dataset, row_of: Mapping[int, int], judged_
 
 
 def _cosqa_plus(folder: Path, files: Mapping[str, Path]) -> Split:
-    """Returns the queries of CoSQA+ and its corpus."""
+    """Returns CoSQA+'s queries and corpus."""
     names = max(_PLUS, key=lambda names: len(files.keys() & {*names}))
     missing = [name for name in names if name not in files]
     if missing:
@@ -143,7 +143,7 @@ def _cosqa_plus(folder: Path, files: Mapping[str, Path]) -> Split:
 
 
 def _numbered(path: Path, name: str) -> dict[int, str]:
-    """Reads a list of {"NAME-idx": number, NAME: text}. Returns each number's text."""
+    """Reads a list of {"NAME-idx": number, NAME: text}, and returns the texts keyed by number."""
 
     def read(row: dict) -> tuple[int, str]:
         if not isinstance(row[name], str):
@@ -161,7 +161,7 @@ def _numbered(path: Path, name: str) -> dict[int, str]:
 
 
 def read_annotations(path: Path, languages: Sequence[str]) -> list[Judgment]:
-    """Reads the judgments of CodeSearchNet's challenge for some languages. Queries are in lower case, as published."""
+    """Reads the CodeSearchNet challenge's judgments in some languages. Queries are lower-cased, as published."""
 
     known = languages or CODESEARCHNET_LANGUAGES
 
@@ -201,7 +201,7 @@ def _judgment(language: str | None, query: str, url: str, relevance) -> Judgment
 def graded_split(
     judgments: Iterable[Judgment], corpus: Dataset, path: Path, gain: str = "linear", queries: Iterable[tuple] = ()
 ) -> Split:
-    """Makes a split of the queries that have a relevant code in the corpus. `queries` fixes their order."""
+    """Makes a split from those queries that have a relevant code in the corpus, in the order of `queries`."""
     grades: dict[tuple, dict[str, list[float]]] = {query: {} for query in queries}
     for query, url, grade in judgments:
         grades.setdefault(query, {}).setdefault(url, []).append(grade)
@@ -248,7 +248,7 @@ def _parsed_list(path: Path, read: Callable) -> list:
 
 
 def _parsed(entries: Iterable[tuple[object, object]], read: Callable) -> list:
-    """Parses every entry. Raises UserError with the entry's location in the file."""
+    """Parses all entries. Raises UserError with the location of an entry that cannot be parsed."""
     rows = []
     for place, entry in entries:
         try:

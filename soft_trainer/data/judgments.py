@@ -1,7 +1,7 @@
-"""Holds queries, a corpus, and judgments of which code answers which query, for training and evaluation.
+"""Defines splits: queries, a corpus, and judgments of which code answers which query, for training and evaluation.
 
-Queries and codes are never paired by position, and rows are never merged. Each row of the queries gets one rank,
-against all rows of the corpus.
+Queries and codes are never paired by position, and rows are never merged. Each query row gets one rank, against all
+rows of the corpus.
 """
 
 from __future__ import annotations
@@ -29,14 +29,13 @@ NEGATIVES = "negatives"  # a column of codes, as texts or urls, that do not answ
 
 @dataclass(frozen=True)
 class Judgments:
-    """The codes that answer each query and those that do not, for Q queries and C codes.
+    """The codes that do and do not answer each query, for Q queries and C codes.
 
-    Args:
-        right (`csr[Q, C]`): the grade of each code that answers a query. It is above 0, and 1 for ungraded answers.
-        wrong (`csr[Q, C]`, *optional*): the codes known not to answer a query, with the score of the pair or NaN.
-        examples (`int64[P, 2]`, *optional*): the (query, code) pairs to train on. By default, all pairs of `right`.
-        gain: the gain of a grade g in nDCG. It is "linear" for g, as in trec_eval, or "exponential" for 2^g - 1, as in
-            CodeSearchNet's challenge. None means that the answers are not graded.
+    Args: right (`csr[Q, C]`): the grade of each code that answers a query. Grades are above 0, and 1 if answers are
+    ungraded. wrong (`csr[Q, C]`, *optional*): codes known not to answer a query, with the score of the pair or NaN.
+    examples (`int64[P, 2]`, *optional*): the (query, code) pairs to train on. By default, all pairs in `right`.
+        gain: how nDCG computes the gain of a grade g. "linear" is g, as in trec_eval. "exponential" is 2^g - 1, as in
+            the CodeSearchNet challenge. None means that answers are ungraded.
     """
 
     right: sparse.csr_matrix
@@ -52,14 +51,14 @@ class Judgments:
         return np.stack([queries, codes], axis=1).astype(np.int64)
 
     def first_queries(self) -> np.ndarray:
-        """Returns the query in each code's first pair, int64[C], or -1 if the code is in no pair."""
+        """Returns the query in the first pair of each code, int64[C], or -1 if the code is in no pair."""
         pairs = self.pairs()
         first = np.full(self.right.shape[1], -1, dtype=np.int64)
         first[pairs[::-1, 1]] = pairs[::-1, 0]  # if a code has several pairs, the last assignment stays
         return first
 
     def first_codes(self) -> np.ndarray:
-        """Returns the code in each query's first pair, int64[Q], or -1 if the query is in no pair."""
+        """Returns the code in the first pair of each query, int64[Q], or -1 if the query is in no pair."""
         pairs = self.pairs()
         first = np.full(self.right.shape[0], -1, dtype=np.int64)
         first[pairs[::-1, 0]] = pairs[::-1, 1]
@@ -71,8 +70,8 @@ class Split:
     """One split of a data set.
 
     Args:
-        queries: the columns of queries, one row per query, without an index mapping.
-        corpus: the columns of codes, one row per code, without an index mapping.
+        queries: the queries' columns, one row per query, without an index mapping.
+        corpus: the codes' columns, one row per code, without an index mapping.
         judgments: the codes that answer each query.
     """
 
@@ -82,13 +81,13 @@ class Split:
 
     @classmethod
     def from_pairs(cls, rows: Dataset) -> Split:
-        """Makes a split from rows with one query and one code each.
+        """Makes a split from rows that each have one query and one code.
 
-        Rows with the same `url` are versions of one code, so each code answers the queries of all of them. The codes
-        in a column `negatives` become `wrong`. Those that are in no row are added to the end of the corpus.
+        Rows with the same `url` are versions of one code, so each of their codes answers all of their queries. The
+        codes in a column `negatives` become `wrong`. Those that occur in no row are added to the end of the corpus.
 
         Raises:
-            UserError: `negatives` has a value that is neither the text nor the url of a code.
+            UserError: `negatives` has a value that is neither a code's text nor its url.
         """
         rows = flat(rows)
         urls = _column(rows, "url")
@@ -104,7 +103,7 @@ class Split:
 
     @classmethod
     def from_urls(cls, queries: Dataset, corpus: Dataset) -> Split:
-        """Makes a split in which each code answers the queries with the same `url`."""
+        """Makes a split in which a code answers the queries with the same `url`."""
         queries = flat(queries)
         corpus = flat(corpus)
         return cls(queries, corpus, Judgments(_equal(_column(queries, "url"), _column(corpus, "url"))))
@@ -115,9 +114,8 @@ class Split:
     ) -> Split:
         """Makes a split from graded pairs.
 
-        Args:
-            pairs (`int64[P, 2]`): distinct pairs of a row of `queries` and a row of `corpus`.
-            grades (`float[P]`): the grade of each pair. At 0 or below, the code is wrong for the query.
+        Args: pairs (`int64[P, 2]`): distinct pairs of a row in `queries` and a row in `corpus`. grades (`float[P]`):
+        the grade of each pair. A grade of 0 or below means that the code is wrong for the query.
             gain: see `Judgments`.
         """
         pairs = np.asarray(pairs, dtype=np.int64).reshape(-1, 2)
@@ -137,7 +135,7 @@ class Split:
         return fingerprint(rows_fingerprint(self.queries), rows_fingerprint(self.corpus), judged)
 
     def pair_rows(self) -> Dataset:
-        """Returns the training pairs. Each row has one query and its code."""
+        """Returns the training pairs, with one query and its code in each row."""
         pairs = self.judgments.pairs()
         queries = flat(self.queries.select(pairs[:, 0]))
         codes = flat(_without(self.corpus, self.queries.column_names).select(pairs[:, 1]))
@@ -145,14 +143,13 @@ class Split:
 
 
 class RightAnswers:
-    """Looks up the right answers to queries, by judgments and by equal texts.
+    """Looks up right answers to queries, using judgments and equal texts.
 
-    A code answers a query if, according to the judgments, some code with the same text answers some query with the
-    same text. The texts are the ones that the encoder reads.
+    A code answers a query if, according to the judgments, a code with the same text answers a query with the same
+    text. The texts are those that the encoder reads.
 
-    Args:
-        right (`csr[Q, C]`): see `Judgments`.
-        query_texts (`uint64[Q]`), code_texts (`uint64[C]`): the ids of the texts. Equal texts have equal ids.
+    Args: right (`csr[Q, C]`): see `Judgments`. query_texts (`uint64[Q]`), code_texts (`uint64[C]`): the ids of the
+    texts. Equal texts have equal ids.
     """
 
     def __init__(self, right: sparse.csr_matrix, query_texts: np.ndarray, code_texts: np.ndarray):
@@ -165,11 +162,11 @@ class RightAnswers:
 
     @property
     def key(self) -> list:
-        """The values that identify these answers."""
+        """The values that identify these answers in a cache key."""
         return [self.of_texts, self.query_texts, self.code_texts]
 
     def restricted(self, codes: np.ndarray) -> RightAnswers:
-        """Returns the answers among some of the codes, which are renumbered in the given order."""
+        """Returns the answers among some of the codes, renumbered in the given order."""
         part = copy.copy(self)
         part.code_texts = self.code_texts[codes]
         vars(part).pop("_order", None)
@@ -197,7 +194,7 @@ class RightAnswers:
         return torch.from_numpy(answers)
 
     def everywhere(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns all right answers to B queries: their positions in `queries` and their codes, int64[pairs] each."""
+        """Returns all right answers to B queries: their positions in `queries` and their codes, both int64[pairs]."""
         return self._places(queries, self.code_texts, self._order)
 
     def _places(self, queries: np.ndarray, texts: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -220,7 +217,7 @@ def _without(rows: Dataset, columns: Sequence[str]) -> Dataset:
 
 
 def _column(rows: Dataset, name: str) -> np.ndarray:
-    """Returns the values of a column, object[rows]. Missing and empty values are None."""
+    """Returns a column's values, object[rows]. Missing and empty values are None."""
     if name not in rows.column_names:
         return np.full(len(rows), None, dtype=object)
     values = pd.Series(rows[name][:], dtype=object)
@@ -228,7 +225,7 @@ def _column(rows: Dataset, name: str) -> np.ndarray:
 
 
 def _matrix(pairs: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> sparse.csr_matrix:
-    """Returns a sparse matrix with int32 indices. The values of repeated pairs are added."""
+    """Returns a sparse matrix with int32 indices. Values of repeated pairs are summed."""
     indices = pairs.astype(np.int32)
     matrix = sparse.csr_matrix((values, (indices[:, 0], indices[:, 1])), shape=shape)
     matrix.sort_indices()
@@ -236,7 +233,7 @@ def _matrix(pairs: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> sp
 
 
 def _equal(left: np.ndarray, right: np.ndarray) -> sparse.csr_matrix:
-    """Marks the equal ids in two lists, csr[left, right]. A row without an id matches the row at the same position."""
+    """Marks equal ids in two lists, csr[left, right]. A row without an id matches the row at the same position."""
     numbers, _ = pd.factorize(np.concatenate([left, right]))
     places = np.concatenate([np.arange(len(left)), np.arange(len(right))])
     unknown = numbers < 0
@@ -252,7 +249,7 @@ def _equal(left: np.ndarray, right: np.ndarray) -> sparse.csr_matrix:
 
 
 def _with_negatives(rows: Dataset, corpus: Dataset, urls: np.ndarray) -> tuple[Dataset, sparse.csr_matrix]:
-    """Adds the codes that occur only in `negatives` to the corpus. Returns the corpus, and the wrong pairs."""
+    """Adds codes that occur only in `negatives` to the corpus. Returns the corpus and the wrong pairs."""
     row_of = {}
     texts = _code_texts(corpus)
     for row in reversed(range(len(rows))):  # if several rows are equal, the first stays
@@ -283,7 +280,7 @@ def _with_negatives(rows: Dataset, corpus: Dataset, urls: np.ndarray) -> tuple[D
 
 
 def _names(names, row: int) -> list[str]:
-    """Returns the negatives of a row as a list of texts."""
+    """Returns a row's negatives as a list of strings."""
     if names is None:
         return []
     if isinstance(names, str):
@@ -294,14 +291,14 @@ def _names(names, row: int) -> list[str]:
 
 
 def _code_texts(corpus: Dataset) -> list[str]:
-    """Returns every row's code with normalised white space, for matching negatives."""
+    """Returns each row's code with normalised white space, to match negatives against."""
     if "code" in corpus.column_names:
         return [" ".join((code or "").split()) for code in corpus["code"]]
     return [" ".join(tokens or ()) for tokens in corpus["code_tokens"]]
 
 
 def _code_row(code: str, corpus: Dataset, row: int) -> dict:
-    """Makes a corpus row for a code without a query. Its language is that of the row that mentions it."""
+    """Makes a corpus row for a code without a query, in the language of the row that mentions it."""
     values = {"original_string": code, "code": code, "code_tokens": code.split()}
     if "language" in corpus.column_names:
         values["language"] = corpus[row]["language"]

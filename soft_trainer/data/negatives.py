@@ -1,4 +1,4 @@
-"""Draws additional negatives for each query from its candidates, in every epoch."""
+"""Draws additional negatives for each query. They change in every epoch."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from soft_trainer.errors import UserError
 
 @dataclass(frozen=True)
 class OwnNegatives:
-    """The negatives that each query has in addition to the batch. They are drawn again in every epoch.
+    """Draws negatives for each query, in addition to those in the batch. They change in every epoch.
 
-    Args:
-        candidates (`csr[Q, C]`): the codes that may be drawn for each query.
-        number: the number to draw for a query. A query with fewer candidates gets all of them.
+    Args: candidates (`csr[Q, C]`): the codes that may be drawn for each query.
+        number: the number of codes to draw per query. A query with fewer candidates gets all of them.
         seed: determines the draws, together with the epoch and the query.
     """
 
@@ -34,14 +33,13 @@ class OwnNegatives:
         )
 
     def columns(self, queries: np.ndarray, codes: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the codes to add to a batch, and the queries that they were drawn for.
+        """Returns the codes to add to a batch, and which query each of them was drawn for.
 
         Args:
             queries, codes: the rows of the batch, int64[B] each.
 
-        Returns:
-            The added codes, int64[E], in the order in which they were drawn, without duplicates and without codes of
-            the batch. Then bool[B, E], True where a code was drawn for a query.
+        Returns: The added codes, int64[E], in the order of the draws, without duplicates and without codes that are in
+        the batch already. Then bool[B, E], True where a code was drawn for a query.
         """
         drawn = [self.draw(int(query), epoch) for query in queries]
         owners = np.repeat(np.arange(len(queries)), list(map(len, drawn)))
@@ -53,7 +51,7 @@ class OwnNegatives:
         return distinct, drawn_for
 
     def draw(self, query: int, epoch: int) -> np.ndarray:
-        """Draws the negatives of a query, int64[number or fewer]. All candidates are equally likely."""
+        """Draws negatives for one query, int64[at most number]. All candidates are equally likely."""
         codes = self.candidates.indices[slice(*self.candidates.indptr[query : query + 2])].astype(np.int64)
         if len(codes) <= self.number:
             return codes
@@ -62,12 +60,12 @@ class OwnNegatives:
 
 
 def below_ratio(neighbours: Neighbours, ratio: float, texts: np.ndarray) -> sparse.csr_matrix:
-    """Turns the neighbours of each query into candidates, csr[Q, C], nearest first.
+    """Turns each query's neighbours into candidates, csr[Q, C], nearest first.
 
     Args:
-        ratio: the highest score of a candidate, as a share of the score s of the query's own code. If s is below 0,
-            the highest score is s - (1 - ratio) abs(s).
-        texts: int[C], the ids of the codes' texts. Only the nearest of several codes with equal texts is kept.
+        ratio: the highest score of a candidate, as a share of the score s that the query's own code has. If s is below
+            0, the highest score is s - (1 - ratio) abs(s).
+        texts: int[C], the ids of the codes' texts. If several codes have the same text, only the nearest is kept.
 
     Raises:
         UserError: no query has a candidate.

@@ -1,6 +1,6 @@
-"""Finds the codes most similar to each query, exactly or, if there are many codes, through an index.
+"""Finds the codes most similar to each query, exactly or, if there are many codes, with an approximate index.
 
-Memory is linear in the number of rows, and the same input always gives the same neighbours.
+Memory grows linearly with the number of rows. Equal inputs always give equal neighbours.
 """
 
 from __future__ import annotations
@@ -42,12 +42,10 @@ MODULES = ("soft_trainer.data.neighbours", "soft_trainer.data.term_neighbours") 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The k codes most similar to each of n queries, except the query's own code.
+    """The k codes most similar to each of n queries, other than the query's own code.
 
-    Args:
-        rows (`int64[n, k]`): the rows of the codes, nearest first. If a query has fewer, the rest is -1.
-        scores (`float32[n, k]`): their similarities. If a query has fewer, the rest is -inf.
-        own (`float32[n]`): the similarity of each query to its own code.
+    Args: rows (`int64[n, k]`): the rows of these codes, nearest first, padded with -1. scores (`float32[n, k]`): their
+    similarities, padded with -inf. own (`float32[n]`): each query's similarity to its own code.
     """
 
     rows: np.ndarray
@@ -56,7 +54,7 @@ class Neighbours:
 
     @classmethod
     def joined(cls, parts: Iterable[Neighbours], progress: str | None = None, rows: int = 0) -> Neighbours:
-        """Joins the neighbours of blocks of rows. With a label, it shows progress over all rows."""
+        """Joins the neighbours of blocks of rows. If there is a label, a progress bar counts rows."""
         found = []
         with Progress(progress, rows, "row") as bar:
             for part in parts:
@@ -67,11 +65,10 @@ class Neighbours:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """The codes that do not count as neighbours of a query.
+    """The codes that must not become neighbours of a query.
 
-    Args:
-        own (`int64[n]`): each query's own code.
-        answers: the look-up of other right answers, which are left out too, or None.
+    Args: own (`int64[n]`): each query's own code.
+        answers: finds other right answers, which are left out too. If None, there are none.
     """
 
     own: np.ndarray
@@ -86,11 +83,10 @@ class LeftOut:
         """Sets the scores of these codes to -inf.
 
         Args:
-            scores: Tensor[B, C], which is changed in place.
+            scores: Tensor[B, C], modified in place.
             queries: int64[B].
 
-        Returns:
-            The original scores of the queries' own codes, Tensor[B].
+        Returns: The previous scores of the queries' own codes, Tensor[B].
         """
         line = torch.arange(len(queries))
         own = torch.from_numpy(self.own[queries])
@@ -102,14 +98,14 @@ class LeftOut:
         return own_scores
 
     def contain(self, queries: np.ndarray, codes: np.ndarray) -> np.ndarray:
-        """Returns True where one of the codes, int64[B, K], is left out for the query in the same row, bool[B, K]."""
+        """Returns True where a code, int64[B, K], is left out for the query in the same row, bool[B, K]."""
         found = codes == self.own[queries][:, None]
         if self.answers is None:
             return found
         return found | self.answers.contain(queries, codes)
 
     def among(self, codes: np.ndarray) -> LeftOut:
-        """Restricts this to some codes, which must be sorted and include the queries' own codes."""
+        """Restricts this to a subset of codes, which must be sorted and include the queries' own codes."""
         answers = None
         if self.answers is not None:
             answers = self.answers.restricted(codes)
@@ -126,19 +122,19 @@ def nearest_rows(
     progress: str | None = None,
     device: str | torch.device = "cpu",
 ) -> Neighbours:
-    """Returns the codes nearest to each query by the dot product of vectors.
+    """Returns the codes nearest to each query, by the dot product of vectors.
 
-    If there are more than `exact_up_to` codes, a CPU finds candidates with a faiss index and scores them exactly. It
-    searches enough cells of the index to find 95 % of the ten nearest codes of a sample of queries, and prints this
-    recall. An accelerator computes all products.
+    If there are more than `exact_up_to` codes, a CPU takes candidates from a faiss index and scores them exactly. It
+    visits as many cells of the index as it takes to find 95 % of the ten nearest codes for a sample of queries. The
+    recall is printed. An accelerator always computes all products.
 
     Args:
         queries: [n, d], float32 or float16, in memory or memory-mapped.
         codes: [m, d].
-        k: the number of neighbours of each query.
-        left_out: the codes that do not count as neighbours.
-        progress: the label of a progress bar, or None for no bar.
-        device: the device that computes the products.
+        k: the number of neighbours per query.
+        left_out: the codes that must not become neighbours.
+        progress: the label of the progress bar, or None for no bar.
+        device: the device on which products are computed.
     """
     # A GPU computes all products of a million rows in minutes.
     if len(codes) <= max(exact_up_to, SMALLEST_INDEX) or torch.device(device).type != "cpu":
@@ -150,17 +146,17 @@ def nearest_rows(
 def cached_neighbours(
     folder: str | Path | None, inputs: Sequence, k: int, build: Callable[[], Neighbours]
 ) -> Neighbours:
-    """Returns the cached k neighbours for `inputs`, or calls `build` and caches its result.
+    """Returns the cached k neighbours for `inputs`, or calls `build` and caches the result.
 
-    Only the main process builds, so that the neighbours do not depend on the number of processes. The others
+    Only the main process builds, so that neighbours do not depend on the number of processes. The other processes
     memory-map the files if they share the folder. Otherwise they receive the arrays.
 
     Args:
-        folder: the folder of the cache. None keeps the neighbours in memory only.
+        folder: the cache folder. If None, neighbours stay in memory only.
         inputs: everything that the neighbours depend on, such as the vectors of rows.
 
     Raises:
-        UserError: `build` raised a UserError. It is raised on every process.
+        UserError: `build` raised a UserError. Every process raises it again.
     """
     key = fingerprint(k, list(inputs), code_fingerprint(*MODULES))
     neighbours = problem = None
@@ -207,13 +203,13 @@ def exact_neighbours(
     entries: int = ENTRIES,
     threads: int = 1,
 ) -> Neighbours:
-    """Returns the neighbours of some queries, by comparing them with all codes.
+    """Finds the neighbours of some queries by comparing them with all codes.
 
     Args:
         score: computes the scores of a block of queries, Tensor[block, codes]. They may be overwritten.
-        above: only codes with a larger score count.
-        entries: the number of scores that each thread keeps in memory at once.
-        threads: the number of blocks to score at once.
+        above: only codes with a higher score can be neighbours.
+        entries: the maximum number of scores that each thread keeps in memory.
+        threads: the number of blocks to score at the same time.
     """
 
     def nearest(block: np.ndarray) -> Neighbours:
@@ -229,14 +225,14 @@ def exact_neighbours(
 
 
 def _padded(codes: Tensor, scores: Tensor, own: Tensor, k: int) -> Neighbours:
-    """Pads the results to k neighbours. Codes with a score of -inf do not count."""
+    """Pads the results to k neighbours. Codes with a score of -inf are dropped."""
     missing = (0, k - scores.shape[1])
     codes = F.pad(codes.masked_fill(scores == -torch.inf, -1), missing, value=-1)
     return Neighbours(codes.numpy(), F.pad(scores, missing, value=-torch.inf).numpy(), own.numpy())
 
 
 def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Returns `scores.topk(k)`, but faster. Its results lie in the k groups of columns with the largest maxima."""
+    """Returns `scores.topk(k)`, computed faster: the results lie in the k groups of columns with the largest maxima."""
     rows, width = scores.shape
     groups = width // GROUP
     if groups <= k:
@@ -250,7 +246,7 @@ def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _through_index(queries, codes, k, left_out, progress) -> Neighbours:
-    """Returns the neighbours of all rows. Candidates come from an index of compressed codes and are scored exactly."""
+    """Finds the neighbours of all rows. Candidates come from an index of compressed codes and are scored exactly."""
     generator = np.random.default_rng(0)
     index = _index(codes, generator)
     sample = np.sort(generator.choice(len(queries), min(SAMPLE, len(queries)), replace=False))
@@ -267,7 +263,7 @@ def _through_index(queries, codes, k, left_out, progress) -> Neighbours:
 
 
 def _index(codes: np.ndarray, generator: np.random.Generator):
-    """Builds an inverted file of all codes, with cells found by k-means and four bits for every two dimensions."""
+    """Builds an inverted file of all codes, with cells found by k-means and four bits per two dimensions."""
     import faiss  # only many rows need it
 
     faiss.omp_set_num_threads(torch.get_num_threads())
@@ -290,7 +286,7 @@ def _index(codes: np.ndarray, generator: np.random.Generator):
 
 
 def _search(index, queries, codes, left_out, rows: np.ndarray, k: int, fetched: int | None = None) -> Neighbours:
-    """Returns the neighbours of some queries. It fetches more candidates if too many of them are left out."""
+    """Returns the neighbours of some queries. If too many candidates are left out, more are fetched."""
     fetched = min(fetched or FETCHED * (k + 1), len(codes))
     query = _vectors(queries, rows, "cpu")
     found = index.search(query.numpy(), fetched)[1]
@@ -323,6 +319,8 @@ def recall_of(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 def blocks(rows: np.ndarray, width: int, entries: int) -> Iterator[np.ndarray]:
-    """Splits `rows` into blocks. A matrix with a block's rows and `width` columns has at most `entries` entries."""
+    """Splits `rows` into blocks. A matrix with one row per row of the block and `width` columns has at most `entries`
+    entries.
+    """
     size = max(1, entries // max(width, 1))
     return (rows[start : start + size] for start in range(0, len(rows), size))

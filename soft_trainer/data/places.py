@@ -1,4 +1,4 @@
-"""Locates a row in the files that it was read from, for messages."""
+"""Locates rows in the files that they were read from, for messages."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from soft_trainer.files import open_text
 
 
 def place_of(files: Sequence[Path], row: int) -> str:
-    """Returns the file and the line of a row, or its number if the file has no lines.
+    """Returns a row's file and line, or its number if the file has no lines.
 
     Args:
-        row: the index of the row over all files, from 0.
+        row: the index of the row across all files, starting at 0.
     """
     left = row
     for path in files:
@@ -39,7 +39,7 @@ def _places(path: Path) -> Iterator[str]:
 
 
 def _csv_lines(path: Path) -> Iterator[str]:
-    """Yields the first line of each row. A quoted text may span several lines."""
+    """Yields the line on which each row begins. Quoted text may span several lines."""
     with open_text(path, newline="") as file:
         reader = csv.reader(file)
         last = 0

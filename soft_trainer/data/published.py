@@ -1,4 +1,4 @@
-"""Loads a data set from the Hub, from its own files or from the Hub's Parquet conversion."""
+"""Loads data sets from the Hub, from their own files or from the Hub's Parquet conversion."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ PARQUET_BRANCH = "refs/convert/parquet"  # of converted data sets; its files are
 
 
 def load_published(name: str, configuration: str | None = None) -> DatasetDict:
-    """Loads the splits of a data set on the Hub, or of one of its configurations.
+    """Loads the splits of a data set on the Hub, or those of one of its configurations.
 
-    `datasets` no longer runs loading scripts. A data set with a loading script is read from the branch with the Hub's
-    own Parquet files, and so is a data set that lacks the configuration.
+    `datasets` no longer runs loading scripts. If a data set needs one, or lacks the configuration, the Hub's own
+    Parquet conversion is read.
 
     Raises:
         UserError: the data set cannot be read.
@@ -37,7 +37,7 @@ def load_published(name: str, configuration: str | None = None) -> DatasetDict:
 
 
 def _converted_files(name: str, configuration: str) -> dict[str, list[str]]:
-    """Returns local copies of the Hub's Parquet files by split, or {} if the Hub has none for the configuration."""
+    """Returns local copies of the Hub's Parquet files, keyed by split, or {} if it has none for this configuration."""
     pattern = f"{configuration}/*/*.parquet"
     try:
         folder = snapshot_download(name, repo_type="dataset", revision=PARQUET_BRANCH, allow_patterns=pattern)
@@ -51,7 +51,7 @@ def _converted_files(name: str, configuration: str) -> dict[str, list[str]]:
 
 @contextmanager
 def reading_hub(name: str) -> Iterator[None]:
-    """Turns any error into one line with the data set and the alternatives to the Hub.
+    """Turns any error into one line that names the data set and the alternatives to the Hub.
 
     Raises:
         UserError: the body failed.

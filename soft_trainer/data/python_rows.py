@@ -1,4 +1,4 @@
-"""Converts rows that Python code passes: data frames, lists of dicts and data sets."""
+"""Converts rows that are passed from Python: data frames, lists of dicts and data sets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from soft_trainer.errors import UserError
 
 
 def from_frame(frame: pd.DataFrame, name: str = "the data frame") -> Dataset:
-    """Converts a data frame without its index. Raises UserError if a column mixes values of several types."""
+    """Converts a data frame, without its index. Raises UserError if a column has values of several types."""
     try:
         return with_plain_text(Dataset.from_pandas(frame, preserve_index=False))
     except pa.ArrowException as error:
@@ -23,10 +23,12 @@ def from_frame(frame: pd.DataFrame, name: str = "the data frame") -> Dataset:
 
 
 def as_rows(rows, name: str) -> Dataset | Split | None:
-    """Converts a list of dicts, a data frame or a `Dataset` to a `Dataset` without a format. A `Split` is unchanged.
+    """Converts a list of dicts, a data frame or a `Dataset` to a `Dataset` without a format.
+
+    A `Split` is returned unchanged.
 
     Raises:
-        UserError: the list is empty, or the rows are something else, such as an `IterableDataset`, which has no row
+        UserError: the list is empty, or the rows have another type, such as `IterableDataset`, which has no row
             numbers.
     """
     if isinstance(rows, Dataset) and rows.format["type"]:
@@ -48,14 +50,14 @@ def as_rows(rows, name: str) -> Dataset | Split | None:
 
 
 def as_split(rows, name: str) -> Split | None:
-    """Converts pairs of a query and a code to a `Split`. They may have any form that `as_rows` converts."""
+    """Converts pairs of a query and a code to a `Split`. Anything that `as_rows` converts is accepted."""
     if rows is None or isinstance(rows, Split):
         return rows
     return Split.from_pairs(as_rows(rows, name))
 
 
 def as_row_sets(rows, name: str) -> Dataset | Split | dict[str, Dataset | Split] | None:
-    """Applies `as_rows` to a set of rows, or to every set in a dict. A `Split` is unchanged."""
+    """Applies `as_rows` to one set of rows, or to every set in a dict. Returns a `Split` unchanged."""
     if isinstance(rows, Split):
         return rows
     if isinstance(rows, Mapping):

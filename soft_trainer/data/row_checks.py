@@ -1,4 +1,4 @@
-"""Checks that training and evaluation can use rows, and drops rows that they cannot use."""
+"""Checks that rows can be used for training and evaluation, and drops those that cannot."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHOWN = 5  # rows to list in an error message
 
 
 def check_rows(data: DatasetDict, profile: EncoderProfile) -> None:
-    """Checks that training and evaluation can use the rows. Training rows need no url.
+    """Checks that rows can be used for training and evaluation. Training rows need no url.
 
     Raises:
         UserError: a split is empty, a column is missing, a row has no text, or the queries fail `check_targets`.
@@ -31,10 +31,10 @@ def check_rows(data: DatasetDict, profile: EncoderProfile) -> None:
 
 
 def check_texts(rows: Dataset, split: str, profile: EncoderProfile) -> None:
-    """Checks that rows have the texts that are needed in this split.
+    """Checks that rows have the texts that their split needs.
 
     Raises:
-        UserError: there are no rows, a column is missing, or rows have no text. The message lists the rows.
+        UserError: the split is empty, a column is missing, or rows have no text. The message lists these rows.
     """
     if len(rows) == 0:
         raise UserError(f"{split}: no rows")
@@ -47,23 +47,23 @@ def check_texts(rows: Dataset, split: str, profile: EncoderProfile) -> None:
 
 
 def check_urls(data: DatasetDict) -> None:
-    """Checks that the code of each query is in the corpus. Raises UserError if the queries fail `check_targets`."""
+    """Checks that each query's code is in the corpus. Raises UserError if the queries fail `check_targets`."""
     for split in ("valid", "test"):
         if split in data:
             check_targets(data[split], data.get("codebase"), split)
 
 
 def check_targets(queries: Dataset, corpus: Dataset | None, name: str = "eval_dataset") -> None:
-    """Checks that exactly one code of the corpus has the url of each query.
+    """Checks that exactly one code in the corpus has each query's url.
 
     Args:
-        queries: rows with `url`.
-        corpus: rows with `url`, the codes that the queries are ranked against.
-        name: the name of the queries in messages.
+        queries: rows with a `url`.
+        corpus: rows with a `url`, the codes that are ranked for the queries.
+        name: what to call the queries in messages.
 
     Raises:
-        UserError: there are no queries or there is no corpus, a url is missing or empty, the corpus repeats a url, or
-            it lacks the url of a query.
+        UserError: the queries or the corpus are empty, a url is missing or empty, two codes have the same url, or no
+            code has a query's url.
     """
     if queries is None:
         raise UserError(f"{name}: no queries; pass eval_dataset= here or to the trainer")
@@ -93,7 +93,7 @@ def check_targets(queries: Dataset, corpus: Dataset | None, name: str = "eval_da
 
 
 def drop_unusable_rows(data: DatasetDict, profile: EncoderProfile) -> DatasetDict:
-    """Drops rows without a text, and queries whose code was dropped. Prints how many were dropped from each split.
+    """Drops rows without a text, and queries whose code was dropped. Prints the number dropped from each split.
 
     Raises:
         UserError: a split lacks a column.
@@ -135,7 +135,7 @@ def _check_filled(rows: Dataset, column: str, split: str) -> None:
 
 
 def blank_rows(rows: Dataset, column: str) -> list[int]:
-    """Finds the rows whose value is missing, blank or an empty list. Raises UserError if the type is wrong."""
+    """Finds rows whose value is missing, blank or an empty list. Raises UserError if a value has the wrong type."""
     values = rows.select_columns(column).with_format("arrow")[:][column]
     if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
         lengths = pc.list_value_length(values)

@@ -1,4 +1,4 @@
-"""Reads the rows of files, saved data sets and data sets on the Hub, in their own columns."""
+"""Reads rows with their own column names from files, saved data sets and data sets on the Hub."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def is_saved(folder: Path) -> bool:
 
 
 def format_of(path: Path) -> str | None:
-    """Returns the format of a file of rows, or None if it is another kind of file."""
+    """Returns the format of a file of rows, or None for other kinds of files."""
     if path.is_file():
         return FORMATS.get(Path(path.name.removesuffix(".gz")).suffix.lower())
     return None
 
 
 def split_of(path: Path) -> str | None:
-    """Returns the split that a file of rows is named after, or None if there is none."""
+    """Returns the split for which a file is named, or None if there is none."""
     if format_of(path):
         return SPLIT_NAMES.get(SHARD.sub("", path.name.split(".")[0].lower()))
     return None
@@ -81,7 +81,7 @@ def read_splits(source: str) -> dict[str, Dataset]:
 
 
 def with_plain_text(rows: Dataset) -> Dataset:
-    """Casts `large_string` columns, which pandas and polars write, to `string`, so that tables can be concatenated."""
+    """Casts `large_string` columns, which pandas and polars write, to `string`, so that all tables can be concatenated."""
     large = Value("large_string")
     plain = Value("string")
     tokens = [List(large), LargeList(large), LargeList(plain)]
@@ -97,9 +97,9 @@ def with_plain_text(rows: Dataset) -> Dataset:
 
 
 def row_files(source: Path) -> list[tuple[Path, str]]:
-    """Returns a file of rows, or those in a folder, each with its split.
+    """Returns a single file of rows, or those in a folder, each with its split.
 
-    If no file is named after a split, all of them are train. Otherwise, files without a split are left out.
+    If no file is named for a split, all of them belong to train. Otherwise, files without a split are left out.
     """
     paths = [source]
     if source.is_dir():
@@ -112,7 +112,7 @@ def row_files(source: Path) -> list[tuple[Path, str]]:
 
 
 def _read_files(source: Path) -> dict[str, Dataset]:
-    """Reads each file with its format's reader."""
+    """Reads each file with the reader for its format."""
     files = row_files(source)
     if not files:
         raise UserError(f"{source}: no rows; JSON lines, CSV or Parquet are read, such as train.jsonl or rows.csv")
@@ -123,7 +123,7 @@ def _read_files(source: Path) -> dict[str, Dataset]:
 
 
 def _read_file(path: Path) -> Dataset:
-    """Reads a file with its format's reader. The rows are cached by the content of the file."""
+    """Reads one file with the reader for its format. The rows are cached under a fingerprint of the file's content."""
     reader = format_of(path)
     options = READ_AS.get(reader, {})
     made_from = fingerprint(file_fingerprint(path), reader, repr(options))

@@ -1,4 +1,4 @@
-"""The rows of a run: the tables as they were read, and the splits for training and evaluation."""
+"""Defines a run's rows: the tables as they were read, and the splits for training and evaluation."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ class RunData:
     """The rows of a run.
 
     Args:
-        tables: the tables that exist: train (a query and a code per row), valid and test (queries), and codebase.
-        splits: train, valid and test with their corpus and judgments.
+        tables: the tables that exist, out of train (a query and a code per row), valid and test (queries), and
+            codebase.
+        splits: train, valid and test, each with its corpus and judgments.
     """
 
     tables: DatasetDict
@@ -25,7 +26,7 @@ class RunData:
 
     @classmethod
     def of_tables(cls, tables: DatasetDict) -> RunData:
-        """Makes the splits from tables. A code answers the queries with the same url."""
+        """Makes splits from tables. A code answers the queries with the same url."""
         splits = {}
         for name, rows in tables.items():
             if name == "train":
@@ -36,7 +37,7 @@ class RunData:
 
     @classmethod
     def of_splits(cls, splits: dict[str, Split]) -> RunData:
-        """Makes the tables from splits. Valid and test must have the same corpus."""
+        """Makes tables from splits. Valid and test must have the same corpus."""
         tables = DatasetDict()
         for name, split in splits.items():
             if name == "train":
@@ -48,7 +49,7 @@ class RunData:
         return cls(tables, splits)
 
     def evaluated(self, name: str, languages: Sequence[str]) -> Split | dict[str, Split] | None:
-        """Returns valid or test, or None. With several languages, each has its own split and corpus."""
+        """Returns valid or test, or None. If there are several languages, each has its own split and corpus."""
         if name not in self.splits or len(languages) < 2:
             return self.splits.get(name)
         return {

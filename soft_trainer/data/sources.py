@@ -1,4 +1,4 @@
-"""Loads the rows of a run from the Hub, a folder or a source tree, and checks them."""
+"""Loads and checks a run's rows. They come from the Hub, a folder or a source tree."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from soft_trainer.terminal import print_on_main, table
 
 
 def needed_splits(arguments: DataArguments, args: TrainingArguments, from_scratch: bool = False) -> tuple[str, ...]:
-    """Returns the splits that a run needs: training rows, and evaluation rows unless `eval_data_dir` has some."""
+    """Returns the splits that a run needs. It needs no valid and test rows if `eval_data_dir` provides some."""
     own = not arguments.eval_data_dir
     train = args.do_train or from_scratch
     valid = (args.do_train and args.eval_strategy != "no") or (own and args.do_eval)
@@ -38,7 +38,7 @@ def needed_splits(arguments: DataArguments, args: TrainingArguments, from_scratc
 
 
 def check_sources(arguments: DataArguments) -> None:
-    """Checks the names of languages and folders, before the Hub is contacted. Chooses the language if none is given.
+    """Checks the names of languages and folders before the Hub is contacted, and chooses a language if none was given.
 
     Raises:
         UserError: a language or a folder does not exist. The message gives the option.
@@ -57,7 +57,7 @@ def check_sources(arguments: DataArguments) -> None:
 
 
 def _choose_language(arguments: DataArguments) -> None:
-    """Sets the language of a source tree or a history to the one that most files are in, if none was given."""
+    """Sets the language of a source tree or a history to the most common one, if none was given."""
     # pygit2 is slow to import.
     from soft_trainer.mining.history import history_language
     from soft_trainer.mining.tree import tree_language
@@ -74,7 +74,7 @@ def _choose_language(arguments: DataArguments) -> None:
 
 
 def _loaded_languages(arguments: DataArguments) -> list[str | None]:
-    """Returns the languages to load. A single None loads rows in any language."""
+    """Returns the languages to load. A single None stands for rows in any language."""
     return arguments.languages or [None]
 
 
@@ -90,13 +90,12 @@ def _in_place(source: str, language: str | None) -> str:
 
 
 def load_local(arguments: DataArguments, needed: Sequence[str] = SPLITS) -> dict[str, DatasetDict] | None:
-    """Loads the rows of each language from local files, before the Hub is asked for a model.
+    """Loads the rows of each language if they are in local files, before the Hub is asked for a model.
 
-    Returns:
-        The rows for `load_data`, or None if they are not in local files of rows.
+    Returns: The rows for `load_data`, or None if they are not in local files.
 
     Raises:
-        UserError: the rows cannot be read, or the corpus lacks the url of a query.
+        UserError: the rows cannot be read, or the corpus lacks the code for a query.
     """
     sources = {name: _in_place(arguments.data_dir or "", name) for name in _loaded_languages(arguments)}
     elsewhere = arguments.source_dir or arguments.history or len({*sources.values()}) < len(sources)
@@ -112,7 +111,7 @@ def load_local(arguments: DataArguments, needed: Sequence[str] = SPLITS) -> dict
 
 
 def _chooses_rows(arguments: DataArguments) -> bool:
-    """Returns True if options leave out some rows. The rows are then checked afterwards."""
+    """Returns True if options leave out some rows, which must then be checked later."""
     return bool(arguments.split_urls or arguments.filters or arguments.drop_unusable)
 
 
@@ -128,15 +127,15 @@ def load_data(
     needed: Sequence[str] = SPLITS,
     local: Mapping[str, DatasetDict] | None = None,
 ) -> RunData:
-    """Loads the rows of a run.
+    """Loads a run's rows.
 
     Args:
-        mined_dir: the folder for pairs that are mined from `source_dir` and `history`.
+        mined_dir: the folder for pairs mined from `source_dir` and `history`.
         needed: the splits that the run needs; see `needed_splits`.
-        local: the rows that `load_local` has loaded.
+        local: the rows that `load_local` returned.
 
     Raises:
-        UserError: the rows cannot be read, or training or evaluation cannot use them (see `check_rows`).
+        UserError: the rows cannot be read, or cannot be used for training or evaluation (see `check_rows`).
     """
     _choose_language(arguments)
     check_languages(arguments.languages, _reader(arguments, profile))
@@ -177,7 +176,7 @@ def load_data(
 
 
 def _judged_data(arguments: DataArguments, folder: Path, profile: EncoderProfile, needed: Sequence[str]) -> RunData:
-    """Loads the rows of a folder of BEIR, CoSQA or CoSQA+."""
+    """Loads the rows from a folder of BEIR, CoSQA or CoSQA+."""
     for name in ("split_urls", "filters", "drop_unusable", "push_data_to_hub"):
         if getattr(arguments, name):
             raise UserError(f"{name}: is for rows with a query and a code each, not for judgments")
@@ -203,7 +202,7 @@ def _check_needed(data: Mapping[str, Dataset], needed: Sequence[str]) -> None:
 
 
 def _reader(arguments: DataArguments, profile: EncoderProfile | None = None) -> str | None:
-    """Returns the part of the run that supports only some languages, or None if there is none."""
+    """Returns the part of the run that supports only some languages, or None if all parts support any."""
     if arguments.filters:
         return "--filters"
     if profile and profile.data_flow_length:
@@ -218,7 +217,7 @@ def _reader(arguments: DataArguments, profile: EncoderProfile | None = None) -> 
 def _load_languages(
     arguments: DataArguments, mined_dir: Path, needed: Sequence[str], local: Mapping[str, DatasetDict] | None
 ) -> DatasetDict:
-    """Loads the splits of every language and joins them. With several languages, each row gets its language."""
+    """Loads and joins the splits of all languages. If there are several, the column `language` is set in each row."""
     loaded = []
     several = len(arguments.languages) > 1
     for language in _loaded_languages(arguments):
@@ -255,13 +254,13 @@ def _load_languages(
 
 
 def _in_language(rows: Dataset, language: str) -> Dataset:
-    """Sets the language of every row to `language`."""
+    """Sets the language of all rows to `language`."""
     others = rows.remove_columns(columns_in(rows, ["language"]))
     return others.add_column("language", [language] * len(rows))
 
 
 def _first_rows(rows: Dataset, limit: int, several: bool) -> Dataset:
-    """Returns the first rows of every language, `limit` in all, divided as evenly as their numbers allow."""
+    """Returns the first `limit` rows, shared among the languages as evenly as possible."""
     if not several:
         return rows.select(range(min(limit, len(rows))))
     languages = pd.Series(rows["language"][:])
@@ -272,7 +271,7 @@ def _first_rows(rows: Dataset, limit: int, several: bool) -> Dataset:
 def _filtered(data: DatasetDict, filters: str) -> DatasetDict:
     """Applies rules to all splits, and prints how many rows each rule dropped.
 
-    The corpus keeps all rows, because queries may ask for any of them. Only its comments are removed.
+    The corpus keeps all its rows, because a user may look for any of them. Only its comments are removed.
     """
     # datasketch is slow to import.
     from soft_trainer.data.filtering import filter_rows
@@ -295,7 +294,9 @@ def _filtered(data: DatasetDict, filters: str) -> DatasetDict:
 
 
 def _mined(arguments: DataArguments, language: str, folder: Path) -> Path:
-    """Returns the folder with the pairs of a source tree or a history. A source that has changed is mined again."""
+    """Returns a folder with the pairs mined from a source tree or a history. They are mined again if the source has
+    changed.
+    """
     # datasketch and pygit2 are slow to import.
     from soft_trainer.mining.history import history_state, mine_history_to
     from soft_trainer.mining.tree import mine_to, mining_table, tree_state
@@ -323,11 +324,11 @@ def _mined(arguments: DataArguments, language: str, folder: Path) -> Path:
 
 
 def _with_extra_rows(data: DatasetDict, arguments: DataArguments, language: str, folder: Path) -> DatasetDict:
-    """Adds the functions of `--extra_source_dir` to train, except copies of functions in the other splits."""
+    """Adds functions from `--extra_source_dir` to train, except copies of functions in other splits."""
     extra = dataclasses.replace(arguments, source_dir=arguments.extra_source_dir, history=None)
 
     def marks(rows: Dataset) -> Iterator[set]:
-        """Yields each row's code and the first words of its query, which identify modified copies."""
+        """Yields each row's code and the first words of its query, either of which identifies a copy."""
         if "docstring_tokens" in rows.column_names:
             queries = rows["docstring_tokens"]
         else:
@@ -347,6 +348,6 @@ def _with_extra_rows(data: DatasetDict, arguments: DataArguments, language: str,
 
 
 def source_folder(source_dir: str) -> str:
-    """Returns the folder that an option refers to. `stdlib` is Python's standard library, `installed` its packages."""
+    """Returns the folder that an option's value stands for: `stdlib` is Python's library, `installed` its packages."""
     known = {"stdlib": lambda: os.path.dirname(os.__file__), "installed": lambda: sysconfig.get_paths()["purelib"]}
     return known.get(source_dir, lambda: source_dir)()

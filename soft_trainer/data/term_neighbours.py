@@ -1,4 +1,4 @@
-"""Finds the documents most similar to each query by a product of sparse matrices, such as BM25's."""
+"""Finds each query's most similar documents with a product of sparse matrices, such as those of BM25."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def nearest_by_terms(
     exact_up_to: int = EXACT_ROWS,
     progress: str | None = None,
 ) -> Neighbours:
-    """Returns the documents nearest to each query. A document with a score of 0 or less is not a neighbour.
+    """Returns the documents nearest to each query. A document with a score of 0 or below is not a neighbour.
 
     If there are more than `exact_up_to` documents, only those with one of the query's rarest terms are scored. It uses
-    as many terms as it takes to find 90 % of the neighbours of a sample of queries, and prints this recall.
+    as many of these terms as it takes to find 90 % of the neighbours of a sample of queries. The recall is printed.
 
     Args:
-        queries: [n, terms], the counts of terms.
-        documents: [m, terms], the weights of terms.
+        queries: [n, terms], term counts.
+        documents: [m, terms], term weights.
         k, left_out, progress: see `nearest_rows`.
     """
     queries = queries.tocsr().astype(np.float32)
@@ -62,7 +62,7 @@ def nearest_by_terms(
 
 
 def _compare_all(queries, documents, rows: np.ndarray, k: int, left_out, progress: str | None = None) -> Neighbours:
-    """Scores all documents. The few most frequent terms are dense columns in the product, because this is faster."""
+    """Scores all documents. The most frequent terms are multiplied as dense columns, which is faster."""
     total = documents.shape[0]
     common = np.bincount(documents.indices, minlength=documents.shape[1]) > COMMON * total
     rare = sparse.diags_array((~common).astype(np.float32))
@@ -81,7 +81,7 @@ def _compare_all(queries, documents, rows: np.ndarray, k: int, left_out, progres
 
 
 def _rarest(queries: sparse.csr_matrix, postings: sparse.csr_matrix, visited: int) -> sparse.csr_matrix:
-    """Keeps the rarest terms of each query, at least one, as long as they occur in at most `visited` documents."""
+    """Keeps each query's rarest terms that together occur in at most `visited` documents, but at least one term."""
     row = np.repeat(np.arange(queries.shape[0]), np.diff(queries.indptr))
     having = np.diff(postings.indptr)[queries.indices]
     order = np.lexsort((having, row))
@@ -95,7 +95,7 @@ def _rarest(queries: sparse.csr_matrix, postings: sparse.csr_matrix, visited: in
 
 
 def _compare_some(rare, postings, queries, documents, rows, k, left_out, progress: str | None = None) -> Neighbours:
-    """Finds the documents with a term in `rare`, and scores them by all terms of the query."""
+    """Finds the documents that contain a term in `rare`, and scores them with all of the query's terms."""
 
     def nearest(block: np.ndarray) -> Neighbours:
         """Finds the neighbours of a block of rows."""

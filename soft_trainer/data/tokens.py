@@ -1,4 +1,4 @@
-"""Computes the token ids of one side of every row once. They are memory-mapped and read row by row."""
+"""Tokenises each side of all rows once. The token ids are memory-mapped and read row by row."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ TOKENIZED_BY_PROCESS = 20_000  # rows that make a process worth starting; `token
 
 
 class TokenColumn:
-    """The token ids of every row, in lists of any length. The underlying Arrow file is not copied.
+    """The token ids of all rows, as lists of any length. The underlying Arrow file is not copied.
 
-    A column pickles as its data set and its name. A data set on disk pickles as the path of its file, so a column is
-    cheap to send to another process.
+    Pickling a column stores only its name and its data set, and for a data set on disk only the path of its file. It
+    is therefore cheap to send a column to another process.
 
     Args:
         dataset: rows without an index mapping.
@@ -58,13 +58,13 @@ class TokenColumn:
         return self._lists[int(row)].values.to_numpy()
 
     def fingerprint(self) -> str:
-        """Returns a hash of the ids of all rows."""
+        """Returns a hash of all token ids."""
         dataset, column = self._origin
         return rows_fingerprint(dataset, [column])
 
 
 class GraphColumn:
-    """The codes of all rows with their data flow, as `dataflow.graph_features` returns them."""
+    """The codes of all rows with their data flow, in the form returned by `dataflow.graph_features`."""
 
     def __init__(self, columns: dict[str, TokenColumn]):
         self._columns = columns
@@ -80,17 +80,21 @@ class GraphColumn:
         return {name: column[row] for name, column in self._columns.items()}
 
     def fingerprint(self) -> str:
-        """Returns a hash of all features of all rows."""
+        """Returns a hash of all features."""
         return fingerprint({name: column.fingerprint() for name, column in self._columns.items()})
 
 
 def columns_in(dataset: Dataset, columns: Iterable[str]) -> list[str]:
-    """Returns the given columns that the rows have, in the given order."""
+    """Returns those of the given columns that the rows have, in the given order."""
     return [name for name in columns if name in dataset.column_names]
 
 
 def text_column(dataset: Dataset, columns: Sequence[str], side: str) -> str:
-    """Returns the first of `columns` that the rows have. Raises UserError if they have none, or if it is not text."""
+    """Returns the first of `columns` that the rows have.
+
+    Raises:
+        UserError: the rows have none of them, or the column does not contain text.
+    """
     column = next(iter(columns_in(dataset, columns)), None)
     if column is None:
         expected = f"expected {' or '.join(columns)} (--{side}_columns names others)"
@@ -102,21 +106,21 @@ def text_column(dataset: Dataset, columns: Sequence[str], side: str) -> str:
 
 
 def check_language_column(rows: Dataset, name: str) -> None:
-    """Raises UserError if the rows have no column `language`. The message calls them `name`."""
+    """Raises UserError if the rows, which the message calls `name`, have no column `language`."""
     why = "which an encoder with data flow needs to parse the code: add it to the rows, or give one --language"
     if "language" not in rows.column_names:
         raise UserError(f"{name}: no column 'language', {why}")
 
 
 def arrow_texts(values: pa.ChunkedArray) -> list[str]:
-    """Converts a column of texts, or of lists of tokens, to texts. Tokens are joined by one space."""
+    """Converts a column of strings or of token lists to strings. Tokens are joined by single spaces."""
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
         return values.fill_null("").to_pylist()
     return pc.binary_join(values, " ").fill_null("").to_pylist()
 
 
 def column_texts(dataset: Dataset, column: str) -> Iterator[str]:
-    """Yields the texts of a column. They are read in small batches."""
+    """Yields the texts of a column, which is read in small batches."""
     for table in dataset.select_columns(column).with_format("arrow").iter(READ_AT_ONCE):
         yield from arrow_texts(table[column])
 
@@ -124,21 +128,21 @@ def column_texts(dataset: Dataset, column: str) -> Iterator[str]:
 def text_ids(texts: Iterable[str]) -> np.ndarray:
     """Returns an id for each text, uint64[rows]. Equal texts have equal ids.
 
-    An id is a hash. The probability that any two of 250,000 different texts have the same id is 2e-9.
+    An id is a hash. The probability that any two of 250,000 different texts share an id is 2e-9.
     """
     return np.fromiter((xxhash.xxh3_64_intdigest(text.encode()) for text in texts), np.uint64)
 
 
 def side_texts(dataset: Dataset, side: str, profile: EncoderProfile) -> Iterator[str]:
-    """Yields the texts of one side that the encoder reads. Raises UserError if the rows lack the side's columns."""
+    """Yields the texts that the encoder reads on one side. Raises UserError if the rows lack the columns for it."""
     return column_texts(dataset, text_column(dataset, getattr(profile, f"{side}_columns"), side))
 
 
 def column_of(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -> TokenColumn | GraphColumn:
-    """Computes the encoder's input for one side of every row. The result is kept in the `datasets` cache.
+    """Computes the encoder's input for one side of all rows. The result is kept in the cache of `datasets`.
 
     Raises:
-        UserError: the rows lack the side's columns, or the encoder needs data flow and they lack `language`.
+        UserError: the rows lack the columns for this side, or the encoder needs data flow and they lack `language`.
     """
     if side == "code" and profile.data_flow_length:
         graphs = _with_data_flow(dataset, profile, tokenizer)
@@ -147,7 +151,7 @@ def column_of(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -
 
 
 def _with_data_flow(dataset: Dataset, profile: EncoderProfile, tokenizer) -> Dataset:
-    """Computes token ids, positions, nodes and edges for the code of every row, on all cores."""
+    """Computes token ids, positions, nodes and edges for all codes, using all cores."""
     check_language_column(dataset, "rows")
     column = text_column(dataset, profile.code_columns, "code")
     lengths = profile.code_length, profile.data_flow_length
@@ -164,7 +168,9 @@ def _with_data_flow(dataset: Dataset, profile: EncoderProfile, tokenizer) -> Dat
 
 
 def processes_for(rows: int, least: int) -> int | None:
-    """Returns the number of processes for `Dataset.map`, with at least `least` rows each, or None for this process."""
+    """Returns the number of processes for `Dataset.map` such that each gets at least `least` rows. None means no new
+    process.
+    """
     processes = min(os.cpu_count() or 1, rows // least)
     if processes > 1:
         return processes
@@ -172,12 +178,12 @@ def processes_for(rows: int, least: int) -> int | None:
 
 
 def mapped(dataset: Dataset, columns: list[str], run, features: Features, made_from: list, **options) -> Dataset:
-    """Applies `run` to Arrow tables of some columns, and returns the result. For data sets on disk, it is cached.
+    """Applies `run` to Arrow tables with some of the columns. For data sets on disk, the result is cached.
 
     Args:
         features: the columns of the result.
-        made_from: everything except the rows that the result depends on, such as settings and the code of `run`.
-        options: arguments of `Dataset.map`.
+        made_from: everything that the result depends on apart from the rows, such as settings and the code of `run`.
+        options: arguments for `Dataset.map`.
     """
     made = fingerprint(rows_fingerprint(dataset, columns), str(features), code_fingerprint(__name__), made_from)
 
@@ -190,13 +196,12 @@ def mapped(dataset: Dataset, columns: list[str], run, features: Features, made_f
 
 
 def tokenized(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -> Dataset:
-    """Computes the token ids of one side of every row. For a data set on disk, the result is cached.
+    """Tokenises one side of all rows. For data sets on disk, the result is cached.
 
-    Returns:
-        The columns `ids` (truncated), `length` (the number of tokens before truncation) and `text` (see `text_ids`).
+    Returns: The columns `ids` (truncated), `length` (in tokens before truncation) and `text` (see `text_ids`).
 
     Raises:
-        UserError: the rows lack the side's columns.
+        UserError: the rows lack the columns for this side.
     """
     settings = {name: getattr(profile, f"{side}_{name}") for name in ("columns", "prefix", "length")}
     column = text_column(dataset, settings["columns"], side)

@@ -35,7 +35,7 @@ _AT_ONCE = 200  # commits to write in one transaction
 
 @dataclass
 class State:
-    """How far commits have been read.
+    """The progress of reading a repository's commits.
 
     Attributes:
         head, target, done: all commits reachable from `head` have been read, and so have the first `done` of those
