@@ -57,13 +57,13 @@ def load_rows(
             layout of BEIR, CoSQA or CoSQA+, a name on the Hub, or a data frame.
         query_column, code_column: the names of these columns, if they are not recognised.
         needed: the splits that must exist.
-        split: if False, rows are not split. Only `test` is returned, with the rows of test if it exists, otherwise
-            those of valid, otherwise all rows.
+        split: if False, only `test` is returned, with the rows of test, of valid if there is no test, or else all
+            rows.
         check: whether to raise an error for rows without a query or a code.
 
     Raises:
-        UserError: the rows cannot be read, a column is missing or does not contain text, or a row has no text. The
-            message gives the file and line of the first such row.
+        UserError: the rows cannot be read, a column is missing or has no text, or a row has no text. The message gives
+            the file and line of the first such row.
     """
     framed = isinstance(source, pd.DataFrame)
     if not framed and has_judged_splits(Path(source)):

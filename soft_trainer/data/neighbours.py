@@ -232,7 +232,7 @@ def _padded(codes: Tensor, scores: Tensor, own: Tensor, k: int) -> Neighbours:
 
 
 def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Returns `scores.topk(k)`, computed faster: the results lie in the k groups of columns with the largest maxima."""
+    """Returns `scores.topk(k)`, but faster: the results lie in the k groups of columns with the largest maxima."""
     rows, width = scores.shape
     groups = width // GROUP
     if groups <= k:

@@ -81,7 +81,7 @@ def read_splits(source: str) -> dict[str, Dataset]:
 
 
 def with_plain_text(rows: Dataset) -> Dataset:
-    """Casts `large_string` columns, which pandas and polars write, to `string`, so that all tables can be concatenated."""
+    """Casts `large_string` columns, which pandas and polars write, to `string`, so that tables can be joined."""
     large = Value("large_string")
     plain = Value("string")
     tokens = [List(large), LargeList(large), LargeList(plain)]

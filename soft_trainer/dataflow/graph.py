@@ -37,7 +37,7 @@ _MAX_WORK = 100_000
 class Edge(NamedTuple):
     """A relation between tokens: the value of `target` comes from, or is computed from, the values of `sources`.
 
-    The first mention of a variable has no sources.
+    A variable's first occurrence has no sources.
     """
 
     target: int
@@ -46,23 +46,23 @@ class Edge(NamedTuple):
 
 
 class DataFlow(NamedTuple):
-    """The tokens of a function and the edges between them, sorted by target."""
+    """A function's tokens, and the edges between them, sorted by target."""
 
     tokens: list[str]
     edges: list[Edge]
 
 
 def extract_data_flow(code: str, language: str) -> DataFlow:
-    """Returns the data-flow graph of `code` by GraphCodeBERT's rules.
+    """Returns the data-flow graph of `code`, following GraphCodeBERT's rules.
 
     Comments and docstrings are left out. If the code has syntax errors, the graph covers the parts that parse.
 
     Args:
-        code: a function or another piece of source.
+        code: a function or another piece of source code.
         language: one of `soft_trainer.dataflow.DATA_FLOW_LANGUAGES`.
 
     Raises:
-        UserError: the language is not one of these.
+        UserError: data flow is not available for this language.
     """
     source = Source(code, language)
     flow = _Flow(source)
@@ -82,9 +82,9 @@ def extract_data_flow(code: str, language: str) -> DataFlow:
 
 
 class _Flow:
-    """The states and edges during a walk.
+    """The state of variables and the edges found during a walk.
 
-    The method of a rule yields the nodes to walk. It continues after each of them has been walked.
+    A rule's method is a generator of the nodes to walk. It resumes after each of them has been walked.
     """
 
     def __init__(self, source: Source):
@@ -96,7 +96,7 @@ class _Flow:
         self._work = 0
 
     def walk(self, node: Node) -> Iterator[Node]:
-        """Reads a token, or returns the nodes below another node in the order of the data flow."""
+        """Reads a token, or returns the nodes below another node in data-flow order."""
         source = self._source
         if node.type in source.rules.atoms or not node.child_count:
             token = source.value_at.get(node.start_byte)
@@ -109,16 +109,16 @@ class _Flow:
         return _WALKS[type(rule)](self, rule, node)
 
     def _use(self, token: int, name: bool) -> None:
-        """Reads a value that comes from the tokens that last set its variable. A new name becomes a variable."""
+        """Reads a value that comes from the tokens that last set its variable. An unknown name becomes a variable."""
         text = self._source.tokens[token]
         self._record(token, COMES_FROM, self._states.get(text, ()))
         if name:
             self._states.setdefault(text, (token,))
 
     def _set(self, targets: tuple, relation: str, sources: tuple, grouped: bool) -> None:
-        """Gives each target the value of the sources.
+        """Assigns the sources' values to each target.
 
-        If `grouped`, each target has one edge. Otherwise, it has an edge for each source.
+        If `grouped`, a target gets a single edge. Otherwise, it gets one edge per source.
         """
         if grouped or self._work + len(targets) * len(sources) > _MAX_WORK:
             parts = [sources]
@@ -130,7 +130,7 @@ class _Flow:
             self._states[self._source.tokens[target]] = (target,)
 
     def _record(self, target: int, relation: str, sources: tuple) -> None:
-        """Keeps an edge. Inside a loop, edges with the same target and relation become one."""
+        """Adds an edge. Inside a loop, edges with the same target and relation are merged."""
         self._work += 1 + len(sources)
         if self._loops:
             self._merged.setdefault((target, relation), set()).update(sources)
@@ -169,7 +169,7 @@ class _Flow:
             self._set(self._source.values(target), COMES_FROM, (), True)
 
     def _branch(self, rule: Branch, node: Node) -> Iterator[Node]:
-        """Walks the arms of a branch, each with the states before it. A variable may come from any of them."""
+        """Walks the arms of a branch, each from the state before it. A variable may then have its value from any of them."""
         before = dict(self._states)
         arms = []
         armed = False
@@ -239,7 +239,7 @@ class _Flow:
         yield from sorted(node.children, key=lambda child: child.type != rule.kind)
 
     def _label(self, rule: Label, node: Node) -> Iterator[Node]:
-        """Walks a label and its siblings. A label that is more than a name is walked like any other node."""
+        """Walks a label and its siblings. A label that is not a plain name is walked like any other node."""
         label, *rest = node.children
         tokens = self._source.values(label)
         if label.type == rule.kind and len(tokens) == 1:

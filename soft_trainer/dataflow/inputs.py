@@ -32,24 +32,22 @@ def graph_features(
 ) -> dict[str, list[int]]:
     """Returns a function as GraphCodeBERT reads it, truncated as published to `code_length + data_flow_length`.
 
-    A function with fewer than `data_flow_length` nodes has room for more code, and vice versa. All code tokens except
-    the first are tokenized as if they followed a space. A node is the tokenizer's unknown token.
+    If a function has fewer than `data_flow_length` nodes, the room that is left goes to code, and vice versa. All code
+    tokens except the first are tokenized as if they followed a space. Each node is the tokenizer's unknown token.
 
     Args:
         code: a function.
         language: one of `soft_trainer.dataflow.DATA_FLOW_LANGUAGES`.
-        tokenizer: a tokenizer of RoBERTa.
-        code_length: the number of code tokens, with special tokens.
+        tokenizer: a RoBERTa tokenizer.
+        code_length: the number of code tokens, including special tokens.
         data_flow_length: the number of nodes.
 
-    Returns:
-        A dictionary of lists:
-        - `input_ids` and `position_ids` of `<s>`, the code, `</s>` and the nodes;
-        - `node_starts` and `node_ends`: the range of `input_ids` that identifies each node, empty if it is truncated;
-        - `edge_targets` and `edge_sources`: the indices of two nodes, of which the first comes from the second.
+    Returns: A dictionary of lists: - `input_ids` and `position_ids` for `<s>`, the code, `</s>` and the nodes; -
+    `node_starts` and `node_ends`: the range of `input_ids` that identifies each node, empty if it is truncated; -
+    `edge_targets` and `edge_sources`: the indices of two nodes, of which the first comes from the second.
 
     Raises:
-        UserError: the language has no data flow.
+        UserError: data flow is not available for this language.
     """
     tokens, edges = extract_data_flow(code, language)
     pieces = _pieces(tokens, tokenizer)
@@ -167,7 +165,7 @@ def graph_embeddings(word_embeddings: nn.Module, batch: dict[str, Tensor]) -> Te
 
 
 def _pieces(tokens: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """Returns the ids of each code token. The first is tokenized as it is, the others as if after a space."""
+    """Returns the ids of each code token. All but the first are tokenized as if they followed a space."""
     lead = len(_ids("@", tokenizer))
     pieces = [_ids(f"@ {token}", tokenizer)[lead:] for token in tokens]
     pieces[:1] = [_ids(token, tokenizer) for token in tokens[:1]]
@@ -177,5 +175,5 @@ def _pieces(tokens: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[
 # Tokenizing takes the most time, and most tokens of a corpus are repeated.
 @lru_cache(200_000)
 def _ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Returns the ids of a text without special tokens."""
+    """Returns a text's ids, without special tokens."""
     return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]

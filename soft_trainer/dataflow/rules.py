@@ -64,12 +64,12 @@ class Loop(NamedTuple):
 
 @dataclass(frozen=True)
 class ForEach(Define):
-    """A loop over a collection. The target is computed from the source, then the body is walked, and all of it twice.
+    """A loop over a collection, walked twice. The target is computed from the source before the body is walked.
 
     If the grammar has no fields, `target` and `source` are "", and the first two named children are source and target.
 
     Attributes:
-        body_type: the type that the last child must have. Otherwise, the body is skipped. If "", any type will do.
+        body_type: the type that the last child must have for the body to be walked. If "", any type is accepted.
     """
 
     body_type: str = ""

@@ -1,4 +1,4 @@
-"""Parses pieces of source, and returns their tokens or their text without comments."""
+"""Parses source code, and returns its tokens or its text without comments."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _COMMENT_OR_STRING = re.compile(r"//[^\n]*|/\*.*?\*/|'(?:[^'\\]|\\.)*'|\"(?:[^\"
 
 @cache
 def parser(language: str) -> Parser:
-    """Returns the tree-sitter parser of a language. Each process makes it once.
+    """Returns the tree-sitter parser for a language. Each process creates it once.
 
     Raises:
         UserError: the language is not in `GRAMMARS`.
@@ -62,7 +62,7 @@ def parser(language: str) -> Parser:
 
 
 def _entry(table: dict, language: str):
-    """Returns the entry of a language in a table.
+    """Returns a language's entry in a table.
 
     Raises:
         UserError: the language is not in the table.
@@ -73,15 +73,15 @@ def _entry(table: dict, language: str):
 
 
 class Source:
-    """The tokens of a piece of source, in the order of the text and without comments.
+    """The tokens of a piece of source code, in order and without comments.
 
     Attributes:
         root: the root of the syntax tree.
         rules: the rules of the language.
         tokens: the text of each token.
-        value_at: the index of each token that is a name or a literal, by its first byte. Keywords and signs are left
-            out.
-        names: the indices of the tokens that become variables when they first occur.
+        value_at: the index of each token that is a name or a literal, keyed by the offset of its first byte. Keywords
+            and signs are left out.
+        names: the indices of the tokens that become variables at their first occurrence.
 
     Raises:
         UserError: the language is not in `DATA_FLOW_LANGUAGES`.
@@ -147,7 +147,7 @@ def code_tokens(code: str, language: str) -> list[str]:
 
 
 def parses(code: str, language: str) -> bool:
-    """Returns True if `code` is a file, a function or a bare method without a syntax error.
+    """Returns True if `code` is a file, a function or a method without its class, and has no syntax error.
 
     Raises:
         UserError: the language is not in `GRAMMARS`.
@@ -175,10 +175,9 @@ def remove_comments(code: str, language: str) -> str:
 
 
 def _parse(code: str, language: str) -> tuple[Node, bytes, set[int]]:
-    """Parses code in the first frame that gives no syntax error, or without a frame if there is none.
+    """Parses code in the first frame that gives no syntax error, or without a frame if none does.
 
-    Returns:
-        The root of the tree, the text that was parsed, and the positions of the frame's bytes in it.
+    Returns: The root of the tree, the text that was parsed, and the positions of the frame's bytes in it.
     """
     before, after = _AROUND.get(language, _NO_FRAME)
     parsed = []

@@ -33,12 +33,12 @@ class Change:
 
     Attributes:
         commit: the id of the commit.
-        parent: the id of the first parent, or "" if the commit is a root.
-        query: the subject of the message as a query.
-        outcome: the reason why the commit is left out, or "kept".
-        functions: the rows of the changed functions that no rule of mining drops. Their url is `function_url`.
-        renames: (old path, new path) of renamed source files. Commits that are left out have them too.
-        patch: a hash of the lines that the commit removes and adds.
+        parent: the id of its first parent, or "" for a root commit.
+        query: its subject, turned into a query.
+        outcome: the reason for leaving the commit out, or "kept".
+        functions: a row for each changed function that no mining rule drops. Its url is `function_url`.
+        renames: (old path, new path) for each renamed source file. Commits that are left out have them too.
+        patch: a hash of the removed and added lines.
     """
 
     commit: str
@@ -51,12 +51,12 @@ class Change:
 
 
 class ChangeReader:
-    """Reads commits of a repository.
+    """Reads a repository's commits.
 
     Args:
         path: the repository.
-        languages: the languages of the functions, by default all of `SOURCE_LANGUAGES`.
-        seconds: the time limit for parsing a file. A file that takes longer has no functions.
+        languages: the languages of the functions. By default, all of `SOURCE_LANGUAGES`.
+        seconds: the time limit for parsing a file. A file that takes longer is treated as having no functions.
 
     Raises:
         UserError: the repository cannot be opened.
@@ -105,7 +105,7 @@ class ChangeReader:
         return deltas
 
     def _is_source(self, delta: pygit2.DiffDelta) -> bool:
-        """Returns True for a file that mining reads. A renamed file must pass under both names."""
+        """Returns True for a file that mining reads. A renamed file must qualify under both names."""
         for file in (delta.old_file, delta.new_file):
             if file.mode and file.mode not in REGULAR_FILES:
                 return False
@@ -114,9 +114,9 @@ class ChangeReader:
         return True
 
     def _read_functions(self, deltas: Sequence[pygit2.DiffDelta], change: Change) -> str:
-        """Returns the outcome of a commit. If it is kept, fills in the changed functions and the hash of the patch.
+        """Returns the outcome for a commit. If it is kept, fills in the changed functions and the patch's hash.
 
-        Changes of comments and layout do not count.
+        Changes to comments and layout are ignored.
         """
         if not deltas:
             return "no source file changed"
@@ -136,7 +136,7 @@ class ChangeReader:
         return "kept"
 
     def _changed(self, delta: pygit2.DiffDelta, digest: xxhash.xxh3_128) -> Iterator[tuple[Row, str]]:
-        """Yields the row of each changed function, and the rule that drops it or "". Adds the lines to `digest`."""
+        """Yields each changed function's row, and the rule that drops it, or "". Adds the changed lines to `digest`."""
         old = self._side(delta.old_file)
         new = self._side(delta.new_file)
         if not old.functions and not new.functions:
@@ -164,21 +164,21 @@ class ChangeReader:
             yield row, "syntax error" if function.node.has_error else first_broken(row, CHANGE_RULES)
 
     def _side(self, file: pygit2.DiffFile) -> FileFunctions:
-        """Returns the functions of one side of a diff. A file that does not exist has none."""
+        """Returns the functions on one side of a diff. A file that does not exist has none."""
         if file.mode:
             return self._functions(file.id, file.path, self._seconds)
         return FileFunctions(None, b"", mined_language(file.path), file.path)
 
 
 def _person(person: pygit2.Signature) -> str:
-    """Returns the name and the address of a person, each cut to 200 bytes."""
+    """Returns a person's name and email address, each cut to 200 bytes."""
     return (person.raw_name[:200] + b" " + person.raw_email[:200]).decode(errors="replace")
 
 
 def read_functions(repository: pygit2.Repository, oid: pygit2.Oid, path: str, seconds: float = 60.0) -> FileFunctions:
-    """Returns the functions of a version of a file that has a mined language.
+    """Returns the functions in one version of a file, if its language is mined.
 
-    There are none if mining skips the file or if it cannot be parsed.
+    It returns none if mining skips the file or if the file cannot be parsed.
     """
     language = mined_language(path)
     source = readable(blob(repository, oid), path, strict=True)
@@ -188,5 +188,5 @@ def read_functions(repository: pygit2.Repository, oid: pygit2.Oid, path: str, se
 
 
 def function_url(path: str, name: str) -> str:
-    """Returns the id of a function. It has no line numbers, so it is the same for all versions of the function."""
+    """Returns a function's id. It has no line numbers, so it is the same in every version of the function."""
     return f"{path}#{name}"

@@ -1,4 +1,4 @@
-"""Finds the functions, classes and types in the syntax tree of a source file, and their names."""
+"""Finds functions, classes and types in a file's syntax tree, and their names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DECLARATORS = (*_REFERENCES, "pointer_declarator", "array_declarator", "parenth
 def parse(source: bytes, language: str, seconds: float = 60.0) -> Node | None:
     """Parses a file. Returns None if most of it is a syntax error, or if parsing takes longer than `seconds`.
 
-    Some files stall the parser for good, even files of 200 bytes. All others take far less than a minute.
+    Some files, even of 200 bytes, make the parser hang forever. All others take far less than a minute.
     """
     deadline = time.monotonic() + seconds
 
@@ -47,14 +47,14 @@ def parse(source: bytes, language: str, seconds: float = 60.0) -> Node | None:
 
 
 class Definition(NamedTuple):
-    """A function, container (class, module, `impl`) or type.
+    """A function, a container (class, module, `impl`) or a type.
 
     Attributes:
         kind: "function", "container" or "type".
-        name: the name, without the names of enclosing definitions, or "" for a function that has none.
+        name: the unqualified name, or "" for a function that has none.
         node: the syntax node.
-        wrappers: the enclosing nodes that may give it a name, such as an assignment. The outermost is first.
-        around: the innermost eight of the enclosing definitions that have a name. The outermost is first.
+        wrappers: the enclosing nodes that may give it a name, such as an assignment, outermost first.
+        around: the innermost eight enclosing definitions that have a name, outermost first.
     """
 
     kind: str
@@ -65,7 +65,7 @@ class Definition(NamedTuple):
 
 
 def definitions(root: Node, source: bytes, language: str) -> Iterator[Definition]:
-    """Yields each definition below `root`. Outer definitions come before inner ones."""
+    """Yields all definitions below `root`, outer ones before inner ones."""
     captures = QueryCursor(queries(language)[0]).captures(root)
     nodes = []
     for kind in _KINDS:
@@ -94,7 +94,7 @@ def definitions(root: Node, source: bytes, language: str) -> Iterator[Definition
 
 
 def name_node(node: Node) -> Node | None:
-    """Returns the node with the name of a definition. In C it is inside declarators, in a Rust `impl` it is a type."""
+    """Returns the node with a definition's name. In C it is inside declarators, and in a Rust `impl` it is a type."""
     name = node.child_by_field_name("name")
     if name is None and node.type == "impl_item":
         return node.child_by_field_name("type")
@@ -114,7 +114,7 @@ def last_child(node: Node, *kinds: str) -> Node | None:
 
 
 def _name(source: bytes, node: Node, wrappers: list[Node], naming: dict[str, str]) -> str:
-    """Returns the name of a definition, or of what it is assigned to, in one line and without type parameters."""
+    """Returns the name of a definition, or of what it is assigned to, on one line and without type parameters."""
     named = name_node(node)
     for wrapper in reversed(wrappers):
         if named is None and (field := naming.get(wrapper.type)):
@@ -133,13 +133,13 @@ def _name(source: bytes, node: Node, wrappers: list[Node], naming: dict[str, str
 
 
 def node_text(source: bytes, node: Node) -> str:
-    """Returns the text of a node. `node.text` would be slow, because it calls the parser's `read` for every byte."""
+    """Returns a node's text. `node.text` would be slow, because it calls the parser's `read` for every byte."""
     return source[node.start_byte : node.end_byte].decode(errors="replace")
 
 
 @cache
 def queries(language: str) -> tuple[Query, Query]:
-    """Returns two queries: one for functions, classes, types and their wrappers, and one for comments."""
+    """Returns two tree-sitter queries: one for functions, classes, types and their wrappers, and one for comments."""
     table = SOURCE_LANGUAGES[language]
     kinds = {
         "function": table.functions.split(),

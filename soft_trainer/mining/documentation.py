@@ -19,11 +19,11 @@ Substitution = tuple[str, str | Callable[[re.Match[str]], str]]
 
 
 def strip_comment(comment: str, directive: str = "(?!)") -> str:
-    """Returns the text of a doc comment without delimiters, leading stars and common indentation.
+    """Returns a doc comment's text without delimiters, leading stars and common indentation.
 
     Args:
         comment: a `/** ... */` comment, or `//`, `///` or `#` lines.
-        directive: a pattern of line comments to leave out.
+        directive: a pattern for line comments to leave out.
     """
     if comment.startswith("/*"):
         body = re.sub(r"^/\*+|\*+/$", "", comment)
@@ -36,7 +36,7 @@ def strip_comment(comment: str, directive: str = "(?!)") -> str:
 
 
 def strip_ruby(comment: str) -> str:
-    """Returns the text of a Ruby doc comment, without directives for linters and types.
+    """Returns a Ruby doc comment's text, without directives for linters and types.
 
     The comment consists of `#` lines, or of the lines from `=begin` to `=end`.
     """
@@ -49,13 +49,13 @@ def strip_ruby(comment: str) -> str:
 
 @dataclass(frozen=True)
 class DocStyle:
-    """The markup of one ecosystem's documentation.
+    """The markup that one ecosystem uses in documentation.
 
     Attributes:
-        substitutions: patterns of markup and their replacements, in order.
-        stop: a pattern of the lines that end the summary.
-        skip: a pattern of the lines that the summary leaves out.
-        strip: a function that removes the delimiters of a doc comment.
+        substitutions: patterns of markup and their replacements, applied in order.
+        stop: a pattern for lines that end the summary.
+        skip: a pattern for lines to leave out of the summary.
+        strip: a function that removes a doc comment's delimiters.
     """
 
     substitutions: tuple[Substitution, ...]
@@ -79,7 +79,7 @@ def summary(docstring: str, style: DocStyle) -> str:
 
 
 def document_tokens(text: str) -> list[str]:
-    """Returns the words and signs of `text`, in order."""
+    """Returns the words and punctuation of `text`, in order."""
     return _TOKEN.findall(text)
 
 
@@ -90,7 +90,7 @@ _INLINE_TAGS = (
 
 
 def _link(match: re.Match[str]) -> str:
-    """Returns the label of an inline link such as `{@link Map#get(Object) label}`, or its target."""
+    """Returns the label of an inline link such as `{@link Map#get(Object) label}`, or its target if there is no label."""
     target = match["target"]
     label = match["label"].strip(" |")
     return label or target.lstrip("#").replace("#", ".")

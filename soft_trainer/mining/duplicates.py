@@ -1,11 +1,11 @@
-"""Finds exact and near duplicates in little memory. The first code of its kind is kept.
+"""Finds exact and near duplicates with little memory. The first of several duplicates is kept.
 
-Two codes are near duplicates if the sets of their three-token sequences have a Jaccard similarity of at least 0.8.
-MinHash estimates the similarity with 128 permutations and a fixed seed. Locality-sensitive hashing finds the pairs to
-compare, which are codes with an equal band (13 successive values of the signature).
+Two codes are near duplicates if their sets of three-token sequences have a Jaccard similarity of at least 0.8. MinHash
+estimates the similarity with 128 permutations and a fixed seed. Locality-sensitive hashing selects the pairs to
+compare: codes with an equal band, which is 13 successive values of the signature.
 
-The signatures may stay on disk. For 20,000 codes of 60 tokens, this takes 0.06 s and at most 0.3 kB a code. The index
-of datasketch takes 0.76 s and 3.3 kB a code.
+Signatures may stay on disk. For 20,000 codes of 60 tokens, this takes 0.06 s and at most 0.3 kB per code. The index of
+datasketch takes 0.76 s and 3.3 kB per code.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def hash_tokens(tokens: Sequence[str]) -> int:
 
 
 def minhash(tokens: Sequence[str]) -> np.ndarray:
-    """Returns the MinHash signature of all three-token sequences of a code, uint32[128]."""
+    """Returns the MinHash signature of a code's three-token sequences, uint32[128]."""
     starts = range(max(1, len(tokens) - SHINGLE + 1))
     signature = _MINHASH.copy()
     signature.update_batch({" ".join(tokens[start : start + SHINGLE]).encode() for start in starts})
@@ -43,7 +43,7 @@ def minhash(tokens: Sequence[str]) -> np.ndarray:
 
 
 def exact_duplicates(hashes: Iterable[int]) -> np.ndarray:
-    """Returns True where an earlier hash is the same, bool[n]."""
+    """Returns True for each hash that has occurred before, bool[n]."""
     return pd.Series(np.fromiter(hashes, np.uint64)).duplicated().to_numpy()
 
 
@@ -52,8 +52,8 @@ def near_duplicates(rows: Sequence[int], signature: Callable[[int], np.ndarray])
 
     Args:
         rows: the numbers of the codes, in order.
-        signature: a function from a number to the result of `minhash`. It is called at least twice for each code that
-            may have a duplicate, so it may read a column on disk.
+        signature: returns the result of `minhash` for a number. It may read a column on disk, and is called at least
+            twice for each code that may have a duplicate.
     """
     keys = np.empty((len(rows), BANDS), np.uint64)  # a hash of each band of each signature
     for index, row in enumerate(rows):

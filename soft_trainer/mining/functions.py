@@ -1,4 +1,4 @@
-"""Turns a source file into rows, one for each function."""
+"""Turns a source file into one row per function."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ _START = attrgetter("start_byte")
 
 
 def functions(root: Node, source: bytes, language: str, path: str) -> Iterator[tuple[Row, Node]]:
-    """Yields the named functions of `source` that have a body, in order, each as a row with its syntax node.
+    """Yields the named functions in `source` that have a body. Each comes as a row, with its syntax node.
 
-    A row has CodeSearchNet's columns except `repo` and `partition`, which depend on the package. The `docstring` of a
-    function without documentation is empty. If the documentation consists of tags, only `docstring_tokens` is empty.
+    A row has CodeSearchNet's columns except `repo` and `partition`, which depend on the package. Without
+    documentation, `docstring` and `docstring_tokens` are empty. If the documentation consists of tags, only
+    `docstring_tokens` is empty.
     """
     file = FileFunctions(root, source, language, path)
     for function in file.functions.values():
@@ -34,13 +35,13 @@ def functions(root: Node, source: bytes, language: str, path: str) -> Iterator[t
 
 
 class Function(NamedTuple):
-    """A named function of a file.
+    """A named function in a file.
 
     Attributes:
-        name: the name after the names of enclosing classes and modules, as in `Cart.total`.
-        parameters: the text of the parameters in one line, without brackets.
+        name: the name qualified by enclosing classes and modules, as in `Cart.total`.
+        parameters: the text of the parameters on one line, without brackets.
         node: the syntax node.
-        named: the node that includes the name. It is the parent of `node` in `f = function () {}`.
+        named: the node that includes the name. In `f = function () {}`, it is the parent of `node`.
         body: the syntax node of the body.
     """
 
@@ -52,23 +53,22 @@ class Function(NamedTuple):
 
     @property
     def lines(self) -> Span:
-        """The first and the last line, counted from 1."""
+        """The first and the last line. Line numbers start at 1."""
         return self.named.start_point[0] + 1, self.named.end_point[0] + 1
 
 
 class FileFunctions:
-    """The functions of one file. All are found at once, but rows take most of the time and are made on request.
+    """The functions in one file. All are found at once, but rows are slow to make, so each is made on request.
 
     Args:
-        root: the root of the syntax tree. A file that cannot be read has no tree and no functions.
+        root: the root of the syntax tree, or None if the file could not be parsed. It then has no functions.
         source: the text of the file.
         language: one of `SOURCE_LANGUAGES`.
         path: the path of the file, for the rows.
 
     Attributes:
-        functions: the functions in order, by a name that no other function of the file has. A function is called
-            `Cart.total`, an overloaded one `Cart.total(int count)`, and the second one with these parameters
-            `Cart.total(int count)~2`.
+        functions: the functions in order, keyed by a unique name: `Cart.total`, `Cart.total(int count)` if it is
+            overloaded, and `Cart.total(int count)~2` for the second one with the same parameters.
     """
 
     def __init__(self, root: Node | None, source: bytes, language: str, path: str):
@@ -117,9 +117,9 @@ class FileFunctions:
                 yield function
 
     def counterpart(self, name: str, other: FileFunctions) -> str | None:
-        """Returns the name that a function has in another version of the file, or None if it is not there.
+        """Returns a function's name in another version of the file, or None if it does not exist there.
 
-        The parameters tell overloads apart.
+        Parameters tell overloads apart.
         """
         if name in other.functions:
             return name
@@ -130,7 +130,7 @@ class FileFunctions:
         return None
 
     def row(self, function: Function) -> Row:
-        """Returns the row of a function, as `functions` describes it."""
+        """Returns a function's row, as described in `functions`."""
         first, last = function.lines
         docstring = self._docstring(function)
         return {
@@ -146,7 +146,7 @@ class FileFunctions:
         }
 
     def tokens(self, function: Function) -> list[str]:
-        """Returns the tokens of a function without comments. A string is one token."""
+        """Returns a function's tokens without comments. A string is a single token."""
         skipped = set(self._comment_spans(function))
         tokens = []
         stack = [function.named]
@@ -163,7 +163,7 @@ class FileFunctions:
         return tokens
 
     def _comment_spans(self, function: Function) -> list[Span]:
-        """Returns the position of each comment in a function: its first byte, and the byte after it."""
+        """Returns the span of each comment in a function: the offsets of its first byte and of the byte after it."""
         first = bisect_left(self._comments, function.named.start_byte, key=_START)
         last = bisect_left(self._comments, function.named.end_byte, key=_START)
         spans = []
@@ -175,7 +175,7 @@ class FileFunctions:
         return spans
 
     def at(self, lines: set[int]) -> set[str]:
-        """Returns the names of the innermost functions that contain at least one of these lines."""
+        """Returns the names of the innermost functions on these lines."""
         owners: dict[int, str] = {}
         for name, function in self.functions.items():  # outer functions come before those inside them
             first, last = function.lines
@@ -183,7 +183,7 @@ class FileFunctions:
         return set(owners.values())
 
     def _docstring(self, function: Function) -> str:
-        """Returns the documentation of a function without delimiters, or "" if it has none."""
+        """Returns a function's documentation without delimiters, or "" if it has none."""
         if not self.table.docstring_in_body:
             return self.table.style.strip(self._comment_above(function.named)).strip()
         first = function.body.named_child(0)
@@ -194,7 +194,7 @@ class FileFunctions:
     def _comment_above(self, node: Node) -> str:
         """Returns the doc comment that ends on the line above a function, or "" if there is none.
 
-        Line comments that follow each other count as one.
+        Consecutive line comments form a single comment.
         """
         while node.parent is not None and node.parent.type in self.table.wrappers:
             node = node.parent
@@ -215,7 +215,7 @@ class FileFunctions:
 
 
 def _parameters(source: bytes, node: Node | None) -> str:
-    """Returns the text of a function's parameters in one line and without brackets."""
+    """Returns the text of a function's parameters, on one line and without brackets."""
     while node is not None:
         parameters = node.child_by_field_name("parameters")
         if parameters is not None:
@@ -231,9 +231,9 @@ def comments(root: Node, language: str) -> list[Node]:
 
 
 def _without(source: bytes, node: Node, spans: list[Span]) -> str:
-    """Returns the text of a node without some spans of bytes.
+    """Returns a node's text without the given byte spans.
 
-    Lines that become blank are removed, together with the blank lines after them.
+    Lines that become blank are removed, together with blank lines that follow them.
     """
     text = source[node.start_byte : node.end_byte]
     for start, end in reversed(spans):

@@ -40,10 +40,10 @@ class MinedHistory(NamedTuple):
 
     Attributes:
         rows: the rows of train, valid, test and codebase. Train begins with the newest commit.
-        relevance: a row with query, url and relevance for each right answer to a test query.
+        relevance: one row with query, url and relevance for each right answer to a test query.
         cut: the id of the commit whose tree is the corpus.
-        places: the path, the first line and the last line of each function of the corpus, by url.
-        commits: the numbers of commits by outcome.
+        places: the path, first line and last line of each function in the corpus, keyed by url.
+        commits: the number of commits for each outcome.
     """
 
     rows: dict[str, list[Row]]
@@ -64,13 +64,13 @@ def mine_history(
     Args:
         repository: a git repository, with or without a working tree.
         language: one of `SOURCE_LANGUAGES`.
-        source_dir: a folder of the repository's working tree, whose documented functions are training rows too. They
-            are read from the tree at the cut, not from the disk.
-        num_workers: the number of processes, by default one for each CPU core. It does not change the result.
+        source_dir: a folder in the repository's working tree whose documented functions become training rows too. They
+            are read from the tree at the cut, not from disk.
+        num_workers: the number of processes. By default, one per CPU core. It does not affect the result.
 
     Raises:
         UserError: the language is unknown, the repository or an object in it cannot be read, `source_dir` is outside
-            it, or there are too few commits for three splits.
+            the repository, or there are too few commits for three splits.
     """
     parser(language)  # raises UserError for an unknown language
     opened = git.open_repository(repository)
@@ -110,10 +110,10 @@ def mine_history_to(
         repository: a git repository, with or without a working tree.
         language: one of `SOURCE_LANGUAGES`.
         output_dir: the folder for the files. It is created if necessary.
-        options: other arguments of `mine_history`.
+        options: other arguments for `mine_history`.
 
     Raises:
-        UserError: `mine_history` raises it, or `output_dir` cannot be written.
+        UserError: `mine_history` fails, or `output_dir` cannot be written to.
     """
     check_writable(output_dir, f"output_dir={output_dir}")
     mined = mine_history(repository, language, **options)
@@ -122,7 +122,7 @@ def mine_history_to(
 
 
 def history_state(repository: str | os.PathLike[str]) -> str:
-    """Returns a fingerprint of all commit ids, and of the repository's name, which is part of every row.
+    """Returns a fingerprint of all commit ids and of the repository's name, which is part of every row.
 
     Raises:
         UserError: the repository cannot be opened.
@@ -135,7 +135,7 @@ def _name_of(repository: str | os.PathLike[str]) -> str:
 
 
 def history_language(repository: str | os.PathLike[str]) -> str:
-    """Returns the language of most source files in the newest tree.
+    """Returns the most common language of the source files in the newest tree.
 
     Raises:
         UserError: the repository cannot be read, or has no source file in a known language.
@@ -146,7 +146,7 @@ def history_language(repository: str | os.PathLike[str]) -> str:
 
 
 def _folder_inside(opened: git.pygit2.Repository, source_dir: str | os.PathLike[str]) -> str:
-    """Returns the path of `source_dir` in the repository with a `/` at the end, or "" for the whole repository.
+    """Returns the path of `source_dir` in the repository, with a final `/`, or "" for the whole repository.
 
     Raises:
         UserError: the folder is not in the repository.
@@ -171,17 +171,17 @@ def _read_change(repository: str | os.PathLike[str], language: str, commit_id: s
 
 
 class _History:
-    """The changes of all commits of a repository, divided by time.
+    """The changes made by a repository's commits, split by time.
 
     Args:
         repository: the repository.
         language: the language of the functions.
-        changes: the changes of all commits, oldest first.
+        changes: the changes made by all commits, oldest first.
 
     Attributes:
         test_start: the index of the oldest test commit.
         valid_start: the index of the oldest valid commit.
-        cut: the id of the commit before the oldest test commit. The tree of this commit is the corpus.
+        cut: the id of the commit before the oldest test commit. Its tree is the corpus.
 
     Raises:
         UserError: there are too few commits for three splits.
@@ -203,19 +203,19 @@ class _History:
         self._renamed = self._move_to_cut()
 
     def _ancestors(self, index: int) -> set[str]:
-        """Returns the ids of a commit's parent and of all commits that the parent descends from."""
+        """Returns the ids of a commit's parent and of all the parent's ancestors."""
         return set(git.commits_oldest_first(self.repository, self.changes[index].parent))
 
     def _start(self, kept: list[int], size: int, taken: int) -> int:
-        """Returns the index of the oldest of about `size` newest commits.
+        """Chooses the oldest of about `size` newest commits, and returns its index.
 
         Args:
             kept: the indices of the commits to choose from.
-            size: the number of commits from the chosen one to the end.
+            size: the number of commits from the chosen one to the newest.
             taken: the number of commits that other splits need.
 
         Raises:
-            UserError: there are no more than `taken` commits.
+            UserError: there are at most `taken` commits.
         """
         if len(kept) <= taken:
             reasons = explained(Counter(change.outcome for change in self.changes if not change.functions))

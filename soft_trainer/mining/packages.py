@@ -1,4 +1,4 @@
-"""Divides a source tree into packages and the packages into train, valid and test."""
+"""Divides a source tree into packages, and assigns the packages to train, valid and test."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _ENDING = re.compile(r"\.[^/]*\Z")
 
 
 def package_names(sizes: Counter[str]) -> Callable[[str], str]:
-    """Returns a function from a path to the name of its package.
+    """Returns a function that maps a path to the name of its package.
 
-    A package is a folder or file of the first level. Its name has no ending, so `json/` and `json.py` are one package.
-    These packages may be too few or too unequal for three splits, as in a tree with the single folder `src/`. Then the
-    largest package is divided into its own folders and files, as often as necessary.
+    A package is a folder or file at the top level, named without extension, so `json/` and `json.py` are one package.
+    If these packages are too few or too unequal for three splits, as in a tree with the single folder `src/`, the
+    largest package is divided into its folders and files, as often as necessary.
 
     Args:
-        sizes: the number of pairs in each file, by path.
+        sizes: the number of pairs in each file, keyed by path.
     """
     divided: set[str] = set()
 
@@ -64,8 +64,8 @@ def _balanced(sizes: Counter[str]) -> bool:
 def assign_splits(sizes: Counter[str]) -> dict[str, str]:
     """Returns the split of each package. Train, valid and test get about 80, 10 and 10 per cent of the pairs.
 
-    The hashes of their names decide the order of the packages. A package that fits into test or valid goes there, and
-    the others go to train.
+    Packages are ordered by a hash of their names. A package goes to test or valid if it fits there, otherwise to
+    train.
 
     Args:
         sizes: the number of pairs in each package.

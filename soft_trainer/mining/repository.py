@@ -1,6 +1,6 @@
-"""Reads commits and trees of a git repository with libgit2.
+"""Reads a git repository's commits and trees with libgit2.
 
-No `git` is started, so no hook, filter, pager or file-system monitor that a repository's configuration names can run,
+`git` is never run. Therefore no hook, filter, pager or file-system monitor from a repository's configuration can run,
 and nothing is fetched.
 """
 
@@ -68,7 +68,7 @@ def reporting_missing_objects(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def read_object(repository: pygit2.Repository, oid: pygit2.Oid | str):
-    """Returns the object with an id.
+    """Returns the object with this id.
 
     Raises:
         OSError: the object is missing.
@@ -80,9 +80,9 @@ def read_object(repository: pygit2.Repository, oid: pygit2.Oid | str):
 
 
 def commits_oldest_first(repository: pygit2.Repository, tip: str | None = None, known: str = "") -> list[str]:
-    """Returns the ids of commits reachable from `tip` (HEAD by default) but not from `known`.
+    """Returns the ids of the commits reachable from `tip` (by default HEAD) but not from `known`.
 
-    Parents come before their children. Otherwise, the dates of the committers decide the order.
+    Parents come before their children. Apart from that, commits are ordered by committer date.
     """
     order = SortMode.TOPOLOGICAL | SortMode.TIME | SortMode.REVERSE
     walker = repository.walk(tip or repository.head.target, order)
@@ -92,9 +92,9 @@ def commits_oldest_first(repository: pygit2.Repository, tip: str | None = None, 
 
 
 def tree_files(repository: pygit2.Repository, commit: str) -> Iterator[tuple[str, pygit2.Oid]]:
-    """Yields the path and the blob id of each regular file in the tree of a commit, in the order of the paths.
+    """Yields the path and the blob id of each regular file in a commit's tree, ordered by path.
 
-    Files with a name that git would not check out are left out.
+    Files whose names git would refuse to check out are left out.
     """
     stack = [("", read_object(repository, commit).tree.id, 0)]
     while stack:

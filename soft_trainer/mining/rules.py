@@ -1,8 +1,8 @@
-"""The rules that CodeSearchNet and GraphCodeBERT use to choose their rows.
+"""Defines the rules by which CodeSearchNet and GraphCodeBERT select rows.
 
-Most rules look at a single row in CodeSearchNet's columns. Such a rule is a function of the same name, and returns
-True to drop the row. Its parameters are the columns that it reads. `comments` drops no row, but removes the comments
-from the code. The two rules on duplicates compare a row with the rows before it.
+Most rules look at a single row with CodeSearchNet's columns. Such a rule is a function with the rule's name that
+returns True to drop the row. Its parameters are the columns that it reads. `comments` drops no row, but removes
+comments from the code. The two rules about duplicates compare a row with the rows before it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def unparseable(code: str, language: str) -> bool:
 
 
 def short_functions(code: str) -> bool:
-    """Returns True if the code has fewer than three lines, blank ones not counted."""
+    """Returns True if the code has fewer than three lines that are not blank."""
     lines = list(filter(str.strip, code.splitlines()))
     return len(lines) < MIN_CODE_LINES
 
@@ -87,7 +87,7 @@ def magic_methods(func_name: str, language: str) -> bool:
 
 
 def _table(language: str) -> SourceLanguage:
-    """Returns the description of a language. An unknown language has no patterns, only the usual words for tests."""
+    """Returns a language's description. An unknown language has no patterns, only the common words for tests."""
     return SOURCE_LANGUAGES.get(language, _UNKNOWN)
 
 

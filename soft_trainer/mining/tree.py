@@ -1,7 +1,7 @@
 """Mines documented functions from a source tree.
 
-The output is a folder in GraphCodeBERT's layout with CodeSearchNet's columns. No package has rows in two splits.
-Duplicates are dropped over the whole tree. The same tree gives the same bytes with any number of workers.
+The output is a folder in GraphCodeBERT's layout, with CodeSearchNet's columns. No package has rows in two splits.
+Duplicates are dropped across the whole tree. The same tree always gives the same bytes, with any number of workers.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ PAIR_RULES = (*CODE_RULES, *DOCUMENT_RULES)
 
 
 class Found(NamedTuple):
-    """A function of the tree that can be searched for: its row, and the MinHash of its code."""
+    """A function for the corpus: its row, and the MinHash of its code."""
 
     row: Row
     signature: np.ndarray
 
 
 class Mined(NamedTuple):
-    """The result of mining: rows of every split and of the codebase, and counts of functions and files by outcome."""
+    """The result of mining: the rows of each split and the codebase, and the counts of functions and files by outcome."""
 
     rows: dict[str, list[Row]]
     functions: Counter[str]
@@ -55,20 +55,20 @@ def mine(
     num_workers: int | None = None,
     keep: Sequence[str] = (),
 ) -> Mined:
-    """Mines the documented functions of a source tree.
+    """Mines the documented functions in a source tree.
 
-    Tests, hidden folders and folders of foreign code (`SKIPPED_FOLDERS`) are skipped. A pair is a documented function
-    that passes every rule of `PAIR_RULES` except those in `keep`. The codebase has the codes of valid and test, and
-    all other distinct functions outside the training packages, documented or not.
+    Tests, hidden folders and folders of third-party code (`SKIPPED_FOLDERS`) are skipped. A pair is a documented
+    function that passes all of `PAIR_RULES` except those in `keep`. The codebase has the codes of valid and test, and
+    every other distinct function outside the training packages, documented or not.
 
     Args:
         source_dir: the root of the tree. Symbolic links are not followed.
         language: one of `SOURCE_LANGUAGES`.
-        num_workers: the number of processes, by default one for each CPU core. It does not change the result.
-        keep: the names of rules that are not applied.
+        num_workers: the number of processes. By default, one per CPU core. It does not affect the result.
+        keep: the names of rules to ignore.
 
     Raises:
-        UserError: the language or a rule is unknown, the folder does not exist, it has no file of the language or no
+        UserError: the language or a rule is unknown, the folder does not exist, it has no file in the language or no
             documented function, or it has fewer than three packages.
     """
     for rule in keep:
@@ -97,10 +97,10 @@ def mine(
 
 
 def _split(pairs: list[Found], others: list[Found], root: str | os.PathLike[str]) -> dict[str, list[Row]]:
-    """Returns the rows of every split and of the codebase, in the order of the tree.
+    """Returns the rows of each split and of the codebase, in the order of the tree.
 
     Raises:
-        UserError: there are fewer than three packages.
+        UserError: the tree has fewer than three packages.
     """
     paths = [pair.row["path"] for pair in pairs]
     package = package_names(Counter(paths))
@@ -132,10 +132,10 @@ def mine_to(
         source_dir: the root of the tree.
         language: one of `SOURCE_LANGUAGES`.
         output_dir: the folder for the files. It is created if necessary.
-        options: other arguments of `mine`.
+        options: other arguments for `mine`.
 
     Raises:
-        UserError: `mine` raises it, or `output_dir` cannot be written.
+        UserError: `mine` fails, or `output_dir` cannot be written to.
     """
     check_writable(output_dir, f"output_dir={output_dir}")
     mined = mine(source_dir, language, **options)
@@ -144,10 +144,10 @@ def mine_to(
 
 
 def mining_table(mined: NamedTuple) -> str:
-    """Returns a Markdown table with the numbers of rows by split, and of functions, files or commits by outcome.
+    """Returns a Markdown table with the number of rows per split, and of functions, files or commits per outcome.
 
     Args:
-        mined: the result of `mine`, or of `mine_history`.
+        mined: the result of `mine` or `mine_history`.
     """
     lines = [["rows", split, len(rows)] for split, rows in mined.rows.items()]
     for kind, counts in mined._asdict().items():
@@ -157,7 +157,7 @@ def mining_table(mined: NamedTuple) -> str:
 
 
 def explained(counts: Counter[str]) -> str:
-    """Returns the four most common reasons with their counts as text for the end of an error message."""
+    """Formats the four most common reasons and their counts, to be appended to an error message."""
     if counts:
         return "; " + ", ".join(f"{name}: {count:,}" for name, count in counts.most_common(4))
     return ""
@@ -166,14 +166,14 @@ def explained(counts: Counter[str]) -> str:
 def each_in_order(
     run: Callable[[Any], Any], items: Sequence, num_workers: int | None, unit: str, chunk: int
 ) -> Iterator[Any]:
-    """Yields `run(item)` for each item, in order. Several processes do the work, and a progress bar shows it.
+    """Yields `run(item)` for each item, in order, using several processes. Shows a progress bar.
 
     Args:
         run: a function that can be pickled.
-        items: the arguments of `run`, one for each call.
-        num_workers: the number of processes, by default one for each CPU core.
-        unit: the word for one item in the progress bar.
-        chunk: the number of items that a process takes at once.
+        items: the arguments for `run`, one per call.
+        num_workers: the number of processes. By default, one per CPU core.
+        unit: what to call one item in the progress bar.
+        chunk: the number of items that a process takes at a time.
     """
     workers = min(num_workers or os.cpu_count() or 1, -(-len(items) // chunk))
     with Progress("Mining", len(items), unit) as bar, ExitStack() as stack:
@@ -189,7 +189,7 @@ def tree_state(source_dir: str | os.PathLike[str], language: str) -> str:
     """Returns a fingerprint of the names and contents of the tree's source files.
 
     Raises:
-        UserError: the folder does not exist, the language is unknown, or the tree has no file of the language.
+        UserError: the folder does not exist, the language is unknown, or the tree has no file in the language.
     """
     contents = {}
     for path in _source_files(source_dir, language):
@@ -200,14 +200,14 @@ def tree_state(source_dir: str | os.PathLike[str], language: str) -> str:
 
 
 def main_language(paths: Iterable[str], place: str | os.PathLike[str]) -> str:
-    """Returns the language that most of the files are in.
+    """Returns the most common language among files.
 
     Args:
         paths: the paths of the files, relative to their root.
         place: the tree or repository, for the message.
 
     Raises:
-        UserError: there is no source file in a known language.
+        UserError: no file is in a known language.
     """
     counts = Counter(filter(None, map(mined_language, paths)))
     if not counts:
@@ -217,16 +217,16 @@ def main_language(paths: Iterable[str], place: str | os.PathLike[str]) -> str:
 
 
 def tree_language(source_dir: str | os.PathLike[str]) -> str:
-    """Returns the language of most files below a folder.
+    """Returns the most common language among the files below a folder.
 
     Raises:
-        UserError: there is no source file in a known language.
+        UserError: no file is in a known language.
     """
     return main_language(_files(source_dir), source_dir)
 
 
 def _files(root: str | os.PathLike[str]) -> Iterator[str]:
-    """Yields the relative paths of the files outside hidden folders and folders of foreign code."""
+    """Yields the relative paths of files, except in hidden folders and folders of third-party code."""
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS and not name.startswith(".")]
         for name in names:
@@ -234,10 +234,10 @@ def _files(root: str | os.PathLike[str]) -> Iterator[str]:
 
 
 def _source_files(root: str | os.PathLike[str], language: str) -> list[str]:
-    """Returns the sorted relative paths of the language's files.
+    """Returns the sorted relative paths of the files in a language.
 
     Raises:
-        UserError: the language is unknown, or the folder does not exist or has no file of the language.
+        UserError: the language is unknown, the folder does not exist, or it has no file in the language.
     """
     parser(language)  # raises UserError for an unknown language
     if not Path(root).is_dir():
@@ -284,7 +284,7 @@ def _mine_file(
 
 
 def _distinct(found: list[Found]) -> tuple[list[Found], Counter[str]]:
-    """Returns the functions that are not duplicates of an earlier one, and the numbers of duplicates by rule."""
+    """Drops functions that duplicate an earlier one. Returns the others, and the number dropped by each rule."""
     copies = exact_duplicates(hash_tokens(row["code_tokens"]) for row, _ in found)
     found = list(compress(found, ~copies))
     near = near_duplicates(range(len(found)), lambda index: found[index].signature)
