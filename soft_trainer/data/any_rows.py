@@ -48,9 +48,8 @@ def load_rows(
     The column names in `PAIRS` are recognised. If there are only training rows, they are split: by repository if there
     is such a column, otherwise at random, with equal queries and equal codes kept in the same split. Rows without a
     `url` get one derived from their code. If `codebase` is missing, the corpus consists of the codes in valid and
-    test.
-
-    For a folder in the layout of BEIR, CoSQA or CoSQA+, train, valid and test are each a `Split`, with its own corpus.
+    test. For a folder in the layout of BEIR, CoSQA or CoSQA+, train, valid and test are each a `Split`, with its own
+    corpus.
 
     Args:
         source: a file or a folder of JSON lines, CSV or Parquet, a folder written by `save_to_disk`, a folder in the
@@ -62,8 +61,7 @@ def load_rows(
         check: whether to raise an error for rows without a query or a code.
 
     Raises:
-        UserError: the rows cannot be read, a column is missing or has no text, or a row has no text. The message gives
-            the file and line of the first such row.
+        UserError: the rows cannot be read, a column is missing or not text, or a row (see the message) has no text.
     """
     framed = isinstance(source, pd.DataFrame)
     if not framed and has_judged_splits(Path(source)):

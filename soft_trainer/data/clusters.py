@@ -33,7 +33,8 @@ def similar_batches(
         drop_last: if True, random pairs are left out so that all batches are full. If False, the last batch may be
             short.
 
-    Returns: Batches of rows of `pairs`. The pairs of a group are adjacent.
+    Returns:
+        Batches of rows of `pairs`. The pairs of a group are adjacent.
     """
     rows = len(pairs)
     size = min(group_size, batch_size)

@@ -33,8 +33,9 @@ def filter_rows(
         num_proc: the number of processes. By default, one per CPU core, or fewer if there are few rows.
         name: what to call the rows in messages.
 
-    Returns: The remaining rows in order, and for each rule the number of rows that it was the first to drop. For
-    `comments`, it is the number of rows that changed.
+    Returns:
+        The remaining rows in order, and for each rule the number of rows that it was the first to drop. For
+        `comments`, it is the number of rows that changed.
 
     Raises:
         UserError: a rule is unknown, or a row lacks a value that a rule needs.

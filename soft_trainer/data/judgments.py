@@ -31,9 +31,11 @@ NEGATIVES = "negatives"  # a column of codes, as texts or urls, that do not answ
 class Judgments:
     """The codes that do and do not answer each query, for Q queries and C codes.
 
-    Args: right (`csr[Q, C]`): the grade of each code that answers a query. Grades are above 0, and 1 if answers are
-    ungraded. wrong (`csr[Q, C]`, *optional*): codes known not to answer a query, with the score of the pair or NaN.
-    examples (`int64[P, 2]`, *optional*): the (query, code) pairs to train on. By default, all pairs in `right`.
+    Args:
+        right (`csr[Q, C]`): the grade of each code that answers a query. Grades are above 0, and 1 if answers are
+            ungraded.
+        wrong (`csr[Q, C]`, *optional*): codes known not to answer a query, with the score of the pair or NaN.
+        examples (`int64[P, 2]`, *optional*): the (query, code) pairs to train on. By default, all pairs in `right`.
         gain: how nDCG computes the gain of a grade g. "linear" is g, as in trec_eval. "exponential" is 2^g - 1, as in
             the CodeSearchNet challenge. None means that answers are ungraded.
     """
@@ -114,8 +116,10 @@ class Split:
     ) -> Split:
         """Makes a split from graded pairs.
 
-        Args: pairs (`int64[P, 2]`): distinct pairs of a row in `queries` and a row in `corpus`. grades (`float[P]`):
-        the grade of each pair. A grade of 0 or below means that the code is wrong for the query.
+        Args:
+            pairs (`int64[P, 2]`): distinct pairs of a row in `queries` and a row in `corpus`.
+            grades (`float[P]`): the grade of each pair. A grade of 0 or below means that the code is wrong for the
+                query.
             gain: see `Judgments`.
         """
         pairs = np.asarray(pairs, dtype=np.int64).reshape(-1, 2)
@@ -148,8 +152,9 @@ class RightAnswers:
     A code answers a query if, according to the judgments, a code with the same text answers a query with the same
     text. The texts are those that the encoder reads.
 
-    Args: right (`csr[Q, C]`): see `Judgments`. query_texts (`uint64[Q]`), code_texts (`uint64[C]`): the ids of the
-    texts. Equal texts have equal ids.
+    Args:
+        right (`csr[Q, C]`): see `Judgments`.
+        query_texts (`uint64[Q]`), code_texts (`uint64[C]`): the ids of the texts. Equal texts have equal ids.
     """
 
     def __init__(self, right: sparse.csr_matrix, query_texts: np.ndarray, code_texts: np.ndarray):

@@ -16,7 +16,8 @@ from soft_trainer.errors import UserError
 class OwnNegatives:
     """Draws negatives for each query, in addition to those in the batch. They change in every epoch.
 
-    Args: candidates (`csr[Q, C]`): the codes that may be drawn for each query.
+    Args:
+        candidates (`csr[Q, C]`): the codes that may be drawn for each query.
         number: the number of codes to draw per query. A query with fewer candidates gets all of them.
         seed: determines the draws, together with the epoch and the query.
     """
@@ -38,8 +39,9 @@ class OwnNegatives:
         Args:
             queries, codes: the rows of the batch, int64[B] each.
 
-        Returns: The added codes, int64[E], in the order of the draws, without duplicates and without codes that are in
-        the batch already. Then bool[B, E], True where a code was drawn for a query.
+        Returns:
+            The added codes, int64[E], in the order of the draws, without duplicates and without codes that are in the
+            batch already. Then bool[B, E], True where a code was drawn for a query.
         """
         drawn = [self.draw(int(query), epoch) for query in queries]
         owners = np.repeat(np.arange(len(queries)), list(map(len, drawn)))

@@ -44,8 +44,10 @@ MODULES = ("soft_trainer.data.neighbours", "soft_trainer.data.term_neighbours") 
 class Neighbours:
     """The k codes most similar to each of n queries, other than the query's own code.
 
-    Args: rows (`int64[n, k]`): the rows of these codes, nearest first, padded with -1. scores (`float32[n, k]`): their
-    similarities, padded with -inf. own (`float32[n]`): each query's similarity to its own code.
+    Args:
+        rows (`int64[n, k]`): the rows of these codes, nearest first, padded with -1.
+        scores (`float32[n, k]`): their similarities, padded with -inf.
+        own (`float32[n]`): each query's similarity to its own code.
     """
 
     rows: np.ndarray
@@ -67,7 +69,8 @@ class Neighbours:
 class LeftOut:
     """The codes that must not become neighbours of a query.
 
-    Args: own (`int64[n]`): each query's own code.
+    Args:
+        own (`int64[n]`): each query's own code.
         answers: finds other right answers, which are left out too. If None, there are none.
     """
 
@@ -86,7 +89,8 @@ class LeftOut:
             scores: Tensor[B, C], modified in place.
             queries: int64[B].
 
-        Returns: The previous scores of the queries' own codes, Tensor[B].
+        Returns:
+            The previous scores of the queries' own codes, Tensor[B].
         """
         line = torch.arange(len(queries))
         own = torch.from_numpy(self.own[queries])

@@ -92,7 +92,8 @@ def _in_place(source: str, language: str | None) -> str:
 def load_local(arguments: DataArguments, needed: Sequence[str] = SPLITS) -> dict[str, DatasetDict] | None:
     """Loads the rows of each language if they are in local files, before the Hub is asked for a model.
 
-    Returns: The rows for `load_data`, or None if they are not in local files.
+    Returns:
+        The rows for `load_data`, or None if they are not in local files.
 
     Raises:
         UserError: the rows cannot be read, or the corpus lacks the code for a query.

@@ -23,9 +23,10 @@ PAPER_ROWS = {  # Table 6
 def data_statistics(data: DatasetDict, profile: EncoderProfile, tokenizer) -> dict[str, dict]:
     """Computes statistics for each split.
 
-    Returns: `{split: {"rows": int, "query": {"mean", "p95", "cut", "duplicates"}, "code": {...}}}`, with those sides
-    that a run reads from the split. Lengths are in tokens before truncation, including special tokens. `cut` is the
-    share of truncated texts, from 0 to 1. `duplicates` is the number of texts that repeat an earlier one.
+    Returns:
+        `{split: {"rows": int, "query": {"mean", "p95", "cut", "duplicates"}, "code": {...}}}`, with those sides that a
+        run reads from the split. Lengths are in tokens before truncation, including special tokens. `cut` is the share
+        of truncated texts, from 0 to 1. `duplicates` is the number of texts that repeat an earlier one.
     """
     statistics: dict[str, dict] = {}
     for split, rows in data.items():

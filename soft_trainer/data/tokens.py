@@ -198,7 +198,8 @@ def mapped(dataset: Dataset, columns: list[str], run, features: Features, made_f
 def tokenized(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -> Dataset:
     """Tokenises one side of all rows. For data sets on disk, the result is cached.
 
-    Returns: The columns `ids` (truncated), `length` (in tokens before truncation) and `text` (see `text_ids`).
+    Returns:
+        The columns `ids` (truncated), `length` (in tokens before truncation) and `text` (see `text_ids`).
 
     Raises:
         UserError: the rows lack the columns for this side.

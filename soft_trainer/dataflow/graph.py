@@ -169,7 +169,7 @@ class _Flow:
             self._set(self._source.values(target), COMES_FROM, (), True)
 
     def _branch(self, rule: Branch, node: Node) -> Iterator[Node]:
-        """Walks the arms of a branch, each from the state before it. A variable may then have its value from any of them."""
+        """Walks the arms of a branch, each from the state before it. Then merges the states after the arms."""
         before = dict(self._states)
         arms = []
         armed = False

@@ -42,9 +42,11 @@ def graph_features(
         code_length: the number of code tokens, including special tokens.
         data_flow_length: the number of nodes.
 
-    Returns: A dictionary of lists: - `input_ids` and `position_ids` for `<s>`, the code, `</s>` and the nodes; -
-    `node_starts` and `node_ends`: the range of `input_ids` that identifies each node, empty if it is truncated; -
-    `edge_targets` and `edge_sources`: the indices of two nodes, of which the first comes from the second.
+    Returns:
+        A dictionary of lists:
+        - `input_ids` and `position_ids` for `<s>`, the code, `</s>` and the nodes;
+        - `node_starts` and `node_ends`: the range of `input_ids` that identifies each node, empty if it is truncated;
+        - `edge_targets` and `edge_sources`: the indices of two nodes, of which the first comes from the second.
 
     Raises:
         UserError: data flow is not available for this language.

@@ -177,7 +177,8 @@ def remove_comments(code: str, language: str) -> str:
 def _parse(code: str, language: str) -> tuple[Node, bytes, set[int]]:
     """Parses code in the first frame that gives no syntax error, or without a frame if none does.
 
-    Returns: The root of the tree, the text that was parsed, and the positions of the frame's bytes in it.
+    Returns:
+        The root of the tree, the text that was parsed, and the positions of the frame's bytes in it.
     """
     before, after = _AROUND.get(language, _NO_FRAME)
     parsed = []

@@ -136,7 +136,7 @@ class ChangeReader:
         return "kept"
 
     def _changed(self, delta: pygit2.DiffDelta, digest: xxhash.xxh3_128) -> Iterator[tuple[Row, str]]:
-        """Yields each changed function's row, and the rule that drops it, or "". Adds the changed lines to `digest`."""
+        """Yields the row of each changed function and the rule that drops it, or "". Changed lines go to `digest`."""
         old = self._side(delta.old_file)
         new = self._side(delta.new_file)
         if not old.functions and not new.functions:

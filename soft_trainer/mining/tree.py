@@ -42,7 +42,7 @@ class Found(NamedTuple):
 
 
 class Mined(NamedTuple):
-    """The result of mining: the rows of each split and the codebase, and the counts of functions and files by outcome."""
+    """The result of mining: the rows of each split and the codebase, and counts of functions and files by outcome."""
 
     rows: dict[str, list[Row]]
     functions: Counter[str]

@@ -40,7 +40,8 @@ class IgnoreRules:
             path: the path relative to the ignore file's folder.
             folder: True if the path is a folder.
 
-        Returns: True to exclude the path, False to include it again, or None if no pattern matches.
+        Returns:
+            True to exclude the path, False to include it again, or None if no pattern matches.
         """
         if folder:
             patterns = self._for_folders

@@ -128,7 +128,8 @@ class CodeIndex(Searchable):
             truncate_dim: the number of leading dimensions to keep of every embedding, for an encoder that was trained
                 for this. By default, the number stays the same. A different number makes every piece be encoded again.
 
-        Returns: True if files have changed.
+        Returns:
+            True if files have changed.
 
         Raises:
             UserError: the folder no longer exists, the disk is full, the model cannot be loaded, or its embeddings

@@ -21,7 +21,8 @@ def notebook_text(source: bytes) -> tuple[bytes, str] | None:
     Each cell starts with a line such as `# %% [code]`. Line numbers match those in a file written by Jupyter, so
     outputs and everything else outside the cells become empty lines.
 
-    Returns: The text and the language of the code, or None if the source is not a notebook.
+    Returns:
+        The text and the language of the code, or None if the source is not a notebook.
     """
     try:
         return _written(json.loads(source))

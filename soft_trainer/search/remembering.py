@@ -88,7 +88,8 @@ def remember(
         repository: the repository to read, if it is not the one that contains the folder.
         tip: the commit whose tree is in the folder. By default, HEAD.
 
-    Returns: Notices about problems.
+    Returns:
+        Notices about problems.
     """
     place = repository_of(folder)
     if repository:

@@ -2,10 +2,11 @@
 
 A query takes these steps:
 
-1. `parse_query` (ranking.py) extracts the query's significant words and their terms. 2. Each index provides a
-`Snapshot` (snapshot.py), which reads everything a search needs in one transaction. `_View` combines the snapshots. 3.
-`score` (ranking.py) scores all files and pieces by words, by an encoder and by past commits. 4. `order_pieces`
-(ranking.py) takes the best pieces that pass the filters, and the snapshots read their texts.
+1. `parse_query` (ranking.py) extracts the query's significant words and their terms.
+2. Each index provides a `Snapshot` (snapshot.py), which reads everything a search needs in one transaction. `_View`
+   combines the snapshots.
+3. `score` (ranking.py) scores all files and pieces by words, by an encoder and by past commits.
+4. `order_pieces` (ranking.py) takes the best pieces that pass the filters, and the snapshots read their texts.
 """
 
 from __future__ import annotations
@@ -160,8 +161,10 @@ class CodeIndexes(Searchable):
     A result's path starts with the name of its folder. If two folders have the same name, it starts with their full
     paths.
 
-    Example: >>> both = CodeIndexes([CodeIndex.build("server"), CodeIndex.build("client")]) >>> both.search("parse a
-    date")[0].path 'server/dates.py'
+    Example:
+        >>> both = CodeIndexes([CodeIndex.build("server"), CodeIndex.build("client")])
+        >>> both.search("parse a date")[0].path
+        'server/dates.py'
     """
 
     def __init__(self, indexes: Sequence[CodeIndex]):

@@ -196,7 +196,8 @@ def vector_file(index_dir: Path, number: int) -> Path:
 def _pending(database: sqlite3.Connection, count: int) -> list[tuple[str, bytes, list[tuple[bytes, str, str]]]]:
     """Returns the next files that lack embeddings, with about `count` pieces in total.
 
-    Returns: For each file, its path, a digest of its content, and (digest, text, language) for each piece.
+    Returns:
+        For each file, its path, a digest of its content, and (digest, text, language) for each piece.
     """
     query = f"SELECT path, digest, language, pieces, text FROM files JOIN contents ON file = id {_WITHOUT_VECTORS}"
     group = []
