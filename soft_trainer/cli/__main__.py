@@ -1,8 +1,8 @@
 # PYTHON_ARGCOMPLETE_OK
-"""Fine-tune encoders that find code by its description, measure them, and study what the loss does.
+"""Fine-tune encoders that find code by its description, evaluate them, and study what the loss does.
 
-`soft-trainer COMMAND --help` lists the options of a command. With several processes:
-`accelerate launch -m soft_trainer.cli COMMAND ...`.
+`soft-trainer COMMAND --help` lists a command's options. To use several processes: `accelerate launch -m
+soft_trainer.cli COMMAND ...`.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ PROGRAM = "soft-trainer"
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser that raises UserError instead of printing its usage and exiting."""
+    """Raises UserError where argparse would print its usage and exit."""
 
     def parse_known_args(self, args=None, namespace=None):
-        """Parses like argparse, but reports an unknown option before it reports a missing one."""
+        """Parses like argparse, except that an unknown option is reported before a missing one."""
         for word in itertools.takewhile(lambda word: word != "--", args or ()):
             option = word.split("=")[0]
             if word.startswith("--") and option not in self._option_string_actions:
@@ -60,7 +60,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def overview() -> argparse.ArgumentParser:
-    """Returns the parser that lists the commands. It imports a command only if a shell completes its options."""
+    """Returns the parser that lists all commands. A command is imported only while a shell completes its options."""
     formatter = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=28)  # for the longest name
     parser = CommandParser(PROGRAM, description=__doc__, formatter_class=formatter, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {soft_trainer.__version__}")
@@ -75,7 +75,7 @@ def overview() -> argparse.ArgumentParser:
 
 
 def command_module(name: str) -> ModuleType:
-    """Returns the module of a command. For an unknown one, raises UserError, which suggests the nearest."""
+    """Returns a command's module. Raises UserError if the command is unknown, and suggests the nearest."""
     if name not in COMMANDS:
         refuse_removed([name])
         raise UserError(f"unknown command {name!r}{nearest(name, COMMANDS)}")
@@ -83,10 +83,10 @@ def command_module(name: str) -> ModuleType:
 
 
 def command_parser(name: str, **settings) -> argparse.ArgumentParser:
-    """Returns the parser of a command.
+    """Returns the parser for a command.
 
     Args:
-        settings: arguments of `argparse.ArgumentParser`.
+        settings: arguments for `argparse.ArgumentParser`.
     """
     command = command_module(name)
     if hasattr(command, "OPTIONS"):
@@ -99,7 +99,7 @@ def command_parser(name: str, **settings) -> argparse.ArgumentParser:
 
 
 def parse_command(argv: Sequence[str]) -> tuple[ModuleType, tuple]:
-    """Returns the module of the command in `argv`, and the arguments of its `run`.
+    """Parses `argv`. Returns the command's module and the arguments for its `run`.
 
     Raises:
         UserError: the command or an option is unknown (the message suggests the nearest), or a value is invalid.
@@ -115,7 +115,7 @@ def parse_command(argv: Sequence[str]) -> tuple[ModuleType, tuple]:
 
 
 def run_command(argv: Sequence[str]) -> int:
-    """Runs the command in `argv` and returns its exit code. Raises UserError if the command or its options fail."""
+    """Runs the command in `argv` and returns its exit code. Raises UserError if a user can fix what went wrong."""
     if not argv or argv[0].startswith("-"):
         parser = overview()
         parser.parse_args(argv[:1])  # --help and --version end here
@@ -126,7 +126,7 @@ def run_command(argv: Sequence[str]) -> int:
 
 
 def main() -> None:
-    """Runs the command line. An error prints one line to standard error and exits with code 2."""
+    """Runs the command line. On error, prints one line to standard error and exits with code 2."""
     if "_ARGCOMPLETE" in os.environ:
         import argcomplete  # the shell asks for completions, so it is installed
 

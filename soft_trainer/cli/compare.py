@@ -15,7 +15,7 @@ import sys
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the command."""
+    """Adds the command's options."""
     add = parser.add_argument
     add("run_a", metavar="RUN_A", help="output folder of a run, or a file ranks-*.parquet")
     add("run_b", metavar="RUN_B", help="the run to compare it with; positive differences favour RUN_A")

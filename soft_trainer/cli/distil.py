@@ -16,7 +16,7 @@ from soft_trainer.terminal import print_on_main
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the command."""
+    """Adds the command's options."""
     parser.add_argument("model", metavar="MODEL", help="the encoder: a name on the Hub, or a folder")
     parser.add_argument(
         "--output_dir",

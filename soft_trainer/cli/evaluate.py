@@ -34,7 +34,7 @@ ABOUT_TRAINING = ("estimator", "loss", "model_id", "revision", "statistics", "tr
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the command."""
+    """Adds the command's options."""
     parser.add_argument("model", metavar="MODEL", help="the encoder: a name on the Hub, or a folder")
     parser.add_argument("--output_dir", help="Folder for ranks and results. Default: none are written.")
     parser.add_argument(
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Measures the encoder and prints a table. Writes ranks and results if there is an output folder."""
+    """Evaluates the encoder and prints a table. If there is an output folder, writes ranks and results to it."""
     if arguments.mteb is not None:
         _measure_with_mteb(arguments)
         return
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def training_arguments(arguments: argparse.Namespace, folder: str) -> Options:
-    """Returns the options of a run that only measures an encoder."""
+    """Returns training arguments for a run that only evaluates an encoder."""
     from soft_trainer.options.training import SoftInfoNCETrainingArguments  # imports torch
 
     def given(kind: type) -> dict[str, object]:
@@ -78,7 +78,7 @@ def training_arguments(arguments: argparse.Namespace, folder: str) -> Options:
 
 
 def _rows(options: Options) -> tuple:
-    """Loads the encoder's profile, the run's own rows and the evaluation sets."""
+    """Loads the encoder's profile, the run's rows and the evaluation sets."""
     # Imported here, so that errors about options need not wait for them.
     from soft_trainer import distributed
     from soft_trainer.data.sources import check_sources, load_data, load_local, needed_splits
@@ -127,7 +127,7 @@ def _measure(options: Options, keep: bool) -> None:
 
 
 def _measure_with_mteb(arguments: argparse.Namespace) -> None:
-    """Measures the encoder with mteb. Options and names are checked before the model is loaded."""
+    """Evaluates the encoder with mteb. Options and names are checked before the model is loaded."""
     read = {"model", "mteb", "output_dir"}  # not the options about rows
     for kind in SHARED:
         read |= {name for name, declared in declared_options(kind).items() if declared.mteb}
@@ -156,7 +156,7 @@ def _measure_with_mteb(arguments: argparse.Namespace) -> None:
 
 
 def _warn_of_unused(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions) -> None:
-    """Warns of each option, or setting in the encoder's folder, that has no effect here."""
+    """Warns about options, and settings in the encoder's folder, that have no effect here."""
     from soft_trainer.encoders.loading import saved_truncate_dim
     from soft_trainer.options.declared import Values, unread_options
     from soft_trainer.training.building import model_name

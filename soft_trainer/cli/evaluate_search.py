@@ -38,7 +38,7 @@ from soft_trainer.terminal import print_on_main, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the command."""
+    """Adds the command's options."""
     add = parser.add_argument
     add("--queries", help="judged queries as JSON lines: repo, query, relevant, secondary")
     add("--trees", metavar="DIR", help="folder with a subfolder for each repo of --queries")
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Indexes, searches, and prints the table."""
+    """Indexes the trees, runs the queries and prints the table."""
     given = [name for name in ("queries", "folder", "history") if getattr(arguments, name)]
     one = len(given) == 1 and bool(arguments.queries) == bool(arguments.trees)
     if not one:
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 @contextmanager
 def _index(arguments: argparse.Namespace, tree: str, place: str | Path) -> Iterator[CodeIndex]:
-    """Makes the index of a tree, and prints its notices at the end."""
+    """Indexes a tree and prints its notices."""
     choice = {"model": arguments.model, "truncate_dim": arguments.truncate_dim}
     with CodeIndex.build(tree, place, progress=True, **choice) as index:
         yield index
@@ -96,7 +96,7 @@ def _files(arguments: argparse.Namespace) -> tuple[str, list[dict]]:
 
 
 def _measured_files(arguments: argparse.Namespace, scratch: str) -> tuple[str, list[dict]]:
-    """Runs queries on the indexes of trees. Returns the table, and the results of each query."""
+    """Runs queries on the indexes of several trees. Returns the table, and the results of each query."""
     if arguments.folder:
         queries = evaluation.documentation_queries(arguments.folder, f"{scratch}/tree", arguments.max_queries)
         trees = {"": f"{scratch}/tree"}
@@ -119,7 +119,7 @@ def _measured_files(arguments: argparse.Namespace, scratch: str) -> tuple[str, l
 
 
 def _history(arguments: argparse.Namespace) -> tuple[str, list[dict]]:
-    """Compares searches of a repository on its newest commits.
+    """Compares searches of a repository, using its newest commits as queries.
 
     Returns:
         The table with the verdict, and the results of each query.
@@ -150,7 +150,7 @@ def _history(arguments: argparse.Namespace) -> tuple[str, list[dict]]:
 
 
 def _against_words(verdict: Verdict, name: str, level: str) -> tuple[Interval, str]:
-    """Returns the paired interval of a system's difference from words, and the difference in words."""
+    """Returns the paired interval of the difference between a system and words, and its description."""
     ranks = [[one.mrr for one in verdict.measured[system][level]] for system in (name, WORDS)]
     differences = np.subtract(*ranks)
     interval = paired_bootstrap(differences)
@@ -158,7 +158,7 @@ def _against_words(verdict: Verdict, name: str, level: str) -> tuple[Interval, s
 
 
 def _in_words(verdict: Verdict) -> str:
-    """Returns a sentence about which search finds functions best, or that there are too few queries to say."""
+    """Returns a sentence that says which search finds functions best, or that there are too few queries to tell."""
     means = {name: np.mean([one.mrr for one in own["functions"]]) for name, own in verdict.measured.items()}
     best = max(means, key=means.get)
     if best == WORDS:

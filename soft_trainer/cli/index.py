@@ -20,7 +20,7 @@ from soft_trainer.cli.shared_options import to_bool
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the command."""
+    """Adds the command's options."""
     parser.add_argument("folder", metavar="DIR", help="root of the source tree")
     parser.add_argument(
         "--model", help="folder or Hub name of an encoder, to search by meaning too (default: by words alone)"
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int | None:
-    """Indexes a folder, and prints what was indexed and what was skipped. Returns 1 if the folder has no text."""
+    """Indexes a folder, and prints what was indexed and what was skipped. Returns 1 if the folder contains no text."""
     from soft_trainer.cli.search import safe
     from soft_trainer.search import CodeIndex
     from soft_trainer.terminal import print_on_main
@@ -111,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int | None:
 
 
 def _learned(arguments: argparse.Namespace, choice: dict):
-    """Indexes a folder, then learns from its commits. Returns the index."""
+    """Indexes a folder, then trains an encoder on its commits. Returns the index."""
     from soft_trainer.search import CodeIndex
     from soft_trainer.search.learning import base_encoder, learn  # imports pygit2, which a search does not need
     from soft_trainer.terminal import print_on_main
@@ -123,7 +123,7 @@ def _learned(arguments: argparse.Namespace, choice: dict):
 
 
 def _memory(commits: dict) -> str:
-    """Returns a line with the number of commits that were read, and their weight in a search."""
+    """Returns a line with the number of commits that were read and the weight of their votes."""
     weight, queries, mrr = (commits["measured"][name] for name in ("weight", "queries", "mrr"))
     text = f"{commits['read']:,} commits read, {commits['kept']:,} of them name what they changed"
     if not mrr:  # see MIN_QUERIES
@@ -132,7 +132,7 @@ def _memory(commits: dict) -> str:
 
 
 def _stopped(arguments: argparse.Namespace) -> str:
-    """Returns a line about what an interrupted run left in the index, and the command that continues it."""
+    """Returns a line that says what an interrupted run left in the index and which command continues it."""
     from soft_trainer.errors import UserError
     from soft_trainer.search import CodeIndex, store
 

@@ -14,7 +14,7 @@ from soft_trainer.terminal import print_on_main
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the command."""
+    """Adds the command's options."""
     parser.add_argument("base", metavar="BASE", help="the encoder before training: a name on the Hub, or a folder")
     parser.add_argument("models", metavar="MODEL", nargs="+", help="the encoder after training; several are averaged")
     parser.add_argument("--ratio", type=float, required=True, help="from 0 (BASE) to 1 (the mean of the MODELs)")

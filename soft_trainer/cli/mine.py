@@ -19,7 +19,7 @@ from soft_trainer.mining.tree import PAIR_RULES, mine_to, mining_table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the command."""
+    """Adds the command's options."""
     add = parser.add_argument
     add("source_dir", metavar="SOURCE_DIR", nargs="?", help="root of the source tree")
     add("--history", metavar="REPOSITORY", help="git repository whose commits give the rows")
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Mines rows, and prints the numbers of functions or commits by outcome."""
+    """Mines rows, and prints the number of functions or commits per outcome."""
     options = {name: value for name, value in vars(arguments).items() if value is not None}
     history = options.pop("history", None)
     if history:

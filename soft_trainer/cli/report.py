@@ -1,7 +1,6 @@
-"""Report on finished runs: a Markdown page with tables, paired tests and pictures.
+"""Report on finished runs: a Markdown page with tables, paired tests and figures.
 
-soft-trainer report outputs/my-study
-soft-trainer report outputs/my-study --baseline infonce --output_dir report
+soft-trainer report outputs/my-study soft-trainer report outputs/my-study --baseline infonce --output_dir report
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the command."""
+    """Adds the command's options."""
     add = parser.add_argument
     add("folders", metavar="OUTPUT_DIRS", nargs="+", help="output folders of runs, or folders of such folders")
     add("--baseline", metavar="NAME", help="method to compare the others with (default: InfoNCE)")

@@ -45,7 +45,7 @@ _END = "\x1b[0m"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the command."""
+    """Adds the command's options."""
     add = parser.add_argument
     add("query", nargs="*", help="a name, words, or a sentence")
     add(
@@ -118,7 +118,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _opened(arguments: argparse.Namespace) -> CodeIndex | CodeIndexes:
-    """Opens the indexes. Makes an index for a folder that is searched for the first time."""
+    """Opens the indexes. A folder that is searched for the first time is indexed."""
     # Imported here so that --help stays fast.
     from soft_trainer.search.index import CodeIndex
     from soft_trainer.search.searching import CodeIndexes
@@ -182,12 +182,12 @@ def _serve(index: CodeIndex | CodeIndexes, arguments: argparse.Namespace, query:
 
 
 def safe(text: str) -> str:
-    """Returns a text as one line without control characters. A tab becomes four spaces."""
+    """Returns text as one line without control characters. Tabs become four spaces."""
     return _UNSAFE.sub("\ufffd", text.replace("\t", "    "))
 
 
 def format_results(results: Iterable[SearchResult], query: str, colour: bool) -> str:
-    """Formats the path, line, name and score of each result, and its lines with the most terms of the query."""
+    """Formats each result's path, line, name and score, and the lines with the most query terms."""
     wanted = query_terms(query)
     blocks = []
     for result in results:
@@ -209,6 +209,6 @@ def format_results(results: Iterable[SearchResult], query: str, colour: bool) ->
 
 
 def _highlighted(line: str, wanted: set[str]) -> str:
-    """Colours the words of the query in a line."""
+    """Colours the query's words in a line."""
     hits = {word for word in WORD.findall(line) if wanted.intersection(terms(word)) or stem(word.lower()) in wanted}
     return WORD.sub(lambda found: f"{_RED}{found[0]}{_END}" if found[0] in hits else found[0], line)

@@ -1,4 +1,4 @@
-"""Adds options of a training to the parsers of other commands."""
+"""Adds training options to the parsers of other commands."""
 
 import argparse
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,7 @@ FALSE = ("false", "f", "no", "n", "0")
 
 
 def to_bool(word: str) -> bool:
-    """Parses true or false like the parser of `transformers`."""
+    """Parses true or false in the same way as the parser of `transformers`."""
     if word.lower() not in TRUE + FALSE:
         raise argparse.ArgumentTypeError(f"{word!r}: use true or false")
     return word.lower() in TRUE

@@ -16,7 +16,7 @@ from soft_trainer.terminal import nearest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the command."""
+    """Adds the command's options."""
     add = parser.add_argument
     add("--config", required=True, metavar="STUDY", help="a YAML file, or the name of a recipe")
     add("--dry_run", action="store_true", help="print the plan and run nothing")
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs or plans a study. Returns the exit code; see `run_all`."""
+    """Runs a study, or prints its plan. Returns the exit code; see `run_all`."""
     # Imported here, so that --help does not wait for torch.
     from soft_trainer.options.recipes import recipe_path
     from soft_trainer.studies.study import check_options, plan, read_study, run_all

@@ -1,4 +1,4 @@
-"""Measures an encoder that `SentenceTransformer` loads, with tasks and benchmarks of mteb."""
+"""Evaluates encoders that `SentenceTransformer` loads, on tasks and benchmarks of mteb."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from soft_trainer.terminal import table
 
 
 def find_tasks(names: str) -> list[AbsTask]:
-    """Returns the named tasks, and all tasks of the named benchmarks. Names are separated by commas.
+    """Returns the named tasks and the tasks of the named benchmarks. Names are separated by commas.
 
     Raises:
         UserError: mteb has no task or benchmark with one of the names.
@@ -42,15 +42,15 @@ def measure(
     batch_size: int = 64,
     bar: bool = False,
 ) -> str:
-    """Evaluates the model on every task and returns a Markdown table of the main scores.
+    """Evaluates the model on every task. Returns a Markdown table of the main scores.
 
     Args:
-        folder: the folder in which mteb stores the result of each task as soon as it is known. None stores nothing.
+        folder: where mteb stores the result of each task as soon as it is known. If None, results are not stored.
         batch_size: the number of texts to encode at once.
-        bar: show progress bars.
+        bar: whether to show progress bars.
 
     Raises:
-        UserError: the data of a task cannot be loaded, or the disk is full.
+        UserError: a task's data cannot be loaded, or the disk is full.
     """
     options = {"show_progress_bar": bar, "co2_tracker": False, "overwrite_strategy": "always"}
     options["encode_kwargs"] = {"batch_size": batch_size, "show_progress_bar": bar}
@@ -69,7 +69,7 @@ def measure(
 
 
 def _load(task: AbsTask) -> None:
-    """Loads the data of a task. Turns any error of mteb into a UserError."""
+    """Loads a task's data. Any error in mteb becomes a UserError."""
     try:
         task.load_data()
     except Exception as error:

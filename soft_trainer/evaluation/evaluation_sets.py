@@ -54,7 +54,7 @@ from soft_trainer.terminal import print_on_main
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """Queries with their corpus and right answers, and the name of the set in the results."""
+    """Queries with their corpus and right answers, and the set's name in results."""
 
     name: str
     split: Split
@@ -65,9 +65,9 @@ def load_evaluation_sets(
     profile: EncoderProfile,
     codebase: Dataset | None = None,
 ) -> list[EvaluationSet]:
-    """Loads the sets of `--eval_data_dir`.
+    """Loads the sets given by `--eval_data_dir`.
 
-    A set has the name of its folder. Several sets in one folder are called FOLDER-dev, FOLDER-test and so on.
+    A set is named after its folder. If a folder has several sets, they are called FOLDER-dev, FOLDER-test and so on.
 
     Args:
         codebase: the run's own corpus, for judged queries whose folder has none.
@@ -99,7 +99,7 @@ def load_evaluation_sets(
 
 
 def _all_rows(source: Path, arguments: DataArguments, profile: EncoderProfile) -> Split:
-    """Loads all rows of a file, a folder or a data set, as queries over their own codes."""
+    """Loads all rows from a file, a folder or a data set. Their own codes become the corpus."""
     try:
         data = load_rows(
             source, arguments.query_column, arguments.code_column, split=False, check=not arguments.drop_unusable
@@ -133,7 +133,7 @@ def _by_url(source: Path, queries: Dataset, corpus: Dataset) -> Split:
 
 
 def _published_sets(folder: Path, arguments: DataArguments, codebase: Dataset | None) -> Iterator[tuple[str, Split]]:
-    """Yields the name of each set in a folder, and the set."""
+    """Yields each set in a folder with its name."""
     if has_judged_splits(folder):
         splits = load_judged_splits(folder)
         measured = {"valid": "dev", "test": "test"}

@@ -1,4 +1,4 @@
-"""Draws figures with matplotlib, which is imported only when a figure is drawn."""
+"""Draws figures with matplotlib, which is only imported once a figure is drawn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # t
 
 
 def new_figure(width: float, height: float):
-    """Makes an empty `Figure` of a size in inches. It needs no display.
+    """Makes an empty `Figure`, whose size is in inches. It needs no display.
 
     Raises:
         UserError: matplotlib is not installed.

@@ -1,4 +1,4 @@
-"""Lexical retrieval with BM25 over the same corpus: the baseline for a trained encoder."""
+"""Ranks the corpus lexically with BM25, as a baseline for trained encoders."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def lexical_rankings(
     embeddings: tuple[Tensor, Tensor],
     top_k: int = 10,
 ) -> dict[str, Ranking]:
-    """Ranks the corpus for every query, by BM25 on words and by the sum of BM25 and an encoder's scores.
+    """Ranks the corpus for each query, by BM25 on words and by the sum of BM25 and an encoder's scores.
 
-    Both sides are split into words in the same way (`split_identifiers`). The weight of a word is Lucene's
-    `ln(1 + (C - n + 0.5) / (n + 0.5))` if n of C codes contain it, which is never negative. `k1` is 1.2 and `b` 0.75.
-    A word that occurs twice in a query counts twice. Ties count against the query's own code, even ties with codes
+    Both sides are split into words in the same way (`split_identifiers`). A word that n of C codes contain has
+    Lucene's weight, `ln(1 + (C - n + 0.5) / (n + 0.5))`, which is never negative. `k1` is 1.2 and `b` is 0.75. A word
+    that occurs twice in a query has twice the weight. Ties are resolved against the query's own code, even for codes
     that share no word with the query. Scores are float64, and codes with the same words get bit-identical scores.
 
-    For the sum, both scores are standardised over a query's codes (mean 0, deviation 1), so that neither outweighs the
-    other. An encoder whose scores differ only by rounding adds nothing.
+    For the sum, both kinds of scores are standardised over the codes of a query (mean 0, deviation 1), so that neither
+    outweighs the other. An encoder whose scores differ only by rounding errors adds nothing.
 
     Args:
         queries: the tokens of each query.
@@ -67,7 +67,7 @@ def lexical_rankings(
 
 
 def _standardised(scores: Tensor, noise: Tensor | float = 0.0) -> Tensor:
-    """Standardises the scores of each query, Tensor[B, C]. Scores that vary by at most `noise` become 0."""
+    """Standardises each query's scores, Tensor[B, C]. Scores that vary by at most `noise` become 0."""
     deviation, mean = torch.std_mean(scores, dim=1, correction=0)
     factor = torch.where(deviation > noise, 1 / deviation, 0.0)
     return (scores - mean[:, None]) * factor[:, None]

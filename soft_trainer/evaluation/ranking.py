@@ -1,4 +1,4 @@
-"""Ranks each query's own code in a corpus. It works in blocks, without the whole matrix of queries and codes."""
+"""Ranks each query's own code in a corpus. Queries are processed in blocks, to avoid the full score matrix."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Ranking:
     """The rank of each query's own code, and the best codes.
 
     Args:
-        ranks (`LongTensor[Q]`): the ranks, of which 1 is best. A tie counts against the query's own code.
-        top_indices (`LongTensor[Q, K]`): the rows of the best codes, best first. Of equal scores, the lower row comes
-            first.
-        top_scores (`Tensor[Q, K]`): their scores, times the score scale.
+        ranks (`LongTensor[Q]`): the ranks, starting at 1. Ties are resolved against the query's own code.
+        top_indices (`LongTensor[Q, K]`): the rows of the best codes, best first. Codes with equal scores are ordered
+            by row.
+        top_scores (`Tensor[Q, K]`): their scores, multiplied by the score scale.
     """
 
     ranks: Tensor
@@ -29,7 +29,7 @@ class Ranking:
 
     @classmethod
     def join(cls, blocks: list[Ranking]) -> Ranking:
-        """Joins the rankings of blocks of queries."""
+        """Joins the rankings of several blocks of queries."""
         parts = [(block.ranks, block.top_indices, block.top_scores) for block in blocks]
         return cls(*map(torch.cat, zip(*parts, strict=True)))
 
@@ -50,7 +50,7 @@ class Corpus:
         self.originals = originals[self.copies]
 
     def scores(self, query_embeddings: Tensor) -> Tensor:
-        """Computes the dot products of B queries and all codes, Tensor[B, C] in float64."""
+        """Computes the dot products of B queries with all codes, Tensor[B, C] in float64."""
         products = query_embeddings.double() @ self.codes.T
         products[:, self.copies] = products[:, self.originals]
         return products
@@ -65,22 +65,22 @@ def rank_codes(
     score_scale: float = 1.0,
     block_size: int | None = None,
 ) -> Ranking:
-    """Ranks the corpus for every query by dot product (normalise both sides first for cosine).
+    """Ranks the corpus for each query by dot product. For cosine similarity, normalise both sides first.
 
-    The rank is 1, plus the number of codes with a higher score than the query's own code, plus the number of other
-    codes with the same score. Scores are computed in float64, whatever the settings of precision. Memory grows with `Q
-    + C` and the block, never with `Q * C`. The work is done on the device of the embeddings.
+    A rank is 1, plus the number of codes with a higher score than the query's own code, plus the number of other codes
+    with the same score. Scores are computed in float64, regardless of any precision settings, on the embeddings'
+    device. Memory grows with `Q + C` and the size of a block, never with `Q * C`.
 
     Args:
         query_embeddings (`Tensor[Q, d]`): the queries, of any floating-point type.
         code_embeddings (`Tensor[C, d]`): the corpus, on the same device.
         targets (`LongTensor[Q]`): the row of each query's own code.
         top_k (`int`, *optional*, defaults to 10): the number of best codes to return, at most `C`.
-        score_scale (`float`, *optional*, defaults to 1.0): a positive factor on the returned scores.
+        score_scale (`float`, *optional*, defaults to 1.0): a positive factor for the returned scores.
         block_size (`int`, *optional*): the number of queries in a block. By default, a block takes at most 256 MiB.
 
     Raises:
-        UserError: the shapes do not fit together, a target is outside the corpus, or an embedding has NaN or infinity.
+        UserError: the shapes do not match, a target is outside the corpus, or an embedding has NaN or infinity.
     """
     if query_embeddings.device.type == "mps":  # MPS has no float64
         query_embeddings = query_embeddings.cpu()
@@ -97,10 +97,10 @@ def rank_codes(
 
 
 def rank_scores(scores: Tensor, targets: Tensor, top_k: int = 10) -> Ranking:
-    """Ranks the codes of a block of queries by their scores.
+    """Ranks codes for a block of queries by their scores.
 
     Args:
-        scores (`Tensor[B, C]`): the score of every query with every code.
+        scores (`Tensor[B, C]`): the score of each query with each code.
         targets (`LongTensor[B]`): the column of each query's own code.
         top_k (`int`, *optional*, defaults to 10): the number of best codes to return, at most `C`.
     """
@@ -121,18 +121,18 @@ def rank_scores(scores: Tensor, targets: Tensor, top_k: int = 10) -> Ranking:
 
 
 def retrieval_metrics(ranks: Tensor, pool_size: int, max_rank: int | None = None) -> dict[str, float]:
-    """Computes the mean reciprocal rank and recall.
+    """Computes mean reciprocal rank and recall.
 
     Args:
-        ranks (`LongTensor[Q]`): the ranks, of which 1 is best.
+        ranks (`LongTensor[Q]`): the ranks, starting at 1.
         pool_size (`int`): the number of codes in the corpus.
-        max_rank (`int`, *optional*): larger ranks count as 0. The published scripts use 1000.
+        max_rank (`int`, *optional*): the reciprocal of a larger rank is 0. The published scripts use 1000.
 
     Returns:
         `dict`: `mrr`, `recall@1`, `recall@5`, `recall@10`, `pool_size`, `queries`.
 
     Raises:
-        UserError: there are no ranks.
+        UserError: the evaluation set is empty.
     """
     ranks = torch.as_tensor(ranks)
     if len(ranks) == 0:

@@ -1,4 +1,4 @@
-"""The results of a run: the comparison table, examples to read, and a file with the rank of every query."""
+"""Formats and stores a run's results: comparison tables, examples, and a file with the rank of each query."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def save_ranks(
     code_columns: Sequence[str],
     by_query: Mapping[str, np.ndarray] | None = None,
 ) -> None:
-    """Writes a Parquet file with the `url`, the `rank` (1 is best) and the top codes of each query.
+    """Writes each query's `url`, `rank` (starting at 1) and top codes to a Parquet file.
 
-    So that a report needs no data set, it also has the texts: `query`, its own `code`, and the first three
-    `top_codes`, in lines of at most 300 characters. If a query has several right answers, its own code is the one with
-    the highest grade.
+    The file also has the texts, so that a report can be written without the data set: `query`, its own `code`, and the
+    first three `top_codes`, in lines of at most 300 characters. If a query has several right answers, its own code is
+    the one with the highest grade.
 
     Args:
-        query_columns, code_columns: the columns that may have the texts. The first one that exists is read.
+        query_columns, code_columns: the columns that may contain the texts. The first one that exists is used.
         by_query: other measures of each query, float64[Q] each.
     """
     urls = split.corpus["url"][:]
@@ -103,11 +103,11 @@ def _identity(split: Split, query_columns: Sequence[str], code_columns: Sequence
 
 
 class RankedQueries:
-    """The ranks of all queries, as `save_ranks` wrote them.
+    """The ranks of all queries, read from a file written by `save_ranks`.
 
     Args:
-        path: the file.
-        rows: its content.
+        path: the path of the file.
+        rows: the content of the file.
     """
 
     def __init__(self, path: Path, rows: pa.Table):
@@ -120,18 +120,18 @@ class RankedQueries:
         self.corpus: bytes = rows.schema.metadata[b"corpus"]  # the fingerprint of the corpus
 
     def query(self, row: int) -> str:
-        """Returns the text of a query."""
+        """Returns the text of one query."""
         return self.rows["query"][row].as_py()
 
     def top(self, row: int) -> list[tuple[bool, str]]:
-        """Returns (True for the query's own code, text) of the top three codes of a query, best first."""
+        """Returns a query's top three codes, best first, as (True for its own code, text)."""
         urls = self.rows["top_urls"][row].as_py()[:_SHOWN]
         codes = self.rows["top_codes"][row].as_py()
         return [(url == self.urls[row], code) for url, code in zip(urls, codes, strict=True)]
 
 
 def load_ranks(path: str | Path) -> RankedQueries:
-    """Reads a file that `save_ranks` wrote. Raises UserError if it is missing or another kind of file."""
+    """Reads a file written by `save_ranks`. Raises UserError if it is missing or has another format."""
     path = Path(path)
     if not path.is_file():
         raise UserError(f"{path}: no such folder or file")
@@ -146,13 +146,13 @@ def load_ranks(path: str | Path) -> RankedQueries:
 
 
 def change_of_mrr(before: ArrayLike, after: ArrayLike) -> dict[str, float]:
-    """Computes the change of the MRR between two rankings of the same queries.
+    """Computes the change in MRR between two rankings of the same queries.
 
     Args:
-        before, after: int[Q], the ranks of Q queries, of which 1 is best.
+        before, after: int[Q], the ranks of Q queries, starting at 1.
 
     Returns:
-        `mrr_change`, and `mrr_change_margin`, which is half the width of its 95 % interval. Empty for a single query.
+        `mrr_change`, and `mrr_change_margin`, half the width of its 95 % interval. Empty if there is only one query.
     """
     differences = 1 / np.asarray(after, dtype=np.float64) - 1 / np.asarray(before, dtype=np.float64)
     if len(differences) < 2:
@@ -162,7 +162,7 @@ def change_of_mrr(before: ArrayLike, after: ArrayLike) -> dict[str, float]:
 
 
 def metrics_table(results: dict[str, dict[str, dict]], labels: Mapping[str, str] = LABELS) -> str:
-    """Formats `{split: {system: metrics}}` as a Markdown table with one row for each system on each split."""
+    """Formats `{split: {system: metrics}}` as a Markdown table with one row per split and system."""
     measured = []
     everything: dict[str, float] = {}
     for split, found in results.items():

@@ -1,4 +1,4 @@
-"""Turns rankings into results: for several right answers per query, for fewer dimensions, and for several sets."""
+"""Turns rankings into results: with several right answers per query, with fewer dimensions, and over several sets."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RetrievalOutput:
 
     @property
     def ranks(self) -> Tensor:
-        """The rank of each query's own code, LongTensor[Q], of which 1 is best."""
+        """The rank of each query's own code, LongTensor[Q], starting at 1."""
         return self.ranking.ranks
 
     @property
@@ -59,7 +59,7 @@ def check_answers(split: Split, name: str) -> None:
 
 
 def answer_pairs(judgments: Judgments) -> tuple[Tensor, Tensor]:
-    """Returns the query and the code of every right answer, LongTensor[P] each, in the order of the queries."""
+    """Returns the query and the code of each right answer, LongTensor[P] each, ordered by query."""
     right = judgments.right.tocoo()
     return torch.from_numpy(right.row.astype(np.int64)), torch.from_numpy(right.col.astype(np.int64))
 
@@ -75,18 +75,18 @@ def best_answers(judgments: Judgments) -> np.ndarray:
 
 
 def by_query(ranking: Ranking, judgments: Judgments) -> tuple[Ranking, dict[str, np.ndarray]]:
-    """Reduces the ranks of all right answers to one rank for each query, and measures how well all are found.
+    """Reduces the ranks of all right answers to one rank per query, and measures how well all of them are found.
 
     In nDCG, a code at rank p gains its grade (or 2^grade - 1, depending on `judgments.gain`) / log2(p + 1). The sum
-    over the first ten ranks is divided by the sum for the best order. Ties count against the query: among codes with
-    the same score, wrong codes come first, then codes with lower grades.
+    over the first ten ranks is divided by that of an ideal ranking. Ties are resolved against the query: among codes
+    with the same score, wrong codes come first, then codes with lower grades.
 
     Args:
-        ranking: the ranking of the P pairs of `answer_pairs`. Every query has at least one pair.
+        ranking: the ranking of the P pairs from `answer_pairs`. Every query has at least one pair.
 
     Returns:
         The ranking of the Q queries by their best-ranked answers. If codes have grades, also the average precision
-        `map` and nDCG under the name for its gain, float64[Q] each.
+        `map` and nDCG, named for its gain, float64[Q] each.
     """
     right = judgments.right.tocoo()
     pairs = pd.DataFrame({"query": right.row, "grade": right.data.astype(np.float64)})
@@ -109,7 +109,7 @@ def means(measured: Mapping[str, np.ndarray]) -> dict[str, float]:
 
 
 def _ndcg(pairs: pd.DataFrame, gain: str) -> np.ndarray:
-    """Returns the nDCG of each query, float64[Q], given `query`, `grade`, `place` and `best_place` of each pair."""
+    """Returns each query's nDCG, float64[Q], given `query`, `grade`, `place` and `best_place` of each pair."""
     gains = pairs["grade"]
     if gain == "exponential":
         gains = np.exp2(gains) - 1
@@ -130,7 +130,7 @@ def _average_precision(pairs: pd.DataFrame) -> np.ndarray:
 
 
 def mean_over_sets(metrics: dict[str, float], prefix: str, keys: tuple[str, ...]) -> dict[str, float]:
-    """Averages the metrics that all sets have, except counts and times."""
+    """Averages the metrics that all sets have in common, except counts and times."""
     start = f"{prefix}_{keys[0]}_"
     left_out = ("pool_size", "queries", "runtime", "per_second")
     means = {}
@@ -145,16 +145,16 @@ def mean_over_sets(metrics: dict[str, float], prefix: str, keys: tuple[str, ...]
 
 
 def shorter_metric(dim: int) -> str:
-    """Returns the name of the MRR with the first `dim` dimensions."""
+    """Returns the name of the MRR measured with the first `dim` dimensions."""
     return f"mrr_{dim}"
 
 
 def shorter_titles(metrics: Iterable[str]) -> dict[str, str]:
-    """Finds the MRRs of shortened embeddings in `metrics`. Returns their titles by name, most dimensions first."""
+    """Finds the MRRs of shortened embeddings in `metrics`. Returns titles keyed by name, most dimensions first."""
     dims = {int(match[1]) for match in map(re.compile(r"mrr_(\d+)").fullmatch, metrics) if match}
     return {shorter_metric(dim): f"MRR by {dim} dimensions" for dim in sorted(dims, reverse=True)}
 
 
 def mrr_by_dims(rankings: Mapping[int, Ranking], pool_size: int) -> dict[str, float]:
-    """Computes the MRR of each ranking of `pool_size` codes. Rankings are given by their number of dimensions."""
+    """Computes the MRR of each ranking of `pool_size` codes. Rankings are keyed by their number of dimensions."""
     return {shorter_metric(dim): retrieval_metrics(each.ranks, pool_size)["mrr"] for dim, each in rankings.items()}

@@ -1,7 +1,7 @@
-"""Paired tests over queries: does one system rank better than another, and by how much?
+"""Tests, paired by query, whether one system ranks better than another, and by how much.
 
 Two systems rank the same queries, so each query gives one difference (`ArrayLike[Q]`). Only these differences are
-resampled. The measure is the reciprocal rank, whose mean is the MRR. The same seed gives the same result.
+resampled. The measure is the reciprocal rank, whose mean is the MRR. The same seed always gives the same result.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NUMBERS = 2**22  # resampled numbers in memory at once, 32 MB
 
 
 class Interval(NamedTuple):
-    """A 95 % confidence interval of the mean difference a - b."""
+    """A 95 % confidence interval for the mean difference a - b."""
 
     low: float
     high: float
@@ -41,7 +41,7 @@ class Comparison:
 
 
 def reciprocal_ranks(ranks: ArrayLike) -> np.ndarray:
-    """Returns the reciprocal rank of each query, float64[Q]."""
+    """Returns each query's reciprocal rank, float64[Q]."""
     ranks = np.asarray(ranks, dtype=np.float64)
     if not (ranks >= 1).all():
         raise UserError("Ranks begin at 1, and rank 1 is best: found a lower one.")
@@ -49,7 +49,7 @@ def reciprocal_ranks(ranks: ArrayLike) -> np.ndarray:
 
 
 def paired_bootstrap(differences: ArrayLike, seed: int = 0) -> Interval:
-    """Returns the percentile bootstrap interval of the mean difference, from 10,000 resamples of the queries."""
+    """Returns the percentile bootstrap interval of the mean difference, using 10,000 resamples of the queries."""
     batch = max(1, _NUMBERS // len(differences))
     rng = np.random.default_rng(seed)
     settings = {"n_resamples": RESAMPLES, "confidence_level": 1 - 2 * TAIL, "method": "percentile"}
@@ -85,9 +85,9 @@ def stratified_bootstrap(strata: Sequence[ArrayLike]) -> Interval:
 def randomisation_test(differences: ArrayLike, n_resamples: int = RESAMPLES, seed: int = 0) -> float:
     """Returns the two-sided p of the hypothesis that two systems differ only by chance.
 
-    Under this hypothesis, the two numbers of a query may be exchanged, so its difference may change sign. This equals
-    SciPy's `permutation_test` over paired samples. Drawing signs is ten times faster. The smallest possible p is
-    2 / (n_resamples + 1).
+    Under this hypothesis, a query's two values are exchangeable, so its difference may change sign. The test is
+    equivalent to SciPy's `permutation_test` on paired samples, but drawing signs is ten times faster. The smallest
+    possible p is 2 / (n_resamples + 1).
     """
     differences = np.asarray(differences)
     difference = differences[differences != 0]  # an exchange does not change a tie
@@ -105,10 +105,10 @@ def randomisation_test(differences: ArrayLike, n_resamples: int = RESAMPLES, see
 
 
 def holm(p_values: Sequence[float]) -> np.ndarray:
-    """Applies Holm's correction for many comparisons, which bounds the probability of any false finding.
+    """Applies Holm's correction for multiple comparisons, which bounds the probability of any false finding.
 
-    The smallest p is multiplied by the number of comparisons, the next one by one less, and so on. No p falls below
-    the one before it. SciPy only has `false_discovery_control`, which allows a share of errors.
+    The smallest p is multiplied by the number of comparisons, the next by one less, and so on. No p falls below the
+    one before it. SciPy only has `false_discovery_control`, which bounds the expected share of false findings instead.
     """
     order = np.argsort(p_values)
     steps = np.asarray(p_values, dtype=np.float64)[order] * np.arange(len(order), 0, -1)
@@ -116,7 +116,7 @@ def holm(p_values: Sequence[float]) -> np.ndarray:
 
 
 def compare_paired(a: ArrayLike, b: ArrayLike) -> Comparison:
-    """Compares two systems by a measure of each query, such as its mean reciprocal rank over several runs.
+    """Compares two systems by one value per query, such as the reciprocal rank averaged over several runs.
 
     Raises:
         UserError: there are fewer than two queries, or the systems have different numbers of queries.

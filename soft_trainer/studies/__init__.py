@@ -1,1 +1,1 @@
-"""Makes the runs of a study, and compares and reports finished ones."""
+"""Runs studies, and compares and reports finished runs."""

@@ -1,4 +1,4 @@
-"""Compares two runs on the same queries, or two methods over many runs: the difference in MRR and its uncertainty."""
+"""Compares two runs on the same queries, or two methods over many runs: the difference in MRR and its certainty."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from soft_trainer.terminal import shortened, table
 
 
 def ranks_of(run: str | Path, split: str, system: str = "trained") -> RankedQueries:
-    """Returns the ranks in a run's output folder, or in a file of ranks.
+    """Reads ranks from a run's output folder, or from a file of ranks.
 
     Raises:
         UserError: the run has no ranks for this split and system.
@@ -48,13 +48,13 @@ def _ranks_file(run: Path, split: str, system: str) -> Path:
 
 @dataclass(frozen=True)
 class RankChange:
-    """The change of one query between two systems, a and b.
+    """How the rank of one query differs between two systems, a and b.
 
     Args:
-        query: its text.
-        delta: its reciprocal rank in a minus its reciprocal rank in b, averaged over seeds.
-        ranks: for each system, its rank under each seed.
-        tops: for each system, the first three codes under the first seed, as (True for the own code, text).
+        query: the text of the query.
+        delta: its reciprocal rank in a minus that in b, averaged over seeds.
+        ranks: for each system, the rank with each seed.
+        tops: for each system, the top three codes with the first seed, as (True for the own code, text).
     """
 
     query: str
@@ -64,14 +64,13 @@ class RankChange:
 
 
 class Pairing:
-    """Two systems on the same queries. Each has one run, or one run for each of several seeds.
+    """Two systems on the same queries, each with one run or with one run per seed.
 
     Args:
-        a, b: the ranks of every run, with the seeds in the same order. Queries are sorted into the order of the first
-            run.
+        a, b: the ranks of each run, with seeds in the same order. Queries are sorted into the order of the first run.
 
     Raises:
-        UserError: a run has other queries or another corpus than the first run.
+        UserError: a run has other queries or another corpus than the first one.
     """
 
     def __init__(self, a: Sequence[RankedQueries], b: Sequence[RankedQueries]):
@@ -90,11 +89,11 @@ class Pairing:
         self.differences = self.reciprocal[0] - self.reciprocal[1]
 
     def compare(self) -> Comparison:
-        """Compares the mean reciprocal ranks of the queries over seeds."""
+        """Compares the queries' reciprocal ranks, averaged over seeds."""
         return compare_paired(*self.reciprocal)
 
     def changes(self, number: int = 10) -> list[RankChange]:
-        """Returns the queries that changed most, the largest change first."""
+        """Returns the queries that changed most, largest change first."""
         sizes = np.abs(self.differences)
         largest = np.argsort(-sizes, kind="stable")[:number]
         return [self._change(row) for row in largest[sizes[largest] > 0].tolist()]
@@ -114,7 +113,7 @@ def _order(ranked: RankedQueries, reference: RankedQueries) -> np.ndarray:
     """Returns the rows of `ranked` in the order of `reference`, int64[Q].
 
     Raises:
-        UserError: they have different queries or corpora.
+        UserError: the two have different queries or corpora.
     """
     files = f"{reference.path} and {ranked.path}"
     if reference.corpus != ranked.corpus:
@@ -142,14 +141,14 @@ def describe(comparison: Comparison) -> str:
 
 
 def p_text(p: float, equals: str = "") -> str:
-    """Formats p with three digits. With 10,000 draws, more digits below 0.001 would mean little."""
+    """Formats p with three digits. With 10,000 draws, further digits would mean little."""
     if p < 0.001:
         return "< 0.001"
     return f"{equals}{p:.3f}"
 
 
 def change_text(change: RankChange, names: Sequence[str] = ("A", "B")) -> str:
-    """Formats a change as lines: the query, then the first codes of each system. `=>` marks the query's own code."""
+    """Formats a change as several lines: the query, then each system's top codes. `=>` marks the query's own code."""
     lines = [f"{change.delta:+.3f}  {shortened(change.query)}"]
     for name, ranks, top in zip(names, change.ranks, change.tops, strict=True):
         lines.append(f"  {name}: rank {', '.join(f'{rank:,}' for rank in ranks)}")
@@ -164,20 +163,20 @@ def change_text(change: RankChange, names: Sequence[str] = ("A", "B")) -> str:
 
 @dataclass(frozen=True)
 class SetComparison:
-    """Two methods on the queries of one set."""
+    """Two methods on the queries of one evaluation set."""
 
     name: str
     reciprocal: tuple[np.ndarray, np.ndarray]  # the reciprocal ranks of each method, float64[S, Q]
 
     @property
     def differences(self) -> np.ndarray:
-        """The difference of each seed and query, float64[S, Q]."""
+        """The difference for each seed and query, float64[S, Q]."""
         return self.reciprocal[0] - self.reciprocal[1]
 
 
 @dataclass(frozen=True)
 class PooledComparison:
-    """Two methods over all sets. The MRR is the mean over all queries of all sets, averaged over seeds."""
+    """Two methods on all sets. MRR is the mean over the queries of all sets, averaged over seeds."""
 
     sets: tuple[SetComparison, ...]
 
@@ -190,16 +189,16 @@ class PooledComparison:
         return float(np.concatenate([each.reciprocal[side].mean(0) for each in self.sets]).mean())
 
     def interval(self, sets: Sequence[SetComparison] | None = None) -> Interval:
-        """Returns the bootstrap interval of the difference, which resamples the seeds and the queries of each set."""
+        """Returns the bootstrap interval of the difference, with seeds and queries resampled within each set."""
         return stratified_bootstrap([each.differences for each in sets or self.sets])
 
     @property
     def p(self) -> float:
-        """The two-sided p of the randomisation test over queries, averaged over seeds."""
+        """The two-sided p of the randomisation test over queries whose differences are averaged over seeds."""
         return randomisation_test(np.concatenate([each.differences.mean(0) for each in self.sets]))
 
     def describe(self) -> str:
-        """Returns a table with a line for each set and a line for all of them."""
+        """Returns a table with one line per set and one for all sets together."""
         rows = []
         number = 0
         for each in self.sets:
@@ -215,14 +214,14 @@ class PooledComparison:
 
 
 def difference_text(delta: float, interval: Interval) -> str:
-    """Formats a difference in MRR with its interval."""
+    """Formats a difference in MRR and its interval."""
     return f"{delta:+.4f} ({interval.low:+.4f} to {interval.high:+.4f})"
 
 
 def compare_patterns(a: str, b: str, split: str = "test", system: str = "trained") -> PooledComparison:
-    """Compares the runs of two patterns, such as `outputs/study/*/ours/*`.
+    """Compares the runs that match two patterns, such as `outputs/study/*/ours/*`.
 
-    Two runs form a pair if the text in place of each `*` is the same. Pairs with the same queries are seeds of one
+    Two runs form a pair if the same text takes the place of each `*`. Pairs with the same queries are seeds of one
     set.
 
     Args:
@@ -264,7 +263,7 @@ def _check_partners(folders: dict[tuple, Path], partners: dict[tuple, Path], pat
 
 
 def _folders(pattern: str) -> dict[tuple[str, ...], Path]:
-    """Returns the folders that match a pattern, by the texts in place of its stars."""
+    """Returns the folders that match a pattern, keyed by the texts that take the place of its stars."""
     if "*" not in pattern:
         raise UserError(f"{pattern}: write * in place of the sets and seeds, in both patterns or in none")
     parts = pattern.rstrip("/").split("*")  # only a star is a wildcard

@@ -1,4 +1,4 @@
-"""Draws the pictures of a report: loss and MRR by step, the weights of a batch, and gains and losses by query."""
+"""Draws a report's figures: loss and MRR by step, the weights in a batch, and gains and losses by query."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ CURVES = (("loss", "Training loss", "loss"), ("mrr", "MRR on valid during traini
 
 
 def draw_pictures(methods: Mapping[str, Sequence], differences: Sequence, folder: Path) -> dict[str, Path]:
-    """Draws the pictures for which there is data. Returns the file of each picture by title.
+    """Draws those figures for which there is data. Returns their files, keyed by title.
 
     Args:
         methods: the `ReportedRun`s of each method.
-        differences: the `Difference` of each method from the baseline.
+        differences: the `Difference` between each method and the baseline.
     """
     runs = list(chain.from_iterable(methods.values()))
     logged = set()
@@ -41,7 +41,7 @@ def draw_pictures(methods: Mapping[str, Sequence], differences: Sequence, folder
 
 
 def curves(methods: Mapping[str, Sequence], name: str):
-    """Draws a logged figure by step, with one line for each run."""
+    """Draws a logged value by step, with one line per run."""
     figure, axes = _figure("step", name)
     for number, (method, runs) in enumerate(methods.items()):
         label = method  # it appears once in the legend
@@ -54,7 +54,7 @@ def curves(methods: Mapping[str, Sequence], name: str):
 
 
 def weights(methods: Mapping[str, Sequence]):
-    """Draws the distribution of the weights in the last logged step of each method's first run."""
+    """Draws the distribution of weights in the last logged step, for the first run of each method."""
     figure, axes = _figure("weight of a negative", "density")
     for number, (method, runs) in enumerate(methods.items()):
         histogram = runs[0].record.get("weights")
@@ -69,7 +69,7 @@ def weights(methods: Mapping[str, Sequence]):
 
 
 def gains(differences: Sequence):
-    """Draws the difference of every query, with gains above 0 and losses below, each sorted by size."""
+    """Draws the difference for each query, with gains above 0 and losses below, each sorted by size."""
     figure, axes = _figure("queries gained or lost, the largest change first", "difference in reciprocal rank")
     for number, difference in enumerate(differences):
         values = difference.comparison.differences.mean(0)

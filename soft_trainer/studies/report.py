@@ -38,7 +38,7 @@ class ReportedRun:
 
     @property
     def results(self) -> Mapping[str, Mapping]:
-        """The metrics by evaluation set and system."""
+        """The metrics, keyed by evaluation set and system."""
         return self.record["results"]
 
 
@@ -55,7 +55,7 @@ class Difference:
 
 
 def find_runs(folders: Sequence[str | Path]) -> tuple[list[ReportedRun], list[str]]:
-    """Returns the finished runs below some folders, and a line for each folder that was left out.
+    """Finds finished runs below some folders. Returns them, and a line for each folder that was left out.
 
     Raises:
         UserError: a folder does not exist, or there is no finished run.
@@ -79,7 +79,7 @@ def find_runs(folders: Sequence[str | Path]) -> tuple[list[ReportedRun], list[st
 
 
 def _read_run(folder: Path, root: Path) -> ReportedRun:
-    """Reads a run. Raises UserError if it cannot be reported."""
+    """Reads a run. Raises UserError if the run cannot be part of a report."""
     path = folder / RECORD
     if not path.is_file():
         raise UserError(f"not finished: it has ranks but no {RECORD}")
@@ -98,7 +98,7 @@ def _read_run(folder: Path, root: Path) -> ReportedRun:
 
 
 def by_method(runs: Sequence[ReportedRun]) -> dict[str, list[ReportedRun]]:
-    """Returns the runs of each method."""
+    """Groups runs by method."""
     methods: dict[str, list[ReportedRun]] = {}
     for run in runs:
         methods.setdefault(run.method, []).append(run)
@@ -106,10 +106,10 @@ def by_method(runs: Sequence[ReportedRun]) -> dict[str, list[ReportedRun]]:
 
 
 def choose_baseline(methods: Mapping[str, Sequence[ReportedRun]], name: str | None) -> str:
-    """Returns the method to compare the others with: the named one or, by default, InfoNCE or the first method.
+    """Returns the method to compare the others with. By default, it is InfoNCE, or else the first method.
 
     Raises:
-        UserError: no method has this name.
+        UserError: no method has the given name.
     """
     if name is not None:
         if name not in methods:
@@ -158,7 +158,7 @@ def compare_with(baseline: str, methods: Mapping[str, Sequence[ReportedRun]], na
 
 
 def _by_seed(runs: Sequence[ReportedRun], name: str) -> dict[int | None, ReportedRun]:
-    """Returns the runs that were measured on an evaluation set, by seed."""
+    """Returns the runs that were measured on an evaluation set, keyed by seed."""
     return {run.seed: run for run in runs if name in run.results}
 
 
@@ -166,7 +166,7 @@ def _by_seed(runs: Sequence[ReportedRun], name: str) -> dict[int | None, Reporte
 
 
 def write_report(folders: Sequence[str | Path], output_dir: str | Path, baseline: str | None = None) -> Path:
-    """Writes `report.md` and its pictures. Returns the path of the page.
+    """Writes `report.md` and its figures. Returns the path of the page.
 
     Args:
         baseline: the method to compare with; see `choose_baseline`.
@@ -214,7 +214,7 @@ def results_table(
     differences: Sequence[Difference],
     p_of: Mapping[Difference, float],
 ) -> str:
-    """Returns a table of all methods on an evaluation set. The untrained systems come first."""
+    """Returns a table of all methods on one evaluation set, with untrained systems first."""
     rows = []
     for system in ("untrained", "lexical"):
         for run in chain.from_iterable(methods.values()):

@@ -1,4 +1,4 @@
-"""Makes the runs of a study under several seeds. Finished runs are skipped and stopped runs are resumed."""
+"""Runs a study's configurations with several seeds. Finished runs are skipped, and interrupted ones are resumed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SOURCES += ("model_name_or_path", "estimator_model")
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of a study under one seed."""
+    """One configuration of a study with one seed."""
 
     name: str  # METHOD/SEED, which is also its folder in the study's folder
     options: Mapping[str, object]
@@ -45,26 +45,26 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Study:
-    """The content of a study's YAML."""
+    """A study as described in its YAML file."""
 
     output_dir: Path
     launcher: str
     runs: Sequence[PlannedRun]
 
     def folder(self, run: PlannedRun) -> Path:
-        """Returns the output folder of a run."""
+        """Returns a run's output folder."""
         return self.output_dir / run.name
 
 
 def read_study(path: str | Path, changes: Mapping[str, str] | None = None, output_dir: str | None = None) -> Study:
     """Reads a study from a YAML file.
 
-    A study has an `output_dir`, `seeds`, and `runs`, which maps names to options. The option `config` of a run is a
-    recipe to start from. A study may also have `options` for every run and a `launcher`. In a value, `{option}` is
-    replaced by another option, and `{name}` by the folder of the run with this name and the same seed.
+    A study has an `output_dir`, `seeds`, and `runs`, which maps names to options. A run's option `config` is a recipe
+    to start from. A study may also have `options` for all runs and a `launcher`. In a value, `{option}` is replaced by
+    another option, and `{name}` by the folder of the run with this name and the same seed.
 
     Args:
-        changes: options for every run, which override the YAML.
+        changes: options for all runs, which override the YAML.
         output_dir: overrides the YAML.
 
     Raises:
@@ -105,7 +105,7 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, outpu
 
 
 def _with_recipe(options: Mapping | None, folder: Path) -> tuple[dict, dict]:
-    """Returns the options of the recipe that a run starts from, and the run's own options."""
+    """Returns a run's options, together with those of the recipe that it starts from."""
     options = dict(options or {})
     config = options.pop("config", None)
     if config is None:
@@ -116,7 +116,7 @@ def _with_recipe(options: Mapping | None, folder: Path) -> tuple[dict, dict]:
 
 
 def _filled(value, known: Mapping):
-    """Returns a value with its placeholders replaced."""
+    """Replaces the placeholders in a value."""
     if not isinstance(value, str):
         return value
 
@@ -141,7 +141,7 @@ def check_options(run: PlannedRun) -> None:
 
 
 def settings_of(run: PlannedRun) -> dict[str, str]:
-    """Returns the inputs of a run: its options, and fingerprints of the rows and encoders that they refer to."""
+    """Returns what determines a run: its options, and fingerprints of the rows and encoders that they refer to."""
     settings = {name: str(value) for name, value in run.options.items() if name != "output_dir"}
     for name in SOURCES:
         for part in str(run.options.get(name) or "").split(","):
@@ -152,7 +152,7 @@ def settings_of(run: PlannedRun) -> dict[str, str]:
 
 
 def _content(source: Path) -> str:
-    """Returns a fingerprint of rows or of an encoder. For the folder of another run, returns that run's settings."""
+    """Returns a fingerprint of rows or of an encoder, or the settings of the run if a folder belongs to one."""
     made_with = _read(source / STUDIED)
     if made_with is not None:
         return str(made_with)
@@ -160,7 +160,7 @@ def _content(source: Path) -> str:
 
 
 def state_of(study: Study, run: PlannedRun) -> tuple[str, list[str]]:
-    """Returns the state of a run, "new", "stopped", "done" or "changed", and the settings that have changed."""
+    """Returns a run's state ("new", "stopped", "done" or "changed") and the settings that have changed."""
     folder = study.folder(run)
     made_with = _read(folder / STUDIED)
     finished = "training" in (_read(folder / RECORD) or {})
@@ -190,7 +190,7 @@ def _read(path: Path) -> dict | None:
 
 
 def plan(study: Study) -> str:
-    """Returns a table of the runs and the states of their folders."""
+    """Returns a table of the runs and their states."""
     rows = []
     for run in study.runs:
         state, changes = state_of(study, run)
@@ -199,7 +199,7 @@ def plan(study: Study) -> str:
 
 
 def run_all(study: Study, redo: bool = False) -> int:
-    """Makes every run that is not done, one after the other, and prints a summary.
+    """Starts every run that is not done, one after the other, and prints a summary.
 
     Args:
         redo: delete and repeat runs that were made with other settings.
@@ -241,7 +241,7 @@ def run_all(study: Study, redo: bool = False) -> int:
 
 
 def _make(study: Study, run: PlannedRun, title: str) -> str:
-    """Makes a run in another process, unless it is done, and returns its outcome."""
+    """Starts a run in another process, unless it is done, and returns its outcome."""
     state, _ = state_of(study, run)
     if state == "done":
         return "done before"
@@ -266,9 +266,9 @@ def _make(study: Study, run: PlannedRun, title: str) -> str:
 
 
 def _lock(log) -> bool:
-    """Locks the log of a run, and so its folder, until the file is closed. Returns False if it is locked already.
+    """Locks a run's log, and thereby its folder, until the file is closed. Returns False if it is locked already.
 
-    A run inherits the lock, because it may outlive a study that is killed.
+    The run's process inherits the lock, because it may outlive a study that is killed.
     """
     try:
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -280,7 +280,7 @@ def _lock(log) -> bool:
 
 
 def _command(study: Study, folder: Path, resume: bool) -> list[str]:
-    """Returns the command line of a run."""
+    """Returns a run's command line."""
     launcher = shlex.split(study.launcher)
     if launcher[:2] == ["accelerate", "launch"]:  # the one of this Python, even if it is not on the PATH
         launcher[:2] = [sys.executable, "-m", "accelerate.commands.launch"]
@@ -293,7 +293,7 @@ def _command(study: Study, folder: Path, resume: bool) -> list[str]:
 
 
 def _last_line(log: Path, start: int) -> str:
-    """Returns the line of a log with a run's error: the last line that starts like an error, or the last line."""
+    """Returns the last line of a log that looks like an error, or else its last line."""
     last = "no output"
     error = None
     for line in log.read_bytes()[start:].decode(errors="replace").splitlines():
@@ -306,6 +306,6 @@ def _last_line(log: Path, start: int) -> str:
 
 
 def _mrr(folder: Path) -> float | None:
-    """Returns the MRR of the trained encoder on test, or None if it was not measured."""
+    """Returns the trained encoder's MRR on test, or None if it was not measured."""
     record = _read(folder / RECORD) or {}
     return record.get("results", {}).get("test", {}).get("trained", {}).get("mrr")
