@@ -48,7 +48,7 @@ def _ranks_file(run: Path, split: str, system: str) -> Path:
 
 @dataclass(frozen=True)
 class RankChange:
-    """How the rank of one query differs between two systems, a and b.
+    """The difference between two systems, a and b, for one query.
 
     Args:
         query: the text of the query.
