@@ -29,6 +29,7 @@ from soft_trainer.mining.rules import identifier_words
 
 SCOPES = ("batch", "corpus")
 SPLIT_AT_ONCE = 1 << 14  # texts
+STRINGS = (pa.string(), pa.large_string())
 OKAPI_EPSILON = 0.25  # as in rank_bm25, a negative idf becomes this share of the mean idf
 
 
@@ -161,10 +162,10 @@ def _column(dataset: Dataset, name: str, side: str) -> pa.ChunkedArray:
         row = values.is_null().index(True).as_py() + 1
         raise UserError(f"BM25 reads column {column!r}, which has no value in row {row} of the training set")
     kind = values.type
-    listed = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    listed = isinstance(kind, pa.ListType | pa.LargeListType)
     if listed:
         kind = kind.value_type
-    fits = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    fits = kind in STRINGS
     fits |= listed and (pa.types.is_integer(kind) or pa.types.is_null(kind))  # all lists may be empty
     if not fits:
         raise UserError(f"BM25 reads column {column!r}, which holds {values.type}, not tokens or texts")
@@ -173,11 +174,11 @@ def _column(dataset: Dataset, name: str, side: str) -> pa.ChunkedArray:
 
 def _token_lists(values: pa.ChunkedArray) -> pa.ChunkedArray:
     """Returns lists of tokens. Texts are split at white space."""
-    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+    if values.type in STRINGS:
         slices = (values.slice(start, SPLIT_AT_ONCE) for start in range(0, len(values), SPLIT_AT_ONCE))
         # Arrow itself would not split at the same control characters as Python.
         return as_arrow(text.split() for part in slices for text in part.to_pylist())
-    if pa.types.is_large_string(values.type.value_type):
+    if values.type.value_type == pa.large_string():
         return values.cast(pa.list_(pa.string()))  # all columns must have the same type
     return values
 
