@@ -1,1 +1,1 @@
-"""Estimators: rows x rows -> raw similarity."""
+"""Estimators of the similarity between queries and codes, given their rows."""

@@ -1,4 +1,4 @@
-"""The base class of estimators, which are frozen functions of training rows."""
+"""The base class of estimators. An estimator is a frozen function of training rows."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ Rows = Sequence[int] | np.ndarray | Tensor
 
 
 class Estimator:
-    """Computes similarities between queries and codes of the training split, given their rows.
+    """Computes similarities between the queries and codes of the training split, given their rows.
 
-    Subclasses implement `fit` and `similarity`. A row is an index into the queries or into the corpus of the split
-    that `fit` received. An estimator never applies softmax, temperature, alpha, beta or floor; `soft_trainer.weights`
-    does.
+    Subclasses implement `fit` and `similarity`. A row is an index into the queries or the corpus of the split passed
+    to `fit`. Softmax, temperature, alpha, beta and floor are applied by `soft_trainer.weights`, never by an estimator.
 
     Attributes:
-        alpha, beta, temperature: the settings that suit this similarity (Table 7), unless a run sets others.
-        positive_margin, positive_temperature: the settings of positive-aware weights, in units of the similarity.
-        distill_temperature: the temperature for `distill_weight`. At this temperature, the softmax of the similarity
-            is the distribution that the encoder behind it was trained to give.
-        compares_codes: True if a code can be more similar to a query than the query's own code is. This is False if
-            queries are compared with queries, because their similarities are largest on the diagonal. Positive-aware
-            weights then do not work.
-        in_workers: True if data workers may call `similarity` before the step. It must not need a GPU then, and the
-            fitted estimator must be picklable.
+        alpha, beta, temperature: the default settings for this similarity (Table 7).
+        positive_margin, positive_temperature: the default settings of positive-aware weights, in units of the
+            similarity.
+        distill_temperature: the default temperature for `distill_weight`. At this temperature, the softmax of the
+            similarities is the distribution that the underlying encoder was trained to produce.
+        compares_codes: True if queries are compared with codes, so that a code may be more similar to a query than the
+            query's own code. False if queries are compared with queries. Positive-aware weights cannot be used then,
+            because the similarities are largest on the diagonal.
+        in_workers: True if data workers may call `similarity` ahead of the step. In that case, it must not need a GPU,
+            and the fitted estimator must be picklable.
     """
 
     alpha: float = 1.0
@@ -48,7 +48,7 @@ class Estimator:
     in_workers: bool = False
 
     def __repr__(self) -> str:
-        """Returns the call that makes this estimator, without arguments at their defaults."""
+        """Returns the constructor call for this estimator, without arguments that have their default values."""
         changed = []
         for name, parameter in inspect.signature(type(self)).parameters.items():
             value = getattr(self, name, parameter.default)
@@ -57,10 +57,12 @@ class Estimator:
         return f"{type(self).__name__}({', '.join(changed)})"
 
     def check(self, split: Split) -> None:
-        """Raises UserError if `fit` cannot work on these rows. It is called before a model is loaded."""
+        """Raises UserError if `fit` cannot work on these rows. On the command line, it is called before the model is
+        loaded.
+        """
 
     def bind(self, encoder: Encoder) -> None:
-        """Receives the run's encoder before training, in case the estimator uses it."""
+        """Receives the run's encoder before training. Estimators that do not use it ignore it."""
 
     @property
     def finds_neighbours(self) -> bool:
@@ -70,37 +72,45 @@ class Estimator:
     def neighbours(
         self, k: int, left_out: LeftOut, codes: np.ndarray | None = None, progress: str | None = None
     ) -> Neighbours:
-        """Finds the k codes most similar to each query, like `nearest_rows`. Every process calls it, after `fit`.
+        """Finds the k codes most similar to each query, as `nearest_rows` does.
+
+        Every process calls this method after `fit`. The package's own estimators compute the neighbours on the main
+        process only (`cached_neighbours`) and share the result. A user's own implementation runs on every process.
 
         Args:
-            left_out: the codes that do not count as neighbours of a query.
-            codes: the rows of the codes that may be neighbours, sorted. By default, all codes.
+            k: the number of neighbours of each query.
+            left_out: the codes that are not neighbours of a query, such as its right answers.
+            codes: the rows of the codes to search, sorted. By default, all codes.
             progress: the label of a progress bar, or None for no bar.
         """
         raise NotImplementedError
 
     def fit(self, split: Split) -> None:
-        """Prepares for the queries and the corpus of a split. It is called once."""
+        """Prepares the estimator for the queries and the corpus of a split. It is called before the first step."""
         raise NotImplementedError
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
-        """Computes the raw similarity of Q queries to C codes, Tensor[Q, C]. Larger means more similar."""
+        """Computes the raw similarities between Q queries and C codes, Tensor[Q, C]. Larger means more similar."""
         raise NotImplementedError
 
 
 class CodeValues:
-    """Looks up what an estimator compares queries with: the values of the codes themselves, or of their queries.
+    """Looks up the values that represent each code: its own values, or the values of the query in its first pair.
 
     Args:
-        first: int64[C], the query in each code's first pair, or -1 if the code is in no pair. None if queries are
-            compared with the codes themselves.
+        first: int64[C], the query in each code's first pair, or -1 if the code is in no pair. If None, each code is
+            represented by its own values.
     """
 
     def __init__(self, first: np.ndarray | None = None):
         self.first = first
 
     def rows(self, code_rows: Rows) -> np.ndarray:
-        """Returns the row of values for each code. Raises UserError if the code's query is needed and it has none."""
+        """Returns the row of the values that represent each code.
+
+        Raises:
+            UserError: codes are represented by queries, and a code has no query.
+        """
         rows = as_array(code_rows)
         if self.first is not None:
             rows = self.first[rows]
@@ -114,9 +124,11 @@ class CodeValues:
         """Finds neighbours among some of the codes.
 
         Args:
-            values: the values, such as embeddings, one row for each code or for each query.
-            codes: the rows of the codes that may be found, sorted. By default, all codes.
-            find: returns neighbours, given the values of the codes that may be found and the codes to leave out.
+            values: the values, such as embeddings, with one row per code, or one row per query if queries represent
+                codes.
+            codes: the rows of the codes to search, sorted. By default, all codes.
+            left_out: the codes that are not neighbours of a query.
+            find: returns the neighbours, given the values of the codes to search and the codes to leave out.
         """
         if self.first is not None:
             with_query = np.flatnonzero(self.first >= 0)
@@ -130,10 +142,10 @@ class CodeValues:
 
 
 def check_codes_have_queries(estimator, split: Split, codes: np.ndarray) -> None:
-    """Checks that all given codes have a query, if the estimator compares queries with queries.
+    """Checks that each of the given codes has a query, if the estimator compares queries with queries.
 
     Raises:
-        UserError: a code has none. The message gives the estimators that work.
+        UserError: a code has no query. The message lists estimators that compare queries with codes.
     """
     if getattr(estimator, "compares_codes", True):
         return

@@ -1,7 +1,7 @@
-"""BM25 on sparse matrices of term counts: the estimator, and the formula, which lexical search shares.
+"""The BM25 estimator, and the BM25 formula on sparse matrices of term counts, which lexical search shares.
 
-We do not use rank_bm25 or bm25s. The statistics change with every batch, so both would build an index in each step.
-For 256 queries, this takes 83 and 12 times as long (`benchmarks/bm25.py`).
+rank_bm25 and bm25s are not used because they would have to build an index in every step: the statistics change with
+each batch. For 256 queries, they take 83 and 12 times as long (`benchmarks/bm25.py`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from soft_trainer.estimators.base import CodeValues, Estimator, Rows, as_array
 from soft_trainer.mining.rules import identifier_words
 
 SCOPES = ("batch", "corpus")
-SPLIT_AT_ONCE = 1 << 14  # texts
+SPLIT_AT_ONCE = 1 << 14  # the number of texts to split at once
 STRINGS = (pa.string(), pa.large_string())
-OKAPI_EPSILON = 0.25  # as in rank_bm25, a negative idf becomes this share of the mean idf
+OKAPI_EPSILON = 0.25  # as in rank_bm25, a negative idf is replaced by this fraction of the mean idf
 
 
 def _okapi(total: int, having: np.ndarray) -> np.ndarray:
@@ -40,7 +40,7 @@ def _okapi(total: int, having: np.ndarray) -> np.ndarray:
     return np.where(idf < 0, OKAPI_EPSILON * mean, idf)
 
 
-# The weight of a term that occurs in `having` of `total` documents.
+# Functions that return the idf of a term that occurs in `having` of `total` documents.
 IDFS = {
     "okapi": _okapi,
     "robertson": lambda total, having: np.log((total - having + 0.5) / (having + 0.5)),
@@ -49,25 +49,27 @@ IDFS = {
 
 
 class BM25Estimator(Estimator):
-    """Scores the tokens of queries against the tokens of codes by BM25 (Section 3.2, "BM25").
+    """Scores codes for queries by BM25 on their tokens (Section 3.2, "BM25").
 
-    By default, it scores queries against queries: a code is as relevant as the query in its first pair. A token that
-    occurs k times in the query counts k times.
+    By default, queries are scored against queries: the score of a code is the score of the query in its first pair. A
+    token that occurs k times in the query is counted k times.
 
     Args:
-        column: the column with the tokens of queries, lists of texts or of integer ids.
-        document_column: the column with the tokens of documents. By default, `column`. `code_tokens` is another way to
-            read the paper.
-        k1, b: the parameters of saturation and length normalisation.
+        column: the column with the tokens of queries, as lists of strings or of integer ids. A column of text is split
+            at whitespace.
+        document_column: the column with the tokens of documents. By default, `column`. With `code_tokens`, queries are
+            scored against codes, which is another reading of the paper.
+        k1, b: the parameters for saturation and for length normalisation.
         idf: "okapi" (as in rank_bm25, a negative idf is raised to a quarter of the mean), "robertson" (the published
-            formula, negative for a token in over half of the documents) or "lucene" (always positive).
-        scope: the documents that give document frequencies and the mean length. "batch" means `code_rows`, as
-            published, and "corpus" the whole training set.
-        average_length: the mean length of a document. By default, it is computed from the scope.
+            formula, negative for a token in more than half of the documents) or "lucene" (always positive).
+        scope: the documents from which document frequencies and the mean length are computed. "batch" uses the
+            documents of `code_rows`, as published. "corpus" uses the whole training set.
+        average_length: the mean length of a document. By default, it is computed from the documents in scope.
         cache_dir: the folder that keeps neighbours for the next run. None keeps them in memory only.
 
     Raises:
-        UserError: the idf or scope is unknown, or, in `fit`, a column is missing or has neither tokens nor texts.
+        UserError: the idf or scope is unknown. `check` and `fit` raise it if a column is missing or contains neither
+            tokens nor text.
     """
 
     alpha = 1.5
@@ -100,7 +102,7 @@ class BM25Estimator(Estimator):
         self.cache_dir = cache_dir
 
     def check(self, split: Split) -> None:
-        """Raises UserError if a column is missing, lacks values, or has neither tokens nor texts."""
+        """Raises UserError if a column is missing, has missing values, or contains neither tokens nor text."""
         self._columns(split)
 
     def _columns(self, split: Split) -> list[pa.ChunkedArray]:
@@ -110,7 +112,7 @@ class BM25Estimator(Estimator):
         return columns
 
     def fit(self, split: Split) -> None:
-        """Counts the tokens of every row. A text is split at white space."""
+        """Counts the tokens in every row. Text is split at whitespace."""
         counts = count_terms([_token_lists(column) for column in self._columns(split)])
         self._queries = counts[0]
         self._documents = counts[-1]
@@ -129,13 +131,15 @@ class BM25Estimator(Estimator):
 
     @property
     def compares_codes(self) -> bool:
-        """True if queries are scored against codes, False if they are scored against the codes' queries."""
+        """True if queries are scored against codes, or False if they are scored against other queries."""
         return self.document_column != self.column
 
     def neighbours(
         self, k: int, left_out: LeftOut, codes: np.ndarray | None = None, progress: str | None = None
     ) -> Neighbours:
-        """Finds the k codes with the highest scores for each query, by the statistics of all documents."""
+        """Finds the k codes with the highest scores for each query, with Lucene's idf and the statistics of all codes
+        searched.
+        """
 
         def find(documents: sparse.csr_matrix, left_out: LeftOut) -> Neighbours:
             weights = bm25_weights(documents, "lucene", self.k1, self.b)
@@ -153,7 +157,7 @@ class BM25Estimator(Estimator):
 
 
 def _column(dataset: Dataset, name: str, side: str) -> pa.ChunkedArray:
-    """Returns a column of token lists or, if it is missing, the column of texts whose name lacks `_tokens`."""
+    """Returns a column of token lists. If it is missing, returns the text column of that name without `_tokens`."""
     column = next((column for column in (name, name.removesuffix("_tokens")) if column in dataset.column_names), None)
     if column is None:
         raise UserError(f"BM25 reads column {name!r}, the {side} rows have: {', '.join(dataset.column_names)}")
@@ -173,10 +177,10 @@ def _column(dataset: Dataset, name: str, side: str) -> pa.ChunkedArray:
 
 
 def _token_lists(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Returns lists of tokens. Texts are split at white space."""
+    """Converts a column to lists of tokens. Text is split at whitespace."""
     if values.type in STRINGS:
         slices = (values.slice(start, SPLIT_AT_ONCE) for start in range(0, len(values), SPLIT_AT_ONCE))
-        # Arrow itself would not split at the same control characters as Python.
+        # Arrow's own function does not split at the same control characters as Python.
         return as_arrow(text.split() for part in slices for text in part.to_pylist())
     if values.type.value_type == pa.large_string():
         return values.cast(pa.list_(pa.string()))  # all columns must have the same type
@@ -184,7 +188,7 @@ def _token_lists(values: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def as_arrow(texts: Iterable[list[str]]) -> pa.ChunkedArray:
-    """Converts lists of tokens to Arrow, block by block."""
+    """Converts lists of tokens to an Arrow array, one block at a time."""
     texts = iter(texts)
     kind = pa.list_(pa.string())
     parts = iter(lambda: list(islice(texts, SPLIT_AT_ONCE)), [])
@@ -192,14 +196,17 @@ def as_arrow(texts: Iterable[list[str]]) -> pa.ChunkedArray:
 
 
 def split_identifiers(tokens: Sequence[str]) -> list[str]:
-    """Splits the tokens of code or text into words. This includes tokens inside strings and comments."""
+    """Splits the tokens of code or text into words, including tokens inside strings and comments."""
     return list(chain.from_iterable(map(identifier_words, tokens)))
 
 
 def count_terms(columns: Sequence[pa.ChunkedArray]) -> list[sparse.csr_matrix]:
-    """Counts the tokens in each row of several columns of token lists, as float32[rows, terms] for each column.
+    """Counts the tokens in each row of several columns of token lists.
 
-    All columns share their terms, which are in the order in which they first occur.
+    All columns share the same terms, in order of first occurrence.
+
+    Returns:
+        The counts of each column, float32[rows, terms].
     """
     kind = columns[0].type.value_type
     flat = [pc.list_flatten(column) for column in columns]
@@ -225,22 +232,22 @@ def bm25_weights(
     average_length: float | None = None,
     term_idf: np.ndarray | None = None,
 ) -> sparse.csr_matrix:
-    """Computes each term's contribution to the score of each document. Scores are `query_counts @ weights.T`.
+    """Computes the contribution of each term to each document's score. The scores are `query_counts @ weights.T`.
 
     Args:
         counts (`[D, T]`): the term counts of the documents, in any precision.
         idf: a key of `IDFS`.
-        k1: the saturation of a term's count.
-        b: the normalisation of a document's length, from 0 to 1.
+        k1: the saturation parameter for term counts.
+        b: the strength of the length normalisation, from 0 to 1.
         average_length: the mean length of a document. By default, it is computed from these documents.
-        term_idf (`float64[T]`): the weight of each term. By default, `idf` of these documents.
+        term_idf (`float64[T]`): the idf of each term. By default, it is computed from these documents with `idf`.
     """
     lengths = np.diff(np.r_[0.0, np.cumsum(counts.data, dtype=np.float64)][counts.indptr])
     if average_length is None:
         average_length = lengths.mean()
     norms = np.repeat(k1 * (1 - b + b * lengths / max(average_length, 1e-12)), np.diff(counts.indptr))
     if term_idf is None:
-        # Only for terms in these documents, because a batch has few of the training set's terms.
+        # Only terms that occur in these documents, because a batch contains few of the training set's terms.
         _, term, having = np.unique(counts.indices, return_inverse=True, return_counts=True)
         entry_idf = IDFS[idf](counts.shape[0], having)[term]
     else:

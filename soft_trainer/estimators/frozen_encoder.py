@@ -1,4 +1,4 @@
-"""Estimators with a frozen encoder, which encodes every row once: SimCSE, a trained model, and the initial encoder."""
+"""Estimators that encode every row once with a frozen encoder: SimCSE, a trained model, or the initial encoder."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from soft_trainer.identity import code_fingerprint, fingerprint
 
 
 class EncodedRowsEstimator(Estimator):
-    """Computes similarities from embeddings of rows, which a frozen encoder computes once before training.
+    """Computes similarities from embeddings. A frozen encoder encodes all rows once, before training.
 
     Args:
-        model_name_or_path: the encoder's folder or name on the Hub. `NAME@REVISION` pins a revision.
-        cache_dir: the folder that keeps row embeddings for the next run. None keeps them in memory only.
+        model_name_or_path: the encoder's folder or its name on the Hub. `NAME@REVISION` pins a revision.
+        cache_dir: the folder that keeps embeddings and neighbours for the next run. None keeps them in memory only.
         batch_size: the number of texts to encode at once.
-        trust_remote_code: run the code that comes with the encoder. Read it first.
+        trust_remote_code: run the code that comes with the encoder. Read that code first.
     """
 
     in_workers = True
-    _scale = 1.0  # a factor on the dot products of `_queries` and `_codes`, which `fit` sets
+    _scale = 1.0  # the factor on the dot products of `_queries` and `_codes`; `fit` sets it
     _code_values = CodeValues()
 
     def __init__(
@@ -52,7 +52,7 @@ class EncodedRowsEstimator(Estimator):
         self._name, self._revision = split_revision(self.model_name_or_path)
 
     def __getstate__(self) -> dict:
-        """Returns the state with memory-mapped rows replaced by their paths, so that a data worker maps them too."""
+        """Returns the state with memory-mapped arrays replaced by their paths, so that data workers map the files too."""
         mapped = {name: str(value.filename) for name, value in vars(self).items() if isinstance(value, np.memmap)}
         return vars(self) | {"_mapped": mapped} | dict.fromkeys(mapped)
 
@@ -65,13 +65,14 @@ class EncodedRowsEstimator(Estimator):
         return load_encoder(self._name, self._revision, distributed.device(), self.trust_remote_code)
 
     def encode_rows(self, dataset, side: str, encoder: Encoder) -> np.ndarray:
-        """Returns embeddings of one side of every row, [rows, d], which are compared by dot product.
+        """Returns the embeddings of one side of every row, [rows, d], to be compared by dot product.
 
-        They are cached if the estimator has a cache folder. On a GPU, the encoder runs in half precision. It uses
-        bfloat16 if the GPU supports it, because float16 can overflow.
+        They are cached if the estimator has a cache folder. A GPU encodes in half precision: in bfloat16 if the GPU
+        supports it, because float16 can overflow.
 
         Raises:
-            UserError: an embedding is not finite. Nothing is cached then.
+            UserError: an embedding contains NaN, infinity or a value that is too large to store. In that case, nothing
+                is cached.
         """
         model = encoder.model
         profile = encoder.profile
@@ -122,12 +123,11 @@ class EncodedRowsEstimator(Estimator):
 
 
 class SimCSEEstimator(EncodedRowsEstimator):
-    """Cosine of query embeddings from any sentence encoder (Section 3.2, "SimCSE").
+    """Cosine similarity between query embeddings from a sentence encoder (Section 3.2, "SimCSE").
 
-    The similarity of a query to a code is its similarity to the query in the code's first pair. The encoder is a
-    folder
-    or a name on the Hub: a sentence-transformers model with its own pooling, or a plain `AutoModel` with mean pooling.
-    Embeddings are normalised. The paper trains `registry.PAPER_MODEL` further, as `examples/simcse.py` does.
+    The similarity between a query and a code is the similarity between the query and the query in the code's first
+    pair. The encoder is a sentence-transformers model with its own pooling, or a plain `AutoModel` with mean pooling.
+    Its embeddings are normalised. The paper trains `registry.PAPER_MODEL` further, as `examples/simcse.py` does.
     """
 
     alpha = 1.3
@@ -137,7 +137,7 @@ class SimCSEEstimator(EncodedRowsEstimator):
     compares_codes = False
 
     def fit(self, split: Split) -> None:
-        """Encodes every query, or reads them from the cache."""
+        """Encodes every query, or reads the embeddings from the cache."""
         encoder = self.load()
         profile = encoder.profile.replace(normalize=True, score_function="dot")
         encoder = dataclasses.replace(encoder, profile=profile)
@@ -146,10 +146,10 @@ class SimCSEEstimator(EncodedRowsEstimator):
 
 
 class TrainedModelEstimator(EncodedRowsEstimator):
-    """Scores of a frozen checkpoint that was trained with InfoNCE (Section 3.2, "Trained Model").
+    """Scores from a frozen checkpoint that was trained with InfoNCE (Section 3.2, "Trained Model").
 
-    The checkpoint's tokenizer, lengths, pooling, score function and scale are read from its folder, so they may differ
-    from those of the encoder in training.
+    The tokenizer, lengths, pooling, score function and score scale come from the checkpoint's folder, so they may
+    differ from the settings of the encoder that is being trained.
     """
 
     alpha = 1.3
@@ -158,16 +158,16 @@ class TrainedModelEstimator(EncodedRowsEstimator):
 
     @property
     def positive_temperature(self) -> float:
-        """The temperature of positive-aware weights: 0.05 for cosines, times the checkpoint's score scale."""
+        """The default temperature of positive-aware weights: 0.05 times the checkpoint's score scale."""
         return 0.05 * self.score_scale
 
     @property
     def score_scale(self) -> float:
-        """The factor on the checkpoint's scores."""
+        """The factor by which the checkpoint multiplies its scores."""
         return resolve_profile(self._name, revision=self._revision).score_scale
 
     def fit(self, split: Split) -> None:
-        """Encodes every query and code, or reads them from the cache."""
+        """Encodes every query and every code, or reads the embeddings from the cache."""
         encoder = self.load()
         self._scale = encoder.profile.score_scale
         self._queries = self.encode_rows(split.queries, "query", encoder)
@@ -175,13 +175,13 @@ class TrainedModelEstimator(EncodedRowsEstimator):
 
 
 class InitialModelEstimator(TrainedModelEstimator):
-    """Scores of the encoder before training, kept frozen. It needs no second download.
+    """Scores from the encoder as it was before training, kept frozen. No other model is downloaded.
 
-    The trainer binds it to the run's encoder, and fits it before the first step and before a checkpoint is loaded, so
-    that a resumed run has the same scores.
+    The trainer binds this estimator to the run's encoder. It is fitted before the first step and before a checkpoint
+    is loaded, so that a resumed run gets the same scores.
     """
 
-    # The scores (cosine x 20) of an untrained encoder differ by few units: Table 7's 5.0 would make all weights equal.
+    # An untrained encoder's scores (cosine x 20) differ only slightly. With Table 7's 5.0, all weights would be similar.
     temperature = 2.0
 
     def __init__(self, cache_dir=DEFAULT_FOLDER, batch_size: int = 64):
@@ -190,7 +190,7 @@ class InitialModelEstimator(TrainedModelEstimator):
 
     @property
     def score_scale(self) -> float:
-        """The factor on the encoder's scores."""
+        """The factor by which the encoder multiplies its scores, or 1 if no encoder is bound yet."""
         if self._encoder:
             return self._encoder.profile.score_scale
         return 1.0
@@ -200,12 +200,12 @@ class InitialModelEstimator(TrainedModelEstimator):
         self._encoder = encoder
 
     def load(self) -> Encoder:
-        """Returns the run's encoder with its current weights. Raises UserError if there is none."""
+        """Returns the run's encoder with its current weights. Raises UserError if no encoder is bound."""
         if self._encoder is None:
             raise UserError("estimator=initial_model: it needs a SoftInfoNCETrainer, which binds it to its encoder")
         return self._encoder
 
     def __getstate__(self) -> dict:
-        """Returns the state without the encoder, because a fitted estimator only looks up rows."""
+        """Returns the state without the model and the tokenizer, because a fitted estimator only looks up rows."""
         profile_only = self._encoder and dataclasses.replace(self._encoder, model=None, tokenizer=None)
         return super().__getstate__() | {"_encoder": profile_only}

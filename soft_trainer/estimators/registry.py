@@ -1,4 +1,4 @@
-"""Makes the estimator that `--estimator` names. `ESTIMATORS` is the table of all estimators."""
+"""Creates the estimator that `--estimator` selects. `ESTIMATORS` lists all of them."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ PAPER_MODEL = "sentence-transformers/msmarco-distilbert-dot-v5"  # the paper's S
 
 
 class EstimatorEntry(NamedTuple):
-    """An estimator in the table.
+    """An entry of `ESTIMATORS`.
 
     Args:
-        label: its name in tables.
-        estimator_class: its class, whose attributes are the default alpha, beta and temperature. None for "none".
-        arguments: returns its arguments, except its encoder, given the options and the column of the queries.
-        takes_model: True if `--estimator_model` is its encoder.
-        default_model: its encoder if `--estimator_model` is not given.
+        label: the estimator's name in tables.
+        estimator_class: the estimator's class, or None for "none". Its attributes give the default alpha, beta and
+            temperature.
+        arguments: returns the constructor's arguments except the encoder, given the options and the query column.
+        takes_model: True if `--estimator_model` selects the estimator's encoder.
+        default_model: the encoder to use if `--estimator_model` is not given.
     """
 
     label: str
@@ -62,13 +63,13 @@ def _of_encoders(options: DataArguments, _: str) -> dict:
 
 
 def cache_folder(arguments: DataArguments) -> str | Path | None:
-    """Returns the cache folder for row embeddings and neighbours, or None for no cache."""
+    """Returns the folder in which embeddings and neighbours are cached, or None if they are not cached."""
     if arguments.estimator_cache_dir == "none":
         return None
     return arguments.estimator_cache_dir or DEFAULT_FOLDER
 
 
-# In the order of the paper's tables.
+# The same order as in the paper's tables.
 ESTIMATORS: dict[str, EstimatorEntry] = {
     "none": EstimatorEntry("", None, lambda *_: {}),
     "bm25": EstimatorEntry("BM25", BM25Estimator, _of_bm25),
@@ -81,17 +82,17 @@ ESTIMATORS: dict[str, EstimatorEntry] = {
 def choose_estimator(
     arguments: DataArguments, query_columns: Sequence[str] = ("docstring_tokens",), trust_remote_code: bool = False
 ):
-    """Makes the estimator that `--estimator` names: a key of `ESTIMATORS`, or a user's `module:Class`.
+    """Creates the estimator that `--estimator` selects: a key of `ESTIMATORS`, or a user's class as `module:Class`.
 
     Args:
-        query_columns: the columns of the queries. An estimator that needs the words of queries reads the first.
+        query_columns: the columns of the queries. BM25 reads the first one.
         trust_remote_code: run the code that comes with the encoder of `--estimator_model`.
 
     Returns:
-        An estimator, or None for "none".
+        The estimator, or None for "none".
 
     Raises:
-        UserError: the name is unknown, the module or class cannot be imported, or the encoder is missing.
+        UserError: the name is unknown, the module or class cannot be imported, or the encoder cannot be loaded.
     """
     name = arguments.estimator or "none"
     model = arguments.estimator_model
@@ -111,16 +112,17 @@ def choose_estimator(
 def apply_default_options(
     args: SoftInfoNCETrainingArguments, profile: EncoderProfile, model: PreTrainedModel
 ) -> list[Estimator]:
-    """Sets the options that depend on the encoder in a training from Python, and returns the default estimator.
+    """Sets the options that depend on the encoder, for training from Python, and returns the default estimator.
 
-    Both are the same as the command line's for the same options and the same encoder.
+    The options and the estimator are the same as on the command line.
 
     Args:
-        args: the training arguments, which this changes. Plain `TrainingArguments` stay, and have no estimator.
+        args: the training arguments, which are changed in place. Plain `TrainingArguments` are left as they are.
         model: the encoder before training.
 
     Returns:
-        One estimator, or none.
+        A list with the estimator. It is empty for plain `TrainingArguments`, if `--estimator` was given, or if no
+        option reads an estimator.
     """
     if not isinstance(args, SoftInfoNCETrainingArguments) or "estimator" in args.named or not reads_estimator(args):
         return []
@@ -130,7 +132,7 @@ def apply_default_options(
 
 
 def _known(name: str, arguments: DataArguments, query_column: str, trust_remote_code: bool) -> Estimator | None:
-    """Makes an estimator in `ESTIMATORS`."""
+    """Creates an estimator that is listed in `ESTIMATORS`."""
     entry = ESTIMATORS[name]
     options = entry.arguments(arguments, query_column)
     if entry.takes_model:
@@ -138,14 +140,14 @@ def _known(name: str, arguments: DataArguments, query_column: str, trust_remote_
         if model is None:
             raise UserError(f"estimator={name}: name its folder or Hub name with --estimator_model")
         base, revision = split_revision(model)
-        # This raises an error for a missing encoder now, rather than when the estimator is fitted.
+        # Raises an error for a missing encoder now rather than when the estimator is fitted.
         load_tokenizer(base, resolve_profile(base, revision=revision), revision, trust_remote_code)
         options |= {"model_name_or_path": model, "trust_remote_code": trust_remote_code}
     return entry.estimator_class and entry.estimator_class(**options)
 
 
 def _users_own(name: str):
-    """Makes a user's own estimator, `module:Class`, without arguments."""
+    """Creates a user's own estimator, given as `module:Class`. The class is called without arguments."""
     own_class = import_reference("estimator", name)
     try:
         estimator = own_class()
