@@ -52,7 +52,7 @@ class EncodedRowsEstimator(Estimator):
         self._name, self._revision = split_revision(self.model_name_or_path)
 
     def __getstate__(self) -> dict:
-        """Returns the state with memory-mapped arrays replaced by their paths, so that data workers map the files too."""
+        """Returns the state with paths in place of memory-mapped arrays, so that data workers map the files too."""
         mapped = {name: str(value.filename) for name, value in vars(self).items() if isinstance(value, np.memmap)}
         return vars(self) | {"_mapped": mapped} | dict.fromkeys(mapped)
 
@@ -181,7 +181,7 @@ class InitialModelEstimator(TrainedModelEstimator):
     is loaded, so that a resumed run gets the same scores.
     """
 
-    # An untrained encoder's scores (cosine x 20) differ only slightly. With Table 7's 5.0, all weights would be similar.
+    # The scores (cosine x 20) of an untrained encoder differ only slightly. Table 7's 5.0 would make all weights equal.
     temperature = 2.0
 
     def __init__(self, cache_dir=DEFAULT_FOLDER, batch_size: int = 64):

@@ -1,4 +1,4 @@
-"""Declares options. One call of `option` has everything that the package knows about an option."""
+"""Declares options. A single call of `option` contains everything that the package knows about an option."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEFAULT_OF_ESTIMATOR = " Default: the estimator's."
 
 
 class Values:
-    """Looks up options by name in several objects. The first object that has the option gives its value."""
+    """Looks up options by name in several objects. The first object that has the option supplies its value."""
 
     def __init__(self, *sources):
         self._sources = sources
@@ -33,7 +33,7 @@ class ReadIf:
 
     Args:
         holds: returns True if the option is read, given the `Values` of a run.
-        otherwise: the reason why the option has no effect otherwise.
+        otherwise: the reason to give if the option is not read.
     """
 
     holds: Callable[[Values], bool]
@@ -42,7 +42,7 @@ class ReadIf:
 
 @dataclass(frozen=True)
 class Declared:
-    """The declaration of an option: the arguments of `option`, except the help text."""
+    """The declaration of an option: its default and the `declared` arguments of `option`."""
 
     default: object = None
     choices: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class Declared:
 
     @property
     def range(self) -> str:
-        """The numbers that are valid for the option, in words."""
+        """The valid range of the option, in words."""
         if self.above is not None:
             return f"above {self.above}"
         if self.least is None:
@@ -73,10 +73,10 @@ class Declared:
         return f"{self.least} or more"
 
     def check(self, name: str, value) -> None:
-        """Checks a value of the option. None always means the default.
+        """Checks a value of the option. None is always valid and means the default.
 
         Raises:
-            UserError: the value is invalid. The message gives the valid ones.
+            UserError: the value is invalid. The message gives the valid values.
         """
         limits = {"ge": self.least, "gt": self.above, "le": self.most, "lt": self.below}
         limits = {compare: limit for compare, limit in limits.items() if limit is not None}
@@ -97,7 +97,7 @@ class Declared:
 
 
 class Help(str):
-    """The help text of an option. It carries the declaration, because argparse keeps no other metadata."""
+    """The help text of an option. It also carries the declaration, because argparse keeps no other metadata."""
 
     declared: Declared
 
@@ -106,15 +106,15 @@ def option(default, help: str, *, aliases: Sequence[str] = (), **declared):
     """Declares an option as a dataclass field.
 
     Args:
-        default: the default. None means that it is decided elsewhere; the help text says where.
-        help: one sentence for `--help`. The estimator's default is appended automatically.
-        aliases: other names on the command line.
-        declared: any of these.
-            `choices`: the valid texts. With `own=True`, a user's `module:name` is valid too.
-            `least`, `above`, `most`, `below`: the range of a number.
+        default: the default value. None means that the default is chosen elsewhere; the help text says where.
+        help: one sentence for `--help`. If the default comes from the estimator, a note is appended automatically.
+        aliases: other names for the option on the command line.
+        declared: any of the following.
+            `choices`: the valid strings. With `own=True`, a user's `module:name` is valid too.
+            `least`, `above`, `most`, `below`: the limits of a number.
             `read_if`: a `ReadIf`, for an option that only some runs read.
-            `of_estimator`: for an option whose default is the estimator's attribute of the same name. This is the
-                default if the estimator has no such attribute.
+            `of_estimator`: for an option whose default is the estimator's attribute of the same name, the default if
+                the estimator has no such attribute.
             `results=False`: the option does not affect results, only what is printed or kept, or the speed.
             `group`: the heading in `--help`. All options that choose weights or batches are in "weights" or "batches".
             `common=True`: `--help` shows the option. `--help_all` shows all options.
@@ -131,11 +131,11 @@ def option(default, help: str, *, aliases: Sequence[str] = (), **declared):
     return dataclasses.field(default=default, metadata=metadata)
 
 
-unset = functools.partial(option, None)  # the default is decided elsewhere; the help text says where
+unset = functools.partial(option, None)  # the default is chosen elsewhere; the help text says where
 
 
 def declared_options(kind) -> dict[str, Declared]:
-    """Returns the declarations of a dataclass, or of an instance, by option."""
+    """Returns the declaration of each option of a dataclass or of an instance, keyed by name."""
     declared = {}
     for field in dataclasses.fields(kind):
         text = field.metadata.get("help")
@@ -145,12 +145,12 @@ def declared_options(kind) -> dict[str, Declared]:
 
 
 def evaluation_options(kind) -> tuple[str, ...]:
-    """Returns the options of a dataclass that `soft-trainer evaluate` shares, with the same help and defaults."""
+    """Returns the names of the options in `kind` that `soft-trainer evaluate` has too, with the same help and defaults."""
     return tuple(name for name, declared in declared_options(kind).items() if declared.evaluation)
 
 
 def check_values(options) -> None:
-    """Checks the values of a dataclass's options.
+    """Checks the values of all options of a dataclass instance.
 
     Raises:
         UserError: a value is invalid. The message gives the option and its valid values.
@@ -170,7 +170,7 @@ def changed_options(options) -> dict[str, object]:
 
 
 def unread_options(options: Sequence, values: Values) -> list[str]:
-    """Returns a line for each option that was given and has no effect, given the other options of the run."""
+    """Returns a warning for each option that differs from its default but has no effect in a run with these values."""
     lines = []
     for part in options:
         declared = declared_options(part)
@@ -184,8 +184,8 @@ def unread_options(options: Sequence, values: Values) -> list[str]:
 def effective_options(kind, values: Values) -> dict[str, object]:
     """Returns the options of `kind` that have an effect in a run, with their values, for tables and records.
 
-    An option that only some runs read is included if this run reads it. Other options are included if they differ from
-    their defaults.
+    An option that only some runs read is included if this run reads it. Any other option is included if it differs
+    from its default.
     """
     effective = {}
     for name, declared in declared_options(kind).items():

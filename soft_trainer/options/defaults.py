@@ -20,11 +20,11 @@ def apply_default_recipe(
     model: str | None,
     revision: str | None = None,
 ) -> None:
-    """Applies `recipes/hard_batches.yaml` to options that were not given, if it is known to help, and prints a line.
+    """Applies `recipes/hard_batches.yaml` if it is known to help the encoder, and prints the options that it sets.
 
-    It helps a pretrained encoder with the files of sentence-transformers and cosine scores, because such an encoder
-    can find and weight similar rows before it is trained. Other encoders keep the usual defaults, and so does a run
-    with an option that chooses batches or weights.
+    The recipe helps pretrained encoders that have sentence-transformers files and cosine scores. Such an encoder can
+    find and weight similar rows before it is trained. Options that were given keep their values. A run that sets any
+    option for batches or weights keeps the usual defaults, and so do all other encoders.
 
     Args:
         model: the folder or Hub name of the pretrained encoder, or None for an encoder from scratch.

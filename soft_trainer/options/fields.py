@@ -1,6 +1,6 @@
-"""Declares the options of a run: data, loss and training. `model.py` has the options of the encoder.
+"""Declares the options of a run: data, loss and training. `model.py` declares the encoder's options.
 
-Field names are the options of the command line and the keys of recipes.
+The field names are the options on the command line and the keys in recipes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CANCELLATIONS = ("none", "top_k", "ratio")
 # The strategies of `soft_trainer.data.global_batches`.
 STRATEGIES = ("random", "sequential", "no_duplicates", "group_by_length", "one_language", "similar")
 
-not_in_results = functools.partial(option, results=False)  # affects what is printed or kept, or the speed
+not_in_results = functools.partial(option, results=False)  # affects only what is printed or kept, or the speed
 data_option = functools.partial(option, None, group="data", common=True, evaluation=True)
 training_option = functools.partial(option, group="training", common=True)
 PARTS = ("do_train", "do_eval", "do_predict")  # the parts of a run
@@ -44,7 +44,7 @@ MINED = ReadIf(lambda o: o.source_dir is not None and o.history is None, "no sou
 
 @dataclass
 class DataArguments(RefusesRemoved):
-    """The rows to train and evaluate on, and the estimator of the weights."""
+    """Options for the rows to train and evaluate on, and for the estimator that supplies the weights."""
 
     language: str | None = data_option(
         f"Programming languages, comma-separated: {', '.join(CODESEARCHNET_LANGUAGES)}. Rows of --data_dir may be in "
@@ -135,7 +135,7 @@ class DataArguments(RefusesRemoved):
 
     @property
     def languages(self) -> list[str]:
-        """The given languages, which are trained together. It is empty if the rows specify their languages."""
+        """The given languages, which are all trained on together. Empty if the rows specify their own languages."""
         return [] if self.language is None else self.language.split(",")
 
     @property
@@ -144,13 +144,15 @@ class DataArguments(RefusesRemoved):
 
     @property
     def paper_language(self) -> str | None:
-        """The language whose row counts can be compared with the paper's, or None for rows not of CodeSearchNet."""
+        """The language, if the row counts can be compared with the paper's. Otherwise None, as for rows from other
+        sources.
+        """
         published = self._reads_codesearchnet and len(self.languages) == 1 and not self.push_data_to_hub
         return self.language if published else None
 
     @property
     def rows_name(self) -> str:
-        """The name of the rows on the Hub, or the name of their folder."""
+        """The rows' name on the Hub, or the name of the folder that they come from."""
         own = self.data_dir or self.history or self.source_dir
         if self.push_data_to_hub or not own:
             return self.push_data_to_hub or self.dataset_name
@@ -165,20 +167,20 @@ DISTILLED = ReadIf(lambda o: o.distill_weight > 0, "distill_weight is 0")
 
 
 def loss_reads(name: str) -> ReadIf:
-    """Returns the condition that the loss or its weighting has an argument of this name."""
+    """Returns the condition that the loss or its weighting has an argument with this name."""
     return ReadIf(lambda o: name in o.reads, "neither the loss nor its weights read it")
 
 
-# The default is the estimator's attribute, or 1 if it has none. The defaults of `LossSettings` are BM25's instead.
+# The default is the estimator's attribute, or 1 if it has none. `LossSettings` itself has BM25's values as defaults.
 estimator_default = functools.partial(unset, of_estimator=1.0)
-# Options that choose the weights of the paper.
+# Options that determine the paper's weights.
 weighing = functools.partial(option, group="weights")
 weighing_default = functools.partial(estimator_default, group="weights")
 
 
 @dataclass
 class LossOptions(RefusesRemoved):
-    """The loss and its weights, the fields of `soft_trainer.loss_settings.LossSettings`."""
+    """Options for the loss and its weights. They are the fields of `soft_trainer.loss_settings.LossSettings`."""
 
     loss: str | None = weighing(
         None,
@@ -238,7 +240,7 @@ OWN_NEGATIVES = ReadIf(lambda o: o.negatives_per_query > 0, "negatives_per_query
 
 @dataclass
 class SoftInfoNCEOptions(LossOptions):
-    """The loss with its weights, the batches and the negatives."""
+    """Options for the loss and its weights, the batches and the negatives."""
 
     duplicates: str = option(
         "mask",
@@ -276,7 +278,7 @@ class SoftInfoNCEOptions(LossOptions):
 
 @dataclass
 class TrainingOptions(SoftInfoNCEOptions):
-    """The options of a training that `--help` shows or that other commands share. They do not need `transformers`.
+    """The training options that `--help` shows or that other commands share. They do not need `transformers`.
 
     `SoftInfoNCETrainingArguments` adds the options of `transformers`.
     """

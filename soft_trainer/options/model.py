@@ -1,4 +1,4 @@
-"""Declares the options of the encoder: its name, how it is loaded and how it reads texts."""
+"""Declares the encoder's options: its name, how it is loaded and how it reads texts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.options.declared import ReadIf, check_values, option, unset
 from soft_trainer.options.removed import RefusesRemoved
 
-# The encoder's profile decides if the option is None. `soft-trainer evaluate` has these options too.
+# None means the value in the encoder's profile. `soft-trainer evaluate` has these options too.
 of_profile = functools.partial(unset, evaluation=True)
 FROM_SCRATCH = ReadIf(lambda o: o.from_scratch is not None, "only from_scratch reads it")
 PRETRAINED = ReadIf(lambda o: o.from_scratch is None, "from_scratch loads no encoder")
@@ -18,7 +18,7 @@ PRETRAINED = ReadIf(lambda o: o.from_scratch is None, "from_scratch loads no enc
 
 @dataclass
 class PretrainedOptions(RefusesRemoved):
-    """The settings for loading a pretrained encoder.
+    """Options for loading a pretrained encoder.
 
     Raises:
         UserError: a value is invalid.
@@ -42,10 +42,10 @@ class PretrainedOptions(RefusesRemoved):
 
 @dataclass
 class LoraOptions(RefusesRemoved):
-    """The settings of an adapter that is trained instead of the whole encoder.
+    """Options for training a LoRA adapter instead of the whole encoder.
 
     Raises:
-        UserError: a value is invalid, or an option is given without `lora_r`.
+        UserError: a value is invalid, or another LoRA option is given without `lora_r`.
     """
 
     lora_r: int | None = unset(
@@ -72,7 +72,7 @@ class LoraOptions(RefusesRemoved):
 
 @dataclass
 class ModelArguments(LoraOptions, PretrainedOptions):
-    """The encoder and how it reads texts. The encoder's profile supplies the values of options that are None."""
+    """Options for the encoder and how it reads texts. A profile setting that is None is taken from the profile."""
 
     model_name_or_path: str | None = unset(
         "Encoder to train: Hub name or folder. Default: microsoft/unixcoder-base.",

@@ -1,4 +1,4 @@
-"""Reads options from the command line and from recipes into dataclasses."""
+"""Parses options from the command line and from recipes into dataclasses."""
 
 from __future__ import annotations
 
@@ -26,24 +26,25 @@ def parse(
     prog: str | None = None,
     options: Mapping | None = None,
 ) -> tuple:
-    """Makes instances of option dataclasses from the command line and from the recipe that `--config` names.
+    """Creates option dataclasses from the command line and from the recipe given by `--config`.
 
     The command line takes precedence over the recipe. A recipe is a flat mapping from options to values. Its key
-    `base` is the path of another recipe, relative to its own folder, whose options it changes. If `--config` is both a
-    file and the name of one of the package's recipes, the file is read. A list becomes one text, joined by commas, if
-    the option is a text.
+    `base` is the path of another recipe, relative to its own folder, whose options it overrides. If the value of
+    `--config` is both a file and the name of one of the package's recipes, the file is read. A list is joined with
+    commas if the option takes a single string.
 
     Args:
-        dataclass_types: the dataclasses; each is replaced by its `whole`.
-        options: the options of a recipe that has been read already, instead of `--config`.
+        dataclass_types: the dataclasses. `whole` is applied to each of them.
+        options: the options of a recipe that has already been read. They are ignored if `--config` is given.
 
     Returns:
-        The instances. The attribute `given` of each has the names of the options that were given.
+        One instance of each dataclass. The attribute `given` of each instance has the names of all options that were
+        given.
 
     Raises:
         SystemExit: `--help` or `--help_all` was printed.
-        UserError: an option is unknown (the message suggests the nearest), a value is invalid, or the recipe cannot be
-            read.
+        UserError: an option is unknown, a value is invalid, or the recipe cannot be read. For an unknown option, the
+            message suggests the most similar one.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     if "--help" in argv or "-h" in argv:
@@ -79,7 +80,7 @@ def parse(
 
 
 def _checked_recipe(options: Mapping, actions: Mapping, place: str) -> dict:
-    """Returns the options of a recipe, with lists joined where an option is one text.
+    """Checks a recipe's options. Lists are joined with commas if the option takes a single string.
 
     Raises:
         UserError: an option is unknown. The message begins with `place`.
@@ -96,7 +97,7 @@ def _checked_recipe(options: Mapping, actions: Mapping, place: str) -> dict:
 
 
 def _refuse_word(word: str, actions: Mapping) -> None:
-    """Raises UserError for an unexpected word on the command line. The message suggests the nearest option."""
+    """Raises UserError for an unexpected argument on the command line. The message suggests a similar option."""
     if not word.startswith("-"):
         raise UserError(f"unexpected {word!r}: a value follows the name of its option, as in --config quickstart")
     refuse_removed([word.lstrip("-").replace("-", "_")])
@@ -104,7 +105,7 @@ def _refuse_word(word: str, actions: Mapping) -> None:
 
 
 class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """A formatter that shows defaults other than None and keeps the line breaks of a description."""
+    """A help formatter that omits defaults of None and keeps the line breaks of the description."""
 
     def _get_help_string(self, action):
         if action.default is None:
@@ -117,9 +118,9 @@ CONFIG = {"metavar": "FILE", "help": "YAML file or name of a recipe; options on 
 
 
 def short_help(dataclass_types: Sequence[type], prog: str | None = None, description: str | None = None):
-    """Returns a parser whose help fits on a screen: all options of a command, but only the common options of a run.
+    """Returns a parser that prints a short help: all options of a command, but only the common options of a run.
 
-    It is only for printing help. It does not import `transformers`, which would take seconds.
+    It is used only for printing. It does not import `transformers`, which would take seconds.
     """
     usage = f"{prog or '%(prog)s'} [--OPTION VALUE ...]"
     parser = argparse.ArgumentParser(usage=usage, description=description, formatter_class=_Formatter, add_help=False)
@@ -152,10 +153,10 @@ def whole(kind: type) -> type:
 
 @functools.cache
 def make_parser(dataclass_types: tuple[type, ...], **settings) -> argparse.ArgumentParser:
-    """Returns the parser of these dataclasses and of `--config`. It is cached, because making it is slow.
+    """Returns a parser for these dataclasses and `--config`. It is cached because it takes long to build.
 
     Args:
-        settings: arguments of `argparse.ArgumentParser`.
+        settings: keyword arguments for `argparse.ArgumentParser`.
     """
     from transformers import HfArgumentParser  # imports torch, and --help should not wait for it
 
@@ -168,7 +169,7 @@ def make_parser(dataclass_types: tuple[type, ...], **settings) -> argparse.Argum
         **settings,
     )
     for action in parser._actions:
-        if action.dest in PARTS:  # None means that this part of a run was neither asked for nor refused
+        if action.dest in PARTS:  # None means that this part of a run was neither turned on nor off
             action.default = None
     parser.add_argument("--config", **CONFIG)
     parser.add_argument("--help", action="help", help="List the options that people set.")
@@ -178,7 +179,7 @@ def make_parser(dataclass_types: tuple[type, ...], **settings) -> argparse.Argum
 
 
 def as_argv(options: dict) -> list[str]:
-    """Returns options as words of a command line. Options that are None are left out."""
+    """Converts options to command-line arguments. Options that are None are left out."""
     argv = []
     for key, value in options.items():
         if value is None:
@@ -189,7 +190,7 @@ def as_argv(options: dict) -> list[str]:
 
 
 def _word(value) -> str:
-    """Returns a value as a word of a command line."""
+    """Converts a value to a command-line argument."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):

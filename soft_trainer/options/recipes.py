@@ -1,4 +1,4 @@
-"""Reads recipes: YAML files of options, in the package or elsewhere."""
+"""Reads recipes, which are YAML files of options."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ RECIPES = _PACKAGE / "recipes" if (_PACKAGE / "recipes").is_dir() else _PACKAGE.
 
 
 def recipe_path(name: str | Path) -> Path:
-    """Returns the file of a recipe: `name` itself if it exists, otherwise the package's recipe of that name.
+    """Returns the path of a recipe: `name` itself if it is a file, otherwise the package's recipe with that name.
 
     Raises:
-        UserError: there is neither. The message suggests the nearest names.
+        UserError: neither exists. The message suggests similar names.
     """
     for path in (Path(name), RECIPES / f"{str(name).removesuffix('.yaml')}.yaml"):
         if path.is_file():
@@ -31,10 +31,10 @@ def recipe_path(name: str | Path) -> Path:
 
 
 def read_recipe(path: str | Path, readers: tuple[Path, ...] = ()) -> dict:
-    """Returns a recipe's options, after the options of its `base`.
+    """Reads a recipe's options, including those of its `base` that it does not override.
 
     Args:
-        readers: the recipes that led here, to detect a cycle.
+        readers: the recipes that led to this one through `base`, to detect a cycle.
 
     Raises:
         UserError: the recipe cannot be read.

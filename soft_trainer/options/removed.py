@@ -13,7 +13,7 @@ _PROMPT = "use --query_prompt and --code_prompt; special tokens before them come
 _MIXTURE = "name one estimator; a mixture can be a class of your own, --estimator module:Class"
 _COLUMNS = "rename the columns (anchor, positive, negative_1; here docstring, code, negatives)"
 
-# Option, argument, function or command -> what to use instead.
+# Maps removed options, arguments, functions and commands to what to use instead.
 REMOVED: dict[str, str] = {
     "baseline": "use benchmarks/baseline.py, which trains with sentence-transformers' own trainer",
     "body": "leave it out; a query is the subject of a commit",
@@ -54,17 +54,17 @@ REMOVED: dict[str, str] = {
 
 
 def refuse_removed(names: Iterable[str], place: str = "") -> None:
-    """Raises UserError for the first removed name. The message begins with `place`."""
+    """Raises UserError if any of the names has been removed. The message begins with `place`."""
     for name in names:
         if name in REMOVED:
             raise UserError(f"{place}{name}: is gone since version 0.2.0; {REMOVED[name]}")
 
 
 class RefusesRemoved:
-    """The base of option dataclasses. For a removed option, it says what to use instead."""
+    """The base class of option dataclasses. For a removed option, it raises an error that says what to use instead."""
 
     def __new__(cls, *args, **options):
-        """Makes the instance.
+        """Creates the instance.
 
         Raises:
             UserError: an option has been removed.

@@ -1,4 +1,4 @@
-"""Turns the arguments of a run into a frozen plan, once. Code that reads the plan checks nothing again."""
+"""Resolves the arguments of a run into a frozen plan, once. Code that reads the plan does not check it again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COMPARE_CODES = (
     "an encoder (--estimator initial_model), or BM25Estimator(document_column='code_tokens') "
     "(--bm25_document_column code_tokens)"
 )
-# Options of which only one value works, with that value and the reason. Others would not do what they promise.
+# Options that support only one value, with that value and the reason. Other values would not do what they promise.
 REFUSED = {
     "label_smoothing_factor": (0.0, "Soft-InfoNCE's weights soften the loss"),
     "fp16_full_eval": (False, "evaluation runs in the precision of training"),
@@ -35,11 +35,11 @@ REFUSED_OF_ACCELERATOR = {
     "split_batches": (False, "each process takes its share of a global batch"),
     "dispatch_batches": (None, "each process makes its own batches"),
 }
-# Kinds of parallelism in which processes share a batch.
+# The kinds of parallelism in which several processes share a batch.
 SHARED_BATCH = ("tp_size", "cp_size", "sp_size")
-FALLING = ("reduce_lr_on_plateau", "greedy")  # schedules that watch a metric and expect it to fall, unless told
+FALLING = ("reduce_lr_on_plateau", "greedy")  # schedules that by default expect the metric to fall
 
-# Ranges of options of `transformers`: other values fail late, or are silently replaced.
+# The ranges of `transformers` options whose invalid values would fail late or be replaced silently.
 RANGES = {
     "num_train_epochs": Declared(least=0),
     "per_device_train_batch_size": Declared(least=1),
@@ -49,16 +49,17 @@ RANGES = {
 
 @dataclass(frozen=True)
 class Plan:
-    """All settings that a training reads.
+    """The settings that training reads.
 
     Args:
-        loss: the loss with its settings, including the estimator's defaults.
-        options: the options of batches and negatives, as they were when the plan was made.
-        train_sampling_strategy: how rows are put into batches.
-        dims: the numbers of leading dimensions that are trained as embeddings, the largest first, or () for all.
-        batch_size: the number of rows in one process's batch.
+        loss: the loss and its settings, with the estimator's defaults filled in.
+        options: the options for batches and negatives, as they were when the plan was made.
+        train_sampling_strategy: how rows are grouped into batches.
+        dims: the numbers of leading dimensions that are trained as embeddings, largest first. If empty, only the full
+            embedding is trained.
+        batch_size: the number of pairs in one process's batch.
         processes: the number of processes.
-        gathers: True if the codes of every process are negatives.
+        gathers: True if codes from all processes are used as negatives.
     """
 
     loss: LossSettings
@@ -71,37 +72,38 @@ class Plan:
 
     @property
     def global_batch_size(self) -> int:
-        """N, the number of codes that each query meets."""
+        """N, the number of codes in the batch that each query is compared with."""
         if self.gathers:
             return self.batch_size * self.processes
         return self.batch_size
 
     @property
     def effective_loss(self) -> dict[str, object]:
-        """The settings of the loss that have an effect, by name."""
+        """The loss settings that have an effect, keyed by name."""
         return effective_options(LossOptions, Values(self.loss))
 
     @property
     def effective_batches(self) -> dict[str, object]:
-        """The options of batches and negatives that have an effect, by name."""
+        """The options for batches and negatives that have an effect, keyed by name."""
         effective = effective_options(SoftInfoNCEOptions, Values(self.loss, self.options, self))
         return {name: value for name, value in effective.items() if not hasattr(self.loss, name)}
 
     def unread(self, args: TrainingArguments) -> list[str]:
-        """Returns a line for each training option that was given and has no effect."""
+        """Returns a warning for each training option that was given but has no effect."""
         return unread_options([args], Values(self.loss, self.options, self))
 
 
 def resolve(args: TrainingArguments, estimator=None, batch_size: int | None = None) -> Plan:
-    """Checks the options of a training and fills in defaults.
+    """Checks the training options and fills in defaults.
 
     Args:
-        args: `SoftInfoNCETrainingArguments`. For plain `TrainingArguments`, our options have their defaults.
-        estimator: the estimator of the weights, or None.
-        batch_size: the number of rows in one process's batch. By default, `per_device_train_batch_size`.
+        args: `SoftInfoNCETrainingArguments`, or plain `TrainingArguments`, for which the package's own options have
+            their defaults.
+        estimator: the estimator that supplies the weights, or None.
+        batch_size: the number of pairs in one process's batch. By default, `per_device_train_batch_size`.
 
     Raises:
-        UserError: an option cannot work. The message gives values that can.
+        UserError: an option cannot work. The message gives values that do.
     """
     check_options(args)
     given = {}
@@ -127,10 +129,10 @@ def resolve(args: TrainingArguments, estimator=None, batch_size: int | None = No
 
 
 def resolve_loss(options: SoftInfoNCEOptions, estimator=None) -> LossSettings:
-    """Returns the loss of a run. The estimator supplies the values of options that are None.
+    """Returns the loss settings of a run. The estimator supplies defaults for options that are None.
 
     Raises:
-        UserError: a value is out of range, or the settings and the estimator cannot work together.
+        UserError: a value is out of range, or the settings do not work with the estimator.
     """
     name_functions(options)
     check_values(options)
@@ -162,10 +164,10 @@ def resolve_loss(options: SoftInfoNCEOptions, estimator=None) -> LossSettings:
 
 
 def check_codes(loss: LossSettings, codes: int) -> None:
-    """Checks that each query meets enough codes for the weights.
+    """Checks that each query is compared with enough codes.
 
     Raises:
-        UserError: there are too few. The message gives the smallest number that works.
+        UserError: there are too few codes. The message gives the smallest number that works.
     """
     settings = f"loss={loss.loss}, cancel={loss.cancel}"
     least = loss.smallest_batch
@@ -179,10 +181,10 @@ def check_codes(loss: LossSettings, codes: int) -> None:
 
 
 def check_options(args: TrainingArguments) -> None:
-    """Checks all options that need no rows and no encoder.
+    """Checks all options that can be checked without rows or an encoder.
 
     Raises:
-        UserError: a value is out of range, or an option cannot work here. The message says what works.
+        UserError: a value is out of range, or an option is not supported. The message says what works.
     """
     check_values(args)
     for name, declared in RANGES.items():
@@ -198,7 +200,7 @@ def check_options(args: TrainingArguments) -> None:
 
 
 def _check_together(args) -> None:
-    """Raises UserError if options contradict each other or do not fit the machine."""
+    """Raises UserError if options contradict each other or do not work on this machine."""
     if args.output_dir:
         check_writable(args.output_dir, f"output_dir={args.output_dir}")
     parallelism = getattr(args, "parallelism_config", None)
@@ -223,10 +225,10 @@ def _check_together(args) -> None:
             f"{args.n_gpu} GPUs without a launcher would be wrapped in DataParallel, which splits the negatives of a "
             "batch: start with `accelerate launch`, or show one GPU with CUDA_VISIBLE_DEVICES=0"
         )
-    # The launcher may have chosen it.
+    # `args.mixed_precision` includes the launcher's choice.
     if args.mixed_precision == "fp16" and args.device.type == "cpu":
         raise UserError("fp16 needs a GPU: use bf16 (--bf16 true, or the launcher's --mixed_precision bf16) on a CPU")
-    # Such a schedule would lower the learning rate when the encoder improves.
+    # These schedules would lower the learning rate while the encoder improves.
     name = SchedulerType(args.lr_scheduler_type).value
     if name in FALLING and (args.lr_scheduler_kwargs or {}).get("mode") != "max":
         raise UserError(

@@ -1,4 +1,4 @@
-"""Training arguments: the options that `fields.py` declares, together with the options of `transformers`."""
+"""Training arguments: the options declared in `fields.py`, together with those of `transformers`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from soft_trainer.loss_settings import name_functions
 from soft_trainer.options.declared import declared_options
 from soft_trainer.options.fields import PARTS, TrainingOptions
 
-# Options that affect results and that only `transformers` declares. Our own declarations say which options do.
+# Options of `transformers` that affect results. The package's own options declare this with `results`.
 OF_TRANSFORMERS = (
     "adam_beta1",
     "adam_beta2",
@@ -34,22 +34,22 @@ OF_TRANSFORMERS = (
     "warmup_steps",
     "weight_decay",
 )
-# Options that may change when a training resumes: where it ends, and which checkpoint counts as the best.
+# Options that may change when training resumes: where it ends, and whether the best checkpoint is loaded.
 OF_SCHEDULE = {"num_train_epochs", "max_steps", "do_train", "load_best_model_at_end"}
 
 
 def _default(name: str, value):
-    """Declares an option of `transformers` with a different default."""
+    """Redeclares an option of `transformers` with a different default."""
     return field(default=value, metadata=TrainingArguments.__dataclass_fields__[name].metadata)
 
 
 @dataclass
 class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
-    """Extends `transformers.TrainingArguments` with the options for the loss, batches and negatives.
+    """Extends `transformers.TrainingArguments` with options for the loss, the batches and the negatives.
 
     Some defaults differ from those of `transformers`: batches of 32, 10 epochs and a `learning_rate` of 2e-5. The last
     incomplete batch is dropped, the best model is the one with the highest `mrr`, NaN losses appear in the log, and
-    DDP does not broadcast buffers. `options/defaults.py` chooses other defaults for each encoder.
+    DDP does not broadcast buffers. For some encoders, `options/defaults.py` chooses other defaults.
 
     Attributes:
         named: the names of the options that the caller set.
@@ -75,7 +75,7 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     def __post_init__(self):
         name_functions(self)
         asked = {name: getattr(self, name) for name in PARTS}
-        if not any(asked.values()):  # all parts, except those that the command line turned off
+        if not any(asked.values()):  # run all parts, except those that the command line turned off
             unsaid = [name for name, value in asked.items() if value is None] or PARTS
             asked = {name: name in unsaid for name in PARTS}
         for name, value in asked.items():
@@ -93,13 +93,13 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
                     raise UserError(f"{name}={value}: not valid JSON: {error}") from error
         folder = self.output_dir
         super().__post_init__()
-        self.output_dir = folder  # it stays None, so that the script can choose it
+        self.output_dir = folder  # keep None, so that the script can choose a folder
         if workers < 0 and self.device.type != "cpu":
             self.dataloader_num_workers = 4
 
 
 def step_options(args: TrainingArguments) -> dict[str, object]:
-    """Returns the options that affect a step. Plain `TrainingArguments` have only the options of `transformers`."""
+    """Returns the options that affect a training step. Plain `TrainingArguments` only have those of `transformers`."""
     declared = declared_options(args) | declared_options(SoftInfoNCETrainingArguments)
     names = {*(name for name, each in declared.items() if each.results), *OF_TRANSFORMERS} - OF_SCHEDULE
     return {name: getattr(args, name) for name in sorted(names) if hasattr(args, name)}
