@@ -145,7 +145,7 @@ def declared_options(kind) -> dict[str, Declared]:
 
 
 def evaluation_options(kind) -> tuple[str, ...]:
-    """Returns the names of the options in `kind` that `soft-trainer evaluate` has too, with the same help and defaults."""
+    """Returns the names of the options that `soft-trainer evaluate` has too, with the same help and defaults."""
     return tuple(name for name, declared in declared_options(kind).items() if declared.evaluation)
 
 
