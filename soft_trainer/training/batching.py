@@ -1,4 +1,4 @@
-"""Prepares the batches before the first step: finds negatives and similar pairs, and makes the data loader."""
+"""Prepares batching before the first step: finds negatives and similar pairs, and creates the data loader."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.options.resolve import Plan
 from soft_trainer.terminal import print_on_main
 
-CANDIDATES = 64  # similar codes to consider for each query
-NEIGHBOURS = 32  # nearest rows to find for each row, from which groups of similar rows are formed
+CANDIDATES = 64  # the number of similar codes to consider as negatives for each query
+NEIGHBOURS = 32  # the number of nearest codes to find for each query, to form groups of similar pairs
 PROGRESS = "Finding neighbours"
 
 
 @dataclass(frozen=True)
 class PreparedRows:
-    """The training rows' properties that are known before the first step.
+    """Properties of the training rows that are computed before the first step.
 
     Args:
-        answers: the look-up of right answers by text, if the plan needs it.
-        negatives: the negatives that each query adds to a batch, if there are any.
-        similar: the arguments of `similar_batches`, if batches are made of similar pairs.
+        answers: looks up right answers by text. None if the plan does not need it.
+        negatives: the negatives that each query adds to a batch, or None.
+        similar: the arguments of `similar_batches` if batches are formed from similar pairs, otherwise None.
     """
 
     answers: RightAnswers | None = None
@@ -38,14 +38,14 @@ class PreparedRows:
 
 
 def prepare_rows(split: Split, plan: Plan, estimator, encoder: EncoderProfile, seed: int) -> PreparedRows:
-    """Finds what the plan needs before the first step: right answers by text, negatives and similar pairs.
+    """Computes what the plan needs before the first step: right answers by text, negatives and similar pairs.
 
     Args:
         estimator: the estimator, fitted on `split`, or None.
         seed: the seed for drawing each epoch's negatives.
 
     Raises:
-        UserError: the estimator's negatives all score above `negative_ratio`.
+        UserError: none of the codes that the estimator finds scores low enough for `negative_ratio`.
     """
     options = plan.options
     strategy = plan.train_sampling_strategy
@@ -60,7 +60,7 @@ def prepare_rows(split: Split, plan: Plan, estimator, encoder: EncoderProfile, s
             left_out = LeftOut(split.judgments.first_codes(), answers)
             neighbours = estimator.neighbours(max(CANDIDATES, number), left_out, progress=PROGRESS)
             candidates = below_ratio(neighbours, options.negative_ratio, answers.code_texts)
-            del neighbours  # gigabytes for millions of queries
+            del neighbours  # frees gigabytes if there are millions of queries
         negatives = OwnNegatives(candidates, number, seed)
         print_on_main(str(negatives))
     similar = None
@@ -76,10 +76,10 @@ def prepare_rows(split: Split, plan: Plan, estimator, encoder: EncoderProfile, s
 def train_loader(
     batches: TrainBatches, rows: PreparedRows, plan: Plan, args: TrainingArguments, pairs: Dataset
 ) -> EpochDataLoader:
-    """Returns the loader of an epoch. It yields global batches; the workers of each process collate its share.
+    """Returns the data loader for training. It yields global batches, and each process's workers collate its share.
 
     Args:
-        pairs: the training pairs, for their languages.
+        pairs: the training pairs. Their languages are read for "one_language".
     """
     strategy = plan.train_sampling_strategy
     read = {}

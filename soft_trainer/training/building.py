@@ -1,4 +1,4 @@
-"""Builds the encoder that a run asks for: its profile, tokenizer and model."""
+"""Builds the encoder for a run: its profile, tokenizer and model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEFAULT_MODEL = "microsoft/unixcoder-base"
 
 
 def build_profile(arguments: ModelArguments) -> EncoderProfile:
-    """Returns the profile of the model, or the one that `profile` names. Other arguments override its fields.
+    """Returns the model's profile, or the profile named by `profile`. Other arguments override its fields.
 
     Raises:
         UserError: a value is not valid for a profile, or the model cannot be loaded.
@@ -37,7 +37,7 @@ def build_profile(arguments: ModelArguments) -> EncoderProfile:
         profile = resolve_profile("", name=arguments.profile or usual)
     else:
         profile = resolve_profile(model_name(arguments), name=arguments.profile, revision=arguments.model_revision)
-    # An argument with the name of a profile's field overrides that field. Columns are separated by commas.
+    # An argument with the same name as a field of the profile overrides it. Columns are separated by commas.
     changes = {field.name: getattr(arguments, field.name, None) for field in dataclasses.fields(EncoderProfile)}
     for columns in (f"{side}_columns" for side in SIDES):
         if changes[columns] is not None:
@@ -46,7 +46,7 @@ def build_profile(arguments: ModelArguments) -> EncoderProfile:
 
 
 def build_tokenizer(arguments: ModelArguments, profile: EncoderProfile, train: Dataset):
-    """Loads the model's tokenizer, or trains one on the training rows.
+    """Loads the model's tokenizer. For a model from scratch, trains one on the training rows.
 
     Raises:
         UserError: the tokenizer cannot be loaded, or the profile's lengths exceed the model's positions.
@@ -63,10 +63,10 @@ def build_tokenizer(arguments: ModelArguments, profile: EncoderProfile, train: D
 
 
 def pretrained_config(arguments: ModelArguments):
-    """Loads the configuration of the pretrained model. For an adapter, this is the configuration of its base.
+    """Loads the configuration of the pretrained model. For an adapter, this is its base model's configuration.
 
     Raises:
-        UserError: it cannot be loaded.
+        UserError: the configuration cannot be loaded.
     """
     name = model_name(arguments)
     revision = arguments.model_revision
@@ -76,7 +76,7 @@ def pretrained_config(arguments: ModelArguments):
 
 
 def build_model(arguments: ModelArguments, profile: EncoderProfile, tokenizer):
-    """Loads the pretrained model, or makes one with random weights. Adds an adapter if the arguments ask for one.
+    """Loads the pretrained model, or creates one with random weights. Adds a LoRA adapter if `lora_r` is set.
 
     Raises:
         UserError: the model cannot be loaded, or it lacks a target module of LoRA.
@@ -96,7 +96,7 @@ def model_name(arguments: ModelArguments) -> str:
 
 
 def model_label(arguments: ModelArguments) -> str:
-    """Returns a short name of the model for folders and tables."""
+    """Returns a short name for the model, for folders and tables."""
     if arguments.from_scratch:
         return f"{arguments.profile or 'scratch'}-{arguments.from_scratch}"
     return published_name(model_name(arguments)).rsplit("/", 1)[-1]

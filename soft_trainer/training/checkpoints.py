@@ -1,4 +1,4 @@
-"""Compares a checkpoint with the training that continues from it, and saves a checkpoint on SIGTERM."""
+"""Compares a checkpoint with the run that resumes from it, and saves a checkpoint on SIGTERM."""
 
 from __future__ import annotations
 
@@ -23,25 +23,27 @@ from soft_trainer.identity import differences, model_fingerprint, plain_settings
 from soft_trainer.options.resolve import Plan
 from soft_trainer.options.training import step_options
 
-# ---- The training that a checkpoint belongs to ----
+# ---- The run that a checkpoint belongs to ----
 
-FORMAT = 1  # the version of checkpoints and of how batches are drawn; a training continues only in the same version
-# Settings of an adapter that its weights do not show.
+FORMAT = 1  # the version of checkpoints and of how batches are drawn; training resumes only in the same version
+# Settings that cannot be read from an adapter's weights.
 ADAPTER = ("peft_type", "r", "lora_alpha", "lora_dropout", "use_rslora")
-# Arguments of an estimator that do not affect its similarities, or that its encoder's fingerprint covers.
+# Estimator arguments that do not affect similarities, or that the fingerprint of the encoder covers.
 _UNREAD = {"cache_dir", "batch_size", "trust_remote_code", "model_name_or_path"}
 
 
 def identify(describe: Callable[[], Mapping], checkpoint: str | None) -> dict[str, object]:
-    """Returns the settings to store in checkpoints, after comparing them with the checkpoint to continue from.
+    """Returns the settings to store in checkpoints, after comparing them with the checkpoint to resume from.
 
-    Only the main process does this, because the others may lack the weights or the folder. They get no settings.
+    Only the main process does this, because other processes may not have the weights or the folder. They get an empty
+    dict.
 
     Args:
         describe: returns `training_settings` or `start_settings`.
+        checkpoint: the folder of the checkpoint to resume from, or None.
 
     Raises:
-        UserError: settings differ, or the checkpoint lacks something that a training needs.
+        UserError: the settings differ, or the checkpoint contains only weights.
     """
     identity = {}
     problem = None
@@ -56,11 +58,11 @@ def identify(describe: Callable[[], Mapping], checkpoint: str | None) -> dict[st
 
 
 def training_settings(args: TrainingArguments, plan: Plan, encoder: EncoderProfile, model, tokenizer, split: Split):
-    """Returns the settings of a training, with fingerprints of its rows, its tokenizer and its frozen weights."""
+    """Returns the settings of a training run, with fingerprints of its rows, tokenizer and frozen weights."""
     frozen = {name: tensor for name, tensor in model.named_parameters() if not tensor.requires_grad}
     profile = dataclasses.asdict(encoder)
     del profile["name"]
-    del profile["matryoshka_dims"]  # the option of that name says what is trained
+    del profile["matryoshka_dims"]  # training reads the option with that name instead
     adapter = model.peft_config[active_adapter(model)] if has_adapter(model) else None
     return (
         step_options(args)
@@ -81,7 +83,7 @@ def training_settings(args: TrainingArguments, plan: Plan, encoder: EncoderProfi
 
 
 def start_settings(estimator, model, weights_before: Mapping | None) -> dict[str, object]:
-    """Returns the fitted estimator's arguments, with fingerprints of its encoder and of the weights to merge with."""
+    """Returns the fitted estimator's arguments, with fingerprints of its encoder and the weights to merge with."""
     settings = {"the weights to merge with": None, "estimator": None}
     if weights_before:
         settings["the weights to merge with"] = model_fingerprint(model, weights_before)
@@ -98,7 +100,7 @@ def start_settings(estimator, model, weights_before: Mapping | None) -> dict[str
 
 
 def _difference(checkpoint: str, identity: Mapping) -> str | None:
-    """Returns the reason why a training cannot continue from a checkpoint, or None if it can."""
+    """Returns the reason why training cannot resume from a checkpoint, or None if it can."""
     then = read_json(Path(checkpoint) / MARKER)["training"]
     if then.get("save_only_model"):
         return f"{checkpoint}: it holds weights alone (save_only_model), so no training continues from it"
@@ -111,14 +113,15 @@ def _difference(checkpoint: str, identity: Mapping) -> str | None:
     )
 
 
-# ---- Stopped from outside ----
+# ---- Interruption ----
 
 
 def how_to_continue(args) -> str:
-    """Returns a sentence with the newest complete checkpoint and the call or command that continues from it.
+    """Returns a clause that gives the newest complete checkpoint and says how to resume from it.
 
     Args:
-        args: the training arguments. If `parse` has read them, a command continues the training.
+        args: the training arguments. If they come from `parse`, the clause suggests a command, otherwise a Python
+            call.
     """
     if hasattr(args, "given"):
         start = "the same command"
@@ -134,11 +137,11 @@ def how_to_continue(args) -> str:
 
 @contextlib.contextmanager
 def explaining_interruption(args, step: Callable[[], int] | None = None) -> Iterator[None]:
-    """Gives a KeyboardInterrupt a message that says what is kept and how to continue.
+    """Gives a KeyboardInterrupt a message that says which checkpoint is kept and how to resume.
 
     Args:
-        args: see `how_to_continue`.
-        step: returns the current step, for the message.
+        args: the training arguments.
+        step: returns the current step for the message.
 
     Raises:
         KeyboardInterrupt: the body was interrupted.
@@ -154,23 +157,23 @@ def explaining_interruption(args, step: Callable[[], int] | None = None) -> Iter
 
 
 class SaveOnTermination(TrainerCallback):
-    """Finishes the step on SIGTERM, saves a checkpoint and stops. All processes stop at the same step."""
+    """Saves a checkpoint and stops training after SIGTERM. All processes stop at the same step."""
 
-    PERIOD = 10  # steps between two messages to the other processes
+    PERIOD = 10  # the number of steps between two messages to other processes
 
     def __init__(self):
         self.terminated = False
-        self._before = None  # the handler that the training replaced
+        self._before = None  # the previous handler
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """Handles the signal from now on, in the main thread."""
-        # `auto_find_batch_size` starts a training several times; `restore` brings back the first handler.
+        """Installs the SIGTERM handler if training runs in the main thread."""
+        # `auto_find_batch_size` may start training several times. Only the first call stores the previous handler.
         if threading.current_thread() is threading.main_thread() and self._before is None:
             self._process = os.getpid()
             self._before = signal.signal(signal.SIGTERM, self._on_signal)
 
     def on_step_end(self, args, state, control, **kwargs):
-        """Saves and stops if a process has received the signal."""
+        """Saves a checkpoint and stops if any process has received SIGTERM."""
         last = state.global_step >= state.max_steps
         asked = args.world_size == 1 or last or state.global_step % self.PERIOD == 0
         if asked and distributed.any_process(self.terminated):
@@ -184,6 +187,6 @@ class SaveOnTermination(TrainerCallback):
     def _on_signal(self, number, frame):
         if os.getpid() == self._process:
             self.terminated = True
-        else:  # a data worker, which inherited the handler and has nothing to save
+        else:  # a data worker inherits the handler but has nothing to save
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Evaluation: pairs queries with their corpus, checks both before the training, and ranks on all processes."""
+"""Evaluation: matches queries with a corpus, checks both before training, and ranks the corpus on all processes."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ Corpora = Dataset | Mapping[str, Dataset] | None
 
 
 def evaluation_split(queries, corpora: Corpora, key: str | None = None, name: str = "eval_dataset") -> Split:
-    """Returns queries with their corpus and right answers.
+    """Returns queries together with their corpus and right answers.
 
     Args:
-        queries: rows with `url` and a query, or a `Split`, which brings its own corpus.
+        queries: rows with `url` and a query, or a `Split`, which has its own corpus.
         corpora: rows with `url` and a code, or a dict of them.
-        key: the key of the corpus, if there is a dict.
-        name: the name of the queries in messages.
+        key: the key of the corpus if `corpora` is a dict.
+        name: the name of the queries for messages.
 
     Raises:
-        UserError: there is no corpus, or it has no right answer to a query.
+        UserError: there is no corpus, or it contains no right answer to a query.
     """
     queries = as_rows(queries, name)
     if isinstance(queries, Split):
@@ -56,13 +56,13 @@ def evaluation_split(queries, corpora: Corpora, key: str | None = None, name: st
 
 
 def check_evaluations(args: TrainingArguments, sets, corpora: Corpora) -> None:
-    """Checks, before the training, that its evaluations will work.
+    """Checks before training that evaluation will work.
 
     Args:
-        sets: queries for `evaluation_split`, or a dict of them.
+        sets: queries as in `evaluation_split`, or a dict of them.
 
     Raises:
-        UserError: there are no queries, they have no corpus, or the corpus lacks the url of a query.
+        UserError: there are no queries, they have no corpus, or the corpus contains no right answer to a query.
     """
     if args.eval_strategy == "no" and not args.eval_on_start:
         return
@@ -78,11 +78,11 @@ def check_evaluations(args: TrainingArguments, sets, corpora: Corpora) -> None:
 def measure(
     queries: Tensor, codes: Tensor, split: Split, encoder: EncoderProfile, dims: Iterable[int], top_k: int
 ) -> RetrievalOutput:
-    """Ranks the corpus for every query, by whole embeddings and by their leading dimensions, and computes metrics.
+    """Ranks the corpus for every query and computes metrics, for full embeddings and for their leading dimensions.
 
     Args:
-        queries, codes: the embeddings of the queries and of the corpus, which are compared by dot product.
-        dims: the numbers of leading dimensions that are measured too.
+        queries, codes: the embeddings of the queries and of the corpus, to be compared by dot product.
+        dims: the numbers of leading dimensions to measure in addition to full embeddings.
         top_k: the number of codes to return for each query.
     """
     judgments = split.judgments
@@ -97,7 +97,7 @@ def measure(
 
 
 def _rank_answers(queries: Tensor, codes: Tensor, judgments: Judgments, top_k: int, score_scale: float) -> Ranking:
-    """Returns the ranks of all right answers. Each process ranks its share and receives all ranks."""
+    """Returns the ranks of all right answers. Each process ranks its share of them and receives the ranks of all."""
     rows, targets = answer_pairs(judgments)
     shard = distributed.shard(len(rows), *distributed.rank_and_world_size())
     asked = queries[rows[shard].to(queries.device)]

@@ -1,4 +1,4 @@
-"""Stops a run if its loss is not finite, or if its fp16 gradients overflow step after step."""
+"""Stops training if the loss is not finite or if fp16 gradients overflow in too many consecutive steps."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from transformers import TrainerCallback
 
 
 class NotFiniteError(RuntimeError):
-    """The loss, or the gradients of many steps in a row, became NaN or infinite."""
+    """The loss is NaN or infinite, or gradients overflowed in too many consecutive steps."""
 
 
 class DelayedNumber:
-    """A scalar that is copied from its device without waiting, and read one step later."""
+    """A scalar that is copied from its device asynchronously, to be read one step later."""
 
     def __init__(self, scalar: Tensor):
         self._event = None
@@ -27,15 +27,15 @@ class DelayedNumber:
 
     def __float__(self) -> float:
         if self._event is not None:
-            self._event.synchronize()  # until then, the copy may have another value
+            self._event.synchronize()  # before this, the copy may not be complete
         return float(self._copy)
 
 
 class FiniteGuard:
-    """Checks every loss one step late, when the device has computed it anyway, so that no step waits.
+    """Checks that every loss is finite. Each loss is checked one step later, so that no step waits for the device.
 
     Args:
-        rows: the training rows, for the message.
+        rows: the training rows. The error message identifies the batch by their urls.
     """
 
     def __init__(self, rows: Dataset | None):
@@ -45,24 +45,24 @@ class FiniteGuard:
         self._of_steps: dict[int, float] = {}
 
     def watch(self, step: int, loss: Tensor, rows: np.ndarray) -> None:
-        """Checks the loss of the previous step, and keeps this one for the next check.
+        """Checks the previous step's loss and stores this step's loss for the next check.
 
         Args:
             step: the index of this step.
             loss: the loss, a scalar.
-            rows: int64[B], the rows of the batch, for the message.
+            rows: int64[B], the rows of the batch, for the error message.
 
         Raises:
-            NotFiniteError: the previous loss was NaN or infinite.
+            NotFiniteError: the previous loss is NaN or infinite.
         """
         self.check()
         self._pending = (step, DelayedNumber(loss), rows)
 
     def check(self) -> None:
-        """Checks the pending loss; waits for it if necessary.
+        """Checks the pending loss, and waits for the device if necessary.
 
         Raises:
-            NotFiniteError: it is NaN or infinite.
+            NotFiniteError: the loss is NaN or infinite.
         """
         if self._pending is None:
             return
@@ -98,16 +98,16 @@ class FiniteGuard:
 
 
 class OverflowCounter(TrainerCallback):
-    """Counts the steps that loss scaling skipped because fp16 gradients overflowed. Too many in a row stop the run.
+    """Counts the steps that were skipped because fp16 gradients overflowed. Stops training after too many in a row.
 
-    A fused optimizer does not report a skipped step, so this watches the scale, which falls only after an overflow.
-    The scale is read one step late, so that no step waits for the device.
+    A fused optimizer does not report skipped steps, so this callback watches the loss scale, which falls only after an
+    overflow. The scale is read one step later, so that no step waits for the device.
 
     Args:
-        scaler: returns the `GradScaler`. A search for hyperparameters makes a new one in every trial.
+        scaler: returns the `GradScaler`. Each trial of a hyperparameter search creates a new one.
     """
 
-    MOST = 20  # skipped steps in a row: the scale, which starts at 2^16, is then below 1 and no longer helps
+    MOST = 20  # skipped steps in a row, after which the scale has fallen from 2^16 to below 1 and no longer helps
 
     def __init__(self, scaler):
         self._scaler = scaler
@@ -117,10 +117,10 @@ class OverflowCounter(TrainerCallback):
         self._pending = None
 
     def on_optimizer_step(self, args, state, control, **kwargs):
-        """Checks the scale after the previous step.
+        """Checks whether the scale fell after the previous step.
 
         Raises:
-            NotFiniteError: `MOST` steps in a row were skipped.
+            NotFiniteError: `MOST` consecutive steps were skipped.
         """
         if self._pending is not None:
             scale = float(self._pending)

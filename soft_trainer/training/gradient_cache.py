@@ -1,8 +1,8 @@
-"""Gradient caching: any batch size in the memory of one chunk, with exact gradients.
+"""Gradient caching: exact gradients for batches of any size, with the memory needed for one chunk.
 
 1. Encode every chunk without a graph.
-2. Compute the loss of all embeddings, and its gradient with respect to them.
-3. Encode every chunk again, with the same dropout, and backpropagate that gradient through it.
+2. Compute the loss and its gradient with respect to all embeddings.
+3. Encode every chunk again, with the same dropout, and backpropagate its part of that gradient.
 
 See Gao et al., 2021, "Scaling deep contrastive learning batch size under memory limited setup".
 """
@@ -20,7 +20,7 @@ from soft_trainer.data.batches import Batch
 
 
 class RandomState:
-    """The state of the random number generators of the CPU and one device, so that it can be replayed."""
+    """A snapshot of the random number generators on the CPU and one device."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -29,7 +29,7 @@ class RandomState:
 
     @contextlib.contextmanager
     def again(self):
-        """Draws the same random numbers again in the body, and restores the present state afterwards."""
+        """Replays the random numbers inside the `with` block, and restores the current state afterwards."""
         devices = [] if self.own is None else [self.device]
         with torch.random.fork_rng(devices, device_type=self.device.type if devices else "cuda"):
             torch.set_rng_state(self.cpu)
@@ -47,17 +47,18 @@ def cached_backward(
     block_size: int,
     no_sync: Callable,
 ) -> Tensor:
-    """Accumulates the gradients of a whole batch, with one chunk in memory at a time.
+    """Accumulates the gradients of a whole batch while keeping the graph of only one chunk in memory.
 
     Args:
         encode: returns the embeddings of one chunk of model inputs.
-        batch: the batch, in chunks.
-        loss_of: returns the part of the loss that a block of queries contributes, given their embeddings, the
-            embeddings of all codes, and the block.
-        backward: runs the backward pass of a loss, with the scaling that the precision needs.
-        gathers: True if the codes of all processes are negatives.
-        block_size: the number of queries whose scores are in memory at once.
-        no_sync: makes a context in which gradients are not reduced over processes. The last chunk runs outside it.
+        batch: the batch, divided into chunks.
+        loss_of: returns one block's contribution to the loss, given the embeddings of its queries, the embeddings of
+            all codes, and the block as a slice.
+        backward: runs the backward pass of a loss, scaled as the precision requires.
+        gathers: True if codes from all processes are used as negatives.
+        block_size: the number of queries whose scores are in memory at the same time.
+        no_sync: returns a context in which gradients are not reduced across processes. Only the last chunk runs
+            outside it.
 
     Returns:
         The loss, a scalar without a graph.
@@ -78,7 +79,7 @@ def cached_backward(
     for place, (chunk, part, state) in enumerate(zip(chunks, parts, states, strict=True), 1):
         with contextlib.nullcontext() if place == len(chunks) else no_sync(), state.again():
             embeddings = encode(chunk)
-            # The gradient includes the scale of the loss already, so `backward` must not scale it again.
+            # The gradient already includes the loss scale, so it must not be scaled again by `backward`.
             embeddings.backward(part.grad.to(embeddings.dtype))
     return total
 
@@ -90,12 +91,12 @@ def loss_in_blocks(
     backward: Callable[[Tensor], None],
     block_size: int,
 ) -> Tensor:
-    """Backpropagates through the scores block by block, then through the gather once.
+    """Backpropagates the loss through the scores block by block, then once through the gathered embeddings.
 
     Args:
         queries: Tensor[B, d], with a graph.
         codes: Tensor[N, d], with a graph.
-        loss_of, backward, block_size: see `cached_backward`.
+        loss_of, backward, block_size: as in `cached_backward`.
 
     Returns:
         The loss, a scalar without a graph.
@@ -103,7 +104,7 @@ def loss_in_blocks(
     q = queries.detach().requires_grad_()
     c = codes.detach().requires_grad_()
     total = queries.new_zeros(())
-    for start in range(0, max(len(q), 1), block_size):  # a process without queries takes part in the gather too
+    for start in range(0, max(len(q), 1), block_size):  # a process without queries also joins the gather
         loss = loss_of(q[start : start + block_size], c, slice(start, start + block_size))
         backward(loss)
         total += loss.detach()

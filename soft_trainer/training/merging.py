@@ -1,4 +1,4 @@
-"""Merges the weights before and after a training, at its end."""
+"""Merges the weights from before and after training, at the end of a run."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from soft_trainer.terminal import print_on_main
 
 
 def weights_to_merge(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Returns a copy of the weights before training, to merge with later. With an adapter, it has only its weights.
+    """Copies the current weights, to merge with after training. If there is an adapter, only its weights are copied.
 
     Raises:
-        UserError: the adapter cannot be scaled, or it has been trained before.
+        UserError: the adapter cannot be scaled, or it has already been trained.
     """
     state = model.state_dict()
     if has_adapter(model):
@@ -31,7 +31,7 @@ def weights_to_merge(model: PreTrainedModel) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def merge(model: PreTrainedModel, before: Mapping[str, Tensor], ratio: float) -> dict:
-    """Interpolates between the weights `before` and a model's weights, or scales its adapter.
+    """Interpolates between the weights in `before` and the model's weights, in place. An adapter is scaled instead.
 
     Returns:
         The record of the merge.

@@ -1,4 +1,4 @@
-"""Prints a table of the settings, warnings about them, and lines of progress if no terminal shows a bar."""
+"""Prints the settings, warnings about them, and progress lines if there is no progress bar."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.options.resolve import Plan
 from soft_trainer.terminal import LINE_SECONDS, duration, print_on_main, table
 
-SPEED = ("_runtime", "_per_second", "_pool_size")  # the endings of metrics that say nothing about the model
+SPEED = ("_runtime", "_per_second", "_pool_size")  # suffixes of metrics that do not measure the model
 
 
 def banner(loss: Mapping, setup: Mapping, encoder: EncoderProfile, distributed_type: str) -> str:
-    """Returns the settings of a training as a table.
+    """Formats the training settings as a table.
 
     Args:
         loss, setup: the results of `loss_table` and `setup_table`.
@@ -68,7 +68,7 @@ def warnings_of(args: TrainingArguments, plan: Plan, encoder: EncoderProfile, mo
 
 
 class ProgressLines(TrainerCallback):
-    """Prints step, loss, speed and time left, at most every ten seconds, and the metrics of each evaluation.
+    """Prints step, loss, speed and remaining time at most every ten seconds, and metrics after each evaluation.
 
     Args:
         loss: returns the mean loss since its last call, or None if there was no step.
@@ -91,7 +91,7 @@ class ProgressLines(TrainerCallback):
             self._next_line = time.monotonic() + LINE_SECONDS
 
     def on_evaluate(self, args, state, control, metrics=None, **kwargs):
-        """Prints the metrics. If MRR is among them, it prints only MRR."""
+        """Prints the metrics. If any of them is an MRR, only MRRs are printed."""
         shown = {name: value for name, value in (metrics or {}).items() if not name.endswith(SPEED)}
         shown = {name: value for name, value in shown.items() if name.endswith("_mrr")} or shown
         numbers = ", ".join(f"{name} {value:.4g}" for name, value in shown.items() if isinstance(value, float))
@@ -99,7 +99,7 @@ class ProgressLines(TrainerCallback):
         print_on_main(f"{place}{numbers}")
 
     def on_train_end(self, args, state, control, **kwargs):
-        """Prints the last line."""
+        """Prints the final line, with the duration of training."""
         self._print(state, f"trained in {duration(time.monotonic() - self._start)}")
 
     def _seconds_a_step(self, state) -> float:

@@ -1,4 +1,4 @@
-"""Checks a plan against rows and encoder, before hours of work. `options` checks what needs neither."""
+"""Checks a plan against the rows and the encoder before training. `options` makes the checks that need neither."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def check_before_loading(
     data: RunData,
     profile: EncoderProfile,
 ) -> None:
-    """Checks a run of the command line once its rows are known and before its model is loaded.
+    """Checks a command-line run when its rows are known, before its model is loaded.
 
     Raises:
-        UserError: a setting cannot work. The message gives values that can.
+        UserError: a setting cannot work. The message gives values that do.
     """
     plan = resolve(args, estimator)
     scratch = model_args.from_scratch
@@ -66,10 +66,11 @@ def check_before_loading(
 
 
 def check_new_adapter(model_args: ModelArguments, merge: bool) -> None:
-    """Checks that the options of LoRA fit the encoder, before it is loaded.
+    """Checks the LoRA options against the encoder before it is loaded.
 
     Raises:
-        UserError: the adapter would be on random weights or on another adapter, or there is none to merge.
+        UserError: `lora_r` is set for an encoder from scratch or for an existing adapter, or there is no adapter to
+            merge.
     """
     new = model_args.lora_r is not None
     saved = None
@@ -88,10 +89,10 @@ def check_new_adapter(model_args: ModelArguments, merge: bool) -> None:
 
 
 def check_rows_of(plan: Plan, args, estimator, split: Split) -> None:
-    """Checks that the rows fill a batch, that the estimator can read them, and that there are negatives for them.
+    """Checks that the rows fill a batch, that the estimator can read them, and that the requested negatives exist.
 
     Raises:
-        UserError: one of these is not so. The message says what is missing, or which batch size works.
+        UserError: a check fails. The message says what is missing or which batch size works.
     """
     strategy = plan.train_sampling_strategy
     size = plan.batch_size * plan.processes
@@ -99,7 +100,7 @@ def check_rows_of(plan: Plan, args, estimator, split: Split) -> None:
     if strategy == "one_language":
         languages = languages_of(split.pair_rows())
     drop_last = args.dataloader_drop_last
-    # Its constructor refuses too few rows.
+    # The constructor raises UserError if there are too few rows.
     GlobalBatchSampler(len(split.judgments.pairs()), size, strategy=strategy, drop_last=drop_last, languages=languages)
     check_codes(plan.loss, plan.global_batch_size)
     if isinstance(estimator, Estimator):
@@ -115,14 +116,14 @@ def check_rows_of(plan: Plan, args, estimator, split: Split) -> None:
 
 
 def check_metric(args, dims: Iterable[int], eval_dataset) -> None:
-    """Checks that evaluation measures `metric_for_best_model`.
+    """Checks that evaluation computes `metric_for_best_model`.
 
     Args:
-        dims: the numbers of leading dimensions that are measured too.
-        eval_dataset: the evaluation rows, or a dict of several sets. Each set has its own metrics.
+        dims: the numbers of leading dimensions to measure in addition to full embeddings.
+        eval_dataset: the evaluation rows, or a dict of several sets, each with its own metrics.
 
     Raises:
-        UserError: it does not. The message suggests the nearest metric.
+        UserError: evaluation does not compute the metric. The message suggests a similar one.
     """
     metric = args.metric_for_best_model
     if metric is None or args.eval_strategy == "no":
@@ -142,7 +143,7 @@ def check_encoder(plan: Plan, args, model: PreTrainedModel, profile: EncoderProf
     """Checks that the encoder supports the plan.
 
     Raises:
-        UserError: the encoder lacks the pooling or has too few dimensions, or its weights cannot be merged.
+        UserError: the encoder does not fit its profile or has too few dimensions, or its weights cannot be merged.
     """
     check_model(model, profile)
     check_dims(plan.dims, model.config.hidden_size)
@@ -150,10 +151,10 @@ def check_encoder(plan: Plan, args, model: PreTrainedModel, profile: EncoderProf
 
 
 def check_own_collator(plan: Plan, prompt_lengths: Mapping[str, int]) -> None:
-    """Checks that no option needs our collator, since the user has one.
+    """Checks that no option requires the package's own collator, because the user has passed another one.
 
     Raises:
-        UserError: an option needs it.
+        UserError: an option requires it.
     """
     if plan.options.negatives_per_query:
         raise UserError("data_collator: collates pairs, so it cannot be used with negatives_per_query")
@@ -162,13 +163,13 @@ def check_own_collator(plan: Plan, prompt_lengths: Mapping[str, int]) -> None:
 
 
 def check_merging(args) -> None:
-    """Checks that a process holds all weights, if they are to be merged.
+    """Checks that `merge_ratio` is not combined with FSDP or DeepSpeed, where no process has all weights.
 
     Args:
         args: the training arguments, with or without `merge_ratio`.
 
     Raises:
-        UserError: no process holds all weights. The message gives the command that merges later.
+        UserError: they are combined. The message gives the command that merges after training.
     """
     if getattr(args, "merge_ratio", None) is not None and (args.fsdp or args.deepspeed):
         raise UserError(
@@ -177,13 +178,13 @@ def check_merging(args) -> None:
 
 
 def check_adapter(model: PreTrainedModel, args) -> None:
-    """Checks that a model's adapter can be trained, saved and merged.
+    """Checks that the model's adapter, if there is one, can be trained, saved and merged.
 
     Args:
         args: the training arguments, with or without `merge_lora`.
 
     Raises:
-        UserError: it cannot. The message says why and what to do.
+        UserError: a check fails. The message gives the reason and a remedy.
     """
     merge = getattr(args, "merge_lora", False)
     if not adapters.has_adapter(model):
@@ -199,7 +200,7 @@ def check_adapter(model: PreTrainedModel, args) -> None:
 
 
 def _check_saved(model: PreTrainedModel) -> None:
-    """Raises UserError if the adapter is frozen, or if weights are trained that are not part of it."""
+    """Raises UserError if the adapter is frozen, or if trained weights are not part of it and would not be saved."""
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     if not trained:
         raise UserError(
@@ -209,7 +210,7 @@ def _check_saved(model: PreTrainedModel) -> None:
     adapter = adapters.active_adapter(model)
     saved = adapters.adapter_state(model)
     for name in trained:
-        # The names in a saved file lack the adapter's name. DoRA's magnitudes lack ".weight".
+        # Saved names do not contain the adapter's name. Those of DoRA's magnitudes do not end in ".weight" either.
         names = {name}
         for own in (f".modules_to_save.{adapter}", f".{adapter}.weight", f".{adapter}"):
             names.add(name.replace(own, ""))
@@ -221,7 +222,7 @@ def _check_saved(model: PreTrainedModel) -> None:
 
 
 def _check_loadable(model: PreTrainedModel, pushes: bool) -> None:
-    """Raises UserError if the adapter could not be loaded together with its base."""
+    """Raises UserError if the adapter, once saved, could not be loaded together with its base."""
     saved = adapters.adapter_state(model)
     for missing in getattr(model, MISSING_WEIGHTS, ()):
         if missing not in saved:
@@ -244,13 +245,13 @@ def _check_loadable(model: PreTrainedModel, pushes: bool) -> None:
 
 
 def check_start(estimator, rows, checkpoint: str | None, step: int) -> None:
-    """Checks that a training has rows and can continue from its checkpoint.
+    """Checks that there are rows to train on, and that training can resume from the checkpoint.
 
     Args:
-        step: the number of steps that the trainer has trained already.
+        step: the number of steps that this trainer has already trained.
 
     Raises:
-        UserError: there are no rows, or the estimator needs the encoder as it was before the training.
+        UserError: there are no rows, or the estimator needs the encoder as it was before training.
     """
     if rows is None:
         raise UserError("train_dataset: training needs rows")
@@ -259,16 +260,18 @@ def check_start(estimator, rows, checkpoint: str | None, step: int) -> None:
 
 
 def check_trainer_arguments(model, processing_class, arguments: dict) -> None:
-    """Checks the types of the trainer's arguments, and that each has a meaning here.
+    """Checks the types of the trainer's arguments, and that none is unsupported.
+
+    It also adds a padding token to the tokenizer if it has none.
 
     Args:
-        model: the encoder, or None if `model_init` makes it.
-        arguments: the keyword arguments that `Trainer` would get.
+        model: the encoder, or None if `model_init` creates it.
+        arguments: the keyword arguments for `Trainer`.
 
     Raises:
-        UserError: an argument is wrong. The message gives the alternative.
+        UserError: an argument is invalid or unsupported. The message gives an alternative.
     """
-    # A PeftModel is not a PreTrainedModel, but contains one.
+    # A PeftModel is not a PreTrainedModel, but it contains one.
     is_encoder = model is None or isinstance(model, PreTrainedModel) or hasattr(model, "peft_config")
     no_model = model is None and arguments.get("model_init") is None
     if no_model:

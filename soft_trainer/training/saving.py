@@ -1,4 +1,4 @@
-"""Saves, loads and pushes an encoder as a complete folder, and marks checkpoints that are complete."""
+"""Saves, loads and pushes encoders as complete folders, and marks complete checkpoints."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from soft_trainer.options.resolve import Plan
 
 
 class SavingTrainer(Trainer):
-    """A `Trainer` whose output folder and checkpoints load with any tool, and which pushes only complete folders.
+    """A `Trainer` whose output folder and checkpoints load in any tool. It pushes only complete folders.
 
     Attributes:
-        encoder: the profile that is saved with the encoder.
-        plan: the settings of the training, for its Matryoshka dimensions.
-        identity: what a training that continues from a checkpoint must have in common with this one.
-        writes_card: True if `push_to_hub` writes the model card; False if something else has written it.
+        encoder: the profile to save with the encoder.
+        plan: the training plan, which gives the Matryoshka dimensions.
+        identity: the settings that a run must share to resume from this run's checkpoints.
+        writes_card: True if `push_to_hub` writes the model card, or False if the card has already been written.
     """
 
     encoder: EncoderProfile
     plan: Plan
     identity: dict[str, object]
     writes_card = True
-    _is_saving_checkpoint = False  # a checkpoint stores an adapter unmerged, so that a resumed run is exact
+    _is_saving_checkpoint = False  # if True, adapters stay unmerged, so that a resumed run is exact
 
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
-        """Saves a complete folder. A checkpoint stores an adapter unmerged, whatever `merge_lora` says."""
+        """Saves a complete folder. In a checkpoint, the adapter stays unmerged regardless of `merge_lora`."""
         if self.args.should_save:
             merge = getattr(self.args, "merge_lora", False) and not self._is_saving_checkpoint
             self._export(output_dir or self.args.output_dir, state_dict, merge)
 
     def _export(self, folder: str | Path, state_dict=None, merge: bool = False) -> None:
-        """Writes the encoder, the tokenizer, the profile, sentence-transformers' files and `training_args.json`."""
+        """Writes the encoder, the tokenizer, the profile, the sentence-transformers files and `training_args.json`."""
         model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
         profile = self.encoder.replace(matryoshka_dims=self.plan.dims)
         with reporting_disk_errors(folder):
@@ -69,33 +69,33 @@ class SavingTrainer(Trainer):
             rotate_checkpoints(run, limit, self.state.best_model_checkpoint, use_mtime=True)
 
     def _checkpoint_folder(self, run: str) -> Path:
-        """Returns the folder of this step's checkpoint."""
+        """Returns the folder for the current step's checkpoint."""
         return Path(run) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
-        """Loads the weights of a checkpoint. `Trainer` itself only loads adapters into a `PeftModel`."""
+        """Loads a checkpoint's weights. `Trainer` itself loads adapters only into a `PeftModel`."""
         if has_adapter(self.model) and not self.is_fsdp_enabled:
             self._load_adapter(resume_from_checkpoint)
         else:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_best_model(self) -> None:
-        """Loads the weights of the best checkpoint."""
+        """Loads the best checkpoint's weights."""
         if has_adapter(self.model) and not self.is_fsdp_enabled and not self.is_deepspeed_enabled:
             self._load_adapter(self.state.best_model_checkpoint)
         else:
             super()._load_best_model()
 
     def _load_adapter(self, checkpoint: str) -> None:
-        """Loads the adapter of a checkpoint. Raises UserError if it does not fit the model."""
+        """Loads a checkpoint's adapter. Raises UserError if it does not fit the model."""
         set_adapter_state(self.model, load_file(Path(checkpoint) / ADAPTER_WEIGHTS), checkpoint)
 
     def call_model_init(self, trial=None):
-        """Makes the encoder of a trial. An encoder inside a `PeftModel` is taken out of it."""
+        """Creates the encoder for a trial. If `model_init` returns a `PeftModel`, the encoder inside it is used."""
         return plain_encoder(super().call_model_init(trial))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Saves the encoder as a complete folder. Unlike `Trainer`, it never pushes; `push_to_hub` does."""
+        """Saves the encoder as a complete folder. Unlike in `Trainer`, only `push_to_hub` pushes."""
         super().save_model(output_dir, _internal_call=True)
 
     # ---- The Hub ----
@@ -107,10 +107,10 @@ class SavingTrainer(Trainer):
             self.hub_model_id = self._publisher.hub_model_id
 
     def push_to_hub(self, commit_message: str | None = "End of training", **kwargs) -> str | None:
-        """Saves the encoder with its card and pushes both.
+        """Saves the encoder with its model card and pushes them.
 
         Returns:
-            The commit's URL on the main process, None on the others.
+            The URL of the commit on the main process, or None on the others.
         """
         if self.hub_model_id is None:
             self.init_hf_repo()
@@ -127,6 +127,6 @@ class SavingTrainer(Trainer):
             self._publisher.push_checkpoint(checkpoint_folder, self.state.global_step)
 
     def _finish_current_push(self) -> None:
-        """Waits for the current push to finish."""
+        """Waits until the current push has finished."""
         if self.hub_model_id is not None and self.is_world_process_zero():
             self._publisher.finish()

@@ -1,4 +1,4 @@
-"""Describes a training for its summary on the terminal, its record and its model card."""
+"""Describes a training run for its summary in the terminal, its record and its model card."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from soft_trainer.options.resolve import Plan
 
 
 def loss_table(plan: Plan, estimator) -> dict[str, object]:
-    """Returns the loss with its settings, and the estimator."""
+    """Returns the loss and its settings, the name of the estimator and any Matryoshka dimensions."""
     name = None if estimator is None else type(estimator).__name__
     loss = {"loss": plan.loss.loss, "estimator": name}
     if plan.dims:
@@ -24,7 +24,7 @@ def loss_table(plan: Plan, estimator) -> dict[str, object]:
 
 
 def setup_table(args: TrainingArguments, plan: Plan, model: PreTrainedModel, precision: str) -> dict[str, object]:
-    """Returns the settings other than the loss: batches, precision, adapter, learning rate and seed."""
+    """Returns the settings other than those of the loss: batches, precision, adapter, learning rate and seed."""
     setup = {
         "pairs in a batch, per process": plan.batch_size,
         "processes": plan.processes,
@@ -43,7 +43,7 @@ def setup_table(args: TrainingArguments, plan: Plan, model: PreTrainedModel, pre
 
 
 def adapter_settings(model: PreTrainedModel) -> dict[str, object]:
-    """Returns the settings of the model's adapter, or {} if it has none."""
+    """Returns the settings of the model's adapter, or an empty dict if it has none."""
     if not has_adapter(model):
         return {}
     config = model.peft_config[active_adapter(model)]
@@ -52,15 +52,15 @@ def adapter_settings(model: PreTrainedModel) -> dict[str, object]:
         if hasattr(config, name):
             parts.append(f"{title} {getattr(config, name):g}")
     targets = config.target_modules
-    if not isinstance(targets, str):  # "all-linear" has become the full names of all layers, too many for a table
+    if not isinstance(targets, str):  # peft expands "all-linear" to the full names of all layers, too many for a table
         targets = ", ".join(sorted({name.rpartition(".")[2] for name in targets or ()}))
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     return {"adapter": ", ".join([*parts, targets]), "trained parameters": trained}
 
 
 def course_table(args: TrainingArguments, state: TrainerState) -> dict[str, object]:
-    """Returns the length of a training. If it ran without a break, its duration is included."""
-    # `max_steps` or early stopping may have cut the epochs.
+    """Returns the epochs and steps of a training run, and its duration unless it resumed from a checkpoint."""
+    # These may be fewer than planned because of `max_steps` or early stopping.
     course = {"epochs": round(state.epoch, 2), "steps": state.global_step}
     if best := best_step(args, state):
         course["step of the saved weights"] = best
@@ -72,7 +72,7 @@ def course_table(args: TrainingArguments, state: TrainerState) -> dict[str, obje
 
 
 def rows_table(rows: Mapping, profile: EncoderProfile, tokenizer) -> dict[str, object]:
-    """Returns the languages of the training rows, and the statistics of all rows.
+    """Returns the languages of the training rows, and statistics of all rows.
 
     Args:
         rows: the splits "train", "valid" and "codebase". A split that is not a single `Dataset` is left out.
@@ -87,7 +87,7 @@ def rows_table(rows: Mapping, profile: EncoderProfile, tokenizer) -> dict[str, o
 
 
 def training_numbers(state: TrainerState) -> dict[str, float]:
-    """Returns `train_loss`, `train_runtime` and so on as they were logged, or {} if nothing was trained."""
+    """Returns the logged `train_loss`, `train_runtime` and so on, or an empty dict if nothing was trained."""
     for entry in reversed(state.log_history):
         if "train_runtime" in entry:
             return {name: value for name, value in entry.items() if name != "step"}
@@ -95,7 +95,7 @@ def training_numbers(state: TrainerState) -> dict[str, float]:
 
 
 def best_step(args: TrainingArguments, state: TrainerState) -> int | None:
-    """Returns the step whose weights were loaded at the end, or None if it is the last step."""
+    """Returns the step whose weights were loaded at the end, or None if the last step's weights were kept."""
     if args.load_best_model_at_end and state.best_model_checkpoint is not None:
         return state.best_global_step
     return None
@@ -104,12 +104,12 @@ def best_step(args: TrainingArguments, state: TrainerState) -> int | None:
 def measured_results(
     evaluations: Iterable[tuple[int, bool, Mapping]], final_step: int, merged: bool
 ) -> dict[str, dict[str, dict]]:
-    """Returns `{set: {"untrained" | "trained": metrics}}`.
+    """Returns the metrics of each evaluation set as `{set: {"untrained" | "trained": metrics}}`.
 
     Args:
-        evaluations: the step of each evaluation, True if it happened during training, and its metrics.
+        evaluations: for each evaluation, the step, True if it took place during training, and the metrics.
         final_step: the step of the final weights.
-        merged: True if the final weights are merged. No evaluation during training has measured those.
+        merged: True if the final weights are merged. Evaluations during training did not measure those.
     """
     results: dict[str, dict[str, dict]] = {}
     for step, in_training, logged in evaluations:
