@@ -177,7 +177,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             preflight.check_own_collator(self.plan, prompts)
         if self.compute_metrics is None:
             preflight.check_metric(self.args, self.evaluated_dims, self.eval_dataset)
-        preflight.check_encoder(self.plan, self.args, self.model, self.encoder)
+        preflight.check_encoder(self.plan, self.model, self.encoder)
         if self.train_split is not None:
             preflight.check_rows_of(self.plan, self.args, self.estimator, self.train_split)
             preflight.check_adapter(self.model, self.args)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from transformers import PreTrainedModel
 
@@ -26,57 +25,16 @@ from soft_trainer.terminal import print_on_main
 PAPER_MODEL = "sentence-transformers/msmarco-distilbert-dot-v5"  # the paper's SimCSE estimator starts from it
 
 
-class EstimatorEntry(NamedTuple):
-    """An entry of `ESTIMATORS`.
-
-    Args:
-        label: the estimator's name in tables.
-        estimator_class: the estimator's class, or None for "none". Its attributes give the default alpha, beta and
-            temperature.
-        arguments: returns the constructor's arguments except the encoder, given the options and the query column.
-        takes_model: True if `--estimator_model` selects the estimator's encoder.
-        default_model: the encoder to use if `--estimator_model` is not given.
-    """
-
-    label: str
-    estimator_class: type[Estimator] | None
-    arguments: Callable[[DataArguments, str], dict]
-    takes_model: bool = False
-    default_model: str | None = None
-
-
-def _of_bm25(options: DataArguments, query_column: str) -> dict:
-    return {
-        "column": query_column,
-        "document_column": options.bm25_document_column,
-        "idf": options.bm25_idf,
-        "scope": options.bm25_scope,
-        "cache_dir": cache_folder(options),
-    }
-
-
-def _of_encoders(options: DataArguments, _: str) -> dict:
-    folder = cache_folder(options)
-    if folder is not None and (refusal := refusal_of(Path(folder))):
-        raise UserError(f"estimator_cache_dir={folder}: {refusal}; {REMEDY}")
-    return {"cache_dir": folder}
-
-
-def cache_folder(arguments: DataArguments) -> str | Path | None:
-    """Returns the folder in which embeddings and neighbours are cached, or None if they are not cached."""
-    if arguments.estimator_cache_dir == "none":
-        return None
-    return arguments.estimator_cache_dir or DEFAULT_FOLDER
-
-
 # The same order as in the paper's tables.
-ESTIMATORS: dict[str, EstimatorEntry] = {
-    "none": EstimatorEntry("", None, lambda *_: {}),
-    "bm25": EstimatorEntry("BM25", BM25Estimator, _of_bm25),
-    "trained_model": EstimatorEntry("Trained model", TrainedModelEstimator, _of_encoders, takes_model=True),
-    "simcse": EstimatorEntry("SimCSE", SimCSEEstimator, _of_encoders, takes_model=True, default_model=PAPER_MODEL),
-    "initial_model": EstimatorEntry("Initial model", InitialModelEstimator, _of_encoders),
+ESTIMATORS: dict[str, type[Estimator] | None] = {
+    "none": None,
+    "bm25": BM25Estimator,
+    "trained_model": TrainedModelEstimator,
+    "simcse": SimCSEEstimator,
+    "initial_model": InitialModelEstimator,
 }
+# The estimators whose encoder `--estimator_model` selects, with their default encoders.
+DEFAULT_MODELS: dict[str, str | None] = {"trained_model": None, "simcse": PAPER_MODEL}
 
 
 def choose_estimator(
@@ -104,7 +62,7 @@ def choose_estimator(
         raise UserError(f"estimator={name!r}: use {', '.join(ESTIMATORS)}, or module:Class")
     else:
         estimator = _known(name, arguments, query_columns[0], trust_remote_code)
-    if model and not (name in ESTIMATORS and ESTIMATORS[name].takes_model):
+    if model and name not in DEFAULT_MODELS:
         print_on_main(f"warning: estimator_model={model} has no effect: estimator={name} takes none")
     return estimator
 
@@ -133,17 +91,29 @@ def apply_default_options(
 
 def _known(name: str, arguments: DataArguments, query_column: str, trust_remote_code: bool) -> Estimator | None:
     """Creates an estimator that is listed in `ESTIMATORS`."""
-    entry = ESTIMATORS[name]
-    options = entry.arguments(arguments, query_column)
-    if entry.takes_model:
-        model = arguments.estimator_model or entry.default_model
+    estimator_class = ESTIMATORS[name]
+    if estimator_class is None:
+        return None
+    folder = arguments.estimator_cache_dir or DEFAULT_FOLDER
+    if folder == "none":
+        folder = None
+    options = {"cache_dir": folder}
+    if name == "bm25":
+        options["column"] = query_column
+        options["document_column"] = arguments.bm25_document_column
+        options["idf"] = arguments.bm25_idf
+        options["scope"] = arguments.bm25_scope
+    elif folder is not None and (refusal := refusal_of(Path(folder))):
+        raise UserError(f"estimator_cache_dir={folder}: {refusal}; {REMEDY}")
+    if name in DEFAULT_MODELS:
+        model = arguments.estimator_model or DEFAULT_MODELS[name]
         if model is None:
             raise UserError(f"estimator={name}: name its folder or Hub name with --estimator_model")
         base, revision = split_revision(model)
         # Raises an error for a missing encoder now rather than when the estimator is fitted.
         load_tokenizer(base, resolve_profile(base, revision=revision), revision, trust_remote_code)
         options |= {"model_name_or_path": model, "trust_remote_code": trust_remote_code}
-    return entry.estimator_class and entry.estimator_class(**options)
+    return estimator_class(**options)
 
 
 def _users_own(name: str):

@@ -65,8 +65,7 @@ class LoraOptions(RefusesRemoved):
     def __post_init__(self):
         check_values(self)
         for name in ("lora_alpha", "lora_dropout", "lora_target_modules"):
-            alone = self.lora_r is None and getattr(self, name) is not None
-            if alone:
+            if self.lora_r is None and getattr(self, name) is not None:
                 raise UserError(f"{name}: has no meaning without --lora_r, 16 for example")
 
 

@@ -211,6 +211,10 @@ def _check_together(args) -> None:
         )
     if getattr(args, "gradient_cache_chunk_size", None) is not None and args.deepspeed_plugin is not None:
         raise UserError("gradient_cache_chunk_size: DeepSpeed allows one backward pass a step; use DDP or FSDP")
+    if getattr(args, "merge_ratio", None) is not None and (args.fsdp or args.deepspeed):
+        raise UserError(
+            "merge_ratio: no process of FSDP or DeepSpeed has all weights; use soft-trainer merge after it"
+        )
     if args.auto_find_batch_size and args.world_size > 1:
         raise UserError(
             "auto_find_batch_size: works on one process only, since several would wait for the one that has run out "

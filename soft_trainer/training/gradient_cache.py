@@ -14,27 +14,26 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import get_device_states, set_device_states
 
 from soft_trainer import distributed
 from soft_trainer.data.batches import Batch
 
 
 class RandomState:
-    """A snapshot of the random number generators on the CPU and one device."""
+    """A snapshot of the random number generators on the CPU and on a tensor's device."""
 
-    def __init__(self, device: torch.device):
-        self.device = device
+    def __init__(self, tensor: Tensor):
+        self.device_type = tensor.device.type
         self.cpu = torch.get_rng_state()
-        self.own = None if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
+        self.devices, self.states = get_device_states(tensor)
 
     @contextlib.contextmanager
     def again(self):
         """Replays the random numbers inside the `with` block, and restores the current state afterwards."""
-        devices = [] if self.own is None else [self.device]
-        with torch.random.fork_rng(devices, device_type=self.device.type if devices else "cuda"):
+        with torch.random.fork_rng(self.devices, device_type=self.device_type):
             torch.set_rng_state(self.cpu)
-            if self.own is not None:
-                torch.get_device_module(self.device).set_rng_state(self.own, self.device)
+            set_device_states(self.devices, self.states, device_type=self.device_type)
             yield
 
 
@@ -68,7 +67,7 @@ def cached_backward(
     states = []
     with torch.no_grad():
         for chunk in chunks:
-            states.append(RandomState(chunk["input_ids"].device))
+            states.append(RandomState(chunk["input_ids"]))
             parts.append(encode(chunk).requires_grad_())
     first = len(batch.query.chunks)
     queries = torch.cat(parts[:first])[batch.query.order]

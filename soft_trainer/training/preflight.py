@@ -54,7 +54,6 @@ def check_before_loading(
         size = pretrained_config(model_args).hidden_size
     check_dims(dims, size)
     check_metric(args, [dim for dim in dims if dim < size], data.evaluated("valid", data_args.languages))
-    check_merging(args)
     check_new_adapter(model_args, args.merge_lora)
     if scratch and isinstance(estimator, InitialModelEstimator):
         raise UserError(
@@ -105,10 +104,13 @@ def check_rows_of(plan: Plan, args, estimator, split: Split) -> None:
     check_codes(plan.loss, plan.global_batch_size)
     if isinstance(estimator, Estimator):
         estimator.check(split)
-    adds = plan.options.negatives_per_query > 0
-    if adds and plan.loss.needs_similarity and split.judgments.wrong is not None:
-        check_codes_have_queries(estimator, split, split.judgments.wrong.indices)
-    if adds and split.judgments.wrong is None and not getattr(estimator, "finds_neighbours", False):
+    if plan.options.negatives_per_query == 0:
+        return
+    wrong = split.judgments.wrong
+    if wrong is not None:
+        if plan.loss.needs_similarity:
+            check_codes_have_queries(estimator, split, wrong.indices)
+    elif not getattr(estimator, "finds_neighbours", False):
         raise UserError(
             "negatives_per_query: give the rows a column 'negatives', or name an estimator that finds similar codes: "
             "bm25, simcse, trained_model or initial_model"
@@ -139,15 +141,14 @@ def check_metric(args, dims: Iterable[int], eval_dataset) -> None:
         raise UserError(f"metric_for_best_model={metric!r}: is not measured{hint}")
 
 
-def check_encoder(plan: Plan, args, model: PreTrainedModel, profile: EncoderProfile) -> None:
+def check_encoder(plan: Plan, model: PreTrainedModel, profile: EncoderProfile) -> None:
     """Checks that the encoder supports the plan.
 
     Raises:
-        UserError: the encoder does not fit its profile or has too few dimensions, or its weights cannot be merged.
+        UserError: the encoder does not fit its profile, or has too few dimensions.
     """
     check_model(model, profile)
     check_dims(plan.dims, model.config.hidden_size)
-    check_merging(args)
 
 
 def check_own_collator(plan: Plan, prompt_lengths: Mapping[str, int]) -> None:
@@ -160,21 +161,6 @@ def check_own_collator(plan: Plan, prompt_lengths: Mapping[str, int]) -> None:
         raise UserError("data_collator: collates pairs, so it cannot be used with negatives_per_query")
     if any(prompt_lengths.values()):
         raise UserError("data_collator: does not know which tokens are the prompt's; use include_prompt=True with it")
-
-
-def check_merging(args) -> None:
-    """Checks that `merge_ratio` is not combined with FSDP or DeepSpeed, where no process has all weights.
-
-    Args:
-        args: the training arguments, with or without `merge_ratio`.
-
-    Raises:
-        UserError: they are combined. The message gives the command that merges after training.
-    """
-    if getattr(args, "merge_ratio", None) is not None and (args.fsdp or args.deepspeed):
-        raise UserError(
-            "merge_ratio: no process of FSDP or DeepSpeed has all weights; use soft-trainer merge after it"
-        )
 
 
 def check_adapter(model: PreTrainedModel, args) -> None:
@@ -271,12 +257,10 @@ def check_trainer_arguments(model, processing_class, arguments: dict) -> None:
     Raises:
         UserError: an argument is invalid or unsupported. The message gives an alternative.
     """
-    # A PeftModel is not a PreTrainedModel, but it contains one.
-    is_encoder = model is None or isinstance(model, PreTrainedModel) or hasattr(model, "peft_config")
-    no_model = model is None and arguments.get("model_init") is None
-    if no_model:
+    if model is None and arguments.get("model_init") is None:
         raise UserError("model: pass a PreTrainedModel encoder, or model_init= that makes one")
-    if not is_encoder:
+    # A PeftModel is not a PreTrainedModel, but it contains one.
+    if not (model is None or isinstance(model, PreTrainedModel) or hasattr(model, "peft_config")):
         raise UserError(f"model: a PreTrainedModel encoder is expected, not {type(model).__name__}")
     if processing_class is None:
         raise UserError("processing_class: SoftInfoNCETrainer needs the encoder's tokenizer")
