@@ -1,4 +1,4 @@
-"""The callback that fits an estimator before training and logs its weights."""
+"""Defines the callback that fits an estimator before training and logs its weights."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from soft_trainer.terminal import print_on_main
 
 
 class EstimatorCallback(TrainerCallback):
-    """Fits the estimator of the weights before training, and logs statistics of the weights.
+    """Fits the estimator that supplies the weights before training, and logs statistics of the weights.
 
     `SoftInfoNCETrainer` finds it among its callbacks and calls `fit`. A subclass may fit the estimator again later, in
-    any event of a callback. Data workers (`Estimator.in_workers`) see the change from the next epoch on.
+    any event of a callback. Data-loader workers (`Estimator.in_workers`) see the change from the next epoch on.
 
     Args:
         estimator: an object with `fit(split)` and `similarity(query_rows, code_rows)`.
 
     Attributes:
         histogram: the distribution of the negatives' weights in the last logged step, as the `edges` of bins and their
-            `counts`. None before the first logged step.
+            `counts`, or None before the first logged step.
     """
 
     BINS = 40
@@ -61,8 +61,8 @@ class EstimatorCallback(TrainerCallback):
 
         Returns:
             The mean and the minimum of the weights, and the shares of weights at the floor and below one half.
-            `weight_entropy` is the entropy of a query's weights, divided by the largest possible entropy.
-            `score_margin` is the positive's score minus the hardest negative's score. Both are means over queries.
+            `weight_entropy` is the entropy of a query's weights relative to its maximum. `score_margin` is the
+            positive's score minus that of the hardest negative. Both are means over queries.
         """
         if self._last is None:
             return {}
@@ -93,7 +93,7 @@ class EstimatorCallback(TrainerCallback):
 
 
 def with_estimators(callbacks) -> list:
-    """Returns a trainer's callbacks, with each bare estimator wrapped in an `EstimatorCallback`."""
+    """Returns a trainer's callbacks with each bare estimator wrapped in an `EstimatorCallback`."""
     wrapped = []
     for callback in callbacks or ():
         if callable(getattr(callback, "similarity", None)) and callable(getattr(callback, "fit", None)):
@@ -103,10 +103,10 @@ def with_estimators(callbacks) -> list:
 
 
 def find_estimator_callback(callbacks) -> EstimatorCallback | None:
-    """Returns the `EstimatorCallback` among the callbacks of a trainer, or None.
+    """Returns the `EstimatorCallback` among a trainer's callbacks, or None.
 
     Raises:
-        UserError: there are several.
+        UserError: several callbacks have an estimator.
     """
     chosen = [callback for callback in callbacks or () if isinstance(callback, EstimatorCallback)]
     if len(chosen) > 1:
@@ -115,6 +115,6 @@ def find_estimator_callback(callbacks) -> EstimatorCallback | None:
 
 
 def _is_one_to_one(split: Split) -> bool:
-    """Returns True if query i and code i form pair i, for all of them."""
+    """Returns True if pair i consists of query i and code i, for all pairs."""
     pairs = split.judgments.pairs()
     return np.array_equal(pairs[:, 0], pairs[:, 1]) and np.array_equal(pairs[:, 0], np.arange(len(split.corpus)))

@@ -1,4 +1,4 @@
-"""Distils an encoder into a static one, which trains in a minute on a laptop and searches as fast as words."""
+"""Distils encoders into static ones, which train in a minute on a laptop and search as fast as words."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ def distil_static(
         model: a folder or a name on the Hub, as for `load_encoder`.
         output_dir: the folder to write to.
         dimensions: the number of dimensions of an embedding.
-        texts: a file or a folder, such as a source tree, in which tokens are counted. By default, the frequency of a
-            token is estimated from its rank in the vocabulary (Zipf's law).
-        trust_remote_code: run the code that comes with the model. Read it first.
+        texts: a file or a folder, such as a source tree, to count tokens in. By default, a token's frequency is
+            estimated from its rank in the vocabulary (Zipf's law).
+        trust_remote_code: whether to run code that comes with the model. Read it first.
 
     Returns:
         The folder.
 
     Raises:
-        UserError: the encoder cannot be loaded or distilled, the texts do not exist, or the folder cannot be written.
+        UserError: the encoder cannot be loaded or distilled, the texts do not exist, or the folder cannot be written
+            to.
     """
     check_writable(output_dir, f"output_dir={output_dir}")
     if texts is not None and not Path(texts).exists():

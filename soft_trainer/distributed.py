@@ -1,4 +1,4 @@
-"""Exchanges data between processes. With a single process every function returns its input."""
+"""Exchanges data between processes. With a single process, every function returns its input."""
 
 from __future__ import annotations
 
@@ -24,17 +24,14 @@ def is_local_main() -> bool:
 
 
 def device() -> torch.device:
-    """Returns the device of this process."""
+    """Returns this process's device."""
     from accelerate import PartialState  # slow to import
 
     return PartialState().device
 
 
 def use_the_cores() -> None:
-    """Divides the cores of a machine without a GPU among its processes.
-
-    `accelerate launch` gives each process only one thread.
-    """
+    """Divides the cores of a machine without a GPU among its processes. `accelerate launch` gives each only one."""
     launched = "ACCELERATE_MIXED_PRECISION" in os.environ
     if launched and device().type == "cpu" and torch.get_num_threads() == 1:
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
@@ -67,9 +64,9 @@ def shard(length: int, rank: int, processes: int) -> slice:
 def gather_with_gradient(local: Tensor, sizes: Sequence[int]) -> Tensor:
     """Concatenates the tensors of all processes, Tensor[B_r, d] each, to Tensor[sum(sizes), d], with gradient.
 
-    The backward pass sums the gradients of all processes' copies. Each process averages the loss over its own B_r
-    queries and scales it by `processes x B_r / N`. An averaging all-reduce then gives the gradient that one process
-    would compute on the global batch.
+    The backward pass sums the gradients from all processes' copies. Each process averages the loss over its own B_r
+    queries and scales it by `processes x B_r / N`. An averaging all-reduce then gives the gradient that a single
+    process would compute on the global batch.
     """
     if _is_distributed():
         return _Gather.apply(local, tuple(sizes))
@@ -77,7 +74,7 @@ def gather_with_gradient(local: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def gather(local: Tensor) -> Tensor:
-    """Concatenates the tensors of all processes, Tensor[n_r, ...] each, without gradient. Their n_r may differ."""
+    """Concatenates the tensors of all processes, Tensor[n_r, ...] each, without gradient. Each n_r may differ."""
     if not _is_distributed():
         return local
     sizes = [torch.zeros(1, dtype=torch.long, device=local.device) for _ in range(dist.get_world_size())]
@@ -95,12 +92,12 @@ def from_main(value):
 
 
 def any_process(flag: bool) -> bool:
-    """Returns True if `flag` is true on any process."""
+    """Returns True if `flag` is True on any process."""
     return largest([int(flag)])[0] > 0
 
 
 def gather_numbers(number: int) -> list[int]:
-    """Returns the numbers of all processes, in the order of their ranks."""
+    """Returns the numbers from all processes, in the order of their ranks."""
     if _is_distributed():
         return gather(torch.tensor([number], device=device())).tolist()
     return [number]
@@ -120,7 +117,7 @@ def _is_distributed() -> bool:
 
 
 def _joined(local: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Gathers shards of unequal length. They are padded to the longest, because gloo and NCCL need equal shapes."""
+    """Gathers shards of different lengths. They are padded to the longest, because gloo and NCCL need equal shapes."""
     padded = local.new_zeros((max(sizes), *local.shape[1:]))
     padded[: len(local)] = local
     shards = [torch.empty_like(padded) for _ in sizes]

@@ -1,4 +1,4 @@
-"""Writes files atomically, by renaming a temporary file, and tells complete checkpoints from incomplete ones."""
+"""Writes files atomically by renaming a temporary file, and tells complete checkpoints from incomplete ones."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ UNREADABLE = (OSError, EOFError, UnicodeDecodeError, zlib.error)
 
 @contextmanager
 def written_aside(path: str | Path) -> Iterator[Path]:
-    """Yields a temporary path next to `path` to write to, and renames it to `path` at the end.
+    """Yields a temporary path next to `path` to write to, and finally renames it to `path`.
 
-    Readers see the old file or the new one, never part of one. If the body raises, `path` stays unchanged and the
-    temporary file is removed.
+    Readers see either the old file or the new one, never a part of it. If the body raises, `path` stays unchanged and
+    the temporary file is removed.
     """
     path = Path(path)
     aside = path.with_name(f".{path.name}.{platform.node()}-{os.getpid()}.tmp")
@@ -42,7 +42,7 @@ def written_aside(path: str | Path) -> Iterator[Path]:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Writes `text` atomically, in UTF-8."""
+    """Writes text atomically, as UTF-8."""
     with written_aside(path) as aside:
         aside.write_text(text, encoding="utf-8")
 
@@ -51,7 +51,7 @@ def check_writable(folder: str | Path, named: str) -> None:
     """Raises UserError if a folder cannot be created or written to.
 
     Args:
-        named: the option and its value, for the start of the message.
+        named: the option and its value, with which the message begins.
     """
     absolute = Path(folder).absolute()
     # Unlike this, `Path.exists` raises an error below a folder that the user may not enter.
@@ -63,15 +63,15 @@ def check_writable(folder: str | Path, named: str) -> None:
 
 
 def write_json(path: str | Path, value) -> None:
-    """Writes `value` atomically, as indented JSON."""
+    """Writes a value atomically, as indented JSON."""
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
 def write_results(folder: str | Path, record: Mapping, **parts: Mapping[str, float]) -> None:
-    """Writes the record of a run, and its numbers to the same files as the examples of `transformers`.
+    """Writes a run's record, and its metrics to the same files as the examples of `transformers`.
 
-    `PART_results.json` has the numbers of one part, `all_results.json` the numbers of all parts, and `run.json` the
-    record. The record is written last, so a folder with a record is complete.
+    `PART_results.json` has the metrics of one part, `all_results.json` those of all parts, and `run.json` the record.
+    The record is written last, so a folder with a record is complete.
     """
     folder = Path(folder)
     for part, numbers in parts.items():
@@ -82,7 +82,7 @@ def write_results(folder: str | Path, record: Mapping, **parts: Mapping[str, flo
 
 
 def write_rows(rows: Mapping[str, Iterable[dict]], folder: str | Path) -> None:
-    """Writes rows to `folder` as `SPLIT.jsonl.gz`. Files are renamed into place after all splits have been written."""
+    """Writes rows to `folder` as `SPLIT.jsonl.gz`. Files are renamed into place once all splits have been written."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
@@ -95,7 +95,7 @@ def write_rows(rows: Mapping[str, Iterable[dict]], folder: str | Path) -> None:
 
 
 def open_text(path: str | Path, newline: str | None = None) -> TextIO:
-    """Opens a text file in UTF-8, plain or gzipped, for reading. Reading it may raise any error in UNREADABLE."""
+    """Opens a UTF-8 text file, plain or gzipped, for reading. While it is read, any error in UNREADABLE may occur."""
     if str(path).endswith(".gz"):
         opener = gzip.open
     else:
@@ -118,7 +118,7 @@ def read_json(path: str | Path, kind: type = dict):
 
 
 def read_json_lines(path: str | Path) -> Iterator[tuple[str, dict]]:
-    """Yields (location, object) for each line of a JSON Lines file, plain or gzipped. The location is for messages.
+    """Yields (location, object) for each line in a JSON Lines file, plain or gzipped. Messages can use the location.
 
     Raises:
         UserError: the file cannot be read as UTF-8, or a line is not a JSON object. The message gives file and row.
@@ -140,7 +140,7 @@ def read_json_lines(path: str | Path) -> Iterator[tuple[str, dict]]:
 
 
 def _parsed(text: str):
-    """Parses JSON. A lone surrogate, which remains where a text was cut, becomes `?`."""
+    """Parses JSON. A lone surrogate, as left where a text was cut, becomes `?`."""
     value = json.loads(text)
     if "\\ud" in text.lower():
         value = json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
@@ -199,7 +199,7 @@ def mark_complete(folder: str | Path, training: Mapping) -> None:
 
 
 def _written(folder: Path) -> float | None:
-    """Returns the time when a checkpoint was marked complete, or None if a file is missing or has another size."""
+    """Returns the time when a checkpoint was marked complete, or None if a file is missing or has a different size."""
     with suppress(OSError, UserError, KeyError, AttributeError):  # no marker of this version, or a missing file
         marker = read_json(folder / MARKER)
         if all((folder / name).stat().st_size == size for name, size in marker["sizes"].items()):
@@ -210,8 +210,8 @@ def _written(folder: Path) -> float | None:
 def newest_complete(output_dir: str | Path) -> str | None:
     """Returns a run's newest complete checkpoint, or None. Warns about incomplete ones.
 
-    The newest is the one that was written last. It need not have the latest step, because an earlier run may have
-    written to this folder. The recorded time counts, because a copy of the folder has other modification times.
+    The newest is the one that was written last. It need not have the highest step, because an earlier run may have
+    written to this folder. The recorded time is used, because copying a folder changes modification times.
     """
     from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints  # slow to import
 
@@ -229,11 +229,11 @@ def last_checkpoint(wanted: str | bool | None, output_dir: str | Path) -> str | 
     """Finds the checkpoint to resume from.
 
     Args:
-        wanted: `resume_from_checkpoint`: a checkpoint's folder, "last" or "true" for the newest complete checkpoint of
-            `output_dir`, or "false" or None for no checkpoint.
+        wanted: the value of `resume_from_checkpoint`: a checkpoint's folder, "last" or "true" for the newest complete
+            checkpoint in `output_dir`, or "false" or None for no checkpoint.
 
     Returns:
-        The checkpoint's folder, or None to start at the first step.
+        The checkpoint's folder, or None to start from the beginning.
 
     Raises:
         UserError: the folder does not exist, or it is not a complete checkpoint.

@@ -40,7 +40,7 @@ _UNREAD_ADAPTER = {"base_model_name_or_path", "inference_mode", "revision", "tas
 
 
 def fingerprint(*parts) -> str:
-    """Returns a hash of plain values, bytes, arrays and sparse matrices, and of lists and mappings of them."""
+    """Returns a hash of plain values, bytes, arrays and sparse matrices, and of lists and mappings of these."""
     digest = xxhash.xxh3_128()
     _add(digest, parts)
     return digest.hexdigest()
@@ -73,7 +73,7 @@ def _add(digest, value) -> None:
 
 
 def rows_fingerprint(rows, columns: Sequence[str] | None = None) -> str:
-    """Returns a hash of the values in some columns of a `datasets.Dataset`, by default in all of them."""
+    """Returns a hash of the values in a `datasets.Dataset`, either in all columns or in some."""
     import pyarrow as pa  # slow to import, and a search has no rows
 
     digest = xxhash.xxh3_128()
@@ -92,7 +92,7 @@ def rows_fingerprint(rows, columns: Sequence[str] | None = None) -> str:
 
 
 def tokenizer_fingerprint(tokenizer) -> str:
-    """Returns a hash that changes if the token ids of any text or the side of truncation change."""
+    """Returns a hash that changes if any text would be tokenised or truncated differently."""
     settings = {name: getattr(tokenizer, name, None) for name in ("truncation_side", "split_special_tokens")}
     settings |= tokenizer.special_tokens_map
     if tokenizer.is_fast:
@@ -111,7 +111,7 @@ def tokenizer_fingerprint(tokenizer) -> str:
 def encoder_fingerprint(model, tokenizer, profile) -> str:
     """Returns a hash that changes with the weights, the configuration, the tokenizer or the profile.
 
-    The score scale and the columns to read are left out, because embeddings do not depend on them.
+    The score scale and the names of columns are left out, because embeddings do not depend on them.
     """
     adapters = getattr(model, "peft_config", {})
     settings = {
@@ -124,7 +124,7 @@ def encoder_fingerprint(model, tokenizer, profile) -> str:
 
 
 def model_fingerprint(model, weights: Mapping) -> str:
-    """Returns a hash of some of a model's weights and of its configuration. It takes about 0.1 s per GB."""
+    """Returns a hash of a model's configuration and of some of its weights. It takes about 0.1 s per GB."""
     import torch  # loaded already, because there is a model
 
     digest = xxhash.xxh3_128()
@@ -155,9 +155,9 @@ def _without(settings: dict, unread: set[str]) -> dict:
 
 
 def file_fingerprint(path: str | os.PathLike) -> str:
-    """Returns a hash of the bytes of a file.
+    """Returns a hash of a file's bytes.
 
-    The hash of a large file is stored with the file's inode, size and times, so that an unchanged file is read once.
+    The hash of a large file is stored with its inode, size and times, so that an unchanged file is read only once.
 
     Raises:
         OSError: the file cannot be read.
@@ -184,7 +184,7 @@ def file_fingerprint(path: str | os.PathLike) -> str:
 
 
 def folder_fingerprint(folder: str | os.PathLike) -> str:
-    """Returns a hash of the names and bytes of the files below a folder, or of a single file.
+    """Returns a hash of the names and contents of the files below a folder, or of a single file.
 
     Hidden files and files in hidden folders are left out.
     """
@@ -201,9 +201,9 @@ def folder_fingerprint(folder: str | os.PathLike) -> str:
 
 
 def kept_files(record: Path, made_from: str) -> list[Path] | None:
-    """Returns the files of a record, or None if they must be made again.
+    """Returns the files in a record, or None if they must be made again.
 
-    That is the case if they were made from something else, or if a file is missing or damaged.
+    They must be made again if they were made from something else, or if a file is missing or damaged.
 
     Args:
         made_from: the fingerprint of everything that the files depend on.
@@ -221,10 +221,10 @@ def kept_files(record: Path, made_from: str) -> list[Path] | None:
 
 
 def keep_files(record: Path, made_from: str, files: Sequence[Path]) -> None:
-    """Writes the record of complete files, for `kept_files`.
+    """Writes the record that `kept_files` reads, once all files are complete.
 
     Raises:
-        OSError: the disk fails.
+        OSError: the disk failed.
     """
     names = {os.path.relpath(path, record.parent): file_fingerprint(path) for path in files}
     write_json(record, {"made_from": made_from, "files": names})
@@ -238,7 +238,7 @@ def code_fingerprint(*modules: str) -> str:
     """Returns a hash of the source code of modules and packages, which serves as the version of their output.
 
     Args:
-        modules: full names, such as "soft_trainer.dataflow".
+        modules: their full names, such as "soft_trainer.dataflow".
     """
     sources = []
     for name in modules:
@@ -253,12 +253,12 @@ def code_fingerprint(*modules: str) -> str:
 
 
 def plain_settings(settings):
-    """Returns settings, a mapping or a list, as they are after a round trip through JSON."""
+    """Returns settings, which are a mapping or a list, in the form that they have after a round trip through JSON."""
     return json.loads(json.dumps(settings, default=_plain))
 
 
 def differences(then: Mapping, now: Mapping) -> list[str]:
-    """Describes the settings that differ between two mappings, such as "seed was 1, is 2". Both must have them."""
+    """Describes the settings that differ between two mappings with the same keys, as in "seed was 1, is 2"."""
     lines = []
     for name in now:
         if name in then and then[name] != now[name]:

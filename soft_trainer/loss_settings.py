@@ -1,4 +1,4 @@
-"""The loss that a run minimises, with its settings."""
+"""Defines the loss that a run minimises, together with its settings."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ NEED_SIMILARITY = {"cancel": "none", "distill_weight": 0}
 
 @dataclass(frozen=True)
 class LossSettings:
-    """The loss of a training with its settings. Calling it with the scores of a batch computes the loss.
+    """A run's loss and its settings. Call it with the scores of a batch to compute the loss.
 
     Args:
         loss: a key of `LOSSES`, or a user's function as `module:name`.
-        weighting: how similarities become weights, a key of `WEIGHTINGS` or a user's function as `module:name`.
+        weighting: how similarities become weights: a key of `WEIGHTINGS`, or a user's function as `module:name`.
         alpha, beta, temperature, floor: the parameters of Eq. 4 and of the softmax before it.
-        margin: the margin of positive-aware weights. Their temperature is `temperature`.
-        infonce_weight, kl_weight: the weights of the two terms of `kl_regularization`.
+        margin: the margin of positive-aware weights, whose temperature is `temperature`.
+        infonce_weight, kl_weight: the weights of the two terms in `kl_regularization`.
         cancel: false-negative cancellation (Section 4.4): "none", "top_k" or "ratio".
-        cancel_k: the number of most similar negatives that "top_k" leaves out.
-        cancel_ratio: "ratio" leaves out a negative whose similarity is above this share of the positive's.
-        distill_weight: the weight of an additional loss, the KL divergence from the estimator; 0 turns it off.
+        cancel_k: the number of most similar negatives that "top_k" cancels.
+        cancel_ratio: "ratio" cancels negatives whose similarity is above this share of the positive's.
+        distill_weight: the weight of an additional loss, the KL divergence from the estimator. 0 turns it off.
         distill_temperature: the temperature of the estimator's softmax in that loss.
     """
 
@@ -80,7 +80,7 @@ class LossSettings:
 
     @property
     def settings_that_need_similarity(self) -> str:
-        """The settings that need an estimator, as `name=value, ...`; empty if there are none."""
+        """The settings that need an estimator, as `name=value, ...`, or "" if there are none."""
         names = [name for name, value in NEED_SIMILARITY.items() if getattr(self, name) != value]
         if not self.read_by_loss.isdisjoint(("weights", "similarity")):
             names = ["loss", *names]
@@ -88,12 +88,12 @@ class LossSettings:
 
     @functools.cached_property
     def loss_function(self) -> Callable[..., Tensor]:
-        """The function that `loss` names."""
+        """The function that `loss` stands for."""
         return _find("loss", self.loss, LOSSES)
 
     @functools.cached_property
     def weighting_function(self) -> Callable[..., Tensor]:
-        """The function that `weighting` names."""
+        """The function that `weighting` stands for."""
         return _find("weighting", self.weighting, WEIGHTINGS)
 
     @functools.cached_property
@@ -103,7 +103,7 @@ class LossSettings:
 
     @property
     def reads(self) -> frozenset[str]:
-        """The names of the arguments of the loss and, if it uses weights, of the weighting."""
+        """The names of the arguments of the loss and, if it uses weights, those of the weighting."""
         if not self.uses_weights:
             return self.read_by_loss
         return self.read_by_loss.union(inspect.signature(self.weighting_function).parameters)
@@ -115,14 +115,14 @@ class LossSettings:
 
     @property
     def sources(self) -> dict[str, str]:
-        """A hash of the source code of the loss and of the weighting, for each that a user wrote."""
+        """A hash of the source code of the loss and the weighting, as far as a user wrote them."""
         functions = {self.loss: self.loss_function, self.weighting: self.weighting_function}
         own = {name: function for name, function in functions.items() if ":" in name}
         return {f"the source of {name}": _source(function) for name, function in own.items()}
 
     @property
     def smallest_batch(self) -> int:
-        """The smallest batch (N) that leaves enough negatives. For Eq. 4, alpha and beta decide; otherwise it is 2."""
+        """The smallest batch size N with enough negatives: 2, or for Eq. 4 a number that depends on alpha and beta."""
         if self.cancel == "top_k":
             cancelled = self.cancel_k
         else:
@@ -146,9 +146,9 @@ class LossSettings:
             positives: LongTensor[B], the column of each query's own code.
             similarity: Tensor[B, N], the estimator's raw similarities. Required if `needs_similarity`, unless
                 `weights` are given.
-            negatives: BoolTensor[B, N], the columns that count. By default, all but the positive.
-            weights: Tensor[B, N], the weights of Soft-InfoNCE, which are 0 on columns that do not count.
-            also: BoolTensor[B, N], other right answers. `negatives` leaves them out.
+            negatives: BoolTensor[B, N], True where a column is a negative. By default, everywhere but on the positive.
+            weights: Tensor[B, N], the weights of Soft-InfoNCE, which are 0 on columns that are not negatives.
+            also: BoolTensor[B, N], True where a column is another right answer. It is not a negative then.
         """
         negatives = self.valid_negatives(similarity, positives, negatives)
         if self.uses_weights and weights is None:
@@ -172,7 +172,7 @@ class LossSettings:
 
         Returns:
             Keyword arguments for `__call__`, Tensor[B, N] each. They are float32, because float64 would double what a
-            data worker sends, and some devices do not support it.
+            data-loader worker sends, and some devices do not support it.
         """
         rows = (torch.as_tensor(numbers, dtype=torch.long, device="cpu") for numbers in (query_rows, code_rows))
         similarity = checked_similarity(estimator, *rows).to(positives.device)
@@ -181,10 +181,10 @@ class LossSettings:
         return {name: tensor.float() for name, tensor in inputs.items()}
 
     def loss_inputs(self, similarity: Tensor, positives: Tensor, negatives: Tensor | None = None) -> dict[str, Tensor]:
-        """Computes what the loss needs from the estimator, before the scores are known.
+        """Computes what the loss needs from the estimator, before scores are known.
 
         Returns:
-            The `weights` after cancellation, the raw `similarity`, or both, by name.
+            The `weights` after cancellation, the raw `similarity`, or both, keyed by name.
         """
         inputs = {}
         if self.uses_weights:
@@ -212,9 +212,9 @@ class LossSettings:
         return kept & negatives
 
     def weights(self, similarity: Tensor, positives: Tensor, negatives: Tensor | None = None) -> Tensor:
-        """Computes the weights w_ij, Tensor[B, N]: 1 on the positive, 0 on columns that do not count.
+        """Computes the weights w_ij, Tensor[B, N]: 1 on the positive, 0 on columns that are not negatives.
 
-        In a batch too short for Eq. 4, all negatives of a query get weight 1.
+        If the batch is too small for Eq. 4, all negatives of a query get weight 1.
         """
         batch = {"similarity": similarity, "positives": positives, "negatives": negatives}
         weights = self._call(self.weighting_function, batch)
@@ -253,7 +253,7 @@ class LossSettings:
                 )
 
     def _call(self, function: Callable[..., Tensor], batch: Mapping[str, Tensor | None]) -> Tensor:
-        """Calls a loss or a weighting with the arguments in its signature."""
+        """Calls a loss or a weighting with those arguments that are in its signature."""
         values = {**vars(self), **batch}
         names = inspect.signature(function).parameters
         return function(**{name: values[name] for name in names if name in values})
@@ -262,7 +262,7 @@ class LossSettings:
 def name_functions(options) -> None:
     """Replaces functions in the options `loss` and `weighting` by their names, `module:name`.
 
-    A name fits into JSON, and data workers, other processes and a resumed training find the function by it.
+    A name can be stored as JSON. Data-loader workers, other processes and resumed runs use it to find the function.
 
     Args:
         options: an object with these two attributes, such as training arguments.
@@ -282,10 +282,10 @@ def name_functions(options) -> None:
 
 
 def import_reference(option: str, reference: str):
-    """Imports the object that an option refers to as `module:name`. The module may be in the current folder.
+    """Imports the object that an option specifies as `module:name`. The module may be in the current folder.
 
     Raises:
-        UserError: there is no such module, or it has nothing of that name.
+        UserError: the module does not exist or has no object with this name.
     """
     module, _, name = reference.partition(":")
     # An installed command does not look for modules in the current folder, as `python -m` does.
@@ -298,10 +298,10 @@ def import_reference(option: str, reference: str):
 
 
 def _find(option: str, name: str, known: Mapping[str, Callable]) -> Callable[..., Tensor]:
-    """Returns the function that an option refers to: a known one, or one to import.
+    """Returns the function that an option specifies, either a known one or one to import.
 
     Raises:
-        UserError: there is no such function.
+        UserError: the function does not exist.
     """
     if name in known:
         return known[name]

@@ -1,16 +1,16 @@
-"""The paper's losses as pure functions of scores: no model, no process ranks, no tokenizer.
+"""Defines the paper's losses as pure functions of scores. They know no model, no process ranks and no tokenizer.
 
-All losses share these arguments:
+`loss_settings.py` calls them. All losses share these arguments:
 
     scores      Tensor[B, N], the scores of B queries against the N codes of the global batch
     positives   LongTensor[B], the column of each query's own code; by default `arange(B)`
-    negatives   BoolTensor[B, N], the columns that count as negatives; by default all but the positive
-    also        BoolTensor[B, N], other right answers
+    negatives   BoolTensor[B, N], True where a column is a negative; by default everywhere but on the positive
+    also        BoolTensor[B, N], True where a column is another right answer
 
-The positive always takes part. A column that does not count is left out of every softmax and every mean, and gets zero
+A column that is neither the positive nor a negative is excluded from every softmax and every mean, and gets no
 gradient. With `also`, the loss of a query is the mean over its right answers, each taken as the positive in turn with
-the others left out. All computation is in float32 or higher. `benchmarks/theory.md` has the theorems about these
-losses and corrects statements in print.
+the others excluded. All computation is in float32 or higher. `benchmarks/theory.md` contains theorems about these
+losses, and corrections to published statements.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def soft_info_nce(
     """Computes Soft-InfoNCE (Eq. 3): the cross-entropy of `scores + log(weights)`.
 
     Args:
-        weights: Tensor[B, N], the weights w_ij, 0 or more (see `negative_weights`). The positive's weight is taken as
-            1. A weight of 0 drops the column from the denominator and gives it zero gradient. With `also`, weights
-            that depend on the positive are Tensor[R, N], one row for each right answer of each query, in the order of
-            the columns.
+        weights: Tensor[B, N], the weights w_ij, at least 0 (see `negative_weights`). The positive's weight is always
+            1. A weight of 0 removes the column from the denominator and its gradient. With `also`, weights that depend
+            on the positive are Tensor[R, N], with one row for each right answer of each query, in the order of the
+            columns.
     """
     rows = _Rows(scores, positives, None, also)
     if len(weights) != len(rows.scores):
@@ -123,9 +123,9 @@ def kl_divergence(
     negatives: Tensor | None = None,
     also: Tensor | None = None,
 ) -> Tensor:
-    """Computes the divergence in `kl_regularized_info_nce`, without InfoNCE: the mean over queries of KL(y || p').
+    """Computes the divergence in `kl_regularized_info_nce` without InfoNCE: the mean over queries of KL(y || p').
 
-    A query contributes 0 if the model and the estimator give the same distribution over its negatives, or if it has
+    A query contributes 0 if the model and the estimator agree on the distribution over its negatives, or if it has
     fewer than two negatives.
     """
     rows = _Rows(scores, positives, negatives, also)
@@ -133,7 +133,7 @@ def kl_divergence(
 
 
 class _Rows:
-    """The rows over which a loss is computed: one for each query or, with `also`, one for each right answer."""
+    """The rows over which a loss is computed: one per query or, with `also`, one per right answer."""
 
     def __init__(self, scores: Tensor, positives: Tensor | None, negatives: Tensor | None, also: Tensor | None):
         if positives is None:
@@ -155,20 +155,20 @@ class _Rows:
         self.column = positives.unsqueeze(1)
 
     def of(self, values: Tensor) -> Tensor:
-        """Converts one value per query to one value per row."""
+        """Repeats each query's value for its rows."""
         if self.queries is None:
             return values
         return values[self.queries]
 
     def mean(self, losses: Tensor) -> Tensor:
-        """Averages the rows' losses, so that every query counts the same."""
+        """Averages the rows' losses such that every query has the same weight."""
         if self.queries is None:
             return losses.mean()
         return (losses * self.shares.to(losses.dtype)).sum() / self.number
 
     @functools.cached_property
     def valid(self) -> Tensor:
-        """The mask of the columns that count: the valid negatives and the positive."""
+        """The mask of the columns in use: the positive and the valid negatives."""
         if self.negatives is None:
             return torch.ones_like(self.scores, dtype=torch.bool)
         return self.negatives.scatter(1, self.column, True)
@@ -205,7 +205,7 @@ class _Rows:
 
 
 def _log_of_the_rest(scores: Tensor) -> Tensor:
-    """Computes log(1 - p_j): logsumexp over the other columns minus logsumexp over all of them."""
+    """Computes log(1 - p_j) as logsumexp over the other columns minus logsumexp over all columns."""
     total = scores.logsumexp(1, keepdim=True)
     # Only the largest p can round to 1; the others are at most 1/2, where log1p is exact.
     largest = scores.argmax(1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Merges encoders by interpolating the weights before and after training.
+"""Merges encoders by interpolating between the weights before and after training.
 
 Training on one kind of rows improves an encoder on similar queries and may make it worse on others. The weighted mean
 of the weights before and after training keeps most of the gain and undoes most of the harm (`docs/training.md`).
@@ -25,14 +25,14 @@ from soft_trainer.hub.model_card import environment, write_model_card
 
 
 def interpolate(base: Mapping[str, Tensor], models: Sequence[Mapping[str, Tensor]], ratio: float) -> dict[str, Tensor]:
-    """Computes (1 - ratio) x base + ratio x mean(models) for every floating-point weight, in float32 or higher.
+    """Computes (1 - ratio) x base + ratio x mean(models) for all floating-point weights, in float32 or higher.
 
-    A ratio of 0 gives exactly the base. A ratio of 1 and one model give exactly that model. All tensors that are not
-    floating-point, and the dtype of every weight, come from the first model.
+    A ratio of 0 gives exactly the base. A ratio of 1 with a single model gives exactly that model. Other tensors, and
+    the dtype of each weight, come from the first model.
 
     Args:
-        base, models: weights by name, with the same names and shapes.
-        ratio: from 0, the base, to 1, the mean of the models.
+        base, models: weights keyed by name, with the same names and shapes.
+        ratio: from 0 (the base) to 1 (the mean of the models).
     """
     first = models[0]
     merged = {}
@@ -59,22 +59,22 @@ def merge_encoders(
     """Writes the encoder (1 - ratio) x base + ratio x mean(models), computed for all floating-point weights.
 
     Everything else, such as tokenizer, pooling, lengths and prompts, comes from the first model. A single LoRA adapter
-    on `base` stays an adapter: scaling it by the ratio gives the same encoder. Several adapters are averaged as whole
-    encoders.
+    on `base` stays an adapter: scaling it by the ratio gives the same encoder. If there are several adapters, they are
+    merged into their base first, and whole encoders are averaged.
 
     Args:
-        base: the encoder before training, a folder or a name on the Hub.
+        base: the encoder before training, as a folder or a name on the Hub.
         models: one trained encoder, or several.
-        ratio: from 0, the base, to 1, the mean of the models.
-        output_dir: the folder to write to, which must be missing or empty.
-        trust_remote_code: run the code that comes with a model. Read it first.
+        ratio: from 0 (the base) to 1 (the mean of the models).
+        output_dir: the folder to write to, which must not exist or be empty.
+        trust_remote_code: whether to run code that comes with a model. Read it first.
 
     Returns:
         The folder.
 
     Raises:
-        UserError: the ratio is out of range, the folder is not empty, the weights or tokenizers of the encoders do not
-            fit together, or an adapter belongs to another base.
+        UserError: the ratio is out of range, the folder is not empty, the encoders' weights or tokenizers are not
+            compatible, or an adapter belongs to another base.
     """
     if isinstance(models, str | Path):
         models = [models]
@@ -115,7 +115,7 @@ def check_ratio(ratio: float, name: str = "ratio") -> None:
 
 
 def scale_adapter(model: PreTrainedModel, ratio: float) -> dict[str, Tensor]:
-    """Returns the weights of an adapter scaled by a ratio. LoRA adds the product B A, so only B is scaled.
+    """Returns an adapter's weights scaled by a ratio. LoRA adds the product B A, so only B is scaled.
 
     Raises:
         UserError: the adapter is not plain LoRA.
@@ -153,7 +153,7 @@ def _merged_model(
 
 
 def _difference(one: tuple[PreTrainedModel, dict], other: tuple[PreTrainedModel, dict]) -> str | None:
-    """Returns the reason why two models' weights or vocabularies do not fit together, or None if they do."""
+    """Returns the reason why two models' weights or vocabularies are incompatible, or None if they fit together."""
     model, vocabulary = one
     first, expected = other
     if type(model) is not type(first):
@@ -167,7 +167,7 @@ def _difference(one: tuple[PreTrainedModel, dict], other: tuple[PreTrainedModel,
 
 
 def _record(base: str | Path, models: Sequence[str | Path], ratio: float) -> dict:
-    """Returns the record of a merge: the first model's record, if present, with the merged models but no results."""
+    """Returns a merge's record: the first model's record, if any, with the merged models but without results."""
     path = Path(models[0], RECORD)
     if path.is_file():
         known = read_json(path)

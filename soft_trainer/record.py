@@ -1,4 +1,4 @@
-"""Measures one run and writes its record: metrics, ranks, settings, and the model card."""
+"""Evaluates a run and writes its record: metrics, ranks, settings, and the model card."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from soft_trainer.training.summary import training_numbers
 
 
 def default_output_dir(model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments) -> str:
-    """Returns `outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR`. If no language was given, the name of the rows replaces it."""
+    """Returns `outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR`. Without a language, the name of the rows takes its place."""
     names = "-".join(data.languages) or data.rows_name.rsplit("/", 1)[-1]
     estimator = data.estimator or "none"
     loss = args.loss or ("info_nce" if estimator == "none" else "soft_info_nce")
@@ -48,7 +48,7 @@ def default_output_dir(model: ModelArguments, data: DataArguments, args: SoftInf
 
 
 def settings_of(model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments) -> dict:
-    """Returns the options that affect the result of a run, as they are after a round trip through JSON."""
+    """Returns the options that affect a run's result, in the form that they have after a round trip through JSON."""
     declared = declared_options(model) | declared_options(data) | declared_options(args)
     values = vars(model) | vars(data) | args.to_dict()
     settings = {name: values[name] for name in OF_TRANSFORMERS}
@@ -57,7 +57,7 @@ def settings_of(model: ModelArguments, data: DataArguments, args: SoftInfoNCETra
 
 
 def check_output_dir(model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments) -> None:
-    """Checks that the output folder has no record of another run, unless `overwrite` is set.
+    """Checks that the output folder does not contain another run, unless `overwrite` is set.
 
     Raises:
         UserError: the folder contains another run. The message gives the folder and the options that differ.
@@ -89,11 +89,11 @@ def flat_results(results: Mapping[str, Mapping[str, Mapping[str, float]]]) -> di
 
 
 class Run:
-    """Measures a trainer's encoder before and after training and writes the results to the output folder.
+    """Evaluates a trainer's encoder before and after training, and writes the results to the output folder.
 
     Args:
         trainer: the trainer.
-        data: the rows of the run.
+        data: the run's rows.
         statistics: the result of `data_statistics`.
         evaluation_sets: the sets to measure in addition to valid and test.
     """
@@ -123,12 +123,12 @@ class Run:
         trainer.add_callback(FollowOtherQueries(self))
 
     def measure(self, system: str, lexical: bool = False) -> None:
-        """Ranks the queries of every set with the encoder in its present state.
+        """Ranks the queries of all sets with the encoder's current weights.
 
         Args:
-            system: "untrained" or "trained", the name of that state.
-            lexical: also rank by lexical BM25, a baseline that needs no training, and by both together. This is slow
-                for a large corpus, so it belongs after training.
+            system: what to call these weights: "untrained" or "trained".
+            lexical: whether to rank by lexical BM25 too, a baseline that needs no training, and by both together. This
+                is slow for a large corpus, so it is best done after training.
         """
         with_corpus = defaultdict(list)  # each corpus is encoded once
         for evaluation_set in self.sets:
@@ -145,7 +145,7 @@ class Run:
                     self._measure_lexical(evaluation_set, queries, codes)
 
     def _measure_lexical(self, evaluation_set: EvaluationSet, embedded: Tensor, codes: Tensor) -> None:
-        """Ranks by lexical BM25 only, and by BM25 and the encoder together. Skips a corpus without words."""
+        """Ranks by lexical BM25, and by BM25 and the encoder together. A corpus without words is skipped."""
         profile = self.trainer.encoder
         split = evaluation_set.split
         columns = profile.code_columns
@@ -167,7 +167,7 @@ class Run:
             self._add(evaluation_set, system, RetrievalOutput(ranking, metrics, by_query=measured))
 
     def follow(self) -> None:
-        """Logs the MRR of each evaluation set during training, and its change from before."""
+        """Logs the MRR on each evaluation set during training, and its change since the start."""
         for evaluation_set in self.evaluation_sets:
             name = evaluation_set.name
             output = self.trainer.predict(evaluation_set.split, metric_key_prefix=f"eval_{name}")
@@ -177,7 +177,7 @@ class Run:
             self.trainer.log({f"eval_{name}_{metric}": value for metric, value in metrics.items()})
 
     def finish(self) -> None:
-        """Writes the results and the model card. Prints a table of the results, and examples."""
+        """Writes the results and the model card, and prints a table of the results and some examples."""
         if not self.on_main:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -202,7 +202,7 @@ class Run:
             print_on_main(f"Search the same tree: soft-trainer index {source_folder(source)} --model {self.folder}")
 
     def _print_examples(self) -> None:
-        """Prints sample queries with their best codes. They come from test if it was measured."""
+        """Prints sample queries with their best codes, from test if it was measured."""
         shown = min(self.sets, key=lambda each: not each.name.startswith("test"))
         split = shown.split
         profile = self.trainer.encoder
@@ -213,7 +213,7 @@ class Run:
         print_on_main(f"{title}:\n\n{text}\n")
 
     def record(self) -> dict:
-        """Returns the record from which the model card and the report are made; see `hub.model_card`."""
+        """Returns the record from which the model card and the report are written; see `hub.model_card`."""
         trainer = self.trainer
         args = self.trainer.args
         model = self.model_args
@@ -240,7 +240,7 @@ class Run:
         }
 
     def _add(self, evaluation_set: EvaluationSet, system: str, output: RetrievalOutput) -> None:
-        """Keeps a ranking and its metrics, and writes every query's rank to a file."""
+        """Stores a ranking and its metrics, and writes each query's rank to a file."""
         ranking = output.ranking
         metrics = output.metrics
         name = evaluation_set.name
@@ -260,19 +260,19 @@ class Run:
 
 
 class FollowOtherQueries(TrainerCallback):
-    """Measures the evaluation sets of a run at every evaluation during training."""
+    """Measures a run's evaluation sets at every evaluation during training."""
 
     def __init__(self, run: Run):
         self.run = run
 
     def on_evaluate(self, args, state, control, **kwargs) -> None:
-        """Measures the run's evaluation sets, if a training is under way."""
+        """Measures the run's evaluation sets if training is in progress."""
         if self.run.trainer.is_in_train:
             self.run.follow()
 
 
 def split_sets(args: SoftInfoNCETrainingArguments, data: RunData, languages: list[str]) -> list[EvaluationSet]:
-    """Returns valid and test, if they exist and are wanted. With several languages, each is a set with its corpus."""
+    """Returns valid and test if they exist and are wanted. With several languages, each is a set with its corpus."""
     sets = []
     for name, asked in {"valid": args.do_eval, "test": args.do_predict}.items():
         if not asked:

@@ -44,12 +44,12 @@ def print_on_main(text: str) -> None:
 
 
 class Progress:
-    """A context manager that shows progress: a bar on a terminal, elsewhere a line at most every ten seconds.
+    """A context manager that shows progress: as a bar on a terminal, otherwise as a line at most every ten seconds.
 
     Only the main process shows it.
 
     Args:
-        label: the text before the bar. None shows nothing.
+        label: the text before the bar, or None to show nothing.
         total: the number of items.
         unit: the singular noun for an item.
     """
@@ -95,7 +95,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence], floats: str = ".3f",
     """Returns a Markdown table. Numbers are right-aligned, floats have three digits, and None is an empty cell.
 
     Args:
-        text: the headers of columns whose texts stay as they are, even if they look like numbers.
+        text: the headers of columns whose values are never parsed as numbers.
     """
     from tabulate import tabulate  # slow to import
 
@@ -108,7 +108,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence], floats: str = ".3f",
 
 
 def shortened(text: str, width: int = 100) -> str:
-    """Shortens a text to one line of at most `width` characters. A url keeps its end, which says more."""
+    """Shortens a text to one line of at most `width` characters. A URL keeps its end, which is more informative."""
     # `textwrap.shorten` drops a long text without spaces, such as a url or a Chinese docstring.
     text = " ".join(text.split())
     if len(text) <= width:
@@ -128,7 +128,7 @@ def duration(seconds: float) -> str:
 
 
 def nearest(name, known: Iterable[str], otherwise: str = "--help lists them all") -> str:
-    """Returns the end of a message about an unknown name: the closest known name, or the text `otherwise`."""
+    """Returns the end of a message about an unknown name: the closest known name, or else the text `otherwise`."""
     near = difflib.get_close_matches(str(name), list(known), n=1)
     if near:
         return f"; did you mean {near[0]!r}?"
@@ -141,10 +141,10 @@ WRONG_PLACE = (FileExistsError, NotADirectoryError, IsADirectoryError, Permissio
 
 @contextlib.contextmanager
 def exit_on_user_error() -> Iterator[None]:
-    """Turns an error that the user can solve into one line and an exit code.
+    """Turns an error that the user can fix into one line and an exit code.
 
-    The code is 2 for a UserError, a full disk or a path that cannot be written to. For Ctrl-C it is 130, and the line
-    is the message of the KeyboardInterrupt.
+    The code is 2 for a UserError, a full disk or a path that cannot be written to. It is 130 for Ctrl-C, whose line is
+    the message of the KeyboardInterrupt.
     """
     try:
         yield

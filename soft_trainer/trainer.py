@@ -1,9 +1,10 @@
-"""SoftInfoNCETrainer: turns rows into batches, batches into a loss, and ranks a whole corpus in an evaluation.
+"""Trains encoders: turns rows into batches and batches into a loss, and ranks a whole corpus in an evaluation.
 
 Every process runs this code on its share of a global batch, of the texts to encode, and of the queries to rank;
-`distributed.py` gathers the results. Only the main process prints, compares a checkpoint with the settings, finds
-neighbours and writes results. Two kinds of files are not its own: one process on each machine writes the caches of
-rows, and in a checkpoint `transformers` and DeepSpeed save each process's random state and share of the optimizer.
+`distributed.py` gathers the results. Only the main process prints, compares a checkpoint with the settings and writes
+results. `Estimator.neighbours` is called on every process, but the package's own estimators let the main process find
+neighbours and share them. Two kinds of files are written elsewhere: one process per machine writes the caches of rows,
+and `transformers` and DeepSpeed save each process's random state and share of the optimizer in a checkpoint.
 """
 
 from __future__ import annotations
@@ -61,24 +62,23 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     Args:
         model: a plain `PreTrainedModel` encoder, so that the saved folder loads with `AutoModel`. It may have an
-            adapter (`model.add_adapter`). The encoder inside a `PeftModel` is taken out of it.
-        args: `SoftInfoNCETrainingArguments`, which use the command line's default estimator if no callback has one;
-            or plain `transformers.TrainingArguments`, which train with Soft-InfoNCE if a callback has an estimator and
-            with InfoNCE otherwise.
-        train_dataset: pairs of a query and a code in CodeSearchNet's columns, as a `Dataset` or a list of dicts, or a
-            `Split` of queries, corpus and judgments. The attribute `train_dataset` has the pairs and `train_split` the
+            adapter (`model.add_adapter`). A `PeftModel` is unwrapped.
+        args: `SoftInfoNCETrainingArguments` or plain `transformers.TrainingArguments`. If no callback has an
+            estimator, the former use the command line's default estimator, and the latter train with InfoNCE.
+        train_dataset: pairs of a query and a code with CodeSearchNet's columns, as a `Dataset` or a list of dicts, or
+            a `Split` of queries, corpus and judgments. The attribute `train_dataset` has the pairs, `train_split` the
             `Split`.
-        eval_dataset: rows with `url` and a query, or a dict of them.
-        codebase: the corpus that queries are ranked against, as rows with `url` and a code, or as a dict with the keys
-            of `eval_dataset`.
+        eval_dataset: rows with a `url` and a query, or a dict of them.
+        codebase: the corpus that is ranked for the queries, as rows with a `url` and a code, or as a dict with the
+            keys of `eval_dataset`.
         processing_class: the tokenizer.
         encoder: pooling, prefixes, lengths and score. By default, they are inferred from the model.
         data_collator: turns features with `query_ids` and `code_ids` into `{"query": inputs, "code": inputs}`.
         callbacks: the trainer's callbacks. An estimator or an `EstimatorCallback` among them supplies the weights.
-        kwargs: other arguments of `transformers.Trainer`.
+        kwargs: other arguments for `transformers.Trainer`.
 
     Raises:
-        UserError: the settings or the data cannot work. This is known before any training.
+        UserError: the settings and the data are incompatible. It is raised before training begins.
     """
 
     # InfoNCE is a mean over a batch: without this, accumulation would log a multiple of the loss.
@@ -143,12 +143,12 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.resolve()
 
     def _bind_estimator(self) -> None:
-        """Gives the encoder to the estimator, because its defaults may depend on it."""
+        """Gives the encoder to the estimator, whose defaults may depend on it."""
         if isinstance(self.estimator, Estimator):
             self.estimator.bind(Encoder(self.model, self.processing_class, self.encoder))
 
     def add_callback(self, callback) -> None:
-        """Adds a callback. An estimator or an `EstimatorCallback` becomes the source of the weights."""
+        """Adds a callback. If it is an estimator or an `EstimatorCallback`, it supplies the weights from now on."""
         (callback,) = with_estimators([callback])
         super().add_callback(callback)
         if isinstance(callback, EstimatorCallback):
@@ -159,10 +159,10 @@ class SoftInfoNCETrainer(SavingTrainer):
     # ---- Settings ----
 
     def resolve(self) -> None:
-        """Plans the training from the current `args`, and checks the plan against the rows and the encoder.
+        """Plans training from the current `args`, and checks the plan against the rows and the encoder.
 
         Raises:
-            UserError: the settings cannot work.
+            UserError: the settings are incompatible.
         """
         self.plan: Plan = resolve(self.args, self.estimator, self._train_batch_size)
         self.weigher = functools.partial(self.plan.loss.weigh, self.estimator)
@@ -184,7 +184,7 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     @property
     def loss_settings(self) -> LossSettings:
-        """The loss with its settings."""
+        """The loss and its settings."""
         return self.plan.loss
 
     @property
@@ -202,7 +202,7 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     @property
     def precision(self) -> str:
-        """The number format of the forward pass, chosen by the launcher, the arguments or the model."""
+        """The number format of the forward pass, as set by the launcher, the arguments or the model."""
         if self.accelerator.mixed_precision == "no":
             return str(self.model.dtype).removeprefix("torch.")
         return self.accelerator.mixed_precision
@@ -216,13 +216,13 @@ class SoftInfoNCETrainer(SavingTrainer):
         return train_loader(batches, self._rows, self.plan, self.args, self.train_dataset)
 
     def prepare_rows(self) -> None:
-        """Fits the estimator, then finds negatives and similar pairs. This happens before a checkpoint is loaded."""
+        """Fits the estimator, then finds negatives and similar pairs. Called before a checkpoint is loaded."""
         if self.estimator is not None:
             self.estimator_callback.fit(self.train_split)
         self._rows = prepare_rows(self.train_split, self.plan, self.estimator, self.encoder, data_seed(self.args))
 
     def _train_batches(self) -> TrainBatches:
-        """Returns the data set from which the workers make batches: token ids, judgments and weights."""
+        """Returns the data set from which data-loader workers build batches, with token ids, judgments and weights."""
         if self._rows is None:
             self.prepare_rows()
         split = self.train_split
@@ -245,13 +245,13 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     @property
     def prompt_lengths(self) -> dict[str, int]:
-        """For each side, the number of prompt tokens at the start of a text that the pooling leaves out."""
+        """For each side, the number of leading prompt tokens that pooling skips."""
         return {side: prompt_length(self.processing_class, self.encoder, side) for side in SIDES}
 
     # ---- The step ----
 
     def compute_loss(self, model, inputs: Batch, return_outputs=False, num_items_in_batch=None):
-        """Returns this process's part of the loss of the global batch. Gradient caching does not call it."""
+        """Returns this process's part of the global batch's loss. Gradient caching bypasses this method."""
         queries, codes = (self.embeddings(model, getattr(inputs, side)) for side in SIDES)
         loss = self.batch_loss(queries, codes, inputs)
         if return_outputs:
@@ -259,7 +259,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         return loss
 
     def embeddings(self, model, side: Side) -> Tensor:
-        """Returns embeddings Tensor[B, d] of one side of a batch, in the batch's order."""
+        """Embeds one side of a batch, Tensor[B, d], in the batch's order."""
         return torch.cat([encode(model, self.encoder, chunk) for chunk in side.chunks])[side.order]
 
     def batch_loss(self, queries: Tensor, codes: Tensor, batch: Batch) -> Tensor:
@@ -288,7 +288,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         return loss * batch.loss_scale(len(queries))
 
     def _scores(self, queries: Tensor, codes: Tensor) -> list[Tensor]:
-        """Returns the scores, Tensor[B, N], for each of the plan's `dims`: the number of leading dimensions used."""
+        """Returns the scores, Tensor[B, N], for each number of leading dimensions in the plan's `dims`."""
         if not self.plan.dims:
             return [score(self.encoder, queries, codes)]
         scores = []
@@ -298,7 +298,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         return scores
 
     def training_step(self, model, inputs: Batch, num_items_in_batch=None) -> Tensor:
-        """Takes a step, with gradient caching if the plan asks for it, and checks that the loss is finite."""
+        """Runs a training step, with gradient caching if planned, and checks that the loss is finite."""
         self._duplicates_masked += inputs.duplicates
         if self.plan.options.gradient_cache_chunk_size is None:
             loss = super().training_step(model, inputs, num_items_in_batch)
@@ -309,7 +309,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         return loss
 
     def _cached_step(self, model, inputs: Batch) -> Tensor:
-        """Runs forward and backward with gradient caching."""
+        """Runs the forward and backward pass with gradient caching."""
         model.train()
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
@@ -329,7 +329,7 @@ class SoftInfoNCETrainer(SavingTrainer):
     def _prepare_inputs(self, inputs: Batch) -> Batch:
         """Moves the batch to this process's device.
 
-        If the collator is a user's, it also makes the number of forward passes equal on all processes.
+        With a user's collator, it also makes the number of forward passes equal on all processes.
         """
         if self.args.world_size > 1 and not isinstance(self.data_collator, PairCollator):
             passes = distributed.largest([len(getattr(inputs, side).chunks) for side in SIDES])
@@ -341,18 +341,18 @@ class SoftInfoNCETrainer(SavingTrainer):
         """Returns None: the loss is a mean over a batch, not over tokens."""
 
     def floating_point_ops(self, inputs: Batch) -> int:
-        """Returns 6 x parameters x tokens, where padding counts because it is computed too."""
+        """Returns 6 x parameters x tokens, including padding, which is computed too."""
         return 6 * inputs.count_tokens(padding=True) * self.model.num_parameters(exclude_embeddings=True)
 
     def _track_num_input_tokens(self, inputs: Batch) -> None:
-        """Counts the tokens of both sides, as `include_num_input_tokens_seen` asks."""
+        """Counts the tokens on both sides if `include_num_input_tokens_seen` is set."""
         kind = self.args.include_num_input_tokens_seen
         if kind != "no":
             tokens = inputs.count_tokens(padding=kind != "non_padding")
             self.state.num_input_tokens_seen += sum(distributed.gather_numbers(tokens))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Logs metrics. A training loss also gets the statistics of the weights, masked duplicates and overflows."""
+        """Logs metrics. A training loss is logged with statistics of the weights, masked duplicates and overflows."""
         if "loss" in logs:
             if self.estimator_callback is not None:
                 logs |= self.estimator_callback.statistics()
@@ -365,17 +365,17 @@ class SoftInfoNCETrainer(SavingTrainer):
     # ---- Before the first step, and after the last ----
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs):
-        """Prints a summary of the training, then trains.
+        """Prints a summary, then trains.
 
         Args:
             resume_from_checkpoint: a checkpoint's folder, or "last" or True for the newest complete checkpoint in
                 `output_dir`.
 
         Raises:
-            UserError: the settings or the data cannot work, or the checkpoint belongs to another training.
+            UserError: the settings and the data are incompatible, or the checkpoint belongs to another run.
             NotFiniteError: the loss became NaN or infinite.
-            SystemExit: SIGTERM stopped the training, which saved a checkpoint first. The code is 143.
-            KeyboardInterrupt: Ctrl-C stopped the training. The message says what is kept and how to continue.
+            SystemExit: SIGTERM stopped training after a checkpoint was saved. The code is 143.
+            KeyboardInterrupt: Ctrl-C stopped training. The message says what was saved and how to continue.
         """
         self.evaluations = [each for each in self.evaluations if each[0] == 0]  # drops those of an earlier training
         self._checkpoint = last_checkpoint(resume_from_checkpoint, self.args.output_dir)
@@ -394,7 +394,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         return output
 
     def _stop(self) -> None:
-        """Ends the process after SIGTERM. The last step has a checkpoint then."""
+        """Ends the process after SIGTERM, when the last step has been saved in a checkpoint."""
         step = self.state.global_step
         if not (self._checkpoint_folder(self.args.output_dir) / MARKER).is_file():  # the signal came after that step
             self._save_checkpoint(self.model_wrapped, None)
@@ -402,15 +402,15 @@ class SoftInfoNCETrainer(SavingTrainer):
         raise SystemExit(143)
 
     def _hp_search_setup(self, trial) -> None:
-        """Sets the hyperparameters of a trial, then prepares the training.
+        """Sets the hyperparameters of a trial, then prepares training.
 
-        `Trainer.train` calls it in every training, when the model exists and no checkpoint is loaded yet.
+        `Trainer.train` always calls it after the model exists and before a checkpoint is loaded.
         """
         super()._hp_search_setup(trial)
         self._prepare_training()
 
     def _prepare_training(self) -> None:
-        """Checks the settings, compares the checkpoint with them, and prepares the rows."""
+        """Checks the settings, compares them with the checkpoint's, and prepares the rows."""
         self._bind_estimator()
         self.resolve()
         checkpoint = self._checkpoint
@@ -433,7 +433,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         """Copies the weights before training if they will be merged.
 
         Raises:
-            UserError: these are no longer the weights before training, or they cannot be merged.
+            UserError: the weights have been trained already, or they cannot be merged.
         """
         resumed = self._checkpoint is not None and self.state.global_step > 0
         if getattr(self.args, "merge_ratio", None) is None:
@@ -466,17 +466,17 @@ class SoftInfoNCETrainer(SavingTrainer):
         metric_key_prefix: str = "eval",
         codebase: Corpora = None,
     ) -> dict[str, float]:
-        """Ranks every query of `eval_dataset` against the whole corpus.
+        """Ranks the whole corpus for each query in `eval_dataset`.
 
         Args:
-            eval_dataset: rows with `url` and a query, a `Split`, or a dict of them. By default, the trainer's own. A
-                string is a key of the trainer's own.
-            codebase: the corpus, or a dict of corpora with the same keys. By default, the trainer's own.
+            eval_dataset: rows with a `url` and a query, a `Split`, or a dict of either. By default, the trainer's
+                evaluation rows. A string is a key of these.
+            codebase: the corpus, or a dict of corpora with the same keys. By default, the trainer's corpus.
 
         Returns:
-            `PREFIX_mrr`, `PREFIX_recall@1` (5, 10), `PREFIX_pool_size` and so on, the same on every process. If 256 is
-            among `evaluated_dims`, `PREFIX_mrr_256` too. With a dict of data sets, `PREFIX_KEY_mrr` and so on, and
-            the mean over the sets as `PREFIX_mrr`.
+            `PREFIX_mrr`, `PREFIX_recall@1` (5, 10), `PREFIX_pool_size` and so on, equal on all processes. If 256 is
+            among `evaluated_dims`, also `PREFIX_mrr_256`. For a dict of data sets, `PREFIX_KEY_mrr` and so on, and the
+            mean over the sets as `PREFIX_mrr`.
         """
         if eval_dataset is None:
             eval_dataset = self.eval_dataset
@@ -505,18 +505,18 @@ class SoftInfoNCETrainer(SavingTrainer):
         codes: Tensor | None = None,
         queries: Tensor | None = None,
     ) -> RetrievalOutput:
-        """Ranks the corpus for every query of `dataset`. Every process gets the whole result.
+        """Ranks the corpus for each query in `dataset`. Every process gets the whole result.
 
         Args:
-            dataset: rows with `url` and a query, or a `Split`, which brings its own corpus.
-            codebase: the corpus, rows with `url` and a code. By default, the trainer's own.
+            dataset: rows with a `url` and a query, or a `Split`, which has its own corpus.
+            codebase: the corpus, as rows with a `url` and a code. By default, the trainer's corpus.
             metric_key_prefix: the first part of each metric's name.
-            top_k: the number of codes to return for each query.
+            top_k: the number of codes to return per query.
             codes, queries: the results of `embed_rows(codebase, "code")` and `embed_rows(dataset, "query")`, if they
                 have been computed already.
 
         Raises:
-            UserError: there is no corpus, or it has no right answer to a query.
+            UserError: there is no corpus, or it lacks the right answer to a query.
         """
         start = time.time()
         split = self._split_of(dataset, None, codebase, metric_key_prefix)
@@ -535,18 +535,18 @@ class SoftInfoNCETrainer(SavingTrainer):
         return dataclasses.replace(output, metrics=metrics)
 
     def hyperparameter_search(self, hp_space=None, compute_objective=None, n_trials=20, direction=None, **kwargs):
-        """Searches for hyperparameters like any `Trainer`. By default, it maximises `metric_for_best_model` or MRR."""
+        """Searches for hyperparameters like `Trainer`. By default, it maximises `metric_for_best_model` or MRR."""
         name = (self.args.metric_for_best_model or "mrr").removeprefix("eval_")
         objective = compute_objective or (lambda metrics: metrics[f"eval_{name}"])
         return super().hyperparameter_search(hp_space, objective, n_trials, direction or "maximize", **kwargs)
 
     def _split_of(self, queries, key: str | None, codebase: Corpora, name: str) -> Split:
-        """Returns queries with their corpus and right answers. Raises UserError if a query has none."""
+        """Returns queries with their corpus and right answers. Raises UserError if a query has no right answer."""
         corpora = self.codebase if codebase is None else as_row_sets(codebase, "codebase")
         return evaluation_split(queries, corpora, key, name)
 
     def embed_rows(self, rows: Dataset, side: str) -> Tensor:
-        """Returns embeddings of one side of `rows` that are compared by dot product, Tensor[n, d] on every process."""
+        """Embeds one side of `rows`, Tensor[n, d] on every process. Dot products of embeddings are unscaled scores."""
         self._use_averaged_weights()
         # FSDP and DeepSpeed move the model to the device only when training begins.
         unplaced = self.model.device.type == "cpu" and self.args.device.type != "cpu"
@@ -563,19 +563,21 @@ class SoftInfoNCETrainer(SavingTrainer):
         return comparable(self.encoder, embeddings)
 
     def _use_averaged_weights(self) -> None:
-        """Switches to the weights for evaluation, because a schedule-free optimizer keeps two sets of weights."""
+        """Switches to the weights for evaluation. A schedule-free optimizer keeps two sets of weights."""
         if callable(getattr(self.optimizer, "eval", None)):
             self.optimizer.eval()
 
     def _tokens(self, rows: Dataset, side: str) -> TokenColumn | GraphColumn:
-        """Returns the tokens of one side of `rows`. The main process tokenises them; the others read its cache."""
+        """Returns the tokens of one side of `rows`. The main process of each machine tokenises first; others read its
+        cache.
+        """
         with self.args.main_process_first(desc=f"tokenising {side}"):
             return column_of(rows, side, self.encoder, self.processing_class)
 
     # ---- Saving: `training/saving.py` writes, loads and pushes folders ----
 
     def _save_checkpoint(self, model, trial) -> None:
-        """Saves a checkpoint, unless the last loss was not finite."""
+        """Saves a checkpoint unless the last loss was not finite."""
         if self._guard is not None:
             self._guard.check()
         super()._save_checkpoint(model, trial)
@@ -592,7 +594,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         return write_model_card(self.args.output_dir, record)
 
     def describe(self) -> dict:
-        """Returns the parts of a run's record that the trainer knows: loss, training and environment."""
+        """Returns the parts of a run's record that only the trainer knows: loss, training and environment."""
         record = {
             "model_id": self.hub_model_id,
             "loss": summary.loss_table(self.plan, self.estimator),

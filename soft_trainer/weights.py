@@ -1,4 +1,4 @@
-"""Turns raw similarities into weights w_ij (Eq. 4, or relative to the positive), and cancels false negatives."""
+"""Turns raw similarities into weights w_ij, by Eq. 4 or relative to the positive, and cancels false negatives."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from soft_trainer.errors import UserError
 
 
 def checked_similarity(estimator, query_rows: Sequence[int], code_rows: Sequence[int]) -> Tensor:
-    """Calls `estimator.similarity` without gradient. Returns its Tensor[Q, C] in float32 or higher.
+    """Calls `estimator.similarity` without gradient. Returns Tensor[Q, C] in float32 or higher.
 
     Raises:
-        UserError: the estimator returned NaN, or something other than a Tensor[Q, C].
+        UserError: the estimator returned NaN, or anything but a Tensor[Q, C].
     """
     name = type(estimator).__name__
     with torch.no_grad():
@@ -54,26 +54,26 @@ def negative_weights(
     *,
     too_few: str = "raise",
 ) -> Tensor:
-    """Computes the weights of Soft-InfoNCE (Eq. 4), which are small for a negative that is similar to the query.
+    """Computes the weights of Soft-InfoNCE (Eq. 4), which are small for negatives similar to the query.
 
     sim_ij is the softmax of `similarity / temperature` over a query's n negatives. The weights w_ij = (beta - alpha
-    sim_ij) / (beta - alpha / n) sum to n. They are then clamped from below at `floor` (Appendix C.2), so that their
-    sum is n or more.
+    sim_ij) / (beta - alpha / n) sum to n. They are then clamped from below at `floor` (Appendix C.2), so their sum is
+    at least n.
 
     Args:
         similarity: Tensor[B, N], raw similarities; larger means more similar.
-        alpha: 0 or more.
+        alpha: at least 0.
         beta: above 0.
         temperature: above 0.
         floor: from 0 to 1.
-        positives: LongTensor[B], the column of each query's own code. By default `arange(B)`.
-        negatives: BoolTensor[B, N], the columns that count. By default all but the positive.
+        positives: LongTensor[B], the column of each query's own code. By default, `arange(B)`.
+        negatives: BoolTensor[B, N], True where a column is a negative. By default, everywhere but on the positive.
         too_few: what to do for a query with n <= alpha / beta negatives, for which Eq. 4 divides by zero or changes
-            sign. "raise" raises an error. "uniform" gives them weight 1, which is plain InfoNCE for that query and
+            sign. "raise" raises an error. "uniform" sets its weights to 1, which is plain InfoNCE for that query and
             needs no device synchronisation.
 
     Returns:
-        Tensor[B, N] in float32 or higher, 1 on the positive, 0 on columns that do not count.
+        Tensor[B, N] in float32 or higher: 1 on the positive, 0 on columns that are not negatives.
 
     Raises:
         ValueError: a setting is out of range, or there are too few negatives and `too_few="raise"`.
@@ -111,17 +111,17 @@ def positive_aware_weights(
     """Computes weights that compare each negative with the query's own code, without a floor.
 
     w_ij = min(1, 2 sigmoid((s_i,pos - margin - s_ij) / temperature)). A negative that is less similar than the
-    positive by at least `margin` has weight 1. The weight falls as the negative gets more similar. Temperature 0 is
-    the limit: the weight is 0 if s_ij > s_i,pos - margin, otherwise 1.
+    positive by at least `margin` has weight 1. The weight falls as the negative becomes more similar. At temperature
+    0, the weight is 0 if s_ij > s_i,pos - margin, otherwise 1.
 
     Args:
         similarity: Tensor[B, N], raw similarities without gradient; larger means more similar.
         margin: in units of `similarity`. If it is below 0, negatives may be more similar than the positive.
-        temperature: 0 or more, in units of `similarity`.
+        temperature: at least 0, in units of `similarity`.
         positives, negatives: see `negative_weights`.
 
     Returns:
-        Tensor[B, N], as `negative_weights` returns it.
+        Tensor[B, N], as in `negative_weights`.
 
     Raises:
         ValueError: the margin is not finite, or the temperature is below 0.
@@ -149,7 +149,7 @@ def smallest_batch(alpha: float, beta: float) -> int:
 def cancel_top_k(similarity: Tensor, k: int, positives: Tensor | None = None) -> Tensor:
     """Cancels the k negatives that are most similar to each query (Section 4.4).
 
-    Exactly k are cancelled. Of equal similarities, the first columns are.
+    Exactly k are cancelled. Among equal similarities, the first columns are cancelled.
 
     Returns:
         BoolTensor[B, N], True on the negatives that are kept. The positive is False, because it is not a negative.
@@ -162,7 +162,7 @@ def cancel_top_k(similarity: Tensor, k: int, positives: Tensor | None = None) ->
 
 
 def cancel_above_ratio(similarity: Tensor, ratio: float, positives: Tensor | None = None) -> Tensor:
-    """Cancels the negatives that are too similar in relation to the positive (Section 4.4).
+    """Cancels negatives that are too similar in relation to the positive (Section 4.4).
 
     A negative is cancelled if its similarity is above `ratio` times s, the similarity of the query's own code. If s is
     below 0, the threshold is s - (1 - ratio) abs(s).
@@ -176,7 +176,7 @@ def cancel_above_ratio(similarity: Tensor, ratio: float, positives: Tensor | Non
 
 
 def _check(*settings: tuple[str, float, str, bool]) -> None:
-    """Raises ValueError for a setting that is out of range. A setting is its name, value, range and validity."""
+    """Raises ValueError if a setting is out of range. A setting is its name, value, range and validity."""
     for name, value, allowed, fits in settings:
         if not (fits and math.isfinite(value)):
             raise ValueError(f"{name}={value:g}: must be {allowed}")

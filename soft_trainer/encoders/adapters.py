@@ -1,4 +1,4 @@
-"""Adapters of peft, such as LoRA: small trainable matrices next to frozen weights, in a plain `PreTrainedModel`."""
+"""Loads, saves and merges peft adapters, such as LoRA, inside a plain `PreTrainedModel`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALL_LINEAR = "all-linear"
 
 
 def import_peft():
-    """Imports peft, an optional dependency. Raises UserError if it is missing."""
+    """Imports peft, an optional dependency. Raises UserError if it is not installed."""
     try:
         import peft
     except ImportError as error:
@@ -31,7 +31,7 @@ def import_peft():
 
 
 def load_adapter(model: PreTrainedModel, name_or_path: str | Path, revision: str | None = None) -> None:
-    """Adds the adapter at `name_or_path` to its base, as a trainable adapter.
+    """Loads the adapter at `name_or_path` into its base model. The adapter is trainable.
 
     Raises:
         UserError: peft or the adapter's weights are missing.
@@ -51,7 +51,7 @@ def save_adapter(model: PreTrainedModel, folder: str | Path, state_dict: Mapping
     """Writes the active adapter in peft's format.
 
     Args:
-        state_dict: the weights of the whole model. By default, its own.
+        state_dict: the weights of the whole model. By default, the model's own.
     """
     config = copy.deepcopy(model.peft_config[active_adapter(model)])
     config.inference_mode = True
@@ -62,7 +62,7 @@ def save_adapter(model: PreTrainedModel, folder: str | Path, state_dict: Mapping
 
 
 def base_name(model: PreTrainedModel) -> str:
-    """Returns the name of an adapter's base on the Hub, or its absolute path, which is valid from any folder."""
+    """Returns the Hub name of an adapter's base, or its absolute path, which is valid from any folder."""
     name = published_name(model.config._name_or_path)
     if name and Path(name).is_dir():
         return str(Path(name).resolve())
@@ -82,7 +82,7 @@ def check_apart_from_base(model: PreTrainedModel, folder: str | Path | None, opt
 
 
 def has_adapter(model) -> bool:
-    """Returns True if the model has an adapter inside."""
+    """Returns True if the model contains an adapter."""
     return getattr(model, "_hf_peft_config_loaded", False)
 
 
@@ -107,7 +107,7 @@ def add_lora(model: PreTrainedModel, options, revision: str | None = None) -> No
     """Adds a new LoRA adapter and freezes all other weights. The adapter records the model's `revision` on the Hub.
 
     Raises:
-        UserError: peft is missing, the model already has an adapter, or it lacks a target module.
+        UserError: peft is missing, the model already has an adapter, or a target module does not exist.
     """
     peft = import_peft()
     if has_adapter(model):
@@ -129,10 +129,10 @@ def add_lora(model: PreTrainedModel, options, revision: str | None = None) -> No
 
 
 def target_modules(model: PreTrainedModel, wanted: str | None = None) -> list[str] | str:
-    """Returns the modules that get LoRA: the `wanted` ones or, by default, the usual ones for the architecture.
+    """Returns the modules that get LoRA: those in `wanted` or, by default, the usual ones for the architecture.
 
     Raises:
-        UserError: the model lacks a wanted module.
+        UserError: a wanted module does not exist in the model.
     """
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL  # peft is optional
 
@@ -167,7 +167,7 @@ def active_adapter(model: PreTrainedModel) -> str:
 
 
 def adapter_state(model: PreTrainedModel, state_dict: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Returns the weights of the active adapter. Their names leave out the adapter's name.
+    """Returns the active adapter's weights, keyed by names that do not contain the adapter's name.
 
     Args:
         state_dict: see `save_adapter`.
@@ -180,10 +180,10 @@ def adapter_state(model: PreTrainedModel, state_dict: Mapping[str, Tensor] | Non
 
 
 def set_adapter_state(model: PreTrainedModel, weights: Mapping[str, Tensor], source: str | Path) -> None:
-    """Sets the weights of the active adapter.
+    """Sets the active adapter's weights.
 
     Raises:
-        UserError: they do not fit the model. The message begins with `source`.
+        UserError: the weights do not fit the model. The message begins with `source`.
     """
     from peft import set_peft_model_state_dict  # peft is optional
 
@@ -200,7 +200,9 @@ def _shape(tensor: Tensor | None) -> str:
 
 
 def first_difference(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str | None:
-    """Describes the first weight with an unexpected shape, such as "w is 2 x 8, not 4 x 8". None if all are equal."""
+    """Describes the first weight with an unexpected shape, as in "w is 2 x 8, not 4 x 8". Returns None if all shapes
+    match.
+    """
     for name in sorted(weights.keys() | expected.keys()):
         own = _shape(weights.get(name))
         other = _shape(expected.get(name))
@@ -210,7 +212,7 @@ def first_difference(weights: Mapping[str, Tensor], expected: Mapping[str, Tenso
 
 
 def merge_adapter(model: PreTrainedModel) -> PreTrainedModel:
-    """Merges the adapter into the model's weights, in place. Returns the model, which is now plain and trainable."""
+    """Merges the adapter into the model's weights, in place. Returns the model, which is then plain and trainable."""
     from peft.tuners.tuners_utils import BaseTunerLayer  # peft is optional
     from peft.utils import ModulesToSaveWrapper
 

@@ -57,12 +57,11 @@ def tokenize_with_lengths(
 
 
 def prompt_length(tokenizer, profile: EncoderProfile, side: str) -> int:
-    """Counts the tokens at the start of each text on a side ("query" or "code") that the pooling leaves out.
+    """Counts the leading tokens that pooling skips in each text on a side ("query" or "code").
 
-    The number is 0 if `profile.include_prompt`. Otherwise it is counted as in sentence-transformers, so that
-    embeddings
-    are equal: the prompt is tokenised without a text, and a special token at its end does not count. If the prompt
-    ends with a space, many tokenizers join this space to the first word of the text, which is then left out too.
+    The number is 0 if `profile.include_prompt` is set. Otherwise it is computed as in sentence-transformers, so that
+    embeddings are equal: the prompt is tokenised without a text, and a special token at its end is not counted. If the
+    prompt ends with a space, many tokenizers join this space to the first word of the text, which is then skipped too.
     """
     prefix = getattr(profile, f"{side}_prefix")
     if profile.include_prompt or not prefix:
@@ -77,15 +76,15 @@ def prompt_length(tokenizer, profile: EncoderProfile, side: str) -> int:
 
 
 def token_count(item: Sequence[int] | dict) -> int:
-    """Counts the tokens of one row, including its data-flow nodes."""
+    """Counts a row's tokens, including data-flow nodes."""
     return len(item["input_ids"] if isinstance(item, dict) else item)
 
 
 def pad(items: Sequence[Sequence[int] | dict], pad_token_id: int, prompt_length: int = 0) -> dict[str, Tensor]:
-    """Pads rows on the right to the length of the longest.
+    """Pads rows on the right to the length of the longest one.
 
     Args:
-        prompt_length: the number of tokens at the start of every row that the pooling leaves out.
+        prompt_length: the number of leading tokens in each row that pooling skips.
 
     Returns:
         `input_ids` and `attention_mask`, LongTensor[B, L] each. If there is a prompt length, also `pooling_mask`,
@@ -108,7 +107,7 @@ def pad(items: Sequence[Sequence[int] | dict], pad_token_id: int, prompt_length:
 
 
 def pool(profile: EncoderProfile, outputs, attention_mask: Tensor) -> Tensor:
-    """Computes one embedding for each text, Tensor[B, d] in float32 or higher. Padding may be on either side.
+    """Computes one embedding per text, Tensor[B, d] in float32 or higher. Padding may be on either side.
 
     Args:
         outputs: the model's outputs, with `pooler_output` for "pooler", otherwise `last_hidden_state`, Tensor[B, L,
@@ -151,7 +150,7 @@ def score(profile: EncoderProfile, queries: Tensor, codes: Tensor) -> Tensor:
 
 
 def comparable(profile: EncoderProfile, embeddings: Tensor) -> Tensor:
-    """Converts embeddings, to float32 or higher, so that their dot products are the profile's unscaled scores."""
+    """Converts embeddings to float32 or higher, such that their dot products are the profile's unscaled scores."""
     embeddings = at_least_float32(embeddings)
     if profile.score_function == "cosine":
         return F.normalize(embeddings, dim=-1)
@@ -159,14 +158,14 @@ def comparable(profile: EncoderProfile, embeddings: Tensor) -> Tensor:
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
-    """Converts half precision to float32. Float64 is unchanged."""
+    """Converts half precision to float32, and returns float64 unchanged."""
     if tensor.dtype == torch.float64:
         return tensor
     return tensor.float()
 
 
 def encode(model: nn.Module, profile: EncoderProfile, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Computes the embeddings of a batch that `pad` made, Tensor[B, d] in float32 or higher."""
+    """Computes the embeddings of a batch made by `pad`, Tensor[B, d] in float32 or higher."""
     if isinstance(model, nn.parallel.DistributedDataParallel):
         plain = model.module
     else:
@@ -191,10 +190,10 @@ def encode(model: nn.Module, profile: EncoderProfile, inputs: Mapping[str, Tenso
 
 
 def parse_dims(value: str | Sequence[int] | None) -> tuple[int, ...]:
-    """Parses numbers of dimensions, or a text such as "768,256,64". Returns them with the largest first.
+    """Parses numbers of dimensions, given as numbers or as a string such as "768,256,64". Returns them largest first.
 
     Raises:
-        UserError: they are not distinct whole numbers above 0.
+        UserError: the numbers are not distinct whole numbers above 0.
     """
     if value is None:
         words = []
@@ -214,7 +213,7 @@ def parse_dims(value: str | Sequence[int] | None) -> tuple[int, ...]:
 
 
 def check_dims(dims: Sequence[int], hidden_size: int, option: str = "matryoshka_dims") -> None:
-    """Raises UserError if a number of dimensions is not from 1 to `hidden_size`. The message gives the `option`."""
+    """Raises UserError unless each number of dimensions is from 1 to `hidden_size`. The message gives the `option`."""
     for dim in dims:
         if isinstance(dim, bool) or not isinstance(dim, int) or not 1 <= dim <= hidden_size:
             raise UserError(
@@ -223,9 +222,9 @@ def check_dims(dims: Sequence[int], hidden_size: int, option: str = "matryoshka_
 
 
 def shorten(profile: EncoderProfile, embeddings: Tensor, dim: int | None) -> Tensor:
-    """Keeps the first `dim` dimensions of embeddings, Tensor[n, d], or all of them if `dim` is None.
+    """Keeps the first `dim` dimensions of embeddings, Tensor[n, d], or all if `dim` is None.
 
-    Shortened embeddings are normalised again if the profile normalises.
+    If the profile normalises embeddings, shortened ones are normalised again.
     """
     if dim is None or dim >= embeddings.shape[-1]:
         return embeddings
@@ -240,7 +239,7 @@ def shorten(profile: EncoderProfile, embeddings: Tensor, dim: int | None) -> Ten
 
 @dataclass(frozen=True)
 class Encoder:
-    """An encoder with everything that its embeddings depend on; see `load_encoder`."""
+    """An encoder, together with everything that determines its embeddings; see `load_encoder`."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -248,7 +247,7 @@ class Encoder:
     truncate_dim: int | None = None
 
     def encode_queries(self, queries: Sequence[str], batch_size: int = 64, progress: bool = False) -> Tensor:
-        """Computes the embeddings of queries, Tensor[n, d] in float32 on the model's device."""
+        """Embeds queries, Tensor[n, d] in float32 on the model's device."""
         ids = tokenize(self.tokenizer, queries, self.profile.query_prefix, self.profile.query_length)
         return self._embed(ids, "query", batch_size, progress)
 
@@ -259,10 +258,10 @@ class Encoder:
         batch_size: int = 64,
         progress: bool = False,
     ) -> Tensor:
-        """Computes the embeddings of functions, Tensor[n, d] in float32 on the model's device.
+        """Embeds functions, Tensor[n, d] in float32 on the model's device.
 
         Args:
-            language: the language of all codes, or the language of each. Only an encoder with data flow needs it.
+            language: one language for all codes, or one for each. Only encoders with data flow need it.
 
         Raises:
             UserError: the encoder reads data flow, and `language` is missing or unknown.
@@ -284,13 +283,13 @@ class Encoder:
         return self._embed(items, "code", batch_size, progress)
 
     def score(self, queries: Tensor, codes: Tensor) -> Tensor:
-        """Computes the scores of embeddings of queries, Tensor[B, d], and codes, Tensor[N, d], as Tensor[B, N]."""
+        """Scores embeddings of queries, Tensor[B, d], against those of codes, Tensor[N, d]. Returns Tensor[B, N]."""
         return score(self.profile, queries, codes)
 
     def identity(self) -> str:
-        """Returns the fingerprint of the encoder. Encoders with equal fingerprints have equal embeddings.
+        """Returns the encoder's fingerprint. Encoders with equal fingerprints have equal embeddings.
 
-        It hashes all weights, so callers should keep it while the weights stay the same.
+        All weights are hashed, so callers should keep the result while the weights stay the same.
         """
         return encoder_fingerprint(self.model, self.tokenizer, self.profile)
 
@@ -335,11 +334,11 @@ def embed(encoder: Encoder, items: Sequence, side: str, batch_size: int = 64, pr
 
 
 def embed_sharded(encoder: Encoder, tokens, side: str, batch_size: int = 64, progress: str | None = None) -> Tensor:
-    """Computes embeddings like `embed`, with the work divided among processes. Every process gets all, Tensor[n, d].
+    """Embeds rows like `embed`, but divides the work among processes. Every process gets all results, Tensor[n, d].
 
     Args:
         tokens: the token ids of each row, or its features with data flow. The attribute `lengths`, int64[n], has the
-            number of tokens of each row.
+            number of tokens in each row.
     """
     rank, processes = distributed.rank_and_world_size()
     # Equal texts are encoded once. In different batches, their embeddings would differ by rounding and not tie.
@@ -363,10 +362,10 @@ def embed_sharded(encoder: Encoder, tokens, side: str, batch_size: int = 64, pro
 
 
 def distinct_rows(tokens) -> tuple[np.ndarray, np.ndarray]:
-    """Finds the rows with equal token ids, or with equal features.
+    """Finds rows with equal token ids, or with equal features.
 
     Returns:
-        The first row of each group of equal rows, int64[D], and the group of every row, int64[n].
+        The first row of each group of equal rows, int64[D], and the group of each row, int64[n].
     """
     known: dict[bytes, int] = {}
     firsts = []

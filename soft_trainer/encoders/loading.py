@@ -1,4 +1,4 @@
-"""Loads encoders from a folder or the Hub: model, tokenizer and profile, ready to encode."""
+"""Loads encoders from a folder or the Hub: the model, its tokenizer and its profile."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def load_encoder(
     trust_remote_code: bool = False,
     truncate_dim: int | None = None,
 ) -> Encoder:
-    """Loads a fine-tuned encoder from a folder or the Hub, ready to encode queries and codes.
+    """Loads an encoder from a folder or the Hub, ready to encode queries and codes.
 
     Args:
-        name_or_path: a folder or `USER/NAME` on the Hub, with one of our encoders, a sentence-transformers encoder or
-            a plain encoder. An adapter is loaded with its base and merged into it.
+        name_or_path: a folder, or `USER/NAME` on the Hub. It may contain an encoder trained with this package, a
+            sentence-transformers encoder or a plain encoder. An adapter is loaded with its base and merged into it.
         revision: the branch, tag or commit on the Hub.
-        device: the device to run on. By default, the accelerator if there is one, otherwise the CPU.
-        trust_remote_code: run the code that comes with the model. Read it first.
-        truncate_dim: keep this many dimensions of every embedding, for an encoder that was trained for it. By default,
+        device: the device to run on. By default, an accelerator if there is one, otherwise the CPU.
+        trust_remote_code: whether to run code that comes with the model. Read it first.
+        truncate_dim: the number of leading dimensions to keep, for an encoder that was trained for this. By default,
             the number in the sentence-transformers files, or all dimensions.
 
     Raises:
@@ -71,7 +71,7 @@ def load_encoder(
 
 
 def saved_truncate_dim(name_or_path: str | Path, revision: str | None) -> int | None:
-    """Returns the number of dimensions that sentence-transformers would keep, or None for all of them."""
+    """Returns the number of dimensions that sentence-transformers would keep, or None for all."""
     path = repository.repository_file(name_or_path, profiles.SETTINGS_FILE, revision, expected=False)
     if path:
         return read_json(path).get("truncate_dim")
@@ -79,7 +79,7 @@ def saved_truncate_dim(name_or_path: str | Path, revision: str | None) -> int | 
 
 
 def _own_snapshot(name_or_path: str | Path, revision: str | None, with_code: bool) -> Path | None:
-    """Downloads a repository with a profile at one commit. Returns its local folder, or None for anything else."""
+    """Downloads one commit of a repository that has a profile. Returns the local folder, or None for anything else."""
     if Path(name_or_path).is_dir():
         return None
     path = repository.repository_file(name_or_path, profiles.PROFILE_FILE, revision)
@@ -101,12 +101,12 @@ def load_model(
     attn_implementation: str | None = None,
     dtype: str | None = None,
 ) -> PreTrainedModel:
-    """Loads the weights of an encoder from safetensors. A pooler is loaded only if `profile` pools with it.
+    """Loads an encoder's weights from safetensors. A pooler is loaded only if `profile` pools with it.
 
-    An adapter is loaded into its base, and can be trained further.
+    An adapter is loaded into its base and can be trained further.
 
     Args:
-        trust_remote_code: run the code that comes with the model. Read it first.
+        trust_remote_code: whether to run code that comes with the model. Read it first.
         attn_implementation: "eager", "sdpa", "flash_attention_2" and so on. By default, `transformers` chooses.
         dtype: "float32", "bfloat16" or "float16". By default, float32, or higher if the saved weights are.
 
@@ -148,7 +148,7 @@ def load_model(
 
 
 def load_config(name_or_path: str | Path, revision: str | None, trust_remote_code: bool) -> PretrainedConfig:
-    """Loads the configuration of a model."""
+    """Loads a model's configuration."""
     # If this were None, transformers would ask on the terminal.
     return transformers.AutoConfig.from_pretrained(
         name_or_path, revision=revision or "main", trust_remote_code=bool(trust_remote_code)
@@ -157,7 +157,7 @@ def load_config(name_or_path: str | Path, revision: str | None, trust_remote_cod
 
 @contextlib.contextmanager
 def _without_report_on_spare_weights() -> Iterator[None]:
-    """Suppresses the table that transformers prints for weights that an encoder does not need, such as a pooler."""
+    """Suppresses the table that transformers prints for weights that an encoder does not need, such as a pooler's."""
 
     def shown(record: logging.LogRecord) -> bool:
         message = record.getMessage()
@@ -172,7 +172,7 @@ def _without_report_on_spare_weights() -> Iterator[None]:
 
 
 def _auto_class(config: PretrainedConfig) -> type:
-    """Returns `AutoModel`, or a class that loads only what an encoder needs, for example no decoder."""
+    """Returns `AutoModel`, or a class that loads only what an encoder needs, for example without a decoder."""
     if is_static(config):
         return StaticModel
     whole = MODEL_MAPPING.get(type(config), None)
@@ -183,7 +183,7 @@ def _auto_class(config: PretrainedConfig) -> type:
 
 
 def _model_class(config: PretrainedConfig, name_or_path: str | Path, revision: str | None) -> type:
-    """Returns the class that `AutoModel` would load. The user has already allowed the model's own code."""
+    """Returns the class that `AutoModel` would load. Call it only if the user allows the model's own code."""
     if type(config) in MODEL_MAPPING:
         return MODEL_MAPPING[type(config)]
     reference = getattr(config, "auto_map", {}).get("AutoModel")
@@ -193,10 +193,10 @@ def _model_class(config: PretrainedConfig, name_or_path: str | Path, revision: s
 
 
 def pooling_layer(model_class: type[PreTrainedModel], profile: EncoderProfile) -> dict[str, bool]:
-    """Returns the keyword argument that turns the model's pooler on or off, as `profile` needs it.
+    """Returns the keyword argument that turns the model's pooler on or off, depending on `profile`.
 
-    Distributed training fails if a pooler is loaded but unused, because it gets no gradient. Returns {} if
-    `model_class` has no such argument.
+    An unused pooler gets no gradient, which makes distributed training fail. Returns {} if `model_class` has no such
+    argument.
     """
     name = "add_pooling_layer"
     if name in inspect.signature(model_class).parameters:
@@ -212,7 +212,7 @@ def check_model(model: PreTrainedModel, profile: EncoderProfile) -> None:
 
     Raises:
         UserError: the profile's lengths exceed the model's positions, the model has a decoder, it lacks the pooler
-            that the profile uses, or its attention takes no mask although data flow needs one.
+            that the profile uses, or data flow needs a mask that its attention does not support.
     """
     config = model.config
     kind = type(model)
@@ -230,7 +230,7 @@ def check_model(model: PreTrainedModel, profile: EncoderProfile) -> None:
 
 
 def profile_warnings(model: torch.nn.Module, profile: EncoderProfile) -> list[str]:
-    """Returns warnings about settings that probably do not have the intended effect with this model."""
+    """Returns warnings about settings that probably do not do what the user expects with this model."""
     warnings = []
     if profile.pooling == "cls" and any(getattr(module, "is_causal", False) for module in model.modules()):
         warnings.append(
@@ -253,8 +253,8 @@ def load_tokenizer(
     """Loads the tokenizer and prepares it for the profile; see `prepare_tokenizer`.
 
     Raises:
-        UserError: the folder or repository does not exist, it has no tokenizer, it needs `trust_remote_code`, or its
-            vocabulary lacks a token of the prefixes.
+        UserError: the folder or repository does not exist, it has no tokenizer, it needs `trust_remote_code`, or a
+            token in the prefixes is not in its vocabulary.
     """
     with reading(name_or_path, revision):
         tokenizer = transformers.AutoTokenizer.from_pretrained(
@@ -270,12 +270,12 @@ def load_tokenizer(
 def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase, profile: EncoderProfile) -> None:
     """Adapts a tokenizer to `profile`: prefix tokens, padding token, and the sides of padding and truncation.
 
-    Every `<token>` in the prefixes becomes a special token with its id in the vocabulary. If it is not in the
-    vocabulary, it stays ordinary text. The vocabulary keeps its size.
+    Every `<token>` in the prefixes that is in the vocabulary becomes a special token. Others stay ordinary text. The
+    size of the vocabulary does not change.
 
     Raises:
-        UserError: the vocabulary lacks a token that the named profile needs, the tokenizer has no token for padding,
-            or a prompt leaves no room for a text.
+        UserError: a token that the named profile needs is not in the vocabulary, the tokenizer has no token for
+            padding, or a prompt leaves no room for a text.
     """
     if profile.name in profiles.PROFILES:
         needed = profiles.PROFILES[profile.name].prefix_tokens
@@ -309,9 +309,10 @@ def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase, profile: EncoderProfil
 
 
 def add_padding_token(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Sets the padding token of a tokenizer that has none to another special token, usually the end token.
+    """If a tokenizer has no padding token, sets it to another special token, usually the end token.
 
-    Padding has no effect on embeddings, because every model gets an attention mask. The vocabulary keeps its size.
+    Padding does not affect embeddings, because every model gets an attention mask. The size of the vocabulary does not
+    change.
 
     Raises:
         UserError: the tokenizer has no special tokens.

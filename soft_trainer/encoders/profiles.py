@@ -1,4 +1,4 @@
-"""Describes encoders by profiles, in a table without subclasses, and finds how many tokens a model can read."""
+"""Describes encoders by profiles, and finds the number of tokens that a model can read."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class EncoderProfile:
         name: a key of `PROFILES`, or "auto" for any other encoder.
         pooling: "mean" over the tokens, "cls" (the first token), "last_token" or "pooler" (the model's
             `pooler_output`).
-        normalize: scale embeddings to length one.
-        query_prefix, code_prefix: the text before every query or code, which is special tokens and then the prompt.
-        include_prompt: if False, the pooling leaves out the tokens of the prefixes, as in sentence-transformers.
+        normalize: whether to scale embeddings to length one.
+        query_prefix, code_prefix: the text before each query or code. It consists of special tokens, then the prompt.
+        include_prompt: if False, pooling skips the tokens of the prefixes, as in sentence-transformers.
         query_length, code_length: the maximum number of tokens, including special tokens.
         data_flow_length: the maximum number of data-flow nodes after the code tokens (GraphCodeBERT), or 0 for none.
         score_function: "dot" or "cosine".
-        score_scale: the factor on every score, which is the inverse of a softmax temperature.
-        query_columns, code_columns: the columns that may have the text. The first one that exists is read. Tokens in a
-            list are joined by single spaces.
+        score_scale: the factor for every score, which is the inverse of a softmax temperature.
+        query_columns, code_columns: the columns that may contain the text. The first one that exists is read. Tokens
+            in a list are joined by single spaces.
         matryoshka_dims: the numbers of leading dimensions that are trained as embeddings, largest first, or ().
 
     Raises:
@@ -81,15 +81,15 @@ class EncoderProfile:
 
     @property
     def prefix_tokens(self) -> list[str]:
-        """The special tokens, such as `<encoder-only>`, at the start of the prefixes."""
+        """The special tokens at the start of the prefixes, such as `<encoder-only>`."""
         heads = _HEAD.match(self.query_prefix)[0] + _HEAD.match(self.code_prefix)[0]
         return list(dict.fromkeys(re.findall(_SPECIAL_TOKEN, heads)))
 
     def with_prompts(self, query: str | None = None, code: str | None = None) -> EncoderProfile:
-        """Returns a copy with other prompts. The special tokens before a prompt stay. None leaves a prompt unchanged.
+        """Returns a copy with other prompts. Special tokens before a prompt stay. None leaves a prompt unchanged.
 
         Raises:
-            UserError: codes are read with data flow, which allows no prompt.
+            UserError: codes are read with data flow, which does not allow a prompt.
         """
         if code and self.data_flow_length:
             raise UserError(f"code_prompt={code!r}: codes that are read with their data flow take no prompt")
@@ -101,7 +101,7 @@ class EncoderProfile:
         return self.replace(**changes)
 
     def replace(self, **changes) -> EncoderProfile:
-        """Returns a copy with the values in `changes`. Values of None are ignored."""
+        """Returns a copy with the values in `changes`, except those that are None."""
         return dataclasses.replace(self, **{key: value for key, value in changes.items() if value is not None})
 
     def save(self, folder: str | Path) -> None:
@@ -110,7 +110,7 @@ class EncoderProfile:
 
     @classmethod
     def load(cls, path: str | Path) -> EncoderProfile:
-        """Reads the profile that `save` wrote to the file `path`. Unknown keys, as of later versions, are ignored.
+        """Reads a profile from the file `path`. Unknown keys, such as those of later versions, are ignored.
 
         Raises:
             UserError: a value is invalid, or a key looks misspelt. The message gives the file.
@@ -188,7 +188,7 @@ _POOLING_NAMES = {
 
 
 def profile_of(model) -> EncoderProfile:
-    """Returns the profile of a loaded model, which is found in the folder or repository that it was loaded from."""
+    """Returns the profile of a loaded model, using the folder or repository that it was loaded from."""
     name = model.config._name_or_path
     if name:
         return resolve_profile(name)
@@ -198,9 +198,9 @@ def profile_of(model) -> EncoderProfile:
 def resolve_profile(name_or_path: str | Path, name: str | None = None, revision: str | None = None) -> EncoderProfile:
     """Returns the profile called `name` or, by default, the profile of the encoder at `name_or_path`.
 
-    These are tried in turn: `soft_trainer.json`, the whole published name in `KNOWN_ENCODERS`, the files of
+    These sources are tried in turn: `soft_trainer.json`, the full published name in `KNOWN_ENCODERS`, the files of
     sentence-transformers (pooling, normalisation, prompts, lengths, score function), and the last part of the
-    published name. If none is found, the profile is "auto".
+    published name. If all of them fail, the profile is "auto".
 
     Raises:
         UserError: `name` is not in `PROFILES`, the folder or repository does not exist, or it has
@@ -225,7 +225,7 @@ def resolve_profile(name_or_path: str | Path, name: str | None = None, revision:
 
 
 def _sentence_transformers_profile(name_or_path: str | Path, revision: str | None) -> EncoderProfile:
-    """Translates sentence-transformers files into a profile."""
+    """Translates the files of sentence-transformers into a profile."""
 
     def read(file: str, kind: type = dict):
         path = repository_file(name_or_path, file, revision)
@@ -285,7 +285,7 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
 
 
 def _pooling_of(config: Mapping) -> str:
-    """Translates a pooling module's configuration to our name. Several modes are joined by `+`."""
+    """Translates a pooling module's configuration into this package's name for it. Several modes are joined by `+`."""
     used = [key for key, value in config.items() if key.startswith("pooling_mode") and value]
     modes = config.get("pooling_mode") or used
     if isinstance(modes, str):
@@ -300,7 +300,7 @@ _AFTER_PADDING = ("roberta", "camembert", "data2vec-text", "ibert", "longformer"
 
 
 def most_tokens(config: Mapping) -> int | None:
-    """Returns the maximum number of tokens that a model with this `config.json` can read, or None for no limit."""
+    """Returns the maximum number of tokens that a model with this `config.json` can read, or None if unlimited."""
     positions = config.get("max_position_embeddings")
     kind = config.get("model_type") or ""
     if not positions or positions < 0:
@@ -313,7 +313,9 @@ def most_tokens(config: Mapping) -> int | None:
 
 
 def check_lengths(config: Mapping, profile: EncoderProfile) -> None:
-    """Raises UserError if a profile's lengths exceed the model's positions. The message gives the largest length."""
+    """Raises UserError if a profile's lengths exceed the model's positions. The message gives the largest possible
+    length.
+    """
     most = most_tokens(config) or math.inf
     lengths = {"query_length": profile.query_length, "code_length": profile.code_length + profile.data_flow_length}
     for name, length in lengths.items():

@@ -78,10 +78,10 @@ def repository_file(
 
 
 def saved_adapter(name_or_path: str | Path, revision: str | None = None) -> tuple[str, str | None] | None:
-    """Returns the base of an adapter and the base's revision, or None for a whole model.
+    """Returns an adapter's base and the base's revision, or None if the folder or repository has a whole model.
 
     Raises:
-        UserError: the adapter has no base.
+        UserError: the adapter does not name its base.
     """
     path = repository_file(name_or_path, ADAPTER_CONFIG, revision, expected=False)
     if path is None or Path(name_or_path, "config.json").is_file():
@@ -97,7 +97,7 @@ def saved_adapter(name_or_path: str | Path, revision: str | None = None) -> tupl
 
 
 def base_of(name_or_path: str | Path, revision: str | None = None) -> tuple[str | Path, str | None]:
-    """Returns the name and revision of an adapter's base, or of the model itself if it is no adapter."""
+    """Returns the name and revision of an adapter's base, or those of the model itself if it is not an adapter."""
     return saved_adapter(name_or_path, revision) or (name_or_path, revision)
 
 
@@ -106,7 +106,7 @@ def base_of(name_or_path: str | Path, revision: str | None = None) -> tuple[str 
 
 @contextmanager
 def reading(name_or_path: str | Path, revision: str | None = None) -> Iterator[None]:
-    """Turns an error from reading a folder or repository into a one-line UserError."""
+    """Turns an error while reading a folder or repository into a one-line UserError."""
     try:
         yield
     except UserError:
@@ -117,7 +117,7 @@ def reading(name_or_path: str | Path, revision: str | None = None) -> Iterator[N
 
 @contextmanager
 def reading_base(name_or_path: str | Path) -> Iterator[None]:
-    """Adds to a UserError that the model in it is the base of the adapter `name_or_path`."""
+    """Adds to a UserError that the model is the base of the adapter `name_or_path`."""
     try:
         yield
     except UserError as error:

@@ -1,4 +1,4 @@
-"""Makes a tokenizer and a small encoder with random weights, for machines without the Hub."""
+"""Makes a tokenizer and a small encoder with random weights. Neither needs the Hub."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ logger = logging.getLogger(__name__)
 
 
 def parse_size(from_scratch: str) -> tuple[int, int]:
-    """Parses `"256x4"` as hidden size 256 and 4 layers.
+    """Parses `"256x4"` as a hidden size of 256 and 4 layers.
 
     Raises:
-        UserError: the text has another form, or the hidden size is not a multiple of 32, the size of a head.
+        UserError: the string has another form, or the hidden size is not a multiple of 32, the size of one head.
     """
     match = re.fullmatch(r"(\d+)x(\d+)", from_scratch)
     if match:
@@ -47,12 +47,12 @@ def parse_size(from_scratch: str) -> tuple[int, int]:
 def train_tokenizer(
     texts: Iterable[str], profile: EncoderProfile, vocabulary_size: int = 16384, ends: bool = True
 ) -> PreTrainedTokenizerFast:
-    """Trains a byte-level BPE tokenizer on `texts`, with the special tokens of RoBERTa and of the prefixes.
+    """Trains a byte-level BPE tokenizer on `texts`, with RoBERTa's special tokens and those in the prefixes.
 
     The tokenizer splits identifiers into words and converts them to lower case first.
 
     Args:
-        ends: the tokenizer puts special tokens around every text.
+        ends: whether the tokenizer puts special tokens around each text.
     """
     bpe = ByteLevelBPETokenizer(add_prefix_space=True)
     # Little data would not teach a model that `readLines`, `read_lines` and "Read lines" are the same words.
@@ -76,10 +76,10 @@ def kept_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Trains a tokenizer on texts, or reads the one that an earlier run stored in `TOKENIZERS`.
 
-    If it cannot be stored, a warning is printed and the next run trains it again.
+    If it cannot be stored, a warning is printed, and the next run trains it again.
 
     Args:
-        texts: the texts, which are read only if no tokenizer is stored.
+        texts: the texts. They are read only if no tokenizer is stored.
         known: the fingerprint of the texts.
     """
     settings = [vocabulary_size, ends, _special_tokens(profile), tokenizers.__version__]
@@ -100,7 +100,7 @@ def kept_tokenizer(
 
 
 def _special_tokens(profile: EncoderProfile) -> list[str]:
-    """Lists the special tokens of RoBERTa and of the prefixes."""
+    """Lists RoBERTa's special tokens and those in the prefixes."""
     return list(dict.fromkeys([*SPECIAL.values(), *profile.prefix_tokens]))
 
 
@@ -116,9 +116,9 @@ def _wrapped(tokenizer: Tokenizer, profile: EncoderProfile) -> PreTrainedTokeniz
 
 
 def random_model(from_scratch: str, tokenizer, profile: EncoderProfile) -> PreTrainedModel:
-    """Makes an encoder with random weights in the size that `from_scratch` specifies.
+    """Makes an encoder with random weights, of the size given by `from_scratch`.
 
-    Without layers, it is a static encoder. Otherwise it is a RoBERTa with enough positions for the profile.
+    Without layers, it is a static encoder. Otherwise, it is a RoBERTa with enough positions for the profile.
     """
     hidden, layers = parse_size(from_scratch)
     if not layers:

@@ -1,7 +1,7 @@
-"""Static encoders. They have a vector for each token; an embedding is the mean of a text's vectors, of length one.
+"""Defines static encoders, which have one vector per token. An embedding is the normalised mean of a text's vectors.
 
-The folder of a static encoder loads in `AutoModel`, sentence-transformers, model2vec and `load_encoder`, with equal
-embeddings. For `AutoModel`, it is an XLNet without layers, whose output is the vectors of tokens at any length.
+A static encoder's folder loads in `AutoModel`, sentence-transformers, model2vec and `load_encoder`, with equal
+embeddings. In `AutoModel`, it is an XLNet without layers, which returns the vectors of tokens at any length.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class StaticModel(XLNetModel):
         """Returns the vectors of the tokens as `last_hidden_state`, Tensor[B, L, d].
 
         Args:
-            mean_over: BoolTensor or LongTensor[B, L], the tokens to average. If given, the only output is their means,
-                `pooler_output`, Tensor[B, d]. The mean of a text without tokens is 0.
+            mean_over: BoolTensor or LongTensor[B, L], the tokens to average. If given, only their means are returned,
+                as `pooler_output`, Tensor[B, d]. The mean of a text without tokens is 0.
         """
         if mean_over is None:
             return BaseModelOutputWithPooling(last_hidden_state=self.word_embedding(input_ids))
@@ -112,7 +112,7 @@ def distilled(
 
 
 def splitting_tokenizer(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
-    """Returns a copy that splits identifiers into words. It adds no special tokens, which would only dilute a mean."""
+    """Returns a copy that splits identifiers into words and adds no special tokens, which would only dilute a mean."""
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     steps = [normalizers.Replace(Regex(WORD_BORDER), " ")]
     if backend.normalizer is not None:
@@ -126,7 +126,7 @@ def splitting_tokenizer(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokeniz
 
 
 def _vectors_of_tokens(encoder: Encoder, progress: bool) -> Tensor:
-    """Encodes every token of the vocabulary as a separate text with special tokens, Tensor[V, d]."""
+    """Encodes each token of the vocabulary as a text, with special tokens, Tensor[V, d]."""
     tokenizer = encoder.tokenizer
     start, end = _special_ends(tokenizer)
     items = [[*start, token, *end] for token in range(len(tokenizer))]
@@ -144,7 +144,7 @@ def _special_ends(tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[i
 
 
 def _token_weights(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str] | None) -> np.ndarray:
-    """Returns the weight of each token, float64[V]. Rare tokens weigh more than frequent ones.
+    """Returns each token's weight, float64[V]. Rare tokens weigh more than frequent ones.
 
     This is smooth inverse frequency: https://openreview.net/forum?id=SyK00v5xx.
     """
@@ -170,7 +170,7 @@ def _parts(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def saved_tensors(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the tensors to save: the model's tensors, and a second copy of the vectors under model2vec's name."""
+    """Returns the tensors to save: those of the model, and a second copy of the vectors under model2vec's name."""
     return {**state_dict, MODEL2VEC_TENSOR: state_dict["word_embedding.weight"].detach().clone()}
 
 

@@ -28,17 +28,17 @@ def export_encoder(
     state_dict: Mapping[str, Tensor] | None = None,
     merge: bool = False,
 ) -> Path:
-    """Writes weights, configuration, tokenizer, profile and the files of sentence-transformers to a folder.
+    """Writes an encoder's weights, configuration, tokenizer, profile and sentence-transformers files to a folder.
 
-    If the model has an adapter, it writes only the adapter, which needs its base to load. With `merge`, it writes the
-    merged model, and the adapter in the subfolder `adapter`.
+    If the model has an adapter, only the adapter is written, which needs its base to load. With `merge`, the merged
+    model is written instead, with the adapter in the subfolder `adapter`.
 
-    Everything is first written to a directory inside `folder`. Then each file is renamed into place. If the disk is
-    full or writing is interrupted, the earlier files stay unchanged.
+    Everything is first written to a directory inside `folder`, and then renamed into place file by file. If the disk
+    is full or writing is interrupted, the earlier files stay unchanged.
 
     Args:
-        state_dict: the weights to save instead of the model's own, which sharded training has gathered.
-        merge: merge the adapter into the model.
+        state_dict: the weights to save instead of the model's own. Sharded training has gathered them.
+        merge: whether to merge the adapter into the model.
 
     Returns:
         The folder.
@@ -93,10 +93,10 @@ def _write(model, tokenizer, profile: EncoderProfile, aside: Path, state_dict, m
 
 
 def sentence_transformers_files(model: PreTrainedModel, profile: EncoderProfile) -> dict[str, object]:
-    """Returns the JSON content of the files that `SentenceTransformer` reads in addition to the model, by name.
+    """Returns the additional files that `SentenceTransformer` reads, as JSON values keyed by file name.
 
-    `encode_query` and `encode_document` truncate to `query_length` and `code_length`. Plain `encode` truncates to the
-    longer of the two. A pooler is an output of the model, so a profile that pools with it has no pooling module.
+    `encode_query` and `encode_document` truncate to `query_length` and `code_length`, and plain `encode` truncates to
+    the longer of the two. A profile that pools with the model's pooler has no pooling module.
     """
     longest = max(profile.query_length, profile.code_length)
     transformer = {"max_seq_length": longest, "do_lower_case": False}

@@ -46,7 +46,7 @@ _TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
 
 
 def environment() -> dict[str, str]:
-    """Returns the versions of Python and of installed packages that may affect a result."""
+    """Returns the versions of Python and of installed packages that may affect results."""
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
@@ -57,7 +57,7 @@ def environment() -> dict[str, str]:
 def write_model_card(folder: str | Path, record: Mapping) -> Path | None:
     """Writes `README.md` into an exported folder.
 
-    Results on the test set of a data set on the Hub are also written to a file for the Hub's leaderboards.
+    Test results on a data set from the Hub are also written to a file for the Hub's leaderboards.
 
     Returns:
         The path of the card, or None, after a warning, if it could not be written.
@@ -73,7 +73,7 @@ def write_model_card(folder: str | Path, record: Mapping) -> Path | None:
 
 
 def model_card(folder: str | Path, record: Mapping) -> ModelCard:
-    """Returns the card of the encoder in `folder`: a header for the Hub, and a text."""
+    """Returns the card for the encoder in `folder`: a header for the Hub, followed by text."""
     folder = Path(folder)
     results = record["results"]
     profile = EncoderProfile.load(folder / PROFILE_FILE)
@@ -113,7 +113,7 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
 
 
 def card_data(record: Mapping, name: str, adapter: str | None = None, matryoshka: bool = False) -> ModelCardData:
-    """Returns the YAML header. It leaves out names that are not on the Hub, because the Hub turns names into links."""
+    """Returns the YAML header. Names that are not on the Hub are left out, because the Hub turns names into links."""
     tags = ["sentence-transformers", "feature-extraction", "code-search", "soft-infonce"]
     tags += {"adapter": ["peft", "lora"], "merged": ["lora"], None: []}[adapter]
     if matryoshka:
@@ -140,7 +140,7 @@ def card_data(record: Mapping, name: str, adapter: str | None = None, matryoshka
 
 
 def _eval_results(record: Mapping) -> list[EvalResult]:
-    """Returns the metrics of the trained encoder. The name of each says how large the corpus was."""
+    """Returns the trained encoder's metrics. Each metric's name gives the size of the corpus."""
     dataset = record["dataset"]
     languages = ",".join(record["languages"])
     own = {
@@ -171,7 +171,7 @@ def _eval_results(record: Mapping) -> list[EvalResult]:
 
 
 def _write_leaderboard_results(path: Path, record: Mapping) -> None:
-    """Writes the MRR on each language's test set to `path`. If there is none, deletes the file of an earlier run."""
+    """Writes the MRR on each language's test set to `path`. If there is none, deletes an earlier run's file."""
     dataset = _hub_name(record["dataset"])
     languages = record["languages"] or ["default"]
     tasks = {f"test-{name}": name for name in languages}
@@ -198,5 +198,5 @@ def _hub_name(name: str | None) -> str | None:
 
 
 def _shown_name(name: str) -> str:
-    """Returns an encoder's name for the card. A folder is shown without its path."""
+    """Returns an encoder's name for the card. For a folder, the path is left out."""
     return f"`{_hub_name(name) or Path(name).name}`"

@@ -1,4 +1,4 @@
-"""Pushes the results of a run: its rows as a data set, checkpoints in the background, and the output folder."""
+"""Pushes a run's results: its rows as a data set, checkpoints in the background, and the output folder."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def _model_id(args: TrainingArguments) -> str:
 
 
 def push_data(data: DatasetDict, arguments: DataArguments, args: TrainingArguments) -> None:
-    """Pushes the rows of a run from the main process, if `--push_data_to_hub` is given.
+    """Pushes a run's rows from the main process, if `--push_data_to_hub` is given.
 
     Raises:
-        UserError: they cannot be pushed; see `push_folder`.
+        UserError: the push failed; see `push_folder`.
     """
     name = arguments.push_data_to_hub
     if name and distributed.rank_and_world_size()[0] == 0:
@@ -74,9 +74,9 @@ def push_data(data: DatasetDict, arguments: DataArguments, args: TrainingArgumen
 
 
 def write_data(data: DatasetDict, arguments: DataArguments, folder: str | Path) -> Path:
-    """Writes `SPLIT.jsonl.gz` with all columns of CodeSearchNet, and the card, to a folder.
+    """Writes `SPLIT.jsonl.gz` with all of CodeSearchNet's columns, and the card, to a folder.
 
-    If any split has `source` or `negatives`, all splits get the column. Splits of an earlier run are deleted.
+    If any split has a column `source` or `negatives`, all splits get it. Splits from an earlier run are deleted.
 
     Returns:
         The folder.
@@ -95,7 +95,7 @@ def write_data(data: DatasetDict, arguments: DataArguments, folder: str | Path) 
 
 
 def _in_columns(rows: Dataset, columns: Features) -> Iterator[dict]:
-    """Yields rows with these columns. A value is None if the row lacks the column."""
+    """Yields rows with these columns. The value of a missing column is None."""
     for row in rows:
         yield {name: row.get(name) for name in columns}
 
@@ -107,7 +107,7 @@ def _features(data: DatasetDict) -> Features:
 
 
 def data_card(data: DatasetDict, arguments: DataArguments) -> DatasetCard:
-    """Returns the card: a header with the splits and columns for `datasets.load_dataset`, and a text."""
+    """Returns the card: a header that tells `datasets.load_dataset` the splits and columns, followed by text."""
     languages = arguments.languages or languages_in(data)
     files = [{"split": HUB_SPLITS.get(split, split), "path": f"{split}.jsonl.gz"} for split in data]
     header = DatasetCardData(
@@ -143,10 +143,10 @@ def data_card(data: DatasetDict, arguments: DataArguments) -> DatasetCard:
 
 
 class Publisher:
-    """Pushes the folders of one run to its repository on the Hub, one at a time.
+    """Pushes a run's folders to its repository on the Hub, one at a time.
 
     Raises:
-        UserError: the repository cannot be pushed to. This is known before anything is trained.
+        UserError: the repository cannot be pushed to. It is raised before training begins.
     """
 
     def __init__(self, args: TrainingArguments):
@@ -158,14 +158,14 @@ class Publisher:
         self._failed: dict[str | None, tuple[str | Path, str]] = {}  # folder and message by path in the repository
 
     def push(self, folder: str | Path, message: str, path_in_repo: str | None = None) -> str:
-        """Pushes `folder` now and returns the URL of the commit. Raises the errors of `push_folder`."""
+        """Pushes `folder` now and returns the commit's URL. Raises the same errors as `push_folder`."""
         settings = self.args.hub_token, self.args.hub_private_repo, self.args.hub_revision
         return push_folder(folder, self.hub_model_id, *settings, message, path_in_repo=path_in_repo)
 
     def push_checkpoint(self, folder: str | Path, step: int) -> None:
         """Pushes a checkpoint in the background, if `hub_strategy` asks for it.
 
-        It does nothing while another push is in progress, unless `hub_always_push` is set.
+        If another push is in progress, it does nothing unless `hub_always_push` is set.
         """
         strategy = self.args.hub_strategy
         busy = not all(push.done() for push in self._pushes)
@@ -190,7 +190,7 @@ class Publisher:
         wait(self._pushes)
 
     def conclude(self, message: str) -> str:
-        """Pushes the output folder, then retries failed checkpoints. Raises the errors of `push_folder`.
+        """Pushes the output folder, then retries failed checkpoints. Raises the same errors as `push_folder`.
 
         Returns:
             The URL of the output folder's commit.
@@ -213,7 +213,7 @@ class Publisher:
             self._fail(error, folder, message, paths)
 
     def _fail(self, error: BaseException, folder: str | Path, message: str, paths: list[str | None]) -> None:
-        """Logs a failed push and records it for a retry at the end."""
+        """Logs a failed push and records it, so that it is retried at the end."""
         # The UserError has a command with a temporary folder that is gone by now, so only its cause is logged.
         cause = reason(error.__cause__ or error)
         logger.warning(f"Pushing {folder} during training failed; it is pushed again at the end: {cause}")

@@ -1,4 +1,4 @@
-"""Pushes a folder to the Hub, during a run or later with `soft-trainer push DIR USER/NAME`."""
+"""Pushes folders to the Hub, during a run or later with `soft-trainer push DIR USER/NAME`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _TOKENS_PAGE = "https://huggingface.co/settings/tokens"
 def check_push(
     hub_model_id: str, token: str | None = None, private: bool | None = None, repo_type: str = "model"
 ) -> None:
-    """Checks before a long run that its result can be pushed. Creates the repository if it is missing.
+    """Checks, before a long run, that its result can be pushed. Creates the repository if it does not exist.
 
     Args:
         hub_model_id: `USER/NAME`.
@@ -64,8 +64,8 @@ def check_push(
         private: the visibility of a new repository.
 
     Raises:
-        UserError: the name is invalid, there is no token, the token is invalid or may not write there, or the Hub
-            cannot be reached.
+        UserError: the name is invalid, there is no token, the token is invalid or does not permit this push, or the
+            Hub cannot be reached.
     """
     api = _client(hub_model_id, token, repo_type)
     user = None
@@ -93,26 +93,28 @@ def push_folder(
     repo_type: str = "model",
     path_in_repo: str | None = None,
 ) -> str:
-    """Pushes the files of `folder` in one commit.
+    """Pushes the files of `folder` in a single commit.
 
-    From an encoder's folder, only ENCODER_FILES and the model's own code are pushed. Paths of this machine are removed
-    from its record. Its card is changed to load from the repository, here too once the push has succeeded.
+    If the folder has an encoder, only ENCODER_FILES and the model's own code are pushed, and local paths are removed
+    from its record. Its card is rewritten to load the encoder from the repository, after a successful push in the
+    folder too.
 
-    The repository and the branch are created if they are missing. Weights of the other kind (an adapter or a whole
-    encoder) and splits that an earlier push left are deleted. Transient failures are retried after `WAITS`.
+    The repository and the branch are created if they do not exist. Files that an earlier push left are deleted if they
+    would contradict this one: weights of the other kind (an adapter or a whole encoder), and splits. Transient
+    failures are retried after `WAITS`.
 
     Args:
         token, private: see `check_push`.
         revision: the branch to push to. By default, `main`.
         repo_type: one of `REPO_TYPES`.
-        path_in_repo: the folder of the repository to push to.
+        path_in_repo: the folder in the repository to push to.
 
     Returns:
         The URL of the commit.
 
     Raises:
         UserError: there is nothing to push, a file contains the token, or the push failed for good. In the last case,
-            the message has the command that pushes later.
+            the message gives the command that pushes later.
     """
     api = _client(hub_model_id, token, repo_type)
     folder = Path(folder)
@@ -143,7 +145,7 @@ def push_folder(
 
 
 def _replaced_files(folder: Path, repo_type: str) -> tuple[str, ...]:
-    """Returns patterns of the files that a push replaces as a whole: weights, or the rows of a run."""
+    """Returns patterns for the files that a push replaces as a whole: weights, or a run's rows."""
     if repo_type == "model":
         return (*WHOLE_FILES, *ADAPTER_FILES)
     if repo_type == "dataset" and folder.name == PUSHED_ROWS:  # other data sets may be pushed file by file
@@ -160,7 +162,7 @@ def _commit(
     path_in_repo: str | None,
     **repository: str,
 ) -> str:
-    """Makes one commit, which also deletes files in `replaced` that are not in the contents. Returns its URL."""
+    """Makes one commit, which also deletes files that match `replaced` but are not pushed. Returns its URL."""
     prefix = f"{path_in_repo.strip('/')}/" if path_in_repo else ""
     if revision:
         api.create_branch(branch=revision, exist_ok=True, **repository)
@@ -174,7 +176,7 @@ def _commit(
 
 
 def _contents(folder: Path, repo_id: str, revision: str | None, repo_type: str) -> dict[str, Path | bytes]:
-    """Returns the files to push by name. Changed content is given as bytes."""
+    """Returns the files to push, keyed by name. If the content must change, it is given as bytes."""
     paths = _encoder_files(folder) if repo_type == "model" else folder.rglob("*")
     contents: dict[str, Path | bytes] = {}
     for path in sorted(paths):
@@ -207,7 +209,7 @@ def _encoder_files(folder: Path) -> set[Path]:
 
 
 def without_paths(value):
-    """Replaces every absolute path in the strings of a JSON value by its last part."""
+    """Replaces every absolute path in a JSON value by its last part."""
     if isinstance(value, dict):
         return {key: without_paths(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -218,7 +220,7 @@ def without_paths(value):
 
 
 def named_card(card: str, repo_id: str, revision: str | None) -> str:
-    """Returns a card whose snippets load the encoder from this repository."""
+    """Returns a card whose code snippets load the encoder from this repository."""
     match = re.search(r'load_encoder\(("[^"]+"(?:, revision="[^"]+")?)[,)]', card)
     if match is None:
         return card
@@ -226,7 +228,7 @@ def named_card(card: str, repo_id: str, revision: str | None) -> str:
 
 
 def _is_retryable(error: BaseException) -> bool:
-    """Returns True if a retry may succeed: there was no response, a conflict, a server error or too many requests."""
+    """Returns True if a retry may succeed: after no response, a conflict, a server error or too many requests."""
     if isinstance(error, HfHubHTTPError):
         return error.response.status_code >= 500 or error.response.status_code in (408, 409, 412, 429)
     return isinstance(error, (HTTPError, ConnectionError, TimeoutError))
@@ -244,14 +246,14 @@ def later_command(folder: str | Path, hub_model_id: str, private: bool | None = 
 
 
 def load_arguments(repo_id: str, revision: str | None = None) -> str:
-    """Returns Python code for the arguments that load a repository or one of its branches."""
+    """Returns Python code for the arguments that load a repository, or one of its branches."""
     if revision:
         return f'"{repo_id}", revision="{revision}"'
     return f'"{repo_id}"'
 
 
 def _create(api: HfApi, repo_id: str, private: bool | None, repo_type: str) -> None:
-    """Creates the repository if it is missing."""
+    """Creates the repository if it does not exist."""
     sdk = "gradio" if repo_type == "space" else None
     api.create_repo(repo_id, private=private, repo_type=repo_type, exist_ok=True, space_sdk=sdk)
 
@@ -285,7 +287,7 @@ def _check_contents(folder: Path, contents: Mapping[str, Path | bytes], token: s
 
 
 def reason(error: Exception) -> str:
-    """Returns a line that explains an error."""
+    """Describes an error in one line."""
     if not isinstance(error, HfHubHTTPError):
         return f"{type(error).__name__}: {' '.join(str(error).split())}"
     status = error.response.status_code

@@ -1,4 +1,4 @@
-"""Soft-InfoNCE as a loss for the trainer of sentence-transformers."""
+"""Soft-InfoNCE as a loss for sentence-transformers' trainer."""
 
 from soft_trainer.options.removed import refuse_removed
 from soft_trainer.sentence_transformers.loss import (

@@ -1,4 +1,4 @@
-"""Soft-InfoNCE as a loss for sentence-transformers, with or without gradient caching, and its estimator."""
+"""Soft-InfoNCE as a loss for sentence-transformers, with or without gradient caching, and an estimator for it."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ CITATION = """
 class SoftInfoNCELoss(nn.Module):
     """InfoNCE with weighted negatives, for `SentenceTransformerTrainer`.
 
-    `MultipleNegativesRankingLoss` counts every other code of a batch as equally wrong for a query. Here, an estimator
-    measures how similar the codes are to the query, and codes that are almost right count less (Li et al., 2023). The
-    estimator is frozen. It is fitted on the training rows when the loss is made.
+    `MultipleNegativesRankingLoss` treats every other code in a batch as equally wrong. Here, an estimator measures how
+    similar the codes are to the query, and codes that are almost right get a smaller weight (Li et al., 2023). The
+    estimator is frozen, and is fitted on the training rows when the loss is created.
 
-    Without gradients, as in an evaluation, the value is plain InfoNCE without weights, because the rows of an
-    evaluation set are not training rows. Their labels are not read.
+    Without gradients, as in evaluation, the loss is plain InfoNCE without weights, because evaluation rows are not
+    training rows. Their labels are not read.
 
     `docs/sentence_transformers.md` lists what only `SoftInfoNCETrainer` does, such as resuming with the same batches.
 
@@ -61,18 +61,18 @@ class SoftInfoNCELoss(nn.Module):
         model: the `SentenceTransformer` to train.
         estimator: for example `BM25Estimator()`, `SimCSEEstimator(NAME)`, `TrainedModelEstimator(NAME)`, or
             `SentenceTransformerEstimator()` for the model before training. None means InfoNCE. The loss fits a copy.
-        train_dataset: the result of `with_rows`, with the texts of queries, of codes, and then of own negatives. The
-            trainer needs the same data set.
-        scale: the factor on similarities.
-        similarity_fct: computes the similarities Tensor[B, N] of Tensor[B, d] and Tensor[N, d].
-        gather_across_devices: take the codes of all processes as negatives.
+        train_dataset: the result of `with_rows`, whose columns are queries, codes, and optionally negatives. Pass the
+            same data set to the trainer.
+        scale: the factor for similarities.
+        similarity_fct: computes the similarities, Tensor[B, N], of Tensor[B, d] and Tensor[N, d].
+        gather_across_devices: whether to use the codes of all processes as negatives.
         options: fields of `SoftInfoNCEOptions`, with the same defaults: `loss`, `weighting` ("eq4" or
             "positive_aware"), `alpha`, `beta`, `temperature`, `floor`, `margin`, `cancel`, `cancel_k`, `cancel_ratio`,
             `distill_weight`, `distill_temperature`, `infonce_weight`, `kl_weight` and `duplicates`.
 
     Raises:
-        UserError: options, rows and estimator cannot work together. In the first step, the batch is too small. In any
-            step, a row is not in `train_dataset`.
+        UserError: the options, rows and estimator are incompatible. It is raised in the first step if the batch is too
+            small, and in any step if a row is not in `train_dataset`.
 
     Example:
         >>> train_dataset = with_rows(train_dataset)
@@ -115,14 +115,14 @@ class SoftInfoNCELoss(nn.Module):
         self._batch_checked = False
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None) -> Tensor:
-        """Returns the mean loss of a batch, given the features of queries, of codes, and then of own negatives."""
+        """Returns the mean loss of a batch, given the features of queries, codes and, if there are any, negatives."""
         return self.compute_loss_from_embeddings(embed_columns(self.model, list(sentence_features)), labels)
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor | None) -> Tensor:
         """Returns the loss of a batch.
 
         Args:
-            embeddings: the embeddings of queries, codes and own negatives, Tensor[B, d] each.
+            embeddings: the embeddings of queries, codes and negatives, Tensor[B, d] each.
             labels: the hashes of the rows, LongTensor[B].
         """
         queries, codes, sizes, rank = self._sides(embeddings)
@@ -150,7 +150,7 @@ class SoftInfoNCELoss(nn.Module):
         return queries, codes, sizes, distributed.rank_and_world_size()[0]
 
     def _columns(self, labels: Tensor | None, sizes: list[int], rank: int) -> Columns:
-        """Returns the columns of the batch's scores. The first batch must be large enough for the weights."""
+        """Returns the columns of the batch's score matrix. The first batch must be large enough for the weights."""
         rows = self.rows.find(labels, sizes[rank])
         rows_of = [rows]
         if self.gather_across_devices:
@@ -187,7 +187,7 @@ class SoftInfoNCELoss(nn.Module):
         return loss * (len(queries) * len(columns.sizes) / sum(columns.sizes))
 
     def get_config_dict(self) -> dict[str, Any]:
-        """Returns the settings that have an effect, for the model card."""
+        """Returns the settings that affect the loss, for the model card."""
         return {
             "estimator": _name(self.estimator),
             **effective_options(LossOptions, Values(self.loss_settings)),
@@ -238,7 +238,7 @@ class CachedSoftInfoNCELoss(CachedLossMixin, SoftInfoNCELoss):
     def calculate_loss(
         self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
     ) -> Tensor:
-        """Returns the loss over the mini-batches of each column. If `with_backward`, also computes gradients."""
+        """Returns the loss, given the mini-batches of each column. If `with_backward`, also computes gradients."""
         embeddings = [torch.cat(parts) for parts in reps]
         if not with_backward:
             return self.compute_loss_from_embeddings(embeddings, labels)
@@ -251,7 +251,7 @@ class CachedSoftInfoNCELoss(CachedLossMixin, SoftInfoNCELoss):
         return loss_in_blocks(queries, codes[columns.places], loss_of, Tensor.backward, self.mini_batch_size)
 
     def get_config_dict(self) -> dict[str, Any]:
-        """Returns the settings that have an effect, for the model card."""
+        """Returns the settings that affect the loss, for the model card."""
         if self.mini_batch_num_tokens is None:
             size = {"mini_batch_size": self.mini_batch_size}
         else:
@@ -260,14 +260,14 @@ class CachedSoftInfoNCELoss(CachedLossMixin, SoftInfoNCELoss):
 
 
 class SentenceTransformerEstimator(Estimator):
-    """Scores of queries and codes from a frozen sentence-transformers model.
+    """Scores queries against codes with a frozen sentence-transformers model.
 
-    Every row is encoded once when the loss is made, with the model's own prompts for queries and documents. The scores
-    are the model's similarities; cosines are multiplied by 20.
+    Each row is encoded once, when the loss is created, with the model's own prompts for queries and documents. Scores
+    are the model's similarities. Cosines are multiplied by 20.
 
     Args:
-        model: a model that may be larger than the one in training. By default, it is the model in training, before it
-            is trained.
+        model: the model, which may be larger than the one being trained. By default, it is the model being trained, as
+            it was before training.
         batch_size: the number of texts to encode at once.
     """
 
@@ -282,18 +282,18 @@ class SentenceTransformerEstimator(Estimator):
 
     @property
     def score_scale(self) -> float:
-        """The factor on the model's similarities, which is 20 for cosines and otherwise 1."""
+        """The factor for the model's similarities: 20 for cosines, otherwise 1."""
         if self.model is None or self.model.similarity_fn_name == "cosine":
             return COSINE_SCALE
         return 1.0
 
     @property
     def positive_temperature(self) -> float:
-        """The temperature of positive-aware weights, which is 0.05 for cosines, times the score scale."""
+        """The temperature of positive-aware weights, which is 0.05 times the score scale."""
         return 0.05 * self.score_scale
 
     def fit(self, split: Split) -> None:
-        """Encodes every query and code. Each process encodes its share."""
+        """Encodes all queries and codes. Each process encodes its share."""
         self._queries = self._embeddings(self.model.encode_query, split.queries["docstring"][:])
         self._codes = self._embeddings(self.model.encode_document, split.corpus["code"][:])
 
@@ -312,7 +312,7 @@ class SentenceTransformerEstimator(Estimator):
 
 
 def _own_estimator(estimator, model: SentenceTransformer):
-    """Returns a copy of the estimator for one loss. If it has no model, it gets the model in training."""
+    """Returns a copy of the estimator for one loss. If it has no model, it gets the model being trained."""
     if estimator is None:
         return None
     if isinstance(estimator, type) or not hasattr(estimator, "fit") or not hasattr(estimator, "similarity"):
@@ -326,7 +326,7 @@ def _own_estimator(estimator, model: SentenceTransformer):
 
 
 def _name(estimator) -> str | None:
-    """Returns the name of an estimator's class, for BM25 with the column of its documents."""
+    """Returns the name of an estimator's class. For BM25, it includes the document column."""
     if estimator is None:
         return None
     name = type(estimator).__name__

@@ -1,4 +1,4 @@
-"""Identifies training rows by their texts, and finds the codes that the queries of a batch are compared with."""
+"""Identifies training rows by their texts, and finds the codes with which a batch's queries are compared."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ NO_TEXTS = (*LABEL_COLUMNS, "dataset_name")
 
 
 def with_rows(train_dataset: Dataset) -> Dataset:
-    """Adds a column `label` with a hash of each row's texts. `SoftInfoNCELoss` identifies the rows of a batch by it.
+    """Adds a column `label` with a hash of each row's texts. `SoftInfoNCELoss` uses it to identify a batch's rows.
 
-    The result may be shuffled, filtered, split or joined with other data sets, but its texts must not change.
+    The result may be shuffled, filtered, split or concatenated with other data sets, but its texts must not change.
 
     Raises:
-        UserError: the argument is not a `Dataset` of texts without labels and scores.
+        UserError: the argument is not a `Dataset`, its columns are not all texts, or it already has labels or scores.
     """
     if not isinstance(train_dataset, Dataset):
         kind = type(train_dataset).__name__
@@ -46,15 +46,15 @@ def with_rows(train_dataset: Dataset) -> Dataset:
 
 
 class LabelledRows:
-    """The training rows as a `Split`, and a look-up of rows by their labels.
+    """The training rows as a `Split`, with a look-up of rows by label.
 
     Attributes:
         split: the queries, and as the corpus the codes of all rows, followed by negatives that are not a row's code.
-        codes: int64[n, 1 + k], the rows in the corpus of each query's own code and of its k negatives.
-        answers: the look-up of right answers.
+        codes: int64[n, 1 + k], the corpus rows of each query's own code and of its k negatives.
+        answers: finds right answers.
 
     Raises:
-        UserError: the label of a row is not the hash of its texts.
+        UserError: a row's label is not the hash of its texts.
     """
 
     def __init__(self, train_dataset: Dataset):
@@ -79,7 +79,7 @@ class LabelledRows:
         self.answers = RightAnswers(right, text_ids(queries), text_ids(codes + added))
 
     def find(self, labels: Tensor | None, batch_size: int) -> np.ndarray:
-        """Returns the rows with the labels of a batch, int64[B]. Raises UserError for labels of other rows."""
+        """Returns the rows with a batch's labels, int64[B]. Raises UserError if a label belongs to no row."""
         whole = labels is not None and not (labels.is_floating_point() or labels.dtype == torch.bool)
         if not whole or labels.shape != (batch_size,):
             raise UserError(
@@ -104,10 +104,10 @@ def _hashes(columns: Sequence[Sequence[str]]) -> np.ndarray:
 
 
 def _numbered(codes: Sequence[str], negatives: Sequence[Sequence[str]]) -> tuple[np.ndarray, list[str]]:
-    """Numbers the codes of rows, then the negatives that are not a row's code.
+    """Numbers the rows' codes, then the negatives that are not a row's code.
 
     Returns:
-        The number of each row's code and negatives, int64[n, 1 + k], and the added codes.
+        The numbers of each row's code and negatives, int64[n, 1 + k], and the added codes.
     """
     number_of = {code: row for row, code in reversed(list(enumerate(codes)))}
     added = []
@@ -122,7 +122,7 @@ def _numbered(codes: Sequence[str], negatives: Sequence[Sequence[str]]) -> tuple
 
 
 def _texts_of(dataset: Dataset) -> list[list[str]]:
-    """Returns the columns that sentence-transformers reads as texts: queries, codes, and any negatives."""
+    """Returns the columns that sentence-transformers reads as texts: queries, codes and negatives."""
     names = [name for name in dataset.column_names if name not in NO_TEXTS]
     if len(names) < 2:
         raise UserError(
@@ -142,15 +142,15 @@ def _texts_of(dataset: Dataset) -> list[list[str]]:
 
 @dataclass(frozen=True)
 class Columns:
-    """The codes that the queries of one process are compared with.
+    """The codes with which one process's queries are compared.
 
     Args:
         rows: int64[B], the training row of each query.
-        code_rows: int64[N], the row of each column's code in the corpus.
+        code_rows: int64[N], the corpus row of each column's code.
         places: LongTensor[N], the position of each column's code among the encoded codes of all processes.
         positives: LongTensor[B], the column of each query's own code.
-        negatives: BoolTensor[B, N], the columns that count as negatives. If None, all but the positive.
-        also: BoolTensor[B, N], other right answers. None if there are none.
+        negatives: BoolTensor[B, N], True where a column is a negative. If None, all columns but the positive are.
+        also: BoolTensor[B, N], True where a column is another right answer, or None if there are none.
         sizes: the number of queries of each process.
     """
 
@@ -164,11 +164,11 @@ class Columns:
 
 
 def columns_of(table: LabelledRows, rows_of: Sequence[np.ndarray], rank: int, duplicates: str) -> Columns:
-    """Returns the columns of process `rank`. A code that was encoded several times gets only one column.
+    """Returns the columns for process `rank`. A code that was encoded several times gets a single column.
 
     Args:
-        rows_of: the rows of each process. The encoded codes come process by process: first the codes of its rows, then
-            the first negative of each row, then the second.
+        rows_of: the rows of each process. Encoded codes are ordered by process: first the codes of its rows, then the
+            first negative of each row, then the second.
         duplicates: "mask", "positives" or "ignore".
     """
     encoded = np.concatenate([table.codes[rows].T.reshape(-1) for rows in rows_of])

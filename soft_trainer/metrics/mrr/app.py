@@ -1,4 +1,4 @@
-"""The page of the metric's Space, which computes the mean reciprocal rank of ranks."""
+"""The page of the metric's Space, which computes the mean reciprocal rank."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ METRIC = evaluate.load(str(Path(__file__).parent / "mrr.py"))
 
 
 def compute(ranks: str, pool_size: float, max_rank: float | None) -> dict:
-    """Computes the MRR of ranks that are separated by commas or spaces."""
+    """Computes the MRR of ranks separated by commas or spaces."""
     try:
         predictions = [int(rank) for rank in ranks.replace(",", " ").split()]
         pools = [int(pool_size)] * len(predictions)

@@ -1,4 +1,4 @@
-"""Mean reciprocal rank with one right code for each query, as an `evaluate` module."""
+"""Mean reciprocal rank for queries with one right code each, as an `evaluate` module."""
 
 import datasets
 import evaluate
