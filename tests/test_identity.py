@@ -22,7 +22,7 @@ from soft_trainer.identity import (
     rows_fingerprint,
     tokenizer_fingerprint,
 )
-from soft_trainer.options.model import LoraOptions
+from soft_trainer.options.model import ModelArguments
 
 # ---- Values ----
 
@@ -205,7 +205,7 @@ CHANGES = {
     "decoder": lambda model, tokenizer: setattr(model.config, "is_decoder", True),
     "side of the cut": lambda model, tokenizer: setattr(tokenizer, "truncation_side", "left"),
     "one more token": lambda model, tokenizer: tokenizer.add_tokens(["<one_more>"]),
-    "an adapter": lambda model, tokenizer: add_lora(model, LoraOptions(lora_r=2)),
+    "an adapter": lambda model, tokenizer: add_lora(model, ModelArguments(lora_r=2)),
     "the settings of an adapter": change_an_adapter,
 }
 PROFILE_CHANGES = [
@@ -221,7 +221,7 @@ PROFILE_CHANGES = [
 @pytest.mark.parametrize("change", [*CHANGES, *PROFILE_CHANGES], ids=str)
 def test_a_change_changes_the_identity(model, tokenizer, profile, change):
     if change == "the settings of an adapter":
-        add_lora(model, LoraOptions(lora_r=2))
+        add_lora(model, ModelArguments(lora_r=2))
     before, tokenizer = encoder_fingerprint(model, tokenizer, profile), copy.deepcopy(tokenizer)
     assert encoder_fingerprint(model, tokenizer, profile) == before
     if isinstance(change, dict):

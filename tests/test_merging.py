@@ -16,7 +16,7 @@ from soft_trainer.encoders.adapters import add_lora, merge_adapter
 from soft_trainer.encoders.loading import load_model
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.merging import interpolate
-from soft_trainer.options.model import LoraOptions
+from soft_trainer.options.model import ModelArguments
 
 TEXTS = ["read all lines of a file", "sort a list", "def reverse(text): return text[::-1]"]
 
@@ -138,7 +138,7 @@ def adapter(before, folder_of, tokenizer, profile, tmp_path):
     """A base and an adapter on it that changes its embeddings."""
     base = folder_of(before, "base")
     model = load_model(base, profile)
-    add_lora(model, LoraOptions(lora_r=4))
+    add_lora(model, ModelArguments(lora_r=4))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, weight in model.named_parameters():

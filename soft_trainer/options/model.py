@@ -17,11 +17,13 @@ PRETRAINED = ReadIf(lambda o: o.from_scratch is None, "from_scratch loads no enc
 
 
 @dataclass
-class PretrainedOptions(RefusesRemoved):
-    """Options for loading a pretrained encoder.
+class ModelArguments(RefusesRemoved):
+    """Options for the encoder, how it reads texts, and a LoRA adapter to train instead of all its weights.
+
+    A profile setting that is None is taken from the encoder's profile.
 
     Raises:
-        UserError: a value is invalid.
+        UserError: a value is invalid, or another LoRA option is given without `lora_r`.
     """
 
     trust_remote_code: bool = option(
@@ -35,19 +37,6 @@ class PretrainedOptions(RefusesRemoved):
     dtype: str | None = unset(
         f"Precision of the weights: {', '.join(DTYPES)}. Default: float32.", choices=DTYPES, evaluation=True
     )
-
-    def __post_init__(self):
-        check_values(self)
-
-
-@dataclass
-class LoraOptions(RefusesRemoved):
-    """Options for training a LoRA adapter instead of the whole encoder.
-
-    Raises:
-        UserError: a value is invalid, or another LoRA option is given without `lora_r`.
-    """
-
     lora_r: int | None = unset(
         "Train a LoRA adapter of this rank, 16 for example, instead of all weights. It needs a larger learning rate, "
         "about 1e-4.",
@@ -61,18 +50,6 @@ class LoraOptions(RefusesRemoved):
         "Modules that get LoRA: comma-separated names, or all-linear. Default: peft's choice for the "
         "architecture, else all-linear."
     )
-
-    def __post_init__(self):
-        check_values(self)
-        for name in ("lora_alpha", "lora_dropout", "lora_target_modules"):
-            if self.lora_r is None and getattr(self, name) is not None:
-                raise UserError(f"{name}: has no meaning without --lora_r, 16 for example")
-
-
-@dataclass
-class ModelArguments(LoraOptions, PretrainedOptions):
-    """Options for the encoder and how it reads texts. A profile setting that is None is taken from the profile."""
-
     model_name_or_path: str | None = unset(
         "Encoder to train: Hub name or folder. Default: microsoft/unixcoder-base.",
         aliases=("model",),
@@ -111,3 +88,9 @@ class ModelArguments(LoraOptions, PretrainedOptions):
         "Columns that may hold the query, comma-separated; the first there is read."
     )
     code_columns: str | None = of_profile("Columns that may hold the code, comma-separated; the first there is read.")
+
+    def __post_init__(self):
+        check_values(self)
+        for name in ("lora_alpha", "lora_dropout", "lora_target_modules"):
+            if self.lora_r is None and getattr(self, name) is not None:
+                raise UserError(f"{name}: has no meaning without --lora_r, 16 for example")

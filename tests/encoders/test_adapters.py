@@ -24,7 +24,7 @@ from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.frozen_encoder import TrainedModelEstimator
 from soft_trainer.hub.export import export_encoder
-from soft_trainer.options.model import LoraOptions, ModelArguments
+from soft_trainer.options.model import ModelArguments
 from soft_trainer.training.building import build_model, build_profile, build_tokenizer
 
 TEXTS = ["read all lines of a file", "def reverse(text): return text[::-1]", "sort"]
@@ -46,7 +46,7 @@ def adapted(base, profile):
     """The base with an adapter that changes its embeddings."""
     torch.manual_seed(1)
     model = load_model(base, profile)
-    add_lora(model, LoraOptions(lora_r=4))
+    add_lora(model, ModelArguments(lora_r=4))
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.5)
@@ -136,7 +136,7 @@ def test_an_adapter_is_neither_saved_over_its_base_nor_added_to_another(adapted,
             export_encoder(adapted, tokenizer, profile, base, merge=merge)
     assert sorted(path.name for path in base.rglob("*")) == before
     with refused("has an adapter already"):
-        add_lora(adapted, LoraOptions(lora_r=2))
+        add_lora(adapted, ModelArguments(lora_r=2))
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_damaged_and_missing_weights_of_an_adapter(folder):
 
 def test_without_peft_one_line_names_the_extra(adapted, folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
-    for call in (lambda: load_encoder(folder), lambda: add_lora(adapted, LoraOptions(lora_r=4))):
+    for call in (lambda: load_encoder(folder), lambda: add_lora(adapted, ModelArguments(lora_r=4))):
         with refused("pip install 'soft-trainer[lora]'"):
             call()
 

@@ -10,7 +10,7 @@ from soft_trainer.encoders.adapters import adapter_state, add_lora
 from soft_trainer.encoders.encoding import encode, pad, tokenize
 from soft_trainer.encoders.loading import load_model
 from soft_trainer.hub.export import export_encoder
-from soft_trainer.options.model import LoraOptions
+from soft_trainer.options.model import ModelArguments
 
 TEXTS = ["read a file", "x", "a much longer text than all of the others " * 9]
 
@@ -127,7 +127,7 @@ def test_lora(family, settings, trainer_of, tokenizer, tmp_path, same_everywhere
     def make(seed):
         torch.manual_seed(seed)
         model = load_model(base, settings)
-        add_lora(model, LoraOptions(lora_r=2))
+        add_lora(model, ModelArguments(lora_r=2))
         options = {"optim": "sgd", "learning_rate": 1.0, "output_dir": str(tmp_path / "out")}
         return trainer_of(callbacks=[EstimatorCallback(BM25Estimator())], model=model, **options)
 

@@ -15,7 +15,7 @@ from soft_trainer.encoders.loading import load_encoder, load_model
 from soft_trainer.errors import UserError
 from soft_trainer.files import mark_complete
 from soft_trainer.hub.export import export_encoder
-from soft_trainer.options.model import LoraOptions
+from soft_trainer.options.model import ModelArguments
 from soft_trainer.training.checkpoints import identify
 from soft_trainer.training.summary import adapter_settings
 
@@ -34,7 +34,7 @@ def adapted(base, profile):
     def make(seed=0, **options):
         torch.manual_seed(seed)
         model = load_model(base, profile)
-        add_lora(model, LoraOptions(**{"lora_r": 4, "lora_dropout": 0.1} | options))
+        add_lora(model, ModelArguments(**{"lora_r": 4, "lora_dropout": 0.1} | options))
         return model
 
     return make
@@ -144,7 +144,7 @@ def test_an_adapter_folder_is_trained_on(train, base, profile, tmp_path):
 def test_random_weights_that_an_adapter_would_not_save(trainer_of, base, profile):
     profile = profile.replace(pooling="pooler")
     model = load_model(base, profile)
-    add_lora(model, LoraOptions(lora_r=4))
+    add_lora(model, ModelArguments(lora_r=4))
     with pytest.raises(UserError, match="its base has no pooler.dense.bias, so it starts at random"):
         trainer_of(arguments={"model": model, "encoder": profile})
     trainer_of(arguments={"model": model, "encoder": profile}, merge_lora=True)

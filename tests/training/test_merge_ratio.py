@@ -12,7 +12,7 @@ from soft_trainer.encoders.adapters import adapter_state, add_lora
 from soft_trainer.encoders.loading import load_model
 from soft_trainer.hub.export import export_encoder
 from soft_trainer.merging import interpolate
-from soft_trainer.options.model import LoraOptions
+from soft_trainer.options.model import ModelArguments
 
 FAST = {"learning_rate": 1e-2}
 
@@ -72,7 +72,7 @@ def test_checkpoints_are_unmerged_and_a_resumed_run_ends_with_the_same_weights(
 def test_an_adapter_is_scaled(train, model, tokenizer, profile, tmp_path):
     base = export_encoder(model, tokenizer, profile, tmp_path / "base")
     adapted = load_model(base, profile)
-    add_lora(adapted, LoraOptions(lora_r=4))
+    add_lora(adapted, ModelArguments(lora_r=4))
     trainer = train(merge_ratio=0.5, arguments={"model": adapted}, **FAST)
     after = load_file(tmp_path / "out" / "unmerged" / "adapter_model.safetensors")
     for name, tensor in adapter_state(trainer.model).items():

@@ -25,7 +25,7 @@ from soft_trainer import (
 )
 from soft_trainer.data import collator
 from soft_trainer.encoders.adapters import add_lora
-from soft_trainer.options.model import LoraOptions
+from soft_trainer.options.model import ModelArguments
 
 COMMON = {
     "learning_rate": 1e-2,
@@ -66,7 +66,7 @@ def train(folder: Path, name: str, options: dict, results: Path) -> None:
     encoder = load_encoder(folder / "encoder", device="cpu")
     if lora:
         torch.manual_seed(0)
-        add_lora(encoder.model, LoraOptions(**lora))
+        add_lora(encoder.model, ModelArguments(**lora))
     trainer = RecordingTrainer(
         model=encoder.model,
         args=(TrainingArguments if plain else SoftInfoNCETrainingArguments)(**options),
