@@ -24,16 +24,16 @@ COMPARE_CODES = (
     "an encoder (--estimator initial_model), or BM25Estimator(document_column='code_tokens') "
     "(--bm25_document_column code_tokens)"
 )
-# Options that support only one value, with that value and the reason. Other values would not do what they promise.
+# Options that cannot be turned on, with the reason. They would not do what they promise.
 REFUSED = {
-    "label_smoothing_factor": (0.0, "Soft-InfoNCE's weights soften the loss"),
-    "fp16_full_eval": (False, "evaluation runs in the precision of training"),
-    "bf16_full_eval": (False, "evaluation runs in the precision of training, use bf16"),
-    "ddp_static_graph": (None, "the number of forward passes changes from batch to batch"),
+    "label_smoothing_factor": "Soft-InfoNCE's weights soften the loss",
+    "fp16_full_eval": "evaluation runs in the precision of training",
+    "bf16_full_eval": "evaluation runs in the precision of training, use bf16",
+    "ddp_static_graph": "the number of forward passes changes from batch to batch",
 }
 REFUSED_OF_ACCELERATOR = {
-    "split_batches": (False, "each process takes its share of a global batch"),
-    "dispatch_batches": (None, "each process makes its own batches"),
+    "split_batches": "each process takes its share of a global batch",
+    "dispatch_batches": "each process makes its own batches",
 }
 # The kinds of parallelism in which several processes share a batch.
 SHARED_BATCH = ("tp_size", "cp_size", "sp_size")
@@ -191,10 +191,9 @@ def check_options(args: TrainingArguments) -> None:
         declared.check(name, getattr(args, name, None))
     accelerator = getattr(args, "accelerator_config", None)
     for options, owner, prefix in ((REFUSED, args, ""), (REFUSED_OF_ACCELERATOR, accelerator, "accelerator_config.")):
-        for name, (default, reason) in options.items():
-            value = getattr(owner, name, default)
-            wrong = value != default and (value or default)
-            if wrong:
+        for name, reason in options.items():
+            value = getattr(owner, name, None)
+            if value:
                 raise UserError(f"{prefix}{name}={value}: has no meaning for this training; {reason}")
     _check_together(args)
 
