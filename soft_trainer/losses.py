@@ -123,7 +123,7 @@ def kl_divergence(
     negatives: Tensor | None = None,
     also: Tensor | None = None,
 ) -> Tensor:
-    """Computes the divergence in `kl_regularized_info_nce` without InfoNCE: the mean over queries of KL(y || p').
+    """Computes the mean over queries of KL(y || p'), the divergence in `kl_regularized_info_nce`.
 
     A query contributes 0 if the model and the estimator agree on the distribution over its negatives, or if it has
     fewer than two negatives.

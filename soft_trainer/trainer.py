@@ -568,9 +568,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             self.optimizer.eval()
 
     def _tokens(self, rows: Dataset, side: str) -> TokenColumn | GraphColumn:
-        """Returns the tokens of one side of `rows`. The main process of each machine tokenises first; others read its
-        cache.
-        """
+        """Tokenises one side of `rows`, on the main process of each machine. The other processes read its cache."""
         with self.args.main_process_first(desc=f"tokenising {side}"):
             return column_of(rows, side, self.encoder, self.processing_class)
 

@@ -3,9 +3,8 @@
 soft-trainer compare RUN_A RUN_B
 soft-trainer compare 'outputs/study/*/ours/*' 'outputs/study/*/baseline/*'
 
-RUN is the output folder of a run, or one of its files of ranks. Positive differences favour RUN_A. Two patterns
-compare two methods over all sets and seeds of a study. Two runs form a pair if the text in place of each * is the
-same.
+RUN is a run's output folder, or one of its files of ranks. Positive differences favour RUN_A. Two patterns compare two
+methods over all sets and seeds of a study. Runs are paired if the same text takes the place of each *.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Distil an encoder into a static one, which has a vector for each token and takes their mean.
+"""Distil an encoder into a static one, which averages one vector per token.
 
 soft-trainer distil MODEL
 soft-trainer distil sentence-transformers/all-MiniLM-L6-v2 --output_dir outputs/static --texts my_repository
 
-It trains like any encoder (`train --model_name_or_path DIR`), but hundreds of times as fast as the original. It loads
-in AutoModel, SentenceTransformer and model2vec.StaticModel.
+The result can be trained like any encoder (`train --model_name_or_path DIR`), hundreds of times as fast as the
+original. It loads in AutoModel, SentenceTransformer and model2vec.StaticModel.
 """
 
 from __future__ import annotations

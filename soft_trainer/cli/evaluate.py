@@ -1,13 +1,13 @@
-"""Measure an encoder on a data set, without training it.
+"""Evaluate an encoder on a data set, without training it.
 
 soft-trainer evaluate MODEL --data_dir DIR
 soft-trainer evaluate outputs/quickstart --source_dir ~/src/my_project --language python
 soft-trainer evaluate USER/NAME --eval_data_dir COSQA --output_dir outputs/cosqa
 
-Each query of test is ranked against the corpus, by the encoder and by lexical BM25. With only --eval_data_dir, only
-those sets are measured.
+The encoder and lexical BM25 each rank the corpus for every test query. If only --eval_data_dir is given, only its sets
+are evaluated.
 
-With --mteb, the benchmark mteb measures the encoder, as SentenceTransformer loads it, on its own tasks:
+With --mteb, the encoder is evaluated by mteb on its own tasks, as loaded by SentenceTransformer:
 
 soft-trainer evaluate MODEL --mteb "MTEB(Code, v1)"
 soft-trainer evaluate MODEL --mteb CosQA,CodeSearchNetRetrieval --output_dir outputs/mteb

@@ -1,11 +1,11 @@
-"""Measure the search of indexed trees: nDCG@10, MRR, times and memory.
+"""Evaluate the search of indexed trees: nDCG@10, MRR, times and memory.
 
-The queries are one of these:
-- judged queries over several trees (--queries, --trees);
-- the documentation of a tree's functions, to find these in a copy of the tree without comments (--folder);
-- the subjects of a repository's newest commits, to find the functions that they changed in the tree before them
-  (--history). It compares words, words with the memory of earlier commits, each model with both, and how often
-  functions changed.
+There are three kinds of queries:
+- judged queries for several trees (--queries, --trees);
+- the documentation of a tree's functions, which must be found in a copy of the tree without comments (--folder);
+- the subjects of a repository's newest commits, for the functions that they changed, in the tree before them
+  (--history). This compares words, words with the memory of earlier commits, each model with both, and a ranking by
+  how often functions changed.
 
 soft-trainer evaluate-search --queries queries.jsonl.gz --trees DIR
 soft-trainer evaluate-search --folder DIR

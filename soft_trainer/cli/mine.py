@@ -1,11 +1,11 @@
-"""Mine training rows: documented functions of a source tree, or functions with the commits that changed them.
+"""Mine training rows: documented functions in a source tree, or functions with the commits that changed them.
 
 soft-trainer mine SOURCE_DIR --language go --output_dir DIR
 soft-trainer mine --history REPOSITORY --language go --output_dir DIR
 
-DIR gets train, valid, test and codebase as .jsonl.gz, which `soft-trainer train --data_dir DIR` reads. From a history,
-it also gets relevance.jsonl.gz, the test queries with all their functions, for --eval_data_dir. With a SOURCE_DIR and
---history of the same repository, training rows come from both documentation and commits.
+The rows are written to DIR as train, valid, test and codebase (.jsonl.gz), for `soft-trainer train --data_dir DIR`. A
+history also gives relevance.jsonl.gz, the test queries with all their functions, for --eval_data_dir. With a
+SOURCE_DIR and --history of the same repository, training rows come from both documentation and commits.
 """
 
 from __future__ import annotations

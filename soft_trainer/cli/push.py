@@ -1,4 +1,4 @@
-"""Push a folder to the Hub: the output of a run, mined rows, or the metric.
+"""Push a folder to the Hub: a run's output, mined rows, or the metric.
 
 soft-trainer push DIR USER/NAME
 """

@@ -1,6 +1,7 @@
 """Report on finished runs: a Markdown page with tables, paired tests and figures.
 
-soft-trainer report outputs/my-study soft-trainer report outputs/my-study --baseline infonce --output_dir report
+soft-trainer report outputs/my-study
+soft-trainer report outputs/my-study --baseline infonce --output_dir report
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Search an indexed folder: by name, by words, or by a sentence.
+"""Search an indexed folder by name, by words, or with a sentence.
 
 soft-trainer search "parse a date"
 soft-trainer search parse_date --path 'src/**' --json

@@ -319,7 +319,7 @@ class _History:
         return rows, places
 
     def documented(self, folder: str) -> list[Row]:
-        """Returns training rows from the documentation of a folder's functions, as it was at the cut of training."""
+        """Returns training rows from the documented functions in a folder, as they were at the training cut."""
         rows = []
         cut = self.changes[self.valid_start].parent
         for row, _ in self._tree(cut, (*CODE_RULES, *DOCUMENT_RULES), self._renamed):

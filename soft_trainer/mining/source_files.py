@@ -46,7 +46,7 @@ def read_text(root: str | os.PathLike[str], path: str, strict: bool = False) -> 
 
 
 def readable(source: bytes | str, path: str, strict: bool = False) -> bytes | str:
-    """Returns a file's text without a byte order mark or `\r`, or the reason to skip the file.
+    """Returns a file's text without a byte order mark or `\\r`, or the reason to skip the file.
 
     Args:
         source: the bytes of the file, or the reason why they were not read. A reason is returned unchanged.
