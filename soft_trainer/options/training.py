@@ -74,12 +74,11 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
 
     def __post_init__(self):
         name_functions(self)
-        asked = {name: getattr(self, name) for name in PARTS}
-        if not any(asked.values()):  # run all parts, except those that the command line turned off
-            unsaid = [name for name, value in asked.items() if value is None] or PARTS
-            asked = {name: name in unsaid for name in PARTS}
-        for name, value in asked.items():
-            setattr(self, name, bool(value))
+        asked = [name for name in PARTS if getattr(self, name)]
+        if not asked:  # run all parts, except those that the command line turned off
+            asked = [name for name in PARTS if getattr(self, name) is None] or PARTS
+        for name in PARTS:
+            setattr(self, name, name in asked)
         workers = self.dataloader_num_workers
         if workers < -1:
             raise UserError(f"dataloader_num_workers={workers}: must be -1 (chosen by the device), 0 or more")

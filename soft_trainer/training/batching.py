@@ -90,14 +90,13 @@ def train_loader(
         read["lengths"] = batches.lengths()
     elif strategy == "one_language":
         read["languages"] = languages_of(pairs)
-    elif strategy == "similar":
-        read["similar"] = rows.similar
     sampler = GlobalBatchSampler(
         len(batches),
         plan.batch_size * plan.processes,
         strategy,
         data_seed(args),
         args.dataloader_drop_last,
+        similar=rows.similar,
         **read,
     )
     return EpochDataLoader.for_training(batches, sampler, args)

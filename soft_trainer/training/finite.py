@@ -38,7 +38,7 @@ class FiniteGuard:
         rows: the training rows. The error message identifies the batch by their urls.
     """
 
-    def __init__(self, rows: Dataset | None):
+    def __init__(self, rows: Dataset):
         self.rows = rows
         self._last_finite: tuple[int, float] | None = None
         self._pending: tuple[int, DelayedNumber, np.ndarray] | None = None
@@ -88,7 +88,7 @@ class FiniteGuard:
         if self._last_finite is not None:
             before = "step {} had {:.4g}".format(*self._last_finite)
         shown = [f"row {row + 1}" for row in rows]
-        if self.rows is not None and "url" in self.rows.column_names:
+        if "url" in self.rows.column_names:
             shown = map(str, self.rows[rows]["url"])
         listed = "\n  ".join(shown)
         return (
