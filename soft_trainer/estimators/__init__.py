@@ -1,1 +1,1 @@
-"""Estimators of the similarity between queries and codes, given their rows."""
+"""Estimators of the similarity between queries and codes."""

@@ -106,7 +106,7 @@ class CodeValues:
         self.first = first
 
     def rows(self, code_rows: Rows) -> np.ndarray:
-        """Returns the row of the values that represent each code.
+        """Returns, for each code, the row of the values that represent it.
 
         Raises:
             UserError: codes are represented by queries, and a code has no query.

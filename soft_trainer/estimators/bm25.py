@@ -51,8 +51,8 @@ IDFS = {
 class BM25Estimator(Estimator):
     """Scores codes for queries by BM25 on their tokens (Section 3.2, "BM25").
 
-    By default, queries are scored against queries: the score of a code is the score of the query in its first pair. A
-    token that occurs k times in the query is counted k times.
+    By default, queries are scored against queries: a code gets the score of the query in its first pair. A token that
+    occurs k times in the query is counted k times.
 
     Args:
         column: the column with the tokens of queries, as lists of strings or of integer ids. A column of text is split

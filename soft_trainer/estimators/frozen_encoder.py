@@ -127,7 +127,7 @@ class SimCSEEstimator(EncodedRowsEstimator):
 
     The similarity between a query and a code is the similarity between the query and the query in the code's first
     pair. The encoder is a sentence-transformers model with its own pooling, or a plain `AutoModel` with mean pooling.
-    Its embeddings are normalised. The paper trains `registry.PAPER_MODEL` further, as `examples/simcse.py` does.
+    Its embeddings are normalised. The paper fine-tunes `registry.PAPER_MODEL` for this, as `examples/simcse.py` does.
     """
 
     alpha = 1.3

@@ -135,7 +135,7 @@ class DataArguments(RefusesRemoved):
 
     @property
     def languages(self) -> list[str]:
-        """The given languages, which are all trained on together. Empty if the rows specify their own languages."""
+        """The given languages, which are trained on together. Empty if the rows specify their own languages."""
         return [] if self.language is None else self.language.split(",")
 
     @property

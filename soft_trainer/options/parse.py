@@ -153,7 +153,7 @@ def whole(kind: type) -> type:
 
 @functools.cache
 def make_parser(dataclass_types: tuple[type, ...], **settings) -> argparse.ArgumentParser:
-    """Returns a parser for these dataclasses and `--config`. It is cached because it takes long to build.
+    """Returns a parser for these dataclasses and `--config`. It is cached because building it is slow.
 
     Args:
         settings: keyword arguments for `argparse.ArgumentParser`.

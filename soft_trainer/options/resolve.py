@@ -103,7 +103,7 @@ def resolve(args: TrainingArguments, estimator=None, batch_size: int | None = No
         batch_size: the number of pairs in one process's batch. By default, `per_device_train_batch_size`.
 
     Raises:
-        UserError: an option cannot work. The message gives values that do.
+        UserError: an option cannot work. The message gives values that work.
     """
     check_options(args)
     given = {}

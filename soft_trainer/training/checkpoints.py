@@ -117,11 +117,10 @@ def _difference(checkpoint: str, identity: Mapping) -> str | None:
 
 
 def how_to_continue(args) -> str:
-    """Returns a clause that gives the newest complete checkpoint and says how to resume from it.
+    """Returns text for a message: the newest complete checkpoint, and how to resume from it.
 
     Args:
-        args: the training arguments. If they come from `parse`, the clause suggests a command, otherwise a Python
-            call.
+        args: the training arguments. If they come from `parse`, the text suggests a command, otherwise a Python call.
     """
     if hasattr(args, "given"):
         start = "the same command"

@@ -38,10 +38,10 @@ def check_before_loading(
     data: RunData,
     profile: EncoderProfile,
 ) -> None:
-    """Checks a command-line run when its rows are known, before its model is loaded.
+    """Checks a command-line run once its rows are known, before its model is loaded.
 
     Raises:
-        UserError: a setting cannot work. The message gives values that do.
+        UserError: a setting cannot work. The message gives values that work.
     """
     plan = resolve(args, estimator)
     scratch = model_args.from_scratch
