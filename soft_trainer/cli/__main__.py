@@ -1,8 +1,8 @@
 # PYTHON_ARGCOMPLETE_OK
 """Fine-tune encoders that find code by its description, evaluate them, and study what the loss does.
 
-`soft-trainer COMMAND --help` lists a command's options. To use several processes: `accelerate launch -m
-soft_trainer.cli COMMAND ...`.
+`soft-trainer COMMAND --help` lists a command's options. To use several processes:
+`accelerate launch -m soft_trainer.cli COMMAND ...`.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from soft_trainer.terminal import exit_on_user_error, nearest, quiet_libraries
 # instance of each. `run` returns the exit code, or None for 0. A module is imported only when its command is run,
 # because some take seconds.
 COMMANDS = {
-    "train": "fine-tune an encoder and measure it before and after",
-    "evaluate": "measure an encoder on a data set, without training",
+    "train": "fine-tune an encoder and evaluate it before and after",
+    "evaluate": "evaluate an encoder on a data set, without training",
     "mine": "mine training rows from a source tree or from commits",
     "distil": "make a static encoder, which trains in a minute and searches without torch",
     "merge": "merge trained encoders with the encoder before training",
     "index": "index a source tree, so that its functions can be found",
     "search": "search an index from the shell, in a page, or for an agent",
-    "evaluate-search": "measure the search of source trees",
-    "study": "make a list of runs under several seeds",
-    "report": "write a report on finished runs: tables, tests, pictures",
+    "evaluate-search": "evaluate the search of source trees",
+    "study": "run a list of configurations with several seeds",
+    "report": "write a report on finished runs: tables, tests, figures",
     "compare": "compare two runs query by query",
     "push": "push a folder to the Hub",
 }
