@@ -47,53 +47,56 @@ class DataArguments(RefusesRemoved):
     """Options for the rows to train and evaluate on, and for the estimator that supplies the weights."""
 
     language: str | None = data_option(
-        f"Programming languages, comma-separated: {', '.join(CODESEARCHNET_LANGUAGES)}. Rows of --data_dir may be in "
-        "others. Default: ruby for CodeSearchNet, else what the rows or the source files are in.",
+        f"Programming languages, comma-separated: {', '.join(CODESEARCHNET_LANGUAGES)}. Rows from --data_dir may be "
+        "in others. Default: ruby for CodeSearchNet, otherwise the language of the rows or source files.",
     )
     dataset_name: str = option(
         CODESEARCHNET,
-        "Data set on the Hub: CodeSearchNet's, or one that --push_data_to_hub pushed; none, with --do_predict: "
-        "--eval_data_dir is measured alone.",
+        "Data set on the Hub: CodeSearchNet, or one that --push_data_to_hub pushed. With --do_predict, none evaluates "
+        "only on --eval_data_dir.",
     )
     data_dir: str | None = data_option(
-        "Rows: a folder or file of JSON lines, CSV or Parquet, a saved data set, or a name on the Hub; {language} in "
-        "it stands for each. Without valid, test and codebase the rows are split.",
+        "Rows: a file or folder of JSON lines, CSV or Parquet, a saved data set, or a name on the Hub. {language} is "
+        "replaced by each language. Rows without valid, test and codebase are split.",
     )
-    query_column: str | None = data_option("Column of --data_dir that holds the query.", read_if=OWN_ROWS)
-    code_column: str | None = data_option("Column of --data_dir that holds the code.", read_if=OWN_ROWS)
+    query_column: str | None = data_option("Column of --data_dir with the query.", read_if=OWN_ROWS)
+    code_column: str | None = data_option("Column of --data_dir with the code.", read_if=OWN_ROWS)
     drop_unusable: bool = option(False, "Leave out rows without a text, and print how many.", evaluation=True)
     eval_data_dir: str | None = data_option(
-        "Further evaluation sets, comma-separated folders: files of CoSQA or CoSQA+, annotationStore.csv, "
-        "relevance.jsonl, or rows as --data_dir takes them, all of which are measured "
-        "(soft_trainer.evaluation.evaluation_sets). --data_dir may then hold train alone.",
+        "Additional evaluation sets, comma-separated: folders with the files of CoSQA or CoSQA+, annotationStore.csv "
+        "or relevance.jsonl, or any rows that --data_dir accepts (soft_trainer.evaluation.evaluation_sets). "
+        "--data_dir then needs only training rows.",
     )
     source_dir: str | None = data_option(
-        "Source tree to mine documented functions from; 'stdlib' is Python's own.",
+        "Source tree to mine documented functions from. 'stdlib' stands for Python's standard library.",
     )
     extra_source_dir: str | None = unset(
-        "Another tree, whose functions are only trained on, without copies of those in valid, test and codebase; "
-        "'installed' is the packages of this Python.",
+        "Another source tree to train on. Copies of functions in valid, test and codebase are left out. 'installed' "
+        "stands for the packages installed in this Python.",
         read_if=MINED,
     )
     history: str | None = unset(
-        "Git repository whose commits are rows: what one says, and a function that it changed. With --source_dir, a "
-        "folder of its working tree, documented functions are rows too.",
+        "Git repository to mine: a row is a commit's subject with a function that the commit changed. If --source_dir "
+        "is a folder in its working tree, documented functions become rows too.",
         evaluation=True,
     )
     mining_keep: str | None = unset(
         "Mining rules to skip, comma-separated, such as short_functions.", read_if=MINED, evaluation=True
     )
     filters: str | None = unset(
-        "Rules that drop rows, comma-separated: of soft_trainer.mining.rules.RULES, graphcodebert, codesearchnet.",
+        "Rules that drop rows, comma-separated: names in soft_trainer.mining.rules.RULES, or the groups graphcodebert "
+        "and codesearchnet.",
         evaluation=True,
     )
     split_urls: str | None = unset(
-        "Folder with train.txt, valid.txt, test.txt and codebase.txt of urls.", evaluation=True
+        "Folder with lists of urls: train.txt, valid.txt, test.txt and codebase.txt.", evaluation=True
     )
     push_data_to_hub: str | None = not_in_results(
-        None, "USER/NAME: push the rows of --source_dir, --history or --data_dir, as trained on, as a data set."
+        None, "USER/NAME of a data set to push the rows to, as they are used for training."
     )
-    max_train_rows: int | None = unset("Train on the first rows only, this many.", least=1, group="data", common=True)
+    max_train_rows: int | None = unset(
+        "Train only on this many rows, the first ones.", least=1, group="data", common=True
+    )
     lexical: bool = not_in_results(
         True, "Also rank by lexical BM25, a baseline that needs no training.", evaluation=True
     )
@@ -104,26 +107,26 @@ class DataArguments(RefusesRemoved):
     )
     estimator: str | None = option(
         "bm25",
-        "Estimator of the weights: bm25, simcse, trained_model, initial_model (the encoder before training), none, or "
-        "module:Class. An encoder of sentence-transformers takes those of the recipe hard_batches.",
+        "Estimator that supplies the weights: bm25, simcse, trained_model, initial_model (the encoder before "
+        "training), none, or module:Class. sentence-transformers encoders use the one in the recipe hard_batches.",
         read_if=ESTIMATOR,
         group="weights",
         common=True,
     )
     estimator_model: str | None = unset(
-        "Hub name (NAME@REVISION pins one) or folder of the encoder behind simcse or trained_model.", group="weights"
+        "Encoder for simcse or trained_model: a folder, a Hub name, or NAME@REVISION.", group="weights"
     )
     estimator_cache_dir: str | None = not_in_results(
-        None, "Where to keep row embeddings; none keeps nothing. Default: in the Hugging Face home."
+        None, "Folder for cached row embeddings, or none for no cache. Default: in the Hugging Face home."
     )
     bm25_idf: str = option(
         "okapi", "Inverse document frequency of BM25: okapi, robertson or lucene.", read_if=BM25, group="weights"
     )
     bm25_scope: str = option(
-        "batch", "Statistics of BM25 from the batch or the corpus.", read_if=BM25, group="weights"
+        "batch", "Where BM25's statistics come from: batch or corpus.", read_if=BM25, group="weights"
     )
     bm25_document_column: str | None = unset(
-        "Score queries against this column, not other queries.", read_if=BM25, group="weights"
+        "Column to score queries against, instead of other queries.", read_if=BM25, group="weights"
     )
 
     def __post_init__(self):
@@ -184,8 +187,8 @@ class LossOptions(RefusesRemoved):
 
     loss: str | None = weighing(
         None,
-        f"{', '.join(LOSSES)}, or your function as module:name. Default: soft_info_nce with an estimator, info_nce "
-        "without.",
+        f"{', '.join(LOSSES)}, or your own function as module:name. Default: soft_info_nce with an estimator, "
+        "otherwise info_nce.",
         choices=LOSSES,
         own=True,
         common=True,
@@ -202,20 +205,21 @@ class LossOptions(RefusesRemoved):
     )
     weighting: str = weighing(
         "eq4",
-        "From similarity to weight: eq4 compares negatives with each other, positive_aware with the positive; or your "
-        "function as module:name.",
+        "How similarities become weights: eq4 compares negatives with each other, positive_aware compares them with "
+        "the positive; or your own function as module:name.",
         choices=WEIGHTINGS,
         own=True,
         common=True,
     )
     margin: float | None = weighing_default(
-        "positive_aware: a negative counts fully if it is less similar than the positive by this much.",
+        "positive_aware: a negative has weight 1 if it is less similar than the positive by at least this much.",
         of_estimator=0.0,
         read_if=loss_reads("margin"),
     )
     distill_weight: float = option(
         0.0,
-        "Weight of a further loss: KL divergence of the scores over the negatives from the estimator's. 0: none.",
+        "Weight of an additional loss, the KL divergence between the estimator's scores and the encoder's over the "
+        "negatives. 0 turns it off.",
         least=0,
     )
     distill_temperature: float | None = estimator_default(
@@ -244,35 +248,36 @@ class SoftInfoNCEOptions(LossOptions):
 
     duplicates: str = option(
         "mask",
-        "A negative with the query's or the code's text: mask leaves it out, positives counts it as a right answer, "
-        "ignore counts it as a negative.",
+        "What to do with a negative that has the query's or the code's text: mask leaves it out, positives treats it "
+        "as a right answer, ignore treats it as a negative.",
         choices=("mask", "positives", "ignore"),
         group="batches",
     )
     group_size: int = option(
-        8, "train_sampling_strategy similar: rows in a group.", least=1, read_if=SIMILAR, group="batches"
+        8, "Rows per group, for train_sampling_strategy similar.", least=1, read_if=SIMILAR, group="batches"
     )
     negatives_per_query: int = option(
         0,
-        "Negatives of each query, in addition to those of the batch: of the rows' column `negatives`, or else codes "
-        "that the estimator finds similar to it.",
+        "Negatives for each query in addition to those in the batch. They come from the rows' column `negatives`, or "
+        "else from the codes that the estimator finds most similar.",
         least=0,
         group="batches",
     )
     negative_ratio: float = option(
         0.95,
-        "Largest similarity of a negative that the estimator found, as a share of that of the query's own code.",
+        "Maximum similarity of such a negative if the estimator found it, relative to the query's own code.",
         read_if=OWN_NEGATIVES,
         group="batches",
     )
-    gather_negatives: bool | None = unset("Take the codes of all processes as negatives. Default: yes.")
+    gather_negatives: bool | None = unset("Use the codes of all processes as negatives. Default: yes.")
     gradient_cache_chunk_size: int | None = training_option(
         None,
-        "Encode this many texts at a time and cache the gradient of their embeddings: large batches, little memory.",
+        "Encode this many texts at a time and cache the gradients of their embeddings, for large batches in little "
+        "memory.",
         least=1,
     )
     matryoshka_dims: str | None = unset(
-        "Use these leading dimensions as embeddings too, such as 768,256,64.", evaluation=True
+        "Numbers of leading dimensions to use as embeddings too, such as 768,256,64.", evaluation=True
     )
 
 
@@ -289,33 +294,33 @@ class TrainingOptions(SoftInfoNCEOptions):
         None, "Where to write. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR.", group="output", common=True
     )
     overwrite: bool = not_in_results(
-        False, "Write into an output folder that holds the results of another run.", evaluation=True
+        False, "Write into an output folder that contains the results of another run.", evaluation=True
     )
-    per_device_train_batch_size: int = training_option(32, "Pairs in a batch, per process.")
+    per_device_train_batch_size: int = training_option(32, "Batch size per process, in pairs.")
     per_device_eval_batch_size: int = not_in_results(
-        64, "Texts encoded at once in evaluation, per process.", evaluation=True, mteb=True
+        64, "Texts that each process encodes at once in evaluation.", evaluation=True, mteb=True
     )
-    seed: int = training_option(42, "Seed of everything random: rows, batches, dropout, new weights.")
+    seed: int = training_option(42, "Random seed for rows, batches, dropout and new weights.")
     bf16: bool = training_option(False, "Train and encode in bfloat16.", evaluation=True)
     use_cpu: bool = not_in_results(False, "Use the CPU even if there is a GPU.", evaluation=True, mteb=True)
     push_to_hub: bool = not_in_results(False, "Push the encoder to the Hub at the end.", group="output", common=True)
     disable_tqdm: bool | None = not_in_results(
-        None, "Print lines in place of progress bars, as without a terminal.", evaluation=True, mteb=True
+        None, "Print lines instead of progress bars. Default: only without a terminal.", evaluation=True, mteb=True
     )
     learning_rate: float = training_option(2e-5, "Peak learning rate of AdamW.")
     num_train_epochs: float = training_option(10.0, "Passes over the training rows.", aliases=("epochs",))
     train_sampling_strategy: str = option(
         "random",
-        "How rows are put into batches: random, sequential, no_duplicates (no repeated query or code), "
-        "group_by_length, one_language, or similar (groups of rows that an estimator finds similar).",
+        "How rows are grouped into batches: random, sequential, no_duplicates (no query or code twice), "
+        "group_by_length, one_language, or similar (groups of rows that the estimator finds similar).",
         choices=STRATEGIES,
         group="batches",
         common=True,
     )
     merge_lora: bool = not_in_results(False, "Save the whole encoder, with the adapter merged into its weights.")
     merge_ratio: float | None = unset(
-        "Merge once at the end: this share of the weights after training, the rest of those before, from 0 to 1. "
-        "OUTPUT_DIR/unmerged keeps the weights after training.",
+        "At the end, merge the weights before and after training. This is the share of the latter, from 0 to 1. "
+        "OUTPUT_DIR/unmerged keeps the trained encoder.",
         least=0,
         most=1,
     )

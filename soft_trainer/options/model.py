@@ -27,10 +27,14 @@ class ModelArguments(RefusesRemoved):
     """
 
     trust_remote_code: bool = option(
-        False, "Run an encoder's own code, --estimator_model's too.", results=False, evaluation=True, mteb=True
+        False,
+        "Run code that comes with an encoder or with --estimator_model.",
+        results=False,
+        evaluation=True,
+        mteb=True,
     )
     attn_implementation: str | None = unset(
-        "Attention of the encoder: eager, sdpa or flash_attention_2. Default: transformers chooses.",
+        "Attention implementation: eager, sdpa or flash_attention_2. Default: chosen by transformers.",
         results=False,
         evaluation=True,
     )
@@ -38,20 +42,20 @@ class ModelArguments(RefusesRemoved):
         f"Precision of the weights: {', '.join(DTYPES)}. Default: float32.", choices=DTYPES, evaluation=True
     )
     lora_r: int | None = unset(
-        "Train a LoRA adapter of this rank, 16 for example, instead of all weights. It needs a larger learning rate, "
+        "Train a LoRA adapter of this rank, such as 16, instead of all weights. It needs a larger learning rate, "
         "about 1e-4.",
         least=1,
         group="model",
         common=True,
     )
-    lora_alpha: int | None = unset("LoRA's factor alpha / r. Default: 2 x lora_r.", least=1)
+    lora_alpha: int | None = unset("LoRA's alpha; its output is scaled by alpha / r. Default: 2 x lora_r.", least=1)
     lora_dropout: float | None = unset("Dropout before LoRA. Default: 0.05.", least=0, below=1)
     lora_target_modules: str | None = unset(
         "Modules that get LoRA: comma-separated names, or all-linear. Default: peft's choice for the "
         "architecture, else all-linear."
     )
     model_name_or_path: str | None = unset(
-        "Encoder to train: Hub name or folder. Default: microsoft/unixcoder-base.",
+        "Encoder to train: a Hub name or a folder. Default: microsoft/unixcoder-base.",
         aliases=("model",),
         group="model",
         common=True,
@@ -60,34 +64,36 @@ class ModelArguments(RefusesRemoved):
         "Branch, tag or commit of the encoder on the Hub.", read_if=PRETRAINED, evaluation=True, mteb=True
     )
     from_scratch: str | None = unset(
-        "HIDDENxLAYERS, for example 256x4: start a small RoBERTa with a tokenizer trained on the training rows.",
+        "Start from a small RoBERTa of size HIDDENxLAYERS, such as 256x4, and train its tokenizer on the rows.",
         group="model",
         common=True,
     )
     vocabulary_size: int = option(
         16384,
-        "Tokens of the tokenizer that --from_scratch trains.",
+        "Vocabulary size of the tokenizer that --from_scratch trains.",
         least=300,  # the 256 bytes and the special tokens
         read_if=FROM_SCRATCH,
     )
-    profile: str | None = of_profile(f"Encoder profile: {', '.join(PROFILES)}. Default: known from the model.")
-    pooling: str | None = of_profile(f"One embedding from token vectors: {', '.join(POOLINGS)}.")
-    query_prompt: str | None = of_profile("Text before every query, after special tokens that the encoder needs.")
-    code_prompt: str | None = of_profile("Text before every code, after special tokens that the encoder needs.")
-    include_prompt: bool | None = of_profile("Pool the tokens of prompts and prefixes too. Default: yes.")
+    profile: str | None = of_profile(f"Encoder profile: {', '.join(PROFILES)}. Default: inferred from the model.")
+    pooling: str | None = of_profile(f"How token vectors become one embedding: {', '.join(POOLINGS)}.")
+    query_prompt: str | None = of_profile("Text before each query, after any special tokens that the encoder needs.")
+    code_prompt: str | None = of_profile("Text before each code, after any special tokens that the encoder needs.")
+    include_prompt: bool | None = of_profile("Include the tokens of prompts and prefixes in pooling. Default: yes.")
     query_length: int | None = of_profile(
-        "Maximum tokens of a query, special tokens included.", group="model", common=True
+        "Maximum number of tokens in a query, including special tokens.", group="model", common=True
     )
     code_length: int | None = of_profile(
-        "Maximum tokens of a code, special tokens included.", group="model", common=True
+        "Maximum number of tokens in a code, including special tokens.", group="model", common=True
     )
-    data_flow_length: int | None = of_profile("Data-flow nodes after the code tokens (GraphCodeBERT).")
-    score_function: str | None = of_profile(f"Score of two embeddings: {', '.join(SCORE_FUNCTIONS)}.")
-    score_scale: float | None = of_profile("Factor on every score; 20 is usual with cosine.")
+    data_flow_length: int | None = of_profile("Number of data-flow nodes after the code tokens (GraphCodeBERT).")
+    score_function: str | None = of_profile(f"How two embeddings are scored: {', '.join(SCORE_FUNCTIONS)}.")
+    score_scale: float | None = of_profile("Factor for all scores; 20 is common with cosine.")
     query_columns: str | None = of_profile(
-        "Columns that may hold the query, comma-separated; the first there is read."
+        "Columns that may contain the query, comma-separated. The first that exists is read."
     )
-    code_columns: str | None = of_profile("Columns that may hold the code, comma-separated; the first there is read.")
+    code_columns: str | None = of_profile(
+        "Columns that may contain the code, comma-separated. The first that exists is read."
+    )
 
     def __post_init__(self):
         check_values(self)

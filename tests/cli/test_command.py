@@ -84,7 +84,7 @@ def test_the_version_and_without_a_command_the_overview(capsys):
         run_command(["--version"])
     assert capsys.readouterr().out == f"soft-trainer {soft_trainer.__version__}\n"
     assert run_command([]) == 2
-    assert re.search(r"evaluate +measure an encoder", capsys.readouterr().err)
+    assert re.search(r"evaluate +evaluate an encoder", capsys.readouterr().err)
 
 
 # ---- Wrong words ----
