@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("run_a", metavar="RUN_A", help="output folder of a run, or a file ranks-*.parquet")
     add("run_b", metavar="RUN_B", help="the run to compare it with; positive differences favour RUN_A")
-    add("--split", default="test", help="split to compare (default: test); patterns take several, comma-separated")
+    add("--split", default="test", help="split to compare (default: test); for patterns several, comma-separated")
     add("--system", default="trained", help="ranks of untrained, lexical, trained or combined (default: trained)")
     add("--number", type=int, default=10, help="number of changes to show (default: 10)")
 

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dimensions", type=int, default=256, help="number of dimensions of an embedding (default: %(default)s)"
     )
-    parser.add_argument("--texts", help="a file or source tree in which the frequencies of tokens are counted")
+    parser.add_argument("--texts", help="a file or source tree to count tokens in")
     parser.add_argument("--trust_remote_code", action="store_true", help="run the code that comes with a model")
 
 

@@ -36,14 +36,14 @@ ABOUT_TRAINING = ("estimator", "loss", "model_id", "revision", "statistics", "tr
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
     parser.add_argument("model", metavar="MODEL", help="the encoder: a name on the Hub, or a folder")
-    parser.add_argument("--output_dir", help="Folder for ranks and results. Default: none are written.")
+    parser.add_argument("--output_dir", help="Folder for ranks and results. Default: nothing is written.")
     parser.add_argument(
-        "--dataset_name", help=f"Data set on the Hub. Default: {CODESEARCHNET}, unless a folder or a tree is named."
+        "--dataset_name", help=f"Data set on the Hub. Default: {CODESEARCHNET}, unless a folder or a tree is given."
     )
     parser.add_argument(
         "--mteb",
         metavar="NAMES",
-        help="Measure with mteb (pip install 'soft-trainer[mteb]') instead: its tasks and benchmarks, "
+        help="Evaluate with mteb instead (pip install 'soft-trainer[mteb]'), on these tasks and benchmarks, "
         "comma-separated, such as CosQA or 'MTEB(Code, v1)'.",
     )
     add_shared_options(parser, SHARED)

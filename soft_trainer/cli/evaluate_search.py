@@ -42,17 +42,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--queries", help="judged queries as JSON lines: repo, query, relevant, secondary")
     add("--trees", metavar="DIR", help="folder with a subfolder for each repo of --queries")
-    add("--folder", metavar="DIR", help="one tree, whose documentation gives the queries")
-    add("--history", metavar="REPOSITORY", help="git repository, whose newest commits give the queries")
-    add("--language", help="language of --history's functions (default: the one with the most files)")
-    add("--model", help="folder or Hub name of an encoder; --history takes several by comma (default: words alone)")
+    add("--folder", metavar="DIR", help="one tree, whose documentation provides the queries")
+    add("--history", metavar="REPOSITORY", help="git repository, whose newest commits provide the queries")
+    add("--language", help="language of the functions in --history (default: the most common one)")
+    add(
+        "--model",
+        help="folder or Hub name of an encoder; for --history several, comma-separated (default: only words)",
+    )
     add(
         "--external",
         metavar="COMMAND",
-        help="--history: compare another program, such as 'rg -l -e {query} .'; it prints path[:line], best first",
+        help="for --history: another program, such as 'rg -l -e {query} .', that prints path[:line], best first",
     )
-    add("--truncate_dim", type=int, metavar="N", help="keep the first N dimensions of every embedding")
-    add("--index_dir", metavar="DIR", help="folder to keep the indexes in (default: a temporary one)")
+    add("--truncate_dim", type=int, metavar="N", help="keep the first N dimensions of each embedding")
+    add("--index_dir", metavar="DIR", help="folder for the indexes (default: a temporary one)")
     add("--max_queries", type=int, default=200, help="maximum number of queries of --folder (default: 200)")
     add("--output", metavar="FILE", help="write what was found for each query as JSON lines")
 

@@ -23,42 +23,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
     parser.add_argument("folder", metavar="DIR", help="root of the source tree")
     parser.add_argument(
-        "--model", help="folder or Hub name of an encoder, to search by meaning too (default: by words alone)"
+        "--model", help="folder or Hub name of an encoder, to search by meaning too (default: only by words)"
     )
     parser.add_argument(
         "--learn",
         action="store_true",
-        help="train a static encoder (--model, or the one that `soft-trainer distil` made) on the repository's commits"
-        " and documentation, and keep it if the newest commits say that searches gain; later updates train nothing",
+        help="train a static encoder (--model, or the one made by `soft-trainer distil`) on the repository's commits"
+        " and documentation, and keep it if the newest commits show that searches improve; updates never train",
     )
     parser.add_argument(
         "--truncate_dim",
         type=int,
         metavar="N",
-        help="keep the first N dimensions of every embedding, for an encoder trained with --matryoshka_dims; searches "
-        "do the same, and another N encodes everything again (default: what the index uses, or all)",
+        help="keep the first N dimensions of each embedding, for an encoder trained with --matryoshka_dims; another N "
+        "than before encodes everything again (default: the index's N, or all)",
     )
     parser.add_argument(
         "--exclude",
         metavar="GLOB",
         action="append",
-        help="leave out files and folders that match, such as 'docs/**'; can be repeated, and the index remembers it "
+        help="leave out matching files and folders, such as 'docs/**'; can be repeated, and is remembered "
         "until the next --exclude ('' for none)",
     )
     parser.add_argument(
         "--include",
         metavar="GLOB",
         action="append",
-        help="index files that match even if an ignore file, their folder or their kind would exclude them",
+        help="index matching files even if an ignore file, their folder or their kind would exclude them",
     )
     parser.add_argument(
         "--history",
         type=to_bool,
         metavar="BOOL",
-        help="read the commits of a git repository, whose words find the functions that they changed; the index "
-        "remembers it (default: true)",
+        help="read a git repository's commits, to find functions by the subjects of commits that changed them; "
+        "remembered (default: true)",
     )
-    parser.add_argument("--skipped", action="store_true", help="list each file that is left out, with the reason")
+    parser.add_argument("--skipped", action="store_true", help="list the files that are left out, with the reasons")
     parser.add_argument("--index_dir", help="location of the index (default: in the user's cache directory)")
 
 

@@ -22,11 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
     add = parser.add_argument
     add("source_dir", metavar="SOURCE_DIR", nargs="?", help="root of the source tree")
-    add("--history", metavar="REPOSITORY", help="git repository whose commits give the rows")
+    add("--history", metavar="REPOSITORY", help="git repository whose commits become the rows")
     add("--language", required=True, type=str.lower, help=", ".join(SOURCE_LANGUAGES))
-    add("--output_dir", required=True, help="folder for train, valid, test, codebase.jsonl.gz")
+    add("--output_dir", required=True, help="folder for the rows")
     add("--num_workers", type=int, help="processes (default: one per CPU core)")
-    add("--keep", nargs="+", metavar="RULE", help=f"rules not to apply: {', '.join(PAIR_RULES)}")
+    add("--keep", nargs="+", metavar="RULE", help=f"rules to ignore: {', '.join(PAIR_RULES)}")
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -16,11 +16,11 @@ from soft_trainer.hub.push import REPO_TYPES, push_folder
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
     parser.add_argument("folder", metavar="DIR", help="the output folder of a run")
-    parser.add_argument("hub_model_id", metavar="USER/NAME", help="the repository; created if it is missing")
+    parser.add_argument("hub_model_id", metavar="USER/NAME", help="the repository, created if it does not exist")
     parser.add_argument("--private", action="store_true", default=None, help="make a new repository private")
     parser.add_argument("--revision", help="branch to push to (default: main)")
     parser.add_argument("--repo_type", choices=REPO_TYPES, default="model", help="default: model")
-    parser.add_argument("--path_in_repo", help="folder of the repository for the files")
+    parser.add_argument("--path_in_repo", help="folder in the repository")
 
 
 def run(arguments: argparse.Namespace) -> None:

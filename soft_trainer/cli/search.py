@@ -52,25 +52,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--folder",
         action="append",
         metavar="DIR",
-        help="folder that was indexed, or one in it (default: .); give several to search them as one",
+        help="indexed folder, or a folder in it (default: .); can be repeated, to search several as one",
     )
     add("--index_dir", help="location of the index (default: in the user's cache directory)")
     add("--path", metavar="PATTERN", help="only files that match: 'src/**', '*.py'")
     add("--language", help="only files in this language: python, rust, markdown")
     add("--name", help="only functions and classes with this name; * matches anything")
-    add("--similar", metavar="PATH:LINE", help="find code like the piece there, such as that of a result")
+    add("--similar", metavar="PATH:LINE", help="find code like that at this line, such as a result's")
     add("-n", "--limit", type=int, help="maximum number of results (default: 10)")
     add("--json", action="store_true", help="print one JSON object per line")
-    add("--lexical", action="store_true", help="search by words alone, even if the index has embeddings")
+    add("--lexical", action="store_true", help="search only by words, even if the index has embeddings")
     add("--no_update", action="store_true", help="do not look for changed files first")
-    add("--serve", action="store_true", help="show a search page on this machine's loopback address")
+    add("--serve", action="store_true", help="serve a search page on this machine's loopback address")
     add("--port", type=int, help="port of the page (default: any free port)")
     add(
         "--editor",
         metavar="LINK",
-        help="link of a result in the page, with {path} and {line} (default: vscode://file/{path}:{line})",
+        help="link to open a result from the page, with {path} and {line} (default: vscode://file/{path}:{line})",
     )
-    add("--mcp", action="store_true", help="serve search and read to an agent over standard input and output")
+    add("--mcp", action="store_true", help="serve tools to an agent over standard input and output")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -19,10 +19,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
     add = parser.add_argument
     add("--config", required=True, metavar="STUDY", help="a YAML file, or the name of a recipe")
-    add("--dry_run", action="store_true", help="print the plan and run nothing")
-    add("--only", metavar="NAME,...", help="make only the runs with these names")
+    add("--dry_run", action="store_true", help="print the plan without running anything")
+    add("--only", metavar="NAME,...", help="start only the runs with these names")
     add("--set", action="extend", nargs="+", default=[], metavar="OPTION=VALUE", help="an option of every run")
-    add("--output_dir", help="folder that holds a folder for each run")
+    add("--output_dir", help="parent folder of the runs' output folders")
     add("--redo", action="store_true", help="delete and repeat runs whose options or rows changed")
 
 
