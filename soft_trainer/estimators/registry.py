@@ -25,7 +25,7 @@ from soft_trainer.terminal import print_on_main
 PAPER_MODEL = "sentence-transformers/msmarco-distilbert-dot-v5"  # the paper's SimCSE estimator starts from it
 
 
-# The same order as in the paper's tables.
+# In the order of the paper's tables. Each constructor takes `cache_dir`.
 ESTIMATORS: dict[str, type[Estimator] | None] = {
     "none": None,
     "bm25": BM25Estimator,
