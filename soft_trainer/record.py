@@ -73,7 +73,7 @@ def check_output_dir(model: ModelArguments, data: DataArguments, args: SoftInfoN
     if changed or not then:
         reason = "; ".join(changed[:3]) or "its record is not that of a training run"
         raise UserError(
-            f"{args.output_dir} holds another run ({reason}): set another --output_dir, or --overwrite true"
+            f"{args.output_dir} contains another run ({reason}): set another --output_dir, or --overwrite true"
         )
 
 
@@ -159,7 +159,7 @@ class Run:
         try:
             rankings = lexical_rankings(asked, words, targets, (embedded.cpu()[rows], codes))
         except UserError as error:
-            print_on_main(f"{evaluation_set.name}: no line of lexical BM25. {error}")
+            print_on_main(f"{evaluation_set.name}: no results for lexical BM25. {error}")
             return
         for system, of_pairs in rankings.items():
             ranking, measured = by_query(of_pairs, split.judgments)

@@ -441,7 +441,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         elif not resumed:
             self._weights_before = weights_to_merge(self.model)
         elif self._weights_before is None:
-            raise UserError("merge_ratio: this trainer has trained the encoder; resume with a new trainer")
+            raise UserError("merge_ratio: this trainer has already trained the encoder; resume with a new trainer")
 
     def _merge(self) -> None:
         """If `merge_ratio` is set, saves the trained encoder separately and merges the model's weights."""

@@ -100,7 +100,7 @@ def test_the_record_has_the_batch_that_fitted_and_the_optimizer(make_run, datase
     write_json(tmp_path / "run.json", run.record())
     for name, value in {"optim": "sgd", "max_grad_norm": 0.0, "lr_scheduler_kwargs": {"num_cycles": 2}}.items():
         other = make_run({}, lr_scheduler_type="cosine", **{name: value})
-        with refused(f"holds another run ({name} was"):
+        with refused(f"contains another run ({name} was"):
             check_output_dir(run.model_args, run.data_args, other.trainer.args)
 
 
@@ -137,7 +137,7 @@ def test_codes_without_a_word_have_no_lexical_line(make_run, dataset, capsys):
     run.measure("trained", lexical=True)
     assert list(run.results["signs"]) == ["trained"]
     assert list(run.results["words"]) == ["trained", "lexical", "combined"]
-    assert "signs: no line of lexical BM25. None of the 24 codes holds a word" in capsys.readouterr().err
+    assert "signs: no results for lexical BM25. None of the 24 codes holds a word" in capsys.readouterr().err
 
 
 def test_a_pool_is_encoded_once_for_all_its_sets(make_run, dataset, graded, monkeypatch):

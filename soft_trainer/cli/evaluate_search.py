@@ -67,11 +67,11 @@ def run(arguments: argparse.Namespace) -> None:
     if not one:
         raise UserError("give --queries and --trees, or --folder, or --history")
     if arguments.language and not arguments.history:
-        raise UserError("language: has no meaning without --history")
+        raise UserError("language: has no effect without --history")
     if arguments.external and not arguments.history:
-        raise UserError("external: has no meaning without --history")
+        raise UserError("external: has no effect without --history")
     if arguments.truncate_dim is not None and not arguments.model:
-        raise UserError("truncate_dim: has no meaning without --model")
+        raise UserError("truncate_dim: has no effect without --model")
     if arguments.max_queries < 1:
         raise UserError(f"max_queries={arguments.max_queries}: 1 or more is expected")
     if arguments.output:

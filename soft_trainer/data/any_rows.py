@@ -239,7 +239,7 @@ def _check_sides(rows: Dataset, sides: Iterable[str]) -> None:
     for side in sides:
         if not columns_in(rows, SIDES[side]):
             known = ", ".join(rows.column_names)
-            raise UserError(f"no column for the {side}: the rows have {known}; name it with --{side}_column")
+            raise UserError(f"no column for the {side}: the rows have {known}; give it with --{side}_column")
 
 
 def _split(rows: Dataset) -> dict[str, Dataset]:

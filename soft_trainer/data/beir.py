@@ -131,7 +131,7 @@ def _lines(path: Path) -> Iterator[tuple[str, tuple[str, str, float]]]:
                 try:
                     score = float(values[2])
                 except ValueError:
-                    raise UserError(f"{place}: the score {values[2]!r} is no number") from None
+                    raise UserError(f"{place}: the score {values[2]!r} is not a number") from None
                 yield place, (values[0], values[1], score)
     except UNREADABLE as error:
         raise UserError(f"{path}: cannot be read in UTF-8: {error}") from error

@@ -62,7 +62,7 @@ def check_languages(languages: Sequence[str], reader: str | None = "CodeSearchNe
         known = CODESEARCHNET_LANGUAGES
     for name in languages:
         if not name or languages.count(name) > 1:
-            raise UserError(f"language={name!r}: name every language once, comma-separated")
+            raise UserError(f"language={name!r}: give each language once, comma-separated")
         if reader and name not in known:
             raise UserError(f"language={name!r}: {reader} knows only {', '.join(known)}")
 

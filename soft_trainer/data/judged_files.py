@@ -220,12 +220,12 @@ def graded_split(
     if not rows:
         raise UserError(
             f"{path}: none of {len(grades):,} queries has a relevant code in the corpus of {len(corpus):,}; judgments "
-            "must name codes as the corpus does, and only rows of --language are read from annotationStore.csv"
+            "must name codes as the corpus does, and only rows in --language are read from annotationStore.csv"
         )
     if absent or len(rows) < len(grades):
         without = len(grades) - len(rows)
         print_on_main(
-            f"{path.name}: {absent:,} judged codes are not in the corpus and do not count; {without:,} of "
+            f"{path.name}: {absent:,} judged codes are not in the corpus and are ignored; {without:,} of "
             f"{len(grades):,} queries have no relevant code there and are left out"
         )
     return Split.from_grades(Dataset.from_list(rows), corpus, np.array(pairs), means, gain)

@@ -70,7 +70,7 @@ def _choose_language(arguments: DataArguments) -> None:
         arguments.language = tree_language(source_folder(arguments.source_dir))
     else:
         return
-    print_on_main(f"language: {arguments.language}, which most files are in")
+    print_on_main(f"language: {arguments.language}, the most common one")
 
 
 def _loaded_languages(arguments: DataArguments) -> list[str | None]:
@@ -85,7 +85,7 @@ def _in_place(source: str, language: str | None) -> str:
         UserError: no language was given.
     """
     if language is None and "{language}" in source:
-        raise UserError(f"{source}: say with --language what stands for {{language}}")
+        raise UserError(f"{source}: set --language, which replaces {{language}}")
     return source.replace("{language}", language or "")
 
 
@@ -180,7 +180,7 @@ def _judged_data(arguments: DataArguments, folder: Path, profile: EncoderProfile
     """Loads the rows from a folder of BEIR, CoSQA or CoSQA+."""
     for name in ("split_urls", "filters", "drop_unusable", "push_data_to_hub"):
         if getattr(arguments, name):
-            raise UserError(f"{name}: is for rows with a query and a code each, not for judgments")
+            raise UserError(f"{name}: applies to rows with a query and a code each, not to judgments")
     splits = load_judged_splits(folder)
     if arguments.max_train_rows is not None and "train" in splits:
         train = splits["train"]

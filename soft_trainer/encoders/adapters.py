@@ -111,9 +111,7 @@ def add_lora(model: PreTrainedModel, options, revision: str | None = None) -> No
     """
     peft = import_peft()
     if has_adapter(model):
-        raise UserError(
-            "lora_r: the encoder has an adapter already, which is trained on; leave the options of LoRA out"
-        )
+        raise UserError("lora_r: the encoder has an adapter already, which is trained on; leave out the LoRA options")
     dropout = options.lora_dropout
     if dropout is None:
         dropout = 0.05
@@ -189,7 +187,7 @@ def set_adapter_state(model: PreTrainedModel, weights: Mapping[str, Tensor], sou
 
     weights = {name.removeprefix(PREFIX): tensor for name, tensor in weights.items()}
     if different := first_difference(weights, adapter_state(model)):
-        raise UserError(f"{source}: its adapter does not fit the model: {different}; use the same options of LoRA")
+        raise UserError(f"{source}: its adapter does not fit the model: {different}; use the same LoRA options")
     set_peft_model_state_dict(model, weights, active_adapter(model))
 
 

@@ -322,6 +322,6 @@ def add_padding_token(tokenizer: PreTrainedTokenizerBase) -> None:
     tokenizer.pad_token = tokenizer.eos_token or tokenizer.sep_token or tokenizer.unk_token or tokenizer.bos_token
     if tokenizer.pad_token is None:
         raise UserError(
-            f"{tokenizer.name_or_path or 'the tokenizer'}: no padding token, and no special token to take in its "
-            "place; set tokenizer.pad_token to an entry of its vocabulary"
+            f"{tokenizer.name_or_path or 'the tokenizer'}: no padding token, and no special token to use "
+            "instead; set tokenizer.pad_token to an entry of its vocabulary"
         )

@@ -255,7 +255,7 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
     ):
         raise UserError(
             f"{name_or_path}: its sentence-transformers modules ({', '.join(modules)}; pooling {pooling}; "
-            f"{similarity}) are more than a profile expresses (pooling {', '.join(POOLINGS)}; cosine or dot); to "
+            f"{similarity}) go beyond what a profile can express (pooling {', '.join(POOLINGS)}; cosine or dot); to "
             f"ignore them, give --profile one of {', '.join(PROFILES)}"
         )
     length = transformer.get("max_seq_length") or read("tokenizer_config.json").get("model_max_length")
@@ -281,7 +281,7 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
             score_scale=scale,
         )
     except UserError as error:
-        raise UserError(f"{name_or_path}: its files of sentence-transformers: {error}") from error
+        raise UserError(f"{name_or_path}: its sentence-transformers files: {error}") from error
 
 
 def _pooling_of(config: Mapping) -> str:

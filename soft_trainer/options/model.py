@@ -99,4 +99,4 @@ class ModelArguments(RefusesRemoved):
         check_values(self)
         for name in ("lora_alpha", "lora_dropout", "lora_target_modules"):
             if self.lora_r is None and getattr(self, name) is not None:
-                raise UserError(f"{name}: has no meaning without --lora_r, 16 for example")
+                raise UserError(f"{name}: has no effect without --lora_r, 16 for example")

@@ -57,7 +57,7 @@ def refuse_removed(names: Iterable[str], place: str = "") -> None:
     """Raises UserError if any of the names has been removed. The message begins with `place`."""
     for name in names:
         if name in REMOVED:
-            raise UserError(f"{place}{name}: is gone since version 0.2.0; {REMOVED[name]}")
+            raise UserError(f"{place}{name}: was removed in version 0.2.0; {REMOVED[name]}")
 
 
 class RefusesRemoved:

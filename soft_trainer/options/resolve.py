@@ -151,7 +151,7 @@ def resolve_loss(options: SoftInfoNCEOptions, estimator=None) -> LossSettings:
     if loss.weighting != "eq4" and not loss.uses_weights:
         raise UserError(f"weighting={loss.weighting}: {loss.loss} has no weights, only soft_info_nce")
     if options.duplicates == "positives" and "also" not in loss.read_by_loss:
-        raise UserError(f"duplicates=positives: loss={loss.loss} does not read `also`, the further right answers")
+        raise UserError(f"duplicates=positives: loss={loss.loss} does not read `also`, the other right answers")
     if loss.needs_similarity and estimator is None:
         raise UserError(
             f"{loss.settings_that_need_similarity} needs an estimator: pass callbacks=[EstimatorCallback(...)], or "
@@ -174,7 +174,9 @@ def check_codes(loss: LossSettings, codes: int) -> None:
     if loss.uses_weights and loss.weighting == "eq4":
         settings += f", alpha={loss.alpha:g}, beta={loss.beta:g} (beta must be above alpha / (N - 1))"
     if codes < least:
-        raise UserError(f"a query meets N={codes} codes, too few for {settings}: the smallest N that works is {least}")
+        raise UserError(
+            f"a query is compared with N={codes} codes, too few for {settings}: the smallest N that works is {least}"
+        )
 
 
 # ---- Options of `transformers` ----
@@ -194,7 +196,7 @@ def check_options(args: TrainingArguments) -> None:
         for name, reason in options.items():
             value = getattr(owner, name, None)
             if value:
-                raise UserError(f"{prefix}{name}={value}: has no meaning for this training; {reason}")
+                raise UserError(f"{prefix}{name}={value}: has no effect in this run; {reason}")
     _check_together(args)
 
 

@@ -110,7 +110,7 @@ def read_queries(path: str | os.PathLike[str]) -> list[JudgedQuery]:
         except (KeyError, TypeError) as error:
             raise UserError(f"{place}: no judged query (repo, query, relevant): {error}") from error
     if not queries:
-        raise UserError(f"{path}: no query in it")
+        raise UserError(f"{path}: it contains no queries")
     return queries
 
 
@@ -134,7 +134,7 @@ def documentation_queries(folder: str, output_dir: str, count: int) -> list[Judg
         copy.write_bytes(bare)
         queries += [JudgedQuery("", text, frozenset([path]), (f"language {language}",)) for text in documents]
     if not queries:
-        raise UserError(f"{folder}: no documented function in it to make a query of")
+        raise UserError(f"{folder}: it has no documented function to make a query from")
     random.Random(0).shuffle(queries)
     return queries[:count]
 

@@ -155,13 +155,13 @@ def rules_around(root: str) -> tuple[str, Rules, TrackedFiles | None]:
     if os.path.exists(excludes):
         own = _read(excludes)
         if own is None:
-            raise UserError(f"{excludes}: git's core.excludesFile cannot be read; mend it or its name")
+            raise UserError(f"{excludes}: git's core.excludesFile cannot be read; fix it or the setting")
         rules = (("", own),)
     place = ""
     for name in inside.split("/")[:-1]:
         own_rules = rules_of(os.path.join(top, place), place)
         if own_rules is None:
-            raise UserError(f"{os.path.join(top, place, IGNORE_FILE)}: cannot be read; mend it or remove it")
+            raise UserError(f"{os.path.join(top, place, IGNORE_FILE)}: cannot be read; fix it or remove it")
         rules += own_rules
         place += name
         if ignored(rules, place, True):

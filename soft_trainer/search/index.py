@@ -144,7 +144,7 @@ class CodeIndex(Searchable):
     def _update_words(self, progress: bool, wait: bool) -> bool:
         """Reads changed files. If another process is writing to the index, waits for it or leaves the work to it."""
         if not os.path.isdir(self.folder):
-            raise UserError(f"{self.folder}: the indexed folder is gone; search with --no_update, or index again")
+            raise UserError(f"{self.folder}: the indexed folder is missing; search with --no_update, or index again")
         with _disk_errors(self.index_dir):
             if not find_changes(self.database, self.folder):
                 return False

@@ -65,9 +65,9 @@ def base_encoder(model: str | os.PathLike[str] | None) -> Path:
     folder = static_folder(os.fspath(model or default_static_folder()))
     if folder is None and model is None:
         remedy = "`soft-trainer distil sentence-transformers/all-MiniLM-L6-v2` makes one, once for all repositories"
-        raise UserError(f"learn: there is no static encoder to train: {remedy}; or name one with --model")
+        raise UserError(f"learn: no static encoder to train was found: {remedy}; or name one with --model")
     if folder is None:
-        raise UserError(f"learn: {model} is no static encoder; `soft-trainer distil {model}` makes one of it")
+        raise UserError(f"learn: {model} is not a static encoder; make one with `soft-trainer distil {model}`")
     return Path(os.path.realpath(folder))
 
 
@@ -86,7 +86,7 @@ def learn(index: CodeIndex, base: str | os.PathLike[str] | None = None, progress
     folder = base_encoder(base)
     found = repository_of(index.folder)
     if found is None:
-        raise UserError(f"learn: {index.folder} lies in no git repository, so there is no commit to learn from")
+        raise UserError(f"learn: {index.folder} is not in a git repository, so there are no commits to learn from")
     index_dir = Path(os.path.realpath(index.index_dir))
     scratch = tempfile.TemporaryDirectory(prefix="soft_trainer-")
     with scratch as work, store.write_lock(index_dir, name=LEARNING_LOCK):

@@ -321,7 +321,7 @@ class _View:
                 piece = part.snapshot.piece_at(path.removeprefix(part.label), line)
                 if piece is not None:
                     return part.pieces.start + piece
-        raise UserError(f"{path}:{line}: not in the index; give path and line as a search does")
+        raise UserError(f"{path}:{line}: not in the index; give a path and a line as in a search result")
 
     def query_like(self, piece: int) -> ranking.Query:
         """Makes a query from those words of a piece that are rare but also occur elsewhere."""

@@ -110,7 +110,7 @@ def _check_owner(index_dir: Path) -> None:
     if os.path.lexists(database):
         owners.add(database.lstat().st_uid)
     if database.is_symlink() or owners != {os.geteuid()}:
-        raise UserError(f"{index_dir}: a link or somebody else's, so it is not trusted; choose another index_dir")
+        raise UserError(f"{index_dir}: a link or another user's, so it is not trusted; choose another index_dir")
 
 
 @contextmanager

@@ -96,7 +96,7 @@ def _reader(served: ServedIndex) -> Callable[..., str]:
         """
         text = served.text_of(path)  # from the index, so that a path of the agent never opens a file
         if text is None:
-            raise UserError(f"path={path!r}: not in the index; give a path as search does")
+            raise UserError(f"path={path!r}: not in the index; give a path as in a search result")
         lines = text.split("\n")
         last = min(end_line or len(lines), start_line + MAX_LINES - 1, len(lines))
         wrong = not 1 <= start_line <= last

@@ -63,7 +63,7 @@ class SearchEncoder:
         except UserError as error:
             if "trust_remote_code" not in str(error):
                 raise
-            raise UserError(f"{name}: its code comes with it, and a search never runs such code") from error
+            raise UserError(f"{name}: it needs its own code, which a search never runs") from error
         self.name = name
         self.truncate_dim = truncate_dim
         self.identity = self._encoder.identity()

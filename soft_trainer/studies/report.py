@@ -85,7 +85,7 @@ def _read_run(folder: Path, root: Path) -> ReportedRun:
         raise UserError(f"not finished: it has ranks but no {RECORD}")
     record = read_json(path)
     if "loss" not in record or not record.get("results"):
-        raise UserError("no training that was measured")
+        raise UserError("not a training run with results")
     seed = record["training"].get("seed")
     parts = folder.relative_to(root).parts or (folder.resolve().name,)
     if len(parts) > 1 and parts[-1] == str(seed):

@@ -87,7 +87,7 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, outpu
     changes = dict(changes or {})
     root = output_dir or content.get("output_dir")
     if not root:
-        raise UserError(f"{path}: name an output_dir, where every run has its folder")
+        raise UserError(f"{path}: name an output_dir, the parent of the runs' folders")
     root = Path(_filled(str(root), shared | changes))
     runs = []
     own = {name: _with_recipe(options, path.parent) for name, options in content["runs"].items()}
@@ -222,7 +222,7 @@ def run_all(study: Study, redo: bool = False) -> int:
         with (study.folder(run) / LOG).open("ab") as log:
             if not _lock(log):
                 raise UserError(
-                    f"{study.folder(run)}: its run goes on, started by another study; stop it before --redo"
+                    f"{study.folder(run)}: its run is still in progress in another study; stop it before --redo"
                 )
             shutil.rmtree(study.folder(run))
     outcomes = []

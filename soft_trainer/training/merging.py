@@ -42,5 +42,5 @@ def merge(model: PreTrainedModel, before: Mapping[str, Tensor], ratio: float) ->
         model.load_state_dict(interpolate(before, [model.state_dict()], ratio))
     print_on_main(f"Merged: {ratio:g} x the weights after training + {1 - ratio:g} x those before it.")
     if ratio == 0:
-        print_on_main(f"warning: this is the encoder before training; {UNMERGED} holds the trained one")
+        print_on_main(f"warning: this is the encoder before training; {UNMERGED} has the trained one")
     return {"ratio": ratio, "base": model.config._name_or_path or "the start", "models": [UNMERGED]}

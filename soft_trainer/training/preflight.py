@@ -82,7 +82,7 @@ def check_new_adapter(model_args: ModelArguments, merge: bool) -> None:
         name = model_name(model_args)
         saved = saved_adapter(name, model_args.model_revision)
         if new and saved:
-            raise UserError(f"lora_r: {name} is an adapter, which is trained as it is; leave the options of LoRA out")
+            raise UserError(f"lora_r: {name} is an adapter, which is trained as it is; leave out the LoRA options")
     if merge and not (new or saved):
         raise UserError("merge_lora: no adapter to merge; set --lora_r, 16 for example")
 
@@ -225,8 +225,8 @@ def _check_loadable(model: PreTrainedModel, pushes: bool) -> None:
         )
     if pushes and Path(base).is_dir():
         raise UserError(
-            f"push_to_hub: the adapter needs its base, {base}, which nobody else has: set --merge_lora true, or push "
-            "the base and train from its name"
+            f"push_to_hub: the adapter needs its base, {base}, which exists only on this machine: set "
+            "--merge_lora true, or push the base and train from its name"
         )
 
 
@@ -242,7 +242,9 @@ def check_start(estimator, rows, checkpoint: str | None, step: int) -> None:
     if rows is None:
         raise UserError("train_dataset: training needs rows")
     if checkpoint and step > 0 and isinstance(estimator, InitialModelEstimator):
-        raise UserError("estimator=initial_model: this trainer has trained the encoder; resume with a new trainer")
+        raise UserError(
+            "estimator=initial_model: this trainer has already trained the encoder; resume with a new trainer"
+        )
 
 
 def check_trainer_arguments(model, processing_class, arguments: dict) -> None:

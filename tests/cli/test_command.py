@@ -114,8 +114,8 @@ def test_the_version_and_without_a_command_the_overview(capsys):
         (["train", "quickstart"], "unexpected 'quickstart': a value follows the name of its option"),
         (["evaluate", "m", "--data-dir", "x"], "unknown option --data-dir; did you mean '--data_dir'?"),
         (["evaluate", "m", "--lexical", "maybe"], "argument --lexical: "),
-        (["simcse", "--temperature", "hot"], "simcse: is gone since version 0.2.0; use examples/simcse.py"),
-        (["weights", "--querry", "1"], "weights: is gone since version 0.2.0; use `soft-trainer report`"),
+        (["simcse", "--temperature", "hot"], "simcse: was removed in version 0.2.0; use examples/simcse.py"),
+        (["weights", "--querry", "1"], "weights: was removed in version 0.2.0; use `soft-trainer report`"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else "",
 )
@@ -218,7 +218,7 @@ def test_a_run_writes_flat_numbers_and_its_record_and_its_folder_takes_no_other_
         ({"estimator": "none", "resume_from_checkpoint": "last"}, "estimator was bm25, is none"),
     ):
         code, lines = script(**options | change)
-        assert code == 2 and lines[-1].startswith("error: out holds another run (") and says in lines[-1]
+        assert code == 2 and lines[-1].startswith("error: out contains another run (") and says in lines[-1]
         assert "--overwrite true" in lines[-1]
     assert read("run.json")["options"] == record["options"]
     assert script(**options, estimator="none", overwrite="true")[0] == 0

@@ -73,14 +73,14 @@ def test_results_and_ranks_are_written_and_are_those_of_the_trainer(encoder_dir,
     record = json.loads((tmp_path / "out/run.json").read_text())
     assert record["base_model"] == str(encoder_dir) and "loss" not in record and "training" not in record
     # Nothing was trained, so a report has no row for it.
-    with pytest.raises(UserError, match="no training that was measured"):
+    with pytest.raises(UserError, match="not a training run with results"):
         find_runs([tmp_path / "out"])
     capsys.readouterr()
     assert run_command(["compare", str(tmp_path / "out"), str(tmp_path / "out")]) == 0
     assert "delta MRR +0.0000" in capsys.readouterr().out
 
     assert run_command([*words, "--lexical", "true"]) == 0  # the same again
-    with pytest.raises(UserError, match="holds another run .code_length was None, is 8"):
+    with pytest.raises(UserError, match="contains another run .code_length was None, is 8"):
         run_command([*words, "--code_length", "8"])
     assert run_command([*words, "--code_length", "8", "--overwrite", "true"]) == 0
 

@@ -78,7 +78,7 @@ def test_a_folder_is_the_rows_of_a_run(folder):
     assert evaluated.name == "test" and evaluated.split.judgments.right.nnz == 3
     with refused("no rows of valid"):
         load_data(arguments, EncoderProfile(), "unused", needed=("train", "valid"))
-    with refused("filters: is for rows with a query and a code each"):
+    with refused("filters: applies to rows with a query and a code each"):
         load_data(DataArguments(data_dir=str(folder), filters="tests"), EncoderProfile(), "unused")
 
 
@@ -112,7 +112,7 @@ def test_a_folder_trains_and_is_measured(folder, script):
         ("qrels/test.tsv", "q9\tc0\t1\n", "test.tsv, line 1: no query has the _id 'q9'"),
         ("qrels/test.tsv", "q0\tc0\t1\nq0\tc9\t1\n", "test.tsv, line 2: no code has the _id 'c9'"),
         ("qrels/test.tsv", "q0 c0 1\n", "test.tsv, line 1: query-id, corpus-id and score are expected"),
-        ("qrels/test.tsv", "q0\tc0\tgood\n", "test.tsv, line 1: the score 'good' is no number"),
+        ("qrels/test.tsv", "q0\tc0\tgood\n", "test.tsv, line 1: the score 'good' is not a number"),
         ("qrels/test.tsv", "q0\tc0\t0\n", "test.tsv: no query has a right answer"),
         ("corpus.jsonl", '{"_id": "c0"}\n', "corpus.jsonl, row 1: BEIR's columns _id and text are expected"),
         ("corpus.jsonl", '{"_id": "c0", "text": "x"}\n' * 2, "corpus.jsonl, row 2: repeats the _id 'c0'"),

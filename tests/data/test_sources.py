@@ -103,8 +103,8 @@ KNOWN = "knows only ruby, python, java, javascript, php, go"
         ({"data_dir": "here", "data_flow_length": 8}, f"language='rust': data flow {KNOWN}"),
         ({"source_dir": "here", "language": "perl"}, f"language='perl': mining {KNOWN}, c, rust"),
         ({}, f"language='rust': CodeSearchNet {KNOWN}"),
-        ({"data_dir": "here", "language": "rust,rust"}, "language='rust': name every language once"),
-        ({"data_dir": "here", "language": "rust,"}, "language='': name every language once"),
+        ({"data_dir": "here", "language": "rust,rust"}, "language='rust': give each language once"),
+        ({"data_dir": "here", "language": "rust,"}, "language='': give each language once"),
         ({"dataset_name": "none"}, "no rows of train, valid, test, codebase: name a folder"),
         ({"data_dir": "a", "source_dir": "b", "language": "go"}, "data_dir and source_dir: give one of them"),
         ({"data_dir": "a", "history": "b", "language": "go"}, "data_dir and history: give one of them"),
@@ -184,7 +184,7 @@ def test_the_language_is_that_of_the_rows_or_of_the_source_files(tmp_path, write
         assert DataArguments(**arguments).languages == []
         assert languages_in(load(tmp_path, **arguments)) == names
     assert DataArguments().language == "ruby" and DataArguments(dataset_name="USER/ROWS").language is None
-    with refused("rows/{language}: say with --language what stands for"):
+    with refused("rows/{language}: set --language, which replaces {language}"):
         load(tmp_path, data_dir="rows/{language}")
 
 

@@ -190,9 +190,9 @@ def test_target_modules(model):
 @pytest.mark.parametrize(
     "options, says",
     [
-        ({"lora_alpha": 32}, "lora_alpha: has no meaning without --lora_r"),
-        ({"lora_dropout": 0.0}, "lora_dropout: has no meaning without"),
-        ({"lora_target_modules": "query"}, "lora_target_modules: has no meaning without"),
+        ({"lora_alpha": 32}, "lora_alpha: has no effect without --lora_r"),
+        ({"lora_dropout": 0.0}, "lora_dropout: has no effect without"),
+        ({"lora_target_modules": "query"}, "lora_target_modules: has no effect without"),
         ({"lora_r": 0}, "lora_r=0: must be 1 or more"),
         ({"lora_r": 4, "lora_alpha": -1}, "lora_alpha=-1: must be 1 or more"),
         ({"lora_r": 4, "lora_dropout": 1.0}, "lora_dropout=1: must be from 0 to below 1"),

@@ -90,7 +90,7 @@ def test_encoders_of_estimators_get_the_option_too_and_a_search_does_not(remote)
     assert choose_estimator(options, trust_remote_code=True).load().model.config.hidden_size == 16
     with refused("trust_remote_code"):
         TrainedModelEstimator(str(remote)).load()
-    with refused(f"{remote}: ", "a search never runs such code"):
+    with refused(f"{remote}: ", "which a search never runs"):
         SearchEncoder(str(remote))
 
 

@@ -119,7 +119,7 @@ def test_cosqa_plus_has_several_right_codes_for_a_query(cosqa_plus, capsys):
         ("largest number python", "0", 1, 1.0),
     ]
     printed = capsys.readouterr().err
-    assert "1 judged codes are not in the corpus and do not count; 1 of 3 queries have no relevant code" in printed
+    assert "1 judged codes are not in the corpus and are ignored; 1 of 3 queries have no relevant code" in printed
 
 
 def test_cosqa_plus_reads_files_of_one_set_of_names(cosqa_plus):
@@ -232,7 +232,7 @@ def test_codesearchnet_annotations_of_one_language(tmp_path, rows, pool):
     assert found.split.judgments.gain == "exponential"
     (both,) = load(tmp_path, pool, language="go,python")
     assert [number for _, _, number, _ in graded_rows(both)] == [0, 0, 1]
-    with pytest.raises(UserError, match="none of 0 queries .* rows of --language"):
+    with pytest.raises(UserError, match="none of 0 queries .* rows in --language"):
         load(tmp_path, pool, language="ruby")
 
 
@@ -281,10 +281,10 @@ def lines_of(*rows) -> str:
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({"a.csv": "foo,bar\nx,y\n"}, "no column for the query: the rows have foo, bar; name it with --query_column"),
+        ({"a.csv": "foo,bar\nx,y\n"}, "no column for the query: the rows have foo, bar; give it with --query_column"),
         (
             {"a.csv": "docstring,bar\nx,y\n"},
-            "no column for the code: the rows have docstring, bar; name it with --code_c",
+            "no column for the code: the rows have docstring, bar; give it with --code_c",
         ),
         ({"codebase.jsonl": lines_of({"code": "x", "url": "u"})}, "no column for the query: the rows have code, url"),
         (

@@ -143,7 +143,7 @@ def test_a_tree_or_a_model_that_is_gone_leaves_the_old_index(command, tree, stub
     place = store.default_index_dir(tree)
     tree.rename(tree.with_name("elsewhere"))
     code, out, err = command("search", "--index_dir", place, "parse_date", "--lexical")
-    assert code == 0 and out.startswith("src/shop/dates.py") and "folder is gone" in err
+    assert code == 0 and out.startswith("src/shop/dates.py") and "folder is missing" in err
 
 
 def test_the_first_search_makes_the_index(command, tree):

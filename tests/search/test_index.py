@@ -175,7 +175,7 @@ def test_a_folder_that_is_empty_or_gone_is_named(tmp_path, tree, index):
     with refused("nothing is indexed of"):
         empty.search("parse_date")
     tree.rename(tree.with_name("elsewhere"))
-    with refused("folder is gone"):
+    with refused("folder is missing"):
         index.update()
     assert index.search("parse_date")
 

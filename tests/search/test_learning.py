@@ -178,13 +178,13 @@ def test_an_interrupted_run_leaves_the_old_index(index, trained, monkeypatch, co
 
 def test_what_cannot_be_trained_is_refused(tmp_path, tree, encoder_dir, base, command):
     assert base_encoder(None) == base
-    with refused("is no static encoder; `soft-trainer distil"):
+    with refused("is not a static encoder; make one with `soft-trainer distil"):
         base_encoder(encoder_dir)
-    with CodeIndex.build(tree, tmp_path / "plain") as plain, refused("lies in no git repository"):
+    with CodeIndex.build(tree, tmp_path / "plain") as plain, refused("is not in a git repository"):
         learn(plain, base)
     shutil.rmtree(base)
     code, _, error = command("index", tree, "--index_dir", tmp_path / "none", "--learn")
-    assert code == 2 and "there is no static encoder to train: `soft-trainer distil " in error
+    assert code == 2 and "no static encoder to train was found: `soft-trainer distil " in error
     assert not (tmp_path / "none").exists()
 
 

@@ -94,7 +94,7 @@ def test_the_command_prints_files_and_functions(tmp_path, capsys):
     with pytest.raises(UserError, match="give --queries and --trees, or --folder, or --history"):
         run_command(["evaluate-search", "--history", "x", "--folder", "y"])
     for option in ("--language", "--external"):
-        with pytest.raises(UserError, match="no meaning without --history"):
+        with pytest.raises(UserError, match="no effect without --history"):
             run_command(["evaluate-search", option, "go", "--folder", "y"])
 
 

@@ -70,7 +70,7 @@ def test_options_that_cannot_work(estimator, options, words, sentence_transforme
 
 @pytest.mark.parametrize("name", ["to_sentence_transformers", "from_sentence_transformers"])
 def test_the_exchange_of_rows_is_gone(name):
-    with refused(f"{name}: is gone since version 0.2.0", "negatives"):
+    with refused(f"{name}: was removed in version 0.2.0", "negatives"):
         getattr(soft_trainer.sentence_transformers, name)
 
 
@@ -114,7 +114,7 @@ def test_batches_that_do_not_fit(kind, train_dataset, sentence_transformer, feat
     ):
         with refused(words):
             loss(features, wrong)
-    with refused("a query meets N=4 codes, too few", "the smallest N that works is 5"):
+    with refused("a query is compared with N=4 codes, too few", "the smallest N that works is 5"):
         loss(*small)
     for given in (features[:1], [*features, features[1]]):
         with refused(f"a batch of {len(given)} columns of texts, but the train_dataset", "has 2"):
