@@ -207,7 +207,7 @@ def _pushed_folder(dataset_name: str) -> Path | None:
 
 
 def splits_in(data: Mapping[str, Dataset], splits: Iterable[str] = SPLITS) -> list[Dataset]:
-    """Returns those of the given splits that exist, in the given order."""
+    """Returns the given splits, in that order. Missing ones are left out."""
     return [data[split] for split in splits if split in data]
 
 

@@ -85,7 +85,7 @@ class GraphColumn:
 
 
 def columns_in(dataset: Dataset, columns: Iterable[str]) -> list[str]:
-    """Returns those of the given columns that the rows have, in the given order."""
+    """Returns the given columns, in that order. Missing ones are left out."""
     return [name for name in columns if name in dataset.column_names]
 
 

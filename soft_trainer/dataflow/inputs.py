@@ -90,8 +90,8 @@ def pad_graph_features(features: Sequence[dict[str, list[int]]], pad_token_id: i
     """Pads rows of `graph_features` to the longest one, and adds the graph-guided mask.
 
     Code tokens see each other. A node and the code tokens that identify it see each other. A node sees the nodes that
-    it comes from. The first and the last code token see everything. A node would see nothing if its code is truncated,
-    so it sees the whole row, as it does under the published additive mask.
+    it comes from. The first and the last code token see everything. A node whose code is truncated would see nothing,
+    so it sees the whole row, as under the published additive mask.
 
     Args:
         features: B rows.

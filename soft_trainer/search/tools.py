@@ -71,7 +71,7 @@ def _searches(served: ServedIndex) -> tuple[Callable[..., str], ...]:
         return _shown(*answer, max_tokens)
 
     def similar(path: str, line: int, limit: int = 10, max_tokens: int = DEFAULT_TOKENS) -> str:
-        """Find code similar to the code at a location: other implementations, copies, similar callers; best first.
+        """Find code like the code at a location: other implementations, copies or similar callers, best first.
 
         Args:
             path: the path of a search result.
