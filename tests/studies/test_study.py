@@ -130,7 +130,7 @@ def test_redo_leaves_a_run_alone_that_goes_on(study_file):
     words = ["study", "--config", str(study_file()), "--set", "learning_rate=1", "--redo"]
     with (study.folder(study.runs[0]) / "log.txt").open("ab") as log:
         fcntl.flock(log, fcntl.LOCK_EX)
-        with refused("its run is still in progress, started by another study"):
+        with refused("its run is still in progress in another study"):
             run_command(words)
     assert (study.folder(study.runs[0]) / "run.json").is_file()
 
