@@ -157,6 +157,7 @@ def _measure_with_mteb(arguments: argparse.Namespace) -> None:
 
 def _warn_of_unused(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions) -> None:
     """Warns about options, and settings in the encoder's folder, that have no effect here."""
+    from soft_trainer.encoders.encoding import parse_dims
     from soft_trainer.encoders.loading import saved_truncate_dim
     from soft_trainer.options.declared import Values, unread_options
     from soft_trainer.training.building import model_name
@@ -164,7 +165,7 @@ def _warn_of_unused(model_args: ModelArguments, data_args: DataArguments, args: 
     for line in unread_options([data_args, model_args], Values(data_args, model_args, args)):
         print_on_main(line)
     dim = saved_truncate_dim(model_name(model_args), model_args.model_revision)
-    if dim and str(dim) not in (args.matryoshka_dims or "").split(","):
+    if dim and dim not in parse_dims(args.matryoshka_dims):
         print_on_main(
             f"warning: truncate_dim={dim} of config_sentence_transformers.json has no effect: whole embeddings are "
             "measured, and their first dimensions with --matryoshka_dims"

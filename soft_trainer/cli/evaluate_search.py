@@ -36,6 +36,10 @@ from soft_trainer.search.index import CodeIndex
 from soft_trainer.search.verdict import WORDS, Verdict, compare_searches
 from soft_trainer.terminal import print_on_main, table
 
+_MAX_QUERIES = 200
+# Options that have no effect without another one.
+_NEEDS = {"language": "history", "external": "history", "truncate_dim": "model", "max_queries": "folder"}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
@@ -56,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--truncate_dim", type=int, metavar="N", help="keep the first N dimensions of each embedding")
     add("--index_dir", metavar="DIR", help="folder for the indexes (default: a temporary one)")
-    add("--max_queries", type=int, default=200, help="maximum number of queries of --folder (default: 200)")
+    add("--max_queries", type=int, help=f"maximum number of queries from --folder (default: {_MAX_QUERIES})")
     add("--output", metavar="FILE", help="write what was found for each query as JSON lines")
 
 
@@ -66,13 +70,10 @@ def run(arguments: argparse.Namespace) -> None:
     one = len(given) == 1 and bool(arguments.queries) == bool(arguments.trees)
     if not one:
         raise UserError("give --queries and --trees, or --folder, or --history")
-    if arguments.language and not arguments.history:
-        raise UserError("language: has no effect without --history")
-    if arguments.external and not arguments.history:
-        raise UserError("external: has no effect without --history")
-    if arguments.truncate_dim is not None and not arguments.model:
-        raise UserError("truncate_dim: has no effect without --model")
-    if arguments.max_queries < 1:
+    for option, needed in _NEEDS.items():
+        if getattr(arguments, option) is not None and not getattr(arguments, needed):
+            raise UserError(f"{option}: has no effect without --{needed}")
+    if arguments.max_queries is not None and arguments.max_queries < 1:
         raise UserError(f"max_queries={arguments.max_queries}: 1 or more is expected")
     if arguments.output:
         check_writable(Path(arguments.output).parent, f"output={arguments.output}")
@@ -101,7 +102,9 @@ def _files(arguments: argparse.Namespace) -> tuple[str, list[dict]]:
 def _measured_files(arguments: argparse.Namespace, scratch: str) -> tuple[str, list[dict]]:
     """Runs queries on the indexes of several trees. Returns the table, and the results of each query."""
     if arguments.folder:
-        queries = evaluation.documentation_queries(arguments.folder, f"{scratch}/tree", arguments.max_queries)
+        queries = evaluation.documentation_queries(
+            arguments.folder, f"{scratch}/tree", arguments.max_queries or _MAX_QUERIES
+        )
         trees = {"": f"{scratch}/tree"}
     else:
         queries = evaluation.read_queries(arguments.queries)
@@ -130,7 +133,7 @@ def _history(arguments: argparse.Namespace) -> tuple[str, list[dict]]:
     verdict = compare_searches(
         arguments.history,
         arguments.language,
-        arguments.model.split(",") if arguments.model else (),
+        [name.strip() for name in (arguments.model or "").split(",") if name.strip()],
         arguments.truncate_dim,
         arguments.external,
         arguments.index_dir,

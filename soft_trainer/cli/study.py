@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         changes[name] = value
     study = read_study(recipe_path(arguments.config), changes, arguments.output_dir)
     if arguments.only:
-        study = _chosen(study, arguments.only.split(","))
+        study = _chosen(study, [name.strip() for name in arguments.only.split(",")])
     for planned in study.runs:
         check_options(planned)
     if arguments.dry_run:

@@ -235,7 +235,7 @@ def compare_patterns(a: str, b: str, split: str = "test", system: str = "trained
     _check_partners(folders_of_a, folders_of_b, b)
     _check_partners(folders_of_b, folders_of_a, a)
     sets: dict[tuple, list[tuple]] = defaultdict(list)  # parts of the name and ranks, by queries and corpus
-    names = split.split(",")
+    names = [name.strip() for name in split.split(",")]
     for parts in sorted(folders_of_a):
         run_a = folders_of_a[parts]
         run_b = folders_of_b[parts]

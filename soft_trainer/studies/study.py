@@ -34,6 +34,9 @@ LOG = "log.txt"
 SOURCES = ("data_dir", "eval_data_dir", "source_dir", "extra_source_dir", "history", "split_urls")
 SOURCES += ("model_name_or_path", "estimator_model")
 
+# Options that a run cannot set, because the study does.
+_OF_STUDY = {"seed": "the study's `seeds` decide", "output_dir": "the study's `output_dir`, or --output_dir, decides"}
+
 
 @dataclass(frozen=True)
 class PlannedRun:
@@ -94,7 +97,11 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, outpu
     for seed in content["seeds"]:
         folders = {name: root / name / str(seed) for name in own}
         for name, (recipe, options) in own.items():
-            options = recipe | shared | options | changes | {"seed": seed}
+            options = shared | options | changes
+            for key, decides in _OF_STUDY.items():
+                if key in options:
+                    raise UserError(f"{path}: {name}: {key}: {decides}")
+            options = recipe | options | {"seed": seed}
             known = options | folders
             try:
                 options = {key: _filled(value, known) for key, value in options.items()}

@@ -310,6 +310,9 @@ def test_an_index_that_an_evaluation_keeps_is_used_again(command, tree, stub, tm
     ("words", "message"),
     [
         (["--folder", "tree", "--max_queries", "0"], "max_queries=0: 1 or more is expected"),
+        (["--history", "tree", "--max_queries", "5"], "max_queries: has no effect without --folder"),
+        (["--folder", "tree", "--external", "rg {query}"], "external: has no effect without --history"),
+        (["--folder", "tree", "--truncate_dim", "8"], "truncate_dim: has no effect without --model"),
         (["--folder", "missing"], "missing: the folder cannot be read (No such file or directory)"),
         (["--folder", "tree", "--output", "file/out.jsonl"], "output=file/out.jsonl: "),
         (["--queries", "file", "--trees", "tree"], "tree/absent: no such folder; --trees has one for each repo"),

@@ -70,6 +70,8 @@ def test_a_run_starts_from_a_recipe_whose_options_the_others_override(study_file
         ({"seeds": 3}, "seeds: a list is expected"),
         ({"output_dir": None}, "name an output_dir"),
         ({"runs": {"a": {"data_dir": "{nothing}"}}}, "no option or run has this name"),
+        ({"runs": {"a": {"seed": 7}}}, "a: seed: the study's `seeds` decide"),
+        ({"runs": {"a": {"output_dir": "b"}}}, "a: output_dir: the study's `output_dir`, or --output_dir, decides"),
     ],
 )
 def test_what_is_no_study_is_refused(study_file, changes, words):
@@ -143,8 +145,13 @@ def test_the_plan_and_a_choice_of_runs(study_file, capsys):
     assert "| infonce/1 | done" in printed
     assert "| infonce/2 | new" in printed
     assert "frozen" not in printed
+    assert run_command(["study", "--config", str(study_file()), "--only", "frozen, infonce", "--dry_run"]) == 0
+    printed = capsys.readouterr().out
+    assert "| frozen/1 " in printed
     with refused("only=infonc: no such run; did you mean 'infonce'?"):
         run_command(["study", "--config", str(study_file()), "--only", "infonc", "--dry_run"])
+    with refused("seed: the study's `seeds` decide"):
+        run_command(["study", "--config", str(study_file()), "--set", "seed=7", "--dry_run"])
 
 
 @pytest.mark.slow
