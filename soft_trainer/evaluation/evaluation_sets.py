@@ -138,7 +138,7 @@ def _published_sets(folder: Path, arguments: DataArguments, codebase: Dataset | 
         splits = load_judged_splits(folder)
         measured = {"valid": "dev", "test": "test"}
         if splits.keys().isdisjoint(measured):
-            raise UserError(f"{folder}: it has judgments for training alone, none to measure")
+            raise UserError(f"{folder}: it has judgments only for training, none to evaluate on")
         yield from ((part, splits[split]) for split, part in measured.items() if split in splits)
     files = files_of(folder)
     for part, name, read, gain in (

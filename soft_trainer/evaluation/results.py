@@ -21,7 +21,7 @@ from soft_trainer.identity import fingerprint
 from soft_trainer.terminal import shortened, table
 
 METRICS = {"mrr": "MRR", "recall@1": "recall@1", "recall@5": "recall@5", "recall@10": "recall@10"}
-CHANGE = "mrr_change"  # since before the training
+CHANGE = "mrr_change"  # compared with before training
 MARGIN = "mrr_change_margin"
 # Metrics for graded codes. The title says which gain a grade has.
 GRADED = {

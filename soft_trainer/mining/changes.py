@@ -131,7 +131,7 @@ class ChangeReader:
             return "no function changed, or only its layout and comments"
         change.functions = [row for row, reason in changed if not reason]
         if not change.functions:
-            return "tests or syntax errors alone"
+            return "only tests or syntax errors"
         change.patch = digest.hexdigest()
         return "kept"
 

@@ -362,7 +362,7 @@ class CodeIndex(Searchable):
             if encoder.identity != snapshot.state["identity"]:
                 raise UserError(f"{name} has changed; `{self.command('--model', name)}` encodes with it as it is now")
         except UserError as error:
-            self.notices.append(f"searching by words alone: {error}")
+            self.notices.append(f"searching only by words: {error}")
             return unknown
         return snapshot.similarity(embedding)
 

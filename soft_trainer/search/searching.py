@@ -267,7 +267,7 @@ class _View:
         encoders = {part.snapshot.state["identity"] for part in encoded}
         if len(encoders) > 1:
             why = "the indexes have different encoders, so name one with --model"
-            encoded[0].index.notices.append(f"searching by words alone: {why}")
+            encoded[0].index.notices.append(f"searching only by words: {why}")
         if len(encoders) != 1:
             return None
         similarity = np.full(len(self.segments.lengths), np.nan, np.float32)

@@ -92,7 +92,7 @@ class _Keeper:
         if self.lexical or not self.index.model:
             return []
         if not was_ready:
-            return [f"searching by words alone: {self.problem or 'the encoder is being loaded'}"]
+            return [f"searching only by words: {self.problem or 'the encoder is being loaded'}"]
         return [f"new pieces are not encoded: {self.problem}"] if self.problem else []
 
     def refresh(self) -> None:

@@ -103,7 +103,7 @@ def _difference(checkpoint: str, identity: Mapping) -> str | None:
     """Returns the reason why training cannot resume from a checkpoint, or None if it can."""
     then = read_json(Path(checkpoint) / MARKER)["training"]
     if then.get("save_only_model"):
-        return f"{checkpoint}: it holds weights alone (save_only_model), so no training continues from it"
+        return f"{checkpoint}: it contains only weights (save_only_model), so a run cannot be resumed from it"
     changed = differences(then, identity)
     if not changed:
         return None

@@ -182,7 +182,7 @@ def check_adapter(model: PreTrainedModel, args) -> None:
     if not merge:
         _check_loadable(model, args.push_to_hub)
     elif args.fsdp or args.deepspeed:
-        raise UserError("merge_lora: with FSDP or DeepSpeed the adapter is saved alone; merge it after the training")
+        raise UserError("merge_lora: with FSDP or DeepSpeed only the adapter is saved; merge it after training")
 
 
 def _check_saved(model: PreTrainedModel) -> None:

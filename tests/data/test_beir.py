@@ -64,7 +64,7 @@ def test_a_folder_is_an_evaluation_set(folder):
     assert [each.name for each in load_evaluation_sets(arguments, EncoderProfile())] == ["beir-dev", "beir-test"]
     for name in ("dev", "test"):
         (folder / "qrels" / f"{name}.tsv").unlink()
-    with refused("judgments for training alone"):
+    with refused("judgments only for training"):
         load_evaluation_sets(arguments, EncoderProfile())
 
 

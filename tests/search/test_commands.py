@@ -139,7 +139,7 @@ def test_a_tree_or_a_model_that_is_gone_leaves_the_old_index(command, tree, stub
 
     monkeypatch.setattr(stub, "queries", gone)
     code, out, err = command("search", "--folder", tree, "brand_new")
-    assert code == 0 and out.startswith("new.py:1") and "searching by words alone: stub" in err
+    assert code == 0 and out.startswith("new.py:1") and "searching only by words: stub" in err
     place = store.default_index_dir(tree)
     tree.rename(tree.with_name("elsewhere"))
     code, out, err = command("search", "--index_dir", place, "parse_date", "--lexical")

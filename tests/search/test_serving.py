@@ -27,7 +27,7 @@ def test_searches_go_by_words_until_the_encoder_is_loaded_and_pieces_are_encoded
     monkeypatch.setattr(stub, "codes", lambda *arguments: may_encode.wait() and codes(*arguments))
     served = ServedIndex(CodeIndex.open(index.index_dir))
     results, notices = served.search("brand_new", 5)
-    assert results[0].path == "new.py" and notices == ["searching by words alone: the encoder is being loaded"]
+    assert results[0].path == "new.py" and notices == ["searching only by words: the encoder is being loaded"]
     may_load.set()
     until(served.keepers[0].loaded.is_set)
     results, notices = served.search("brand_new", 5)
@@ -70,7 +70,7 @@ def test_an_encoder_that_fails_is_named_and_tried_again(tree, stub, monkeypatch)
     write_tree(tree, {"new.py": "def brand_new(): pass\n"})
     served = ServedIndex(CodeIndex.open(index.index_dir))
     for step, notice in (
-        ("load", "searching by words alone: RuntimeError: no memory to load (see the log)"),
+        ("load", "searching only by words: RuntimeError: no memory to load (see the log)"),
         ("encode", "new pieces are not encoded: RuntimeError: no memory to encode (see the log)"),
     ):
         until(lambda notice=notice: notice in served.search("brand_new", 5)[1])
