@@ -15,6 +15,7 @@ STAR = "*"  # anything but a slash
 ANYTHING = "**"
 FOLDERS = "**/"  # any number of whole folders
 _WIDE = {ANYTHING: "(?s:.*?)", FOLDERS: "(?:[^/]*/)*?"}
+_NARROW = {STAR: "[^/]*?"}
 
 _PRINTED = "".join(map(chr, range(33, 127)))
 _NAMED_SETS = {
@@ -124,31 +125,27 @@ def _git_set(pattern: str, place: int) -> tuple[str, int]:
     return f"[{listed}]" if listed else "(?!)", place + 1
 
 
-def expression(tokens: list[str]) -> str:
-    """Returns a regular expression for a whole path."""
-    parts = _split(tokens, tuple(_WIDE))
+def expression(tokens: list[str], wildcards: dict[str, str] = _WIDE, at_end: bool = True) -> str:
+    """Returns a regular expression for tokens, by default for a whole path.
+
+    Args:
+        wildcards: the wildcards to split the tokens at, with their expressions.
+        at_end: True if the tokens extend to the end of the path. The last part is then not atomic.
+    """
+    parts = _split(tokens, wildcards)
     written = ""
     for number, (wildcard, inner) in enumerate(parts, 1):
-        last = number == len(parts)
-        part = _WIDE.get(wildcard, "") + _names(inner, last)
+        last = at_end and number == len(parts)
+        part = wildcards.get(wildcard, "")
+        if wildcards is _WIDE:
+            part += expression(inner, _NARROW, last)
+        else:
+            part += "".join(inner)
         written += part if last else f"(?>{part})"
     return written
 
 
-def _names(tokens: list[str], last: bool) -> str:
-    """Returns a regular expression for tokens without `**`. If `last`, it matches up to the end of the path."""
-    parts = _split(tokens, (STAR,))
-    written = ""
-    for number, (star, inner) in enumerate(parts, 1):
-        part = "".join(inner)
-        if star:
-            part = "[^/]*?" + part
-        open_end = last and number == len(parts)
-        written += part if open_end else f"(?>{part})"
-    return written
-
-
-def _split(tokens: list[str], wildcards: tuple[str, ...]) -> list[tuple[str, list[str]]]:
+def _split(tokens: list[str], wildcards: dict[str, str]) -> list[tuple[str, list[str]]]:
     """Splits tokens at wildcards. Returns each wildcard, "" for the start, with the tokens that follow it."""
     parts: list[tuple[str, list[str]]] = [("", [])]
     for token in tokens:

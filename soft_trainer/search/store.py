@@ -202,7 +202,9 @@ def insert_postings(
     database: sqlite3.Connection,
     segment: int,
     vocabulary: list[str],
-    *entries: np.ndarray,
+    term: np.ndarray,
+    piece: np.ndarray,
+    count: np.ndarray,
     table: str = "postings",
 ) -> None:
     """Writes a segment's postings: `vocabulary[term[i]]` occurs `count[i]` times in piece `piece[i]`.
@@ -210,9 +212,8 @@ def insert_postings(
     Piece numbers are delta-encoded. All deltas of a term have the same width, the smallest that the largest one needs.
 
     Args:
-        entries: the arrays `term`, `piece` (ascending) and `count`.
+        piece: the piece numbers, in ascending order for each term.
     """
-    term, piece, count = entries
     if not len(term):
         return
     order = np.argsort(term, kind="stable")
@@ -258,10 +259,9 @@ def compact(database: sqlite3.Connection) -> None:
     files = database.execute("SELECT id, first, count FROM files ORDER BY first").fetchall()
     old = np.array(files, np.int64).reshape(-1, 3)
     counts = old[:, 2]
-    total = int(old[:, 2].sum())
-    number = count_segments(database)
+    total = int(counts.sum())
     # Each segment repeats its words, so a few segments would double the size of a small index.
-    few = number <= min(MAX_SEGMENTS, 1 + total // SEGMENT_PIECES)
+    few = count_segments(database) <= min(MAX_SEGMENTS, 1 + total // SEGMENT_PIECES)
     if few and len(segments.lengths) <= total * (1 + MAX_DEAD_SHARE):
         return
     firsts = np.cumsum(counts) - counts
@@ -365,16 +365,14 @@ class JoinedSegments:
         self.live = joined_arrays(parts, "live")
         self.first_pieces = []
         owners = []
-        firsts = []
         files = pieces = 0
         for part in parts:
             self.first_pieces.append(pieces)
             owners.append(part.owners + files)
-            firsts.append(part.firsts[:-1] + pieces)
             files += len(part.languages)
             pieces += len(part.lengths)
         self.owners = np.concatenate(owners)
-        self.firsts = np.append(np.concatenate(firsts), pieces)
+        self.firsts = np.searchsorted(self.owners, np.arange(files + 1))
 
     def postings(self, term: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns what `Segments.postings` returns, for all indexes together."""
