@@ -14,7 +14,10 @@ _BLOCK_LANGUAGES = frozenset(
 
 
 def open_at(text: str, language: str, line: int) -> str:
-    """Returns the delimiter that closes the docstring or comment open at the start of a line, or "" if none is."""
+    """Returns the delimiter that closes the docstring or comment open at the start of a line.
+
+    If none is open, this is "".
+    """
     if language != "python" and language not in _BLOCK_LANGUAGES:
         return ""
     before = "".join(f"{one}\n" for one in text.split("\n")[: line - 1])

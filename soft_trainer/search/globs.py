@@ -86,7 +86,7 @@ def git_tokens(pattern: str, has_slash: bool) -> list[str]:
 def _git_wildcard(pattern: str, start: int, has_slash: bool) -> tuple[str, int]:
     """Reads `*`, `**` or `**/`. Returns its token and the position after it."""
     end = _STARS.match(pattern, start).end()
-    # git first cuts off the part without wildcards, so `**` right after that part also counts as the start of a name.
+    # git first cuts off the part without wildcards, so it treats `**` right after that part as the start of a name.
     starts_name = pattern[start - 1 : start] in ("", "/") or not re.search(r"[*?[\\]", pattern[:start])
     if not has_slash or end - start == 1 or not starts_name:
         return STAR, end
@@ -146,7 +146,7 @@ def expression(tokens: list[str], wildcards: dict[str, str] = _WIDE, at_end: boo
 
 
 def _split(tokens: list[str], wildcards: dict[str, str]) -> list[tuple[str, list[str]]]:
-    """Splits tokens at wildcards. Returns each wildcard, "" for the start, with the tokens that follow it."""
+    """Splits tokens at wildcards. Returns each wildcard with the tokens that follow it. The first one is ""."""
     parts: list[tuple[str, list[str]]] = [("", [])]
     for token in tokens:
         if token not in wildcards:

@@ -18,11 +18,11 @@ from soft_trainer.search.globs import expression, git_tokens
 from soft_trainer.search.repositories import TrackedFiles, excludes_file, repository_dir, repository_of
 
 IGNORE_FILE = ".gitignore"
-MAX_BYTES = 1_000_000  # the size of the largest ignore file, which takes five seconds
+MAX_BYTES = 1_000_000  # an ignore file of this size takes five seconds; a larger one is not read
 
 
-# The rules that apply in a folder, the innermost last. Each comes with the folder of its file, relative to the
-# repository's root, which is empty or ends with a slash.
+# The ignore files that apply in a folder, innermost last. Each one comes with the path of its own folder relative to
+# the repository's root. That path is empty or ends with a slash.
 Rules = tuple[tuple[str, "IgnoreRules"], ...]
 
 
@@ -95,7 +95,7 @@ class IgnoreRules:
 
 
 def _alternatives(rules: Iterable[str]) -> re.Pattern[str]:
-    """Compiles rules into one expression that finds the last matching rule first."""
+    """Compiles rules into one expression that tries the last rule first."""
     return re.compile("|".join(reversed(list(rules))) or "(?!)")
 
 
@@ -140,8 +140,8 @@ def rules_of(folder: str, prefix: str) -> Rules | None:
 def rules_around(root: str) -> tuple[str, Rules, TrackedFiles | None]:
     """Returns a folder's path in its repository, the rules that apply from above it, and the tracked files.
 
-    There are no rules for a folder outside a repository. There are none either for a folder that its repository
-    ignores, because the user asked for exactly that folder.
+    No rules apply to a folder outside a repository. None apply to a folder that its repository ignores either, because
+    the user asked for exactly that folder.
 
     Raises:
         UserError: an ignore file above the folder, or the user's global one, cannot be read.

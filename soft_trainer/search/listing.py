@@ -26,7 +26,7 @@ _SECRET, _HARMLESS = (
     re.compile("|".join(map(translate, names.split())))
     for names in (_SECRETS, ".env.example .env.sample .env.template .env.dist *.pub")
 )
-# Kinds of files without code that people look for, by the ends of their names.
+# Kinds of files that contain no code worth finding, with the endings of their names.
 _KINDS = {
     "lock file": ("package-lock.json", "npm-shrinkwrap.json", "pnpm-lock.yaml", "go.sum", ".lock"),
     "minified": (".min.js", ".min.css", ".min.mjs", ".min.html", ".js.map", ".css.map"),
@@ -49,9 +49,9 @@ Stat = tuple[int, int]  # the size in bytes, and the time of the last change in 
 
 @dataclass
 class Listing:
-    """The files in a tree: those to read, and those left out because of their name or kind, with the reason.
+    """The files in a tree: those to read, and those to leave out, with the reasons.
 
-    A path that ends with a slash is a whole folder that is left out.
+    A skipped path that ends with a slash stands for a whole folder.
     """
 
     files: dict[str, Stat] = field(default_factory=dict)
@@ -73,7 +73,7 @@ def list_tree(root: str, exclude: Sequence[str] = (), include: Sequence[str] = (
 
 
 class _Walk:
-    """Walks a tree once, folder by folder, without recursion."""
+    """One walk over a tree, folder by folder, without recursion."""
 
     def __init__(self, root: str, exclude: Sequence[str], include: Sequence[str]):
         self.root = root
@@ -88,7 +88,8 @@ class _Walk:
     def run(self) -> Listing:
         """Walks the tree. Folders are visited in alphabetical order."""
         self.place, around, tracked = rules_around(self.root)
-        # Folders with the rules and tracked files around them. A reason means that only some files may be listed.
+        # Folders to visit, with the rules and tracked files that apply there. A reason against a folder also applies
+        # to its files, except those that are included and, in an ignored folder, those that are tracked.
         stack: list[tuple[str, Rules, TrackedFiles | None, str]] = [("", around, tracked, "")]
         while stack:
             folder, around, self.tracked, self.against = stack.pop()

@@ -21,12 +21,17 @@ from soft_trainer.search.results import Commit
 from soft_trainer.search.store import Segments
 
 NEAREST = 20  # commits that vote
-SYMBOL = 0.1  # a factor on the votes if the query is a name, because it asks where that is defined
+SYMBOL = 0.1  # a factor on the votes if the query is a name, because it asks for a definition
 SHOWN_COMMITS = 3  # commits to show with a result
 
 
 class Votes(NamedTuple):
-    """Each piece's votes, float32[pieces] from 0 to 1, and the numbers of its commits, most similar first."""
+    """The votes of commits for pieces.
+
+    Args:
+        shares: float32[pieces], each piece's votes, or None if no commit was asked.
+        commits: for each piece with votes, the numbers of the commits that voted for it, most similar first.
+    """
 
     shares: np.ndarray | None
     commits: dict[int, list[int]]
@@ -36,7 +41,7 @@ NO_VOTES = Votes(None, {})
 
 
 class CommitMemory:
-    """Reads the commits stored in an index. `remembering` fills it from the repository.
+    """The commits stored in an index. `remembering` reads them from the repository.
 
     Attributes:
         weight: the weight of the votes in the ranking, or 0 if they do not help.
@@ -75,7 +80,7 @@ class CommitMemory:
                 shares[piece] += scores[place] / math.sqrt(len(functions))
                 commits[piece].append(number)
         if commits:
-            # The geometric mean of two scales: the votes for the best piece, and a commit with all words of the query.
+            # The geometric mean of two scales: the best piece's votes, and the score of a subject with all words.
             shares /= math.sqrt(shares.max() * perfect)
             if query.kind == "symbol":
                 shares *= SYMBOL
@@ -109,7 +114,7 @@ class CommitMemory:
         perfect = 0.0
         norm = length_norm(self.lengths[:count])
         for term, weight in query.terms.items():
-            if weight < 1:  # two neighbouring words joined to one term
+            if weight < 1:  # neighbouring words joined into one term
                 continue
             commits, counts = self._postings(term)
             near = np.searchsorted(commits, count)
@@ -120,7 +125,7 @@ class CommitMemory:
         return scores, perfect
 
     def _postings(self, term: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the commits whose subject contains a term, as ascending positions, and its count in each."""
+        """Returns the positions of the commits whose subject contains a term, in ascending order, and its counts."""
         row = self.database.execute(
             "SELECT width, pieces, counts FROM commit_postings WHERE term = ?", (term,)
         ).fetchone()

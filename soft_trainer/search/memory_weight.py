@@ -1,7 +1,7 @@
-"""Chooses the weight of an index's commit memory with the repository's newest commits.
+"""Chooses the weight of an index's commit memory by testing it on the repository's newest commits.
 
-Each commit's subject is a query to the index, with the memory of only the commits before it. The query should find the
-functions changed by the commit.
+Each commit's subject is a query, and only earlier commits vote. The query should find the functions that the commit
+changed.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _queries(database: sqlite3.Connection, memory: CommitMemory) -> list[tuple[i
 def _reciprocal_ranks(
     number: int, text: str, right: set[int], segments: store.Segments, memory: CommitMemory
 ) -> list[float]:
-    """Returns the reciprocal rank of the first right piece for each weight, or 0 if it is not at the top."""
+    """Returns, for each weight, the reciprocal rank of the first right piece, or 0 if it is not in the top `DEPTH`."""
     query = ranking.parse_query(text)
     scores = ranking.score(query, segments)
     votes = memory.votes(query, before=number)

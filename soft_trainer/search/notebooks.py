@@ -11,7 +11,7 @@ _CELL = re.compile(rb"^# %% \[(\w+)\]$", re.MULTILINE)
 
 
 def is_notebook(path: str) -> bool:
-    """Returns True if a path ends like that of a notebook."""
+    """Returns True if a path has a notebook's extension."""
     return path.lower().endswith(".ipynb")
 
 
@@ -52,7 +52,7 @@ def _written(notebook: dict) -> tuple[bytes, str]:
 
 
 def cells(text: bytes) -> Iterator[tuple[int, str, bytes]]:
-    """Yields the number of lines before each cell, the kind of cell, and its text up to the next one."""
+    """Yields each cell's text, preceded by the number of lines above that text and the kind of cell."""
     marks = list(_CELL.finditer(text))
     ends = [*(mark.start() for mark in marks[1:]), len(text)]
     for mark, end in zip(marks, ends, strict=False):

@@ -16,7 +16,7 @@ MIN_LINES = 4  # fewer lines between two functions belong to the second one
 PARSE_SECONDS = 2.0  # a file that takes longer is split into plain lines
 _MAX_SCOPE = 4
 _COMMENT_OR_DECORATOR = re.compile(rb"\s*(#|//|/\*|\*|--|@|\"\"\"|''')")
-# A name that gets a value at the start of a line, such as a constant, an alias or an export.
+# A name that is assigned at the start of a line, such as a constant, an alias or an export.
 _ASSIGNED = re.compile(
     rb"^(?:(?:export|default|pub|const|let|var|val|static|final|declare|readonly)\s+)*([A-Za-z_$][\w$]*)"
     rb"\s*(?::[^=\n]{1,80})?=(?![=>])",
@@ -52,8 +52,8 @@ class Piece:
         name: the name of the function or class that contains the lines, qualified by its enclosing classes. Empty for
             other lines.
         defines: the unqualified names that are defined here.
-        kind: `LINES` for lines outside definitions, `CLASS` for those lines of a class that are not in its members,
-            and `WHOLE` for other definitions and for notebooks.
+        kind: `LINES` for lines outside definitions, `CLASS` for the lines of a class outside its members, and
+            `WHOLE` for other definitions and for notebooks.
     """
 
     start: int
@@ -64,7 +64,10 @@ class Piece:
 
 
 def language_of(path: str, source: bytes) -> str:
-    """Returns the language that a file's extension stands for, or "text" if the extension is unknown."""
+    """Returns the language for a file's extension, or "text" if the extension is unknown.
+
+    The source tells C++ headers from C headers, because both may end in `.h`.
+    """
     ending = "".join(path.rpartition("/")[2].rpartition(".")[1:]).lower()
     if ending == ".h" and _CPP_HEADER.search(source):
         return "cpp"
@@ -146,7 +149,10 @@ def _blocks(lines: list[bytes], start: int, end: int, piece: Piece, language: st
 
 
 def _with_comments(lines: list[bytes], start: int, least: int) -> int:
-    """Returns the first line of the comments and decorators directly above line `start`, or `least` if it is later."""
+    """Returns the first line of the comments and decorators directly above line `start`.
+
+    Lines before `least` are not considered. If there is nothing above, this is `start`.
+    """
     if start > least + 1 and not lines[start - 2].strip() and lines[start - 3].rstrip().endswith(b"*/"):
         start -= 1
     while start > least and _COMMENT_OR_DECORATOR.match(lines[start - 2]):
@@ -155,9 +161,9 @@ def _with_comments(lines: list[bytes], start: int, least: int) -> int:
 
 
 def _definitions(source: bytes, language: str) -> list[Piece]:
-    """Returns functions, classes and types in order, each before those that it contains.
+    """Returns functions, classes and types in order. Outer definitions come before those that they contain.
 
-    A function nested in a function of at most `MAX_LINES` is not a piece, but part of the outer one.
+    A function nested in a function of at most `MAX_LINES` lines does not become a piece. It stays in the outer one.
     """
     root = parse(source, language, PARSE_SECONDS)
     spans = []

@@ -1,8 +1,8 @@
 """Scores files and pieces for a query, using the index's postings.
 
-A file's score is a weighted sum of features from 0 to 1. The weights were chosen by cross-validation on a coarse grid
-(0, half, once, double) over 769 judged queries for 39 repositories. `benchmarks/search_study.md` has the results,
-which include eleven repositories that were never used for a choice.
+A file's score is a weighted sum of features from 0 to 1. The weights were chosen by cross-validation over 769 judged
+queries for 39 repositories, on a coarse grid of 0, half, one and two times each weight. `benchmarks/search_study.md`
+has the results, including those on eleven repositories that were never used to choose weights.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ DISCOUNTS = {
     "vendored": 0.5,  # in `external` or `deps`, which may be a copy of other people's code
     "generated": 0.5,  # written by a program, from something that people wrote
 }
-# Within a file, BM25 counts, whether the piece defines a word of the query (as for its file), and these.
+# A piece's score within its file adds up BM25, a weight for defining a word of the query (as for the file), and these.
 PIECE_WORDS = 1.0  # the share of the query that is in the piece
 PIECE_NAME = 1.0  # the share of the query that is in its name and in the enclosing names
 PIECE_SUMMARY = 0.25  # the share of the query that is in the first paragraph of its documentation
 LINES_DISCOUNT = 0.7  # imports and constants repeat the words of the right code
-CLASS_DISCOUNT = 0.8  # so does the head of a class, unless the query is a name
+CLASS_DISCOUNT = 0.8  # so does the head of a class; not used if the query is a name
 JOINED_WORDS = 0.5  # "route group" finds `RouteGroup`, but this may be chance
 BEST_PIECE = 0.3  # the share of a file's score that depends on how good its best piece is
-FURTHER_PIECES = 0.7  # the score of each other piece of a file, as a share of the piece before it
+FURTHER_PIECES = 0.7  # a factor on the score of a file's second-best piece, squared for the third, and so on
 # The weight of an encoder's similarity. It says little about a symbol and much about a sentence.
 SIMILARITY = {"symbol": 0.5, "words": 1.0, "sentence": 1.5}
 MAX_WORDS = 64  # more words make a query slower but no better
 
 _SYMBOL = re.compile(r"[\w.:#$>\-]+(\(\))?")
-# Inner capitals or underscores, which only a name has.
+# Inner capitals or underscores, which only names have.
 _NAME_ALONE = re.compile(r"[a-z0-9][A-Z]|_|[A-Z]{2}.*[a-z]")
 _SMALL_WORDS = {"how", "what", "where", "which", "when", "why", "the", "a", "is", "are", "of", "to", "with", "that"}
 
@@ -110,7 +110,7 @@ def score(
     votes: np.ndarray | None = None,
     similarity_weight: float = 1.0,
 ) -> Scores:
-    """Scores all files and pieces by the words of a query and, if given, by an encoder and by commits' votes.
+    """Scores all files and pieces for a query by its words and, if given, an encoder's similarity and commits' votes.
 
     Args:
         similarity: float32[pieces], the encoder's similarity to the query, or NaN for a piece without an embedding.
@@ -142,15 +142,16 @@ def score(
 
 
 def with_votes(scores: Scores, segments: Segments, votes: np.ndarray) -> Scores:
-    """Adds commits' votes to the scores of pieces. A file gets the votes of its piece with the most votes."""
+    """Adds commits' votes to the scores of pieces. A file gets the highest vote for any of its pieces."""
     files = scores.files + np.maximum.reduceat(votes, segments.firsts[:-1])
     return Scores(files, scores.pieces + votes, scores.matched or bool(votes.any()))
 
 
 def _share(similarity: np.ndarray) -> np.ndarray:
-    """Rescales similarities so that the most similar piece has 1, and the median piece and all below it have 0.
+    """Rescales similarities to 1 for the most similar piece, and 0 for the median and everything below it.
 
-    Encoders disagree on what a similarity of 0.5 means, but for any of them a piece may stand out from the others.
+    Encoders disagree on what a similarity of 0.5 means, but with any of them a piece may stand out from the others.
+    The result is multiplied by the share of pieces that have an embedding.
     """
     known = similarity[~np.isnan(similarity)]
     if not len(known):
@@ -160,12 +161,12 @@ def _share(similarity: np.ndarray) -> np.ndarray:
     usual = float(np.partition(known, middle)[middle].mean())
     top = float(known.max())
     shares = np.nan_to_num(np.clip((similarity - usual) / max(top - usual, 1e-9), 0, 1)).astype(np.float32)
-    # As long as few pieces have embeddings, they must not come before better ones without.
+    # While only a few pieces have embeddings, they must not outrank better pieces that have none.
     return shares * (len(known) / len(similarity))
 
 
 class _Gathered:
-    """The sums over a query's terms from which the scores are computed."""
+    """The features of files and pieces, summed over a query's terms."""
 
     def __init__(self, segments: Segments, kind: str):
         self.segments = segments
@@ -209,7 +210,7 @@ class _Gathered:
             self.piece_summary[summary] += rarity
 
     def add_defined(self, pieces: np.ndarray, share: float) -> None:
-        """Adds the pieces that define a name that occurs in the query."""
+        """Credits pieces that define a name in the query, and their files, with at least `share`."""
         self.defined[self.owners[pieces]] = np.maximum(self.defined[self.owners[pieces]], share)
         self.piece_defined[pieces] = np.maximum(self.piece_defined[pieces], share)
 
@@ -242,8 +243,9 @@ class _Gathered:
         return Scores(files, pieces, self.total > 0)
 
     def _files(self, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the distinct files of pieces in ascending order, and the position in `pieces` of each file's first
-        piece.
+        """Returns the distinct files of pieces, in ascending order.
+
+        The second array has the position of each file's first piece in `pieces`.
         """
         owners = self.owners[pieces]  # `np.unique` would sort them and take ten times as long
         if not len(owners):
@@ -258,7 +260,7 @@ def _largest(values: np.ndarray) -> float:
 
 
 def discounts(segments: Segments, candidates: np.ndarray) -> np.ndarray:
-    """Returns a factor for each file, which is lower for tests, plain texts, and generated, deep or vendored files."""
+    """Returns a factor for each file. It is lower for tests, text files, and generated, vendored or deep files."""
     depth = segments.traits[:, TRAITS.index("depth")].astype(np.float32)
     if candidates.any():
         depth = np.maximum(depth - depth[candidates].min(), 0)

@@ -1,7 +1,7 @@
 """Reads a repository's commits into an index: their subjects and the functions that each changed.
 
-The same commits are chosen as in mining. They are stored as they were, and a search finds out where their functions
-are now.
+Commits are selected as in mining. Functions are stored with their path and name at the time of the commit, and a
+search looks up where they are now.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from soft_trainer.terminal import Progress
 
 MAX_SUBJECT = 300  # characters
 UNREADABLE = "an object is missing"
-PARSE_SECONDS = 2.0  # a file that takes longer has no functions
+PARSE_SECONDS = 2.0  # a file that takes longer is treated as having no functions
 MIN_SHOWN = 200  # fewer commits are read without a progress bar
 MAX_GROWTH = 0.1  # the weight is chosen again when the number of commits has grown by this share
 _AT_ONCE = 200  # commits to write in one transaction
@@ -47,7 +47,7 @@ class State:
         number: the number of the next commit. Parents have smaller numbers than their children.
         weight: the weight of the votes.
         weighed: the number of commits that could vote when the weight was chosen.
-        measured: the `Choice` of this weight.
+        measured: the `Choice` of this weight, as a dictionary.
     """
 
     source: list[str]
@@ -80,7 +80,7 @@ def remember(
     repository: str | None = None,
     tip: str | None = None,
 ) -> list[str]:
-    """Reads new commits from a folder's repository. If there are many, the weight is chosen again.
+    """Reads new commits from a folder's repository. If their number has changed a lot, the weight is chosen again.
 
     If history is turned off for this index, all commits are forgotten.
 
@@ -163,7 +163,7 @@ def forget(database: sqlite3.Connection) -> None:
 
 
 def _turn_to(tip: str, opened, database: sqlite3.Connection, state: State) -> None:
-    """Makes `tip` the commit to read up to. Commits that it does not reach are forgotten, as after a rebase."""
+    """Sets the commit to read up to. Commits that it does not reach, for example after a rebase, are forgotten."""
     gone = git.commits_oldest_first(opened, state.head, tip) if state.head else []
     with store.transaction(database):
         for table in ("commits", "renames"):
@@ -200,7 +200,7 @@ def _read(reader: ChangeReader, commit: str) -> Change:
 
 
 def _keep(change: Change, reader: ChangeReader, database: sqlite3.Connection, state: State) -> None:
-    """Stores one commit."""
+    """Stores a commit with its functions and renames, and updates the state."""
     prefix = state.source[0]
     places = dict.fromkeys((row["path"], row["func_name"]) for row in change.functions)
     inside = [[path[len(prefix) :], name] for path, name in places if path.startswith(prefix)]
@@ -219,7 +219,7 @@ def _keep(change: Change, reader: ChangeReader, database: sqlite3.Connection, st
 
 
 def _write_postings(database: sqlite3.Connection) -> None:
-    """Rewrites the postings of all subjects, which takes less time than reading the commits."""
+    """Rewrites the postings of all subjects. This takes less time than reading the commits."""
     for table in ("memory", "commit_postings"):
         database.execute(f"DELETE FROM {table}")
     rows = database.execute("SELECT number, subject FROM commits ORDER BY number").fetchall()

@@ -77,7 +77,7 @@ class Snapshot:
         return pieces
 
     def _terms_of_name(self, name: str) -> list[str]:
-        """Returns the index terms for definitions with a name, in which `*` matches anything."""
+        """Returns the index terms of the definitions with a name. A `*` in the name matches anything."""
         plain = re.findall(r"[\w$*]+", name)[-1:]  # without its classes
         term = DEFINED + whole("".join(plain))
         if "*" not in term:
@@ -86,7 +86,10 @@ class Snapshot:
         return [known for (known,) in self.database.execute(query) if fnmatchcase(known, term)]
 
     def piece_at(self, path: str, line: int) -> int | None:
-        """Returns the piece that contains a line of a file, otherwise the next piece, or None if neither exists."""
+        """Returns the piece that contains a line of a file, or the next piece if none contains it.
+
+        Returns None if the file is not in the index, or if the line is after its last piece.
+        """
         query = "SELECT first, pieces FROM files JOIN contents ON file = id WHERE path = ?"
         row = self.database.execute(query, (path,)).fetchone()
         if row is None:

@@ -1,8 +1,8 @@
 """Stores an index in one SQLite file, which is changed only in transactions.
 
-Postings list the pieces that contain a term. Those of one term and segment are a blob that NumPy reads as a whole.
-SQLite's FTS5 was measured: over 250,000 pieces, its `bm25()` takes 300 ms for a question of common words, because it
-visits every row.
+A term's postings list the pieces that contain it. There is one blob per term and segment, so that NumPy can read it
+at once. SQLite's FTS5 is not used: over 250,000 pieces, its `bm25()` takes 300 ms for a query of common words, because
+it visits every row.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ LOCK = "lock"
 ENCODING_LOCK = "encoding.lock"
 MEMORY_LOCK = "memory.lock"
 FORMAT = 9
-# The traits of a file: 1 if it is a test; the number of folders above it; the number of words in its own name; 1 if it
-# is a text and not a program; 1 if its folder may contain other people's code; 1 if a program wrote it.
+# A file's traits: 1 if it is a test; the number of folders above it; the number of words in its own name; 1 if it is
+# text rather than source code; 1 if its folder may contain third-party code; 1 if it is generated.
 TRAITS = ("test", "depth", "name_parts", "text", "vendored", "generated")
-# If there are more, dead postings are dropped and segments are joined.
+# Above either limit, `compact` drops dead postings and merges the segments.
 MAX_DEAD_SHARE = 0.05
 MAX_SEGMENTS = 8
 SEGMENT_PIECES = 2000  # a smaller index has one segment
@@ -63,7 +63,7 @@ def cache_dir() -> Path:
 
 
 def default_index_dir(folder: str | os.PathLike[str]) -> Path:
-    """Returns the folder for a tree's index, in the user's cache because the tree may belong to another user."""
+    """Returns a tree's default index folder. It is in the user's cache, because another user may own the tree."""
     real = os.path.realpath(folder)
     name = re.sub(r"\W", "-", os.path.basename(real))[:40]
     return cache_dir() / "search" / f"{name}-{hashlib.sha256(os.fsencode(real)).hexdigest()[:16]}"
@@ -85,10 +85,10 @@ def find_index_dir(folder: str | os.PathLike[str]) -> Path | None:
 
 
 def make_index_dir(index_dir: Path, folder: str) -> None:
-    """Makes a private folder for an index.
+    """Creates a folder for an index that only the user can access.
 
     Raises:
-        UserError: the folder is inside the tree or cannot be made.
+        UserError: the folder is inside the tree, belongs to another user, or cannot be created.
     """
     if os.path.commonpath([os.path.realpath(index_dir), folder]) == folder:
         place = "it lies in the tree that is indexed"
@@ -177,7 +177,7 @@ def connect(index_dir: Path, create: bool = False) -> sqlite3.Connection:
 
 @contextmanager
 def transaction(database: sqlite3.Connection) -> Iterator[None]:
-    """Commits everything that happens in its body, or nothing."""
+    """Runs its body in a transaction, and rolls it back if the body fails."""
     database.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -188,7 +188,7 @@ def transaction(database: sqlite3.Connection) -> Iterator[None]:
 
 
 def get_meta(database: sqlite3.Connection, key: str, default=None):
-    """Returns a value that `set_meta` stored."""
+    """Returns a value that `set_meta` stored, or `default` if there is none."""
     row = database.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
     return json.loads(row[0]) if row else default
 
@@ -209,7 +209,7 @@ def insert_postings(
 ) -> None:
     """Writes a segment's postings: `vocabulary[term[i]]` occurs `count[i]` times in piece `piece[i]`.
 
-    Piece numbers are delta-encoded. All deltas of a term have the same width, the smallest that the largest one needs.
+    Piece numbers are delta-encoded. All deltas of a term have the same width, the smallest that fits the largest one.
 
     Args:
         piece: the piece numbers, in ascending order for each term.
@@ -237,30 +237,30 @@ def insert_postings(
             tail = bytes(packed[width][(start + 1) * width : end * width])
             yield vocabulary[names[place]], segment, width, head + tail, bytes(counts[start:end])
 
-    # In the order of the key, SQLite need not move pages.
+    # If rows are inserted in key order, SQLite does not have to move pages.
     database.executemany(f"INSERT INTO {table} VALUES (?, ?, ?, ?, ?)", sorted(rows()))
 
 
 def unpack(width: int, pieces: bytes) -> np.ndarray:
-    """Decodes the pieces for one term in one segment, int64[n] in ascending order."""
+    """Decodes a term's pieces in one segment. They are in ascending order, int64[n]."""
     first = np.frombuffer(pieces, "<u4", 1)
     differences = np.frombuffer(pieces, _WIDTHS[width], offset=4)
     return np.cumsum(np.concatenate([first, differences]), dtype=np.int64)
 
 
 def count_segments(database: sqlite3.Connection) -> int:
-    """Counts the segments."""
+    """Returns the number of segments."""
     return database.execute("SELECT count(*) FROM segments").fetchone()[0]
 
 
 def compact(database: sqlite3.Connection) -> None:
-    """Merges all live postings into one segment and renumbers files and pieces, if this saves enough space."""
+    """Merges the segments and renumbers files and pieces, if there are many segments or many dead pieces."""
     segments = Segments(database)
     files = database.execute("SELECT id, first, count FROM files ORDER BY first").fetchall()
     old = np.array(files, np.int64).reshape(-1, 3)
     counts = old[:, 2]
     total = int(counts.sum())
-    # Each segment repeats its words, so a few segments would double the size of a small index.
+    # Each segment stores its terms again, so a few segments would double the size of a small index.
     few = count_segments(database) <= min(MAX_SEGMENTS, 1 + total // SEGMENT_PIECES)
     if few and len(segments.lengths) <= total * (1 + MAX_DEAD_SHARE):
         return
@@ -281,7 +281,7 @@ def compact(database: sqlite3.Connection) -> None:
     term = np.repeat(np.arange(len(vocabulary), dtype=np.int32), [len(pieces) for pieces in piece[1:]])
     for table in ("postings", "segments", "dead"):
         database.execute(f"DELETE FROM {table}")
-    # Files get negative numbers first, so that two files never have the same number.
+    # Files first get negative ids, so that no two files ever have the same id.
     database.execute("CREATE TEMP TABLE moves (new INTEGER, first INTEGER, old INTEGER PRIMARY KEY)")
     moves = zip(range(len(files)), firsts.tolist(), old[:, 0].tolist(), strict=True)
     database.executemany("INSERT INTO moves VALUES (?, ?, ?)", moves)
@@ -299,13 +299,13 @@ def compact(database: sqlite3.Connection) -> None:
 
 
 def insert_segment(database: sqlite3.Connection, number: int, *arrays: Sequence) -> None:
-    """Stores what ranking needs: each piece's length, file and kind, and each file's language and traits."""
+    """Stores the arrays that ranking needs: each piece's length, file and kind; each file's language and traits."""
     blobs = [np.asarray(array).astype(kind).tobytes() for array, kind in zip(arrays, _ARRAYS.values(), strict=True)]
     database.execute("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?)", (number, *blobs))
 
 
 class Segments:
-    """The arrays of all segments.
+    """The concatenated arrays of all segments.
 
     Attributes:
         lengths, owners, kinds: each piece's number of terms, file and kind.
@@ -331,7 +331,7 @@ class Segments:
         return np.frombuffer(b"".join(blob for (blob,) in rows), _ARRAYS[name])
 
     def postings(self, term: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the live pieces that contain a term, int64[n] in ascending order, and its counts, float32[n]."""
+        """Returns the live pieces with a term in ascending order, int64[n], and its count in each, float32[n]."""
         query = "SELECT width, pieces, counts FROM postings WHERE term = ? ORDER BY segment"
         rows = self.database.execute(query, (term,)).fetchall()
         if not rows:
@@ -375,7 +375,7 @@ class JoinedSegments:
         self.firsts = np.searchsorted(self.owners, np.arange(files + 1))
 
     def postings(self, term: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns what `Segments.postings` returns, for all indexes together."""
+        """Returns the live pieces in any index that contain a term, and its count in each. See `Segments.postings`."""
         pieces = []
         counts = []
         for part, first in zip(self.parts, self.first_pieces, strict=True):

@@ -22,7 +22,7 @@ from soft_trainer.search.pieces import TEXT_LANGUAGES, Piece, first_paragraph, l
 from soft_trainer.search.store import TRAITS
 from soft_trainer.search.words import WORD, source_words, stem, terms, whole
 
-# The sign before a term says where it occurs. A term of the text has no sign.
+# The prefix of a term says where it occurs. Terms from the text have no prefix.
 DEFINED = "="
 NAME = "@"
 PATH = "/"
@@ -38,12 +38,12 @@ class Batch:
     """A batch of files with their terms, in the form in which the index stores them.
 
     Attributes:
-        files: for each file its path, language, number of pieces and digest, `[start, end, name]` of each piece as
-            JSON, and the compressed text.
+        files: for each file, its path, its language, the number of its pieces, its digest, the `[start, end, name]` of
+            each piece as JSON, and its compressed text.
         traits: each file's values for `store.TRAITS`.
         lengths, kinds: each piece's number of terms and kind.
-        skipped: the files that cannot be searched, with the reason.
-        touched: the files with a new time but the same content.
+        skipped: the files that cannot be searched, with the reasons.
+        touched: the files with a new modification time but the same content.
         vocabulary: the terms.
         term, piece, count: term `vocabulary[term[i]]` occurs `count[i]` times in piece `piece[i]`. Pieces are numbered
             across all `files`.
@@ -106,7 +106,7 @@ def read_batch(root: str, known: Mapping[str, tuple | None]) -> Batch:
         }
         batch.traits.append(tuple(int(kinds[trait]) for trait in TRAITS))
     batch.vocabulary = list(numbers)
-    # A pair of a term and a piece becomes one number, because NumPy sorts numbers faster than Python counts pairs.
+    # Each pair of a term and a piece is encoded as one integer. NumPy sorts integers faster than Python counts pairs.
     pairs = np.array(term, np.int64) * len(sizes) + np.repeat(np.arange(len(sizes)), sizes)
     pairs, times = np.unique(pairs, return_counts=True)
     term_numbers, piece_numbers = np.divmod(pairs, max(len(sizes), 1))
@@ -153,13 +153,14 @@ def _pieces(path: str, source: bytes, language: str) -> Iterator[tuple[Piece, by
 
 
 def _marked(sign: str, words: list[str]) -> set[str]:
-    """Returns the terms of words, each with a sign for the place where it occurs."""
+    """Returns the terms of words, each with the prefix `sign`."""
     return {sign + term for word in words for term in terms(word)}
 
 
 def _name_and_folders(path: str) -> tuple[str, str]:
-    """Splits a path into the file name without extension, and the folders. For `__init__`, the name is that of its
-    folder.
+    """Splits a path into the file name without its extension, and the folders.
+
+    If the file is named `__init__`, `index` or `mod`, the name of its folder is used instead.
     """
     folders, _, name = path.rpartition("/")
     own = name.lstrip(".").rsplit(".", 1)[0]

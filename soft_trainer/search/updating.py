@@ -24,9 +24,9 @@ from soft_trainer.search.terms import Batch, read_batch
 from soft_trainer.terminal import Progress
 
 BATCH_FILES = 64
-MIN_PARALLEL_FILES = 200  # fewer files are read before processes have started
+MIN_PARALLEL_FILES = 200  # fewer files take less time than starting processes
 SEGMENT_POSTINGS = 8_000_000  # postings in memory (13 bytes each) before they are written
-# Reasons that may disappear without a change of the name.
+# Reasons for skipping a file that may disappear although its name, size and time stay the same.
 _UNSTABLE = {"unreadable", "link", "not a regular file"}
 
 
@@ -104,7 +104,7 @@ def _read_all(folder: str, files: dict[str, tuple | None], progress: bool) -> It
     with ExitStack() as stack:
         if many and workers > 1 and _may_fork():
             run = stack.enter_context(multiprocessing.get_context("fork").Pool(workers, _start_worker)).imap
-        # Its import takes 50 ms, and a search should not wait for it.
+        # Importing the progress bar takes 50 ms, and a search should not wait for it.
         bar = stack.enter_context(Progress("Indexing", len(files), "file")) if progress and many else None
         for names, batch in zip(batches, run(partial(read_batch, folder), batches), strict=True):
             if bar:
@@ -113,7 +113,7 @@ def _read_all(folder: str, files: dict[str, tuple | None], progress: bool) -> It
 
 
 def _may_fork() -> bool:
-    """Returns True if forking is safe, because no other thread, such as one of torch's, can hold a lock."""
+    """Returns True if forking is safe: no other thread, such as one of torch's, can be holding a lock."""
     return sys.platform == "linux" and threading.active_count() == 1 and "torch" not in sys.modules
 
 
@@ -123,7 +123,7 @@ def _start_worker() -> None:
 
 
 def _write(database: sqlite3.Connection, stats: dict[str, Stat], vocabulary: list[str], batches: list[Batch]) -> None:
-    """Writes batches as one segment and commits. Only the time is updated for files with the same content."""
+    """Writes batches as one segment and commits. For files with the same content, only the time is updated."""
     with store.transaction(database):
         for batch in batches:
             _remove(database, [*batch.skipped, *(row[0] for row in batch.files)])

@@ -9,20 +9,23 @@ from functools import lru_cache
 from soft_trainer.mining.rules import identifier_words
 
 WORD = re.compile(r"\w+")  # identifiers stay whole: `self.parse_url` gives `self` and `parse_url`
-# Longer words without `_` are hashes and encoded data.
+# Longer words without `_` are usually hashes or encoded data.
 MAX_WORD = 64
-# These say nothing. They are rare in code, so their weight would be high.
+# These words say nothing about the code. Because they are rare in code, they would get a high weight.
 STOP_WORDS = frozenset(
     """a an and any are as at be been but by can could did do does for from had has have how i in into is it its
     me my of on or our should so such that the their them then there these they this those to us use used uses using
     was we were what when where which who why will with would you your""".split()
 )
-# A table for `bytes.translate` that replaces every byte outside ASCII words by a blank.
+# A table for `bytes.translate` that replaces every byte outside ASCII words with a space.
 _BLANKS = bytes(byte if WORD.match(chr(byte)) else ord(" ") for byte in range(128)).ljust(256)
 
 
 def source_words(source: bytes) -> list[str]:
-    """Splits source code into words. For ASCII text, this is four times as fast as a regular expression."""
+    """Splits source code into words.
+
+    ASCII text is split without a regular expression, which is four times as fast.
+    """
     if source.isascii():
         return source.translate(_BLANKS).decode().split()
     return WORD.findall(source.decode(errors="replace"))
@@ -30,9 +33,9 @@ def source_words(source: bytes) -> list[str]:
 
 @lru_cache(maxsize=50_000)
 def terms(word: str) -> tuple[str, ...]:
-    """Returns the terms of a word: its stemmed parts and, if there are several, the whole word.
+    """Returns the terms of a word: its stemmed parts and, if there are several, the whole word, stemmed as well.
 
-    The whole word is lower-cased and loses its underscores, so that `parse_url`, `parseUrl` and `ParseURL` are equal.
+    The whole word is lower-cased and its underscores are removed, so `parse_url`, `parseUrl` and `ParseURL` are equal.
     """
     if len(max(word.split("_"), key=len)) > MAX_WORD:
         return ()
@@ -71,7 +74,8 @@ for _ending, _least in _ENDINGS:
 def stem(word: str) -> str:
     """Removes a word's endings: `validates`, `validating`, `validator` and `validation` all become `valid`.
 
-    All that matters is that the forms of a word become equal. A published stemmer in Python takes ten times as long.
+    The stem need not be a word. It only has to be the same for all forms of a word. A published stemmer in Python
+    takes ten times as long.
     """
     if len(word) < 3 or not word.isascii():
         return word
