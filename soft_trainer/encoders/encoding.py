@@ -347,18 +347,12 @@ def embed_sharded(encoder: Encoder, tokens, side: str, batch_size: int = 64, pro
     order = np.argsort(-tokens.lengths[firsts], kind="stable")
     own = order[rank::processes]
     # A collective inside a forward pass waits for every process, so all processes encode equally many texts.
-    if len(own) < -(-len(order) // processes):
-        spare = order[-1:]
-    else:
-        spare = order[:0]
-    local = [tokens[int(firsts[number])] for number in (*own, *spare)]
+    most = -(-len(order) // processes)
+    local = [tokens[int(firsts[number])] for number in [*own, *order[-1:]][:most]]
     gathered = distributed.gather(embed(encoder, local, side, batch_size, progress)[: len(own)])
-    embeddings = torch.empty_like(gathered)
     numbers = np.concatenate([order[process::processes] for process in range(processes)])
-    embeddings[torch.from_numpy(numbers).to(gathered.device)] = gathered
-    if len(firsts) == len(places):
-        return embeddings
-    return embeddings[torch.from_numpy(places).to(gathered.device)]
+    rows = np.argsort(numbers)[places]  # `numbers` is a permutation, so sorting inverts it
+    return gathered[torch.from_numpy(rows).to(gathered.device)]
 
 
 def distinct_rows(tokens) -> tuple[np.ndarray, np.ndarray]:

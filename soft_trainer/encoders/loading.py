@@ -65,7 +65,8 @@ def load_encoder(
     check_model(model, profile)
     if truncate_dim is None:
         truncate_dim = saved_truncate_dim(name_or_path, revision)
-    check_dims([truncate_dim] if truncate_dim is not None else [], model.config.hidden_size, "truncate_dim")
+    if truncate_dim is not None:
+        check_dims([truncate_dim], model.config.hidden_size, "truncate_dim")
     device = device or torch.accelerator.current_accelerator(check_available=True) or "cpu"
     return Encoder(model.to(device).eval(), tokenizer, profile, truncate_dim)
 
@@ -80,17 +81,17 @@ def saved_truncate_dim(name_or_path: str | Path, revision: str | None) -> int | 
 
 def _own_snapshot(name_or_path: str | Path, revision: str | None, with_code: bool) -> Path | None:
     """Downloads one commit of a repository that has a profile. Returns the local folder, or None for anything else."""
-    if Path(name_or_path).is_dir():
-        return None
     path = repository.repository_file(name_or_path, profiles.PROFILE_FILE, revision)
-    if path is None:
+    if path is None or Path(name_or_path).is_dir():
         return None
     files = ["*.json", "*.txt", "*.model", "*.safetensors"]
     if with_code:
         files.append("*.py")
     with reading(name_or_path, revision):
-        options = {"revision": path.parent.name, "allow_patterns": files, "ignore_patterns": ["*/*"]}
-        return Path(snapshot_download(str(name_or_path), **options))
+        folder = snapshot_download(
+            str(name_or_path), revision=path.parent.name, allow_patterns=files, ignore_patterns=["*/*"]
+        )
+    return Path(folder)
 
 
 def load_model(
@@ -277,10 +278,7 @@ def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase, profile: EncoderProfil
         UserError: a token that the named profile needs is not in the vocabulary, the tokenizer has no token for
             padding, or a prompt leaves no room for a text.
     """
-    if profile.name in profiles.PROFILES:
-        needed = profiles.PROFILES[profile.name].prefix_tokens
-    else:
-        needed = ()
+    needed = profiles.PROFILES.get(profile.name, profiles.PROFILES["auto"]).prefix_tokens
     for token in (token for token in profile.prefix_tokens if token not in tokenizer.all_special_tokens):
         # `<encoder-only>` is an ordinary entry of UniXcoder's vocabulary, but byte-level BPE never produces it.
         if tokenizer.convert_tokens_to_ids(token) not in (None, tokenizer.unk_token_id):

@@ -27,10 +27,9 @@ def published_name(name_or_path: str | Path) -> str:
 
     Any other folder or name is returned unchanged, except for a trailing slash.
     """
-    if name_or_path:
-        name = Path(name_or_path).as_posix()
-    else:
-        name = ""
+    if not name_or_path:
+        return ""
+    name = Path(name_or_path).as_posix()
     snapshot = re.search(r"(?:^|/)models--([^/]+)/snapshots/[^/]+$", name)
     if snapshot:
         return snapshot[1].replace("--", "/")
@@ -40,9 +39,8 @@ def published_name(name_or_path: str | Path) -> str:
 def split_revision(name: str) -> tuple[str, str | None]:
     """Splits `NAME@REVISION` into name and revision. A folder has no revision, although its path may contain `@`."""
     if Path(name).is_dir():
-        base, _, revision = (name, "", "")
-    else:
-        base, _, revision = name.partition("@")
+        return name, None
+    base, _, revision = name.partition("@")
     return base, revision or None
 
 

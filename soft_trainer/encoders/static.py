@@ -6,7 +6,8 @@ embeddings. In `AutoModel`, it is an XLNet without layers, which returns the vec
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from itertools import islice
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 from transformers import PretrainedConfig, PreTrainedTokenizerFast, XLNetConfig, XLNetModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from soft_trainer.encoders.encoding import Encoder, embed
+from soft_trainer.encoders.encoding import Encoder, at_least_float32, embed
 from soft_trainer.encoders.profiles import NO_LENGTH, PROFILES, EncoderProfile
 from soft_trainer.errors import UserError
 
@@ -50,12 +51,11 @@ class StaticModel(XLNetModel):
         """
         if mean_over is None:
             return BaseModelOutputWithPooling(last_hidden_state=self.word_embedding(input_ids))
-        vectors = self.word_embedding.weight
         lengths = mean_over.sum(1)
         starts = lengths.cumsum(0) - lengths
         tokens = input_ids[mean_over.bool()]
-        at_least_float32 = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
-        means = F.embedding_bag(tokens, at_least_float32, starts, mode="mean")
+        vectors = at_least_float32(self.word_embedding.weight)
+        means = F.embedding_bag(tokens, vectors, starts, mode="mean")
         return BaseModelOutputWithPooling(pooler_output=means)
 
 
@@ -152,21 +152,12 @@ def _token_weights(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str] | No
         counts = 1 / (np.arange(len(tokenizer)) + 2)  # a vocabulary begins with its most frequent tokens
     else:
         counts = np.zeros(len(tokenizer))
-        for part in _parts(texts):
+        remaining = iter(texts)
+        while part := list(islice(remaining, COUNTED_AT_ONCE)):
             for encoding in tokenizer.backend_tokenizer.encode_batch_fast(part, add_special_tokens=False):
                 np.add.at(counts, encoding.ids, 1)
     frequencies = counts / max(counts.sum(), 1)
     return SIF / (SIF + frequencies)
-
-
-def _parts(texts: Iterable[str]) -> Iterator[list[str]]:
-    part: list[str] = []
-    for text in texts:
-        part.append(text)
-        if len(part) == COUNTED_AT_ONCE:
-            yield part
-            part = []
-    yield part
 
 
 def saved_tensors(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
