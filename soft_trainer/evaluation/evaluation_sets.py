@@ -107,15 +107,16 @@ def _all_rows(source: Path, arguments: DataArguments, profile: EncoderProfile) -
         if arguments.drop_unusable:
             data = drop_unusable_rows(data, profile)
     except UserError as error:
-        names = []
+        looked_for = ""
         if source.is_dir():
             names = sorted(path.name for path in source.iterdir())
-        looked_for = (
-            "; no evaluation set; looked for CoSQA's cosqa-retrieval-dev*.json or -test*.json with code_idx_map.txt, "
-            "CoSQA+'s test_agent_query.json, annotationStore.csv, relevance.jsonl, or test.jsonl, "
-            f"each also as .gz; it holds {', '.join(names[:8]) or 'nothing'}{' ...' if len(names) > 8 else ''}"
-        )
-        raise UserError(f"eval_data_dir={error}{looked_for if source.is_dir() else ''}") from None
+            looked_for = (
+                "; no evaluation set; looked for CoSQA's cosqa-retrieval-dev*.json or -test*.json with "
+                "code_idx_map.txt, CoSQA+'s test_agent_query.json, annotationStore.csv, relevance.jsonl, or "
+                "test.jsonl, each also as .gz; it holds "
+                f"{', '.join(names[:8]) or 'nothing'}{' ...' if len(names) > 8 else ''}"
+            )
+        raise UserError(f"eval_data_dir={error}{looked_for}") from None
     return _by_url(source, data["test"], data["codebase"])
 
 
@@ -158,12 +159,12 @@ def _published_sets(folder: Path, arguments: DataArguments, codebase: Dataset | 
             yield part, graded_split(read(files[name], languages), corpus, files[name], gain)
     # If the columns are others, `_all_rows` reads them.
     if "test.jsonl" in files and is_codesearchnet(folder, arguments.query_column):
-        own = "codebase.jsonl" in files
-        if own:
+        if "codebase.jsonl" in files:
             splits = load_folder(folder, ("test", "codebase"))
         else:
             splits = load_rows(folder, needed=("test",))
-        missing = f"{folder}: test.jsonl has no corpus: there is no codebase.jsonl, nor code in all of valid and test"
         if "codebase" not in splits:
-            raise UserError(missing)
+            raise UserError(
+                f"{folder}: test.jsonl has no corpus: there is no codebase.jsonl, nor code in all of valid and test"
+            )
         yield "test", _by_url(folder, splits["test"], splits["codebase"])

@@ -58,10 +58,9 @@ def save_ranks(
         query_columns, code_columns: the columns that may contain the texts. The first one that exists is used.
         by_query: other measures of each query, float64[Q] each.
     """
-    urls = split.corpus["url"][:]
+    urls = np.array(split.corpus["url"][:], dtype=object)
     query = text_column(split.queries, query_columns, "query")
     code = text_column(split.corpus, code_columns, "code")
-    urls = np.array(urls, dtype=object)
     own = best_answers(split.judgments)
     top_indices = ranking.top_indices.numpy(force=True)
     top = top_indices[:, :_SHOWN]

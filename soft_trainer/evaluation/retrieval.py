@@ -61,7 +61,7 @@ def check_answers(split: Split, name: str) -> None:
 def answer_pairs(judgments: Judgments) -> tuple[Tensor, Tensor]:
     """Returns the query and the code of each right answer, LongTensor[P] each, ordered by query."""
     right = judgments.right.tocoo()
-    return torch.from_numpy(right.row.astype(np.int64)), torch.from_numpy(right.col.astype(np.int64))
+    return torch.from_numpy(right.row).long(), torch.from_numpy(right.col).long()
 
 
 def best_answers(judgments: Judgments) -> np.ndarray:

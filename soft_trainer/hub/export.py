@@ -15,9 +15,7 @@ from soft_trainer.encoders.loading import pooling_layer
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.static import is_static, saved_config, saved_tensors
 from soft_trainer.files import reporting_disk_errors, write_json
-from soft_trainer.hub.push import ADAPTER_FILES, MERGED_ADAPTER, WHOLE_FILES
-
-FORMS = (*WHOLE_FILES, *ADAPTER_FILES, *(f"{MERGED_ADAPTER}/{name}" for name in ADAPTER_FILES))
+from soft_trainer.hub.push import MERGED_ADAPTER, WEIGHT_FILES
 
 
 def export_encoder(
@@ -61,7 +59,7 @@ def export_encoder(
                     path.replace(place)
                     written.add(place)
         # Otherwise, AutoModel would load an adapter onto weights that an earlier run left there.
-        for pattern in FORMS:
+        for pattern in WEIGHT_FILES:
             for path in {*folder.glob(pattern)} - written:
                 path.unlink()
     return folder

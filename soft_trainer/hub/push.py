@@ -29,6 +29,7 @@ NEVER_PUSHED = (*PICKLES, ".*", "*/.*", "*.tmp", "*__pycache__*")
 WHOLE_FILES = ("config.json", "model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json")
 ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
 MERGED_ADAPTER = "adapter"  # the subfolder for the adapter if the folder has the merged encoder
+WEIGHT_FILES = (*WHOLE_FILES, *ADAPTER_FILES, *(f"{MERGED_ADAPTER}/{name}" for name in ADAPTER_FILES))
 TOKENIZER_FILES = """
     tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json chat_template.jinja
     vocab.json vocab.txt merges.txt spiece.model tokenizer.model sentencepiece.bpe.model
@@ -38,7 +39,7 @@ EVAL_RESULTS = ".eval_results/code_search.yaml"  # the test set's MRR, in the fo
 # may contain private source code.
 ENCODER_FILES = (
     *("README.md", EVAL_RESULTS, RECORD, NUMBERS, "train_results.json", "eval_results.json", PROFILE_FILE),
-    *(*WHOLE_FILES, *ADAPTER_FILES, *(f"{MERGED_ADAPTER}/{name}" for name in ADAPTER_FILES), *TOKENIZER_FILES),
+    *(*WEIGHT_FILES, *TOKENIZER_FILES),
     *("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"),
     *("[0-9]_*/config.json", "[0-9]_*/model.safetensors"),
 )
