@@ -58,19 +58,16 @@ class GlobalBatchSampler(BatchSampler):
         similar: Mapping | None = None,
     ):
         self.names, self.languages = np.unique(np.asarray(languages, dtype=str), return_inverse=True)
-        apart = strategy == "one_language"
-        if apart and len(self.languages) == 0:
-            raise UserError("train_sampling_strategy='one_language': the training rows have no column 'language'")
-        if apart:
+        counts = [rows]
+        smallest = ""
+        if strategy == "one_language":
+            if len(self.languages) == 0:
+                raise UserError("train_sampling_strategy='one_language': the training rows have no column 'language'")
             counts = np.bincount(self.languages).tolist()
-        else:
-            counts = [rows]
+            smallest = f" {self.names[np.argmin(counts)]}"
         if drop_last and min(counts) < batch_size:
-            which = ""
-            if apart:
-                which = f" {self.names[int(np.argmin(counts))]}"
             raise UserError(
-                f"{min(counts)}{which} training rows do not fill one batch of {batch_size} (per-process batch x "
+                f"{min(counts)}{smallest} training rows do not fill one batch of {batch_size} (per-process batch x "
                 "processes): use a smaller batch, or --dataloader_drop_last false"
             )
         self.batches = sum(count // batch_size if drop_last else -(-count // batch_size) for count in counts)
