@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -17,13 +18,8 @@ def place_of(files: Sequence[Path], row: int) -> str:
     Args:
         row: the index of the row across all files, starting at 0.
     """
-    left = row
-    for path in files:
-        for number, place in enumerate(_places(path)):
-            if number == left:
-                return f"{path}, {place}"
-        left -= number + 1
-    return f"row {row + 1}"
+    located = (f"{path}, {place}" for path in files for place in _places(path))
+    return next(itertools.islice(located, row, None), f"row {row + 1}")
 
 
 def _places(path: Path) -> Iterator[str]:

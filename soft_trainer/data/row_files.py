@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import glob
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from datasets import Dataset, Features, LargeList, List, Value, concatenate_datasets, load_dataset, load_from_disk
@@ -56,18 +58,13 @@ def read_splits(source: str) -> dict[str, Dataset]:
     path = Path(source)
     if not path.exists() and not HUB_NAME.fullmatch(source):
         raise UserError(f"{source}: no such folder or file, and no name on the Hub (USER/NAME)")
-    try:
+    with _reading(source):
         if path.is_dir() and is_saved(path):
             loaded = load_from_disk(source)
         elif path.exists():
             loaded = _read_files(path)
         else:
             loaded = load_published(source)
-    except UserError:
-        raise
-    except (OSError, ValueError, DatasetGenerationError, StopIteration) as error:
-        reason = (str(error.__cause__ or error).strip() or "it is empty").splitlines()[0]
-        raise UserError(f"{source}: cannot be read: {reason}") from error
     if not isinstance(loaded, dict):
         loaded = {"train": loaded}
     splits = {}
@@ -78,6 +75,20 @@ def read_splits(source: str) -> dict[str, Dataset]:
         if name in SPLIT_NAMES:
             splits[SPLIT_NAMES[name]] = rows
     return splits or {"train": concatenate_datasets(unnamed)}
+
+
+@contextmanager
+def _reading(source: str | Path) -> Iterator[None]:
+    """Turns an error in its body into a one-line UserError with the file, folder or name that cannot be read."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (OSError, ValueError, DatasetGenerationError, StopIteration) as error:
+        reason = (str(error.__cause__ or error).strip() or "it is empty").splitlines()[0]
+        if "corresponds to no data" in reason:  # the words of `datasets` for a file with nothing but a header
+            reason = "it has no rows"
+        raise UserError(f"{source}: cannot be read: {reason}") from error
 
 
 def with_plain_text(rows: Dataset) -> Dataset:
@@ -118,7 +129,9 @@ def _read_files(source: Path) -> dict[str, Dataset]:
         raise UserError(f"{source}: no rows; JSON lines, CSV or Parquet are read, such as train.jsonl or rows.csv")
     parts: dict[str, list[Dataset]] = {}
     for path, split in files:
-        parts.setdefault(split, []).append(with_plain_text(_read_file(path)))
+        with _reading(path):
+            rows = _read_file(path)
+        parts.setdefault(split, []).append(with_plain_text(rows))
     return {split: concatenate_datasets(rows) for split, rows in parts.items()}
 
 

@@ -175,6 +175,9 @@ def test_an_error_names_file_line_and_column_as_they_stand_in_the_file(pairs, tm
         total = 42 if name.startswith("plain") else 40
         with refused(f"{path}, {place}: column 'answer' is missing or empty, as in 2 of {total} rows of train"):
             load_rows(path.parent if name.startswith("plain") else path)
+    (tmp_path / "plain" / "a.csv").write_text("question,answer\n")
+    with refused(f"{tmp_path / 'plain' / 'a.csv'}: cannot be read: it has no rows"):
+        load_rows(tmp_path / "plain")
     with refused("the data frame, row 31: column 'answer'"):
         load_rows(broken.to_pandas())
     broken.save_to_disk(str(tmp_path / "saved"))
