@@ -198,7 +198,7 @@ class _Rows:
         return F.cross_entropy(scores, self.positives, reduction="none")
 
     def kl_divergence(self, similarity: Tensor, temperature: float) -> Tensor:
-        """Computes KL(y || p'), both over the negatives only."""
+        """Computes KL(y || p') over the negatives."""
         labels = self.soft_labels(similarity, temperature)
         only = self.valid_negatives
         return (torch.xlogy(labels, labels) - labels * self.log_softmax(only)).masked_fill(~only, 0.0).sum(1)

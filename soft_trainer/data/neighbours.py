@@ -323,8 +323,6 @@ def recall_of(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 def blocks(rows: np.ndarray, width: int, entries: int) -> Iterator[np.ndarray]:
-    """Splits `rows` into blocks. A matrix with one row per row of the block and `width` columns has at most `entries`
-    entries.
-    """
+    """Splits `rows` into blocks. For each block, a matrix with `width` columns has at most `entries` entries."""
     size = max(1, entries // max(width, 1))
     return (rows[start : start + size] for start in range(0, len(rows), size))

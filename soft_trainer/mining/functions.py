@@ -96,7 +96,7 @@ class FileFunctions:
             self.functions[name] = function
 
     def _found(self, root: Node) -> Iterator[Function]:
-        """Yields the named functions that have a body, at most one on the same lines."""
+        """Yields the named functions that have a body. Of several with the same lines, only the first is yielded."""
         end = 0
         lines = set()
         for found in definitions(root, self.source, self.language):

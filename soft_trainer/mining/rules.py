@@ -62,7 +62,7 @@ def is_test_path(path: str, language: str) -> bool:
 def mined_language(path: str) -> str | None:
     """Returns the language of a source file that mining reads, or None.
 
-    Mining does not read tests, hidden folders and vendored code.
+    Mining does not read tests, hidden folders or vendored code.
     """
     *folders, name = path.split("/")
     language = LANGUAGE_OF_ENDING.get("".join(name.rpartition(".")[1:]))
