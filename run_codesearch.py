@@ -32,13 +32,13 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: TrainingOpti
     from transformers import set_seed
 
     from soft_trainer import distributed
-    from soft_trainer.data.sources import check_sources, load_local, needed_splits
     from soft_trainer.files import last_checkpoint
-    from soft_trainer.hub.publishing import check_pushes
+    from soft_trainer.hub.background import check_pushes
     from soft_trainer.options.defaults import apply_default_recipe
     from soft_trainer.options.resolve import check_options
-    from soft_trainer.record import check_output_dir, default_output_dir
-    from soft_trainer.training.building import build_profile, model_name
+    from soft_trainer.run.building import build_profile, model_name
+    from soft_trainer.run.record import check_output_dir, default_output_dir
+    from soft_trainer.run.rows import check_sources, load_local, needed_splits
 
     # ---- Options and local rows, before the Hub is asked for anything ----
     check_options(args)
@@ -72,14 +72,14 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: TrainingOpti
 def prepare(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions, profile, needed, local):
     """Returns the trainer with its rows, and the `Run` that measures it."""
     # Imported here for the same reason.
-    from soft_trainer.data.sources import load_data
     from soft_trainer.data.statistics import data_statistics, statistics_table
     from soft_trainer.estimators.registry import choose_estimator
-    from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
-    from soft_trainer.hub.publishing import push_data
+    from soft_trainer.hub.background import push_data
     from soft_trainer.options.declared import Values, unread_options
-    from soft_trainer.record import Run
-    from soft_trainer.training.building import build_tokenizer
+    from soft_trainer.run.building import build_tokenizer
+    from soft_trainer.run.evaluation_sets import load_evaluation_sets
+    from soft_trainer.run.record import Run
+    from soft_trainer.run.rows import load_data
     from soft_trainer.training.preflight import check_before_loading
 
     estimator = choose_estimator(data_args, profile.query_columns, model_args.trust_remote_code)
@@ -115,9 +115,9 @@ def train_and_measure(trainer, run, data_args: DataArguments, checkpoint: str | 
 def search(data_args: DataArguments, encoder: str) -> None:
     """Indexes the tree that was trained on, without its folders of tests, and prints the best function found."""
     from soft_trainer.cli.__main__ import run_command
-    from soft_trainer.data.sources import source_folder
     from soft_trainer.mining.rules import is_test_path
-    from soft_trainer.search.listing import list_tree
+    from soft_trainer.run.rows import source_folder
+    from soft_trainer.search.index.listing import list_tree
 
     query = data_args.then_search
     folder = source_folder(data_args.source_dir)
@@ -134,7 +134,7 @@ def build_trainer(model_args, data_args, args, data, profile, estimator, tokeniz
     """Returns the trainer with its model, its rows and its callbacks."""
     # Imported here for the same reason.
     from soft_trainer import EstimatorCallback, SoftInfoNCETrainer
-    from soft_trainer.training.building import build_model
+    from soft_trainer.run.building import build_model
 
     callbacks = [EstimatorCallback(estimator)] if estimator is not None else []
     return SoftInfoNCETrainer(

@@ -1,4 +1,4 @@
-"""Measures the constants of `soft_trainer.data.collator.ChunkCost` on this machine, and compares ways to make chunks.
+"""Measures the constants of `training.collator.ChunkCost` on this machine, and compares ways to make chunks.
 
     python benchmarks/chunk_cost.py --data_dir DIR [--size 256x4 | --model FOLDER] [--lengths 128,256] [--device cuda]
 
@@ -28,11 +28,11 @@ from measuring import draw, machine, numbers, parser_of, ratios, seconds, set_up
 from scipy.optimize import nnls
 from starting_point import StartingPoint, add_encoder_options, begin, label
 
-from soft_trainer.data.collator import STEP, ChunkCost, chunk_by_length
 from soft_trainer.data.tokens import SIDES, column_of
 from soft_trainer.encoders.encoding import Encoder, encode, pad
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.terminal import table
+from soft_trainer.training.collator import STEP, ChunkCost, chunk_by_length
 
 Split = Callable[[np.ndarray], list[np.ndarray]]  # lengths -> rows of each chunk
 

@@ -25,9 +25,9 @@ import numpy as np
 from soft_trainer.evaluation.significance import paired_bootstrap
 from soft_trainer.files import write_json, write_text
 from soft_trainer.mining.history import MinedHistory
-from soft_trainer.search import evaluation, verdict
-from soft_trainer.search.index import CodeIndex
-from soft_trainer.search.verdict import MEMORY, POPULARITY, WORDS
+from soft_trainer.search.code_index import CodeIndex
+from soft_trainer.search.measuring import judged, verdict
+from soft_trainer.search.measuring.verdict import MEMORY, POPULARITY, WORDS
 from soft_trainer.terminal import table
 
 RESULTS = Path(__file__).with_suffix(".jsonl")
@@ -63,18 +63,18 @@ REPORTED = {
 LANGUAGES = CHOSEN_ON | REPORTED
 
 
-def prepare(repository: Path, folder: Path) -> tuple[list[evaluation.JudgedQuery], MinedHistory]:
+def prepare(repository: Path, folder: Path) -> tuple[list[judged.JudgedQuery], MinedHistory]:
     """Mines the repository, indexes the tree at the cut, and reads the commits before it; puts no query."""
     kept = folder / "mined.json"
     if not kept.exists():
-        queries, mined = evaluation.history_queries(repository, LANGUAGES[folder.name], folder / "tree")
+        queries, mined = judged.history_queries(repository, LANGUAGES[folder.name], folder / "tree")
         earlier = {split: [{"url": row["url"]} for row in mined.rows[split]] for split in ("train", "valid")}
         asked = [[query.query, sorted(query.targets)] for query in queries]
         write_json(kept, {"queries": asked, "earlier": earlier, "cut": mined.cut, "places": mined.places})
     known = json.loads(kept.read_text())
     with CodeIndex.build(folder / "tree", folder / "index") as index:
         index.remember(repository=str(repository), tip=known["cut"])
-    queries = [evaluation.JudgedQuery("", query, frozenset(urls)) for query, urls in known["queries"]]
+    queries = [judged.JudgedQuery("", query, frozenset(urls)) for query, urls in known["queries"]]
     return queries, MinedHistory(known["earlier"], [], known["cut"], known["places"], Counter())
 
 
@@ -95,7 +95,7 @@ def run(repository: Path, folder: Path, model: str | None) -> None:
         }
         if not model:
             searches[POPULARITY] = verdict.popular(mined)
-        measured = {system: evaluation.measure(queries, mined, search) for system, search in searches.items()}
+        measured = {system: judged.measure(queries, mined, search) for system, search in searches.items()}
         counts = index.statistics()
     found |= {"queries": len(queries), "cut": mined.cut, "pieces": counts["pieces"], "commits": counts["commits"]}
     for level in ("files", "functions"):

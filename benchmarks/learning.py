@@ -21,8 +21,8 @@ import numpy as np
 
 from soft_trainer.evaluation.significance import paired_bootstrap
 from soft_trainer.files import write_text
-from soft_trainer.search.learning import BASE, LEARNED, study
-from soft_trainer.search.verdict import MEMORY
+from soft_trainer.search.measuring.learning import BASE, LEARNED, study
+from soft_trainer.search.measuring.verdict import MEMORY
 from soft_trainer.terminal import table
 
 RESULTS = Path(__file__).with_suffix(".jsonl")

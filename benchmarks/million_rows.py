@@ -108,9 +108,9 @@ def _library(side: str) -> Callable:
 
 
 def _text_ids(folder: Path) -> Callable:
-    from soft_trainer.data.batches import right_answers
     from soft_trainer.data.judgments import Split
     from soft_trainer.encoders.profiles import EncoderProfile
+    from soft_trainer.training.batches import right_answers
 
     rows = load(folder)
     return lambda: right_answers(Split.from_pairs(rows), EncoderProfile())
@@ -120,8 +120,8 @@ def _bm25(document_column: str | None = None, neighbours: bool = False) -> Calla
     def stage(folder: Path) -> Callable:
         """Loads what the stage reads, and returns the work to measure."""
         from soft_trainer.data.judgments import Split
-        from soft_trainer.data.neighbours import LeftOut
         from soft_trainer.estimators.bm25 import BM25Estimator
+        from soft_trainer.estimators.neighbours import LeftOut
 
         split = Split.from_pairs(load(folder))
         estimator = BM25Estimator(document_column=document_column, cache_dir=None)
@@ -136,10 +136,10 @@ def _bm25(document_column: str | None = None, neighbours: bool = False) -> Calla
 def _batches(strategy: str) -> Callable:
     def stage(folder: Path) -> Callable:
         """Loads what the stage reads, and returns the work to measure."""
-        from soft_trainer.data.batches import right_answers
-        from soft_trainer.data.global_batches import GlobalBatchSampler
         from soft_trainer.data.judgments import Split
         from soft_trainer.encoders.profiles import EncoderProfile
+        from soft_trainer.training.batches import right_answers
+        from soft_trainer.training.sampler import GlobalBatchSampler
 
         rows = load(folder)
         split = Split.from_pairs(rows)
@@ -155,7 +155,7 @@ def _batches(strategy: str) -> Callable:
 
 def _vectors(folder: Path) -> Callable:
     """Queries and codes in topics of topics, in about 50 of 384 dimensions, as encoders give them."""
-    from soft_trainer.data.neighbours import LeftOut, nearest_rows
+    from soft_trainer.estimators.neighbours import LeftOut, nearest_rows
 
     with open(folder / "train.jsonl") as lines:
         rows = sum(1 for _ in lines)

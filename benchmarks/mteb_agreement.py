@@ -21,10 +21,10 @@ from sentence_transformers import SentenceTransformer
 
 from soft_trainer.encoders.encoding import comparable
 from soft_trainer.encoders.loading import load_encoder
-from soft_trainer.evaluation.evaluation_sets import EvaluationSet, load_evaluation_sets
 from soft_trainer.evaluation.ranking import Corpus, rank_codes
 from soft_trainer.evaluation.retrieval import answer_pairs, by_query
 from soft_trainer.options.fields import DataArguments
+from soft_trainer.run.evaluation_sets import EvaluationSet, load_evaluation_sets
 from soft_trainer.terminal import table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))

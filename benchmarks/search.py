@@ -21,7 +21,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from soft_trainer.search import CodeIndex
-from soft_trainer.search.words import WORD, terms
+from soft_trainer.search.index.words import WORD, terms
 
 QUERIES = 60
 SENTENCES = (

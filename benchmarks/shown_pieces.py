@@ -18,8 +18,8 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-from soft_trainer.mining.repository import open_repository, write_tree
 from soft_trainer.search import CodeIndex, SearchResult
+from soft_trainer.source.git import open_repository, write_tree
 from soft_trainer.terminal import table
 
 QUERIES = Path(__file__).with_name("line_queries.jsonl")

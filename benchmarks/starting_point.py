@@ -12,10 +12,10 @@ from measuring import numbers
 
 from soft_trainer.data.codesearchnet import load_folder
 from soft_trainer.data.tokens import SIDES, side_texts
+from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import load_model, load_tokenizer
 from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
 from soft_trainer.encoders.scratch import random_model, train_tokenizer
-from soft_trainer.hub.export import export_encoder
 
 
 @dataclass(frozen=True)

@@ -39,11 +39,11 @@ from torch import Tensor
 from transformers import Trainer
 
 from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments
-from soft_trainer.data.batches import Batch
-from soft_trainer.data.collator import PairCollator
 from soft_trainer.data.tokens import SIDES
 from soft_trainer.encoders.loading import load_encoder, load_tokenizer
 from soft_trainer.terminal import table
+from soft_trainer.training.batches import Batch
+from soft_trainer.training.collator import PairCollator
 
 CLIP = 1.0  # Trainer's max_grad_norm
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -35,13 +35,13 @@ from soft_trainer import (
     SoftInfoNCETrainingArguments,
     TrainedModelEstimator,
 )
-from soft_trainer.data.batches import Batch
 from soft_trainer.data.codesearchnet import load_folder
 from soft_trainer.data.judgments import Split
+from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.scratch import random_model, train_tokenizer
-from soft_trainer.hub.export import export_encoder
 from soft_trainer.terminal import table
+from soft_trainer.training.batches import Batch
 
 FAST_STEP = 0.030  # seconds
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}

@@ -1,19 +1,19 @@
 """Names and types of what the package exports; `__init__.py` imports each on first use."""
 
-from .callbacks import EstimatorCallback
 from .data.any_rows import load_rows
 from .dataflow import extract_data_flow
-from .distilling import distil_static
+from .encoders.distilling import distil_static
 from .encoders.loading import load_encoder
 from .encoders.profiles import PROFILES, EncoderProfile
 from .errors import SetupError, UserError
 from .estimators.base import Estimator
 from .estimators.bm25 import BM25Estimator
+from .estimators.callback import EstimatorCallback
 from .estimators.frozen_encoder import InitialModelEstimator, SimCSEEstimator, TrainedModelEstimator
 from .evaluation.retrieval import RetrievalOutput
-from .loss_settings import LossSettings
 from .losses import binary_cross_entropy, info_nce, kl_regularized_info_nce, soft_info_nce, weighted_info_nce
 from .merging import merge_encoders
+from .objective import LossSettings
 from .options.fields import DataArguments
 from .options.model import ModelArguments
 from .options.training import SoftInfoNCETrainingArguments

@@ -1,6 +1,6 @@
 """Defines the paper's losses as pure functions of scores. They know no model, no process ranks and no tokenizer.
 
-`loss_settings.py` calls them. All losses share these arguments:
+`objective.py` calls them. All losses share these arguments:
 
     scores      Tensor[B, N], the scores of B queries against the N codes of the global batch
     positives   LongTensor[B], the column of each query's own code; by default `arange(B)`

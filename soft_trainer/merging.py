@@ -15,12 +15,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from soft_trainer.encoders import adapters
+from soft_trainer.encoders.export import export_encoder
+from soft_trainer.encoders.hub_files import ADAPTER_CONFIG, published_name, saved_adapter
 from soft_trainer.encoders.loading import MISSING_WEIGHTS, load_config, load_model, load_tokenizer
 from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
-from soft_trainer.encoders.repository import ADAPTER_CONFIG, published_name, saved_adapter
 from soft_trainer.errors import UserError
 from soft_trainer.files import RECORD, read_json, write_json
-from soft_trainer.hub.export import export_encoder
 from soft_trainer.hub.model_card import environment, write_model_card
 
 

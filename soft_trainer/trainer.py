@@ -23,10 +23,6 @@ from transformers import EvalPrediction, PrinterCallback, ProgressCallback, Trai
 from transformers.trainer_utils import speed_metrics
 
 from soft_trainer import distributed
-from soft_trainer.callbacks import EstimatorCallback, find_estimator_callback, with_estimators
-from soft_trainer.data.batches import Batch, TrainBatches
-from soft_trainer.data.collator import ChunkCost, PairCollator, Side
-from soft_trainer.data.global_batches import EpochDataLoader, data_seed
 from soft_trainer.data.judgments import Split
 from soft_trainer.data.python_rows import as_row_sets, as_split
 from soft_trainer.data.tokens import SIDES, GraphColumn, TokenColumn, column_of
@@ -36,22 +32,26 @@ from soft_trainer.encoders.loading import prepare_tokenizer
 from soft_trainer.encoders.profiles import PROFILE_FILE, EncoderProfile, profile_of
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
+from soft_trainer.estimators.callback import EstimatorCallback, find_estimator_callback, with_estimators
 from soft_trainer.estimators.registry import apply_default_options
+from soft_trainer.evaluation.corpora import Corpora, check_evaluations, evaluation_split, measure
 from soft_trainer.evaluation.retrieval import RetrievalOutput, best_answers, mean_over_sets
 from soft_trainer.files import MARKER, last_checkpoint
 from soft_trainer.hub.model_card import environment, write_model_card
 from soft_trainer.hub.push import UNMERGED
-from soft_trainer.loss_settings import LossSettings
+from soft_trainer.objective import LossSettings
 from soft_trainer.options.resolve import Plan, resolve
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main, shows_bars
-from soft_trainer.training import checkpoints, preflight, summary
+from soft_trainer.training import checkpoints, preflight, reporting
+from soft_trainer.training.batches import Batch, TrainBatches
 from soft_trainer.training.batching import PreparedRows, prepare_rows, train_loader
-from soft_trainer.training.evaluation import Corpora, check_evaluations, evaluation_split, measure
+from soft_trainer.training.collator import ChunkCost, PairCollator, Side
 from soft_trainer.training.finite import FiniteGuard, OverflowCounter
 from soft_trainer.training.gradient_cache import cached_backward
 from soft_trainer.training.merging import merge, weights_to_merge
 from soft_trainer.training.messages import ProgressLines, banner, warnings_of
+from soft_trainer.training.sampler import EpochDataLoader, data_seed
 from soft_trainer.training.saving import SavingTrainer
 
 LOSS_BLOCK = 256  # queries whose scores against all codes are in memory at once, with gradient caching
@@ -419,7 +419,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.identity = checkpoints.identify(lambda: checkpoints.training_settings(*read), checkpoint)
         check_evaluations(self.args, self.eval_dataset, self.codebase)
         self._keep_weights()
-        loss = summary.loss_table(self.plan, self.estimator)
+        loss = reporting.loss_table(self.plan, self.estimator)
         table = banner(loss, self._setup_table(), self.encoder, self.accelerator.distributed_type.value)
         warnings = warnings_of(self.args, self.plan, self.encoder, self.model)
         print_on_main("\n".join([table, *warnings]))
@@ -583,11 +583,11 @@ class SoftInfoNCETrainer(SavingTrainer):
     def create_model_card(self) -> Path | None:
         """Writes the model card into the output folder. Returns its path, or None if it could not be written."""
         rows = {"train": self.train_dataset, "valid": self.eval_dataset, "codebase": self.codebase}
-        final_step = summary.best_step(self.args, self.state) or self.state.global_step
+        final_step = reporting.best_step(self.args, self.state) or self.state.global_step
         record = self.describe() | {
             "base_model": self.model.config._name_or_path or None,
-            "results": summary.measured_results(self.evaluations, final_step, merged=bool(self.merging)),
-            **summary.rows_table(rows, self.encoder, self.processing_class),
+            "results": reporting.measured_results(self.evaluations, final_step, merged=bool(self.merging)),
+            **reporting.rows_table(rows, self.encoder, self.processing_class),
         }
         return write_model_card(self.args.output_dir, record)
 
@@ -595,8 +595,8 @@ class SoftInfoNCETrainer(SavingTrainer):
         """Returns the parts of a run's record that only the trainer knows: loss, training and environment."""
         record = {
             "model_id": self.hub_model_id,
-            "loss": summary.loss_table(self.plan, self.estimator),
-            "training": self._setup_table() | summary.course_table(self.args, self.state),
+            "loss": reporting.loss_table(self.plan, self.estimator),
+            "training": self._setup_table() | reporting.course_table(self.args, self.state),
             "environment": environment(),
         }
         if self.merging:
@@ -604,4 +604,4 @@ class SoftInfoNCETrainer(SavingTrainer):
         return record
 
     def _setup_table(self) -> dict[str, object]:
-        return summary.setup_table(self.args, self.plan, self.model, self.precision)
+        return reporting.setup_table(self.args, self.plan, self.model, self.precision)

@@ -129,7 +129,7 @@ def model(_model):
 @pytest.fixture(scope="session")
 def encoder_dir(_model, tokenizer, profile, tmp_path_factory):
     """The tiny encoder in a folder, as a run saves it."""
-    from soft_trainer.hub.export import export_encoder
+    from soft_trainer.encoders.export import export_encoder
 
     return export_encoder(copy.deepcopy(_model), tokenizer, profile, tmp_path_factory.mktemp("encoders") / "tiny")
 

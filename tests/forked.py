@@ -20,11 +20,11 @@ _context.set_forkserver_preload(
     [
         "run_codesearch",
         "soft_trainer.trainer",
-        "soft_trainer.record",
-        "soft_trainer.training.building",
-        "soft_trainer.data.sources",
+        "soft_trainer.run.record",
+        "soft_trainer.run.building",
+        "soft_trainer.run.rows",
         "soft_trainer.estimators.registry",
-        "soft_trainer.evaluation.evaluation_sets",
+        "soft_trainer.run.evaluation_sets",
         "transformers.models.roberta.modeling_roberta",
     ]
 )

@@ -38,7 +38,7 @@ BASE = {
 @pytest.fixture(scope="module")
 def folder(_model, tokenizer, profile, data_dir, tmp_path_factory):
     """A tiny encoder in float64, and rows of which two have the same query."""
-    from soft_trainer.hub.export import export_encoder
+    from soft_trainer.encoders.export import export_encoder
 
     folder = tmp_path_factory.mktemp("processes")
     model = copy.deepcopy(_model).double()

@@ -13,8 +13,8 @@ from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, T5Conf
 from soft_trainer import UserError, load_encoder, merge_encoders
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.encoders.adapters import add_lora, merge_adapter
+from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import load_model
-from soft_trainer.hub.export import export_encoder
 from soft_trainer.merging import interpolate
 from soft_trainer.options.model import ModelArguments
 

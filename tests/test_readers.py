@@ -18,15 +18,16 @@ from git_repositories import grown
 
 import soft_trainer
 from soft_trainer import identity
-from soft_trainer.data import array_cache, codesearchnet, filtering, neighbours, row_files, sources, tokens
+from soft_trainer.data import array_cache, codesearchnet, filtering, row_files, tokens
 from soft_trainer.data.judgments import Split
-from soft_trainer.data.neighbours import LeftOut
 from soft_trainer.encoders import scratch
 from soft_trainer.encoders.encoding import Encoder
-from soft_trainer.estimators import frozen_encoder
+from soft_trainer.estimators import frozen_encoder, neighbours
 from soft_trainer.estimators.bm25 import BM25Estimator
+from soft_trainer.estimators.neighbours import LeftOut
 from soft_trainer.identity import rows_fingerprint
 from soft_trainer.options.fields import DataArguments
+from soft_trainer.run import rows as run_rows
 
 PACKAGE = Path(soft_trainer.__file__).parent
 MECHANISM = {"kept_files", "cached_dataset", "mapped", "load_arrays", "cached_rows", "cached_neighbours", "flat"}
@@ -166,7 +167,7 @@ def history(world):
 
 def mined(world, **options):
     arguments = DataArguments(language="python", **options)
-    folder = sources._mined(arguments, "python", world.folder / "mined")
+    folder = run_rows._mined(arguments, "python", world.folder / "mined")
     return {path.name: codesearchnet.load_jsonl(path)[:] for path in sorted(folder.glob("[tv]*.jsonl.gz"))}
 
 
@@ -221,7 +222,7 @@ def change(world, part, monkeypatch):
     elif part == "options":
         world.options = 1
     elif part == "format":
-        for module in (codesearchnet, filtering, frozen_encoder, neighbours, scratch, sources, tokens):
+        for module in (codesearchnet, filtering, frozen_encoder, neighbours, scratch, run_rows, tokens):
             monkeypatch.setattr(module, "code_fingerprint", lambda *modules: "of other code")
     else:
         for path in world.folder.rglob("*"):
@@ -253,7 +254,7 @@ def test_a_cache_is_read_only_if_nothing_has_changed(reader, part, world, monkey
         last.append(files is not None)
         return files
 
-    for module in (array_cache, scratch, sources):
+    for module in (array_cache, scratch, run_rows):
         monkeypatch.setattr(module, "kept_files", spy)
     first = content_of(reader(world))
     assert last and not all(last)

@@ -7,7 +7,7 @@ import pytest
 from datasets import Dataset
 
 from soft_trainer import SoftInfoNCETrainer
-from soft_trainer.hub.export import export_encoder
+from soft_trainer.encoders.export import export_encoder
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 

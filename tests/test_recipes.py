@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from soft_trainer.hub.export import export_encoder
+from soft_trainer.encoders.export import export_encoder
 from soft_trainer.options.fields import SoftInfoNCEOptions
 from soft_trainer.options.parse import parse
 from soft_trainer.options.recipes import read_recipe

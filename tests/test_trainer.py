@@ -13,12 +13,12 @@ from trainings import SameLength, batches_of, check_weights, losses_of
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from soft_trainer import BM25Estimator, distributed, losses
-from soft_trainer.data.collator import ChunkCost, PairCollator
 from soft_trainer.data.judgments import Split
 from soft_trainer.data.tokens import SIDES
 from soft_trainer.errors import UserError
 from soft_trainer.files import mark_complete, newest_complete
 from soft_trainer.training.checkpoints import SaveOnTermination
+from soft_trainer.training.collator import ChunkCost, PairCollator
 from soft_trainer.training.finite import NotFiniteError
 
 

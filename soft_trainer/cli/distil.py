@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 
-from soft_trainer.search.static import default_static_folder
+from soft_trainer.search.index.static import default_static_folder
 from soft_trainer.terminal import print_on_main
 
 
@@ -32,6 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Writes the static encoder."""
-    from soft_trainer.distilling import distil_static  # imports torch, which takes seconds
+    from soft_trainer.encoders.distilling import distil_static  # imports torch, which takes seconds
 
     print_on_main(f"Written to {distil_static(**vars(arguments))}")

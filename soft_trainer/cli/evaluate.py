@@ -81,9 +81,9 @@ def _rows(options: Options) -> tuple:
     """Loads the encoder's profile, the run's rows and the evaluation sets."""
     # Imported here, so that errors about options need not wait for them.
     from soft_trainer import distributed
-    from soft_trainer.data.sources import check_sources, load_data, load_local, needed_splits
-    from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
-    from soft_trainer.training.building import build_profile
+    from soft_trainer.run.building import build_profile
+    from soft_trainer.run.evaluation_sets import load_evaluation_sets
+    from soft_trainer.run.rows import check_sources, load_data, load_local, needed_splits
 
     model_args, data_args, args = options
     distributed.use_the_cores()
@@ -103,8 +103,8 @@ def _measure(options: Options, keep: bool) -> None:
     from soft_trainer.encoders.loading import profile_warnings
     from soft_trainer.evaluation.results import LABELS, metrics_table
     from soft_trainer.files import write_results
-    from soft_trainer.record import Run, check_output_dir, flat_results
-    from soft_trainer.training.building import build_model, build_tokenizer, model_label
+    from soft_trainer.run.building import build_model, build_tokenizer, model_label
+    from soft_trainer.run.record import Run, check_output_dir, flat_results
 
     model_args, data_args, args = options
     check_output_dir(*options)
@@ -160,7 +160,7 @@ def _warn_of_unused(model_args: ModelArguments, data_args: DataArguments, args: 
     from soft_trainer.encoders.encoding import parse_dims
     from soft_trainer.encoders.loading import saved_truncate_dim
     from soft_trainer.options.declared import Values, unread_options
-    from soft_trainer.training.building import model_name
+    from soft_trainer.run.building import model_name
 
     for line in unread_options([data_args, model_args], Values(data_args, model_args, args)):
         print_on_main(line)

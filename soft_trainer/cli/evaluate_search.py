@@ -31,9 +31,9 @@ from soft_trainer.cli.search import safe
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.significance import Interval, paired_bootstrap
 from soft_trainer.files import check_writable, write_text
-from soft_trainer.search import evaluation
-from soft_trainer.search.index import CodeIndex
-from soft_trainer.search.verdict import WORDS, Verdict, compare_searches
+from soft_trainer.search.code_index import CodeIndex
+from soft_trainer.search.measuring import judged
+from soft_trainer.search.measuring.verdict import WORDS, Verdict, compare_searches
 from soft_trainer.terminal import print_on_main, table
 
 _MAX_QUERIES = 200
@@ -102,12 +102,12 @@ def _files(arguments: argparse.Namespace) -> tuple[str, list[dict]]:
 def _measured_files(arguments: argparse.Namespace, scratch: str) -> tuple[str, list[dict]]:
     """Runs queries on the indexes of several trees. Returns the table, and the results of each query."""
     if arguments.folder:
-        queries = evaluation.documentation_queries(
+        queries = judged.documentation_queries(
             arguments.folder, f"{scratch}/tree", arguments.max_queries or _MAX_QUERIES
         )
         trees = {"": f"{scratch}/tree"}
     else:
-        queries = evaluation.read_queries(arguments.queries)
+        queries = judged.read_queries(arguments.queries)
         trees = {name: f"{arguments.trees}/{name}" for name in dict.fromkeys(query.tree for query in queries)}
         for tree in trees.values():
             if not os.path.isdir(tree):
@@ -116,9 +116,9 @@ def _measured_files(arguments: argparse.Namespace, scratch: str) -> tuple[str, l
     for name, tree in trees.items():
         with _index(arguments, tree, Path(arguments.index_dir or f"{scratch}/indexes", name or "tree")) as index:
             own = [query for query in queries if query.tree == name]
-            outcomes += evaluation.ask(index, own, lexical=arguments.model is None)
+            outcomes += judged.ask(index, own, lexical=arguments.model is None)
     headers = ["queries", "number", "nDCG@10", "MRR@10", "p50, ms", "p95, ms"]
-    text = table(headers, evaluation.summary_rows(outcomes), floats=".3f")
+    text = table(headers, judged.summary_rows(outcomes), floats=".3f")
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
     text += f"\n\npeak memory: {memory:,.0f} MiB"
     return text, [{"repo": o.judged.tree, "query": o.judged.query, "paths": o.paths} for o in outcomes]

@@ -113,7 +113,10 @@ def run(arguments: argparse.Namespace) -> int | None:
 def _learned(arguments: argparse.Namespace, choice: dict):
     """Indexes a folder, then trains an encoder on its commits. Returns the index."""
     from soft_trainer.search import CodeIndex
-    from soft_trainer.search.learning import base_encoder, learn  # imports pygit2, which a search does not need
+    from soft_trainer.search.measuring.learning import (  # imports pygit2, which a search does not need
+        base_encoder,
+        learn,
+    )
     from soft_trainer.terminal import print_on_main
 
     base = base_encoder(arguments.model)  # raises an error before the files are read
@@ -134,7 +137,8 @@ def _memory(commits: dict) -> str:
 def _stopped(arguments: argparse.Namespace) -> str:
     """Returns a line that says what an interrupted run left in the index and which command continues it."""
     from soft_trainer.errors import UserError
-    from soft_trainer.search import CodeIndex, store
+    from soft_trainer.search import CodeIndex
+    from soft_trainer.search.index import store
 
     options = ("model", "truncate_dim", "index_dir")
     given = [f"--{name}={value}" for name in options if (value := getattr(arguments, name)) is not None]

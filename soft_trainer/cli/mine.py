@@ -14,8 +14,8 @@ import argparse
 import sys
 
 from soft_trainer.errors import UserError
-from soft_trainer.mining.languages import SOURCE_LANGUAGES
 from soft_trainer.mining.tree import PAIR_RULES, mine_to, mining_table
+from soft_trainer.source.languages import SOURCE_LANGUAGES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -19,12 +19,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from soft_trainer.errors import UserError
-from soft_trainer.search.results import SearchResult, check_query, parse_place, query_terms
-from soft_trainer.search.words import WORD, stem, terms
+from soft_trainer.search.index.words import WORD, stem, terms
+from soft_trainer.search.ranking.results import SearchResult, check_query, parse_place, query_terms
 from soft_trainer.terminal import print_on_main
 
 if TYPE_CHECKING:
-    from soft_trainer.search.index import CodeIndex
+    from soft_trainer.search.code_index import CodeIndex
     from soft_trainer.search.searching import CodeIndexes
 
 SHOWN_COLUMNS = 160
@@ -120,9 +120,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _opened(arguments: argparse.Namespace) -> CodeIndex | CodeIndexes:
     """Opens the indexes. A folder that is searched for the first time is indexed."""
     # Imported here so that --help stays fast.
-    from soft_trainer.search.index import CodeIndex
+    from soft_trainer.search.code_index import CodeIndex
+    from soft_trainer.search.index.store import find_index_dir
     from soft_trainer.search.searching import CodeIndexes
-    from soft_trainer.search.store import find_index_dir
 
     if arguments.index_dir:
         return CodeIndex.open(arguments.index_dir)
@@ -158,9 +158,9 @@ def _print(results: list[SearchResult], arguments: argparse.Namespace, query: st
 
 def _serve(index: CodeIndex | CodeIndexes, arguments: argparse.Namespace, query: str) -> int:
     """Serves the page or the tools. Returns 130 when the user stops it."""
-    from soft_trainer.search.server import EDITOR, serve_page
-    from soft_trainer.search.serving import ServedIndex
-    from soft_trainer.search.tools import tool_server
+    from soft_trainer.search.serving.served_index import ServedIndex
+    from soft_trainer.search.serving.server import EDITOR, serve_page
+    from soft_trainer.search.serving.tools import tool_server
 
     try:
         served = ServedIndex(index, update=not arguments.no_update, lexical=arguments.lexical)

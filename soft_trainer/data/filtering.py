@@ -55,7 +55,10 @@ def filter_rows(
     counts = dict.fromkeys((rule for rule in RULES if rule in rules), 0)
     if not (len(dataset) and rules):
         return dataset, counts
-    made_from = [list(rules), code_fingerprint(__name__, "soft_trainer.mining", "soft_trainer.dataflow")]
+    made_from = [
+        list(rules),
+        code_fingerprint(__name__, "soft_trainer.mining", "soft_trainer.source", "soft_trainer.dataflow"),
+    ]
     options = {"batch_size": PARSED_AT_ONCE, "num_proc": num_proc or processes_for(len(dataset), PARSED_AT_ONCE)}
     if "comments" in rules:
         bare = mapped(dataset, [*COLUMNS["comments"]], _without_comments, BARE, made_from, desc="comments", **options)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from soft_trainer.encoders.repository import ADAPTER_CONFIG, ADAPTER_WEIGHTS, published_name, reading, repository_file
+from soft_trainer.encoders.hub_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, published_name, reading, repository_file
 from soft_trainer.errors import UserError
 
 PREFIX = "base_model.model."  # peft puts it before the name of every weight in a file

@@ -15,11 +15,11 @@ from transformers import AutoModelForTextEncoding, PretrainedConfig, PreTrainedM
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING, MODEL_MAPPING
 
-from soft_trainer.encoders import profiles, repository
+from soft_trainer.encoders import hub_files, profiles
 from soft_trainer.encoders.adapters import has_adapter, import_peft, load_adapter, merge_adapter
 from soft_trainer.encoders.encoding import Encoder, check_dims
+from soft_trainer.encoders.hub_files import reading
 from soft_trainer.encoders.profiles import EncoderProfile, check_lengths
-from soft_trainer.encoders.repository import reading
 from soft_trainer.encoders.static import StaticModel, is_static
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json
@@ -73,7 +73,7 @@ def load_encoder(
 
 def saved_truncate_dim(name_or_path: str | Path, revision: str | None) -> int | None:
     """Returns the number of dimensions that sentence-transformers would keep, or None for all."""
-    path = repository.repository_file(name_or_path, profiles.SETTINGS_FILE, revision, expected=False)
+    path = hub_files.repository_file(name_or_path, profiles.SETTINGS_FILE, revision, expected=False)
     if path:
         return read_json(path).get("truncate_dim")
     return None
@@ -81,7 +81,7 @@ def saved_truncate_dim(name_or_path: str | Path, revision: str | None) -> int | 
 
 def _own_snapshot(name_or_path: str | Path, revision: str | None, with_code: bool) -> Path | None:
     """Downloads one commit of a repository that has a profile. Returns the local folder, or None for anything else."""
-    path = repository.repository_file(name_or_path, profiles.PROFILE_FILE, revision)
+    path = hub_files.repository_file(name_or_path, profiles.PROFILE_FILE, revision)
     if path is None or Path(name_or_path).is_dir():
         return None
     files = ["*.json", "*.txt", "*.model", "*.safetensors"]
@@ -115,10 +115,10 @@ def load_model(
         UserError: the folder or repository does not exist, it has no safetensors weights, it needs
             `trust_remote_code`, the profile's lengths exceed its positions, or the base of an adapter is missing.
     """
-    if adapter := repository.saved_adapter(name_or_path, revision):
+    if adapter := hub_files.saved_adapter(name_or_path, revision):
         import_peft()
         base, base_revision = adapter
-        with repository.reading_base(name_or_path):
+        with hub_files.reading_base(name_or_path):
             model = load_model(base, profile, base_revision, trust_remote_code, attn_implementation, dtype)
         load_adapter(model, name_or_path, revision)
         return model
@@ -263,7 +263,7 @@ def load_tokenizer(
         )
     # If the files are missing, transformers makes a tokenizer with only special tokens.
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
-        raise UserError(f"{name_or_path}: {repository.no_tokenizer(name_or_path)}")
+        raise UserError(f"{name_or_path}: {hub_files.no_tokenizer(name_or_path)}")
     prepare_tokenizer(tokenizer, profile)
     return tokenizer
 

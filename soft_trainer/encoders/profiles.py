@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from soft_trainer.encoders.repository import base_of, published_name, reading, repository_file
+from soft_trainer.encoders.hub_files import base_of, published_name, reading, repository_file
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json, write_json
 

@@ -21,10 +21,10 @@ from torch import Tensor
 
 from soft_trainer.data.array_cache import DEFAULT_FOLDER
 from soft_trainer.data.judgments import Split
-from soft_trainer.data.neighbours import LeftOut, Neighbours, cached_neighbours
-from soft_trainer.data.term_neighbours import nearest_by_terms
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import CodeValues, Estimator, Rows, as_array
+from soft_trainer.estimators.neighbours import LeftOut, Neighbours, cached_neighbours
+from soft_trainer.estimators.term_neighbours import nearest_by_terms
 from soft_trainer.mining.rules import identifier_words
 
 SCOPES = ("batch", "corpus")

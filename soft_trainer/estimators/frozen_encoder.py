@@ -13,14 +13,14 @@ from torch import Tensor
 from soft_trainer import distributed
 from soft_trainer.data.array_cache import DEFAULT_FOLDER, cached_rows
 from soft_trainer.data.judgments import Split
-from soft_trainer.data.neighbours import LeftOut, Neighbours, cached_neighbours, nearest_rows
 from soft_trainer.data.tokens import column_of
 from soft_trainer.encoders.encoding import Encoder, comparable, embed_sharded, prompt_length
+from soft_trainer.encoders.hub_files import split_revision
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.profiles import resolve_profile
-from soft_trainer.encoders.repository import split_revision
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import CodeValues, Estimator, Rows, as_array
+from soft_trainer.estimators.neighbours import LeftOut, Neighbours, cached_neighbours, nearest_rows
 from soft_trainer.identity import code_fingerprint, fingerprint
 
 
@@ -97,7 +97,7 @@ class EncodedRowsEstimator(Estimator):
                 )
             return embeddings
 
-        code = code_fingerprint("soft_trainer.encoders", "soft_trainer.dataflow")
+        code = code_fingerprint("soft_trainer.encoders", "soft_trainer.source", "soft_trainer.dataflow")
         self.encoder_identity = encoder.identity()
         key = fingerprint(self.encoder_identity, prompt, str(dtype), tokens.fingerprint(), code)
         return cached_rows(self.cache_dir, key, len(tokens), model.config.hidden_size, dtype, build)

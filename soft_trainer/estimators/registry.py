@@ -8,14 +8,14 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from soft_trainer.data.array_cache import DEFAULT_FOLDER, REMEDY, refusal_of
+from soft_trainer.encoders.hub_files import split_revision
 from soft_trainer.encoders.loading import load_tokenizer
 from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
-from soft_trainer.encoders.repository import split_revision
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator, SimCSEEstimator, TrainedModelEstimator
-from soft_trainer.loss_settings import import_reference
+from soft_trainer.objective import import_reference
 from soft_trainer.options.defaults import apply_default_recipe
 from soft_trainer.options.fields import DataArguments, reads_estimator
 from soft_trainer.options.removed import REMOVED

@@ -31,8 +31,8 @@ import yaml
 from huggingface_hub import EvalResult, EvalResultEntry, ModelCard, ModelCardData, eval_result_entries_to_yaml
 
 from soft_trainer.data.statistics import statistics_table
+from soft_trainer.encoders.hub_files import ADAPTER_CONFIG, base_of, published_name, repository_file
 from soft_trainer.encoders.profiles import PROFILE_FILE, EncoderProfile
-from soft_trainer.encoders.repository import ADAPTER_CONFIG, base_of, published_name, repository_file
 from soft_trainer.evaluation.results import GRADED, metrics_table
 from soft_trainer.evaluation.retrieval import shorter_titles
 from soft_trainer.files import read_json, write_text

@@ -14,8 +14,8 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ge
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 from huggingface_hub.utils import filter_repo_objects, validate_repo_id
 
+from soft_trainer.encoders.hub_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from soft_trainer.encoders.profiles import PROFILE_FILE
-from soft_trainer.encoders.repository import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from soft_trainer.errors import UserError
 from soft_trainer.files import NUMBERS, RECORD, read_json, write_text
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import xxhash
 
 from soft_trainer.mining.commits import query_of, reason_against
-from soft_trainer.mining.definitions import parse
-from soft_trainer.mining.functions import FileFunctions
-from soft_trainer.mining.languages import SOURCE_LANGUAGES
-from soft_trainer.mining.repository import REGULAR_FILES, blob, open_repository, pygit2, read_object
 from soft_trainer.mining.rules import Row, first_broken, mined_language
-from soft_trainer.mining.source_files import decoded, readable
+from soft_trainer.source.definitions import parse
+from soft_trainer.source.functions import FileFunctions
+from soft_trainer.source.git import REGULAR_FILES, blob, open_repository, pygit2, read_object
+from soft_trainer.source.languages import SOURCE_LANGUAGES
+from soft_trainer.source.source_files import decoded, readable
 
 # A query may ask for a constructor or for a function of two lines, so they stay.
 CHANGE_RULES = ("tests",)

@@ -12,9 +12,9 @@ import re
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from soft_trainer.mining.documentation import JAVADOC
-from soft_trainer.mining.languages import LANGUAGE_OF_ENDING, SOURCE_LANGUAGES, SourceLanguage
-from soft_trainer.mining.source_files import SKIPPED_FOLDERS
+from soft_trainer.source.documentation import JAVADOC
+from soft_trainer.source.languages import LANGUAGE_OF_ENDING, SOURCE_LANGUAGES, SourceLanguage
+from soft_trainer.source.source_files import SKIPPED_FOLDERS
 
 Row = dict[str, Any]
 

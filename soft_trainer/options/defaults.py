@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from soft_trainer.encoders.hub_files import repository_file
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.encoders.repository import repository_file
 from soft_trainer.options.declared import changed_options, declared_options
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.recipes import RECIPES, read_recipe

@@ -14,11 +14,11 @@ from soft_trainer.options.removed import RefusesRemoved
 
 CODESEARCHNET_LANGUAGES = ("ruby", "python", "java", "javascript", "php", "go")
 CODESEARCHNET = "code-search-net/code_search_net"
-# The keys of `soft_trainer.loss_settings.LOSSES`. That module imports torch, and `--help` should not wait for it.
+# The keys of `soft_trainer.objective.LOSSES`. That module imports torch, and `--help` should not wait for it.
 LOSSES = ("soft_info_nce", "info_nce", "weighted_info_nce", "bce", "kl_regularization")
 WEIGHTINGS = ("eq4", "positive_aware")
 CANCELLATIONS = ("none", "top_k", "ratio")
-# The strategies of `soft_trainer.data.global_batches`.
+# The strategies of `soft_trainer.training.sampler`.
 STRATEGIES = ("random", "sequential", "no_duplicates", "group_by_length", "one_language", "similar")
 
 not_in_results = functools.partial(option, results=False)  # affects only what is printed or kept, or the speed
@@ -64,7 +64,7 @@ class DataArguments(RefusesRemoved):
     drop_unusable: bool = option(False, "Leave out rows without a text, and print how many.", evaluation=True)
     eval_data_dir: str | None = data_option(
         "Additional evaluation sets, comma-separated: folders with the files of CoSQA or CoSQA+, annotationStore.csv "
-        "or relevance.jsonl, or any rows that --data_dir accepts (soft_trainer.evaluation.evaluation_sets). "
+        "or relevance.jsonl, or any rows that --data_dir accepts (soft_trainer.run.evaluation_sets). "
         "--data_dir then needs only training rows.",
     )
     source_dir: str | None = data_option(
@@ -183,7 +183,7 @@ weighing_default = functools.partial(estimator_default, group="weights")
 
 @dataclass
 class LossOptions(RefusesRemoved):
-    """Options for the loss and its weights. They are the fields of `soft_trainer.loss_settings.LossSettings`."""
+    """Options for the loss and its weights. They are the fields of `soft_trainer.objective.LossSettings`."""
 
     loss: str | None = weighing(
         None,

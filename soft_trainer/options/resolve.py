@@ -9,7 +9,7 @@ from transformers import SchedulerType, TrainingArguments
 from soft_trainer.encoders.encoding import parse_dims
 from soft_trainer.errors import UserError
 from soft_trainer.files import check_writable
-from soft_trainer.loss_settings import LossSettings, name_functions
+from soft_trainer.objective import LossSettings, name_functions
 from soft_trainer.options.declared import (
     Declared,
     Values,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from transformers import TrainingArguments
 
 from soft_trainer.errors import UserError
-from soft_trainer.loss_settings import name_functions
+from soft_trainer.objective import name_functions
 from soft_trainer.options.declared import declared_options
 from soft_trainer.options.fields import PARTS, TrainingOptions
 

@@ -1,5 +1,5 @@
-from .index import CodeIndex
-from .results import SearchResult
+from .code_index import CodeIndex
+from .ranking.results import SearchResult
 from .searching import CodeIndexes
 
 __all__ = ["CodeIndex", "CodeIndexes", "SearchResult"]

@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from soft_trainer.errors import UserError
-from soft_trainer.search import ranking
-from soft_trainer.search.memory import NO_VOTES, Votes
-from soft_trainer.search.results import SearchResult
+from soft_trainer.search.commits.memory import NO_VOTES, Votes
+from soft_trainer.search.index.store import joined_segments
+from soft_trainer.search.index.words import source_words, terms
+from soft_trainer.search.ranking import ranking
+from soft_trainer.search.ranking.results import SearchResult
 from soft_trainer.search.snapshot import Snapshot
-from soft_trainer.search.store import joined_segments
-from soft_trainer.search.words import source_words, terms
 
 if TYPE_CHECKING:
-    from soft_trainer.search.index import CodeIndex
+    from soft_trainer.search.code_index import CodeIndex
 
 # A filter by one of these languages also allows the others in its list.
 _RELATED = {"typescript": ["tsx"], "c++": ["cpp"], "c#": ["csharp"], "js": ["javascript"], "ts": ["typescript", "tsx"]}

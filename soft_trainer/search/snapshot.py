@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from soft_trainer.search import store, vectors
-from soft_trainer.search.globs import path_filter
-from soft_trainer.search.memory import SHOWN_COMMITS, CommitMemory
-from soft_trainer.search.results import SearchResult
-from soft_trainer.search.terms import DEFINED
-from soft_trainer.search.words import whole
+from soft_trainer.search.commits.memory import SHOWN_COMMITS, CommitMemory
+from soft_trainer.search.index import store, vectors
+from soft_trainer.search.index.globs import path_filter
+from soft_trainer.search.index.terms import DEFINED
+from soft_trainer.search.index.words import whole
+from soft_trainer.search.ranking.results import SearchResult
 
 
 class Snapshot:

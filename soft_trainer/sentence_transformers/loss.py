@@ -17,15 +17,15 @@ from sentence_transformers.util import cos_sim, similarity_fct_name
 from torch import Tensor, nn
 
 from soft_trainer import distributed, losses
-from soft_trainer.callbacks import EstimatorCallback
 from soft_trainer.data.judgments import Split
 from soft_trainer.encoders.encoding import at_least_float32
 from soft_trainer.encoders.profiles import COSINE_SCALE
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, Rows, as_array, check_codes_have_queries
 from soft_trainer.estimators.bm25 import BM25Estimator
+from soft_trainer.estimators.callback import EstimatorCallback
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
-from soft_trainer.loss_settings import LossSettings
+from soft_trainer.objective import LossSettings
 from soft_trainer.options.declared import Values, effective_options
 from soft_trainer.options.fields import LossOptions, SoftInfoNCEOptions
 from soft_trainer.options.removed import refuse_removed

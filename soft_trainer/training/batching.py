@@ -8,14 +8,14 @@ import numpy as np
 from datasets import Dataset
 from transformers import TrainingArguments
 
-from soft_trainer.data.batches import TrainBatches, right_answers
-from soft_trainer.data.global_batches import EpochDataLoader, GlobalBatchSampler, data_seed, languages_of
 from soft_trainer.data.judgments import RightAnswers, Split
-from soft_trainer.data.negatives import OwnNegatives, below_ratio
-from soft_trainer.data.neighbours import LeftOut
 from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.estimators.neighbours import LeftOut
 from soft_trainer.options.resolve import Plan
 from soft_trainer.terminal import print_on_main
+from soft_trainer.training.batches import TrainBatches, right_answers
+from soft_trainer.training.negatives import OwnNegatives, below_ratio
+from soft_trainer.training.sampler import EpochDataLoader, GlobalBatchSampler, data_seed, languages_of
 
 CANDIDATES = 64  # the number of similar codes to consider as negatives for each query
 NEIGHBOURS = 32  # the number of nearest codes to find for each query, to form groups of similar pairs

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.checkpoint import get_device_states, set_device_states
 
 from soft_trainer import distributed
-from soft_trainer.data.batches import Batch
+from soft_trainer.training.batches import Batch
 
 
 class RandomState:

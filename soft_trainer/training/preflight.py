@@ -7,14 +7,12 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from soft_trainer.data.global_batches import GlobalBatchSampler, languages_of
 from soft_trainer.data.judgments import Split
-from soft_trainer.data.run_data import RunData
 from soft_trainer.encoders import adapters
 from soft_trainer.encoders.encoding import check_dims
+from soft_trainer.encoders.hub_files import saved_adapter
 from soft_trainer.encoders.loading import MISSING_WEIGHTS, add_padding_token, check_model
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.encoders.repository import saved_adapter
 from soft_trainer.encoders.scratch import parse_size
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, check_codes_have_queries
@@ -26,8 +24,10 @@ from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.removed import refuse_removed
 from soft_trainer.options.resolve import Plan, check_codes, resolve
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
+from soft_trainer.run.building import model_name, pretrained_config
+from soft_trainer.run.run_data import RunData
 from soft_trainer.terminal import nearest
-from soft_trainer.training.building import model_name, pretrained_config
+from soft_trainer.training.sampler import GlobalBatchSampler, languages_of
 
 
 def check_before_loading(

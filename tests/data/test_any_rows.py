@@ -10,11 +10,11 @@ from refusals import refused
 
 from soft_trainer.data.any_rows import load_rows
 from soft_trainer.data.python_rows import as_rows
-from soft_trainer.data.sources import load_data
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
 from soft_trainer.options.fields import DataArguments
+from soft_trainer.run.evaluation_sets import load_evaluation_sets
+from soft_trainer.run.rows import load_data
 
 SIZE = 40
 

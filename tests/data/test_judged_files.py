@@ -5,9 +5,9 @@ from refusals import refused
 
 from soft_trainer.data.any_rows import load_rows
 from soft_trainer.data.judged_files import has_judged_splits
-from soft_trainer.data.sources import load_data
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.options.fields import DataArguments
+from soft_trainer.run.rows import load_data
 
 CODES = {f"def f{number}(x):\n    return x + {number}": number + 10 for number in range(5)}
 

@@ -19,13 +19,13 @@ from soft_trainer.encoders.adapters import (
     target_modules,
 )
 from soft_trainer.encoders.encoding import encode, pad, tokenize
+from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import load_encoder, load_model
 from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.frozen_encoder import TrainedModelEstimator
-from soft_trainer.hub.export import export_encoder
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.training.building import build_model, build_profile, build_tokenizer
+from soft_trainer.run.building import build_model, build_profile, build_tokenizer
 
 TEXTS = ["read all lines of a file", "def reverse(text): return text[::-1]", "sort"]
 

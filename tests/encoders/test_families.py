@@ -5,12 +5,12 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from soft_trainer import BM25Estimator, EstimatorCallback, SoftInfoNCETrainer, SoftInfoNCETrainingArguments
-from soft_trainer.data.collator import ChunkCost, PairCollator
 from soft_trainer.encoders.adapters import adapter_state, add_lora
 from soft_trainer.encoders.encoding import encode, pad, tokenize
+from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import load_model
-from soft_trainer.hub.export import export_encoder
 from soft_trainer.options.model import ModelArguments
+from soft_trainer.training.collator import ChunkCost, PairCollator
 
 TEXTS = ["read a file", "x", "a much longer text than all of the others " * 9]
 

@@ -22,6 +22,8 @@ from transformers import (
 )
 
 from soft_trainer.encoders.encoding import Encoder
+from soft_trainer.encoders.export import export_encoder
+from soft_trainer.encoders.hub_files import reading
 from soft_trainer.encoders.loading import (
     check_model,
     load_encoder,
@@ -30,14 +32,12 @@ from soft_trainer.encoders.loading import (
     profile_warnings,
 )
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile, most_tokens
-from soft_trainer.encoders.repository import reading
 from soft_trainer.encoders.scratch import random_model
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.frozen_encoder import TrainedModelEstimator
 from soft_trainer.estimators.registry import choose_estimator
-from soft_trainer.hub.export import export_encoder
 from soft_trainer.options.fields import DataArguments
-from soft_trainer.search.vectors import SearchEncoder
+from soft_trainer.search.index.vectors import SearchEncoder
 
 TEXTS = ["read a file", "x"]
 SIZE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}

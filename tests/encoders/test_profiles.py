@@ -6,10 +6,10 @@ import json
 import pytest
 from refusals import refused
 
+from soft_trainer.encoders.export import export_encoder
+from soft_trainer.encoders.hub_files import published_name
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.profiles import PROFILE_FILE, PROFILES, EncoderProfile, resolve_profile
-from soft_trainer.encoders.repository import published_name
-from soft_trainer.hub.export import export_encoder
 
 # The settings of the published scripts: pooling, tokens of a query, of a code and of its data flow, prefix.
 PUBLISHED = {

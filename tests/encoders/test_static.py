@@ -11,12 +11,12 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
 from soft_trainer import load_encoder
-from soft_trainer.distilling import distil_static
+from soft_trainer.encoders.distilling import distil_static
 from soft_trainer.encoders.encoding import Encoder, encode, pad
+from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.encoders.scratch import random_model, train_tokenizer
 from soft_trainer.encoders.static import distilled, splitting_tokenizer
-from soft_trainer.hub.export import export_encoder
 
 WORDS = "sort a list with quick sort write text to file read all lines remove if it exists reverse string".split()
 LONG = " ".join(np.random.default_rng(0).choice(WORDS, 5000))

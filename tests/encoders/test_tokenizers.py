@@ -18,9 +18,9 @@ from transformers import (
 
 from soft_trainer.data.tokens import column_of, tokenized
 from soft_trainer.encoders.encoding import prompt_length, tokenize, tokenize_with_lengths
+from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import add_padding_token, prepare_tokenizer
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
-from soft_trainer.hub.export import export_encoder
 
 END = "<|endoftext|>"
 TEXTS = ["read a file", "write", "sort a list of numbers " * 9]

@@ -13,10 +13,10 @@ from datasets import Dataset, concatenate_datasets
 from rank_bm25 import BM25Okapi
 
 from soft_trainer.data.judgments import Split
-from soft_trainer.data.neighbours import LeftOut
 from soft_trainer.errors import UserError
 from soft_trainer.estimators import bm25
 from soft_trainer.estimators.bm25 import BM25Estimator
+from soft_trainer.estimators.neighbours import LeftOut
 
 QUERIES = [
     "sort a list with quick sort",

@@ -57,7 +57,7 @@ def test_a_second_run_takes_the_rows_from_disk(dataset, encoder_dir, tmp_path, c
 
 def test_other_rows_and_other_weights_have_rows_of_their_own(dataset, encoder_dir, model, tokenizer, profile, tmp_path,
                                                             count_encodings):  # fmt: skip
-    from soft_trainer.hub.export import export_encoder
+    from soft_trainer.encoders.export import export_encoder
 
     first = SimCSEEstimator(encoder_dir, cache_dir=tmp_path / "rows")
     first.fit(Split.from_pairs(dataset))

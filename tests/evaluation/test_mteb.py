@@ -14,10 +14,10 @@ from soft_trainer.cli.__main__ import run_command
 from soft_trainer.data.judgments import Split
 from soft_trainer.encoders.encoding import comparable
 from soft_trainer.encoders.loading import load_encoder
-from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
 from soft_trainer.evaluation.ranking import rank_codes
 from soft_trainer.evaluation.retrieval import answer_pairs, by_query
 from soft_trainer.options.fields import DataArguments
+from soft_trainer.run.evaluation_sets import load_evaluation_sets
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_cache")]
 

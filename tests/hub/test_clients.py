@@ -11,12 +11,12 @@ from server import READ_TOKEN, WRITE_TOKEN
 
 import soft_trainer
 from soft_trainer.data.codesearchnet import load_folder
+from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.encoders.static import distilled
 from soft_trainer.errors import UserError
-from soft_trainer.hub.export import export_encoder
-from soft_trainer.hub.publishing import write_data
+from soft_trainer.hub.background import write_data
 from soft_trainer.hub.push import push_folder
 from soft_trainer.options.fields import DataArguments
 

@@ -14,8 +14,8 @@ from huggingface_hub import HfApi
 from server import WRITE_TOKEN
 
 from soft_trainer.data.published import PARQUET_BRANCH
+from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
-from soft_trainer.hub.export import export_encoder
 
 REPO = "ann/first"
 OPTIONS = {

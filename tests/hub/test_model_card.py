@@ -7,8 +7,8 @@ import yaml
 from huggingface_hub import ModelCard, parse_eval_result_entries
 from transformers import T5Config, T5EncoderModel
 
+from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
-from soft_trainer.hub.export import export_encoder
 from soft_trainer.hub.model_card import environment, write_model_card
 
 METRICS = {"mrr": 0.71234567, "recall@1": 0.6, "recall@5": 0.8, "recall@10": 0.9, "pool_size": 4360, "queries": 1261}

@@ -13,13 +13,13 @@ from server import READ_TOKEN, WRITE_TOKEN
 from transformers import AutoModel
 
 from soft_trainer.cli.__main__ import run_command
-from soft_trainer.data import sources
+from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
 from soft_trainer.estimators.frozen_encoder import EncodedRowsEstimator
 from soft_trainer.files import newest_complete
-from soft_trainer.hub.export import export_encoder
 from soft_trainer.hub.push import push_folder
+from soft_trainer.run import rows as run_rows
 from soft_trainer.trainer import SoftInfoNCETrainer
 
 pytestmark = pytest.mark.slow
@@ -142,7 +142,7 @@ def test_an_estimator_by_name_and_revision(train, encoder_of, tmp_path, monkeypa
 )
 def test_refused_before_rows_are_read_or_mined(train, monkeypatch, token, options, says):
     monkeypatch.setenv("HF_TOKEN", token) if token else monkeypatch.delenv("HF_TOKEN")
-    monkeypatch.setattr(sources, "load_folder", lambda *_, **__: pytest.fail("it reads rows"))
+    monkeypatch.setattr(run_rows, "load_folder", lambda *_, **__: pytest.fail("it reads rows"))
     code, error = train(**options)
     assert code == 2 and says in error
     assert not list(train.folder.rglob("*.safetensors"))

@@ -13,12 +13,12 @@ from refusals import refused
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.data.codesearchnet import load_folder
 from soft_trainer.encoders.profiles import PROFILES
-from soft_trainer.evaluation.evaluation_sets import load_evaluation_sets
-from soft_trainer.mining import repository as reading
-from soft_trainer.mining.definitions import parse
-from soft_trainer.mining.functions import FileFunctions
 from soft_trainer.mining.history import mine_history
 from soft_trainer.options.fields import DataArguments
+from soft_trainer.run.evaluation_sets import load_evaluation_sets
+from soft_trainer.source import git
+from soft_trainer.source.definitions import parse
+from soft_trainer.source.functions import FileFunctions
 
 
 def mine(repository, language="python", **options):
@@ -349,6 +349,6 @@ def test_ten_thousand_commits_take_a_few_minutes(tmp_path):
 
 
 def test_a_missing_pygit2_is_one_line_wherever_it_is_noticed(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "pygit2", None)
-    with refused("history needs the extra"), reading.reporting_missing_objects(tmp_path):
-        reading.open_repository(tmp_path)
+    monkeypatch.setattr(git, "pygit2", None)
+    with refused("history needs the extra"), git.reporting_missing_objects(tmp_path):
+        git.open_repository(tmp_path)

@@ -8,7 +8,7 @@ from soft_trainer import BM25Estimator
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
-from soft_trainer.loss_settings import LossSettings
+from soft_trainer.objective import LossSettings
 from soft_trainer.options.declared import declared_options
 from soft_trainer.options.fields import LossOptions, SoftInfoNCEOptions
 from soft_trainer.options.resolve import resolve, resolve_loss

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from trees import FILES, write_tree
 
-from soft_trainer.search import vectors
+from soft_trainer.search.index import vectors
 from soft_trainer.terminal import exit_on_user_error
 
 

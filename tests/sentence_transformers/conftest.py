@@ -7,7 +7,7 @@ import torch
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 
-from soft_trainer.hub.export import export_encoder
+from soft_trainer.encoders.export import export_encoder
 from soft_trainer.sentence_transformers import with_rows
 
 

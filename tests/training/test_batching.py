@@ -11,7 +11,7 @@ from soft_trainer import BM25Estimator, losses
 from soft_trainer.data.tokens import SIDES
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.frozen_encoder import SimCSEEstimator
-from soft_trainer.loss_settings import LOSSES
+from soft_trainer.objective import LOSSES
 
 SIMILAR = {"train_sampling_strategy": "similar", "group_size": 4}
 AWARE = {"weighting": "positive_aware"}

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 from trainings import still
 
-from soft_trainer.data.batches import Batch
-from soft_trainer.data.collator import ChunkCost, PairCollator
 from soft_trainer.encoders.encoding import encode
 from soft_trainer.errors import UserError
 from soft_trainer.options.fields import CANCELLATIONS, LOSSES, STRATEGIES
+from soft_trainer.training.batches import Batch
+from soft_trainer.training.collator import ChunkCost, PairCollator
 from soft_trainer.training.gradient_cache import cached_backward
 
 STEPS = 3

@@ -5,8 +5,8 @@ import copy
 import pytest
 from trainings import check_weights, losses_of
 
-from soft_trainer.data.collator import ChunkCost, PairCollator
-from soft_trainer.loss_settings import LOSSES
+from soft_trainer.objective import LOSSES
+from soft_trainer.training.collator import ChunkCost, PairCollator
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from trainings import check_weights
 
 from soft_trainer import UserError, merge_encoders
 from soft_trainer.encoders.adapters import adapter_state, add_lora
+from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import load_model
-from soft_trainer.hub.export import export_encoder
 from soft_trainer.merging import interpolate
 from soft_trainer.options.model import ModelArguments
 

@@ -11,9 +11,9 @@ from torch.nn.functional import normalize
 from trainings import OWN, SameLength, batches_of, bm25, fitted, initial
 
 from soft_trainer import BM25Estimator, losses
-from soft_trainer.data.global_batches import GlobalRows
 from soft_trainer.data.tokens import SIDES
 from soft_trainer.errors import UserError
+from soft_trainer.training.sampler import GlobalRows
 
 
 def with_column(rows, values) -> Dataset:

@@ -15,11 +15,11 @@ from trainings import batches_of, check_weights, losses_of, still
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 from soft_trainer import BM25Estimator, EstimatorCallback
-from soft_trainer.data.collator import PairCollator
 from soft_trainer.data.judgments import Split
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.options.fields import STRATEGIES
+from soft_trainer.training.collator import PairCollator
 from soft_trainer.training.finite import DelayedNumber, NotFiniteError
 
 # ---- Batches ----

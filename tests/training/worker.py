@@ -23,9 +23,9 @@ from soft_trainer import (
     distributed,
     load_encoder,
 )
-from soft_trainer.data import collator
 from soft_trainer.encoders.adapters import add_lora
 from soft_trainer.options.model import ModelArguments
+from soft_trainer.training import collator
 
 COMMON = {
     "learning_rate": 1e-2,

@@ -1,0 +1,102 @@
+"""Builds the encoder for a run: its profile, tokenizer and model."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import nullcontext
+from itertools import chain
+
+from datasets import Dataset
+
+from soft_trainer.data.tokens import SIDES, column_texts, text_column
+from soft_trainer.encoders.adapters import add_lora
+from soft_trainer.encoders.hub_files import base_of, published_name, reading, reading_base
+from soft_trainer.encoders.loading import load_config, load_model, load_tokenizer
+from soft_trainer.encoders.profiles import EncoderProfile, check_lengths, resolve_profile
+from soft_trainer.encoders.scratch import kept_tokenizer, parse_size, random_model
+from soft_trainer.errors import UserError
+from soft_trainer.identity import rows_fingerprint
+from soft_trainer.options.model import ModelArguments
+
+DEFAULT_MODEL = "microsoft/unixcoder-base"
+
+
+def build_profile(arguments: ModelArguments) -> EncoderProfile:
+    """Returns the model's profile, or the profile named by `profile`. Other arguments override its fields.
+
+    Raises:
+        UserError: a value is not valid for a profile, or the model cannot be loaded.
+    """
+    if arguments.from_scratch:
+        if arguments.model_name_or_path:
+            raise UserError("from_scratch and model_name_or_path: give only one of them")
+        if arguments.dtype or arguments.attn_implementation:
+            raise UserError("dtype, attn_implementation: are for a pretrained encoder; leave them out of from_scratch")
+        _, layers = parse_size(arguments.from_scratch)
+        usual = "auto" if layers else "static"
+        profile = resolve_profile("", name=arguments.profile or usual)
+    else:
+        profile = resolve_profile(model_name(arguments), name=arguments.profile, revision=arguments.model_revision)
+    # An argument with the same name as a field of the profile overrides it. Columns are separated by commas.
+    changes = {field.name: getattr(arguments, field.name, None) for field in dataclasses.fields(EncoderProfile)}
+    for columns in (f"{side}_columns" for side in SIDES):
+        if changes[columns] is not None:
+            changes[columns] = tuple(name.strip() for name in changes[columns].split(","))
+    return profile.replace(**changes).with_prompts(arguments.query_prompt, arguments.code_prompt)
+
+
+def build_tokenizer(arguments: ModelArguments, profile: EncoderProfile, train: Dataset):
+    """Loads the model's tokenizer. For a model from scratch, trains one on the training rows.
+
+    Raises:
+        UserError: the tokenizer cannot be loaded, or the profile's lengths exceed the model's positions.
+    """
+    if not arguments.from_scratch:
+        source = arguments.model_revision, arguments.trust_remote_code
+        tokenizer = load_tokenizer(model_name(arguments), profile, *source)
+        check_lengths(pretrained_config(arguments).to_dict(), profile)
+        return tokenizer
+    columns = [text_column(train, getattr(profile, f"{side}_columns"), side) for side in SIDES]
+    texts = chain.from_iterable(column_texts(train, column) for column in columns)
+    ends = parse_size(arguments.from_scratch)[1] > 0
+    return kept_tokenizer(texts, rows_fingerprint(train, columns), profile, arguments.vocabulary_size, ends)
+
+
+def pretrained_config(arguments: ModelArguments):
+    """Loads the configuration of the pretrained model. For an adapter, this is its base model's configuration.
+
+    Raises:
+        UserError: the configuration cannot be loaded.
+    """
+    name = model_name(arguments)
+    revision = arguments.model_revision
+    base = base_of(name, revision)
+    with nullcontext() if base[0] == name else reading_base(name), reading(*base):
+        return load_config(*base, arguments.trust_remote_code)
+
+
+def build_model(arguments: ModelArguments, profile: EncoderProfile, tokenizer):
+    """Loads the pretrained model, or creates one with random weights. Adds a LoRA adapter if `lora_r` is set.
+
+    Raises:
+        UserError: the model cannot be loaded, or it lacks a target module of LoRA.
+    """
+    if arguments.from_scratch:
+        return random_model(arguments.from_scratch, tokenizer, profile)
+    source = arguments.model_revision, arguments.trust_remote_code
+    model = load_model(model_name(arguments), profile, *source, arguments.attn_implementation, arguments.dtype)
+    if arguments.lora_r is not None:
+        add_lora(model, arguments, arguments.model_revision)
+    return model
+
+
+def model_name(arguments: ModelArguments) -> str:
+    """Returns the folder or Hub name of the pretrained model."""
+    return arguments.model_name_or_path or DEFAULT_MODEL
+
+
+def model_label(arguments: ModelArguments) -> str:
+    """Returns a short name for the model, for folders and tables."""
+    if arguments.from_scratch:
+        return f"{arguments.profile or 'scratch'}-{arguments.from_scratch}"
+    return published_name(model_name(arguments)).rsplit("/", 1)[-1]

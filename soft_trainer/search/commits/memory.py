@@ -1,0 +1,173 @@
+"""Lets remembered commits vote for the functions that they changed.
+
+The commits whose subjects are most similar to the query vote. People who look for a function often use the same words
+as the people who changed it, even if the function itself uses others.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+import time
+from collections import defaultdict
+from typing import NamedTuple
+
+import numpy as np
+
+from soft_trainer.search.index import store
+from soft_trainer.search.index.store import Segments
+from soft_trainer.search.ranking.ranking import Query, inverse_frequency, length_norm, saturated
+from soft_trainer.search.ranking.results import Commit
+
+NEAREST = 20  # commits that vote
+SYMBOL = 0.1  # a factor on the votes if the query is a name, because it asks for a definition
+SHOWN_COMMITS = 3  # commits to show with a result
+
+
+class Votes(NamedTuple):
+    """The votes of commits for pieces.
+
+    Args:
+        shares: float32[pieces], each piece's votes, or None if no commit was asked.
+        commits: for each piece with votes, the numbers of the commits that voted for it, most similar first.
+    """
+
+    shares: np.ndarray | None
+    commits: dict[int, list[int]]
+
+
+NO_VOTES = Votes(None, {})
+
+
+class CommitMemory:
+    """The commits stored in an index. `remembering` reads them from the repository.
+
+    Attributes:
+        weight: the weight of the votes in the ranking, or 0 if they do not help.
+    """
+
+    def __init__(self, database: sqlite3.Connection, segments: Segments):
+        self.database = database
+        self.number_of_pieces = len(segments.lengths)
+        self.weight = store.get_meta(database, "memory", {}).get("weight", 0.0)
+        numbers, lengths = database.execute("SELECT numbers, lengths FROM memory").fetchone() or (b"", b"")
+        self.numbers = np.frombuffer(numbers, "<i4")
+        self.lengths = np.frombuffer(lengths, "<u2").astype(np.float32)
+        self._places: dict[str, dict[str, list[int]]] = {}
+
+    def weighted_votes(self, query: Query) -> Votes:
+        """Returns the votes for each piece, multiplied by their weight in the ranking."""
+        if not self.weight:
+            return Votes(np.zeros(self.number_of_pieces, np.float32), {})
+        shares, commits = self.votes(query)
+        return Votes(np.float32(self.weight) * shares, commits)
+
+    def votes(self, query: Query, before: int | None = None) -> Votes:
+        """Lets the commits most similar to a query vote for the pieces that now contain the functions they changed.
+
+        Args:
+            before: if given, only commits with a smaller number vote.
+        """
+        scores, perfect = self._scores(query, before)
+        nearest = np.argsort(-scores, kind="stable")[:NEAREST]
+        shares = np.zeros(self.number_of_pieces, np.float32)
+        commits = defaultdict(list)
+        for place in nearest[scores[nearest] > 0].tolist():
+            number = int(self.numbers[place])
+            functions = self.functions(number)
+            for piece in set().union(*functions):
+                shares[piece] += scores[place] / math.sqrt(len(functions))
+                commits[piece].append(number)
+        if commits:
+            # The geometric mean of two scales: the best piece's votes, and the score of a subject with all words.
+            shares /= math.sqrt(shares.max() * perfect)
+            if query.kind == "symbol":
+                shares *= SYMBOL
+        return Votes(shares, commits)
+
+    def functions(self, number: int) -> list[list[int]]:
+        """Returns the pieces of each function that a commit changed. Functions that no longer exist are left out."""
+        row = self.database.execute("SELECT functions FROM commits WHERE number = ?", (number,)).fetchone()
+        if row is None:
+            return []
+        found = []
+        for path, name in json.loads(row[0]):
+            pieces = self._pieces(path, name, number)
+            if pieces:
+                found.append(pieces)
+        return found
+
+    def commit(self, number: int) -> Commit:
+        """Returns a commit in the form that results display."""
+        query = "SELECT id, date, subject FROM commits WHERE number = ?"
+        name, date, subject = self.database.execute(query, (number,)).fetchone()
+        return Commit(name[:10], time.strftime("%Y-%m-%d", time.gmtime(date)), subject)
+
+    def _scores(self, query: Query, before: int | None) -> tuple[np.ndarray, float]:
+        """Returns each commit's BM25 score, float32[commits], computed from its subject.
+
+        The second value is the score of a typical subject that contains the whole query.
+        """
+        count = len(self.numbers) if before is None else int(np.searchsorted(self.numbers, before))
+        scores = np.zeros(count, np.float32)
+        perfect = 0.0
+        norm = length_norm(self.lengths[:count])
+        for term, weight in query.terms.items():
+            if weight < 1:  # neighbouring words joined into one term
+                continue
+            commits, counts = self._postings(term)
+            near = np.searchsorted(commits, count)
+            commits = commits[:near]
+            rarity = inverse_frequency(len(commits), count)
+            scores[commits] += rarity * saturated(counts[:near], norm[commits])
+            perfect += rarity
+        return scores, perfect
+
+    def _postings(self, term: str) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the positions of the commits whose subject contains a term, in ascending order, and its counts."""
+        row = self.database.execute(
+            "SELECT width, pieces, counts FROM commit_postings WHERE term = ?", (term,)
+        ).fetchone()
+        if row is None:
+            return np.zeros(0, np.int64), np.zeros(0, np.float32)
+        width, commits, counts = row
+        return store.unpack(width, commits), np.frombuffer(counts, np.uint8).astype(np.float32)
+
+    def _pieces(self, path: str, name: str, number: int) -> list[int]:
+        """Returns the current pieces of a function, given its path and name in a commit."""
+        path = self._present_path(path, number)
+        if path not in self._places:
+            self._places[path] = self._names_of(path)
+        places = self._places[path]
+        # The name of a piece may include enclosing functions, which mining leaves out.
+        inner = (own for own in places if own.endswith(f".{name}"))
+        return places.get(name) or places.get(next(inner, ""), [])
+
+    def _present_path(self, path: str, number: int) -> str:
+        """Returns the current path of a file, following its renames since a commit."""
+        seen = set()
+        while path not in seen:
+            seen.add(path)
+            query = "SELECT new, number FROM renames WHERE old = ? AND number > ? ORDER BY number LIMIT 1"
+            row = self.database.execute(query, (path, number)).fetchone()
+            if row is None and not self._exists(path):  # renamed in one branch and changed in another
+                query = "SELECT new, number FROM renames WHERE old = ? ORDER BY number DESC LIMIT 1"
+                row = self.database.execute(query, (path,)).fetchone()
+            if row is None:
+                return path
+            path, number = row
+        return path
+
+    def _exists(self, path: str) -> bool:
+        return self.database.execute("SELECT 1 FROM files WHERE path = ?", (path,)).fetchone() is not None
+
+    def _names_of(self, path: str) -> dict[str, list[int]]:
+        """Returns a file's pieces, keyed by name."""
+        query = "SELECT first, pieces FROM files JOIN contents ON file = id WHERE path = ?"
+        first, pieces = self.database.execute(query, (path,)).fetchone() or (0, "[]")
+        named = defaultdict(list)
+        for piece, (_, _, name) in enumerate(json.loads(pieces), first):
+            if name:
+                named[name].append(piece)
+        return dict(named)

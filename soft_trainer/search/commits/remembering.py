@@ -1,0 +1,239 @@
+"""Reads a repository's commits into an index: their subjects and the functions that each changed.
+
+Commits are selected as in mining. Functions are stored with their path and name at the time of the commit, and a
+search looks up where they are now.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from soft_trainer.errors import UserError
+from soft_trainer.mining.changes import Change, ChangeReader
+from soft_trainer.search.commits.memory_weight import choose_weight
+from soft_trainer.search.index import store
+from soft_trainer.search.index.git_files import repository_of
+from soft_trainer.search.index.terms import MAX_COUNT
+from soft_trainer.search.index.words import telling_terms
+from soft_trainer.source import git
+from soft_trainer.terminal import Progress
+
+MAX_SUBJECT = 300  # characters
+UNREADABLE = "an object is missing"
+PARSE_SECONDS = 2.0  # a file that takes longer is treated as having no functions
+MIN_SHOWN = 200  # fewer commits are read without a progress bar
+MAX_GROWTH = 0.1  # the weight is chosen again when the number of commits has grown by this share
+_AT_ONCE = 200  # commits to write in one transaction
+
+
+@dataclass
+class State:
+    """The progress of reading a repository's commits.
+
+    Attributes:
+        head, target, done: all commits reachable from `head` have been read, and so have the first `done` of those
+            that only `target` reaches.
+        source: the folder in the repository, and the commits at which a shallow clone ends.
+        read: the number of commits that have been read.
+        kept: the number of commits that can vote.
+        unreadable: the number of commits with a missing object.
+        number: the number of the next commit. Parents have smaller numbers than their children.
+        weight: the weight of the votes.
+        weighed: the number of commits that could vote when the weight was chosen.
+        measured: the `Choice` of this weight, as a dictionary.
+    """
+
+    source: list[str]
+    head: str = ""
+    target: str = ""
+    done: int = 0
+    read: int = 0
+    kept: int = 0
+    unreadable: int = 0
+    number: int = 0
+    weight: float = 0.0
+    weighed: int = 0
+    measured: dict | None = None
+
+    @classmethod
+    def of(cls, database: sqlite3.Connection) -> State | None:
+        """Returns the state of an index's memory, or None if nothing was read yet."""
+        kept = store.get_meta(database, "memory")
+        return cls(**kept) if kept else None
+
+    def save(self, database: sqlite3.Connection) -> None:
+        """Stores the state in the database."""
+        store.set_meta(database, "memory", asdict(self))
+
+
+def remember(
+    database: sqlite3.Connection,
+    folder: str,
+    progress: bool = False,
+    repository: str | None = None,
+    tip: str | None = None,
+) -> list[str]:
+    """Reads new commits from a folder's repository. If their number has changed a lot, the weight is chosen again.
+
+    If history is turned off for this index, all commits are forgotten.
+
+    Args:
+        repository: the repository to read, if it is not the one that contains the folder.
+        tip: the commit whose tree is in the folder. By default, HEAD.
+
+    Returns:
+        Notices about problems.
+    """
+    place = repository_of(folder)
+    if repository:
+        place = (repository, "")
+    if not store.get_meta(database, "history", True):
+        forget(database)
+        return []
+    problems = []
+    try:
+        read_commits(database, *place, tip, progress)
+    except UserError as error:
+        problems.append(f"the commits are as they were: {error}")
+    database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    state = State.of(database)
+    if state and state.unreadable:
+        lacking = f"{state.unreadable:,} of {state.read:,} commits are left out, since they lack an object"
+        problems.append(f"{lacking}; clone again without --filter, and index with --history false and then true")
+    if state and (state.measured is None or abs(state.kept - state.weighed) > MAX_GROWTH * state.weighed):
+        choice = choose_weight(database)
+        state.weight = choice.weight
+        state.weighed = state.kept
+        state.measured = choice._asdict()
+        with store.transaction(database):
+            state.save(database)
+    return problems
+
+
+def read_commits(
+    database: sqlite3.Connection, repository: str, prefix: str = "", tip: str | None = None, progress: bool = False
+) -> None:
+    """Reads the commits made since the last call, and forgets those that are no longer in the history.
+
+    Args:
+        prefix: store only functions below this folder.
+        tip: the newest commit. By default, HEAD.
+
+    Raises:
+        UserError: the repository cannot be read, or an object is missing.
+    """
+    with git.reporting_missing_objects(repository):
+        reader = ChangeReader(repository, seconds=PARSE_SECONDS)
+        opened = reader.repository
+        tip = tip or str(opened.head.target)
+        shallow = Path(opened.path, "shallow")
+        source = [prefix, ""]
+        if opened.is_shallow:
+            source[1] = shallow.read_text()
+        state = State.of(database)
+        known = state is not None and state.source == source
+        if not known or any(commit and commit not in opened for commit in (state.head, state.target)):
+            state = State(source)
+            forget(database)
+        if state.head == tip and not state.target:
+            return
+        while state.head != tip or state.target:
+            if not state.target:
+                _turn_to(tip, opened, database, state)
+            _read_to_target(reader, database, state, progress)
+        with store.transaction(database):
+            _write_postings(database)
+            state.kept = database.execute("SELECT count(*) FROM commits").fetchone()[0]
+            state.save(database)
+
+
+def forget(database: sqlite3.Connection) -> None:
+    """Deletes all commits from an index."""
+    with store.transaction(database):
+        for table in ("commits", "renames", "memory", "commit_postings"):
+            database.execute(f"DELETE FROM {table}")
+        database.execute("DELETE FROM meta WHERE key = 'memory'")
+
+
+def _turn_to(tip: str, opened, database: sqlite3.Connection, state: State) -> None:
+    """Sets the commit to read up to. Commits that it does not reach, for example after a rebase, are forgotten."""
+    gone = git.commits_oldest_first(opened, state.head, tip) if state.head else []
+    with store.transaction(database):
+        for table in ("commits", "renames"):
+            database.executemany(f"DELETE FROM {table} WHERE id = ?", ((commit,) for commit in gone))
+        state.read -= len(gone)
+        state.target = tip
+        state.done = 0
+        state.save(database)
+
+
+def _read_to_target(reader: ChangeReader, database: sqlite3.Connection, state: State, progress: bool) -> None:
+    """Reads the commits between `head` and `target` in groups, so that little is lost if it is interrupted."""
+    waiting = git.commits_oldest_first(reader.repository, state.target, state.head)[state.done :]
+    label = "Reading commits" if progress and len(waiting) >= MIN_SHOWN else None
+    with Progress(label, len(waiting), "commit") as bar:
+        changes = (_read(reader, commit) for commit in waiting)
+        while some := list(islice(changes, _AT_ONCE)):
+            with store.transaction(database):
+                for change in some:
+                    _keep(change, reader, database, state)
+                state.save(database)
+            bar.update(len(some))
+    state.head = state.target
+    state.target = ""
+    state.done = 0
+
+
+def _read(reader: ChangeReader, commit: str) -> Change:
+    """Returns the change made by a commit. It is empty if an object is missing, as in a partial clone."""
+    try:
+        return reader.read(commit)
+    except (git.pygit2.GitError, OSError):
+        return Change(commit, "", "", UNREADABLE)
+
+
+def _keep(change: Change, reader: ChangeReader, database: sqlite3.Connection, state: State) -> None:
+    """Stores a commit with its functions and renames, and updates the state."""
+    prefix = state.source[0]
+    places = dict.fromkeys((row["path"], row["func_name"]) for row in change.functions)
+    inside = [[path[len(prefix) :], name] for path, name in places if path.startswith(prefix)]
+    if inside:
+        date = git.read_object(reader.repository, change.commit).commit_time
+        values = state.number, change.commit, date, change.query[:MAX_SUBJECT], json.dumps(inside)
+        database.execute("INSERT OR REPLACE INTO commits VALUES (?, ?, ?, ?, ?)", values)
+    for old, new in change.renames:
+        if old.startswith(prefix) and new.startswith(prefix):
+            moved = old[len(prefix) :], state.number, new[len(prefix) :], change.commit
+            database.execute("INSERT OR REPLACE INTO renames VALUES (?, ?, ?, ?)", moved)
+    state.unreadable += change.outcome == UNREADABLE
+    state.number += 1
+    state.read += 1
+    state.done += 1
+
+
+def _write_postings(database: sqlite3.Connection) -> None:
+    """Rewrites the postings of all subjects. This takes less time than reading the commits."""
+    for table in ("memory", "commit_postings"):
+        database.execute(f"DELETE FROM {table}")
+    rows = database.execute("SELECT number, subject FROM commits ORDER BY number").fetchall()
+    if not rows:
+        return
+    vocabulary: dict[str, int] = {}
+    entries = []
+    lengths = []
+    for place, (_, subject) in enumerate(rows):
+        counts = Counter(telling_terms(subject))
+        lengths.append(sum(counts.values()))
+        entries += [(vocabulary.setdefault(term, len(vocabulary)), place, count) for term, count in counts.items()]
+    term, place, count = np.array(entries, np.int32).reshape(-1, 3).T
+    numbers = np.array([number for number, _ in rows], "<i4")
+    database.execute("INSERT INTO memory VALUES (?, ?)", (numbers.tobytes(), np.array(lengths, "<u2").tobytes()))
+    counts = np.minimum(count, MAX_COUNT).astype(np.uint8)
+    store.insert_postings(database, 0, list(vocabulary), term, place, counts, table="commit_postings")

@@ -1,0 +1,169 @@
+"""Reads files for the index: splits them into pieces and counts the terms in each."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from hashlib import blake2b
+from itertools import chain, count
+
+import numpy as np
+
+from soft_trainer.mining.rules import identifier_words, is_test_path
+from soft_trainer.search.index.listing import maybe_vendored
+from soft_trainer.search.index.notebooks import is_notebook, notebook_text
+from soft_trainer.search.index.pieces import TEXT_LANGUAGES, Piece, first_paragraph, language_of, split
+from soft_trainer.search.index.store import TRAITS
+from soft_trainer.search.index.words import WORD, source_words, stem, terms, whole
+from soft_trainer.source.source_files import MAX_FILE_BYTES, is_generated, read_regular, readable
+
+# The prefix of a term says where it occurs. Terms from the text have no prefix.
+DEFINED = "="
+NAME = "@"
+PATH = "/"
+OWN_NAME = "//"
+SUMMARY = "~"
+MAX_COUNT = 255
+MAX_NOTEBOOK_BYTES = 20_000_000  # including its pictures, which are not indexed
+_PACKAGE_FILES = {"__init__", "index", "mod"}
+
+
+@dataclass
+class Batch:
+    """A batch of files with their terms, in the form in which the index stores them.
+
+    Attributes:
+        files: for each file, its path, its language, the number of its pieces, its digest, the `[start, end, name]` of
+            each piece as JSON, and its compressed text.
+        traits: each file's values for `store.TRAITS`.
+        lengths, kinds: each piece's number of terms and kind.
+        skipped: the files that cannot be searched, with the reasons.
+        touched: the files with a new modification time but the same content.
+        vocabulary: the terms.
+        term, piece, count: term `vocabulary[term[i]]` occurs `count[i]` times in piece `piece[i]`. Pieces are numbered
+            across all `files`.
+    """
+
+    files: list[tuple[str, str, int, bytes, str, bytes]] = field(default_factory=list)
+    traits: list[tuple[int, ...]] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    kinds: list[int] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    touched: list[str] = field(default_factory=list)
+    vocabulary: list[str] = field(default_factory=list)
+    term: np.ndarray | None = None
+    piece: np.ndarray | None = None
+    count: np.ndarray | None = None
+
+
+def read_batch(root: str, known: Mapping[str, tuple | None]) -> Batch:
+    """Reads files, splits them into pieces and counts their terms.
+
+    Args:
+        root: the indexed folder.
+        known: the paths to read. The values are each file's (digest, language) in the index, or None for a new file.
+    """
+    batch = Batch()
+    numbers = defaultdict(count().__next__)
+    term: list[int] = []
+    sizes: list[int] = []
+    numbers_of = cache(lambda word: [numbers[one] for one in terms(word)])
+    for path, as_indexed in known.items():
+        read = read_source(root, path)
+        if isinstance(read, str):
+            batch.skipped[path] = read
+            continue
+        source, language = read
+        digest = blake2b(source, digest_size=16).digest()
+        if (digest, language) == as_indexed:
+            batch.touched.append(path)
+            continue
+        pieces = []
+        for piece, text, marked in _pieces(path, source, language):
+            before = len(term)
+            term.extend(chain.from_iterable(map(numbers_of, source_words(text))))
+            batch.lengths.append(min(len(term) - before, 65_535))
+            term.extend(map(numbers.__getitem__, marked))
+            sizes.append(len(term) - before)
+            pieces.append([piece.start, piece.end, piece.name])
+            batch.kinds.append(piece.kind)
+        places = json.dumps(pieces, ensure_ascii=False, separators=(",", ":"))
+        batch.files.append((path, language, len(pieces), digest, places, zlib.compress(source, 1)))
+        depth = path.count("/")
+        parts = len(identifier_words(_name_and_folders(path)[0]))
+        kinds = {
+            "test": is_test_path(path, language),
+            "depth": min(depth, 255),
+            "name_parts": min(parts, 255),
+            "text": language in TEXT_LANGUAGES,
+            "vendored": maybe_vendored(path),
+            "generated": is_generated(source),
+        }
+        batch.traits.append(tuple(int(kinds[trait]) for trait in TRAITS))
+    batch.vocabulary = list(numbers)
+    # Each pair of a term and a piece is encoded as one integer. NumPy sorts integers faster than Python counts pairs.
+    pairs = np.array(term, np.int64) * len(sizes) + np.repeat(np.arange(len(sizes)), sizes)
+    pairs, times = np.unique(pairs, return_counts=True)
+    term_numbers, piece_numbers = np.divmod(pairs, max(len(sizes), 1))
+    batch.term = term_numbers.astype(np.int32)
+    batch.piece = piece_numbers.astype(np.int32)
+    batch.count = np.minimum(times, MAX_COUNT).astype(np.uint8)
+    return batch
+
+
+def read_source(root: str, path: str) -> tuple[bytes, str] | str:
+    """Returns a file's text and language, or the reason for leaving it out."""
+    full = os.path.join(root, path)
+    language = ""
+    if is_notebook(path):
+        source = read_regular(full, MAX_NOTEBOOK_BYTES)
+        if isinstance(source, bytes):
+            source, language = notebook_text(source) or (source, "")
+        if len(source) > MAX_FILE_BYTES:
+            return f"over {MAX_FILE_BYTES:,} bytes"
+    else:
+        source = read_regular(full, MAX_FILE_BYTES)
+    source = readable(source, path)
+    if isinstance(source, str):
+        return source
+    return source, language or language_of(path, source)
+
+
+def _pieces(path: str, source: bytes, language: str) -> Iterator[tuple[Piece, bytes, set[str]]]:
+    """Yields each piece of a file with its text and its marked terms, taken from names, the path and documentation."""
+    lines = source.split(b"\n")
+    own_name, folders = _name_and_folders(path)
+    # The first piece gets the terms of the path.
+    marked = _marked(OWN_NAME, WORD.findall(own_name)) | _marked(PATH, WORD.findall(folders))
+    pieces = split(source, language, is_notebook(path))
+    for piece in pieces or [Piece(1, 1)]:  # a file without words can be found by its path
+        text = b"\n".join(lines[piece.start - 1 : piece.end])
+        marked |= _marked(SUMMARY, source_words(first_paragraph(text)))
+        if piece.defines:
+            for name in (piece.name, *piece.defines):
+                marked |= {NAME + stem(part) for part in identifier_words(name)}
+            marked |= {DEFINED + whole(name) for name in piece.defines}
+        yield piece, text, marked
+        marked = set()
+
+
+def _marked(sign: str, words: list[str]) -> set[str]:
+    """Returns the terms of words, each with the prefix `sign`."""
+    return {sign + term for word in words for term in terms(word)}
+
+
+def _name_and_folders(path: str) -> tuple[str, str]:
+    """Splits a path into the file name without its extension, and the folders.
+
+    If the file is named `__init__`, `index` or `mod`, the name of its folder is used instead.
+    """
+    folders, _, name = path.rpartition("/")
+    own = name.lstrip(".").rsplit(".", 1)[0]
+    if own.lower() in _PACKAGE_FILES and folders:
+        folders, _, own = folders.rpartition("/")
+    return own, folders

@@ -1,0 +1,174 @@
+"""Updates an index: reads changed files again and removes missing ones."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+import sqlite3
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from itertools import chain, count
+from typing import NamedTuple
+
+import numpy as np
+
+from soft_trainer.search.index import store
+from soft_trainer.search.index.listing import Listing, Stat, list_tree
+from soft_trainer.search.index.terms import Batch, read_batch
+from soft_trainer.terminal import Progress
+
+BATCH_FILES = 64
+MIN_PARALLEL_FILES = 200  # fewer files take less time than starting processes
+SEGMENT_POSTINGS = 8_000_000  # postings in memory (13 bytes each) before they are written
+# Reasons for skipping a file that may disappear although its name, size and time stay the same.
+_UNSTABLE = {"unreadable", "link", "not a regular file"}
+
+
+class Changes(NamedTuple):
+    """The differences between a tree and its index."""
+
+    listing: Listing
+    changed: list[str]
+    removed: list[str]
+
+
+def find_changes(database: sqlite3.Connection, folder: str) -> Changes | None:
+    """Compares the sizes and times of a tree's files with those in the index. Returns None if nothing has changed."""
+    listing = list_tree(folder, **store.get_meta(database, "patterns", {}))
+    listing.skipped = {path.encode(errors="replace").decode(): why for path, why in listing.skipped.items()}
+    known: dict[str, Stat | None] = {}
+    by_name = {}
+    for path, size, time in database.execute("SELECT path, size, changed FROM files"):
+        known[path] = (size, time)
+    for path, why, size, time in database.execute("SELECT path, reason, size, changed FROM skipped"):
+        if size is None:
+            by_name[path] = why
+        elif why in _UNSTABLE and os.access(os.path.join(folder, path), os.R_OK):
+            known[path] = None  # a change of permissions changes neither size nor time
+        else:
+            known[path] = (size, time)
+    changed = [path for path, status in listing.files.items() if known.get(path) != status]
+    removed = list(known.keys() - listing.files.keys())
+    if not changed and not removed and by_name == listing.skipped:
+        return None
+    return Changes(listing, changed, removed)
+
+
+def apply_changes(database: sqlite3.Connection, folder: str, changes: Changes, progress: bool) -> None:
+    """Writes changed files segment by segment. The index is consistent after every commit."""
+    with store.transaction(database):
+        _remove(database, changes.removed)
+        database.execute("DELETE FROM skipped WHERE size IS NULL")
+        by_name = changes.listing.skipped.items()
+        database.executemany("INSERT INTO skipped VALUES (?, ?, NULL, NULL)", by_name)
+    rows = database.execute("SELECT path, digest, language FROM files").fetchall()
+    indexed = {path: (digest, language) for path, digest, language in rows}
+    vocabulary = defaultdict(count().__next__)
+    batches: list[Batch] = []
+    postings = 0
+    for batch in _read_all(folder, {path: indexed.get(path) for path in changes.changed}, progress):
+        # From here on, all batches share one vocabulary.
+        numbers = [vocabulary[term] for term in batch.vocabulary]
+        batch.term = np.array(numbers, np.int32)[batch.term]
+        batch.vocabulary = []
+        batches.append(batch)
+        postings += len(batch.term)
+        if postings >= SEGMENT_POSTINGS:
+            _write(database, changes.listing.files, list(vocabulary), batches)
+            batches = []
+            postings = 0
+    _write(database, changes.listing.files, list(vocabulary), batches)
+
+
+def tidy(database: sqlite3.Connection) -> None:
+    """Drops dead postings if this saves enough space, frees unused pages, and truncates SQLite's log."""
+    with store.transaction(database):
+        store.compact(database)
+    database.executescript("PRAGMA incremental_vacuum")  # `execute` would free only one page
+    database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+
+def _read_all(folder: str, files: dict[str, tuple | None], progress: bool) -> Iterator[Batch]:
+    """Reads files in batches, with several processes if there are many."""
+    rows = list(files.items())
+    batches = [dict(rows[start : start + BATCH_FILES]) for start in range(0, len(rows), BATCH_FILES)]
+    workers = min(os.cpu_count() or 1, len(batches))
+    many = len(files) >= MIN_PARALLEL_FILES
+    run = map
+    with ExitStack() as stack:
+        if many and workers > 1 and _may_fork():
+            run = stack.enter_context(multiprocessing.get_context("fork").Pool(workers, _start_worker)).imap
+        # Importing the progress bar takes 50 ms, and a search should not wait for it.
+        bar = stack.enter_context(Progress("Indexing", len(files), "file")) if progress and many else None
+        for names, batch in zip(batches, run(partial(read_batch, folder), batches), strict=True):
+            if bar:
+                bar.update(len(names))
+            yield batch
+
+
+def _may_fork() -> bool:
+    """Returns True if forking is safe: no other thread, such as one of torch's, can be holding a lock."""
+    return sys.platform == "linux" and threading.active_count() == 1 and "torch" not in sys.modules
+
+
+def _start_worker() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl+C
+    gc.disable()  # reading creates no cycles, and looking for them takes 6 to 10 % of the time
+
+
+def _write(database: sqlite3.Connection, stats: dict[str, Stat], vocabulary: list[str], batches: list[Batch]) -> None:
+    """Writes batches as one segment and commits. For files with the same content, only the time is updated."""
+    with store.transaction(database):
+        for batch in batches:
+            _remove(database, [*batch.skipped, *(row[0] for row in batch.files)])
+            for path in batch.touched:
+                database.execute("UPDATE files SET size = ?, changed = ? WHERE path = ?", (*stats[path], path))
+            for path, why in batch.skipped.items():
+                database.execute("INSERT INTO skipped VALUES (?, ?, ?, ?)", (path, why, *stats[path]))
+        if any(batch.files for batch in batches):
+            _write_segment(database, stats, vocabulary, batches)
+
+
+def _write_segment(
+    database: sqlite3.Connection, stats: dict[str, Stat], vocabulary: list[str], batches: list[Batch]
+) -> None:
+    """Writes the files of several batches, with their pieces and postings."""
+    known = store.get_meta(database, "languages", [])
+    segments = store.Segments(database)
+    file = len(segments.languages)
+    first = len(segments.lengths)
+    owners: list[int] = []
+    languages: list[int] = []
+    for batch in batches:
+        batch.piece = batch.piece + first
+        for path, language, pieces, digest, places, text in batch.files:
+            values = file, path, *stats[path], language, first, pieces, digest
+            database.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
+            database.execute("INSERT INTO contents VALUES (?, ?, ?)", (file, places, text))
+            if language not in known:
+                known.append(language)
+            languages.append(known.index(language))
+            owners += [file] * pieces
+            file += 1
+            first += pieces
+    store.set_meta(database, "languages", known)
+    number = store.count_segments(database)
+    joined = partial(store.joined_arrays, batches)
+    store.insert_postings(database, number, vocabulary, joined("term"), joined("piece"), joined("count"))
+    traits = np.array(list(chain.from_iterable(batch.traits for batch in batches))).reshape(-1, len(store.TRAITS))
+    store.insert_segment(database, number, joined("lengths"), owners, joined("kinds"), languages, traits)
+
+
+def _remove(database: sqlite3.Connection, paths: list[str]) -> None:
+    """Removes files. Their pieces remain in the segments as dead pieces until the segments are rewritten."""
+    rows = [(path,) for path in paths]
+    database.executemany("INSERT INTO dead SELECT id FROM files WHERE path = ?", rows)
+    database.executemany("DELETE FROM contents WHERE file = (SELECT id FROM files WHERE path = ?)", rows)
+    database.executemany("DELETE FROM files WHERE path = ?", rows)
+    database.executemany("DELETE FROM skipped WHERE path = ?", rows)

@@ -1,0 +1,308 @@
+"""Stores embeddings as rows of an append-only float16 file. SQLite records how many rows are valid.
+
+A row is written before the transaction that refers to it, and never changes afterwards. If a process is killed, it may
+leave rows that are never read, but no reader ever sees part of a row. Rows that no piece uses are dropped the next
+time the file is rewritten under a new name.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import math
+import os
+import sqlite3
+import sys
+import time
+import zlib
+from functools import cached_property, partial
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+
+from soft_trainer.errors import UserError
+from soft_trainer.search.index.static import StaticSearchEncoder, static_folder
+from soft_trainer.search.index.store import get_meta, set_meta, transaction
+from soft_trainer.terminal import LINE_SECONDS, Progress, duration, print_on_main
+
+# One transaction covers some seconds of work, which is lost if the process is killed.
+FIRST_TEXTS = 32
+COMMIT_TEXTS = 512
+COMMIT_SECONDS = 5.0
+SLOW_RATE = 20.0  # pieces per second, as long as the rate is unknown
+MAX_DEAD_SHARE = 0.05
+_DIGEST = 8
+ROWS_AT_ONCE = 1 << 14  # rows to convert to float32 at once, so that they stay in a processor's cache
+
+
+class SearchEncoder:
+    """An encoder loaded with `soft_trainer.encoders`. Its embeddings, float32[n, d], are compared by dot product.
+
+    Args:
+        name: the folder or Hub name.
+        truncate_dim: the number of leading dimensions to keep. By default, as many as `load_encoder` keeps.
+
+    Raises:
+        UserError: the encoder cannot be loaded.
+    """
+
+    def __init__(self, name: str, truncate_dim: int | None = None):
+        from transformers.utils import logging
+
+        # These import torch.
+        from soft_trainer.encoders.encoding import comparable
+        from soft_trainer.encoders.loading import load_encoder
+
+        # The output of a search should not have a report on weights.
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        try:
+            self._encoder = load_encoder(name, truncate_dim=truncate_dim)
+        except UserError as error:
+            if "trust_remote_code" not in str(error):
+                raise
+            raise UserError(f"{name}: it needs its own code, which a search never runs") from error
+        self.name = name
+        self.truncate_dim = truncate_dim
+        self.identity = self._encoder.identity()
+        self._comparable = partial(comparable, self._encoder.profile)
+
+    @cached_property
+    def _encoder_of_codes(self):
+        """The same encoder with a second tokenizer.
+
+        While a page is served, one thread searches and another encodes pieces. A tokenizer has only one maximum length
+        at a time, so with a shared one the threads would truncate each other's texts.
+        """
+        return dataclasses.replace(self._encoder, tokenizer=copy.deepcopy(self._encoder.tokenizer))
+
+    def queries(self, texts: list[str]) -> np.ndarray:
+        """Embeds queries."""
+        return self._comparable(self._encoder.encode_queries(texts)).float().cpu().numpy()
+
+    def codes(self, texts: list[str], languages: list[str]) -> np.ndarray:
+        """Embeds pieces of code."""
+        from soft_trainer.dataflow import DATA_FLOW_LANGUAGES  # imports tree-sitter
+
+        # Text in another language has no data flow. It is read like Python code with a syntax error.
+        known = [language if language in DATA_FLOW_LANGUAGES else "python" for language in languages]
+        return self._comparable(self._encoder_of_codes.encode_codes(texts, known)).float().cpu().numpy()
+
+
+def open_encoder(name: str, truncate_dim: int | None = None) -> SearchEncoder | StaticSearchEncoder:
+    """Opens an encoder, given its folder or Hub name. A static encoder is opened without torch.
+
+    Raises:
+        UserError: the encoder cannot be loaded.
+    """
+    folder = static_folder(name)
+    if folder is not None:
+        return StaticSearchEncoder(name, folder, truncate_dim)
+    return SearchEncoder(name, truncate_dim)
+
+
+def embedded_text(path: str, name: str, text: str) -> str:
+    """Returns the text to embed for a piece. It starts with path and name, because a method means little without its
+    class.
+    """
+    if name:
+        return f"{path} {name}\n{text}"
+    return f"{path}\n{text}"
+
+
+def embed_pieces(database: sqlite3.Connection, index_dir: Path, encoder: SearchEncoder, progress: bool) -> None:
+    """Encodes every piece that has no embedding yet. If it is interrupted, a later call continues.
+
+    Other processes and threads may change the index at the same time, but only one at a time may encode.
+    """
+    state = _state_for(database, encoder)
+    # The rows of all encoded texts by digest, including texts of files that have changed or disappeared.
+    slots: dict[bytes, int] = {}
+    for digests, rows in database.execute("SELECT digests, slots FROM vectors"):
+        for place, row in enumerate(np.frombuffer(rows, "<i4").tolist()):
+            slots[digests[_DIGEST * place : _DIGEST * (place + 1)]] = row
+    size = FIRST_TEXTS
+    total = unencoded(database)
+    with Progress("Encoding" if progress else None, total, "piece") as bar:
+        while group := _pending(database, min(size, COMMIT_TEXTS)):
+            started = time.perf_counter()
+            count = _commit(database, index_dir, encoder, state, slots, group)
+            if count:
+                state["rate"] = count / max(time.perf_counter() - started, 1e-3)
+                size = max(FIRST_TEXTS, round(COMMIT_SECONDS * state["rate"]))
+            first = bar.done == 0
+            bar.update(sum(len(pieces) for _, _, pieces in group))
+            left = (total - bar.done) / state.get("rate", SLOW_RATE)
+            if progress and first and left > LINE_SECONDS:
+                print_on_main(f"{total:,} pieces to encode take about {duration(left)}")
+    with transaction(database):
+        database.execute("DELETE FROM vectors WHERE file NOT IN (SELECT id FROM files)")
+        state = _compacted(database, index_dir, state)
+        set_meta(database, "vectors", state)
+    for path in index_dir.glob("vectors-*.f16"):  # a reader keeps its file until the end
+        if path != vector_file(index_dir, state["number"]):
+            path.unlink(missing_ok=True)
+
+
+_WITHOUT_VECTORS = "WHERE id NOT IN (SELECT file FROM vectors)"
+
+
+def unencoded(database: sqlite3.Connection) -> int:
+    """Counts the pieces without an embedding."""
+    return database.execute(f"SELECT coalesce(sum(count), 0) FROM files {_WITHOUT_VECTORS}").fetchone()[0]
+
+
+def forget(database: sqlite3.Connection, index_dir: Path) -> None:
+    """Deletes all embeddings, and the name of their encoder."""
+    with transaction(database):
+        database.execute("DELETE FROM vectors")
+        database.execute("DELETE FROM meta WHERE key = 'vectors'")
+    for path in index_dir.glob("vectors-*.f16"):  # a reader keeps its file until the end
+        path.unlink(missing_ok=True)
+
+
+def weigh(database: sqlite3.Connection, weight: float) -> None:
+    """Sets the encoder's weight in the ranking. The weight applies until another encoder takes its place."""
+    with transaction(database):
+        set_meta(database, "vectors", get_meta(database, "vectors") | {"weight": weight})
+
+
+def _state_for(database: sqlite3.Connection, encoder: SearchEncoder) -> dict:
+    """Returns the state of the embeddings, and deletes them all if the encoder or its dimensions have changed."""
+    state = get_meta(database, "vectors", {})
+    kept = {"model": encoder.name, "truncate_dim": encoder.truncate_dim, "identity": encoder.identity}
+    if {key: state.get(key) for key in kept} != kept:
+        example = encoder.codes(["def example(): pass"], ["python"])
+        # A power of two scales embeddings to about length one, because half precision ends at 65,504.
+        length = float(np.linalg.norm(example))
+        scale = 1.0
+        if 0 < length < math.inf:
+            scale = 2.0 ** -round(math.log2(length))
+        number = state.get("number", 0) + 1
+        state = kept | {"dimension": example.shape[1], "scale": scale, "rows": 0, "number": number}
+        with transaction(database):
+            database.execute("DELETE FROM vectors")
+            set_meta(database, "vectors", state)
+    return state
+
+
+def vector_file(index_dir: Path, number: int) -> Path:
+    """Returns the path of an embedding file. Each rewrite uses the next number."""
+    return index_dir / f"vectors-{number:06d}.f16"
+
+
+def _pending(database: sqlite3.Connection, count: int) -> list[tuple[str, bytes, list[tuple[bytes, str, str]]]]:
+    """Returns the next files that lack embeddings, with about `count` pieces in total.
+
+    Returns:
+        For each file, its path, a digest of its content, and (digest, text, language) for each piece.
+    """
+    query = f"SELECT path, digest, language, pieces, text FROM files JOIN contents ON file = id {_WITHOUT_VECTORS}"
+    group = []
+    for path, content, language, places, blob in database.execute(f"{query} ORDER BY id"):
+        lines = zlib.decompress(blob).decode(errors="replace").split("\n")
+        pieces = []
+        for start, end, name in json.loads(places):
+            text = embedded_text(path, name, "\n".join(lines[start - 1 : end]))
+            digest = blake2b(text.encode(errors="replace"), digest_size=_DIGEST).digest()
+            pieces.append((digest, text, language))
+        group.append((path, content, pieces))
+        count -= len(pieces)
+        if count <= 0:
+            break
+    return group
+
+
+def _commit(
+    database: sqlite3.Connection, index_dir: Path, encoder: SearchEncoder, state: dict, slots: dict, group: list
+) -> int:
+    """Encodes the new pieces of a group of files and records them in one transaction. Returns how many there were."""
+    new = {}
+    for _, _, pieces in group:
+        for digest, text, language in pieces:
+            if digest not in slots:
+                new[digest] = (text, language)
+    if new:
+        texts, languages = zip(*new.values(), strict=True)
+        vectors = (state["scale"] * encoder.codes(list(texts), list(languages))).astype("<f2")
+        slots |= {digest: state["rows"] + place for place, digest in enumerate(new)}
+        _append(vector_file(index_dir, state["number"]), state["rows"], vectors)
+        state["rows"] += len(vectors)
+    rows = []
+    for path, content, own in group:
+        digests = [digest for digest, _, _ in own]
+        numbers = np.array([slots[digest] for digest in digests], "<i4")
+        rows.append((b"".join(digests), numbers.tobytes(), path, content))
+    with transaction(database):
+        # A file that has changed or disappeared meanwhile does not have this digest any more.
+        query = "INSERT OR REPLACE INTO vectors SELECT id, ?, ? FROM files WHERE path = ? AND digest = ?"
+        database.executemany(query, rows)
+        set_meta(database, "vectors", state)
+    return len(new)
+
+
+def _append(path: Path, row: int, vectors: np.ndarray) -> None:
+    """Writes rows to a file, starting at `row`. This overwrites any rows left by a killed process."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with open(descriptor, "wb") as file:
+        file.seek(row * vectors.shape[1] * 2)
+        file.write(vectors.tobytes())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _compacted(database: sqlite3.Connection, index_dir: Path, state: dict) -> dict:
+    """Copies the embeddings in use to a new file if enough of the old one is unused. Returns the new state."""
+    rows = database.execute("SELECT file, slots FROM vectors ORDER BY file").fetchall()
+    used = np.unique(np.frombuffer(b"".join(slots for _, slots in rows), "<i4"))
+    if len(used) >= state["rows"] * (1 - MAX_DEAD_SHARE) - 16:
+        return state
+    old = open_vectors(index_dir, state)
+    state = state | {"number": state["number"] + 1, "rows": len(used)}
+    path = vector_file(index_dir, state["number"])
+    path.unlink(missing_ok=True)
+    for start in range(0, len(used), 65_536):
+        _append(path, start, np.asarray(old[used[start : start + 65_536]]))
+    for file, slots in rows:
+        moved = np.searchsorted(used, np.frombuffer(slots, "<i4")).astype("<i4")
+        database.execute("UPDATE vectors SET slots = ? WHERE file = ?", (moved.tobytes(), file))
+    return state
+
+
+def open_vectors(index_dir: Path, state: dict) -> np.ndarray:
+    """Returns the memory-mapped embeddings, float16[rows, d]. Raises UserError if the file is too short."""
+    path = vector_file(index_dir, state["number"])
+    shape = (state["rows"], state["dimension"])
+    if not state["rows"]:
+        return np.zeros(shape, np.float16)
+    try:
+        return np.memmap(path, "<f2", "c", shape=shape)
+    except (OSError, ValueError) as error:
+        why = f"the embeddings are not whole ({error})"
+        raise UserError(f"{path}: {why}; delete {index_dir} and index again") from error
+
+
+def similarities(vectors: np.ndarray, query: np.ndarray) -> np.ndarray:
+    """Computes the dot product of every row with the normalised embedding of a query, float32[rows].
+
+    If torch is loaded already, for the query's encoder, it multiplies in float16. NumPy cannot do that, and it is five
+    times as fast. To order near ties correctly, the best thousand are computed again in float32.
+    """
+    query = query / max(float(np.linalg.norm(query)), 1e-9)
+    torch = sys.modules.get("torch")
+    if torch is None:
+        scores = np.zeros(len(vectors), np.float32)
+        for start in range(0, len(vectors), ROWS_AT_ONCE):
+            rows = slice(start, start + ROWS_AT_ONCE)
+            scores[rows] = vectors[rows].astype(np.float32) @ query
+        return scores
+    half = torch.from_numpy(vectors) @ torch.from_numpy(query).to(torch.float16)[:, None]
+    scores = half[:, 0].float().numpy()
+    if len(scores) > 1000:
+        best = np.argpartition(-scores, 1000)[:1000]
+    else:
+        best = np.arange(len(scores))
+    scores[best] = vectors[best].astype(np.float32) @ query
+    return scores

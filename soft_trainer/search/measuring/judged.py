@@ -1,0 +1,230 @@
+"""Evaluates a search with judged queries, with documented functions, or with a repository's newest commits.
+
+A commit's subject is then a query that should find the functions changed by the commit.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from soft_trainer.errors import UserError
+from soft_trainer.files import read_json_lines
+from soft_trainer.mining.history import MinedHistory, history_language, mine_history
+from soft_trainer.mining.rules import DOCUMENT_RULES, first_broken
+from soft_trainer.search.code_index import CodeIndex
+from soft_trainer.search.index.listing import list_tree
+from soft_trainer.search.index.pieces import language_of
+from soft_trainer.source.definitions import parse
+from soft_trainer.source.functions import comments, functions
+from soft_trainer.source.git import open_repository, reporting_missing_objects, write_tree
+from soft_trainer.source.languages import SOURCE_LANGUAGES
+from soft_trainer.source.source_files import read_text
+
+CUT = 10
+DEPTH = 100  # pieces to consider for the first files or functions
+
+
+class Place(NamedTuple):
+    """A range of lines that a result covers."""
+
+    path: str
+    start: int
+    end: int
+
+
+class Measures(NamedTuple):
+    """The reciprocal rank of the first right answer, nDCG@10, and the share of right answers among the first ten."""
+
+    mrr: float
+    ndcg: float
+    recall: float
+
+
+def measures(ranked: Iterable[Hashable], targets: frozenset[str]) -> Measures:
+    """Evaluates a ranking.
+
+    A target is credited only at its first position. If it is repeated, it still takes up a position.
+    """
+    if not targets:
+        return Measures(0.0, 0.0, 0.0)
+    firsts: dict[Hashable, int] = {}
+    for place, item in enumerate(ranked, 1):
+        if item in targets:
+            firsts.setdefault(item, place)
+    places = np.array(list(firsts.values()), float)
+    near = places[places <= CUT]
+    ideal = np.arange(1, min(CUT, len(targets)) + 1)
+    return Measures(float(1 / places.min(initial=np.inf)), _gain(near) / _gain(ideal), len(near) / len(targets))
+
+
+def _gain(places: np.ndarray) -> float:
+    """Returns the discounted gain of right answers at these positions, which start at 1."""
+    return float(np.sum(1 / np.log2(places + 1)))
+
+
+class JudgedQuery(NamedTuple):
+    """A query, the tree to search and the right answers.
+
+    Args:
+        tree: the name of the tree to search.
+        query: the text of the query.
+        targets: the paths of the right answers, or function ids if the query is a commit's subject.
+        groups: the groups of queries that it belongs to. A mean is reported for each group.
+    """
+
+    tree: str
+    query: str
+    targets: frozenset[str]
+    groups: tuple[str, ...] = ()
+
+
+class QueryOutcome(NamedTuple):
+    """The measures of one query, its time in seconds, and the paths that were found, best first."""
+
+    judged: JudgedQuery
+    measures: Measures
+    seconds: float
+    paths: list[str]
+
+
+def read_queries(path: str | os.PathLike[str]) -> list[JudgedQuery]:
+    """Reads judged queries: JSON lines with `repo`, `query`, `relevant`, `secondary`, and `category` or `language`.
+
+    Raises:
+        UserError: the file cannot be read, or a line lacks one of these keys.
+    """
+    queries = []
+    for place, row in read_json_lines(path):
+        try:
+            targets = frozenset([*row["relevant"], *row.get("secondary", [])])
+            groups = tuple(f"{name} {row[name]}" for name in ("category", "language") if name in row)
+            queries.append(JudgedQuery(row["repo"], row["query"], targets, groups))
+        except (KeyError, TypeError) as error:
+            raise UserError(f"{place}: no judged query (repo, query, relevant): {error}") from error
+    if not queries:
+        raise UserError(f"{path}: it contains no queries")
+    return queries
+
+
+def documentation_queries(folder: str, output_dir: str, count: int) -> list[JudgedQuery]:
+    """Makes queries from documented functions, and writes a copy of the tree without comments to `output_dir`.
+
+    A query is the first paragraph of a function's documentation, and the answer is the function's file. Comments are
+    blanked in the copy, because a query would otherwise find itself. Line numbers stay the same.
+
+    Raises:
+        UserError: no function has documentation.
+    """
+    queries = []
+    for path in list_tree(folder).files:
+        source = read_text(folder, path)
+        if isinstance(source, str) or (language := language_of(path, source)) not in SOURCE_LANGUAGES:
+            continue
+        documents, bare = _without_comments(source, language, path)
+        copy = Path(output_dir, path)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(bare)
+        queries += [JudgedQuery("", text, frozenset([path]), (f"language {language}",)) for text in documents]
+    if not queries:
+        raise UserError(f"{folder}: it has no documented function to make a query from")
+    random.Random(0).shuffle(queries)
+    return queries[:count]
+
+
+def _without_comments(source: bytes, language: str, path: str) -> tuple[list[str], bytes]:
+    """Returns the documentation of a file's functions, and the file with its comments and docstrings blanked."""
+    root = parse(source, language)
+    if root is None:
+        return [], source
+    documents = []
+    for row, _ in functions(root, source, language, path):
+        if row["docstring_tokens"] and not first_broken(row, DOCUMENT_RULES):
+            documents.append(" ".join(row["docstring_tokens"]))
+    bare = bytearray(source)
+    for start, end in (node.byte_range for node in comments(root, language)):
+        bare[start:end] = bytes(letter if letter == 10 else 32 for letter in source[start:end])
+    return documents, bytes(bare)
+
+
+def ask(index: CodeIndex, queries: Iterable[JudgedQuery], lexical: bool) -> list[QueryOutcome]:
+    """Runs queries on an open index.
+
+    The measured time is that of a search for ten results. If several results are in one file, only the first is used.
+    """
+    outcomes = []
+    for judged in queries:
+        started = time.perf_counter()
+        index.search(judged.query, CUT, lexical=lexical)
+        seconds = time.perf_counter() - started
+        found = index.search(judged.query, DEPTH, lexical=lexical)
+        paths = list(dict.fromkeys(result.path for result in found))[:CUT]
+        outcomes.append(QueryOutcome(judged, measures(paths, judged.targets), seconds, paths))
+    return outcomes
+
+
+def summary_rows(outcomes: Sequence[QueryOutcome]) -> list[list]:
+    """Returns rows (group, queries, nDCG@10, MRR@10, p50 ms, p95 ms), first for all queries, then for each group."""
+    rows = []
+    for name in ("all", *sorted({group for outcome in outcomes for group in outcome.judged.groups})):
+        own = [outcome for outcome in outcomes if name in ("all", *outcome.judged.groups)]
+        mean = Measures(*np.mean([outcome.measures for outcome in own], axis=0))
+        times = np.percentile([1000 * outcome.seconds for outcome in own], (50, 95))
+        rows.append([name, len(own), mean.ndcg, mean.mrr, *times])
+    return rows
+
+
+def history_queries(
+    repository: str | os.PathLike[str],
+    language: str | None,
+    output_dir: str | os.PathLike[str],
+    source_dir: str | os.PathLike[str] | None = None,
+) -> tuple[list[JudgedQuery], MinedHistory]:
+    """Makes queries from a repository's newest commits, and writes the tree before these commits to `output_dir`.
+
+    Args:
+        language: the language of the functions. By default, the most common one in the repository.
+        source_dir: a folder whose documented functions become training rows; see `mine_history`.
+
+    Raises:
+        UserError: the history cannot be mined (see `mine_history`), or the repository has no file in a known language.
+    """
+    mined = mine_history(repository, language or history_language(repository), source_dir=source_dir)
+    with reporting_missing_objects(repository):
+        write_tree(open_repository(repository), mined.cut, output_dir)
+    targets: dict[str, set[str]] = defaultdict(set)
+    for judged in mined.relevance:
+        targets[judged["query"]].add(judged["url"])
+    return [JudgedQuery("", query, frozenset(urls)) for query, urls in targets.items()], mined
+
+
+def measure(
+    queries: Sequence[JudgedQuery], mined: MinedHistory, search: Callable[[str], Iterable[Place]]
+) -> dict[str, list[Measures]]:
+    """Runs queries on the tree's index, and returns the measures of each query for files and for functions.
+
+    A result is credited with every function whose lines it covers. One that covers no function still takes up a
+    position, but a function that was already found does not.
+    """
+    places: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
+    for url, (path, first, last) in mined.places.items():
+        places[path].append((first, last, url))
+    found: dict[str, list[Measures]] = {"files": [], "functions": []}
+    for query in queries:
+        files = []
+        named = []
+        for path, start, end in search(query.query):
+            shown = [url for first, last, url in places[path] if first <= end and last >= start]
+            named += shown or [(path, start)]
+            files.append(path)
+        right = frozenset(mined.places[url][0] for url in query.targets)
+        found["files"].append(measures(dict.fromkeys(files), right))
+        found["functions"].append(measures(dict.fromkeys(named), query.targets))
+    return found

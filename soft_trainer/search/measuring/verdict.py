@@ -1,0 +1,187 @@
+"""Compares searches on a repository's latest commits: by words, by commits, by encoders and by external programs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from soft_trainer.errors import UserError
+from soft_trainer.mining.history import MinedHistory
+from soft_trainer.search.code_index import CodeIndex
+from soft_trainer.search.index import vectors
+from soft_trainer.search.measuring.judged import DEPTH, JudgedQuery, Measures, Place, history_queries, measure
+
+WORDS = "words"
+MEMORY = "words + memory"
+POPULARITY = "popularity"
+SECONDS = 10.0  # the time limit of an external program for one query
+MAX_OUTPUT = 1 << 20  # bytes of its answer to read
+_QUERY = "{query}"
+_PLACE = re.compile(r"(.*?)(?::(\d+)(?::.*)?)?")
+Search = Callable[[str], Sequence[Place]]
+
+
+class Verdict(NamedTuple):
+    """The outcome of a comparison.
+
+    Args:
+        queries: the queries.
+        cut: the commit whose tree was searched.
+        measured: each query's measures, keyed by system and by level, which is "files" or "functions".
+        notices: messages for the user.
+    """
+
+    queries: list[JudgedQuery]
+    cut: str
+    measured: dict[str, dict[str, list[Measures]]]
+    notices: list[str]
+
+
+def compare_searches(
+    repository: str | os.PathLike[str],
+    language: str | None = None,
+    models: Sequence[str] = (),
+    truncate_dim: int | None = None,
+    external: str | None = None,
+    index_dir: str | os.PathLike[str] | None = None,
+) -> Verdict:
+    """Searches the tree before the newest commits for the functions that they changed, with their subjects as queries.
+
+    Args:
+        language: the language of the functions. By default, the most common one in the repository.
+        models: the encoders. Each is combined with words.
+        external: a command that contains `{query}` and prints paths, best first.
+        index_dir: the folder for the index. By default, a temporary one.
+
+    Raises:
+        UserError: no queries can be made (see `history_queries`), a model cannot be loaded, or the command cannot be
+            started.
+    """
+    program = ExternalSearch(external) if external else None
+    for model in models:
+        vectors.open_encoder(model, truncate_dim)  # raises an error now rather than after hours
+    with tempfile.TemporaryDirectory(prefix="soft_trainer-") as scratch:
+        tree = f"{scratch}/tree"
+        queries, mined = history_queries(repository, language, tree)
+        measured = {}
+        with CodeIndex.build(tree, index_dir or f"{scratch}/index", progress=True) as index:
+            index.remember(progress=True, repository=os.fspath(repository), tip=mined.cut)
+            for name, search in _systems(index, mined, models, truncate_dim):
+                measured[name] = measure(queries, mined, search)
+            notices = list(dict.fromkeys(index.notices))
+        if program:
+            measured[program.name] = measure(queries, mined, program.bound_to(tree))
+            if program.failures:
+                failed = f"{program.failures} of {len(queries)} queries failed or took over {SECONDS:g} s"
+                notices.append(f"{program.name}: {failed}; they score 0")
+    return Verdict(queries, mined.cut, measured, notices)
+
+
+def _systems(
+    index: CodeIndex, mined: MinedHistory, models: Sequence[str], truncate_dim: int | None
+) -> Iterator[tuple[str, Search]]:
+    """Yields the name of each system and its search function, which is valid until the next one is requested."""
+    yield WORDS, search_of(index, lexical=True, commits=False)
+    yield MEMORY, search_of(index, lexical=True, commits=True)
+    yield POPULARITY, popular(mined)
+    for model in models:
+        index.encode(model, progress=True, truncate_dim=truncate_dim)
+        yield model, search_of(index, lexical=False, commits=False)
+        yield f"{model} + memory", search_of(index, lexical=False, commits=True)
+
+
+def search_of(index: CodeIndex, lexical: bool, commits: bool) -> Search:
+    """Returns a function that searches an index, optionally with its embeddings and its commits' votes."""
+
+    def search(query: str) -> list[Place]:
+        results = index.search(query, DEPTH, lexical=lexical, commits=commits)
+        return [Place(result.path, result.start_line, result.end_line) for result in results]
+
+    return search
+
+
+def popular(mined: MinedHistory) -> Search:
+    """Returns a function that ignores the query and lists the most frequently changed functions."""
+    earlier = Counter(row["url"] for split in ("train", "valid") for row in mined.rows[split])
+    ranked = [Place(*mined.places[url]) for url, _ in earlier.most_common() if url in mined.places]
+    return lambda query: ranked[:DEPTH]
+
+
+class ExternalSearch:
+    """Searches with another program. It must print one result per line, best first, as a path or as `path:line`.
+
+    The query is passed as a single argument and never through a shell, because anyone can write a commit's subject.
+
+    Args:
+        command: the command line, which contains `{query}`.
+
+    Attributes:
+        failures: the number of queries for which the program failed or took more than ten seconds.
+
+    Raises:
+        UserError: the command does not contain `{query}`, or the program does not exist.
+    """
+
+    def __init__(self, command: str):
+        try:
+            self.words = shlex.split(command)
+        except ValueError as error:
+            raise UserError(f"external={command!r}: {error}") from error
+        if not any(_QUERY in word for word in self.words[1:]):
+            raise UserError(f"external={command!r}: has no {_QUERY}, such as 'rg --files-with-matches -e {_QUERY} .'")
+        program = shutil.which(self.words[0])
+        if program is None:
+            raise UserError(f"external={command!r}: there is no program {self.words[0]!r}")
+        self.words[0] = os.path.abspath(program)
+        self.name = Path(program).name
+        self.failures = 0
+
+    def bound_to(self, tree: str) -> Search:
+        """Returns a search function that runs the program in a tree."""
+        return lambda query: self._search(query, tree)
+
+    def _search(self, query: str, tree: str) -> list[Place]:
+        words = [word.replace(_QUERY, query.replace("\0", " ")) for word in self.words]
+        with tempfile.TemporaryFile() as output:
+            process = subprocess.Popen(
+                words, cwd=tree, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL, process_group=0
+            )
+            try:
+                code = process.wait(SECONDS)
+            except subprocess.TimeoutExpired:
+                code = -1
+            finally:  # ends the processes that it started too
+                _kill_group(process)
+            output.seek(0)
+            answer = output.read(MAX_OUTPUT).decode(errors="replace")
+        if code not in (0, 1) or (code == 1 and answer):  # a search that finds nothing often returns 1
+            self.failures += 1
+            return []
+        lines = filter(None, map(str.strip, answer.splitlines()))
+        return [_place(line, tree) for line in islice(lines, DEPTH)]
+
+
+def _kill_group(process: subprocess.Popen) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:  # all processes have ended
+        pass
+    process.wait()
+
+
+def _place(line: str, tree: str) -> Place:
+    """Parses `path[:line]`. A result without a line is credited with its file, but with no function."""
+    path, number = _PLACE.fullmatch(line).groups()
+    path = os.path.relpath(os.path.join(tree, path), tree)
+    at = int(number) if number else 0
+    return Place(path, at, at)

@@ -1,0 +1,95 @@
+"""Defines search results, and validates queries."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+
+from soft_trainer.errors import UserError
+from soft_trainer.search.index.words import WORD, telling_terms, terms
+
+SHOWN_LINES = 4
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A commit that changed the piece: its short hash, its date and its subject."""
+
+    hash: str
+    date: str
+    subject: str
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """One result: a function, a class, or some lines of a file.
+
+    Attributes:
+        path: the path relative to the indexed folder, with `/`.
+        start_line, end_line: the first and the last line. Line numbers start at 1.
+        language: the language of the file.
+        name: the qualified name of the function or class, or "" for other lines.
+        score: higher is better. Scores of different queries cannot be compared.
+        text: the text of the lines.
+        commits: the commits that changed the piece and whose subjects resemble the query.
+    """
+
+    path: str
+    start_line: int
+    end_line: int
+    language: str
+    name: str
+    score: float
+    text: str
+    commits: tuple[Commit, ...] = ()
+
+    def as_dict(self) -> dict:
+        """Returns the fields as a dict, for `--json`."""
+        return asdict(self) | {"score": round(self.score, 4)}
+
+    def signature(self) -> tuple[int, str]:
+        """Returns (line number, text) for the line that defines the name, or for the first line with a word."""
+        own = re.split(r"[.:#]+", self.name)[-1]
+        named = re.compile(rf"(?<!\w){re.escape(own)}(?!\w)")
+        lines = self._lines() or [(self.start_line, "")]
+        for number, line in lines:
+            if own and named.search(line):
+                return number, line
+        return lines[0]
+
+    def telling_lines(self, wanted: set[str]) -> list[tuple[int, str]]:
+        """Returns (line number, text) for the signature and for the lines with the most query terms, in file order."""
+        first = self.signature()
+        others = set(self._lines()) - {first}
+        best = sorted(others, key=lambda line: (-len(wanted & _terms(line[1][:1000])), line))
+        return sorted([first, *best[: SHOWN_LINES - 1]])
+
+    def _lines(self) -> list[tuple[int, str]]:
+        """Returns (line number, text) for each line that contains a word."""
+        return [line for line in enumerate(self.text.split("\n"), self.start_line) if WORD.search(line[1])]
+
+
+def _terms(text: str) -> set[str]:
+    """Returns the terms of a text."""
+    return {term for word in WORD.findall(text) for term in terms(word)}
+
+
+def check_query(query: str, limit: int) -> None:
+    """Raises UserError if a query is empty or a limit is below 1."""
+    if not query.strip():
+        raise UserError('an empty query; say what to look for, such as "parse a date"')
+    if limit < 1:
+        raise UserError(f"limit={limit}: 1 or more is expected")
+
+
+def parse_place(place: str) -> tuple[str, int]:
+    """Splits `src/dates.py:12` into path and line. Raises UserError if there is no line."""
+    path, _, line = place.rpartition(":")
+    if not path or not line.isdecimal() or len(line) > 9:
+        raise UserError(f"{place}: path and line of a result are expected, such as src/dates.py:12")
+    return path, int(line)
+
+
+def query_terms(query: str) -> set[str]:
+    """Returns the terms to highlight in a result."""
+    return set(telling_terms(query))

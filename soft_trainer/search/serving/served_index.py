@@ -1,0 +1,145 @@
+"""Keeps an index up to date while it serves queries. Pieces are encoded in the background."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from soft_trainer.errors import UserError
+from soft_trainer.search.code_index import CodeIndex
+from soft_trainer.search.index.git_files import head_time, repository_of
+from soft_trainer.search.ranking.results import SearchResult
+from soft_trainer.search.searching import CodeIndexes
+
+# Looking for changed files takes at most a tenth of the time, unless it has not been done for five seconds.
+CHECK_SHARE = 0.1
+CHECK_SECONDS = 5.0
+
+
+class ServedIndex:
+    """Answers queries from a page or an agent with one index or several, one query at a time.
+
+    Args:
+        update: whether to read changed files before a search, and encode new pieces between searches.
+        lexical: whether to ignore embeddings.
+    """
+
+    def __init__(self, index: CodeIndex | CodeIndexes, update: bool = True, lexical: bool = False):
+        self.index = index
+        self.lexical = lexical
+        self.lock = threading.Lock()  # threads share SQLite's connections
+        self.keepers = [_Keeper(member, update, lexical) for member in index.members]
+
+    def search(self, query: str, limit: int, **filters: str | None) -> tuple[list[SearchResult], list[str]]:
+        """Returns results and notices, without waiting for an encoder."""
+        return self._answer(partial(self.index.search, query, limit, **filters))
+
+    def similar(self, path: str, line: int, limit: int) -> tuple[list[SearchResult], list[str]]:
+        """Returns pieces like the one at a line of a file, and notices."""
+        return self._answer(partial(self.index.similar, path, line, limit))
+
+    def text_of(self, path: str) -> str | None:
+        """Returns a file's text as it was when indexed, or None if the file was not indexed."""
+        with self.lock:
+            self._refresh()
+            return self.index.text_of(path)
+
+    def _refresh(self) -> None:
+        for keeper in self.keepers:
+            keeper.refresh()
+
+    def _answer(self, ask: Callable[..., list[SearchResult]]) -> tuple[list[SearchResult], list[str]]:
+        with self.lock:
+            self._refresh()
+            ready = [keeper.ready() for keeper in self.keepers]
+            results = ask(lexical=self.lexical or not all(ready))
+            notices = list(self.index.notices)
+            for keeper, was_ready in zip(self.keepers, ready, strict=True):
+                notices += keeper.take_notices(was_ready)
+        return results, list(dict.fromkeys(notices))
+
+
+class _Keeper:
+    """Keeps one index up to date. Files are read on request; pieces are encoded and commits read in the background."""
+
+    def __init__(self, index: CodeIndex, update: bool, lexical: bool):
+        self.index = index
+        self.update = update
+        self.lexical = lexical
+        self.next_check = 0.0
+        self.loaded = threading.Event()
+        self.work = threading.Event()
+        self.problem = ""
+        self.encodes = False
+        self.commits_read = -1
+        if update:
+            index.remedy = "the others are being encoded"
+            self._remember()
+        self._start_encoder()
+
+    def ready(self) -> bool:
+        """Returns True if a search need not wait for the encoder."""
+        return self.loaded.is_set() or not self.index.model
+
+    def take_notices(self, was_ready: bool) -> list[str]:
+        """Returns notices about the encoder and the index, and clears those of the index."""
+        self.index.notices = []
+        if self.lexical or not self.index.model:
+            return []
+        if not was_ready:
+            return [f"searching only by words: {self.problem or 'the encoder is being loaded'}"]
+        return [f"new pieces are not encoded: {self.problem}"] if self.problem else []
+
+    def refresh(self) -> None:
+        """Reads changed files, unless it did so a moment ago. In a large tree, looking for changes takes long."""
+        self._start_encoder()
+        started = time.monotonic()
+        if self.update and started >= self.next_check:
+            self.index.refresh(encode=False)
+            self._remember()
+            self.work.set()
+            ended = time.monotonic()
+            self.next_check = ended + min((ended - started) / CHECK_SHARE, CHECK_SECONDS)
+
+    def _remember(self) -> None:
+        """Reads new commits in a separate process, so that no search has to wait."""
+        place = repository_of(self.index.folder)
+        moved = head_time(place[0]) if place else -1
+        if moved != self.commits_read:
+            self.commits_read = moved
+            spawn = multiprocessing.get_context("spawn")
+            spawn.Process(target=read_commits, args=(self.index.index_dir,), daemon=True).start()
+
+    def _start_encoder(self) -> None:
+        """Starts the encoding thread as soon as the index has an encoder."""
+        if self.index.model and not (self.lexical or self.encodes):
+            self.encodes = True
+            threading.Thread(target=self._encode, daemon=True).start()
+
+    def _encode(self) -> None:
+        """Loads the encoder and then keeps encoding new pieces."""
+        while True:
+            try:
+                with CodeIndex.open(self.index.index_dir) as index:  # a thread has its own connection
+                    index.encoders = self.index.encoders
+                    index.load_encoder()
+                    self.problem = ""
+                    self.loaded.set()
+                    if self.update:
+                        index.encode(wait=False)
+            except Exception as error:  # no caller reads the error of this thread
+                cause = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+                self.problem = cause + " ".join(str(error).split())
+            self.work.wait()
+            self.work.clear()
+
+
+def read_commits(index_dir: Path) -> None:
+    """Reads new commits into an index. If this fails, the index stays as it is."""
+    with suppress(UserError), CodeIndex.open(index_dir) as index:
+        index.remember(wait=False)

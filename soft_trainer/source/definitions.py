@@ -1,0 +1,155 @@
+"""Finds functions, classes and types in a file's syntax tree, and their names."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from functools import cache
+from typing import NamedTuple
+
+from tree_sitter import Node, Query, QueryCursor
+
+from soft_trainer.dataflow import parser
+from soft_trainer.source.languages import SOURCE_LANGUAGES
+
+# Searching the children of a syntax error takes quadratic time, 20 s for 80,000 children.
+MAX_ERROR_CHILDREN = 10_000
+_READ_BYTES = 1 << 15
+_MAX_AROUND = 8
+_MAX_NAME = 200  # characters
+_KINDS = ("wrapper", "container", "type", "function")  # the order of nodes with the same text, outer ones first
+# In C, `struct point p` mentions a structure and does not define it.
+_NEED_BODY = {"struct_specifier", "union_specifier", "enum_specifier", "class_specifier"}
+_TYPE_PARAMETERS = re.compile(r"(?<=\w)<\s*\w[^<>]*>")
+_REFERENCES = ("reference_declarator", "function_declarator")
+_DECLARATORS = (*_REFERENCES, "pointer_declarator", "array_declarator", "parenthesized_declarator")
+
+
+def parse(source: bytes, language: str, seconds: float = 60.0) -> Node | None:
+    """Parses a file. Returns None if most of it is a syntax error, or if parsing takes longer than `seconds`.
+
+    Some files, even of 200 bytes, make the parser hang forever. All others take far less than a minute.
+    """
+    deadline = time.monotonic() + seconds
+
+    def read(at: int, _) -> bytes:
+        # A parser of tree-sitter 0.26 stops only if it is told that the text ends here.
+        if time.monotonic() < deadline:
+            return source[at : at + _READ_BYTES]
+        return b""
+
+    root = parser(language).parse(read).root_node
+    broken = any(node.is_error and node.child_count > MAX_ERROR_CHILDREN for node in (root, *root.children))
+    if broken or time.monotonic() > deadline:
+        return None
+    return root
+
+
+class Definition(NamedTuple):
+    """A function, a container (class, module, `impl`) or a type.
+
+    Attributes:
+        kind: "function", "container" or "type".
+        name: the unqualified name, or "" for a function that has none.
+        node: the syntax node.
+        wrappers: the enclosing nodes that may give it a name, such as an assignment, outermost first.
+        around: the innermost eight enclosing definitions that have a name, outermost first.
+    """
+
+    kind: str
+    name: str
+    node: Node
+    wrappers: list[Node]
+    around: list[Definition]
+
+
+def definitions(root: Node, source: bytes, language: str) -> Iterator[Definition]:
+    """Yields all definitions below `root`, outer ones before inner ones."""
+    captures = QueryCursor(queries(language)[0]).captures(root)
+    nodes = []
+    for kind in _KINDS:
+        for node in captures.get(kind, ()):
+            nodes.append((kind, node))
+    nodes.sort(key=lambda each: (each[1].start_byte, -each[1].end_byte))
+    # What encloses the present node. Asking each node for its parent would take quadratic time in a deep tree.
+    around: list[Definition] = []
+    wrappers: list[Node] = []
+    for kind, node in nodes:
+        while around and around[-1].node.end_byte <= node.start_byte:
+            around.pop()
+        while wrappers and wrappers[-1].end_byte <= node.start_byte:
+            wrappers.pop()
+        if kind == "wrapper":
+            wrappers.append(node)
+            continue
+        if node.type in _NEED_BODY and node.child_by_field_name("body") is None:
+            continue
+        own = [wrapper for wrapper in wrappers[-_MAX_AROUND // 2 :] if wrapper.end_byte <= node.end_byte + 1]
+        name = _name(source, node, own, SOURCE_LANGUAGES[language].wrappers)
+        definition = Definition(kind, name, node, own, around[-_MAX_AROUND:])
+        if name:
+            around.append(definition)
+        yield definition
+
+
+def name_node(node: Node) -> Node | None:
+    """Returns the node with a definition's name. In C it is inside declarators, and in a Rust `impl` it is a type."""
+    name = node.child_by_field_name("name")
+    if name is None and node.type == "impl_item":
+        return node.child_by_field_name("type")
+    while name is None and (inner := node.child_by_field_name("declarator") or last_child(node, *_REFERENCES)):
+        node = inner
+        if node.type not in _DECLARATORS:
+            name = node
+    return name
+
+
+def last_child(node: Node, *kinds: str) -> Node | None:
+    """Returns the last named child if its type is one of `kinds`, or None."""
+    last = node.named_child(max(0, node.named_child_count - 1))
+    if last is not None and last.type in kinds:
+        return last
+    return None
+
+
+def _name(source: bytes, node: Node, wrappers: list[Node], naming: dict[str, str]) -> str:
+    """Returns the name of a definition, or of what it is assigned to, on one line and without type parameters."""
+    named = name_node(node)
+    for wrapper in reversed(wrappers):
+        if named is None and (field := naming.get(wrapper.type)):
+            named = wrapper.child_by_field_name(field)
+    if named is None:
+        return ""
+    text = node_text(source, named)[:_MAX_NAME]
+    while (shorter := _TYPE_PARAMETERS.sub("", text)) != text:
+        text = shorter
+    text = "".join(text.replace("::", ".").removeprefix("this.").strip("\"'` \n").split())
+    receiver = node.child_by_field_name("receiver")
+    if receiver:
+        owner = re.findall(r"\w+", node_text(source, receiver).split("[")[0])
+        text = ".".join([*owner[-1:], text])
+    return text
+
+
+def node_text(source: bytes, node: Node) -> str:
+    """Returns a node's text. `node.text` would be slow, because it calls the parser's `read` for every byte."""
+    return source[node.start_byte : node.end_byte].decode(errors="replace")
+
+
+@cache
+def queries(language: str) -> tuple[Query, Query]:
+    """Returns two tree-sitter queries: one for functions, classes, types and their wrappers, and one for comments."""
+    table = SOURCE_LANGUAGES[language]
+    kinds = {
+        "function": table.functions.split(),
+        "container": table.containers.split(),
+        "type": table.types.split(),
+        "wrapper": table.wrappers,
+    }
+    patterns = []
+    for kind, types in kinds.items():
+        for name in types:
+            patterns.append(f"({name}) @{kind}")
+    grammar = parser(language).language
+    return Query(grammar, "\n".join(patterns)), Query(grammar, table.comments)

@@ -1,0 +1,248 @@
+"""Turns a source file into one row per function."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator
+from operator import attrgetter
+from typing import NamedTuple
+
+from tree_sitter import Node, QueryCursor
+
+from soft_trainer.mining.rules import Row
+from soft_trainer.source.definitions import definitions, last_child, name_node, node_text, queries
+from soft_trainer.source.documentation import document_tokens, summary
+from soft_trainer.source.languages import SOURCE_LANGUAGES
+
+Span = tuple[int, int]
+# Blanks up to the end of the line, and the blank lines after it.
+_REST_OF_LINE = re.compile(rb"[ \t]*(?:\n(?:[ \t]*\n)*|\Z)")
+_START = attrgetter("start_byte")
+
+
+def functions(root: Node, source: bytes, language: str, path: str) -> Iterator[tuple[Row, Node]]:
+    """Yields the named functions in `source` that have a body. Each comes as a row, with its syntax node.
+
+    A row has CodeSearchNet's columns except `repo` and `partition`, which depend on the package. Without
+    documentation, `docstring` and `docstring_tokens` are empty. If the documentation consists of tags, only
+    `docstring_tokens` is empty.
+    """
+    file = FileFunctions(root, source, language, path)
+    for function in file.functions.values():
+        yield file.row(function), function.node
+
+
+class Function(NamedTuple):
+    """A named function in a file.
+
+    Attributes:
+        name: the name qualified by enclosing classes and modules, as in `Cart.total`.
+        parameters: the text of the parameters on one line, without brackets.
+        node: the syntax node.
+        named: the node that includes the name. In `f = function () {}`, it is the parent of `node`.
+        body: the syntax node of the body.
+    """
+
+    name: str
+    parameters: str
+    node: Node
+    named: Node
+    body: Node
+
+    @property
+    def lines(self) -> Span:
+        """The first and the last line. Line numbers start at 1."""
+        return self.named.start_point[0] + 1, self.named.end_point[0] + 1
+
+
+class FileFunctions:
+    """The functions in one file. All are found at once, but rows are slow to make, so each is made on request.
+
+    Args:
+        root: the root of the syntax tree, or None if the file could not be parsed. It then has no functions.
+        source: the text of the file.
+        language: one of `SOURCE_LANGUAGES`.
+        path: the path of the file, for the rows.
+
+    Attributes:
+        functions: the functions in order, keyed by a unique name: `Cart.total`, `Cart.total(int count)` if it is
+            overloaded, and `Cart.total(int count)~2` for the second one with the same parameters.
+    """
+
+    def __init__(self, root: Node | None, source: bytes, language: str, path: str):
+        self.source = source
+        self.language = language
+        self.path = path
+        self.table = SOURCE_LANGUAGES[language]
+        self.functions: dict[str, Function] = {}
+        if root is None:
+            return
+        self._strings = set(self.table.strings.split())
+        self._comments = comments(root, language)
+        # In some grammars a comment ends at the start of the next line.
+        self._by_last_row = {node.end_point[0] - (node.end_point[1] == 0): node for node in self._comments}
+        found = list(self._found(root))
+        overloads = Counter(function.name for function in found)
+        seen = Counter()
+        for function in found:
+            name = function.name
+            if overloads[name] > 1:
+                name += f"({function.parameters})"
+            seen[name] += 1
+            if seen[name] > 1:
+                name += f"~{seen[name]}"
+            self.functions[name] = function
+
+    def _found(self, root: Node) -> Iterator[Function]:
+        """Yields the named functions that have a body. Of several with the same lines, only the first is yielded."""
+        end = 0
+        lines = set()
+        for found in definitions(root, self.source, self.language):
+            node = found.node
+            if found.kind != "function" or (node.end_byte <= end and not self.table.nested):
+                continue
+            end = max(end, node.end_byte)
+            named = node
+            if name_node(node) is None:  # `f = function () {}`
+                named = node.parent
+                if not self.table.wrappers.get(named.type):
+                    continue
+            scope = [outer.name for outer in found.around if outer.kind == "container"]
+            body = node.child_by_field_name("body") or last_child(node, "function_body")
+            function = Function(".".join([*scope, found.name]), _parameters(self.source, node), node, named, body)
+            if body is not None and found.name and function.lines not in lines:
+                lines.add(function.lines)
+                yield function
+
+    def counterpart(self, name: str, other: FileFunctions) -> str | None:
+        """Returns a function's name in another version of the file, or None if it does not exist there.
+
+        Parameters tell overloads apart.
+        """
+        if name in other.functions:
+            return name
+        own = self.functions[name]
+        for key, function in other.functions.items():
+            if (function.name, function.parameters) == (own.name, own.parameters):
+                return key
+        return None
+
+    def row(self, function: Function) -> Row:
+        """Returns a function's row, as described in `functions`."""
+        first, last = function.lines
+        docstring = self._docstring(function)
+        return {
+            "path": self.path,
+            "func_name": function.name,
+            "original_string": node_text(self.source, function.named),
+            "language": self.language,
+            "code": _without(self.source, function.named, self._comment_spans(function)),
+            "code_tokens": self.tokens(function),
+            "docstring": docstring,
+            "docstring_tokens": document_tokens(summary(docstring, self.table.style)),
+            "url": f"{self.path}#L{first}-L{last}",
+        }
+
+    def tokens(self, function: Function) -> list[str]:
+        """Returns a function's tokens without comments. A string is a single token."""
+        skipped = set(self._comment_spans(function))
+        tokens = []
+        stack = [function.named]
+        while stack:
+            node = stack.pop()
+            if node.byte_range in skipped:
+                continue
+            if node.child_count and node.type not in self._strings:
+                stack += reversed(node.children)
+                continue
+            text = node_text(self.source, node).strip()
+            if text not in ("", "\\"):
+                tokens.append(text)
+        return tokens
+
+    def _comment_spans(self, function: Function) -> list[Span]:
+        """Returns the span of each comment in a function: the offsets of its first byte and of the byte after it."""
+        first = bisect_left(self._comments, function.named.start_byte, key=_START)
+        last = bisect_left(self._comments, function.named.end_byte, key=_START)
+        spans = []
+        for node in self._comments[first:last]:
+            # An inner function that consists of a docstring would not parse without it.
+            alone = node.type == "expression_statement" and node.parent.named_child_count == 1
+            if not alone or node.parent == function.body:
+                spans.append(node.byte_range)
+        return spans
+
+    def at(self, lines: set[int]) -> set[str]:
+        """Returns the names of the innermost functions on these lines."""
+        owners: dict[int, str] = {}
+        for name, function in self.functions.items():  # outer functions come before those inside them
+            first, last = function.lines
+            owners |= dict.fromkeys(lines.intersection(range(first, last + 1)), name)
+        return set(owners.values())
+
+    def _docstring(self, function: Function) -> str:
+        """Returns a function's documentation without delimiters, or "" if it has none."""
+        if not self.table.docstring_in_body:
+            return self.table.style.strip(self._comment_above(function.named)).strip()
+        first = function.body.named_child(0)
+        if first is None or first.type != "expression_statement" or first.named_child(0).type != "string":
+            return ""
+        return self.table.style.strip(node_text(self.source, first.named_child(0)))
+
+    def _comment_above(self, node: Node) -> str:
+        """Returns the doc comment that ends on the line above a function, or "" if there is none.
+
+        Consecutive line comments form a single comment.
+        """
+        while node.parent is not None and node.parent.type in self.table.wrappers:
+            node = node.parent
+        row = node.start_point[0] - 1
+        group = [""]
+        while (comment := self._by_last_row.get(row)) is not None:
+            line_start = self.source.rfind(b"\n", 0, comment.start_byte) + 1
+            if self.source[line_start : comment.start_byte].strip():
+                break  # It stands after code on the same line.
+            group.insert(0, node_text(self.source, comment))
+            row = comment.start_point[0] - 1
+            if group[0].startswith(("/*", "=begin")):
+                del group[1:]
+                break
+        if group[0].startswith(self.table.doc_prefix):
+            return "\n".join(group)
+        return ""
+
+
+def _parameters(source: bytes, node: Node | None) -> str:
+    """Returns the text of a function's parameters, on one line and without brackets."""
+    while node is not None:
+        parameters = node.child_by_field_name("parameters")
+        if parameters is not None:
+            return " ".join(node_text(source, parameters)[1:-1].split())
+        node = node.child_by_field_name("declarator")  # in C
+    return ""
+
+
+def comments(root: Node, language: str) -> list[Node]:
+    """Returns the nodes of all comments and docstrings below `root`, in order."""
+    nodes = QueryCursor(queries(language)[1]).captures(root).get("comment", [])
+    return sorted(nodes, key=_START)
+
+
+def _without(source: bytes, node: Node, spans: list[Span]) -> str:
+    """Returns a node's text without the given byte spans.
+
+    Lines that become blank are removed, together with blank lines that follow them.
+    """
+    text = source[node.start_byte : node.end_byte]
+    for start, end in reversed(spans):
+        before = text[: start - node.start_byte]
+        rest_at = end - node.start_byte
+        blank = _REST_OF_LINE.match(text, rest_at)
+        if blank:
+            before = before.rstrip(b" \t")
+            if not before or before.endswith(b"\n"):
+                rest_at = blank.end()
+        text = before + text[rest_at:]
+    return text.decode(errors="replace").rstrip()

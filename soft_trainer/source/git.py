@@ -1,0 +1,129 @@
+"""Reads a git repository's commits and trees with libgit2.
+
+`git` is never run. Therefore no hook, filter, pager or file-system monitor from a repository's configuration can run,
+and nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from soft_trainer.errors import UserError
+from soft_trainer.source.source_files import MAX_DEPTH, MAX_FILE_BYTES, decoded
+
+try:
+    import pygit2
+    from pygit2.enums import RepositoryOpenFlag, SortMode
+except ImportError:  # It is optional. `open_repository`, which everything else needs first, reports this.
+    pygit2 = None
+
+REGULAR_FILES = (0o100644, 0o100755, 0o100664)  # no links, no submodules
+
+
+def open_repository(path: str | os.PathLike[str]) -> pygit2.Repository:
+    """Opens a repository with or without a working tree, regardless of who owns it.
+
+    Raises:
+        UserError: pygit2 is missing, the folder is not a repository that libgit2 can read, or the repository has no
+            commit.
+    """
+    if pygit2 is None:
+        raise UserError("history needs the extra: pip install 'soft-trainer[history]'")
+    before = pygit2.settings.owner_validation
+    # The validation protects programs that obey a repository's settings. This one ignores them.
+    pygit2.settings.owner_validation = False
+    try:
+        repository = pygit2.Repository(os.fspath(path), RepositoryOpenFlag.NO_SEARCH)
+        if repository.head_is_unborn:
+            raise UserError(f"{path}: the repository has no commit on its current branch")
+    except (pygit2.GitError, KeyError, OSError) as error:
+        hint = "give the root of a git repository, with its .git, or a bare one"
+        if Path(path, ".git").exists() or Path(path, "objects").exists():
+            hint = "libgit2 cannot open it; clone it again (`git clone`, without --filter) and give the clone"
+        raise UserError(f"{path}: no readable git repository ({' '.join(str(error).split())}); {hint}") from error
+    finally:
+        pygit2.settings.owner_validation = before
+    return repository
+
+
+@contextmanager
+def reporting_missing_objects(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turns a missing or damaged object into a one-line error.
+
+    Raises:
+        UserError: libgit2 could not read an object.
+    """
+    try:
+        yield
+    except UserError:  # If pygit2 is missing, so is its GitError, which the next clause needs.
+        raise
+    except (pygit2.GitError, OSError) as error:
+        raise UserError(
+            f"{path}: an object of the history cannot be read ({' '.join(str(error).split())}); a partial clone lacks "
+            "old files: clone without --filter, or fetch them with `git backfill` or `git fetch --refetch`"
+        ) from error
+
+
+def read_object(repository: pygit2.Repository, oid: pygit2.Oid | str):
+    """Returns the object with this id.
+
+    Raises:
+        OSError: the object is missing.
+    """
+    try:
+        return repository[oid]
+    except KeyError:
+        raise OSError(f"{oid} is missing") from None
+
+
+def commits_oldest_first(repository: pygit2.Repository, tip: str | None = None, known: str = "") -> list[str]:
+    """Returns the ids of the commits reachable from `tip` (by default HEAD) but not from `known`.
+
+    Parents come before their children. Apart from that, commits are ordered by committer date.
+    """
+    order = SortMode.TOPOLOGICAL | SortMode.TIME | SortMode.REVERSE
+    walker = repository.walk(tip or repository.head.target, order)
+    if known:
+        walker.hide(known)
+    return [str(commit.id) for commit in walker]
+
+
+def tree_files(repository: pygit2.Repository, commit: str) -> Iterator[tuple[str, pygit2.Oid]]:
+    """Yields the path and the blob id of each regular file in a commit's tree, ordered by path.
+
+    Files whose names git would refuse to check out are left out.
+    """
+    stack = [("", read_object(repository, commit).tree.id, 0)]
+    while stack:
+        prefix, oid, depth = stack.pop()
+        below = []
+        for entry in read_object(repository, oid):
+            name = decoded(entry.raw_name)
+            if name in (None, "", ".", "..") or name.lower() == ".git" or "/" in name or "\\" in name:
+                continue
+            if entry.type_str == "tree" and depth < MAX_DEPTH:
+                below.append((f"{prefix}{name}/", entry.id, depth + 1))
+            elif entry.type_str == "blob" and entry.filemode in REGULAR_FILES:
+                yield prefix + name, entry.id
+        stack += reversed(below)
+
+
+def write_tree(repository: pygit2.Repository, commit: str, folder: str | os.PathLike[str]) -> None:
+    """Writes a commit's regular files below `folder`, except those over `MAX_FILE_BYTES`."""
+    for path, oid in tree_files(repository, commit):
+        content = blob(repository, oid)
+        if isinstance(content, bytes):
+            target = Path(folder, path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+
+
+def blob(repository: pygit2.Repository, oid: pygit2.Oid) -> bytes | str:
+    """Returns the content of a blob, or the reason to skip it."""
+    _, size = repository.odb.read_header(oid)
+    if size <= MAX_FILE_BYTES:
+        return read_object(repository, oid).data
+    return f"over {MAX_FILE_BYTES:,} bytes"

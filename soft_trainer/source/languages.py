@@ -1,0 +1,199 @@
+"""Describes each language for mining and search.
+
+A new language needs an entry in `SOURCE_LANGUAGES`, its grammar in `GRAMMARS` in `dataflow/source.py`, and the package
+of the grammar in `setup.cfg`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from soft_trainer.source import documentation
+from soft_trainer.source.documentation import DocStyle
+
+_NEVER = "(?!)"  # a pattern that matches nothing
+
+
+@dataclass(frozen=True)
+class SourceLanguage:
+    """Describes how a language writes functions, names and documentation. Spaces separate the node types in a string.
+
+    Attributes:
+        extensions: the endings of file names.
+        functions: the node types with a `body` field that count as functions.
+        strings: the node types that are one token with all that they contain.
+        style: the delimiters and the markup of documentation.
+        comments: a tree-sitter query for comments and docstrings.
+        containers: the node types whose name is written before the name of the function (`Class.method`).
+        types: the other node types that define a name: structures, aliases, macros. Search shows them.
+        wrappers: the node types that may enclose a function and give it a name (`exports.f = function () {}`), or
+            stand between it and its doc comment. The value is the field with the name, or "" if there is none.
+        doc_prefix: the beginnings of doc comments. Other comments (`/* ... */` in Java) are not documentation.
+        docstring_in_body: True if the documentation is the first statement of the body.
+        nested: True if functions inside functions are rows too.
+        constructors: a pattern of the names of constructors and destructors.
+        named_as_class: True if a constructor has the name of its class.
+        magic_methods: a pattern of CodeSearchNet's list of methods that any class may have.
+        test_words: the words in a path that mark a test.
+    """
+
+    extensions: tuple[str, ...]
+    functions: str
+    strings: str
+    style: DocStyle
+    comments: str = "(comment) @comment"
+    containers: str = ""
+    types: str = ""
+    wrappers: dict[str, str] = field(default_factory=dict)
+    doc_prefix: tuple[str, ...] = ("/**",)
+    docstring_in_body: bool = False
+    nested: bool = False
+    constructors: str = _NEVER
+    named_as_class: bool = False
+    magic_methods: str = _NEVER
+    test_words: str = "test tests"
+
+
+# In JavaScript and TypeScript, many functions get their name from what encloses them.
+_NAMING_FUNCTIONS = {
+    "variable_declarator": "name",
+    "assignment_expression": "left",
+    "pair": "key",
+    "expression_statement": "",
+    "variable_declaration": "",
+    "lexical_declaration": "",
+    "export_statement": "",
+}
+_LINES_AND_BLOCKS = "(line_comment) @comment (block_comment) @comment"
+SOURCE_LANGUAGES: dict[str, SourceLanguage] = {
+    "ruby": SourceLanguage(
+        extensions=(".rb", ".rake"),
+        functions="method singleton_method",
+        strings="string heredoc_body regex subshell delimited_symbol string_array",
+        containers="class module",
+        style=documentation.RUBY,
+        doc_prefix=("#", "=begin"),
+        constructors="initialize",
+        magic_methods=r"to_s|to_text|inspect|display|dup|clone|equal\?|eql\?|hash|===?|!=|=~|<=>|[<>]=?|between\?",
+        test_words="test tests spec specs",
+    ),
+    "python": SourceLanguage(
+        extensions=(".py",),
+        functions="function_definition",
+        strings="string",
+        # A string that is a statement is a docstring or serves as a comment.
+        comments="(comment) @comment (expression_statement . (string) .) @comment",
+        containers="class_definition",
+        wrappers={"decorated_definition": ""},
+        style=documentation.PYTHON,
+        docstring_in_body=True,
+        constructors="__init__|__new__",
+        magic_methods=r"__\w+__",
+    ),
+    "java": SourceLanguage(
+        extensions=(".java",),
+        functions="method_declaration constructor_declaration compact_constructor_declaration",
+        strings="string_literal character_literal",
+        comments=_LINES_AND_BLOCKS,
+        containers="class_declaration interface_declaration enum_declaration record_declaration",
+        style=documentation.JAVADOC,
+        doc_prefix=("/**", "///"),
+        named_as_class=True,
+        magic_methods="toString|hashCode|equals|finalize|notify|notifyAll|clone",
+    ),
+    "javascript": SourceLanguage(
+        extensions=(".js", ".mjs", ".cjs", ".jsx"),
+        functions="function_declaration generator_function_declaration method_definition"
+        " function_expression generator_function arrow_function",
+        strings="string template_string regex",
+        containers="class_declaration",
+        wrappers=_NAMING_FUNCTIONS | {"field_definition": "property"},
+        style=documentation.JSDOC,
+        # A function often wraps a module, and constructors define methods.
+        nested=True,
+        constructors="constructor",
+        magic_methods="toString|toLocaleString|valueOf",
+        test_words="test tests spec specs",
+    ),
+    "php": SourceLanguage(
+        extensions=(".php", ".inc"),
+        functions="function_definition method_declaration",
+        strings="string encapsed_string heredoc nowdoc shell_command_expression",
+        containers="class_declaration interface_declaration trait_declaration enum_declaration",
+        style=documentation.PHPDOC,
+        constructors="__construct|__destruct",
+        magic_methods=r"__[a-z]\w*",
+    ),
+    "go": SourceLanguage(
+        extensions=(".go",),
+        functions="function_declaration method_declaration",
+        strings="interpreted_string_literal raw_string_literal rune_literal",
+        style=documentation.GO,
+        doc_prefix=("//", "/*"),
+        types="type_spec type_alias",
+        magic_methods="String|GoString",
+    ),
+    "c": SourceLanguage(
+        extensions=(".c", ".h"),
+        functions="function_definition",
+        strings="string_literal char_literal system_lib_string",
+        style=documentation.JAVADOC,
+        doc_prefix=("/**", "/*!", "///", "//!"),
+        types="struct_specifier union_specifier enum_specifier type_definition preproc_function_def",
+    ),
+    "rust": SourceLanguage(
+        extensions=(".rs",),
+        functions="function_item",
+        strings="string_literal raw_string_literal char_literal",
+        comments=_LINES_AND_BLOCKS,
+        containers="impl_item trait_item mod_item",
+        style=documentation.RUST,
+        doc_prefix=("///", "/**"),
+        types="struct_item enum_item union_item type_item macro_definition",
+        magic_methods="fmt|eq|ne|cmp|partial_cmp|hash|clone|drop|default",
+    ),
+    "csharp": SourceLanguage(
+        extensions=(".cs",),
+        functions="method_declaration constructor_declaration local_function_statement",
+        strings="string_literal verbatim_string_literal raw_string_literal character_literal"
+        " interpolated_string_expression",
+        containers="class_declaration interface_declaration struct_declaration record_declaration enum_declaration",
+        style=documentation.JAVADOC,
+        doc_prefix=("///", "/**"),
+        types="delegate_declaration property_declaration",
+        named_as_class=True,
+        magic_methods="ToString|GetHashCode|Equals|Dispose|Finalize",
+    ),
+    "kotlin": SourceLanguage(
+        extensions=(".kt", ".kts"),
+        functions="function_declaration",
+        strings="string_literal multiline_string_literal character_literal",
+        comments=_LINES_AND_BLOCKS,
+        containers="class_declaration object_declaration",
+        style=documentation.KDOC,
+        types="type_alias",
+        magic_methods="toString|hashCode|equals",
+    ),
+}
+_C = SOURCE_LANGUAGES["c"]
+_JAVASCRIPT = SOURCE_LANGUAGES["javascript"]
+SOURCE_LANGUAGES["cpp"] = replace(
+    _C,
+    extensions=(".cpp", ".cc", ".cxx", ".hpp", ".hh", ".hxx", ".cu", ".cuh"),
+    strings=_C.strings + " raw_string_literal",
+    containers="class_specifier struct_specifier namespace_definition",
+    wrappers={"template_declaration": ""},
+    types="union_specifier enum_specifier type_definition preproc_function_def alias_declaration concept_definition",
+    named_as_class=True,
+)
+SOURCE_LANGUAGES["typescript"] = replace(
+    _JAVASCRIPT,
+    extensions=(".ts", ".mts", ".cts"),
+    containers="class_declaration abstract_class_declaration internal_module",
+    wrappers=_NAMING_FUNCTIONS | {"public_field_definition": "name"},
+    types="interface_declaration type_alias_declaration enum_declaration",
+)
+# The same language with markup in it has another grammar.
+SOURCE_LANGUAGES["tsx"] = replace(SOURCE_LANGUAGES["typescript"], extensions=(".tsx",))
+
+LANGUAGE_OF_ENDING = {ending: name for name, table in SOURCE_LANGUAGES.items() for ending in table.extensions}

@@ -1,0 +1,244 @@
+"""Draws global batches, which are the rows that share a step across all processes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+from torch.utils.data import BatchSampler, DataLoader, Dataset, default_convert
+from transformers import TrainingArguments
+
+from soft_trainer.errors import UserError
+from soft_trainer.training.clusters import similar_batches
+
+TRIES = 64  # random batches to try for a row with a repeated text, before trying all batches with room
+SORTED_TOGETHER = 50  # the rows of this many batches are sorted by length together, as in `Trainer`
+
+
+class GlobalRows(list):
+    """The rows of a global batch, and the epoch that it belongs to."""
+
+    def __init__(self, rows: Iterable[int], epoch: int):
+        super().__init__(rows)
+        self.epoch = epoch
+
+
+class GlobalBatchSampler(BatchSampler):
+    """Yields the rows of global batches, which depend only on the seed and the epoch.
+
+    Every process yields the same batches and takes its own shard of each (`distributed.shard`). Each process therefore
+    knows the rows of all others without communication, and every promise about a batch holds for the global batch.
+
+    Args:
+        rows: the number of training rows.
+        batch_size: the number of rows in a global batch, across all processes.
+        strategy: "random", "sequential", "no_duplicates", "group_by_length", "one_language" or "similar".
+        seed: the seed for all draws.
+        drop_last: whether to leave out the last batch if it is incomplete.
+        text_ids: for "no_duplicates", the ids of each row's texts. Equal texts have equal ids.
+        lengths: for "group_by_length", the number of tokens in each row.
+        languages: for "one_language", the language of each row.
+        similar: for "similar", the arguments of `similar_batches` that are not known here.
+
+    Raises:
+        UserError: there are too few rows, or too few in some language, for one full batch.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        batch_size: int,
+        strategy: str = "random",
+        seed: int = 0,
+        drop_last: bool = True,
+        text_ids: Sequence[np.ndarray] = (),
+        lengths: np.ndarray | None = None,
+        languages: Sequence[str] = (),
+        similar: Mapping | None = None,
+    ):
+        self.names, self.languages = np.unique(np.asarray(languages, dtype=str), return_inverse=True)
+        counts = [rows]
+        smallest = ""
+        if strategy == "one_language":
+            if len(self.languages) == 0:
+                raise UserError("train_sampling_strategy='one_language': the training rows have no column 'language'")
+            counts = np.bincount(self.languages).tolist()
+            smallest = f" {self.names[np.argmin(counts)]}"
+        if drop_last and min(counts) < batch_size:
+            raise UserError(
+                f"{min(counts)}{smallest} training rows do not fill one batch of {batch_size} (per-process batch x "
+                "processes): use a smaller batch, or --dataloader_drop_last false"
+            )
+        self.batches = sum(count // batch_size if drop_last else -(-count // batch_size) for count in counts)
+        self.rows = rows
+        self.batch_size = batch_size
+        self.strategy = strategy
+        self.seed = seed
+        self.drop_last = drop_last
+        self.text_ids = text_ids
+        self.lengths = lengths
+        self.epoch = 0
+        self.similar = similar
+
+    def set_epoch(self, epoch: int) -> None:
+        """Sets the epoch whose batches are yielded next."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        strategies = {
+            "random": self._random,
+            "sequential": self._sequential,
+            "no_duplicates": self._no_duplicates,
+            "group_by_length": self._group_by_length,
+            "one_language": self._one_language,
+            "similar": self._similar,
+        }
+        draw = strategies[self.strategy]
+        for rows in draw(np.random.default_rng([self.seed, self.epoch])):
+            yield GlobalRows(rows, self.epoch)
+
+    def _split(self, order: Sequence[int]) -> Iterator[list[int]]:
+        """Yields batches of rows in the given order."""
+        for start in range(0, len(order), self.batch_size):
+            batch = list(order[start : start + self.batch_size])
+            if len(batch) == self.batch_size or not self.drop_last:
+                yield batch
+
+    def _split_parts(self, parts: Iterable[np.ndarray], generator: np.random.Generator) -> Iterator[list[int]]:
+        """Yields batches that each contain rows from one part only. Batches come in random order."""
+        batches = []
+        for part in parts:
+            batches += self._split(part.tolist())
+        return _shuffled(batches, generator)
+
+    def _random(self, generator: np.random.Generator) -> Iterator[list[int]]:
+        """Draws every batch at random."""
+        return self._split(generator.permutation(self.rows).tolist())
+
+    def _sequential(self, _: np.random.Generator) -> Iterator[list[int]]:
+        """Keeps the order of the rows."""
+        return self._split(range(self.rows))
+
+    def _no_duplicates(self, generator: np.random.Generator) -> Iterator[list[int]]:
+        """Draws random batches in which no text occurs twice. A row that fits into no batch is left out."""
+        places = np.minimum(self.batch_size, self.rows - self.batch_size * np.arange(len(self)))
+        texts_of = shared_texts(self.text_ids)
+        order = generator.permutation(self.rows).tolist()
+        batches = _placed_apart([row for row in order if row in texts_of], texts_of, places, generator)
+        others = [row for row in order if row not in texts_of]
+        free = np.repeat(np.arange(len(places)), places - [len(batch) for batch in batches])
+        for row, batch in zip(others, generator.permutation(free).tolist(), strict=False):
+            batches[batch].append(row)
+        return (generator.permutation(batch).tolist() for batch in batches)
+
+    def _group_by_length(self, generator: np.random.Generator) -> Iterator[list[int]]:
+        """Groups rows of similar length. Rows are shuffled, then sorted within every `SORTED_TOGETHER` batches."""
+        order = generator.permutation(self.rows)
+        size = SORTED_TOGETHER * self.batch_size
+        parts = (order[start : start + size] for start in range(0, self.rows, size))
+        return self._split_parts((part[np.argsort(-self.lengths[part])] for part in parts), generator)
+
+    def _one_language(self, generator: np.random.Generator) -> Iterator[list[int]]:
+        """Draws each batch at random from one language. Batches of different languages are mixed."""
+        order = generator.permutation(self.rows)
+        parts = (order[self.languages[order] == language] for language in range(len(self.names)))
+        return self._split_parts(parts, generator)
+
+    def _similar(self, generator: np.random.Generator) -> Iterator[list[int]]:
+        """Builds batches from small groups of similar rows, in random order."""
+        options = {"batch_size": self.batch_size, "generator": generator, "drop_last": self.drop_last}
+        return _shuffled(similar_batches(**options, **self.similar), generator)
+
+
+def _shuffled(batches: list[list[int]], generator: np.random.Generator) -> Iterator[list[int]]:
+    return (batches[place] for place in generator.permutation(len(batches)))
+
+
+def _placed_apart(
+    rows: Sequence[int], texts_of: Mapping[int, set], places: np.ndarray, generator: np.random.Generator
+) -> list[list[int]]:
+    """Puts each row into a random batch that has room and shares no text with it, in linear time.
+
+    `places` is the number of rows that each batch has room for. A row that fits into no batch is left out.
+    """
+    batches: list[list[int]] = [[] for _ in places]
+    texts_in: list[set] = [set() for _ in places]
+    held: Counter = Counter()  # the number of batches with a text
+    room = places.tolist()
+    with_room = list(range(len(places)))
+    place_of = with_room.copy()  # the position of a batch in `with_room`
+    without: dict[object, list[int]] = {}  # the batches that lack a common text
+    for row in rows:
+        texts = texts_of[row]
+        drawn = (with_room[int(draw * len(with_room))] for draw in generator.random(TRIES if with_room else 0))
+        batch = next((batch for batch in drawn if texts.isdisjoint(texts_in[batch])), None)
+        if batch is None:
+            common = max(texts, key=held.__getitem__)
+            if common not in without:
+                without[common] = generator.permutation(with_room).tolist()
+            # A batch never loses a text, so a batch with the common text need not be tried again.
+            without[common] = [b for b in without[common] if room[b] and common not in texts_in[b]]
+            batch = next((b for b in without[common] if texts.isdisjoint(texts_in[b])), None)
+        if batch is None:
+            continue
+        batches[batch].append(row)
+        texts_in[batch] |= texts
+        held.update(texts)
+        room[batch] -= 1
+        if not room[batch]:
+            last = with_room.pop()
+            if last != batch:
+                with_room[place_of[batch]] = last
+                place_of[last] = place_of[batch]
+    return batches
+
+
+def shared_texts(text_ids: Sequence[np.ndarray]) -> dict[int, set]:
+    """Returns the texts of every row that has a text in common with another row, keyed by row."""
+    texts: dict[int, set] = {}
+    for side, ids in enumerate(text_ids):
+        _, which, counts = np.unique(ids, return_inverse=True, return_counts=True)
+        for row in np.flatnonzero(counts[which] > 1).tolist():
+            texts.setdefault(row, set()).add((side, int(which[row])))
+    return texts
+
+
+def data_seed(args: TrainingArguments) -> int:
+    """Returns the seed for all draws over the rows."""
+    if args.data_seed is None:
+        return args.seed
+    return args.data_seed
+
+
+def languages_of(dataset) -> Sequence[str]:
+    """Returns the language of each row, or () if the rows have no column `language`."""
+    if "language" in dataset.column_names:
+        return dataset["language"]
+    return ()
+
+
+class EpochDataLoader(DataLoader):
+    """A data loader that passes the epoch on to its sampler."""
+
+    @classmethod
+    def for_training(cls, batches: Dataset, sampler: GlobalBatchSampler, args: TrainingArguments) -> EpochDataLoader:
+        """Makes a loader of whole batches, using the data-loader options in `args`."""
+        workers = args.dataloader_num_workers
+        return cls(
+            batches,
+            batch_sampler=sampler,
+            collate_fn=default_convert,  # keeps a batch as it is
+            num_workers=workers,
+            pin_memory=args.dataloader_pin_memory and args.device.type != "cpu",
+            prefetch_factor=args.dataloader_prefetch_factor,
+            # Only newer versions of transformers have this option, and only a loader with workers accepts it.
+            multiprocessing_context=getattr(args, "dataloader_multiprocessing_context", None) if workers else None,
+        )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Sets the epoch. `Trainer` calls this method before each epoch."""
+        self.batch_sampler.set_epoch(epoch)

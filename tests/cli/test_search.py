@@ -1,0 +1,330 @@
+"""The commands: their output and exit codes."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+from trees import write_tree
+
+from soft_trainer.cli import search as output
+from soft_trainer.errors import UserError
+from soft_trainer.search import CodeIndex
+from soft_trainer.search.index import store, vectors
+from soft_trainer.search.ranking.results import SearchResult, query_terms
+
+
+def test_index_and_search(command, tree):
+    code, out, _ = command("index", tree)
+    assert code == 0 and "6 files" in out and "ignored: 2, secret: 1" in out and f"--folder {tree}" in out
+    code, out, _ = command("search", "--folder", tree, "parse", "date", "-n", 1)
+    assert code == 0 and out.startswith("src/shop/dates.py:1  parse_date  ") and "\x1b" not in out
+    code, out, _ = command("search", "--folder", tree, "parse date", "--json", "--path", "src/**")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert code == 0 and rows[0]["name"] == "parse_date"
+    assert list(rows[0]) == ["path", "start_line", "end_line", "language", "name", "score", "text", "commits"]
+
+
+def test_commands_that_are_shown_can_be_run(command, tree, stub, monkeypatch):
+    spaced, kept = tree.rename(tree.with_name("my tree")), tree.with_name("my index")
+    out = command("index", spaced, "--index_dir", kept, "--model", "stub")[1]
+    shown = shlex.split(out.split("Search it: soft-trainer ")[1])
+    assert command(*shown)[0] == 0
+    stub.weights = 5.0
+    err = command("search", "--index_dir", kept, "parse date")[2]
+    assert "stub has changed" in err and command(*shlex.split(err.split("`")[1])[1:])[0] == 0
+    assert command("search", "--index_dir", kept, "parse date")[2] == ""
+
+
+@pytest.mark.slow
+def test_a_reader_may_leave_early(tree, tmp_path):
+    CodeIndex.build(tree, tmp_path / "index").close()
+    run = [
+        sys.executable,
+        "-m",
+        "soft_trainer.cli",
+        "search",
+        "--index_dir",
+        tmp_path / "index",
+        "parse date",
+        "--json",
+    ]
+    with subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
+def test_an_index_of_short_embeddings(command, tree, stub):
+    assert "16 dimensions" not in command("index", tree, "--model", "stub")[1]
+    code, out, _ = command("index", tree, "--truncate_dim", 4)
+    assert code == 0 and "pieces encoded with stub, 4 dimensions of each embedding" in out
+    assert command("search", "--folder", tree, "parse date")[2] == ""
+    assert command("evaluate-search", "--folder", tree, "--truncate_dim", 4)[0] == 2
+    assert command("index", tree, "--index_dir", tree.parent / "new", "--truncate_dim", 4)[0] == 2
+
+
+def test_nothing_found_is_exit_code_1(command, tree):
+    command("index", tree)
+    write_tree(tree, {"new.py": "def brand_new(): pass\n"})
+    assert command("search", "--folder", tree, "brand_new", "--no_update", "--name", "brand_new")[0] == 1
+    assert command("search", "--folder", tree, "brand_new")[1].startswith("new.py:1")
+    code, out, err = command("search", "--folder", tree, "zzzzzz")
+    assert (code, out, err.strip()) == (1, "", "nothing found")
+    assert command("search", "--folder", tree, "zzzzzz", "--json")[:2] == (1, "")
+    err = command("search", "--folder", tree, "server", "--language", "markdown")[2]
+    assert err.strip() == "nothing found with --language markdown"
+
+
+def test_bad_input_is_one_line_and_exit_code_2(command, tree, tmp_path):
+    code, out, err = command("search", "--index_dir", tmp_path, "x")
+    assert code == 2 and not out and err.count("\n") == 1 and "soft-trainer index" in err
+    assert command("index", tmp_path / "missing")[0] == 2
+    assert command("index", tree, "--model", tmp_path / "missing")[0] == 2
+    command("index", tree)
+    code, _, err = command("search", "--folder", tree, " ")
+    assert code == 2 and "empty query" in err
+    (tmp_path / "empty").mkdir()
+    code, out, err = command("index", tmp_path / "empty")
+    assert code == 1 and not out and "no file with text" in err
+    assert "no such folder" in command("search", "--folder", tmp_path / "missing", "x")[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["x", "-n", "0"], "limit=0: 1 or more"),
+        (["x", "--language", "cobol"], "language='cobol': the index has go, markdown, python, text"),
+        (["x", "--port", "80"], "port: it needs --serve"),
+        (["--serve", "--path", "*.py"], "path: it does nothing with --serve"),
+        (["--serve", "-n", "3"], "limit: it does nothing with --serve"),
+        (["--serve", "--json"], "json: it does nothing with --serve"),
+        (["--mcp", "--language", "go"], "language: it does nothing with --mcp"),
+        (["--mcp", "--name", "f"], "name: it does nothing with --mcp"),
+        (["--mcp", "parse a date"], "query: it does nothing with --mcp"),
+        (["--mcp", "--serve"], "serve: it does nothing with --mcp"),
+    ],
+)
+def test_an_option_is_honoured_or_refused(command, tree, words, message):
+    command("index", tree)
+    code, out, err = command("search", "--folder", tree, *words)
+    assert code == 2 and not out and message in err
+
+
+def test_a_served_index_follows_no_update_lexical_and_the_query(command, tree, stub, monkeypatch):
+    command("index", tree, "--model", "stub")
+    write_tree(tree, {"new.py": "def brand_new(): pass\n"})
+    seen = []
+
+    def answer(self):
+        seen.append((self.served.lexical, self.served.search("brand_new", 5, name="brand_new")[0]))
+
+    monkeypatch.setattr("soft_trainer.search.serving.server.PageServer.serve_forever", answer)
+    code, out, _ = command("search", "--folder", tree, "--serve", "--no_update", "--lexical", "a", "b")
+    assert code == 0 and out.splitlines()[0].endswith("/#q=a%20b") and seen == [(True, [])]
+    command("search", "--folder", tree, "--serve")
+    assert seen[1][0] is False and seen[1][1][0].path == "new.py"
+
+
+def test_a_tree_or_a_model_that_is_gone_leaves_the_old_index(command, tree, stub, monkeypatch):
+    command("index", tree, "--model", "stub")
+    write_tree(tree, {"new.py": "def brand_new(): pass\n"})
+
+    def gone(self, texts):
+        raise UserError("stub: no such folder")
+
+    monkeypatch.setattr(stub, "queries", gone)
+    code, out, err = command("search", "--folder", tree, "brand_new")
+    assert code == 0 and out.startswith("new.py:1") and "searching only by words: stub" in err
+    place = store.default_index_dir(tree)
+    tree.rename(tree.with_name("elsewhere"))
+    code, out, err = command("search", "--index_dir", place, "parse_date", "--lexical")
+    assert code == 0 and out.startswith("src/shop/dates.py") and "folder is missing" in err
+
+
+def test_the_first_search_makes_the_index(command, tree):
+    code, _, err = command("search", "--folder", tree, "parse_date", "--no_update")
+    assert code == 2 and "no index yet" in err
+    code, out, err = command("search", "--folder", tree / "src", "parse_date")
+    assert code == 0 and out.startswith("shop/dates.py:1") and "no index yet, making one" in err
+    assert command("search", "--folder", tree / "src", "parse_date")[2] == ""
+    code, _, err = command("search", "--folder", tree / "src" / "missing", "parse_date")
+    assert code == 2 and "missing: no such folder" in err
+
+
+def test_the_tools_make_the_index_that_they_need(command, tree, monkeypatch):
+    served = []
+    server = SimpleNamespace(run=served.append)
+    monkeypatch.setattr("soft_trainer.search.serving.tools.tool_server", lambda index: served.append(index) or server)
+    code, out, err = command("search", "--folder", tree, "--mcp")
+    assert code == 0 and not out and "making one" in err
+    assert served[1] == "stdio" and served[0].index.search("parse_date")
+
+
+def test_files_that_are_left_out_are_listed_with_their_reasons(command, tree):
+    out = command("index", tree, "--skipped")[1]
+    assert out.startswith(".env  secret\nbuild/  ignored\ndebug.log  ignored\n6 files in 12 pieces")
+    assert "build/  ignored" not in command("index", tree)[1]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_place_that_cannot_be_written(command, tree, tmp_path):
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o500)
+    code, _, err = command("index", tree, "--index_dir", closed / "index")
+    assert code == 2 and "choose another index_dir" in err
+
+
+def test_results_cannot_steer_the_terminal():
+    text = "def evil():\n    '\x1b]0;title\x07\x1b[31mred' # \u202e reversed \u2066\n\tx = '\x9b2J'\n"
+    result = SearchResult("a\nb\x1b[2J.py", 1, 3, "python", "evil\r", 1.0, text)
+    for colour in (False, True):
+        shown = output.format_results([result], "evil reversed", colour)
+        for code in (output._BOLD, output._GREEN, output._DIM, output._RED, output._END):
+            shown = shown.replace(code, "")
+        assert shown.isprintable() or not set("\x1b\x07\x9b\r\u202e\u2066") & set(shown)
+        assert shown.splitlines()[0] == "a\ufffdb\ufffd[2J.py:1  evil\ufffd  1.00"
+    assert "\x1b" not in json.dumps(result.as_dict())
+
+
+def test_hostile_names_and_contents(command, tree):
+    names = [
+        "a\nb.py",
+        "a\x1b[31m.py",
+        "\u202egpj.py",
+        "<img src=x>.py",
+        "'; DROP TABLE files; --.py",
+        "-n.py",
+        "--json.py",
+    ]
+    write_tree(tree, {name: f"def hostile_name():\n    return {len(name)}\n" for name in names})
+    write_tree(tree, {"long.txt": "hostile_name " + "x" * 900_000, "long.md": "hostile_name " + "y " * 450_000})
+    write_tree(tree, {".git/config": "[core]\n\tpager = touch owned\n", "index.sqlite": b"SQLite format 3\0"})
+    assert command("index", tree)[0] == 0
+    code, out, _ = command("search", "--folder", tree, "hostile_name", "-n", 20)
+    assert code == 0 and not set("\x1b\u202e") & set(out)
+    rows = command("search", "--folder", tree, "hostile_name", "-n", 20, "--json")[1].splitlines()
+    assert set(names) <= {json.loads(row)["path"] for row in rows}
+    assert not (tree / "owned").exists()
+
+
+def test_the_lines_that_matter_are_shown():
+    text = "\n".join(["def f():", *["    pass"] * 30, "    return total_price(items)", *["    pass"] * 30])
+    result = SearchResult("a.py", 10, 71, "python", "f", 1.0, text)
+    lines = result.telling_lines(query_terms("total price"))
+    assert lines[0] == (10, "def f():") and (41, "    return total_price(items)") in lines
+
+
+def test_a_stopped_index_says_what_is_kept_and_goes_on(command, tree, stub, monkeypatch):
+    monkeypatch.setattr(vectors, "COMMIT_TEXTS", 4)
+    original = stub.codes
+
+    def stopping(self, texts, languages):
+        if len(stub.encoded) > 4:
+            raise KeyboardInterrupt
+        return original(self, texts, languages)
+
+    monkeypatch.setattr(stub, "codes", stopping)
+    code, out, err = command("index", tree, "--model", "stub")
+    assert (code, out) == (130, "") and err.count("\n") == 1
+    index = CodeIndex.open(store.default_index_dir(tree))
+    kept = index.statistics()
+    assert 0 < kept["encoded"] < kept["pieces"] and index.search("parse date")[0].name == "parse_date"
+    assert f"stopped: {kept['encoded']} of {kept['pieces']} pieces are encoded" in err
+    monkeypatch.setattr(stub, "codes", original)
+    assert command(*shlex.split(err.split("`")[1])[1:])[0] == 0  # the command that the message names
+    assert index.statistics()["encoded"] == kept["pieces"] and len(stub.encoded) == len(set(stub.encoded))
+
+
+def test_a_stopped_page_says_what_is_kept(command, tree, monkeypatch):
+    command("index", tree)
+
+    def stop(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("soft_trainer.search.serving.server.PageServer.serve_forever", stop)
+    code, _, err = command("search", "--folder", tree, "--serve")
+    assert code == 130 and err.count("\n") == 1
+    assert f"the index is kept; `soft-trainer search --folder {tree} --serve` starts it again" in err
+
+
+@pytest.mark.slow
+def test_the_processes_that_read_stop_without_a_word(tmp_path):
+    tree = write_tree(tmp_path / "tree", {f"m{n}.py": "def f(x):\n    return x\n" * 2000 for n in range(400)})
+    arguments = [sys.executable, "-m", "soft_trainer.cli", "index", str(tree), "--index_dir", str(tmp_path / "index")]
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        while not (tmp_path / "index" / "lock").exists():
+            time.sleep(0.01)
+        time.sleep(0.5)
+        os.killpg(process.pid, signal.SIGINT)
+        err = process.stderr.read()
+    assert process.returncode == 130 and len(err.strip().splitlines()) == 1 and "stopped: " in err
+
+
+@pytest.mark.slow
+def test_a_lexical_search_imports_neither_torch_nor_transformers(tree, tmp_path):
+    CodeIndex.build(tree, tmp_path / "index").close()
+    code = (
+        "import argparse, sys; from soft_trainer.cli import search; p = argparse.ArgumentParser();"
+        "search.add_arguments(p);"
+        f"assert search.run(p.parse_args(['parse date', '--index_dir', {str(tmp_path / 'index')!r}])) == 0;"
+        "assert not {'torch', 'transformers', 'datasets', 'scipy', 'tqdm', 'pygit2'} & set(sys.modules), sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_evaluation_by_judged_queries_and_by_documentation(command, tree, tmp_path):
+    rows = [
+        {"repo": "tree", "query": "parse date", "relevant": ["src/shop/dates.py"], "category": "words"},
+        {"repo": "tree", "query": "zzzzz", "relevant": ["README.md"], "secondary": [], "category": "none"},
+    ]
+    queries = tmp_path / "queries.jsonl"
+    queries.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["evaluate-search", "--queries", queries, "--trees", tmp_path]
+    code, out, _ = command(*words, "--output", tmp_path / "out.jsonl")
+    assert code == 0 and "| all" in out and "0.500" in out and "category words" in out
+    written = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert written[0]["paths"][0] == "src/shop/dates.py" and written[1]["paths"] == []
+    code, out, _ = command("evaluate-search", "--folder", tree)
+    assert code == 0 and "language python" in out
+    assert command("evaluate-search", "--folder", tmp_path / "tree" / "build")[0] == 2
+    assert command("evaluate-search", "--queries", queries)[0] == 2
+    queries.write_text("{}\n")
+    assert command(*words)[0] == 2
+
+
+def test_an_index_that_an_evaluation_keeps_is_used_again(command, tree, stub, tmp_path):
+    words = ["evaluate-search", "--folder", tree, "--model", "stub", "--index_dir", tmp_path / "kept"]
+    first = command(*words)
+    assert first[0] == 0 and stub.encoded
+    stub.encoded.clear()
+    assert command(*words, "--output", tmp_path / "new" / "out.jsonl")[0] == 0 and not stub.encoded
+    assert (tmp_path / "new" / "out.jsonl").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--folder", "tree", "--max_queries", "0"], "max_queries=0: 1 or more is expected"),
+        (["--history", "tree", "--max_queries", "5"], "max_queries: has no effect without --folder"),
+        (["--folder", "tree", "--external", "rg {query}"], "external: has no effect without --history"),
+        (["--folder", "tree", "--truncate_dim", "8"], "truncate_dim: has no effect without --model"),
+        (["--folder", "missing"], "missing: the folder cannot be read (No such file or directory)"),
+        (["--folder", "tree", "--output", "file/out.jsonl"], "output=file/out.jsonl: "),
+        (["--queries", "file", "--trees", "tree"], "tree/absent: no such folder; --trees has one for each repo"),
+    ],
+)
+def test_an_evaluation_that_cannot_end_is_refused_before_anything_is_indexed(
+    command, tree, tmp_path, monkeypatch, words, message
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delattr(CodeIndex, "build")
+    rows = [{"repo": repo, "query": "q", "relevant": ["a.py"]} for repo in ("src", "absent")]
+    (tmp_path / "file").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, out, err = command("evaluate-search", *words)
+    assert code == 2 and not out and message in err

@@ -1,0 +1,239 @@
+"""Nearest codes: exactly against brute force, through an index with its recall, and kept on disk."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import sparse
+
+from soft_trainer.data.judgments import RightAnswers
+from soft_trainer.estimators import neighbours as module
+from soft_trainer.estimators.neighbours import LeftOut, cached_neighbours, exact_neighbours, recall_of
+
+
+@pytest.fixture(autouse=True)
+def _small_index(monkeypatch):
+    """An index for a few hundred codes, too."""
+    monkeypatch.setattr(module, "SMALLEST_INDEX", 200)
+
+
+def clustered(rows: int, width: int = 64, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Queries and codes of length 1 as encoders give them: nested topics, separate sides, few dimensions."""
+    generator = np.random.default_rng(seed)
+    basis = generator.normal(size=(24, width)) / 24**0.5
+    topics = generator.normal(size=(max(rows // 200, 4), 24))
+    kinds = topics[generator.integers(0, len(topics), rows // 10)] + 0.8 * generator.normal(size=(rows // 10, 24))
+    meaning = kinds[generator.integers(0, len(kinds), rows)] + 0.5 * generator.normal(size=(rows, 24))
+    sides = []
+    for _ in range(2):
+        side = (meaning + 0.3 * generator.normal(size=(rows, 24))) @ basis + generator.normal(size=width) / width**0.5
+        sides.append((side / np.linalg.norm(side, axis=1, keepdims=True)).astype(np.float32))
+    return sides[0], sides[1]
+
+
+def nearest_rows(queries, codes, k: int, answers: RightAnswers | None = None, **options) -> module.Neighbours:
+    """The neighbours where each query's own code has its number."""
+    return module.nearest_rows(queries, codes, k, LeftOut(np.arange(len(queries)), answers), **options)
+
+
+def answers_of(query_texts: np.ndarray, code_texts: np.ndarray) -> RightAnswers:
+    """The right answers where each query's own code has its number."""
+    own = sparse.eye_array(len(query_texts), len(code_texts), dtype=np.float32, format="csr")
+    return RightAnswers(own, query_texts, code_texts)
+
+
+def brute_force(scores: np.ndarray, k: int, answers: RightAnswers | None = None) -> np.ndarray:
+    """The nearest codes of each query, without its right answers."""
+    scores = scores.astype(np.float64).copy()
+    np.fill_diagonal(scores, -np.inf)
+    if answers is not None:
+        scores[answers.among(np.arange(len(scores)), np.arange(scores.shape[1])).numpy()] = -np.inf
+    return np.argsort(-scores, axis=1, kind="stable")[:, :k]
+
+
+@pytest.mark.parametrize("rows, group", [(300, 64), (300, 7), (1000, 64)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_exact_neighbours_are_those_of_brute_force(monkeypatch, rows, group, dtype):
+    monkeypatch.setattr(module, "GROUP", group)
+    queries, codes = (side.astype(dtype) for side in clustered(rows))
+    scores = queries.astype(np.float32) @ codes.astype(np.float32).T
+    found = nearest_rows(queries, codes, 7)
+    np.testing.assert_array_equal(found.rows, brute_force(scores, 7))
+    np.testing.assert_allclose(found.scores, np.take_along_axis(scores, found.rows, 1), rtol=1e-5)
+    np.testing.assert_allclose(found.own, scores.diagonal(), rtol=1e-5)
+    assert found.rows.dtype == np.int64 and found.scores.dtype == found.own.dtype == np.float32
+    everything = np.arange(rows)
+    by_call = exact_neighbours(lambda block: torch.from_numpy(scores[block]), everything, rows, 7, LeftOut(everything))
+    np.testing.assert_array_equal(by_call.rows, found.rows)
+
+
+@pytest.mark.parametrize("exact_up_to", [10**6, 0], ids=["exact", "index"])
+def test_right_answers_are_no_neighbours_and_codes_may_be_more_than_queries(exact_up_to):
+    queries, codes = clustered(400)
+    queries, generator = queries[:350], np.random.default_rng(0)
+    answers = answers_of(generator.integers(0, 200, 350), generator.integers(0, 200, 400))
+    found = nearest_rows(queries, codes, 5, answers, exact_up_to=exact_up_to)
+    everything = np.arange(350)
+    right = answers.among(everything, np.arange(400)).numpy()
+    assert right.sum() > 1000 and right.sum(1).max() > 5
+    assert not np.take_along_axis(right, found.rows, 1)[found.rows >= 0].any()
+    assert found.rows.max() >= 350 and (found.rows != everything[:, None]).all()
+    assert recall_of(found.rows, brute_force(queries @ codes.T, 5, answers)) >= (1 if exact_up_to else 0.9)
+    np.testing.assert_allclose(found.own, (queries * codes[:350]).sum(1), rtol=1e-5)
+
+
+def test_the_own_code_of_a_query_may_be_any():
+    queries, codes = clustered(300)
+    own = np.random.default_rng(0).permutation(300)
+    expected = module.nearest_rows(queries, codes, 5, LeftOut(np.arange(300)))
+    found = module.nearest_rows(queries, codes[own], 5, LeftOut(np.argsort(own)))
+    np.testing.assert_array_equal(own[found.rows], expected.rows)
+    np.testing.assert_allclose(found.own, expected.own, rtol=1e-5)
+
+
+@pytest.mark.parametrize("exact_up_to", [10**6, 0], ids=["exact", "index"])
+def test_fewer_codes_than_asked_for(exact_up_to):
+    queries, codes = clustered(40)
+    found = nearest_rows(queries, codes, 60, exact_up_to=exact_up_to)
+    assert found.rows.shape == (40, 60)
+    assert (found.rows[:, 39:] == -1).all() and (found.scores[:, 39:] == -np.inf).all()
+    if exact_up_to:
+        assert [sorted(row[:39]) for row in found.rows.tolist()] == [[*range(i), *range(i + 1, 40)] for i in range(40)]
+    alone = nearest_rows(queries[:1], codes[:1], 3, exact_up_to=exact_up_to)
+    assert alone.rows.tolist() == [[-1] * 3]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("exact_up_to", [10**6, 0], ids=["exact", "index"])
+def test_vectors_may_lie_in_a_file(tmp_path, exact_up_to):
+    sides, mapped = clustered(300), []
+    for number, side in enumerate(sides):
+        np.save(tmp_path / f"{number}.npy", side)
+        mapped.append(np.load(tmp_path / f"{number}.npy", mmap_mode="r"))
+    found = nearest_rows(*mapped, 5, exact_up_to=exact_up_to)
+    np.testing.assert_array_equal(found.rows, nearest_rows(*sides, 5, exact_up_to=exact_up_to).rows)
+
+
+@pytest.mark.parametrize(
+    "rows, width, lengths",
+    [(2_500, 48, (1, 1)), (2_000, 32, (0.5, 3)), pytest.param(20_000, 128, (1, 1), marks=pytest.mark.slow)],
+)
+def test_the_index_finds_nine_in_ten_neighbours(rows, width, lengths):
+    queries, codes = clustered(rows, width)
+    codes = codes * np.random.default_rng(1).uniform(*lengths, (rows, 1)).astype(np.float32)
+    found = nearest_rows(queries, codes, 10, exact_up_to=0)
+    exact = nearest_rows(queries, codes, 10)
+    assert recall_of(found.rows, exact.rows) >= 0.9
+    np.testing.assert_allclose(found.scores, (queries[:, None] * codes[found.rows]).sum(2), atol=1e-5)
+    np.testing.assert_array_equal(found.rows, nearest_rows(queries, codes, 10, exact_up_to=0).rows)
+    assert (np.diff(found.scores, axis=1) <= 0).all()
+    assert all(len(set(row)) == 10 for row in found.rows.tolist())
+
+
+def test_more_codes_are_fetched_where_many_have_the_texts_of_the_row():
+    queries, codes = clustered(600)
+    codes[:400] = codes[0] + 1e-4 * codes[:400]
+    texts = np.where(np.arange(600) < 400, 0, np.arange(600)).astype(np.uint64)
+    found = nearest_rows(queries, codes, 5, answers_of(texts, np.arange(600)), exact_up_to=0)
+    assert (found.rows[:400] >= 400).all()
+
+
+def test_an_accelerator_computes_all_products(monkeypatch):
+    queries, codes = clustered(600)
+    monkeypatch.setattr(module, "_vectors", lambda values, rows, device: torch.from_numpy(values[rows]))
+    monkeypatch.setattr(module, "_through_index", lambda *_: pytest.fail("an index on an accelerator"))
+    found = nearest_rows(queries, codes, 5, exact_up_to=0, device="cuda")
+    np.testing.assert_array_equal(found.rows, nearest_rows(queries, codes, 5).rows)
+
+
+def test_kept_on_disk_and_made_once_and_again_where_a_file_is_damaged(tmp_path):
+    queries, codes = clustered(60)
+    made = []
+
+    def build():
+        made.append(1)
+        return nearest_rows(queries, codes, 4)
+
+    first = cached_neighbours(tmp_path, [], 4, build)
+    again = cached_neighbours(tmp_path, [], 4, build)
+    assert len(made) == 1 and isinstance(again.rows, np.memmap)
+    for field in ("rows", "scores", "own"):
+        np.testing.assert_array_equal(getattr(first, field), getattr(again, field))
+    cached_neighbours(None, [], 4, build)
+    assert len(made) == 2
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+    for damage in ("rows", "scores", "own", "json"):
+        made.clear()
+        (path,) = [path for path in tmp_path.iterdir() if damage in path.name]
+        content = bytearray(path.read_bytes())
+        content[-3] ^= 1
+        path.write_bytes(content)
+        again = cached_neighbours(tmp_path, [], 4, build)
+        assert made == [1], damage
+        np.testing.assert_array_equal(again.rows, nearest_rows(queries, codes, 4).rows)
+
+
+def key_of(folder, inputs, k: int = 4) -> str:
+    """Returns the key under which neighbours are kept in an empty folder, which is empty again."""
+    none = module.Neighbours(*np.zeros((3, 1, 1)))
+    cached_neighbours(folder, inputs, k, lambda: none)
+    key = next(folder.glob("*.json")).stem
+    for path in folder.iterdir():
+        path.unlink()
+    return key
+
+
+def test_the_key_changes_with_any_value_and_setting(tmp_path):
+    queries, codes = clustered(60)
+    changed = codes.copy()
+    changed[-1, -1] += 1e-6
+    terms = sparse.csr_matrix(np.eye(50))
+    other_terms = terms.copy()
+    other_terms.data[0] += 1
+    inputs = ([queries, codes], [queries, changed], [codes, queries], [queries], [terms], [other_terms])
+    keys = [*(key_of(tmp_path, each) for each in inputs), key_of(tmp_path, [queries, codes], k=5)]
+    assert len(set(keys)) == len(keys) == 7
+    assert keys[0] == key_of(tmp_path, [queries.copy(), codes.copy()])
+
+
+TWO_PROCESSES = """
+import sys
+import numpy as np
+from accelerate import PartialState
+from soft_trainer import distributed
+from soft_trainer.estimators.neighbours import LeftOut, cached_neighbours, nearest_rows
+from soft_trainer.errors import UserError
+
+state = PartialState(cpu=True)
+vectors = np.load(sys.argv[1] + "/vectors.npy")
+
+def build():
+    assert state.process_index == 0
+    return nearest_rows(vectors, vectors, 4, LeftOut(np.arange(len(vectors))))
+
+def refuse():
+    raise UserError("no vectors")
+
+for folder in (None, sys.argv[1], sys.argv[1]):
+    found = cached_neighbours(folder, [], 4, build)
+    assert isinstance(found.rows, np.memmap) == (folder is not None)
+    np.save(f"{sys.argv[1]}/rows-{state.process_index}-{folder is None}.npy", found.rows)
+try:
+    cached_neighbours(None, [], 4, refuse)
+except UserError as error:
+    print("refused:", error)
+distributed.close()
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_same_neighbours_and_the_same_refusal(launch, tmp_path):
+    queries, _ = clustered(60)
+    np.save(tmp_path / "vectors.npy", queries)
+    (tmp_path / "script.py").write_text(TWO_PROCESSES)
+    said = launch([tmp_path / "script.py", tmp_path], 2, 60)
+    assert ["refused: no vectors" in words for words in said] == [True, True]
+    expected = nearest_rows(queries, queries, 4).rows
+    kept = sorted(tmp_path.glob("rows-*.npy"))
+    assert len(kept) == 4
+    for path in kept:
+        np.testing.assert_array_equal(np.load(path), expected)

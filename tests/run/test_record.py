@@ -1,0 +1,201 @@
+"""A run measures more than its own splits, and writes its records to its folder."""
+
+import json
+import math
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from datasets import Dataset
+from refusals import refused
+from torch.nn.functional import normalize
+
+from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments
+from soft_trainer.data.judgments import Split
+from soft_trainer.files import write_json
+from soft_trainer.options.fields import DataArguments
+from soft_trainer.options.model import ModelArguments
+from soft_trainer.run.evaluation_sets import EvaluationSet
+from soft_trainer.run.record import Run, check_output_dir
+from soft_trainer.run.run_data import RunData
+
+
+@pytest.fixture
+def graded(rows, dataset):
+    """Two queries over all codes: the first with grades 3 and 1, the second with a grade of 2."""
+    queries = Dataset.from_list([rows[0], rows[7]])
+    split = Split.from_grades(queries, dataset, [(0, 0), (0, 1), (1, 7)], [3.0, 1.0, 2.0])
+    return EvaluationSet("human", split)
+
+
+@pytest.fixture
+def make_run(model, tokenizer, profile, tmp_path):
+    def make(data, *sets, **more):
+        args = SoftInfoNCETrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", **more)
+        args.disable_tqdm = True
+        trainer = SoftInfoNCETrainer(model=model, args=args, processing_class=tokenizer, encoder=profile)
+        options = DataArguments(language="python", data_dir="rows")
+        return Run(trainer, RunData.of_tables(data), ModelArguments(), options, {}, sets)
+
+    return make
+
+
+def test_a_graded_set_is_measured_by_query(make_run, graded, tmp_path, capsys):
+    run = make_run({}, graded, matryoshka_dims="8")
+    run.measure("untrained", lexical=True)
+    run.finish()
+    queries, codes = (run.trainer.embed_rows(graded.split.corpus, side) for side in ("query", "code"))
+
+    def ranked(scores):
+        return {code: int((scores[query] >= scores[query, code]).sum()) for query, code in ((0, 0), (0, 1), (1, 7))}
+
+    places = ranked(queries[[0, 7]] @ codes.T)
+    best = min(places[0], places[1])
+    found = json.loads((tmp_path / "run.json").read_text())["results"]["human"]["untrained"]
+    assert found["mrr"] == pytest.approx((1 / best + 1 / places[7]) / 2)
+    assert (found["queries"], found["pool_size"]) == (2, 24)
+    short = ranked(normalize(queries[[0, 7], :8]) @ normalize(codes[:, :8]).T)
+    assert found["mrr_8"] == pytest.approx((1 / min(short[0], short[1]) + 1 / short[7]) / 2)
+
+    def gain(grade, place):
+        return grade / math.log2(place + 1) * (place <= 10)
+
+    ndcg = [(gain(3, places[0]) + gain(1, places[1])) / (gain(3, 1) + gain(1, 2)), gain(2, places[7]) / gain(2, 1)]
+    assert found["ndcg@10"] == pytest.approx(sum(ndcg) / 2)
+    # The second of two relevant codes has two relevant ones up to its place.
+    average = [(1 / best + 2 / max(places[0], places[1])) / 2, 1 / places[7]]
+    assert found["map"] == pytest.approx(sum(average) / 2)
+    ranks = pq.read_table(tmp_path / "ranks-human-untrained.parquet").to_pydict()
+    assert ranks["map"] == pytest.approx(average)
+    assert ranks["ndcg@10"] == pytest.approx(ndcg) and ranks["rank"] == [best, places[7]]
+    # The most relevant code represents the query, whichever came first, so that runs can be compared.
+    assert ranks["url"] == [graded.split.corpus["url"][0], graded.split.corpus["url"][7]]
+    assert run.results["human"]["lexical"]["ndcg@10"] > 0.5
+    said = capsys.readouterr().err
+    assert "MAP" in said and "nDCG@10, gain relevance" in said
+
+
+def test_other_queries_are_followed_during_training(make_run, graded, dataset):
+    run = make_run({}, graded)
+    run.measure("untrained")
+    run.trainer.evaluate(dataset, codebase=dataset)
+    assert not any("eval_human_mrr" in entry for entry in run.trainer.state.log_history)
+    run.trainer.is_in_train = True
+    with torch.no_grad():
+        for parameter in run.trainer.model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    run.trainer.evaluate(dataset, codebase=dataset)
+    (entry,) = [entry for entry in run.trainer.state.log_history if "eval_human_mrr" in entry]
+    before = run.results["human"]["untrained"]["mrr"]
+    assert entry["eval_human_mrr_change"] == pytest.approx(entry["eval_human_mrr"] - before)
+    assert entry["eval_human_mrr_change_margin"] >= 0 and "eval_valid_mrr" not in entry
+
+
+def test_the_record_has_the_batch_that_fitted_and_the_optimizer(make_run, dataset, tmp_path):
+    run = make_run({}, EvaluationSet("set", Split.from_urls(dataset, dataset)), lr_scheduler_type="cosine")
+    run.trainer._train_batch_size = 4  # as `auto_find_batch_size` leaves it
+    run.trainer.resolve()
+    training = run.record()["training"]
+    assert training["pairs in a batch, per process"] == training["codes that each query meets"] == 4
+    write_json(tmp_path / "run.json", run.record())
+    for name, value in {"optim": "sgd", "max_grad_norm": 0.0, "lr_scheduler_kwargs": {"num_cycles": 2}}.items():
+        other = make_run({}, lr_scheduler_type="cosine", **{name: value})
+        with refused(f"contains another run ({name} was"):
+            check_output_dir(run.model_args, run.data_args, other.trainer.args)
+
+
+def test_the_epochs_of_a_record_are_those_that_were_trained(make_run, capsys):
+    run = make_run({}, num_train_epochs=10, max_steps=7)
+    run.trainer.state.epoch = 0.6401
+    run.trainer.state.global_step = 7
+    assert run.record()["training"]["epochs"] == 0.64
+
+
+def test_a_run_that_only_measures_leaves_the_card_of_the_training(make_run, tmp_path):
+    make_run({}).trainer.save_model()
+    (tmp_path / "README.md").write_text("trained")
+    make_run({}, do_predict=True).finish()
+    assert (tmp_path / "README.md").read_text() == "trained"
+    make_run({}, do_train=True).finish()
+    assert (tmp_path / "README.md").read_text() != "trained"
+
+
+def test_the_size_of_checkpoints_that_stay_is_printed(make_run, tmp_path, capsys):
+    run = make_run({})
+    run.finish()
+    assert "checkpoint-*" not in capsys.readouterr().err
+    (tmp_path / "checkpoint-3").mkdir()
+    (tmp_path / "checkpoint-3/optimizer.pt").write_bytes(bytes(3 * 2**20))
+    run.finish()
+    assert f"{tmp_path}/checkpoint-* takes 3 MiB" in capsys.readouterr().err
+
+
+def test_codes_without_a_word_have_no_lexical_line(make_run, dataset, capsys):
+    signs = dataset.map(lambda row: {"code": "+ - +", "code_tokens": ["+", "-", "+"]})
+    sets = {"signs": signs, "words": dataset}
+    run = make_run({}, *(EvaluationSet(name, Split.from_urls(dataset, corpus)) for name, corpus in sets.items()))
+    run.measure("trained", lexical=True)
+    assert list(run.results["signs"]) == ["trained"]
+    assert list(run.results["words"]) == ["trained", "lexical", "combined"]
+    assert "signs: no results for lexical BM25. None of the 24 codes holds a word" in capsys.readouterr().err
+
+
+def test_a_pool_is_encoded_once_for_all_its_sets(make_run, dataset, graded, monkeypatch):
+    data = {"valid": dataset.select(range(2)), "test": dataset.select(range(4)), "codebase": dataset}
+    run = make_run(data, EvaluationSet("human", Split.from_urls(graded.split.queries, dataset)))
+    encoded = []
+    embed = run.trainer.embed_rows
+    monkeypatch.setattr(run.trainer, "embed_rows", lambda rows, side: encoded.append(side) or embed(rows, side))
+    run.measure("untrained")
+    assert list(run.results) == ["valid", "test", "human"] and encoded.count("code") == 1
+    assert all("ndcg@10" not in run.results[split]["untrained"] for split in ("valid", "test"))
+
+
+@pytest.fixture
+def folders(tmp_path, rows):
+    """`pairs` with train alone, and `human` with CoSQA's files and judgments."""
+    pairs, human = tmp_path / "pairs", tmp_path / "human"
+    pairs.mkdir()
+    human.mkdir()
+    (pairs / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:16]))
+    (human / "code_idx_map.txt").write_text(json.dumps({row["code"]: number for number, row in enumerate(rows)}))
+    queries = [{"doc": row["docstring"], "retrieval_idx": number} for number, row in enumerate(rows[16:], 16)]
+    (human / "cosqa-retrieval-dev-500.json").write_text(json.dumps(queries))
+    return pairs, human
+
+
+HERE = {"language": "python", "use_cpu": "true", "disable_tqdm": "true"}
+SYSTEMS = ["untrained", "trained", "lexical", "combined"]
+SMALL = {"from_scratch": "32x1", "vocabulary_size": 400, "query_length": 16, "code_length": 32, "output_dir": "out"}
+
+
+def test_what_a_run_lacks_is_told_before_a_model_is_built(script, folders):
+    pairs, human = folders
+    code, lines = script(dataset_name="none", eval_data_dir=human, **SMALL, **HERE)
+    assert code == 2 and "error: no rows of train: name a folder by --data_dir" in lines[-1]
+    empty = human / "empty"
+    empty.mkdir()
+    code, lines = script(data_dir=pairs, eval_data_dir=empty, **SMALL, **HERE)
+    assert code == 2 and str(empty) in lines[-1] and "it holds nothing" in lines[-1]
+
+
+@pytest.mark.slow
+def test_train_alone_and_human_queries_and_then_the_queries_alone(script, folders, tmp_path):
+    pairs, human = folders
+    code, lines = script(
+        data_dir=pairs, eval_data_dir=human, per_device_train_batch_size=8, num_train_epochs=1, **SMALL, **HERE
+    )
+    assert code == 0, lines
+    results = json.loads((tmp_path / "out/run.json").read_text())["results"]
+    assert {name: list(systems) for name, systems in results.items()} == {"human": SYSTEMS}
+    assert results["human"]["trained"]["pool_size"] == 24 and "Queries of human, each with" in "\n".join(lines)
+    card = (tmp_path / "out/README.md").read_text()
+    assert "name: human" in card and "MRR over 24 codes" in card
+    again = {"dataset_name": "none", "do_predict": "true", "model_name_or_path": "out", "output_dir": "again"}
+    code, lines = script(eval_data_dir=human, **again, **HERE)
+    assert code == 0, lines
+    measured = json.loads((tmp_path / "again/run.json").read_text())["results"]["human"]
+    assert measured["untrained"]["mrr"] == results["human"]["trained"]["mrr"]
+    assert (
+        list(measured) == ["untrained", "lexical", "combined"] and not (tmp_path / "again/model.safetensors").exists()
+    )

@@ -1,0 +1,83 @@
+"""A process that writes an index is killed, again and again: the index opens and answers each time."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from trees import write_tree
+
+from soft_trainer.search import CodeIndex
+from soft_trainer.search.index import store
+
+# Embeds slowly and commits often, so that kills hit every part of the work.
+WRITER = """
+import sys, time
+import numpy as np
+from soft_trainer.search import CodeIndex, updating, vectors
+updating.SEGMENT_POSTINGS, vectors.COMMIT_TEXTS = 300, 8
+class Stub(vectors.SearchEncoder):
+    name, truncate_dim, identity = "stub", None, "stub"
+    def __init__(self, *_): pass
+    def queries(self, texts): return np.array([[1, len(t) % 7, len(t) % 5] for t in texts], np.float32)
+    def codes(self, texts, languages):
+        time.sleep(0.04)
+        return self.queries(texts)
+vectors.SearchEncoder = Stub
+print("ready", flush=True)
+CodeIndex.build(sys.argv[1], sys.argv[2], model="stub")
+"""
+
+
+def change(tree, number):
+    """Rewrites forty files."""
+    text = "def stable_name_{n}(x):\n    return x\n\n\ndef version_{v}_{n}(y):\n    return y + {v}\n"
+    write_tree(tree, {f"src/m{n}.py": text.format(n=n, v=number) for n in range(40)})
+
+
+@pytest.mark.slow
+def test_killed_twenty_times(tmp_path):
+    tree, place = tmp_path / "tree", tmp_path / "index"
+    change(tree, 0)
+    CodeIndex.build(tree, place).close()
+    generator = random.Random(0)
+    killed = 0
+    for number in range(1, 21):
+        change(tree, number)
+        arguments = [sys.executable, "-c", WRITER, str(tree), str(place)]
+        with subprocess.Popen(arguments, stdout=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"}) as process:
+            process.stdout.readline()
+            time.sleep(generator.uniform(0, 0.45))
+            process.send_signal(signal.SIGKILL)
+        killed += process.returncode == -signal.SIGKILL
+        index = CodeIndex.open(place)
+        found = index.search("stable_name_7", lexical=True)
+        assert found[0].path == "src/m7.py" and found[0].name == "stable_name_7"
+        assert index.database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        index.close()
+    assert killed > 10
+    subprocess.run([sys.executable, "-c", WRITER, str(tree), str(place)], check=True)
+    index = CodeIndex.open(place)
+    assert index.statistics()["encoded"] == index.statistics()["pieces"] == 80
+    assert index.search("version_20_3", lexical=True)[0].path == "src/m3.py"
+    fresh = tmp_path / "fresh"
+    subprocess.run([sys.executable, "-c", WRITER, str(tree), str(fresh)], check=True)
+    size, least = index.statistics()["bytes"], CodeIndex.open(fresh).statistics()["bytes"]
+    assert size <= 1.1 * least + 32_768
+
+
+@pytest.mark.slow
+def test_two_processes_at_once(tmp_path):
+    tree, place = tmp_path / "tree", tmp_path / "index"
+    change(tree, 1)
+    arguments = [sys.executable, "-c", WRITER, str(tree), str(place)]
+    processes = [subprocess.Popen(arguments, stdout=subprocess.DEVNULL) for _ in range(2)]
+    assert [process.wait(120) for process in processes] == [0, 0]
+    index = CodeIndex.open(place)
+    assert index.database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    assert index.database.execute("SELECT count(*), count(DISTINCT path) FROM files").fetchone() == (40, 40)
+    assert index.search("stable_name_7", lexical=True)[0].path == "src/m7.py"
+    assert len(list(place.glob("vectors-*"))) == 1 and (place / store.DATABASE).stat().st_size

@@ -1,0 +1,298 @@
+"""An index with embeddings, mostly those of a stub."""
+
+import numpy as np
+import pytest
+from refusals import refused
+from trees import write_tree
+
+from soft_trainer import terminal
+from soft_trainer.search import CodeIndex
+from soft_trainer.search.index import store, vectors
+from soft_trainer.search.ranking import ranking
+
+# The letters of README.md, so that the stub finds it, and no word of it.
+BACKWARDS = "pohssllssgnihtredivorptnemyapasdeentuokcehceht"
+
+
+def test_both_count_and_nonsense_finds_nothing(tree, stub):
+    index = CodeIndex.build(tree, model="stub")
+    assert index.model == "stub" and index.statistics()["encoded"] == index.statistics()["pieces"]
+    assert index.search("parse date")[0].name == "parse_date"
+    assert len(index.search(BACKWARDS)) and not index.search(BACKWARDS, lexical=True)
+    assert not any(index.search(nonsense) for nonsense in ("zzzqqq", "qx", "bcdfgh jkl"))
+
+
+def test_only_new_texts_are_encoded(tree, stub):
+    index = CodeIndex.build(tree, model="stub")
+    stub.encoded.clear()
+    assert index.update() is False and not stub.encoded
+    with open(tree / "src/shop/dates.py", "a") as file:
+        file.write("\n\ndef brand_new(): return 1\n")
+    (tree / "src/server.go").touch()
+    index.update()
+    assert len(stub.encoded) == 1 and "brand_new" in stub.encoded[0]
+
+
+def test_a_renamed_file_is_not_encoded_again_though_the_index_is_tidied(tree, stub, monkeypatch):
+    text = "\n\n\n\n".join(f"def f{k}(x):\n    y = x + {k}\n    return y" for k in range(200))
+    write_tree(tree, {"many.py": text})
+    index = CodeIndex.build(tree, model="stub")
+    stub.encoded.clear()
+    monkeypatch.setattr(vectors, "embedded_text", lambda path, name, text: text)
+    write_tree(tree, {"many.py": text + "\n\n\n\ndef g(x):\n    return x\n"})
+    index.update()
+    again = len(stub.encoded)
+    stub.encoded.clear()
+    (tree / "many.py").rename(tree / "other.py")
+    index.update()
+    assert again == 201 and not stub.encoded
+    assert index.database.execute("SELECT count(*) FROM dead").fetchone() == (0,)
+
+
+def test_segments_do_not_pile_up_while_the_encoder_is_gone(tree, stub, monkeypatch):
+    index = CodeIndex.build(tree, model="stub")
+    monkeypatch.setattr(store, "MAX_SEGMENTS", 3)
+    for number in range(9):
+        write_tree(tree, {"new.py": f"def brand_new_{number}(): pass\n"})
+        index.refresh(encode=False)
+        assert store.count_segments(index.database) <= 3
+    assert index.search("brand_new_8")[0].path == "new.py"
+
+
+def test_a_search_encodes_what_takes_a_second_and_no_more(tree, stub):
+    index = CodeIndex.build(tree, model="stub")
+    state = store.get_meta(index.database, "vectors")
+    write_tree(tree, {"new.py": "def brand_new(): pass\n"})
+    remedy = f"12 of 13 pieces have embeddings; `soft-trainer index {tree}` finishes"
+    for rate, notices in ((0.5, [remedy]), (20, [])):
+        store.set_meta(index.database, "vectors", state | {"rate": rate})
+        stub.encoded.clear()
+        index.notices.clear()
+        index.refresh()
+        assert index.search("brand_new")[0].path == "new.py"
+        assert index.notices == notices and bool(stub.encoded) != bool(notices)
+
+
+def test_words_change_while_pieces_are_encoded(tree, stub, monkeypatch):
+    monkeypatch.setattr(vectors, "COMMIT_TEXTS", 4)
+    original = stub.codes
+
+    def changing(self, texts, languages):  # what another process may do meanwhile
+        if len(stub.encoded) == 5:
+            (tree / "README.md").unlink()
+            write_tree(tree, {"new.py": "def brand_new(): pass\n"})
+            other = CodeIndex.open(store.default_index_dir(tree))
+            other.refresh()
+            assert other.search("brand_new", lexical=True)[0].path == "new.py" and not other.notices
+            with store.transaction(other.database):
+                monkeypatch.setattr(store, "MAX_DEAD_SHARE", -1)
+                store.compact(other.database)  # gives files other numbers
+        return original(self, texts, languages)
+
+    monkeypatch.setattr(stub, "codes", changing)
+    index = CodeIndex.build(tree, model="stub")
+    fresh = CodeIndex.build(tree, tree.parent / "fresh", model="stub")
+    assert index.statistics()["encoded"] == index.statistics()["pieces"]
+    for query in ("brand_new", "mmm nnn", "sum up prices"):
+        found = [[(r.path, r.start_line, r.score) for r in one.search(query)] for one in (index, fresh)]
+        assert found[0] == found[1]
+
+
+def test_without_a_terminal_the_progress_is_lines(tree, stub, monkeypatch, capsys):
+    monkeypatch.setattr(vectors, "COMMIT_TEXTS", 4)
+    monkeypatch.setattr(vectors, "LINE_SECONDS", 0)
+    monkeypatch.setattr(terminal, "LINE_SECONDS", 0)
+    CodeIndex.build(tree, model="stub", progress=True)
+    lines = capsys.readouterr().err.split("\n")
+    assert "12 pieces to encode take about 0 s" in lines[1]
+    assert "Encoding: 12 of 12 pieces, 0 s left" in lines[-2]
+
+
+def test_another_model_and_other_weights_are_noticed(tree, stub):
+    index = CodeIndex.build(tree, model="stub")
+    count = len(stub.encoded)
+    CodeIndex.build(tree, model="another")
+    assert len(stub.encoded) == 2 * count and index.model == "another"
+    # the second leaves the embeddings of queries as they were
+    for number, (name, value) in enumerate({"weights": 5.0, "code_side": "another prompt for codes"}.items(), 3):
+        setattr(stub, name, value)
+        assert index.search("parse date") and "has changed" in index.notices[-1]
+        CodeIndex.build(tree, model="another")
+        assert len(stub.encoded) == number * count
+    assert len(list(index.index_dir.glob("vectors-*"))) == 1
+
+
+def test_the_number_of_dimensions_is_kept_and_another_one_encodes_again(tree, stub):
+    index = CodeIndex.build(tree, model="stub", truncate_dim=8)
+    count = len(stub.encoded)
+    assert index.truncate_dim == 8 and index.statistics()["truncate_dim"] == 8
+    opened = CodeIndex.open(index.index_dir)
+    assert opened.search(BACKWARDS) and not opened.notices
+    assert opened._cached.vectors.shape[1] == 8
+    CodeIndex.build(tree)
+    CodeIndex.build(tree, model="stub")
+    assert len(stub.encoded) == count and opened.truncate_dim == 8
+    CodeIndex.build(tree, truncate_dim=4)
+    assert len(stub.encoded) == 2 * count and (opened.model, opened.truncate_dim) == ("stub", 4)
+    assert opened.search(BACKWARDS) and opened._cached.vectors.shape[1] == 4
+    assert len(list(index.index_dir.glob("vectors-*"))) == 1
+    CodeIndex.build(tree, model="another")
+    assert opened.truncate_dim is None
+
+
+def test_dimensions_without_an_encoder_are_refused_before_anything_is_read(tree):
+    with refused("truncate_dim=8: the index has no encoder; name one with --model"):
+        CodeIndex.build(tree, tree.parent / "words", truncate_dim=8)
+    assert not (tree.parent / "words").exists()
+    index = CodeIndex.build(tree)
+    write_tree(tree, {"new.py": "def brand_new(): pass\n"})
+    with refused("truncate_dim=8: the index has no encoder; name one with --model"):
+        index.update(truncate_dim=8)
+    assert index.text_of("new.py") is None
+
+
+def test_a_search_never_encodes_everything_again(tree, stub):
+    index = CodeIndex.build(tree, model="stub")
+    stub.weights = 5.0
+    write_tree(tree, {"new.py": "def brand_new(): pass\n"})
+    stub.encoded.clear()
+    index.refresh()
+    assert not stub.encoded and index.search("brand_new")[0].path == "new.py"
+    assert "stub has changed; `soft-trainer index" in index.notices[-1]
+    index.update()
+    assert len(stub.encoded) > index.statistics()["pieces"]
+
+
+def test_weights_that_another_process_has_encoded_with_are_loaded(tree, stub, monkeypatch):
+    loaded = []
+
+    def load(self, name, truncate_dim=None):
+        self.name, self.truncate_dim, self.weights = name, truncate_dim, stub.weights
+        loaded.append(self.weights)
+
+    monkeypatch.setattr(stub, "__init__", load)
+    index = CodeIndex.build(tree, model="stub")
+    index.search("parse date")
+    assert loaded == [1.0]
+    stub.weights = 5.0
+    CodeIndex.build(tree, model="stub")
+    for _ in range(3):
+        assert index.search("parse date") and not index.notices
+    assert loaded == [1.0, 5.0, 5.0]
+
+
+def test_an_encoder_stays_while_it_encodes_new_pieces(tree, stub):
+    class Shared(dict):
+        clear = None  # another thread looks for the encoder at any time
+
+    index = CodeIndex.build(tree, model="stub")
+    index.encoders = Shared(index.encoders)
+    write_tree(tree, {"new.py": "def brand_new(): pass\n"})
+    assert index.update() and index.statistics()["encoded"] == index.statistics()["pieces"]
+
+
+@pytest.mark.slow
+def test_the_file_of_embeddings_does_not_grow(tree, stub):
+    index = CodeIndex.build(tree, model="stub")
+    for number in range(20):
+        text = "\n\n\n\n".join(f"def f{number}_{k}(x):\n    y = x + {number}\n    return y" for k in range(30))
+        write_tree(tree, {"src/many.py": text})
+        index.update()
+    files = list(index.index_dir.glob("vectors-*"))
+    assert len(files) == 1
+    assert files[0].stat().st_size <= 1.1 * index.statistics()["pieces"] * 16 * 2 + 16 * 32
+    with index.snapshot() as snapshot:  # every piece still has its own embedding
+        values = index.similarity_to("def f19_3(x):\n    y = x + 19\n    return y", snapshot)
+        live = snapshot.segments.live[snapshot.segments.owners]
+    assert not np.isnan(values[live]).any()
+
+
+def test_rows_past_the_committed_ones_are_written_over_and_missing_ones_named(tree, stub):
+    index = CodeIndex.build(tree, model="stub")
+    file = next(index.index_dir.glob("vectors-*"))
+    size = file.stat().st_size
+    with open(file, "ab") as handle:
+        handle.write(b"\xff" * 999)
+    write_tree(tree, {"new.py": "def brand_new(): pass\n"})
+    index.update()
+    assert index.search("brand_new")[0].path == "new.py" and file.stat().st_size >= size
+    file.write_bytes(b"")
+    with refused("index again"):
+        CodeIndex.open(index.index_dir).search("parse date")
+
+
+def test_the_real_encoder_class_loads_and_embeds(model, tokenizer, profile, tmp_path, tree):
+    from soft_trainer.encoders.export import export_encoder
+
+    export_encoder(model, tokenizer, profile, tmp_path / "encoder")
+    index = CodeIndex.build(tree, model=tmp_path / "encoder")
+    assert index.model == str(tmp_path / "encoder")
+    assert index.search("parse a date") and not index.notices
+    index = CodeIndex.build(tree, truncate_dim=8)
+    assert index.search("parse a date") and not index.notices and index._cached.vectors.shape[1] == 8
+    for dim in (0, 33):
+        with refused(f"truncate_dim={dim}: must be a whole number from 1 to 32"):
+            CodeIndex.build(tree, truncate_dim=dim)
+    assert index.truncate_dim == 8
+    with refused("missing"):
+        CodeIndex.build(tree, model=tmp_path / "missing")
+
+
+def test_queries_and_pieces_do_not_share_the_limit_of_a_tokenizer(model, tokenizer, profile, tmp_path):
+    from soft_trainer.encoders.export import export_encoder
+
+    export_encoder(model, tokenizer, profile.replace(query_length=8, code_length=24), tmp_path)
+    encoder = vectors.SearchEncoder(tmp_path)
+    encoder.queries(["a b c"])
+    encoder.codes(["def f(): pass"], ["python"])  # what another thread may do meanwhile
+    assert encoder._encoder.tokenizer.backend_tokenizer.truncation["max_length"] == 8
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_tree_without_an_embedding_is_searched_by_words(tmp_path, stub):
+    index = CodeIndex.build(write_tree(tmp_path / "one", {"a.py": "def old(): pass\n"}), model="stub")
+    write_tree(tmp_path / "one", {"a.py": "def brand_new(): pass\n"})
+    index.refresh(encode=False)
+    assert index.search("brand_new") and not index.search("zzzqqq")
+
+
+def test_a_cut_encoder_with_data_flow_keeps_the_order_of_its_pieces(model, tokenizer, profile, tmp_path):
+    from soft_trainer.encoders.export import export_encoder
+
+    export_encoder(model, tokenizer, profile.replace(code_length=24, data_flow_length=8), tmp_path)
+    texts, languages = ["def f(a): return a", "class A {}", "x = 1", "a b c"], ["python", "java", "python", "text"]
+    cut, whole = (vectors.SearchEncoder(tmp_path, dim).codes(texts, languages) for dim in (8, 32))
+    expected = whole[:, :8] / np.linalg.norm(whole[:, :8], axis=1, keepdims=True)
+    np.testing.assert_allclose(cut, expected, atol=1e-5)
+    for place, (text, language) in enumerate(zip(texts, languages, strict=True)):
+        np.testing.assert_allclose(
+            vectors.SearchEncoder(tmp_path, 8).codes([text], [language])[0], cut[place], atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("size", [1, 400])
+def test_similarities_are_those_of_float32(size):
+    rng = np.random.default_rng(0)
+    rows = (size * rng.normal(size=(3000, 32))).astype(np.float16)
+    query = (size * rng.normal(size=32)).astype(np.float32)
+    exact = rows.astype(np.float32) @ (query / np.linalg.norm(query))
+    scores = vectors.similarities(rows, query)
+    assert np.argsort(-scores)[:50].tolist() == np.argsort(-exact)[:50].tolist()
+    assert np.abs(scores - exact).max() < 0.02 * size
+
+
+@pytest.mark.parametrize("scale", [1e-3, 300, 1e5])
+def test_dot_products_beyond_half_precision_rank(tmp_path, tree, stub, monkeypatch, scale):
+    plain = CodeIndex.build(tree, tmp_path / "plain", model="stub").search("sum up prices of items", 20)
+    original = stub._embed
+    monkeypatch.setattr(stub, "_embed", lambda self, texts: scale * original(self, texts))
+    large = CodeIndex.build(tree, tmp_path / "large", model="stub").search("sum up prices of items", 20)
+    assert [(r.path, r.name, pytest.approx(r.score, abs=0.01)) for r in large] == [
+        (r.path, r.name, r.score) for r in plain
+    ]
+
+
+def test_a_few_embeddings_do_not_outweigh_the_words():
+    some = np.array([0.9, 0.1, 0.2] + [np.nan] * 7, np.float32)
+    assert ranking._share(some).max() == pytest.approx(0.3)
+    assert ranking._share(some[:3]).max() == pytest.approx(1)

@@ -1,0 +1,103 @@
+"""Serving an index: changes are seen, and no search waits for an encoder."""
+
+import threading
+import time
+
+from trees import write_tree
+
+from soft_trainer.search import CodeIndex
+from soft_trainer.search.index import store
+from soft_trainer.search.serving import served_index
+from soft_trainer.search.serving.served_index import ServedIndex
+
+
+def until(condition, seconds=20):
+    """Waits until a condition holds; returns the seconds that it took."""
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < seconds
+        time.sleep(0.02)
+    return time.monotonic() - started
+
+
+def test_searches_go_by_words_until_the_encoder_is_loaded_and_pieces_are_encoded_behind(tree, stub, monkeypatch):
+    index = CodeIndex.build(tree, model="stub")
+    write_tree(tree, {"new.py": "def brand_new(): pass\n"})
+    may_load, may_encode = threading.Event(), threading.Event()
+    load, codes = stub.__init__, stub.codes
+    monkeypatch.setattr(stub, "__init__", lambda *arguments: load(*arguments) if may_load.wait() else None)
+    monkeypatch.setattr(stub, "codes", lambda *arguments: may_encode.wait() and codes(*arguments))
+    served = ServedIndex(CodeIndex.open(index.index_dir))
+    results, notices = served.search("brand_new", 5)
+    assert results[0].path == "new.py" and notices == ["searching only by words: the encoder is being loaded"]
+    may_load.set()
+    until(served.keepers[0].loaded.is_set)
+    results, notices = served.search("brand_new", 5)
+    assert results[0].path == "new.py"
+    assert notices == ["12 of 13 pieces have embeddings; the others are being encoded"]
+    may_encode.set()
+    until(lambda: served.search("brand_new", 5)[1] == [])
+    write_tree(tree, {"newer.py": "def brand_newer(): pass\n"})
+    monkeypatch.setattr(served_index, "CHECK_SECONDS", 0)
+    until(lambda: served.search("brand_newer", 5)[0][0].path == "newer.py")
+    until(lambda: served.search("brand_newer", 5)[1] == [])
+    write_tree(tree, {"newest.py": "def brand_newest(): pass\n"})
+    with store.write_lock(index.index_dir):
+        until(lambda: "another process" in str(served.search("brand_newest", 5)[1]))
+    until(lambda: served.search("brand_newest", 5)[0][0].path == "newest.py")  # though nothing has changed since
+
+
+def test_an_encoder_that_the_index_gets_later_is_used(tree, stub):
+    served = ServedIndex(CodeIndex.build(tree))
+    assert served.search("parse date", 5)[1] == []
+    CodeIndex.build(tree, model="stub")
+    until(lambda: served.search("parse date", 5)[1] == [] and served.keepers[0].loaded.is_set())
+
+
+def test_an_encoder_that_fails_is_named_and_tried_again(tree, stub, monkeypatch):
+    index = CodeIndex.build(tree, model="stub")
+    failing, load, codes = {"load", "encode"}, stub.__init__, stub.codes
+
+    def unless_failing(step, function):
+        def run(*arguments):
+            if step in failing:
+                raise RuntimeError(f"no memory to {step}\n(see the log)")
+            return function(*arguments)
+
+        return run
+
+    monkeypatch.setattr(stub, "__init__", unless_failing("load", load))
+    monkeypatch.setattr(stub, "codes", unless_failing("encode", codes))
+    monkeypatch.setattr(served_index, "CHECK_SECONDS", 0)
+    write_tree(tree, {"new.py": "def brand_new(): pass\n"})
+    served = ServedIndex(CodeIndex.open(index.index_dir))
+    for step, notice in (
+        ("load", "searching only by words: RuntimeError: no memory to load (see the log)"),
+        ("encode", "new pieces are not encoded: RuntimeError: no memory to encode (see the log)"),
+    ):
+        until(lambda notice=notice: notice in served.search("brand_new", 5)[1])
+        failing.remove(step)
+    until(lambda: served.search("brand_new", 5)[1] == [])
+
+
+def test_a_tree_is_looked_at_for_a_tenth_of_the_time_and_every_five_seconds(tree, monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(served_index.time, "monotonic", lambda: clock[0])
+    index = CodeIndex.build(tree)
+    served = ServedIndex(index)
+    looked = []
+
+    def look(encode):
+        looked.append(clock[0])
+        clock[0] += took
+
+    monkeypatch.setattr(index, "refresh", look)
+    for took, wait in ((0.25, 2.5), (60.0, 5.0)):
+        served.text_of("README.md")
+        last = clock[0]
+        for later in (0, wait - 0.25):
+            clock[0] = last + later
+            served.text_of("README.md")
+        assert looked == [last - took]
+        clock[0] = last + wait
+        looked.clear()

@@ -1,0 +1,157 @@
+"""The search page: its address, its headers, and trees that try to break out of it."""
+
+import http.client
+import json
+import re
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from trees import write_tree
+
+from soft_trainer.errors import UserError
+from soft_trainer.search import CodeIndex
+from soft_trainer.search.serving.colouring import open_at
+from soft_trainer.search.serving.served_index import ServedIndex
+from soft_trainer.search.serving.server import PAGE, PageServer, serve_page
+
+
+@pytest.fixture
+def server(tree):
+    source = "def evil():\n    return '</script><img src=x onerror=alert(1)>'\n"
+    write_tree(tree, {"<script>alert(1)</script>.py": source})
+    server = PageServer(ServedIndex(CodeIndex.build(tree)))
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def get(server, path, host=None):
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=20)
+    connection.request("GET", path, headers={"Host": host} if host else {})
+    response = connection.getresponse()
+    return response.status, dict(response.getheaders()), response.read().decode()
+
+
+def test_the_page_and_its_data(server):
+    status, headers, body = get(server, f"/{server.token}/")
+    assert status == 200 and "<input" in body
+    nonce = headers["Content-Security-Policy"].split("script-src 'nonce-")[1].split("'")[0]
+    assert headers["Content-Security-Policy"].startswith("default-src 'none'") and body.count(f'nonce="{nonce}"') == 2
+    assert "Access-Control-Allow-Origin" not in headers
+    assert "http://" not in body and "https://" not in body
+    answer = json.loads(get(server, f"/{server.token}/search?q=parse+date")[2])
+    assert answer["results"][0]["name"] == "parse_date" and answer["results"][0]["lines"]
+    assert json.loads(get(server, f"/{server.token}/search?q=date&path=*.go")[2])["results"] == []
+    assert "python" in json.loads(get(server, f"/{server.token}/about")[2])["languages"]
+    assert answer["results"][0]["editor"] == f"vscode://file/{server.served.index.folder}/src/shop/dates.py:1"
+    lines = json.loads(get(server, f"/{server.token}/lines?path=README.md&start=-9&end=1")[2])
+    assert lines == {"start_line": 1, "text": "# Shop", "open": ""}
+    for wrong in ("path=.env&start=1&end=2", "path=README.md", "path=README.md&start=a&end=2"):
+        assert "error" in json.loads(get(server, f"/{server.token}/lines?{wrong}")[2])
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "line", "sign"),
+    [
+        ("python", 'def f():\n    """Say.\n\n    More\n    """\n    x = 1\n', 4, '"""'),
+        ("python", 'def f():\n    """Say.\n\n    More\n    """\n    x = 1\n', 6, ""),
+        ("python", "x = r'''a\n# b\nc'''\n", 3, "'''"),
+        ("python", 'x = 1  # """ no docstring\ny = \'"""\'\nz = 1\n', 3, ""),
+        ("go", "/* a\n b\n*/\nfunc f() {}\n", 2, "*/"),
+        ("go", "/* a\n b\n*/\nfunc f() {}\n", 4, ""),
+        ("typescript", 'const a = `/*`; // /*\nconst b = "/*";\nf();\n', 3, ""),
+        ("markdown", "/* a\n b\n", 2, ""),
+    ],
+)
+def test_a_line_inside_of_a_docstring_or_comment_is_known(language, text, line, sign):
+    assert open_at(text, language, line) == sign
+
+
+@pytest.mark.parametrize(
+    ("path", "host", "status"),
+    [
+        *((path, None, 404) for path in ["/", "/search?q=a", "/wrong/", "/wrong/search?q=a", "/../etc/passwd"]),
+        *(("/{}/", host, 403) for host in ["evil.example", "127.0.0.1", "127.0.0.1:1", "localhost.evil.example"]),
+        *(("/{}/search?" + query, None, 200) for query in ["", "q=", "q=" + "a%20" * 3000, "path=%5B&q=a", "x&y&z"]),
+        ("/{}/search?q=" + quote("' OR 1=1 --"), None, 200),
+        ("/{}/search?" + "&".join(f"a{n}=1" for n in range(12)), None, 400),
+    ],
+)
+def test_odd_requests_are_answered_and_those_of_others_refused(server, path, host, status):
+    found, _, body = get(server, path.replace("{}", server.token), host)
+    assert found == status and (status != 404 or "take the whole address" in body)
+
+
+def test_texts_reach_the_page_as_data(server):
+    status, headers, body = get(server, f"/{server.token}/search?q=evil")
+    assert status == 200 and headers["Content-Type"].startswith("application/json")
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert json.loads(body)["results"][0]["path"] == "<script>alert(1)</script>.py"
+    page = PAGE.read_text()
+    assert not any(name in page for name in ("innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval("))
+    assert len(page.splitlines()) <= 300
+
+
+def contrast(first, second):
+    """Returns the WCAG contrast ratio of two colours such as #fff."""
+
+    def luminance(colour):
+        digits = colour.lstrip("#")
+        parts = [2 * d for d in digits] if len(digits) == 3 else re.findall("..", digits)
+        channels = [int(part, 16) / 255 for part in parts]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    light, dark = sorted((luminance(first), luminance(second)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+TEXTS, BACKGROUNDS = {"text", "dim", "accent", "string", "comment", "keyword"}, {"back", "code", "mark"}
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_every_text_has_enough_contrast_on_every_background_it_can_have(mode):
+    style = PAGE.read_text().split("<style")[1].split("</style>")[0]
+    light, dark = (dict(re.findall(r"--(\w+): (#\w+)", part)) for part in style.split("@media")[:2])
+    colours = {"light": light, "dark": dark}[mode]
+    assert set(colours) == TEXTS | BACKGROUNDS | {"line"}
+    for text in TEXTS:
+        for back in BACKGROUNDS - ({"mark"} if text in ("dim", "accent") else set()):
+            assert contrast(colours[text], colours[back]) >= 4.5, (text, back)
+    # No colour but these, and none of the browser's own: its placeholder is too pale.
+    rules = re.sub(r":root \{[^}]*\}", "", style)
+    assert set(re.findall(r"[^-]color: ([^;}]+)", rules)) <= {f"var(--{name})" for name in TEXTS} | {"inherit"}
+    assert set(re.findall(r"background: ([^;}]+)", rules)) <= {f"var(--{name})" for name in BACKGROUNDS} | {"none"}
+    assert "::placeholder { color: var(--dim); opacity: 1; }" in rules
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("chromium"), reason="needs Chromium")
+def test_the_page_in_a_browser(server):
+    def shown(state):
+        words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", "--virtual-time-budget=4000"]
+        return subprocess.run([*words, server.url + state], capture_output=True, text=True, check=True).stdout
+
+    dom = shown("#q=parse+date&path=*.py")
+    assert dom.index("src/shop/dates.py:1") < dom.index("open in the editor") and "server.go" not in dom
+    assert 'href="vscode://file/' in dom and "<script>alert" not in dom
+    assert '<span class="comment">Parse</span>' in dom.replace("<mark>", "").replace("</mark>", "")
+    # the second piece of a long function starts inside its docstring, where `for` is no keyword
+    lines = "".join(f"    Wanted words for line {n}.\n" for n in range(90))
+    write_tree(
+        Path(server.served.index.folder), {"long.py": f'def long():\n    """Say.\n\n{lines}    """\n    pass\n'}
+    )
+    server.served.index.update()
+    dom = shown("#q=wanted+words&path=long.py")
+    assert dom.count("<li") == 2 and '<span class="keyword">for</span>' not in dom
+    assert "results like src/shop/dates.py:1" in shown("#like=src/shop/dates.py:1")
+
+
+def test_a_port_out_of_range_is_named(tree):
+    with pytest.raises(UserError, match=r"port=80000: .*0-65535; choose another"):
+        serve_page(ServedIndex(CodeIndex.build(tree)), port=80000)

@@ -1,0 +1,315 @@
+"""Building, updating and searching an index."""
+
+import os
+import sqlite3
+import stat
+from pathlib import Path
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+from refusals import refused
+from trees import write_tree
+
+from soft_trainer.search import CodeIndex
+from soft_trainer.search.index import store, updating
+
+
+def paths(results):
+    return [result.path for result in results]
+
+
+@pytest.fixture
+def index(tree):
+    return CodeIndex.build(tree)
+
+
+@pytest.mark.parametrize(
+    ("query", "path", "name"),
+    [
+        ("ShoppingCart", "src/shop/cart.py", "ShoppingCart"),
+        ("parse date", "src/shop/dates.py", "parse_date"),
+        ("parse_date " * 10_000, "src/shop/dates.py", "parse_date"),
+        ("how are the prices of items summed up?", "src/shop/cart.py", "ShoppingCart.total_price"),
+        ("ListenAndServe", "src/server.go", "Server.ListenAndServe"),
+        ("payment provider", "README.md", ""),
+        ("ShoppingCart.total_price", "src/shop/cart.py", "ShoppingCart.total_price"),
+        ("ShoppingCart::total_price()", "src/shop/cart.py", "ShoppingCart.total_price"),
+        ("Cart#totalPrice", "src/shop/cart.py", "ShoppingCart.total_price"),
+    ],
+)
+def test_finds_by_symbol_words_and_sentence(index, query, path, name):
+    best = index.search(query)[0]
+    assert (best.path, best.name) == (path, name)
+    lines = (index.folder / Path(path)).read_text().split("\n")
+    assert best.text == "\n".join(lines[best.start_line - 1 : best.end_line]) and name.rsplit(".", 1)[-1] in best.text
+
+
+def test_scores_fall_and_neither_a_file_nor_a_test_comes_too_early(index):
+    results = index.search("cart item price date", limit=20)
+    assert [result.score for result in results] == sorted((result.score for result in results), reverse=True)
+    assert len(set(paths(results)[:5])) >= 3
+    assert len(index.search("cart item price date", limit=2)) == 2
+    found = paths(index.search("total_price"))
+    assert found.index("src/shop/cart.py") < found.index("tests/test_cart.py")
+
+
+@pytest.mark.parametrize(
+    ("query", "filters", "found"),
+    [
+        ("date cart", {"path": "src/**"}, {"src/shop/cart.py", "src/shop/dates.py"}),
+        ("date cart server", {"path": "*.go"}, {"src/server.go"}),
+        ("port", {"language": "go"}, {"src/server.go"}),
+        ("date", {"name": "parse_date"}, {"parse_date"}),
+        ("date", {"name": "*_date"}, {"parse_date", "format_date"}),
+        ("date", {"name": "Dates::parse_date()"}, {"parse_date"}),
+        ("date", {"name": "parse_date?"}, {"parse_date"}),
+        ("date", {"name": "nothing"}, set()),
+    ],
+)
+def test_filters(index, query, filters, found):
+    assert {r.name if "name" in filters else r.path for r in index.search(query, **filters)} == found
+
+
+@pytest.mark.parametrize(
+    "query", ["", "  ", "?!", "zzzzzz", '"', "'; DROP TABLE files; --", "NEAR(", "a" * 100_000, "word " * 10_000]
+)
+def test_queries_that_find_nothing(index, query):
+    assert index.search(query) == []
+
+
+def test_secrets_and_ignored_files_are_not_found(index):
+    assert index.search("secret_parse_date") and ".env" not in paths(index.search("secret parse date PASSWORD"))
+    assert index.search("parse_date_generated", limit=50)
+    assert "build/out.py" not in paths(index.search("generated", limit=50))
+    assert index.statistics()["skipped"] == {"ignored": 2, "secret": 1}
+
+
+def test_update_reads_only_what_changed(index, tree, monkeypatch):
+    assert index.update() is False
+    numbers = index.database.execute("SELECT id, path FROM files ORDER BY id").fetchall()
+    os.utime(tree / "README.md", (1, 1))
+    assert index.update() is True and index.update() is False
+    # its content is as it was
+    assert index.database.execute("SELECT id, path FROM files ORDER BY id").fetchall() == numbers
+    read = []
+    original = updating.read_batch
+    monkeypatch.setattr(updating, "read_batch", lambda root, known: read.extend(known) or original(root, known))
+    change = {"src/shop/dates.py": "def parse_time(text):\n    return text\n", "new.py": "def brand_new(): pass\n"}
+    write_tree(tree, change)
+    (tree / "README.md").unlink()
+    assert index.update() is True and index.update() is False
+    assert sorted(read) == ["new.py", "src/shop/dates.py"]
+    assert index.search("brand_new")[0].path == "new.py" and index.search("parse_time")
+    assert "README.md" not in paths(index.search("payment provider"))
+    assert "parse_date" not in [result.name for result in index.search("parse_date")]
+
+
+def test_an_updated_index_answers_as_a_fresh_one(tree, tmp_path):
+    index = CodeIndex.build(tree)
+    rng = np.random.default_rng(0)
+    for number in range(20):
+        name = f"src/module_{rng.integers(6)}.py"
+        write_tree(tree, {name: f"def function_{number}(cart):\n    return parse_date(cart) + {number}\n" * 30})
+        if number % 5 == 4:
+            (tree / name).unlink()
+        index.update()
+    fresh = CodeIndex.build(tree, tmp_path / "fresh")
+    for query in ("parse_date", "cart", "how are prices summed up", "function_19"):
+        old, new = index.search(query, 30), fresh.search(query, 30)
+        assert {(r.path, r.start_line) for r in old} == {(r.path, r.start_line) for r in new}
+    sizes = [one.statistics()["bytes"] for one in (index, fresh)]
+    assert sizes[0] <= 1.1 * sizes[1] + 32_768  # pages of 4 KiB: a few more or less in an index so small
+
+
+def test_batches_segments_and_processes_of_any_number_give_the_same_index(tmp_path, monkeypatch):
+    monkeypatch.setattr(updating, "_may_fork", lambda: True)  # torch has been imported here, and does nothing
+    files = {f"m{n}.py": f"def func_{n}(x):\n    return helper_{n % 7}(x)\n" for n in range(100)}
+    tree = write_tree(tmp_path / "tree", files)
+    postings = []
+    for size, most, parallel in ((64, 8_000_000, 200), (8, 8_000_000, 200), (8, 400, 200), (8, 400, 10)):
+        monkeypatch.setattr(updating, "BATCH_FILES", size)
+        monkeypatch.setattr(updating, "SEGMENT_POSTINGS", most)
+        monkeypatch.setattr(updating, "MIN_PARALLEL_FILES", parallel)
+        index = CodeIndex.build(tree, tmp_path / f"{size} {most} {parallel}")
+        postings.append(index.database.execute("SELECT * FROM postings ORDER BY term, segment").fetchall())
+        assert index.search("func_50")[0].path == "m50.py"
+        callers = {f"m{n}.py" for n in range(100) if n % 7 == 3}
+        assert set(paths(index.search("helper_3", limit=len(callers)))) == callers
+    assert postings[1:] == postings[:1] * 3 and len(postings[0]) > 200
+
+
+def test_the_index_lies_in_the_cache_and_is_private(index, cache, tree):
+    assert index.index_dir.parent == cache
+    assert stat.S_IMODE(index.index_dir.stat().st_mode) == 0o700
+    assert stat.S_IMODE((index.index_dir / store.DATABASE).stat().st_mode) == 0o600
+    assert store.find_index_dir(tree / "src") == index.index_dir
+
+
+def test_what_cannot_be_opened_is_named(tree, tmp_path, index):
+    write_tree(tmp_path, {"other/a.py": "x = 1", f"broken/{store.DATABASE}": b"no database" * 1000})
+    (tmp_path / "link").symlink_to(tree)
+    (tmp_path / "place").mkdir()
+    (tmp_path / "place" / store.DATABASE).symlink_to(tmp_path / "elsewhere")
+    cases = [
+        ("lies in the tree", CodeIndex.build, tree, tree),
+        ("lies in the tree", CodeIndex.build, tree, tmp_path / "link" / "index"),
+        ("not trusted", CodeIndex.build, tree, tmp_path / "place"),
+        ("no such folder", CodeIndex.build, tmp_path / "missing"),
+        ("it is the index of", CodeIndex.build, tmp_path / "other", index.index_dir),
+        ("no index there", CodeIndex.open, tmp_path),
+        ("index again", CodeIndex.open, tmp_path / "broken"),
+    ]
+    for words, act, *places in cases:
+        with refused(words):
+            act(*places)
+    assert not (tmp_path / "elsewhere").exists()
+    index.database.execute("PRAGMA user_version = 99")
+    with refused("newer version"):
+        CodeIndex.open(index.index_dir)
+
+
+def test_a_folder_that_is_empty_or_gone_is_named(tmp_path, tree, index):
+    (tmp_path / "empty").mkdir()
+    empty = CodeIndex.build(tmp_path / "empty")
+    assert empty.statistics()["files"] == 0
+    with refused("nothing is indexed of"):
+        empty.search("parse_date")
+    tree.rename(tree.with_name("elsewhere"))
+    with refused("folder is missing"):
+        index.update()
+    assert index.search("parse_date")
+
+
+def test_a_folder_that_cannot_be_read_leaves_the_old_index(index, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", Mock(side_effect=PermissionError(13, "Permission denied")))
+        with refused("the folder cannot be read (Permission denied)"):
+            index.update()
+    assert index.search("parse_date") and index.update() is False
+
+
+def test_a_file_is_read_once_it_can_be_read(tree, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("soft_trainer.search.index.terms.read_source", Mock(return_value="unreadable"))
+        index = CodeIndex.build(tree)
+    assert index.statistics()["skipped"]["unreadable"] == 6
+    monkeypatch.setattr(os, "access", lambda path, _: path.endswith("dates.py"))
+    assert index.update() is True and index.update() is False
+    assert set(paths(index.search("parse_date"))) == {"src/shop/dates.py"}
+    assert index.statistics()["skipped"]["unreadable"] == 5
+
+
+def test_data_that_has_become_small_is_read(tree):
+    write_tree(tree, {"data.json": "needle\n" * 20_000})
+    index = CodeIndex.build(tree)
+    assert index.search("needle") == []
+    write_tree(tree, {"data.json": "needle\n"})
+    assert index.update() is True and paths(index.search("needle")) == ["data.json"]
+
+
+def test_a_generated_file_is_found_after_the_one_that_a_person_wrote(tree):
+    copy = (tree / "src/shop/dates.py").read_text()
+    write_tree(tree, {"src/shop/a_dates.py": f"# Code generated by a tool. DO NOT EDIT.\n{copy}"})
+    write_tree(tree, {"src/shop/z_dates.py": copy})
+    index = CodeIndex.build(tree)
+    found = paths(index.search("parse_date", limit=3))
+    assert set(found[:2]) == {"src/shop/dates.py", "src/shop/z_dates.py"} and found[2] == "src/shop/a_dates.py"
+    # where no one else has the word, it is first
+    write_tree(tree, {"src/made.py": "# Auto-generated by a tool\ndef only_here():\n    return 1\n"})
+    index.update()
+    assert paths(index.search("only_here"))[0] == "src/made.py"
+
+
+def test_one_pattern_may_be_a_text(tree):
+    index = CodeIndex.build(tree, exclude="*.md", include="*.log")
+    assert index.patterns == {"exclude": ["*.md"], "include": ["*.log"]}
+
+
+def test_an_index_says_what_it_is(tree, index):
+    assert repr(index) == f"CodeIndex({str(tree)!r}, files=6, pieces=12, model=None)"
+    assert index.skipped() == {".env": "secret", "build/": "ignored", "debug.log": "ignored"}
+
+
+def test_an_older_format_is_made_anew(tree, index):
+    index.database.execute("PRAGMA user_version = 0")
+    index.database.execute("DROP TABLE postings")
+    index.close()
+    assert CodeIndex.build(tree).search("parse_date")
+
+
+def test_an_ignore_file_that_ignores_itself_is_read_again_when_it_changes(tmp_path):
+    files = {".gitignore": ".*\n", "a.py": "x = 1\n", "private/b.py": "secret_name = 1\n"}
+    tree = write_tree(tmp_path / "tree", files)
+    index = CodeIndex.build(tree)
+    assert paths(index.search("secret_name")) == ["private/b.py"]
+    assert ".gitignore" not in paths(index.search("gitignore"))
+    (tree / ".gitignore").write_text(".*\nprivate/\n")
+    assert index.update() is True and index.search("secret_name") == []
+    assert index.update() is False
+    (tree / ".gitignore").unlink()
+    assert index.update() is True and paths(index.search("secret_name")) == ["private/b.py"]
+
+
+def test_a_file_is_wholly_in_the_index_or_not_at_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(updating, "SEGMENT_POSTINGS", 400)
+    monkeypatch.setattr(updating, "BATCH_FILES", 4)
+    names = {n: " + ".join(f"name_{n}_{k}" for k in range(40)) for n in range(40)}
+    files = {f"m{n}.py": f"def function_{n}(x):\n    return {names[n]}\n" for n in names}
+    tree = write_tree(tmp_path / "tree", files)
+    connect, sizes = store.connect, set()
+
+    def limited(*arguments, **options):
+        database = connect(*arguments, **options)
+        database.execute(f"PRAGMA max_page_count = {limit}")
+        return database
+
+    for limit in (12, 14, 20):
+        monkeypatch.setattr(store, "connect", limited)
+        with refused("full"):
+            CodeIndex.build(tree, tmp_path / f"index{limit}")
+        monkeypatch.setattr(store, "connect", connect)
+        index = CodeIndex.open(tmp_path / f"index{limit}")
+        indexed = {path for (path,) in index.database.execute("SELECT path FROM files")}
+        sizes.add(len(indexed))
+        assert all(index.text_of(path) for path in indexed)
+        if not indexed:
+            with refused("nothing is indexed", "soft-trainer index"):
+                index.search("function_3")
+        else:
+            found = {n: index.search(f"name_{n}_39", limit=1)[0].path for n in range(40)}
+            assert {path for n, path in found.items() if path == f"m{n}.py"} == indexed
+    assert 0 in sizes and len(sizes) > 1
+
+
+@pytest.mark.slow
+def test_a_full_disk_leaves_the_old_index(tree, index):
+    index.database.execute(f"PRAGMA max_page_count = {index.database.execute('PRAGMA page_count').fetchone()[0]}")
+    rng = np.random.default_rng(0)
+    write_tree(tree, {"big.py": "\n".join(f"name_{number} = 1" for number in rng.integers(1e9, size=20_000))})
+    with refused("full"):
+        index.update()
+    assert CodeIndex.open(index.index_dir).search("parse_date")[0].name == "parse_date"
+
+
+def test_a_reader_sees_the_old_index_until_the_new_one_is_committed(tree, index):
+    other = CodeIndex.open(index.index_dir)
+    write_tree(tree, {"new.py": "def brand_new(): pass\n"})
+    with store.write_lock(index.index_dir):
+        other.refresh()
+        assert "another process" in other.notices[0]
+    assert other.search("parse_date") and not other.search("brand_new", name="brand_new")
+    index.update()
+    assert other.search("brand_new")[0].path == "new.py"
+
+
+def test_postings_are_packed_in_as_few_bytes_as_they_need():
+    database = sqlite3.connect(":memory:")
+    database.execute("CREATE TABLE postings (term TEXT, segment INTEGER, width INTEGER, pieces BLOB, counts BLOB)")
+    expected = {"a": [5], "b": [0, 255, 400], "c": [7, 70_007, 5_000_000], "d": [1, 60_000]}
+    term = np.repeat([0, 1, 2, 3], [1, 3, 3, 2]).astype(np.int32)
+    piece = np.array(sum(expected.values(), []), np.int32)
+    store.insert_postings(database, 0, list(expected), term, piece, np.arange(1, 10, dtype=np.uint8))
+    rows = database.execute("SELECT term, width, pieces FROM postings").fetchall()
+    assert {name: store.unpack(width, blob).tolist() for name, width, blob in rows} == expected
+    assert {name: width for name, width, _ in rows} == {"a": 1, "b": 1, "c": 4, "d": 2}

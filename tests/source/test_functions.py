@@ -1,0 +1,255 @@
+"""Source files to functions with their documentation."""
+
+import re
+
+import pytest
+
+from soft_trainer.dataflow import DATA_FLOW_LANGUAGES, parses
+from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, first_broken
+from soft_trainer.source.definitions import parse
+from soft_trainer.source.documentation import document_tokens, summary
+from soft_trainer.source.functions import FileFunctions, functions
+from soft_trainer.source.languages import SOURCE_LANGUAGES
+
+# language -> source, and its rows: name, query, code, documentation
+# fmt: off
+SOURCES = {
+    "python": ('''
+class Cart:
+    @property
+    def total(self):
+        """Add up the *prices* of :class:`~shop.Item` in ``items``.
+
+        :param x: none
+        """
+        price = 0  # in cents
+
+        # every item once
+        for item in self.items:
+            price += item.price
+        return f"{price}"
+
+    def empty(self):
+        """Nothing else in it.
+        """
+''', [
+        ("Cart.total", "Add up the prices of shop.Item in items.",
+         "def total(self):\n        price = 0\n\n        for item in self.items:\n"
+         '            price += item.price\n        return f"{price}"',
+         "Add up the *prices* of :class:`~shop.Item` in ``items``.\n\n:param x: none"),
+        ("Cart.empty", "Nothing else in it.", "def empty(self):", "Nothing else in it."),
+    ]),
+    "ruby": ("""
+module Shop
+  class Cart
+    # :call-seq:
+    #   total -> Integer
+    #
+    # Adds up the +prices+ of {Item} in <tt>items</tt>.
+    #   cart.total # => 3
+    #
+    # @return [Integer]
+    def total
+      # every item once
+      items.sum(&:price)
+    end
+
+    # rubocop:disable Style
+    # Empties it.
+    private def self.clear(*names) = names.clear
+  end
+end
+""", [
+        ("Shop.Cart.total", "Adds up the prices of Item in items.", "def total\n      items.sum(&:price)\n    end",
+         ":call-seq:\n  total -> Integer\n\nAdds up the +prices+ of {Item} in <tt>items</tt>.\n"
+         "  cart.total # => 3\n\n@return [Integer]"),
+        ("Shop.Cart.clear", "Empties it.", "def self.clear(*names) = names.clear", "Empties it."),
+    ]),
+    "java": ("""
+class Cart {
+    /**
+     * Adds up the {@code List<Price>} of every {@link Item#price() price}.
+     * <p>More of it.
+     * @return cents
+     */
+    @Override
+    public int total() {
+        return 1; // cents
+    }
+
+    /// {@return the {@code n}th item}
+    Item at(int n) { return items.get(n); }
+
+    /* no documentation */
+    int size() { return 0; }
+
+    abstract int none();
+}
+""", [
+        ("Cart.total", "Adds up the List<Price> of every price.",
+         "@Override\n    public int total() {\n        return 1;\n    }",
+         "Adds up the {@code List<Price>} of every {@link Item#price() price}.\n<p>More of it.\n@return cents"),
+        ("Cart.at", "Returns the nth item", "Item at(int n) { return items.get(n); }",
+         "{@return the {@code n}th item}"),
+        ("Cart.size", "", "int size() { return 0; }", ""),
+    ]),
+    "javascript": ("""
+(function () {
+  /**
+   * Adds up `prices`, see [here](x.html).
+   *
+   * @param {Item[]} items
+   */
+  // eslint-disable-next-line
+  exports.total = function (items) {
+    return items.map(item => item.price);
+  };
+
+  class Cart {
+    /** @description Empties it. */
+    static async clear() { await 1; }
+  }
+  const cart = {
+    /** Sells it. */
+    sell: async (a) => `${a}`,
+  };
+  // no documentation
+  function plain() {}
+})();
+""", [
+        ("exports.total", "Adds up prices, see here.",
+         "exports.total = function (items) {\n    return items.map(item => item.price);\n  }",
+         "Adds up `prices`, see [here](x.html).\n\n@param {Item[]} items"),
+        ("Cart.clear", "Empties it.", "static async clear() { await 1; }", "@description Empties it."),
+        ("sell", "Sells it.", "sell: async (a) => `${a}`", "Sells it."),
+        ("plain", "", "function plain() {}", ""),
+    ]),
+    "php": ("""<?php
+namespace Shop;
+final class Cart
+{
+    /**
+     * Adds up the {@see Item::$price} of all <b>items</b>.
+     *
+     * @return int
+     */
+    #[Pure]
+    public function total(): int
+    {
+        /* every item once */
+        return array_sum($this->prices); # cents
+    }
+
+    /** {@inheritdoc} */
+    public function none() { return 0; }
+}
+""", [
+        ("Cart.total", "Adds up the Item::$price of all items.",
+         "#[Pure]\n    public function total(): int\n    {\n        return array_sum($this->prices);\n    }",
+         "Adds up the {@see Item::$price} of all <b>items</b>.\n\n@return int"),
+        ("Cart.none", "", "public function none() { return 0; }", "{@inheritdoc}"),
+    ]),
+    "go": ("""package shop
+
+// Total adds up the prices in a [Cart].
+// It never fails.
+//
+//	c.Total()
+//
+//go:noinline
+func (c *Cart[T]) Total() int {
+	// every item once
+	return c.sum // cents
+}
+
+// not for it
+
+func helper() {}
+""", [
+        ("Cart.Total", "Total adds up the prices in a Cart. It never fails.",
+         "func (c *Cart[T]) Total() int {\n\treturn c.sum\n}",
+         "Total adds up the prices in a [Cart].\nIt never fails.\n\n       c.Total()"),
+        ("helper", "", "func helper() {}", ""),
+    ]),
+}
+# language without data flow -> source, and the name and the query of its function
+SHORT_SOURCES = {
+    "typescript": ("/** Adds numbers. */\nexport const add = (a: number) => { return a }\n", "add", "Adds numbers."),
+    "tsx": ("/** Shows it. */\nexport function View(p: P) { return <div>{p.a}</div> }\n", "View", "Shows it."),
+    "c": ("/** Adds one.\n * @param a x */\nstatic int *add(int a)\n{\n return &a;\n}\n", "add", "Adds one."),
+    "cpp": ("/// Adds one.\nint &shop::Cart::add(int x) { return x; }\n", "shop.Cart.add", "Adds one."),
+    "csharp": ("class Cart {\n  /// <summary>Adds one.</summary>\n  int Add(int x) { return x; }\n}\n", "Cart.Add",
+               "Adds one."),
+    "rust": ("impl<T> Cart<T> {\n  /// Adds one.\n  ///\n  /// # Errors\n  fn add(&self) {}\n}\n", "Cart.add",
+             "Adds one."),
+    "kotlin": ("/**\n * Adds one.\n * @param x y\n */\nfun add(x: Int): Int { return x }\n", "add", "Adds one."),
+}
+# fmt: on
+
+
+def rows_of(source: str, language: str) -> list[dict]:
+    text = source.encode()
+    return [row for row, _ in functions(parse(text, language), text, language, "path")]
+
+
+@pytest.mark.parametrize("language", SOURCES)
+def test_functions_of_a_file(language):
+    source, expected = SOURCES[language]
+    rows = rows_of(source, language)
+    assert [row["func_name"] for row in rows] == [name for name, *_ in expected]
+    for row, (_, query, code, docstring) in zip(rows, expected, strict=True):
+        assert row["docstring"] == docstring
+        assert row["docstring_tokens"] == document_tokens(query)
+        assert row["code"] == code
+        assert "".join(row["code_tokens"]) == "".join(code.split())
+        first, last = map(int, re.search(r"#L(\d+)-L(\d+)$", row["url"]).groups())
+        assert row["original_string"] in "\n".join(source.splitlines()[first - 1 : last])
+        assert parses(row["code"], language) or row["func_name"] == "Cart.empty"
+
+
+@pytest.mark.parametrize("language", sorted(set(SOURCE_LANGUAGES) - set(DATA_FLOW_LANGUAGES)))
+def test_a_documented_function_of_a_language_without_data_flow(language):
+    source, name, query = SHORT_SOURCES[language]
+    (row,) = rows_of(source, language)
+    assert (row["func_name"], row["docstring_tokens"]) == (name, document_tokens(query))
+    assert query not in row["code"] and row["code_tokens"]
+    assert first_broken(row, [*CODE_RULES, *DOCUMENT_RULES]) == "short_functions" or language == "c"
+
+
+def test_two_comments_on_a_line_take_the_line_with_them():
+    (row,) = rows_of("def f(a):\n    'Gives it back.'  # fmt: skip\n    return a\n", "python")
+    assert row["code"] == "def f(a):\n    return a"
+
+
+def test_functions_of_one_name_are_all_rows_whatever_the_others_are_called():
+    names = ["x", "x", '"x~2"', "x", '"x~2"']
+    source = "var a = {\n" + "".join(f"  {name}: function () {{ return 1 }},\n" for name in names) + "}\n"
+    file = FileFunctions(parse(source.encode(), "javascript"), source.encode(), "javascript", "a.js")
+    assert list(file.functions) == ["x()", "x()~2", "x~2()", "x()~3", "x~2()~2"]
+    assert [row["func_name"] for row in rows_of(source, "javascript")] == ["x", "x", "x~2", "x", "x~2"]
+
+
+@pytest.mark.parametrize(
+    ("language", "docstring", "query"),
+    [
+        ("python", "Sum.\n\nMore.", "Sum."),
+        ("python", "Args:\n  x: a number", ""),
+        (
+            "python",
+            "``x`` for *args and **kwargs, `name' or a[0][1].\n----",
+            "x for *args and **kwargs, 'name' or a[0][1].",
+        ),
+        ("python", "Take a look. For example::\n\n  f()", "Take a look."),
+        ("python", "Add.\n:param x: a number", "Add."),
+        ("java", "A&nbsp;&lt;b&gt;\n<ul><li>c", "A\xa0<b>"),
+        ("java", "{@link #f(int, int)} or {@linkplain A#b c d}", "f(int, int) or c d"),
+        ("java", "@return x", ""),
+        ("php", "{@inheritDoc}", ""),
+        ("javascript", "Makes `it`.\n```js\nit()\n```", "Makes it."),
+        ("ruby", "Call \\Foo with +a+ or {label}[http://x]. Options:\n\n* b", "Call Foo with a or label. Options:"),
+        ("ruby", "name:: of it", ""),
+        ("go", "F calls [pkg.G].\nDeprecated: call G", "F calls pkg.G."),
+    ],
+)
+def test_summary(language, docstring, query):
+    assert summary(docstring, SOURCE_LANGUAGES[language].style) == query

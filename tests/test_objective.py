@@ -1,0 +1,219 @@
+"""Every loss through the table equals the pure function, with and without cancellation and masks."""
+
+import json
+
+import own_losses
+import pytest
+import torch
+
+from soft_trainer import losses
+from soft_trainer.errors import UserError
+from soft_trainer.objective import LOSSES, LossSettings
+from soft_trainer.options.fields import SoftInfoNCEOptions
+from soft_trainer.options.resolve import resolve_loss
+from soft_trainer.options.training import SoftInfoNCETrainingArguments
+from soft_trainer.weights import cancel_above_ratio, cancel_top_k, negative_weights
+
+ALPHA, BETA, TEMPERATURE, FLOOR = 1.3, 0.7, 0.8, 0.9
+SETTINGS = {"alpha": ALPHA, "beta": BETA, "temperature": TEMPERATURE, "floor": FLOOR}
+
+PURE = {
+    "soft_info_nce": lambda s, p, sim, n: losses.soft_info_nce(
+        s, negative_weights(sim, ALPHA, BETA, TEMPERATURE, FLOOR, p, n), p
+    ),
+    "info_nce": lambda s, p, sim, n: losses.info_nce(s, p, negatives=n),
+    "weighted_info_nce": lambda s, p, sim, n: losses.weighted_info_nce(s, sim, TEMPERATURE, p, negatives=n),
+    "bce": lambda s, p, sim, n: losses.binary_cross_entropy(s, sim, TEMPERATURE, p, negatives=n),
+    "kl_regularization": lambda s, p, sim, n: losses.kl_regularized_info_nce(
+        s, sim, TEMPERATURE, 0.9, 0.4, p, negatives=n
+    ),
+}
+CANCEL = {
+    "none": lambda sim, p: torch.ones_like(sim, dtype=torch.bool),
+    "top_k": lambda sim, p: cancel_top_k(sim, 2, p),
+    "ratio": lambda sim, p: cancel_above_ratio(sim, 0.6, p),
+}
+
+
+def batch(queries=4, codes=9):
+    """Scores, positives, and similarities between 0 and 1, where the positive's is 1."""
+    generator = torch.Generator().manual_seed(0)
+    scores = 3 * torch.randn(queries, codes, generator=generator, dtype=torch.float64)
+    similarity = torch.rand(queries, codes, generator=generator, dtype=torch.float64)
+    positives = torch.arange(2, 2 + queries)
+    return scores, positives, similarity.scatter(1, positives.unsqueeze(1), 1.0)
+
+
+def test_the_tables_agree():
+    assert PURE.keys() == LOSSES.keys()
+
+
+@pytest.mark.parametrize("loss", PURE)
+@pytest.mark.parametrize("cancel", CANCEL)
+@pytest.mark.parametrize("duplicate", [False, True], ids=["unmasked", "masked"])
+def test_equals_the_pure_function(loss, cancel, duplicate):
+    scores, positives, similarity = batch()
+    negatives = None
+    kept = CANCEL[cancel](similarity, positives)
+    if duplicate:
+        # The least similar column of each query, which no cancellation would have chosen.
+        least = similarity.argmin(1, keepdim=True)
+        negatives = torch.ones_like(kept).scatter(1, least, False)
+        kept = kept & negatives
+    loss_settings = LossSettings(
+        loss, **SETTINGS, infonce_weight=0.9, kl_weight=0.4, cancel=cancel, cancel_k=2, cancel_ratio=0.6
+    )
+    value = loss_settings(scores, positives, similarity, negatives)
+    torch.testing.assert_close(value, PURE[loss](scores, positives, similarity, kept), rtol=0, atol=1e-12)
+    # The columns left out had no effect.
+    absent = ~kept.scatter(1, positives.unsqueeze(1), True)
+    assert absent.any() == (cancel != "none" or duplicate)
+    moved = loss_settings(scores.masked_fill(absent, 50.0), positives, similarity, negatives)
+    torch.testing.assert_close(moved, value, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("cancel", ["top_k", "ratio"])
+def test_cancellation_with_info_nce_is_soft_info_nce_with_weights_of_0_and_1(cancel):
+    scores, positives, similarity = batch()
+    value = LossSettings("info_nce", cancel=cancel, cancel_k=2, cancel_ratio=0.6)(scores, positives, similarity)
+    weights = CANCEL[cancel](similarity, positives).double()
+    torch.testing.assert_close(value, losses.soft_info_nce(scores, weights, positives), rtol=0, atol=1e-12)
+    assert value < losses.info_nce(scores, positives)
+
+
+def test_a_duplicate_does_not_use_up_the_k():
+    similarity = torch.tensor([[9.0, 8, 7, 6, 5, 4]])
+    negatives = torch.tensor([[True, False, True, False, True, True]])
+    kept = LossSettings("info_nce", cancel="top_k", cancel_k=2).valid_negatives(
+        similarity, torch.tensor([0]), negatives
+    )
+    assert kept.tolist() == [[False, False, False, False, False, True]]
+
+
+def test_info_nce_needs_no_similarity():
+    scores, positives, _ = batch()
+    loss_settings = LossSettings("info_nce")
+    assert not loss_settings.needs_similarity
+    assert loss_settings(scores, positives) == losses.info_nce(scores, positives)
+    assert LossSettings("info_nce", cancel="top_k").needs_similarity
+    assert all(LossSettings(loss).needs_similarity for loss in LOSSES if loss != "info_nce")
+
+
+@pytest.mark.parametrize(
+    "options, smallest",
+    [
+        ({}, 5),
+        ({"alpha": 1.3, "beta": 0.7}, 3),
+        ({"cancel": "top_k"}, 8),
+        ({"cancel": "top_k", "cancel_k": 1}, 6),
+        ({"cancel": "ratio"}, 5),
+        ({"loss": "info_nce"}, 2),
+        ({"loss": "info_nce", "cancel": "top_k"}, 5),
+        ({"loss": "bce"}, 2),
+    ],
+)
+def test_smallest_batch(options, smallest):
+    assert LossSettings(**options).smallest_batch == smallest
+
+
+@pytest.mark.parametrize("options", [{}, {"alpha": 1.3, "beta": 0.7}, {"cancel": "top_k"}])
+def test_smallest_batch_keeps_enough_negatives(options):
+    loss_settings = LossSettings(**options)
+
+    def weights(codes):
+        similarity = torch.eye(codes)
+        negatives = loss_settings.valid_negatives(similarity, torch.arange(codes), None)
+        return negative_weights(similarity, loss_settings.alpha, loss_settings.beta, 1, negatives=negatives)
+
+    assert weights(loss_settings.smallest_batch).isfinite().all()
+    with pytest.raises(ValueError, match="too few"):
+        weights(loss_settings.smallest_batch - 1)
+
+
+def test_a_short_batch_has_weights_of_one():
+    scores, positives, similarity = batch(2, 4)
+    value = LossSettings(alpha=1.5, beta=0.5)(scores, positives, similarity)
+    torch.testing.assert_close(value, losses.info_nce(scores, positives), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("cancel", ["none", "top_k"])
+def test_what_is_prepared_ahead_gives_the_same_loss(cancel):
+    generator = torch.Generator().manual_seed(0)
+    scores, similarity = torch.randn(2, 8, 8, generator=generator)
+    positives, negatives = torch.arange(8), torch.rand(8, 8, generator=generator) > 0.2
+    for loss in LOSSES:
+        loss_settings = LossSettings(loss=loss, cancel=cancel, cancel_k=1, alpha=0.5)
+        prepared = loss_settings.loss_inputs(similarity, positives, negatives)
+        assert list(prepared) == (["weights"] if loss == "soft_info_nce" else ["similarity"])
+        ahead = loss_settings(scores, positives, negatives=negatives, **prepared)
+        torch.testing.assert_close(ahead, loss_settings(scores, positives, similarity, negatives), atol=0, rtol=0)
+
+
+def test_a_users_loss_gets_what_it_names():
+    scores, positives, similarity = batch()
+    negatives = torch.ones_like(scores, dtype=torch.bool)
+    negatives[:, 0] = False
+    also = ~negatives
+    settings = LossSettings("own_losses:hinge", "own_losses:halves")
+    weights = settings.weights(similarity, positives, negatives)
+    assert weights[0].unique().tolist() == [0.0, 1.0]  # the own code is the most similar one
+    value = settings(scores, positives, similarity, negatives, also=also)
+    expected = own_losses.hinge(scores, positives, weights=weights, negatives=negatives, also=also)
+    assert value == expected > 0
+    ahead = settings.loss_inputs(similarity, positives, negatives)
+    assert settings(scores, positives, negatives=negatives, also=also, **ahead) == expected
+    assert settings.needs_similarity and not LossSettings("own_losses:info_nce").needs_similarity
+
+
+def test_weights_of_a_user_are_0_on_what_does_not_count_and_1_on_the_positive():
+    similarity = torch.tensor([[0.2, 0.9, 0.1, 0.8]])
+    negatives = torch.tensor([[False, True, True, False]])
+    weights = LossSettings(weighting="own_losses:halves").weights(similarity, torch.tensor([0]), negatives)
+    assert weights.tolist() == [[1.0, 0.5, 1.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"loss": "no_such_module:loss"}, "loss='no_such_module:loss': No module named"),
+        ({"loss": "own_losses:nothing"}, "has no attribute 'nothing'"),
+        ({"loss": "own_losses:torch"}, "loss=own_losses:torch: is no function"),
+        ({"loss": "own_losses:unknown"}, "TypeError: unknown() missing 1 required positional argument: 'rows'"),
+        ({"loss": "own_losses:several"}, "returned Tensor[3] for scores of Tensor[3, 5]: a scalar is expected"),
+        ({"loss": "own_losses:constant"}, "with a gradient for the scores"),
+        ({"loss": "own_losses:needs_negatives"}, "tried on 3 queries and 5 codes: TypeError"),
+        ({"loss": "own_losses:hinge"}, "loss=own_losses:hinge needs an estimator"),
+        ({"loss": "own_losses:info_nce", "duplicates": "positives"}, "does not read `also`"),
+        ({"loss": "own_losses:info_nce", "weighting": "own_losses:halves"}, "own_losses:info_nce has no weights"),
+        (
+            {"weighting": "own_losses:hinge"},
+            "weighting=own_losses:hinge: tried on 3 queries and 5 codes: TypeError: hinge() missing",
+        ),
+        ({"weighting": "own_losses:one_weight"}, "returned Tensor[3] for similarities of Tensor[3, 5]"),
+        ({"loss": lambda scores: scores.mean()}, "define it with `def`, at the top level of a module"),
+    ],
+)
+def test_a_function_that_no_step_can_call_is_refused(options, message):
+    needs_estimator = "weighting" in options and "loss" not in options
+    with pytest.raises(UserError) as error:
+        resolve_loss(SoftInfoNCEOptions(**options), object() if needs_estimator else None)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_function_from_python_is_kept_by_its_name():
+    args = SoftInfoNCETrainingArguments("unused", loss=own_losses.hinge, weighting=own_losses.halves, use_cpu=True)
+    kept = json.loads(args.to_json_string())
+    assert (kept["loss"], kept["weighting"]) == ("own_losses:hinge", "own_losses:halves")
+    assert resolve_loss(args, object()).loss_function is own_losses.hinge
+
+
+def test_another_source_is_another_loss(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    hashes = []
+    for number in (1, 2, 1):
+        module = tmp_path / f"loss_of_mine_{len(hashes)}.py"
+        module.write_text(f"def mine(scores, positives):\n    return {number} * scores.mean()\n")
+        hashes += LossSettings(f"loss_of_mine_{len(hashes)}:mine").sources.values()
+    assert hashes[0] == hashes[2] != hashes[1]
+    assert LossSettings().sources == {}

@@ -1,0 +1,147 @@
+"""A process gets its own queries of a global batch, the codes they are compared with, and the pairs that count."""
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from scipy import sparse
+
+from soft_trainer.data.judgments import RightAnswers, Split
+from soft_trainer.data.tokens import TokenColumn, text_ids
+from soft_trainer.encoders.profiles import PROFILES
+from soft_trainer.training.batches import TrainBatches, right_answers
+from soft_trainer.training.collator import PairCollator
+
+ROWS = 10
+
+
+@pytest.fixture
+def tokens():
+    """Row r has the query [100 + r] and the code [200 + r, 200 + r]."""
+    ids = {"query": [[100 + row] for row in range(ROWS)], "code": [[200 + row] * 2 for row in range(ROWS)]}
+    return {side: TokenColumn(Dataset.from_dict(ids), side) for side in ids}
+
+
+def first_ids(side) -> list[int]:
+    [chunk] = side.chunks
+    return chunk["input_ids"][:, 0].tolist()
+
+
+FIVE = [7, 2, 5, 0, 9]
+
+
+def batches_of(tokens, collator=None, **options) -> TrainBatches:
+    """Batches of pairs whose query and code have the number of the pair."""
+    places = np.arange(ROWS)
+    return TrainBatches(tokens, np.stack([places, places], axis=1), collator or PairCollator(0), **options)
+
+
+@pytest.mark.parametrize(
+    "options, rows, code_rows, positives",
+    [
+        ({}, FIVE, FIVE, [0, 1, 2, 3, 4]),
+        ({"rank": 0, "world_size": 2}, [7, 2, 5], FIVE, [0, 1, 2]),
+        ({"rank": 1, "world_size": 2}, [0, 9], FIVE, [3, 4]),
+        ({"rank": 1, "world_size": 2, "gather": False}, [0, 9], [0, 9], [0, 1]),
+    ],
+    ids=["one process", "first of two", "second of two", "without gathering"],
+)
+def test_a_process_takes_its_part_and_meets_the_codes_that_are_gathered(tokens, options, rows, code_rows, positives):
+    batch = batches_of(tokens, **options).__getitems__(FIVE)
+    assert batch.rows.tolist() == rows and batch.code_rows.tolist() == code_rows
+    assert first_ids(batch.query) == [100 + row for row in rows]
+    assert first_ids(batch.code) == [200 + row for row in rows]
+    assert batch.positives.tolist() == positives
+    assert batch.sizes == ((3, 2) if options else (5,))
+    assert batch.duplicates == 0 and batch.negatives is None and batch.loss_inputs is None
+
+
+def test_an_estimate_is_of_these_queries_and_those_codes(tokens):
+    def weigh(queries, codes, positives, negatives):
+        assert positives.tolist() == [2, 3] and negatives is None
+        return {"similarity": torch.tensor([[10.0 * query + code for code in codes] for query in queries])}
+
+    batch = batches_of(tokens, weigh=weigh, rank=1, world_size=2).__getitems__([7, 2, 5, 0])
+    assert batch.loss_inputs["similarity"].tolist() == [[57, 52, 55, 50], [7, 2, 5, 0]]
+
+
+def answers_of(queries: str, codes: str) -> RightAnswers:
+    """The right answers of pairs whose queries and codes have these texts, a letter each."""
+    own = sparse.eye_array(ROWS, dtype=np.float32, format="csr")
+    return RightAnswers(own, text_ids(queries), text_ids(codes))
+
+
+def test_a_negative_with_the_positives_query_or_code_does_not_count(tokens):
+    batches = batches_of(tokens, answers=answers_of("abacdefghi", "ABCDBEFGHI"))
+    batch = batches.__getitems__([0, 1, 2, 3, 4])
+    assert batch.negatives.tolist() == [
+        [True, True, False, True, True],
+        [True, True, True, True, False],
+        [False, True, True, True, True],
+        [True, True, True, True, True],
+        [True, False, True, True, True],
+    ]
+    assert batch.duplicates == 4
+
+
+def test_a_batch_without_duplicates_has_no_mask_and_those_of_another_process_are_masked(tokens):
+    answers = answers_of("abcdefghia", "abcdefghij")
+    batches = batches_of(tokens, answers=answers)
+    assert batches.__getitems__([0, 1, 2]).negatives is None
+    assert batches.__getitems__([0, 9]).negatives.tolist() == [[True, False], [False, True]]
+    second = batches_of(tokens, answers=answers, rank=1, world_size=2).__getitems__([0, 1, 9, 2])
+    assert second.negatives.tolist() == [[False, True, True, True], [True, True, True, True]]
+
+
+def test_versions_of_one_function_answer_each_others_queries():
+    rows = {"docstring": list("abcdef"), "code": ["f 1", "f 2", "g 1", "f 2", "h 1", "i 1"]}
+    urls = ["f", "f", "g", "copy of f", None, None]
+    answers = right_answers(Split.from_pairs(Dataset.from_dict(rows | {"url": urls})), PROFILES["auto"])
+    everything = np.arange(6)
+    right = answers.among(everything, everything).int()
+    assert right[0].tolist() == [1, 1, 0, 1, 0, 0]  # the other version, and its copy
+    assert right[3].tolist() == [0, 1, 0, 1, 0, 0]
+    assert right[2:].sum(1).tolist() == [1, 2, 1, 1]
+
+
+def test_a_batch_of_pairs_with_several_codes_and_several_queries():
+    tokens = {
+        "query": TokenColumn(Dataset.from_dict({"query": [[100], [101]]}), "query"),
+        "code": TokenColumn(Dataset.from_dict({"code": [[200], [201], [202]]}), "code"),
+    }
+    right = sparse.csr_matrix(np.array([[1, 1, 0], [0, 1, 1]], np.float32))
+    answers = RightAnswers(right, np.arange(2), np.arange(3))
+    pairs = np.array([[0, 0], [0, 1], [1, 1], [1, 2]])
+    batches = TrainBatches(tokens, pairs, PairCollator(0), answers=answers, duplicates="positives")
+    batch = batches.__getitems__([0, 3, 2])
+    assert batch.rows.tolist() == [0, 3, 2]
+    assert batch.query_rows.tolist() == [0, 1, 1] and batch.code_rows.tolist() == [0, 2, 1]
+    assert first_ids(batch.query) == [100, 101, 101] and first_ids(batch.code) == [200, 202, 201]
+    assert batch.also.int().tolist() == [[0, 0, 1], [0, 0, 1], [0, 1, 0]]
+    assert (batch.negatives == ~batch.also).all()
+    assert batches.lengths().tolist() == [2] * 4
+
+
+def test_text_ids_are_equal_for_equal_texts():
+    _, number = np.unique(text_ids(["a", "b", "a", "", "b", ""]), return_inverse=True)
+    assert len(set(number[[0, 1, 3]])) == 3
+    assert number[[2, 4, 5]].tolist() == number[[0, 1, 3]].tolist()
+    assert text_ids([]).dtype == np.uint64
+
+
+class TwoEach:
+    """Extra negatives: two for every row, and four for row 5."""
+
+    def columns(self, queries, codes, epoch):
+        added = [(row + n) % ROWS for row in queries for n in range(1, 5 if row == 5 else 3)]
+        return np.array(added, int), np.ones((len(queries), len(added)), dtype=bool)
+
+
+@pytest.mark.parametrize("gather", [True, False])
+def test_processes_with_negatives_of_their_own_make_equal_passes(tokens, gather):
+    collator, options = PairCollator(0, largest_chunk=2), {"gather": gather, "own_negatives": TwoEach()}
+    batches = [batches_of(tokens, collator, rank=rank, world_size=2, **options) for rank in range(2)]
+    shares = [batch.__getitems__([5, 1, 2, 3]) for batch in batches]
+    assert len({len(batch.code.chunks) for batch in shares}) == 1
+    assert len({batch.code_sizes for batch in shares}) == 1
+    assert [batch.code_sizes[rank] for rank, batch in enumerate(shares)] == [len(b.code.order) for b in shares]

@@ -1,0 +1,118 @@
+"""Negatives beside the batch: the ratio against a plain loop, draws by seed, epoch and query, and added columns."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import sparse
+
+from soft_trainer.data.judgments import RightAnswers
+from soft_trainer.errors import UserError
+from soft_trainer.estimators.neighbours import LeftOut, Neighbours, exact_neighbours
+from soft_trainer.training.negatives import OwnNegatives, below_ratio
+
+QUERIES = 40
+
+
+def candidates(seed: int = 0) -> sparse.csr_matrix:
+    """Zero to nine candidates of each query, among a few codes more than queries."""
+    generator = np.random.default_rng(seed)
+    codes = [generator.choice(QUERIES + 5, count, replace=False) for count in generator.integers(0, 10, QUERIES)]
+    starts = np.cumsum([0, *map(len, codes)])
+    return sparse.csr_matrix((np.ones(starts[-1]), np.concatenate(codes), starts), shape=(QUERIES, QUERIES + 5))
+
+
+def neighbours() -> Neighbours:
+    """Eight neighbours of each query or fewer, nearest first."""
+    generator = np.random.default_rng(0)
+    scores = -np.sort(-generator.normal(size=(QUERIES, 8)).astype(np.float32), axis=1)
+    rows = np.stack([generator.choice(QUERIES, 8, replace=False) for _ in range(QUERIES)])
+    fewer = np.arange(8) >= generator.integers(0, 9, QUERIES)[:, None]
+    rows[fewer] = -1
+    scores[fewer] = -np.inf
+    return Neighbours(rows, scores, generator.normal(size=QUERIES).astype(np.float32))
+
+
+def as_lists(matrix: sparse.csr_matrix) -> list[list[tuple]]:
+    """(code, score) of every candidate, query by query, in their order."""
+    return [
+        list(zip(matrix.indices[start:end].tolist(), matrix.data[start:end].tolist(), strict=True))
+        for start, end in zip(matrix.indptr[:-1], matrix.indptr[1:], strict=True)
+    ]
+
+
+@pytest.mark.parametrize("ratio", [0.9, 1.5, -0.5])
+def test_the_ratio_against_a_plain_loop(ratio):
+    found = neighbours()
+    expected = []
+    for own, rows, scores in zip(found.own.tolist(), found.rows.tolist(), found.scores.tolist(), strict=True):
+        limit = own - (1 - ratio) * abs(own)
+        expected.append([(row, s) for row, s in zip(rows, scores, strict=True) if row >= 0 and s <= limit])
+    assert as_lists(below_ratio(found, ratio, np.arange(QUERIES))) == expected
+    assert any(not each for each in expected)
+
+
+def test_of_equal_texts_the_nearest_stays():
+    found = Neighbours(
+        np.array([[1, 3, 2], [3, -1, -1], [-1, -1, -1], [0, -1, -1]]),
+        np.array([[3, 2, 1], [5, -np.inf, -np.inf], [-np.inf] * 3, [1, -np.inf, -np.inf]], np.float32),
+        np.array([9, 8, 7, 6], np.float32),
+    )
+    left = below_ratio(found, 1.0, np.arange(4))
+    assert as_lists(left) == [[(1, 3.0), (3, 2.0), (2, 1.0)], [(3, 5.0)], [], [(0, 1.0)]]
+    left = below_ratio(found, 1.0, np.array([10, 11, 11, 12]))
+    assert as_lists(left) == [[(1, 3.0), (3, 2.0)], [(3, 5.0)], [], [(0, 1.0)]]
+
+
+def test_a_ratio_that_leaves_nothing_is_named():
+    with pytest.raises(UserError, match=r"^negative_ratio=-99: none of \d+ similar codes"):
+        below_ratio(neighbours(), -99.0, np.arange(QUERIES))
+
+
+def test_a_draw_is_a_function_of_seed_epoch_and_query():
+    table = candidates()
+
+    def drawn(seed=0, epoch=0) -> list[list[int]]:
+        own = OwnNegatives(table, 3, seed)
+        return [own.draw(query, epoch).tolist() for query in range(QUERIES)]
+
+    whole = drawn(1, 2)
+    assert drawn(1, 2) == whole
+    for query, codes in enumerate(whole):
+        known = table.indices[table.indptr[query] : table.indptr[query + 1]].tolist()
+        assert len(codes) == len(set(codes)) == min(3, len(known)) and set(codes) <= set(known)
+    assert drawn(1, 3) != whole != drawn(2, 2)
+
+
+def test_every_candidate_is_drawn_equally_often():
+    own = OwnNegatives(sparse.csr_matrix(np.ones((1, 4))), 1, 0)
+    codes = [own.draw(0, epoch)[0] for epoch in range(3000)]
+    np.testing.assert_allclose(np.bincount(codes, minlength=4) / 3000, [1 / 4] * 4, atol=0.03)
+
+
+def test_found_by_a_similarity_they_are_the_nearest_that_are_not_right():
+    scores = torch.randn(9, 9, generator=torch.Generator().manual_seed(0))
+    queries = np.array([0, 0, 2, 3, 4, 5, 6, 7, 8])
+    codes = np.array([0, 1, 2, 3, 4, 5, 2, 8, 8])
+    answers = RightAnswers(sparse.eye_array(9, dtype=np.float32, format="csr"), queries, codes)
+    left_out = LeftOut(np.arange(9), answers)
+    found = exact_neighbours(lambda block: scores[block].clone(), np.arange(9), 9, 4, left_out)
+    table = below_ratio(found, 1e6, codes)
+    for row, kept in enumerate(as_lists(table)):
+        right = answers.among(np.array([row]), np.arange(9))[0].nonzero().ravel().tolist()
+        order = [code for code in scores[row].argsort(descending=True).tolist() if code not in right][:4]
+        order = [code for i, code in enumerate(order) if codes[code] not in codes[order[:i]]]
+        assert found.own[row] == scores[row, row]
+        if found.own[row] > 0:
+            assert [code for code, _ in kept] == order
+
+
+def test_added_columns_are_distinct_and_no_codes_of_the_batch():
+    lists = [[7, 9], [30, 7], [4, 30, 1]]
+    starts = np.cumsum([0, *map(len, lists)])
+    table = sparse.csr_matrix((np.ones(7), np.concatenate(lists), starts), shape=(3, 31))
+    added, drawn_for = OwnNegatives(table, 3, 0).columns(np.arange(3), np.array([4, 9, 2]), 0)
+    assert added.tolist() == [7, 30, 1]
+    assert drawn_for.tolist() == [[True, False, False], [True, True, False], [False, True, True]]
+    none = OwnNegatives(sparse.csr_matrix((3, 31)), 3, 0)
+    added, drawn_for = none.columns(np.arange(3), np.array([4, 9, 2]), 0)
+    assert added.shape == (0,) and drawn_for.shape == (3, 0)

@@ -1,0 +1,145 @@
+"""Global batches: the same on every process, different every epoch, and every row once."""
+
+import time
+
+import numpy as np
+import pytest
+
+from soft_trainer.errors import UserError
+from soft_trainer.training.sampler import EpochDataLoader, GlobalBatchSampler
+
+
+def batches(epoch: int = 0, **options) -> list[list[int]]:
+    sampler = GlobalBatchSampler(**({"rows": 20, "batch_size": 6} | options))
+    sampler.set_epoch(epoch)
+    found = list(sampler)
+    assert len(found) == len(sampler)
+    return found
+
+
+def test_rows_come_once_and_the_last_short_batch_is_left_out():
+    found = batches()
+    assert [len(batch) for batch in found] == [6, 6, 6]
+    rows = [row for batch in found for row in batch]
+    assert len(set(rows)) == 18 and set(rows) <= set(range(20))
+    assert rows != sorted(rows)
+    # Other rows are left out in other epochs.
+    assert {row for epoch in range(20) for batch in batches(epoch=epoch) for row in batch} == set(range(20))
+
+
+def test_the_short_batch_where_it_is_asked_for():
+    found = batches(drop_last=False)
+    assert [len(batch) for batch in found] == [6, 6, 6, 2]
+    assert sorted(row for batch in found for row in batch) == list(range(20))
+    assert [len(batch) for batch in batches(rows=12, drop_last=False)] == [6, 6]
+    assert [len(batch) for batch in batches(rows=4, drop_last=False)] == [4]
+
+
+def test_seed_and_epoch_alone_decide():
+    assert batches(epoch=3, seed=7) == batches(epoch=3, seed=7)
+    assert batches(epoch=3, seed=7) != batches(epoch=4, seed=7)
+    assert batches(epoch=3, seed=7) != batches(epoch=3, seed=8)
+    in_order = [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11], [12, 13, 14, 15, 16, 17]]
+    assert batches(strategy="sequential") == batches(epoch=1, strategy="sequential") == in_order
+
+
+def test_the_loader_passes_the_epoch_on():
+    loader = EpochDataLoader(range(20), batch_sampler=GlobalBatchSampler(20, 6), collate_fn=list)
+    epochs = []
+    for epoch in (0, 1, 0):
+        loader.set_epoch(epoch)
+        epochs.append(list(loader))
+    assert epochs[0] == epochs[2] == batches() and epochs[1] == batches(epoch=1)
+
+
+@pytest.mark.parametrize(
+    "rows, options, words",
+    [
+        (5, {}, "5 training rows do not fill one batch of 6.*dataloader_drop_last false"),
+        (13, {"strategy": "one_language", "languages": ["ruby"] * 8 + ["go"] * 5},
+         "5 go training rows do not fill one batch of 6"),
+        (13, {"strategy": "one_language"}, "no column 'language'"),
+    ],
+)  # fmt: skip
+def test_what_gives_no_batches_is_refused(rows, options, words):
+    with pytest.raises(UserError, match=words):
+        GlobalBatchSampler(rows, 6, **options)
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_one_language_in_a_batch_and_all_languages_in_an_epoch(drop_last):
+    languages = ["ruby"] * 14 + ["go"] * 7
+    found = batches(rows=21, strategy="one_language", languages=languages, drop_last=drop_last)
+    assert all(len({languages[row] for row in batch}) == 1 for batch in found)
+    assert {languages[batch[0]] for batch in found} == {"ruby", "go"}
+    assert sorted(map(len, found)) == ([6, 6, 6] if drop_last else [1, 2, 6, 6, 6])
+    assert found != batches(epoch=1, rows=21, strategy="one_language", languages=languages, drop_last=drop_last)
+
+
+def repeated(rows: int, share: float = 0.1) -> tuple[np.ndarray, np.ndarray]:
+    """Ids of queries and codes; this share of the rows repeats an earlier query, and as many an earlier code."""
+    generator = np.random.default_rng(rows)
+    sides = []
+    for _ in range(2):
+        ids = np.arange(rows)
+        later = generator.choice(np.arange(1, rows), int(share * rows), replace=False)
+        ids[later] = generator.integers(0, later)
+        sides.append(ids.astype(np.uint64))
+    return tuple(sides)
+
+
+TEXTS = {
+    "pairs": (np.arange(600) // 2, np.arange(600) % 300),
+    "a tenth": repeated(600),
+    "everything": repeated(600, 0.99),
+    "a text in every batch": (np.where(np.arange(600) < 100, 0, np.arange(600)), np.arange(600)),
+    "two texts in two rows of three": (np.arange(600) % 3 // 2 * np.arange(600), np.arange(600) % 7),
+    "one text": (np.zeros(600, int), np.arange(600)),
+}
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize("texts", TEXTS)
+def test_no_text_occurs_twice_in_a_batch(texts, drop_last):
+    options = {"rows": 600, "strategy": "no_duplicates", "text_ids": TEXTS[texts], "drop_last": drop_last}
+    found = batches(**options)
+    rows = [row for batch in found for row in batch]
+    assert len(set(rows)) == len(rows) and max(map(len, found)) <= 6
+    for ids in TEXTS[texts]:
+        assert all(len(set(ids[batch].tolist())) == len(batch) for batch in found)
+    # A row is left out only if every batch that has room holds one of its texts.
+    open_batches = [batch for batch in found if len(batch) < 6]
+    for row in set(range(600)) - set(rows):
+        assert all(any(ids[row] in ids[batch] for ids in TEXTS[texts]) for batch in open_batches)
+    assert found == batches(**options) != batches(epoch=1, **options)
+
+
+@pytest.mark.parametrize(
+    "texts, placed", [("pairs", 600), ("a tenth", 600), ("a text in every batch", 600), ("one text", 100)]
+)
+def test_as_many_rows_as_possible_are_placed(texts, placed):
+    assert sum(map(len, batches(rows=600, strategy="no_duplicates", text_ids=TEXTS[texts]))) == placed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("common", [0.0, 0.1])
+def test_batches_without_duplicates_take_linear_time(common):
+    def seconds(rows: int) -> float:
+        queries, codes = repeated(rows)
+        queries[: int(common * rows)] = 0
+        sampler = GlobalBatchSampler(rows, 32, strategy="no_duplicates", text_ids=(queries, codes))
+        start = time.process_time()
+        list(sampler)
+        return time.process_time() - start
+
+    assert seconds(128_000) < 150 * min(seconds(4_000) for _ in range(3))
+
+
+def test_rows_of_like_length_meet():
+    lengths = np.random.default_rng(0).integers(5, 500, 600)
+    found = batches(rows=600, strategy="group_by_length", lengths=lengths)
+    assert sorted(row for batch in found for row in batch) == list(range(600))
+    spread = np.mean([np.ptp(lengths[batch]) for batch in found])
+    assert spread < 0.1 * np.mean([np.ptp(lengths[batch]) for batch in batches(rows=600)])
+    longest = [lengths[batch].max() for batch in found]
+    assert longest != sorted(longest, reverse=True)
