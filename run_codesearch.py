@@ -32,13 +32,13 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: TrainingOpti
     from transformers import set_seed
 
     from soft_trainer import distributed
-    from soft_trainer.files import last_checkpoint
     from soft_trainer.hub.background import check_pushes
     from soft_trainer.options.defaults import apply_default_recipe
     from soft_trainer.options.resolve import check_options
     from soft_trainer.run.building import build_profile, model_name
     from soft_trainer.run.record import check_output_dir, default_output_dir
     from soft_trainer.run.rows import check_sources, load_local, needed_splits
+    from soft_trainer.training.checkpoints import last_checkpoint
 
     # ---- Options and local rows, before the Hub is asked for anything ----
     check_options(args)
@@ -73,14 +73,14 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, args: Training
     """Returns the trainer with its rows, and the `Run` that measures it."""
     # Imported here for the same reason.
     from soft_trainer.data.statistics import data_statistics, statistics_table
-    from soft_trainer.estimators.registry import choose_estimator
-    from soft_trainer.hub.background import push_data
+    from soft_trainer.hub.dataset import push_data
     from soft_trainer.options.declared import Values, unread_options
     from soft_trainer.run.building import build_tokenizer
+    from soft_trainer.run.checks import check_before_loading
+    from soft_trainer.run.estimator import choose_estimator
     from soft_trainer.run.evaluation_sets import load_evaluation_sets
     from soft_trainer.run.record import Run
     from soft_trainer.run.rows import load_data
-    from soft_trainer.training.preflight import check_before_loading
 
     estimator = choose_estimator(data_args, profile.query_columns, model_args.trust_remote_code)
     with args.main_process_first(desc="loading data"):
@@ -100,7 +100,7 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, args: Training
 
 def train_and_measure(trainer, run, data_args: DataArguments, checkpoint: str | None) -> None:
     """Measures the encoder, trains it unless only measuring was asked for, measures it again, and reports."""
-    from soft_trainer.training.checkpoints import explaining_interruption
+    from soft_trainer.training.interruption import explaining_interruption
 
     with explaining_interruption(trainer.args):
         run.measure("untrained", data_args.lexical and not trainer.args.do_train)
@@ -115,9 +115,9 @@ def train_and_measure(trainer, run, data_args: DataArguments, checkpoint: str | 
 def search(data_args: DataArguments, encoder: str) -> None:
     """Indexes the tree that was trained on, without its folders of tests, and prints the best function found."""
     from soft_trainer.cli.__main__ import run_command
-    from soft_trainer.mining.rules import is_test_path
     from soft_trainer.run.rows import source_folder
     from soft_trainer.search.index.listing import list_tree
+    from soft_trainer.source.names import is_test_path
 
     query = data_args.then_search
     folder = source_folder(data_args.source_dir)

@@ -29,9 +29,10 @@ from transformers import TrainerCallback
 
 from soft_trainer import load_encoder
 from soft_trainer.data.codesearchnet import load_hub
-from soft_trainer.files import MARKER, write_json, write_rows, write_text
+from soft_trainer.files import write_json, write_rows, write_text
 from soft_trainer.studies.compare import compare_patterns, difference_text
 from soft_trainer.terminal import table
+from soft_trainer.training.checkpoints import MARKER
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for the script
 import run_codesearch  # noqa: E402

@@ -13,7 +13,7 @@ from .estimators.frozen_encoder import InitialModelEstimator, SimCSEEstimator, T
 from .evaluation.retrieval import RetrievalOutput
 from .losses import binary_cross_entropy, info_nce, kl_regularized_info_nce, soft_info_nce, weighted_info_nce
 from .merging import merge_encoders
-from .objective import LossSettings
+from .objective import Objective
 from .options.fields import DataArguments
 from .options.model import ModelArguments
 from .options.training import SoftInfoNCETrainingArguments
@@ -28,7 +28,7 @@ __all__ = [
     "Estimator",
     "EstimatorCallback",
     "InitialModelEstimator",
-    "LossSettings",
+    "Objective",
     "ModelArguments",
     "PROFILES",
     "RetrievalOutput",

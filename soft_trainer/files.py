@@ -7,21 +7,40 @@ import json
 import os
 import platform
 import shutil
-import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TextIO
 
 from safetensors import SafetensorError
 
 from soft_trainer.errors import UserError
-from soft_trainer.terminal import print_on_main
 
-MARKER = "complete.json"
+# ---- The files of an output folder ----
+
 RECORD = "run.json"
 NUMBERS = "all_results.json"
+PROFILE_FILE = "soft_trainer.json"
+# The file names of peft.
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+# Patterns of the files with the weights of a whole encoder, or of an adapter. A repository has one of the two.
+WHOLE_FILES = ("config.json", "model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json")
+ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
+MERGED_ADAPTER = "adapter"  # the subfolder for the adapter if the folder has the merged encoder
+WEIGHT_FILES = (*WHOLE_FILES, *ADAPTER_FILES, *(f"{MERGED_ADAPTER}/{name}" for name in ADAPTER_FILES))
+TOKENIZER_FILES = """
+    tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json chat_template.jinja
+    vocab.json vocab.txt merges.txt spiece.model tokenizer.model sentencepiece.bpe.model
+""".split()
+EVAL_RESULTS = ".eval_results/code_search.yaml"  # the test set's MRR, in the format of the Hub's leaderboards
+# The rows of a run, in its folder PUSHED_ROWS. A repository has the splits of one run.
+ROW_FILES = ("train.jsonl.gz", "valid.jsonl.gz", "test.jsonl.gz", "codebase.jsonl.gz")
+PUSHED_ROWS = "pushed_rows"
+UNMERGED = "unmerged"  # the subfolder for the trained encoder if the output folder has the merged one
+CARD = "README.md"
+
 UNREADABLE = (OSError, EOFError, UnicodeDecodeError, zlib.error)
 
 
@@ -166,92 +185,3 @@ def reporting_disk_errors(folder: str | Path) -> Iterator[None]:
             f"cannot save to {folder}: {str(error).splitlines()[0]}; {free:,.0f} MiB are free there. Everything saved "
             "before is as it was: make room or choose another output_dir"
         ) from error
-
-
-@contextmanager
-def saving_checkpoint(folder: str | Path) -> Iterator[None]:
-    """Reports disk errors like `reporting_disk_errors`, and removes an unfinished checkpoint."""
-    try:
-        with reporting_disk_errors(folder):
-            (Path(folder) / MARKER).unlink(missing_ok=True)
-            yield
-    except UserError:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-
-
-def mark_complete(folder: str | Path, training: Mapping) -> None:
-    """Marks a checkpoint as complete by writing a file with the time, the run's settings and all file sizes.
-
-    Args:
-        training: the settings that a run must share with this one to resume from the checkpoint.
-
-    Raises:
-        UserError: the file cannot be written. The checkpoint has then been removed.
-    """
-    folder = Path(folder)
-    with saving_checkpoint(folder):
-        sizes = {}
-        for path in sorted(folder.rglob("*")):
-            if path.is_file():
-                sizes[str(path.relative_to(folder))] = path.stat().st_size
-        write_json(folder / MARKER, {"written": time.time(), "training": training, "sizes": sizes})
-
-
-def _written(folder: Path) -> float | None:
-    """Returns the time when a checkpoint was marked complete, or None if a file is missing or has a different size."""
-    with suppress(OSError, UserError, KeyError, AttributeError):  # no marker of this version, or a missing file
-        marker = read_json(folder / MARKER)
-        if all((folder / name).stat().st_size == size for name, size in marker["sizes"].items()):
-            return marker["written"]
-    return None
-
-
-def newest_complete(output_dir: str | Path) -> str | None:
-    """Returns a run's newest complete checkpoint, or None. Warns about incomplete ones.
-
-    The newest is the one that was written last. It need not have the highest step, because an earlier run may have
-    written to this folder. The recorded time is used, because copying a folder changes modification times.
-    """
-    from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints  # slow to import
-
-    times: dict[str, float] = {}
-    for checkpoint in sort_checkpoints(str(output_dir), PREFIX_CHECKPOINT_DIR):
-        written = _written(Path(checkpoint))
-        if written is None:
-            print_on_main(f"warning: skipping {checkpoint}: it is not complete, or another version wrote it")
-        else:
-            times[checkpoint] = written
-    return max(times, key=times.get, default=None)
-
-
-def last_checkpoint(wanted: str | bool | None, output_dir: str | Path) -> str | None:
-    """Finds the checkpoint to resume from.
-
-    Args:
-        wanted: the value of `resume_from_checkpoint`: a checkpoint's folder, "last" or "true" for the newest complete
-            checkpoint in `output_dir`, or "false" or None for no checkpoint.
-
-    Returns:
-        The checkpoint's folder, or None to start from the beginning.
-
-    Raises:
-        UserError: the folder does not exist, or it is not a complete checkpoint.
-    """
-    if wanted is None or str(wanted).lower() in ("false", "no"):
-        return None
-    if str(wanted).lower() in ("true", "last", "yes"):
-        checkpoint = newest_complete(output_dir)
-        if checkpoint is None:
-            print_on_main(f"{output_dir} has no complete checkpoint to resume from: training starts at the first step")
-        return checkpoint
-    named = f"resume_from_checkpoint={wanted}"
-    folder = Path(wanted)
-    no_state = not (folder / "trainer_state.json").is_file()
-    if not folder.is_dir():
-        raise UserError(f"{named}: no such folder; `last` takes the newest checkpoint of the output folder")
-    if no_state:
-        raise UserError(f"{named}: it has no trainer_state.json, so it is not a training checkpoint")
-    if _written(folder) is None:
-        raise UserError(f"{named}: it is not complete (a file is missing or has changed), or another version wrote it")
-    return str(wanted)

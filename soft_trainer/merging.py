@@ -15,13 +15,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from soft_trainer.encoders import adapters
+from soft_trainer.encoders.adapters import has_adapter, set_adapter_state
 from soft_trainer.encoders.export import export_encoder
-from soft_trainer.encoders.hub_files import ADAPTER_CONFIG, published_name, saved_adapter
+from soft_trainer.encoders.hub_files import published_name, saved_adapter
 from soft_trainer.encoders.loading import MISSING_WEIGHTS, load_config, load_model, load_tokenizer
 from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
 from soft_trainer.errors import UserError
-from soft_trainer.files import RECORD, read_json, write_json
+from soft_trainer.files import ADAPTER_CONFIG, RECORD, UNMERGED, read_json, write_json
 from soft_trainer.hub.model_card import environment, write_model_card
+from soft_trainer.terminal import print_on_main
 
 
 def interpolate(base: Mapping[str, Tensor], models: Sequence[Mapping[str, Tensor]], ratio: float) -> dict[str, Tensor]:
@@ -178,3 +180,37 @@ def _record(base: str | Path, models: Sequence[str | Path], ratio: float) -> dic
     merging = {"ratio": ratio, "base": str(base), "models": [str(name) for name in models]}
     fresh = {"model_id": None, "results": {}, "environment": environment(), "merging": merging}
     return empty | {section: {} for section in sections} | known | fresh
+
+
+# ---- At the end of a training run ----
+
+
+def weights_to_merge(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Copies the current weights, to merge with after training. If there is an adapter, only its weights are copied.
+
+    Raises:
+        UserError: the adapter cannot be scaled, or it has already been trained.
+    """
+    state = model.state_dict()
+    if has_adapter(model):
+        state = scale_adapter(model, 1.0)  # raises an error if the adapter cannot be scaled
+        if any(tensor.any() for name, tensor in state.items() if "lora_B" in name):
+            raise UserError("merge_ratio: the adapter is trained already, and only a new one can be scaled to nothing")
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
+
+
+@torch.no_grad()
+def merge(model: PreTrainedModel, before: Mapping[str, Tensor], ratio: float) -> dict:
+    """Interpolates between the weights in `before` and the model's weights, in place. An adapter is scaled instead.
+
+    Returns:
+        The record of the merge.
+    """
+    if has_adapter(model):
+        set_adapter_state(model, scale_adapter(model, ratio), "merge_ratio")
+    else:
+        model.load_state_dict(interpolate(before, [model.state_dict()], ratio))
+    print_on_main(f"Merged: {ratio:g} x the weights after training + {1 - ratio:g} x those before it.")
+    if ratio == 0:
+        print_on_main(f"warning: this is the encoder before training; {UNMERGED} has the trained one")
+    return {"ratio": ratio, "base": model.config._name_or_path or "the start", "models": [UNMERGED]}

@@ -42,7 +42,7 @@ NEED_SIMILARITY = {"cancel": "none", "distill_weight": 0}
 
 
 @dataclass(frozen=True)
-class LossSettings:
+class Objective:
     """A run's loss and its settings. Call it with the scores of a batch to compute the loss.
 
     Args:

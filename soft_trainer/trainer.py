@@ -29,28 +29,28 @@ from soft_trainer.data.tokens import SIDES, GraphColumn, TokenColumn, column_of
 from soft_trainer.encoders.adapters import plain_encoder
 from soft_trainer.encoders.encoding import Encoder, comparable, embed_sharded, encode, prompt_length, score, shorten
 from soft_trainer.encoders.loading import prepare_tokenizer
-from soft_trainer.encoders.profiles import PROFILE_FILE, EncoderProfile, profile_of
+from soft_trainer.encoders.profiles import EncoderProfile, profile_of
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.callback import EstimatorCallback, find_estimator_callback, with_estimators
-from soft_trainer.estimators.registry import apply_default_options
 from soft_trainer.evaluation.corpora import Corpora, check_evaluations, evaluation_split, measure
 from soft_trainer.evaluation.retrieval import RetrievalOutput, best_answers, mean_over_sets
-from soft_trainer.files import MARKER, last_checkpoint
+from soft_trainer.files import PROFILE_FILE, UNMERGED
 from soft_trainer.hub.model_card import environment, write_model_card
-from soft_trainer.hub.push import UNMERGED
-from soft_trainer.objective import LossSettings
+from soft_trainer.merging import merge, weights_to_merge
+from soft_trainer.objective import Objective
 from soft_trainer.options.resolve import Plan, resolve
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main, shows_bars
 from soft_trainer.training import checkpoints, preflight, reporting
 from soft_trainer.training.batches import Batch, TrainBatches
-from soft_trainer.training.batching import PreparedRows, prepare_rows, train_loader
+from soft_trainer.training.checkpoints import MARKER, last_checkpoint
 from soft_trainer.training.collator import ChunkCost, PairCollator, Side
+from soft_trainer.training.defaults import apply_default_options
 from soft_trainer.training.finite import FiniteGuard, OverflowCounter
 from soft_trainer.training.gradient_cache import cached_backward
-from soft_trainer.training.merging import merge, weights_to_merge
-from soft_trainer.training.messages import ProgressLines, banner, warnings_of
+from soft_trainer.training.prepared_rows import PreparedRows, prepare_rows, train_loader
+from soft_trainer.training.reporting import ProgressLines, banner, warnings_of
 from soft_trainer.training.sampler import EpochDataLoader, data_seed
 from soft_trainer.training.saving import SavingTrainer
 
@@ -165,7 +165,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             UserError: the settings are incompatible.
         """
         self.plan: Plan = resolve(self.args, self.estimator, self._train_batch_size)
-        self.weigher = functools.partial(self.plan.loss.weigh, self.estimator)
+        self.weigher = functools.partial(self.plan.objective.weigh, self.estimator)
         prompts = self.prompt_lengths
         if self._collates:
             cost = ChunkCost.of_model(self.model, self.args.device.type)
@@ -183,9 +183,9 @@ class SoftInfoNCETrainer(SavingTrainer):
             preflight.check_adapter(self.model, self.args)
 
     @property
-    def loss_settings(self) -> LossSettings:
+    def objective(self) -> Objective:
         """The loss and its settings."""
-        return self.plan.loss
+        return self.plan.objective
 
     @property
     def estimator(self):
@@ -229,7 +229,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         plan = self.plan
         duplicates = plan.options.duplicates
         rank, world_size = distributed.rank_and_world_size()
-        precompute = plan.loss.needs_similarity and getattr(self.estimator, "in_workers", False)
+        precompute = plan.objective.needs_similarity and getattr(self.estimator, "in_workers", False)
         return TrainBatches(
             {"query": self._tokens(split.queries, "query"), "code": self._tokens(split.corpus, "code")},
             split.judgments.pairs(),
@@ -272,7 +272,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         """Returns the loss of one block of queries against the codes of all processes, Tensor[N, d]."""
         if not len(queries):
             return 0.0 * (queries.sum() + codes.sum())  # other processes wait for this one's backward pass
-        loss_of = self.plan.loss
+        loss_of = self.plan.objective
         scores = self._scores(queries, codes)
         positives = batch.positives[block]
         negatives, also = (None if mask is None else mask[block] for mask in (batch.negatives, batch.also))

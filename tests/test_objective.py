@@ -8,7 +8,7 @@ import torch
 
 from soft_trainer import losses
 from soft_trainer.errors import UserError
-from soft_trainer.objective import LOSSES, LossSettings
+from soft_trainer.objective import LOSSES, Objective
 from soft_trainer.options.fields import SoftInfoNCEOptions
 from soft_trainer.options.resolve import resolve_loss
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
@@ -60,22 +60,22 @@ def test_equals_the_pure_function(loss, cancel, duplicate):
         least = similarity.argmin(1, keepdim=True)
         negatives = torch.ones_like(kept).scatter(1, least, False)
         kept = kept & negatives
-    loss_settings = LossSettings(
+    objective = Objective(
         loss, **SETTINGS, infonce_weight=0.9, kl_weight=0.4, cancel=cancel, cancel_k=2, cancel_ratio=0.6
     )
-    value = loss_settings(scores, positives, similarity, negatives)
+    value = objective(scores, positives, similarity, negatives)
     torch.testing.assert_close(value, PURE[loss](scores, positives, similarity, kept), rtol=0, atol=1e-12)
     # The columns left out had no effect.
     absent = ~kept.scatter(1, positives.unsqueeze(1), True)
     assert absent.any() == (cancel != "none" or duplicate)
-    moved = loss_settings(scores.masked_fill(absent, 50.0), positives, similarity, negatives)
+    moved = objective(scores.masked_fill(absent, 50.0), positives, similarity, negatives)
     torch.testing.assert_close(moved, value, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("cancel", ["top_k", "ratio"])
 def test_cancellation_with_info_nce_is_soft_info_nce_with_weights_of_0_and_1(cancel):
     scores, positives, similarity = batch()
-    value = LossSettings("info_nce", cancel=cancel, cancel_k=2, cancel_ratio=0.6)(scores, positives, similarity)
+    value = Objective("info_nce", cancel=cancel, cancel_k=2, cancel_ratio=0.6)(scores, positives, similarity)
     weights = CANCEL[cancel](similarity, positives).double()
     torch.testing.assert_close(value, losses.soft_info_nce(scores, weights, positives), rtol=0, atol=1e-12)
     assert value < losses.info_nce(scores, positives)
@@ -84,19 +84,17 @@ def test_cancellation_with_info_nce_is_soft_info_nce_with_weights_of_0_and_1(can
 def test_a_duplicate_does_not_use_up_the_k():
     similarity = torch.tensor([[9.0, 8, 7, 6, 5, 4]])
     negatives = torch.tensor([[True, False, True, False, True, True]])
-    kept = LossSettings("info_nce", cancel="top_k", cancel_k=2).valid_negatives(
-        similarity, torch.tensor([0]), negatives
-    )
+    kept = Objective("info_nce", cancel="top_k", cancel_k=2).valid_negatives(similarity, torch.tensor([0]), negatives)
     assert kept.tolist() == [[False, False, False, False, False, True]]
 
 
 def test_info_nce_needs_no_similarity():
     scores, positives, _ = batch()
-    loss_settings = LossSettings("info_nce")
-    assert not loss_settings.needs_similarity
-    assert loss_settings(scores, positives) == losses.info_nce(scores, positives)
-    assert LossSettings("info_nce", cancel="top_k").needs_similarity
-    assert all(LossSettings(loss).needs_similarity for loss in LOSSES if loss != "info_nce")
+    objective = Objective("info_nce")
+    assert not objective.needs_similarity
+    assert objective(scores, positives) == losses.info_nce(scores, positives)
+    assert Objective("info_nce", cancel="top_k").needs_similarity
+    assert all(Objective(loss).needs_similarity for loss in LOSSES if loss != "info_nce")
 
 
 @pytest.mark.parametrize(
@@ -113,26 +111,26 @@ def test_info_nce_needs_no_similarity():
     ],
 )
 def test_smallest_batch(options, smallest):
-    assert LossSettings(**options).smallest_batch == smallest
+    assert Objective(**options).smallest_batch == smallest
 
 
 @pytest.mark.parametrize("options", [{}, {"alpha": 1.3, "beta": 0.7}, {"cancel": "top_k"}])
 def test_smallest_batch_keeps_enough_negatives(options):
-    loss_settings = LossSettings(**options)
+    objective = Objective(**options)
 
     def weights(codes):
         similarity = torch.eye(codes)
-        negatives = loss_settings.valid_negatives(similarity, torch.arange(codes), None)
-        return negative_weights(similarity, loss_settings.alpha, loss_settings.beta, 1, negatives=negatives)
+        negatives = objective.valid_negatives(similarity, torch.arange(codes), None)
+        return negative_weights(similarity, objective.alpha, objective.beta, 1, negatives=negatives)
 
-    assert weights(loss_settings.smallest_batch).isfinite().all()
+    assert weights(objective.smallest_batch).isfinite().all()
     with pytest.raises(ValueError, match="too few"):
-        weights(loss_settings.smallest_batch - 1)
+        weights(objective.smallest_batch - 1)
 
 
 def test_a_short_batch_has_weights_of_one():
     scores, positives, similarity = batch(2, 4)
-    value = LossSettings(alpha=1.5, beta=0.5)(scores, positives, similarity)
+    value = Objective(alpha=1.5, beta=0.5)(scores, positives, similarity)
     torch.testing.assert_close(value, losses.info_nce(scores, positives), rtol=0, atol=1e-12)
 
 
@@ -142,11 +140,11 @@ def test_what_is_prepared_ahead_gives_the_same_loss(cancel):
     scores, similarity = torch.randn(2, 8, 8, generator=generator)
     positives, negatives = torch.arange(8), torch.rand(8, 8, generator=generator) > 0.2
     for loss in LOSSES:
-        loss_settings = LossSettings(loss=loss, cancel=cancel, cancel_k=1, alpha=0.5)
-        prepared = loss_settings.loss_inputs(similarity, positives, negatives)
+        objective = Objective(loss=loss, cancel=cancel, cancel_k=1, alpha=0.5)
+        prepared = objective.loss_inputs(similarity, positives, negatives)
         assert list(prepared) == (["weights"] if loss == "soft_info_nce" else ["similarity"])
-        ahead = loss_settings(scores, positives, negatives=negatives, **prepared)
-        torch.testing.assert_close(ahead, loss_settings(scores, positives, similarity, negatives), atol=0, rtol=0)
+        ahead = objective(scores, positives, negatives=negatives, **prepared)
+        torch.testing.assert_close(ahead, objective(scores, positives, similarity, negatives), atol=0, rtol=0)
 
 
 def test_a_users_loss_gets_what_it_names():
@@ -154,7 +152,7 @@ def test_a_users_loss_gets_what_it_names():
     negatives = torch.ones_like(scores, dtype=torch.bool)
     negatives[:, 0] = False
     also = ~negatives
-    settings = LossSettings("own_losses:hinge", "own_losses:halves")
+    settings = Objective("own_losses:hinge", "own_losses:halves")
     weights = settings.weights(similarity, positives, negatives)
     assert weights[0].unique().tolist() == [0.0, 1.0]  # the own code is the most similar one
     value = settings(scores, positives, similarity, negatives, also=also)
@@ -162,13 +160,13 @@ def test_a_users_loss_gets_what_it_names():
     assert value == expected > 0
     ahead = settings.loss_inputs(similarity, positives, negatives)
     assert settings(scores, positives, negatives=negatives, also=also, **ahead) == expected
-    assert settings.needs_similarity and not LossSettings("own_losses:info_nce").needs_similarity
+    assert settings.needs_similarity and not Objective("own_losses:info_nce").needs_similarity
 
 
 def test_weights_of_a_user_are_0_on_what_does_not_count_and_1_on_the_positive():
     similarity = torch.tensor([[0.2, 0.9, 0.1, 0.8]])
     negatives = torch.tensor([[False, True, True, False]])
-    weights = LossSettings(weighting="own_losses:halves").weights(similarity, torch.tensor([0]), negatives)
+    weights = Objective(weighting="own_losses:halves").weights(similarity, torch.tensor([0]), negatives)
     assert weights.tolist() == [[1.0, 0.5, 1.0, 0.0]]
 
 
@@ -214,6 +212,6 @@ def test_another_source_is_another_loss(tmp_path, monkeypatch):
     for number in (1, 2, 1):
         module = tmp_path / f"loss_of_mine_{len(hashes)}.py"
         module.write_text(f"def mine(scores, positives):\n    return {number} * scores.mean()\n")
-        hashes += LossSettings(f"loss_of_mine_{len(hashes)}:mine").sources.values()
+        hashes += Objective(f"loss_of_mine_{len(hashes)}:mine").sources.values()
     assert hashes[0] == hashes[2] != hashes[1]
-    assert LossSettings().sources == {}
+    assert Objective().sources == {}

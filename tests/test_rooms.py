@@ -11,13 +11,12 @@ PACKAGE = Path(soft_trainer.__file__).parent
 # From the top to the bottom; rooms of one line may not import each other.
 ORDER = [
     ("cli",),
-    ("studies", "search"),
+    ("studies",),
+    ("run",),
     ("sentence_transformers",),
-    ("record",),
-    ("trainer",),
-    ("callbacks",),
+    ("search", "trainer"),
     ("training",),
-    ("merging", "distilling"),
+    ("merging",),
     ("hub",),
     ("evaluation",),
     ("estimators",),
@@ -25,9 +24,10 @@ ORDER = [
     ("options",),
     ("mining",),
     ("encoders",),
-    ("dataflow",),
-    ("loss_settings",),
+    ("objective",),
     ("losses", "weights"),
+    ("dataflow",),
+    ("source",),
     ("metrics",),
     ("identity",),
     ("files",),
@@ -35,6 +35,10 @@ ORDER = [
     ("distributed",),
     ("errors",),
 ]
+# Search is a house with one door: these are all the rooms that it enters.
+SEARCH_ENTERS = {"source", "mining", "encoders", "identity", "files", "terminal", "errors"}
+# The folders of search form layers too.
+SEARCH_ORDER = ["measuring", "serving", "searching", "commits", "ranking", "index"]
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 FILES = sorted(PACKAGE.rglob("*.py"))
 # The room that each name comes from which the package itself exports.

@@ -16,10 +16,10 @@ from soft_trainer import BM25Estimator, distributed, losses
 from soft_trainer.data.judgments import Split
 from soft_trainer.data.tokens import SIDES
 from soft_trainer.errors import UserError
-from soft_trainer.files import mark_complete, newest_complete
-from soft_trainer.training.checkpoints import SaveOnTermination
+from soft_trainer.training.checkpoints import mark_complete, newest_complete
 from soft_trainer.training.collator import ChunkCost, PairCollator
 from soft_trainer.training.finite import NotFiniteError
+from soft_trainer.training.interruption import SaveOnTermination
 
 
 def after_two_steps(event: str, action) -> TrainerCallback:
@@ -48,7 +48,7 @@ def test_the_log_tells_of_the_weights(train):
     trainer = train(per_device_train_batch_size=24, max_steps=1)
     entry = trainer.state.log_history[0]
     rows = torch.arange(24)
-    weights = trainer.loss_settings.weights(trainer.estimator.similarity(rows, rows).float(), rows)
+    weights = trainer.objective.weights(trainer.estimator.similarity(rows, rows).float(), rows)
     negatives = weights[~torch.eye(24, dtype=torch.bool)]
     assert entry["weight_mean"] == pytest.approx(float(negatives.mean()), abs=1e-5)
     assert entry["weight_min"] == pytest.approx(float(negatives.min()), abs=1e-5)
@@ -58,10 +58,10 @@ def test_the_log_tells_of_the_weights(train):
 @pytest.mark.slow
 def test_plain_training_arguments_mean_soft_info_nce_with_an_estimator_and_info_nce_without(train, trainer_of):
     with_estimator = train(plain=True)
-    settings = with_estimator.loss_settings
+    settings = with_estimator.objective
     assert (settings.loss, settings.alpha, settings.beta) == ("soft_info_nce", 1.5, 0.5)
     assert with_estimator.state.global_step == 3
-    assert trainer_of(estimator=None, plain=True).loss_settings.loss == "info_nce"
+    assert trainer_of(estimator=None, plain=True).objective.loss == "info_nce"
 
 
 def test_chunks_of_like_length_give_the_loss_and_gradients_of_one_padded_batch(trainer_of, model, tokenizer):
@@ -91,7 +91,7 @@ def test_the_loss_is_that_of_the_formula_on_the_rows_of_the_batch(trainer_of, mo
     similarity = BM25Estimator()
     similarity.fit(Split.from_pairs(trainer.train_dataset.select(batch.rows.tolist())))
     n = len(batch.rows)
-    weights = trainer.loss_settings.weights(similarity.similarity(range(n), range(n)), torch.arange(n))
+    weights = trainer.objective.weights(similarity.similarity(range(n), range(n)), torch.arange(n))
     expected = losses.soft_info_nce(20 * queries @ codes.T, weights.float())
     assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
 

@@ -20,8 +20,7 @@ from soft_trainer.data.published import load_published, reading_hub
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json_lines, written_aside
 from soft_trainer.identity import code_fingerprint, file_fingerprint, fingerprint
-from soft_trainer.options.fields import CODESEARCHNET_LANGUAGES
-from soft_trainer.source.languages import LANGUAGE_OF_ENDING, SOURCE_LANGUAGES
+from soft_trainer.source.languages import CODESEARCHNET_LANGUAGES, LANGUAGE_OF_ENDING, SOURCE_LANGUAGES
 from soft_trainer.terminal import print_on_main
 
 TEXTS = ("repo", "path", "func_name", "original_string", "language", "code", "docstring", "url", "partition")

@@ -18,7 +18,7 @@ from soft_trainer.data.beir import SPLIT_OF, is_beir, load_beir
 from soft_trainer.data.judgments import Split
 from soft_trainer.errors import UserError
 from soft_trainer.files import UNREADABLE, open_text, read_json, read_json_lines
-from soft_trainer.options.fields import CODESEARCHNET_LANGUAGES
+from soft_trainer.source.languages import CODESEARCHNET_LANGUAGES
 from soft_trainer.terminal import print_on_main
 
 # The files with the queries, codes and pairs of CoSQA+. If both files of pairs exist, the first, smaller one is read.

@@ -1,7 +1,7 @@
 """Builds data-flow graphs with tree-sitter. `inputs.py`, which needs torch, turns them into GraphCodeBERT's input."""
 
 from soft_trainer.dataflow.graph import DataFlow, Edge, extract_data_flow
-from soft_trainer.dataflow.source import DATA_FLOW_LANGUAGES, code_tokens, parser, parses, remove_comments
+from soft_trainer.dataflow.source import DATA_FLOW_LANGUAGES, code_tokens, remove_comments
 
 __all__ = [
     "DATA_FLOW_LANGUAGES",
@@ -9,7 +9,5 @@ __all__ = [
     "Edge",
     "code_tokens",
     "extract_data_flow",
-    "parser",
-    "parses",
     "remove_comments",
 ]

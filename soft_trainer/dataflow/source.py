@@ -1,75 +1,19 @@
-"""Parses source code, and returns its tokens or its text without comments."""
+"""Returns the tokens of source code, or its text without comments, by the rules of GraphCodeBERT."""
 
 from __future__ import annotations
 
-import pkgutil
 import re
 from bisect import bisect_left
-from functools import cache
 
-from tree_sitter import Language, Node, Parser
+from tree_sitter import Node
 
 from soft_trainer.dataflow.rules import DATA_FLOW_RULES, Rules
-from soft_trainer.errors import UserError
+from soft_trainer.source.grammars import entry_of, parse_framed
 
 DATA_FLOW_LANGUAGES = tuple(DATA_FLOW_RULES)
-# Each language that can be parsed, and the function that returns its grammar.
-GRAMMARS = {
-    "ruby": "tree_sitter_ruby:language",
-    "python": "tree_sitter_python:language",
-    "java": "tree_sitter_java:language",
-    "javascript": "tree_sitter_javascript:language",
-    "php": "tree_sitter_php:language_php",
-    "go": "tree_sitter_go:language",
-    "c": "tree_sitter_c:language",
-    "cpp": "tree_sitter_cpp:language",
-    "csharp": "tree_sitter_c_sharp:language",
-    "kotlin": "tree_sitter_kotlin:language",
-    "rust": "tree_sitter_rust:language",
-    "typescript": "tree_sitter_typescript:language_typescript",
-    "tsx": "tree_sitter_typescript:language_tsx",
-}
-# What encloses a piece of source in a file.
-_AROUND = {"php": (b"<?php", b"?>")}
-# Frames are put around a piece of source so that it parses. They give no tokens. A bare method parses inside a class,
-# and a JavaScript function without a name inside parentheses.
-_NO_FRAME = (b"", b"")
-_CLASS = (b" class C {", b"}")
-_METHOD_FRAMES = (_NO_FRAME, _CLASS)
-_FUNCTION_FRAMES = (_NO_FRAME, _CLASS, (b"(", b")"))
-_FRAMES = {
-    "java": _METHOD_FRAMES,
-    "csharp": _METHOD_FRAMES,
-    "php": _METHOD_FRAMES,
-    "javascript": _FUNCTION_FRAMES,
-    "typescript": _FUNCTION_FRAMES,
-    "tsx": _FUNCTION_FRAMES,
-}
 _STRINGS = ("string", "concatenated_string")  # A docstring is a statement that consists of one.
 # The pattern matches strings too, so that a comment sign inside a string is not taken for a comment.
 _COMMENT_OR_STRING = re.compile(r"//[^\n]*|/\*.*?\*/|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
-
-
-@cache
-def parser(language: str) -> Parser:
-    """Returns the tree-sitter parser for a language. Each process creates it once.
-
-    Raises:
-        UserError: the language is not in `GRAMMARS`.
-    """
-    grammar = pkgutil.resolve_name(_entry(GRAMMARS, language))
-    return Parser(Language(grammar()))
-
-
-def _entry(table: dict, language: str):
-    """Returns a language's entry in a table.
-
-    Raises:
-        UserError: the language is not in the table.
-    """
-    if language not in table:
-        raise UserError(f"language={language!r}: use one of {', '.join(table)}")
-    return table[language]
 
 
 class Source:
@@ -88,10 +32,10 @@ class Source:
     """
 
     def __init__(self, code: str, language: str):
-        self.rules = rules = _entry(DATA_FLOW_RULES, language)
+        self.rules = rules = entry_of(DATA_FLOW_RULES, language)
         if rules.text_comments:
             code = _cut_comments(code)
-        self.root, text, hidden = _parse(code, language)
+        self.root, text, hidden = parse_framed(code, language)
         self.tokens: list[str] = []
         self.value_at: dict[int, int] = {}
         self.names: set[int] = set()
@@ -146,15 +90,6 @@ def code_tokens(code: str, language: str) -> list[str]:
     return Source(code, language).tokens
 
 
-def parses(code: str, language: str) -> bool:
-    """Returns True if `code` is a file, a function or a method without its class, and has no syntax error.
-
-    Raises:
-        UserError: the language is not in `GRAMMARS`.
-    """
-    return not _parse(code, language)[0].has_error
-
-
 def remove_comments(code: str, language: str) -> str:
     """Returns `code` without comments, docstrings and blank lines.
 
@@ -164,33 +99,14 @@ def remove_comments(code: str, language: str) -> str:
     Raises:
         UserError: the language is not in `DATA_FLOW_LANGUAGES`.
     """
-    rules = _entry(DATA_FLOW_RULES, language)
+    rules = entry_of(DATA_FLOW_RULES, language)
     if rules.text_comments:
         return _cut_comments(code)
-    root, text, _ = _parse(code, language)
+    root, text, _ = parse_framed(code, language)
     kept = bytearray(text)
     for node in reversed(_leaves(root, rules)[1]):
         del kept[node.start_byte : node.end_byte]
     return _cut_blank_lines(kept.decode("utf-8", "replace"))
-
-
-def _parse(code: str, language: str) -> tuple[Node, bytes, set[int]]:
-    """Parses code in the first frame that gives no syntax error, or without a frame if none does.
-
-    Returns:
-        The root of the tree, the text that was parsed, and the positions of the frame's bytes in it.
-    """
-    before, after = _AROUND.get(language, _NO_FRAME)
-    parsed = []
-    for opening, closing in _FRAMES.get(language, [_NO_FRAME]):
-        text = b"".join((before, opening, code.encode("utf-8", "replace"), closing, after))
-        root = parser(language).parse(text).root_node
-        end = len(text) - len(after)
-        hidden = {*range(len(before), len(before + opening)), *range(end - len(closing), end)}
-        parsed.append((root, text, hidden))
-        if not root.has_error:
-            return parsed[-1]
-    return parsed[0]
 
 
 def _leaves(root: Node, rules: Rules) -> tuple[list[Node], list[Node]]:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from soft_trainer.encoders.hub_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, published_name, reading, repository_file
+from soft_trainer.encoders.hub_files import published_name, reading, repository_file
 from soft_trainer.errors import UserError
+from soft_trainer.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
 PREFIX = "base_model.model."  # peft puts it before the name of every weight in a file
 ALL_LINEAR = "all-linear"

@@ -14,8 +14,7 @@ from soft_trainer.encoders.adapters import check_apart_from_base, has_adapter, m
 from soft_trainer.encoders.loading import pooling_layer
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.static import is_static, saved_config, saved_tensors
-from soft_trainer.files import reporting_disk_errors, write_json
-from soft_trainer.hub.push import MERGED_ADAPTER, WEIGHT_FILES
+from soft_trainer.files import MERGED_ADAPTER, WEIGHT_FILES, reporting_disk_errors, write_json
 
 
 def export_encoder(

@@ -13,11 +13,7 @@ from huggingface_hub import _CACHED_NO_EXIST, errors, hf_hub_download, try_to_lo
 from safetensors import SafetensorError
 
 from soft_trainer.errors import UserError
-from soft_trainer.files import read_json
-
-# The file names of peft.
-ADAPTER_CONFIG = "adapter_config.json"
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
+from soft_trainer.files import ADAPTER_CONFIG, read_json
 
 logger = logging.getLogger(__name__)
 

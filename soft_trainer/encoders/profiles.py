@@ -12,12 +12,11 @@ from pathlib import Path
 
 from soft_trainer.encoders.hub_files import base_of, published_name, reading, repository_file
 from soft_trainer.errors import UserError
-from soft_trainer.files import read_json, write_json
+from soft_trainer.files import PROFILE_FILE, read_json, write_json
 
 POOLINGS = ("mean", "cls", "last_token", "pooler")
 SCORE_FUNCTIONS = ("dot", "cosine")
 DTYPES = ("float32", "bfloat16", "float16")  # the dtypes of weights
-PROFILE_FILE = "soft_trainer.json"
 _SPECIAL_TOKEN = r"<[^<>\s]+>"
 _HEAD = re.compile(f"(?:{_SPECIAL_TOKEN})*")
 

@@ -25,7 +25,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import CodeValues, Estimator, Rows, as_array
 from soft_trainer.estimators.neighbours import LeftOut, Neighbours, cached_neighbours
 from soft_trainer.estimators.term_neighbours import nearest_by_terms
-from soft_trainer.mining.rules import identifier_words
+from soft_trainer.source.names import identifier_words
 
 SCOPES = ("batch", "corpus")
 SPLIT_AT_ONCE = 1 << 14  # the number of texts to split at once

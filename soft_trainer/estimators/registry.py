@@ -1,25 +1,20 @@
-"""Creates the estimator that `--estimator` selects. `ESTIMATORS` lists all of them."""
+"""Creates estimators by name. `ESTIMATORS` lists all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
-
-from transformers import PreTrainedModel
 
 from soft_trainer.data.array_cache import DEFAULT_FOLDER, REMEDY, refusal_of
 from soft_trainer.encoders.hub_files import split_revision
 from soft_trainer.encoders.loading import load_tokenizer
-from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
+from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator, SimCSEEstimator, TrainedModelEstimator
 from soft_trainer.objective import import_reference
-from soft_trainer.options.defaults import apply_default_recipe
-from soft_trainer.options.fields import DataArguments, reads_estimator
 from soft_trainer.options.removed import REMOVED
-from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main
 
 PAPER_MODEL = "sentence-transformers/msmarco-distilbert-dot-v5"  # the paper's SimCSE estimator starts from it
@@ -37,14 +32,20 @@ ESTIMATORS: dict[str, type[Estimator] | None] = {
 DEFAULT_MODELS: dict[str, str | None] = {"trained_model": None, "simcse": PAPER_MODEL}
 
 
-def choose_estimator(
-    arguments: DataArguments, query_columns: Sequence[str] = ("docstring_tokens",), trust_remote_code: bool = False
+def make_estimator(
+    name: str,
+    model: str | None = None,
+    cache_dir: str | None = None,
+    trust_remote_code: bool = False,
+    **bm25: str | None,
 ):
-    """Creates the estimator that `--estimator` selects: a key of `ESTIMATORS`, or a user's class as `module:Class`.
+    """Creates an estimator: a key of `ESTIMATORS`, or a user's class as `module:Class`.
 
     Args:
-        query_columns: the columns of the queries. BM25 reads the first one.
-        trust_remote_code: run the code that comes with the encoder of `--estimator_model`.
+        model: the folder or Hub name of the estimator's encoder. Only the estimators in `DEFAULT_MODELS` take one.
+        cache_dir: the folder for what the estimator computes. By default, the common one; "none" keeps nothing.
+        trust_remote_code: run the code that comes with the encoder.
+        bm25: keyword arguments for `BM25Estimator`.
 
     Returns:
         The estimator, or None for "none".
@@ -52,8 +53,6 @@ def choose_estimator(
     Raises:
         UserError: the name is unknown, the module or class cannot be imported, or the encoder cannot be loaded.
     """
-    name = arguments.estimator or "none"
-    model = arguments.estimator_model
     if ":" in name:
         estimator = _users_own(name)
     elif "+" in name:
@@ -61,52 +60,29 @@ def choose_estimator(
     elif name not in ESTIMATORS:
         raise UserError(f"estimator={name!r}: use {', '.join(ESTIMATORS)}, or module:Class")
     else:
-        estimator = _known(name, arguments, query_columns[0], trust_remote_code)
+        estimator = _known(name, model, cache_dir, trust_remote_code, bm25)
     if model and name not in DEFAULT_MODELS:
         print_on_main(f"warning: estimator_model={model} has no effect: estimator={name} takes none")
     return estimator
 
 
-def apply_default_options(
-    args: SoftInfoNCETrainingArguments, profile: EncoderProfile, model: PreTrainedModel
-) -> list[Estimator]:
-    """Sets the options that depend on the encoder, for training from Python, and returns the default estimator.
-
-    The options and the estimator are the same as on the command line.
-
-    Args:
-        args: the training arguments, which are changed in place. Plain `TrainingArguments` are left as they are.
-        model: the encoder before training.
-
-    Returns:
-        A list with the estimator. It is empty for plain `TrainingArguments`, if `--estimator` was given, or if no
-        option reads an estimator.
-    """
-    if not isinstance(args, SoftInfoNCETrainingArguments) or "estimator" in args.named or not reads_estimator(args):
-        return []
-    data_args = DataArguments()
-    apply_default_recipe(data_args, args, profile, model.config._name_or_path)
-    return [choose_estimator(data_args, profile.query_columns)]
-
-
-def _known(name: str, arguments: DataArguments, query_column: str, trust_remote_code: bool) -> Estimator | None:
+def _known(
+    name: str, model: str | None, cache_dir: str | None, trust_remote_code: bool, bm25: Mapping[str, str | None]
+) -> Estimator | None:
     """Creates an estimator that is listed in `ESTIMATORS`."""
     estimator_class = ESTIMATORS[name]
     if estimator_class is None:
         return None
-    folder = arguments.estimator_cache_dir or DEFAULT_FOLDER
+    folder = cache_dir or DEFAULT_FOLDER
     if folder == "none":
         folder = None
     options = {"cache_dir": folder}
     if name == "bm25":
-        options["column"] = query_column
-        options["document_column"] = arguments.bm25_document_column
-        options["idf"] = arguments.bm25_idf
-        options["scope"] = arguments.bm25_scope
+        options |= bm25
     elif folder is not None and (refusal := refusal_of(Path(folder))):
         raise UserError(f"estimator_cache_dir={folder}: {refusal}; {REMEDY}")
     if name in DEFAULT_MODELS:
-        model = arguments.estimator_model or DEFAULT_MODELS[name]
+        model = model or DEFAULT_MODELS[name]
         if model is None:
             raise UserError(f"estimator={name}: name its folder or Hub name with --estimator_model")
         base, revision = split_revision(model)

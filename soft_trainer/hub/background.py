@@ -5,35 +5,19 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from datasets import Dataset, DatasetDict, DatasetInfo, Features
-from datasets.info import DatasetInfosDict
-from huggingface_hub import DatasetCard, DatasetCardData
 from transformers import TrainingArguments
 from transformers.trainer_utils import HubStrategy
 from transformers.utils import logging
 
 from soft_trainer import distributed
-from soft_trainer.data.codesearchnet import FEATURES, FILE_FEATURES, HUB_SPLITS, languages_in
 from soft_trainer.errors import UserError
-from soft_trainer.files import reporting_disk_errors, write_rows, write_text
-from soft_trainer.hub.push import PUSHED_ROWS, ROW_FILES, check_push, push_folder, reason
+from soft_trainer.hub.push import check_push, push_folder, reason
 from soft_trainer.options.fields import DataArguments
-from soft_trainer.terminal import print_on_main, table
 
 logger = logging.get_logger(__name__)
-
-USES = {
-    "train": "pairs to train on",
-    "valid": "queries that choose the best checkpoint",
-    "test": "queries that the result is reported on",
-    "codebase": "the corpus: the functions that queries are ranked against",
-}
-_TEMPLATE = Path(__file__).with_name("data_card.md.jinja")
 
 
 def check_pushes(data: DataArguments, args: TrainingArguments) -> None:
@@ -55,91 +39,6 @@ def check_pushes(data: DataArguments, args: TrainingArguments) -> None:
 
 def _model_id(args: TrainingArguments) -> str:
     return args.hub_model_id or Path(args.output_dir).absolute().name
-
-
-# ---- Rows ----
-
-
-def push_data(data: DatasetDict, arguments: DataArguments, args: TrainingArguments) -> None:
-    """Pushes a run's rows from the main process, if `--push_data_to_hub` is given.
-
-    Raises:
-        UserError: the push failed; see `push_folder`.
-    """
-    name = arguments.push_data_to_hub
-    if name and distributed.rank_and_world_size()[0] == 0:
-        folder = write_data(data, arguments, Path(args.output_dir) / PUSHED_ROWS)
-        of_rows = {"commit_message": "Rows of a run", "repo_type": "dataset"}
-        print_on_main(f"Rows pushed: {push_folder(folder, name, args.hub_token, args.hub_private_repo, **of_rows)}")
-
-
-def write_data(data: DatasetDict, arguments: DataArguments, folder: str | Path) -> Path:
-    """Writes `SPLIT.jsonl.gz` with all of CodeSearchNet's columns, and the card, to a folder.
-
-    If any split has a column `source` or `negatives`, all splits get it. Splits from an earlier run are deleted.
-
-    Returns:
-        The folder.
-
-    Raises:
-        UserError: the disk is full, or the folder cannot be written to.
-    """
-    folder = Path(folder)
-    columns = _features(data)
-    with reporting_disk_errors(folder):
-        write_rows({split: _in_columns(rows, columns) for split, rows in data.items()}, folder)
-        for name in {*ROW_FILES} - {f"{split}.jsonl.gz" for split in data}:
-            (folder / name).unlink(missing_ok=True)
-        write_text(folder / "README.md", str(data_card(data, arguments)))
-    return folder
-
-
-def _in_columns(rows: Dataset, columns: Features) -> Iterator[dict]:
-    """Yields rows with these columns. The value of a missing column is None."""
-    for row in rows:
-        yield {name: row.get(name) for name in columns}
-
-
-def _features(data: DatasetDict) -> Features:
-    """Returns the columns of the files."""
-    given = {name for rows in data.values() for name in rows.column_names}
-    return Features({name: kind for name, kind in FILE_FEATURES.items() if name in FEATURES or name in given})
-
-
-def data_card(data: DatasetDict, arguments: DataArguments) -> DatasetCard:
-    """Returns the card: a header that tells `datasets.load_dataset` the splits and columns, followed by text."""
-    languages = arguments.languages or languages_in(data)
-    files = [{"split": HUB_SPLITS.get(split, split), "path": f"{split}.jsonl.gz"} for split in data]
-    header = DatasetCardData(
-        language=["code"],
-        license="other",
-        task_categories=["text-retrieval"],
-        tags=["code-search", "soft-infonce", *languages],
-        configs=[{"config_name": "default", "data_files": files}],
-    )
-    DatasetInfosDict({"default": DatasetInfo(features=_features(data))}).to_dataset_card_data(header)
-    split, rows = next(iter(data.items()))
-    repositories = Counter()
-    if "repo" in rows.column_names:
-        repositories.update(rows["repo"])
-    return DatasetCard.from_template(
-        header,
-        template_path=str(_TEMPLATE),
-        title=arguments.rows_name.rsplit("/", 1)[-1],
-        name=arguments.rows_name,
-        languages=languages,
-        source=arguments.history or arguments.source_dir,
-        history=bool(arguments.history),
-        filters=arguments.filters,
-        split=split,
-        repositories=len(repositories),
-        largest=", ".join(f"{name} ({count:,})" for name, count in repositories.most_common(5)),
-        negatives="negatives" in _features(data),
-        rows=table(["split", "rows", "use"], [(name, len(part), USES[name]) for name, part in data.items()]),
-    )
-
-
-# ---- The encoder and its checkpoints ----
 
 
 class Publisher:

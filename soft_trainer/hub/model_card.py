@@ -31,12 +31,20 @@ import yaml
 from huggingface_hub import EvalResult, EvalResultEntry, ModelCard, ModelCardData, eval_result_entries_to_yaml
 
 from soft_trainer.data.statistics import statistics_table
-from soft_trainer.encoders.hub_files import ADAPTER_CONFIG, base_of, published_name, repository_file
-from soft_trainer.encoders.profiles import PROFILE_FILE, EncoderProfile
+from soft_trainer.encoders.hub_files import base_of, published_name, repository_file
+from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.evaluation.results import GRADED, metrics_table
 from soft_trainer.evaluation.retrieval import shorter_titles
-from soft_trainer.files import read_json, write_text
-from soft_trainer.hub.push import EVAL_RESULTS, MERGED_ADAPTER, UNMERGED, load_arguments
+from soft_trainer.files import (
+    ADAPTER_CONFIG,
+    EVAL_RESULTS,
+    MERGED_ADAPTER,
+    PROFILE_FILE,
+    UNMERGED,
+    read_json,
+    write_text,
+)
+from soft_trainer.hub.push import load_arguments
 
 logger = logging.getLogger(__name__)
 

@@ -14,10 +14,24 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ge
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 from huggingface_hub.utils import filter_repo_objects, validate_repo_id
 
-from soft_trainer.encoders.hub_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from soft_trainer.encoders.profiles import PROFILE_FILE
 from soft_trainer.errors import UserError
-from soft_trainer.files import NUMBERS, RECORD, read_json, write_text
+from soft_trainer.files import (
+    ADAPTER_CONFIG,
+    ADAPTER_FILES,
+    CARD,
+    EVAL_RESULTS,
+    MERGED_ADAPTER,
+    NUMBERS,
+    PROFILE_FILE,
+    PUSHED_ROWS,
+    RECORD,
+    ROW_FILES,
+    TOKENIZER_FILES,
+    WEIGHT_FILES,
+    WHOLE_FILES,
+    read_json,
+    write_text,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -25,16 +39,6 @@ REPO_TYPES = ("model", "dataset", "space")
 # A pickle runs code when it is loaded, and Trainer's `training_args.bin` contains the token. The rest is temporary.
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle", "*.joblib", "*.dill")
 NEVER_PUSHED = (*PICKLES, ".*", "*/.*", "*.tmp", "*__pycache__*")
-# Patterns of the files with the weights of a whole encoder, or of an adapter. A repository has one of the two.
-WHOLE_FILES = ("config.json", "model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json")
-ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
-MERGED_ADAPTER = "adapter"  # the subfolder for the adapter if the folder has the merged encoder
-WEIGHT_FILES = (*WHOLE_FILES, *ADAPTER_FILES, *(f"{MERGED_ADAPTER}/{name}" for name in ADAPTER_FILES))
-TOKENIZER_FILES = """
-    tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json chat_template.jinja
-    vocab.json vocab.txt merges.txt spiece.model tokenizer.model sentencepiece.bpe.model
-""".split()
-EVAL_RESULTS = ".eval_results/code_search.yaml"  # the test set's MRR, in the format of the Hub's leaderboards
 # Patterns of the only files that are pushed from an encoder's folder. Logs, ranks, rows and a user's own files there
 # may contain private source code.
 ENCODER_FILES = (
@@ -43,11 +47,6 @@ ENCODER_FILES = (
     *("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"),
     *("[0-9]_*/config.json", "[0-9]_*/model.safetensors"),
 )
-# The rows of a run, in its folder PUSHED_ROWS. A repository has the splits of one run.
-ROW_FILES = ("train.jsonl.gz", "valid.jsonl.gz", "test.jsonl.gz", "codebase.jsonl.gz")
-PUSHED_ROWS = "pushed_rows"
-UNMERGED = "unmerged"  # the subfolder for the trained encoder if the output folder has the merged one
-CARD = "README.md"
 # An absolute path, at the start of a text or after one of `,=:@`. The slashes of a URL do not match.
 ABSOLUTE = re.compile(r"(^|[,=:@]) *(?:~|[A-Za-z]:)?[/\\](?![/\\])(?:[^,]*[/\\])?([^,/\\]+)[/\\]?(?=,|$)")
 WAITS = (1, 2, 4, 8, 16)  # seconds before each retry

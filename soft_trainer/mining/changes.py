@@ -12,9 +12,9 @@ from pathlib import Path
 import xxhash
 
 from soft_trainer.mining.commits import query_of, reason_against
-from soft_trainer.mining.rules import Row, first_broken, mined_language
+from soft_trainer.mining.rules import first_broken, mined_language
 from soft_trainer.source.definitions import parse
-from soft_trainer.source.functions import FileFunctions
+from soft_trainer.source.functions import FileFunctions, Row
 from soft_trainer.source.git import REGULAR_FILES, blob, open_repository, pygit2, read_object
 from soft_trainer.source.languages import SOURCE_LANGUAGES
 from soft_trainer.source.source_files import decoded, readable

@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from soft_trainer import identity
-from soft_trainer.dataflow import parser
 from soft_trainer.errors import UserError
 from soft_trainer.files import check_writable, write_rows
 from soft_trainer.mining.changes import CHANGE_RULES, Change, ChangeReader, function_url, read_functions
 from soft_trainer.mining.duplicates import exact_duplicates, hash_tokens
-from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, Row, first_broken, mined_language
+from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, first_broken, mined_language
 from soft_trainer.mining.tree import each_in_order, explained, main_language
 from soft_trainer.source import git
 from soft_trainer.source.documentation import document_tokens
-from soft_trainer.source.functions import Function
+from soft_trainer.source.functions import Function, Row
+from soft_trainer.source.grammars import parser
 from soft_trainer.terminal import print_on_main
 
 # The newest of the commits that give pairs are test commits, and those before them are valid commits.

@@ -10,34 +10,22 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
 
-from soft_trainer.source.documentation import JAVADOC
-from soft_trainer.source.languages import LANGUAGE_OF_ENDING, SOURCE_LANGUAGES, SourceLanguage
+from soft_trainer.source.functions import Row
+from soft_trainer.source.languages import LANGUAGE_OF_ENDING
+from soft_trainer.source.names import identifier_words, is_test_path, patterns_of
 from soft_trainer.source.source_files import SKIPPED_FOLDERS
-
-Row = dict[str, Any]
 
 MIN_CODE_LINES = 3
 MIN_DOCUMENT_TOKENS = 3
 MAX_DOCUMENT_TOKENS = 256
 
 _TEST_WORDS = {"test", "tests"}
-_UNKNOWN = SourceLanguage((), "", "", JAVADOC)
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\dA-Z_]+|\d+")
-
-
-def identifier_words(text: str) -> list[str]:
-    """Splits text into lower-case words and numbers, without punctuation.
-
-    `parseHTTPHeader2` and `parse_http_header_2` give the same four words.
-    """
-    return [word.lower() for word in _WORD.findall(text)]
 
 
 def unparseable(code: str, language: str) -> bool:
     """Returns True if the code has a syntax error."""
-    from soft_trainer.dataflow import parses  # loads tree-sitter, which the command line does without
+    from soft_trainer.source.grammars import parses
 
     return not parses(code, language)
 
@@ -52,11 +40,6 @@ def tests(path: str, func_name: str, language: str) -> bool:
     """Returns True if the function's name contains the word `test`, or if its path looks like a test."""
     name = func_name.rsplit(".", 1)[-1]
     return is_test_path(path, language) or not _TEST_WORDS.isdisjoint(identifier_words(name))
-
-
-def is_test_path(path: str, language: str) -> bool:
-    """Returns True if the path looks like a test, such as `tests/`, `test_x.py`, `XTest.java` or `x.spec.js`."""
-    return not set(_table(language).test_words.split()).isdisjoint(identifier_words(path))
 
 
 def mined_language(path: str) -> str | None:
@@ -75,20 +58,15 @@ def mined_language(path: str) -> str | None:
 def constructors(func_name: str, language: str) -> bool:
     """Returns True if the function is a constructor or destructor."""
     *scope, name = func_name.split(".")
-    table = _table(language)
+    table = patterns_of(language)
     named_as_class = table.named_as_class and scope[-1:] == [name]
     return named_as_class or bool(re.fullmatch(table.constructors, name))
 
 
 def magic_methods(func_name: str, language: str) -> bool:
     """Returns True for a method that any class may have, such as `__str__`, `toString` or `<=>`."""
-    magic = re.fullmatch(_table(language).magic_methods, func_name.rsplit(".", 1)[-1])
+    magic = re.fullmatch(patterns_of(language).magic_methods, func_name.rsplit(".", 1)[-1])
     return bool(magic) and not constructors(func_name, language)
-
-
-def _table(language: str) -> SourceLanguage:
-    """Returns a language's description. An unknown language has no patterns, only the common words for tests."""
-    return SOURCE_LANGUAGES.get(language, _UNKNOWN)
 
 
 def document_length(docstring_tokens: list[str]) -> bool:

@@ -19,15 +19,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from soft_trainer import identity
-from soft_trainer.dataflow import parser
 from soft_trainer.errors import UserError
 from soft_trainer.files import check_writable, write_rows
 from soft_trainer.mining.duplicates import exact_duplicates, hash_tokens, minhash, near_duplicates
 from soft_trainer.mining.packages import SPLITS, assign_splits, package_names
-from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, Row, first_broken, is_test_path, mined_language
+from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, first_broken, mined_language
 from soft_trainer.source.definitions import parse
-from soft_trainer.source.functions import functions
+from soft_trainer.source.functions import Row, functions
+from soft_trainer.source.grammars import parser
 from soft_trainer.source.languages import SOURCE_LANGUAGES
+from soft_trainer.source.names import is_test_path
 from soft_trainer.source.source_files import SKIPPED_FOLDERS, decoded, read_text
 from soft_trainer.terminal import Progress, table
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from soft_trainer.options.declared import ReadIf, check_values, option, unset
 from soft_trainer.options.removed import RefusesRemoved
+from soft_trainer.source.languages import CODESEARCHNET_LANGUAGES
 
-CODESEARCHNET_LANGUAGES = ("ruby", "python", "java", "javascript", "php", "go")
 CODESEARCHNET = "code-search-net/code_search_net"
 # The keys of `soft_trainer.objective.LOSSES`. That module imports torch, and `--help` should not wait for it.
 LOSSES = ("soft_info_nce", "info_nce", "weighted_info_nce", "bce", "kl_regularization")
@@ -174,7 +174,7 @@ def loss_reads(name: str) -> ReadIf:
     return ReadIf(lambda o: name in o.reads, "neither the loss nor its weights read it")
 
 
-# The default is the estimator's attribute, or 1 if it has none. `LossSettings` itself has BM25's values as defaults.
+# The default is the estimator's attribute, or 1 if it has none. `Objective` itself has BM25's values as defaults.
 estimator_default = functools.partial(unset, of_estimator=1.0)
 # Options that determine the paper's weights.
 weighing = functools.partial(option, group="weights")
@@ -183,7 +183,7 @@ weighing_default = functools.partial(estimator_default, group="weights")
 
 @dataclass
 class LossOptions(RefusesRemoved):
-    """Options for the loss and its weights. They are the fields of `soft_trainer.objective.LossSettings`."""
+    """Options for the loss and its weights. They are the fields of `soft_trainer.objective.Objective`."""
 
     loss: str | None = weighing(
         None,

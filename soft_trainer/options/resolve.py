@@ -9,7 +9,7 @@ from transformers import SchedulerType, TrainingArguments
 from soft_trainer.encoders.encoding import parse_dims
 from soft_trainer.errors import UserError
 from soft_trainer.files import check_writable
-from soft_trainer.objective import LossSettings, name_functions
+from soft_trainer.objective import Objective, name_functions
 from soft_trainer.options.declared import (
     Declared,
     Values,
@@ -52,7 +52,7 @@ class Plan:
     """The settings that training reads.
 
     Args:
-        loss: the loss and its settings, with the estimator's defaults filled in.
+        objective: the loss and its settings, with the estimator's defaults filled in.
         options: the options for batches and negatives, as they were when the plan was made.
         train_sampling_strategy: how rows are grouped into batches.
         dims: the numbers of leading dimensions that are trained as embeddings, largest first. If empty, only the full
@@ -62,7 +62,7 @@ class Plan:
         gathers: True if codes from all processes are used as negatives.
     """
 
-    loss: LossSettings
+    objective: Objective
     options: SoftInfoNCEOptions
     train_sampling_strategy: str
     dims: tuple[int, ...]
@@ -80,17 +80,17 @@ class Plan:
     @property
     def effective_loss(self) -> dict[str, object]:
         """The loss settings that have an effect, keyed by name."""
-        return effective_options(LossOptions, Values(self.loss))
+        return effective_options(LossOptions, Values(self.objective))
 
     @property
     def effective_batches(self) -> dict[str, object]:
         """The options for batches and negatives that have an effect, keyed by name."""
-        effective = effective_options(SoftInfoNCEOptions, Values(self.loss, self.options, self))
-        return {name: value for name, value in effective.items() if not hasattr(self.loss, name)}
+        effective = effective_options(SoftInfoNCEOptions, Values(self.objective, self.options, self))
+        return {name: value for name, value in effective.items() if not hasattr(self.objective, name)}
 
     def unread(self, args: TrainingArguments) -> list[str]:
         """Returns a warning for each training option that was given but has no effect."""
-        return unread_options([args], Values(self.loss, self.options, self))
+        return unread_options([args], Values(self.objective, self.options, self))
 
 
 def resolve(args: TrainingArguments, estimator=None, batch_size: int | None = None) -> Plan:
@@ -128,7 +128,7 @@ def resolve(args: TrainingArguments, estimator=None, batch_size: int | None = No
     )
 
 
-def resolve_loss(options: SoftInfoNCEOptions, estimator=None) -> LossSettings:
+def resolve_loss(options: SoftInfoNCEOptions, estimator=None) -> Objective:
     """Returns the loss settings of a run. The estimator supplies defaults for options that are None.
 
     Raises:
@@ -136,7 +136,7 @@ def resolve_loss(options: SoftInfoNCEOptions, estimator=None) -> LossSettings:
     """
     name_functions(options)
     check_values(options)
-    settings = {field.name: getattr(options, field.name) for field in fields(LossSettings)}
+    settings = {field.name: getattr(options, field.name) for field in fields(Objective)}
     settings["loss"] = options.loss or ("info_nce" if estimator is None else "soft_info_nce")
     aware = options.weighting == "positive_aware"
     for name, declared in declared_options(LossOptions).items():
@@ -144,7 +144,7 @@ def resolve_loss(options: SoftInfoNCEOptions, estimator=None) -> LossSettings:
             of_positives = name == "margin" or (name == "temperature" and aware)
             attribute = f"positive_{name}" if of_positives else name
             settings[name] = getattr(estimator, attribute, declared.of_estimator)
-    loss = LossSettings(**settings)
+    loss = Objective(**settings)
     name = type(estimator).__name__
     if loss.temperature == 0 and not aware:
         raise UserError("temperature=0: must be above 0")
@@ -163,7 +163,7 @@ def resolve_loss(options: SoftInfoNCEOptions, estimator=None) -> LossSettings:
     return loss
 
 
-def check_codes(loss: LossSettings, codes: int) -> None:
+def check_codes(loss: Objective, codes: int) -> None:
     """Checks that each query is compared with enough codes.
 
     Raises:

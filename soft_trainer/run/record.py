@@ -16,13 +16,12 @@ from soft_trainer import distributed
 from soft_trainer.data.codesearchnet import languages_in
 from soft_trainer.data.judgments import Split
 from soft_trainer.data.tokens import column_texts, text_column
-from soft_trainer.encoders.profiles import PROFILE_FILE
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.lexical import lexical_rankings
 from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
 from soft_trainer.evaluation.results import change_of_mrr, examples, metrics_table, save_ranks
 from soft_trainer.evaluation.retrieval import RetrievalOutput, answer_pairs, by_query, means
-from soft_trainer.files import RECORD, read_json, write_results
+from soft_trainer.files import PROFILE_FILE, RECORD, read_json, write_results
 from soft_trainer.hub.model_card import write_model_card
 from soft_trainer.identity import differences, plain_settings
 from soft_trainer.options.declared import changed_options, declared_options
@@ -222,7 +221,7 @@ class Run:
         histogram = callback.histogram if callback else None
         named = {"name": model_label(model), "profile": trainer.encoder.name, "from_scratch": model.from_scratch}
         estimator = {"name": "none"}
-        if callback and trainer.plan.loss.needs_similarity:
+        if callback and trainer.plan.objective.needs_similarity:
             estimator = {"name": data.estimator, "estimator_model": data.estimator_model}
             for name, value in changed_options(data).items():
                 if name.startswith("bm25_"):

@@ -25,7 +25,7 @@ from soft_trainer.estimators.base import Estimator, Rows, as_array, check_codes_
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.callback import EstimatorCallback
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
-from soft_trainer.objective import LossSettings
+from soft_trainer.objective import Objective
 from soft_trainer.options.declared import Values, effective_options
 from soft_trainer.options.fields import LossOptions, SoftInfoNCEOptions
 from soft_trainer.options.removed import refuse_removed
@@ -34,7 +34,7 @@ from soft_trainer.sentence_transformers.rows import Columns, LabelledRows, colum
 from soft_trainer.training.gradient_cache import loss_in_blocks
 
 # The fields of `SoftInfoNCEOptions` that are options of the loss. The others are about batches.
-OPTIONS = (*(field.name for field in fields(LossSettings)), "duplicates")
+OPTIONS = (*(field.name for field in fields(Objective)), "duplicates")
 CITATION = """
 @inproceedings{li-etal-2023-rethinking,
     title = "Rethinking Negative Pairs in Code Search",
@@ -106,9 +106,9 @@ class SoftInfoNCELoss(nn.Module):
         self.gather_across_devices = gather_across_devices
         self.options = SoftInfoNCEOptions(**options)
         self.estimator = _own_estimator(estimator, model)
-        self.loss_settings = resolve_loss(self.options, self.estimator)
+        self.objective = resolve_loss(self.options, self.estimator)
         self.rows = LabelledRows(train_dataset)
-        if self.loss_settings.needs_similarity:
+        if self.objective.needs_similarity:
             split = self.rows.split
             check_codes_have_queries(self.estimator, split, np.arange(len(split.corpus)))
             EstimatorCallback(self.estimator).fit(split)
@@ -158,7 +158,7 @@ class SoftInfoNCELoss(nn.Module):
             rows_of = np.split(gathered, np.cumsum(sizes)[:-1])
         columns = columns_of(self.rows, rows_of, rank, self.options.duplicates)
         if not self._batch_checked:
-            check_codes(self.loss_settings, len(columns.code_rows))
+            check_codes(self.objective, len(columns.code_rows))
             self._batch_checked = True  # a later batch may be the short last batch of an epoch
         return columns
 
@@ -178,11 +178,11 @@ class SoftInfoNCELoss(nn.Module):
         positives = part(columns.positives)
         negatives = part(columns.negatives)
         inputs = {}
-        if self.loss_settings.needs_similarity:
+        if self.objective.needs_similarity:
             rows = columns.rows[block], columns.code_rows
-            inputs = self.loss_settings.weigh(self.estimator, *rows, positives, negatives)
+            inputs = self.objective.weigh(self.estimator, *rows, positives, negatives)
         scores = self._scores(queries, codes)
-        loss = self.loss_settings(scores, positives, negatives=negatives, also=part(columns.also), **inputs)
+        loss = self.objective(scores, positives, negatives=negatives, also=part(columns.also), **inputs)
         # With this factor, the average gradient of the processes is that of one process on the global batch.
         return loss * (len(queries) * len(columns.sizes) / sum(columns.sizes))
 
@@ -190,7 +190,7 @@ class SoftInfoNCELoss(nn.Module):
         """Returns the settings that affect the loss, for the model card."""
         return {
             "estimator": _name(self.estimator),
-            **effective_options(LossOptions, Values(self.loss_settings)),
+            **effective_options(LossOptions, Values(self.objective)),
             "duplicates": self.options.duplicates,
             "scale": self.scale,
             "similarity_fct": similarity_fct_name(self.similarity_fct),

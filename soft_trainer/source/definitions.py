@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tree_sitter import Node, Query, QueryCursor
 
-from soft_trainer.dataflow import parser
+from soft_trainer.source.grammars import parser
 from soft_trainer.source.languages import SOURCE_LANGUAGES
 
 # Searching the children of a syntax error takes quadratic time, 20 s for 80,000 children.

@@ -7,15 +7,15 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tree_sitter import Node, QueryCursor
 
-from soft_trainer.mining.rules import Row
 from soft_trainer.source.definitions import definitions, last_child, name_node, node_text, queries
 from soft_trainer.source.documentation import document_tokens, summary
 from soft_trainer.source.languages import SOURCE_LANGUAGES
 
+Row = dict[str, Any]  # the columns of CodeSearchNet
 Span = tuple[int, int]
 # Blanks up to the end of the line, and the blank lines after it.
 _REST_OF_LINE = re.compile(rb"[ \t]*(?:\n(?:[ \t]*\n)*|\Z)")

@@ -197,3 +197,5 @@ SOURCE_LANGUAGES["typescript"] = replace(
 SOURCE_LANGUAGES["tsx"] = replace(SOURCE_LANGUAGES["typescript"], extensions=(".tsx",))
 
 LANGUAGE_OF_ENDING = {ending: name for name, table in SOURCE_LANGUAGES.items() for ending in table.extensions}
+
+CODESEARCHNET_LANGUAGES = ("ruby", "python", "java", "javascript", "php", "go")

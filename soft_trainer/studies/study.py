@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from soft_trainer.errors import UserError
-from soft_trainer.files import RECORD, newest_complete, read_json, write_json
+from soft_trainer.files import RECORD, read_json, write_json
 from soft_trainer.identity import differences, folder_fingerprint
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
@@ -24,6 +24,7 @@ from soft_trainer.options.parse import parse
 from soft_trainer.options.recipes import read_recipe
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main, table
+from soft_trainer.training.checkpoints import newest_complete
 
 KEYS = ("launcher", "options", "output_dir", "runs", "seeds")
 PLACEHOLDER = re.compile(r"\{([\w.-]+)\}")

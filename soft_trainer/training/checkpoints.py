@@ -1,30 +1,31 @@
-"""Compares a checkpoint with the run that resumes from it, and saves a checkpoint on SIGTERM."""
+"""Marks checkpoints as complete, finds the newest, and compares a checkpoint with the run that resumes from it."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import inspect
-import os
-import signal
-import threading
+import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from transformers import TrainerCallback, TrainingArguments
+from transformers import TrainingArguments
 
 from soft_trainer import distributed
 from soft_trainer.data.judgments import Split
 from soft_trainer.encoders.adapters import active_adapter, has_adapter
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.files import MARKER, newest_complete, read_json
+from soft_trainer.files import read_json, reporting_disk_errors, write_json
 from soft_trainer.identity import differences, model_fingerprint, plain_settings, tokenizer_fingerprint
 from soft_trainer.options.resolve import Plan
 from soft_trainer.options.training import step_options
+from soft_trainer.terminal import print_on_main
 
 # ---- The run that a checkpoint belongs to ----
 
+MARKER = "complete.json"
 FORMAT = 1  # the version of checkpoints and of how batches are drawn; training resumes only in the same version
 # Settings that cannot be read from an adapter's weights.
 ADAPTER = ("peft_type", "r", "lora_alpha", "lora_dropout", "use_rslora")
@@ -67,8 +68,8 @@ def training_settings(args: TrainingArguments, plan: Plan, encoder: EncoderProfi
     return (
         step_options(args)
         | profile
-        | dataclasses.asdict(plan.loss)
-        | plan.loss.sources
+        | dataclasses.asdict(plan.objective)
+        | plan.objective.sources
         | {f"the adapter's {name}": getattr(adapter, name, None) for name in ADAPTER}
         | {
             "format": FORMAT,
@@ -113,79 +114,93 @@ def _difference(checkpoint: str, identity: Mapping) -> str | None:
     )
 
 
-# ---- Interruption ----
+# ---- Complete checkpoints ----
 
 
-def how_to_continue(args) -> str:
-    """Returns text for a message: the newest complete checkpoint, and how to resume from it.
-
-    Args:
-        args: the training arguments. If they come from `parse`, the text suggests a command, otherwise a Python call.
-    """
-    if hasattr(args, "given"):
-        start = "the same command"
-        resume = "the same command with --resume_from_checkpoint last"
-    else:
-        start = "trainer.train()"
-        resume = 'trainer.train(resume_from_checkpoint="last")'
-    checkpoint = newest_complete(args.output_dir) if args.output_dir else None
-    if checkpoint is None:
-        return f"no checkpoint has been written; {start} starts from the first step"
-    return f"{checkpoint} is kept; {resume} continues from it"
+@contextmanager
+def saving_checkpoint(folder: str | Path) -> Iterator[None]:
+    """Reports disk errors like `reporting_disk_errors`, and removes an unfinished checkpoint."""
+    try:
+        with reporting_disk_errors(folder):
+            (Path(folder) / MARKER).unlink(missing_ok=True)
+            yield
+    except UserError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
-@contextlib.contextmanager
-def explaining_interruption(args, step: Callable[[], int] | None = None) -> Iterator[None]:
-    """Gives a KeyboardInterrupt a message that says which checkpoint is kept and how to resume.
+def mark_complete(folder: str | Path, training: Mapping) -> None:
+    """Marks a checkpoint as complete by writing a file with the time, the run's settings and all file sizes.
 
     Args:
-        args: the training arguments.
-        step: returns the current step for the message.
+        training: the settings that a run must share with this one to resume from the checkpoint.
 
     Raises:
-        KeyboardInterrupt: the body was interrupted.
+        UserError: the file cannot be written. The checkpoint has then been removed.
     """
-    try:
-        yield
-    except KeyboardInterrupt as interruption:
-        line = str(interruption)
-        if not line:
-            when = f" at step {step()}" if step else ""
-            line = f"interrupted{when}: {how_to_continue(args)}"
-        raise KeyboardInterrupt(line) from None
+    folder = Path(folder)
+    with saving_checkpoint(folder):
+        sizes = {}
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                sizes[str(path.relative_to(folder))] = path.stat().st_size
+        write_json(folder / MARKER, {"written": time.time(), "training": training, "sizes": sizes})
 
 
-class SaveOnTermination(TrainerCallback):
-    """Saves a checkpoint and stops training after SIGTERM. All processes stop at the same step."""
+def _written(folder: Path) -> float | None:
+    """Returns the time when a checkpoint was marked complete, or None if a file is missing or has a different size."""
+    with suppress(OSError, UserError, KeyError, AttributeError):  # no marker of this version, or a missing file
+        marker = read_json(folder / MARKER)
+        if all((folder / name).stat().st_size == size for name, size in marker["sizes"].items()):
+            return marker["written"]
+    return None
 
-    PERIOD = 10  # the number of steps between two messages to other processes
 
-    def __init__(self):
-        self.terminated = False
-        self._before = None  # the previous handler
+def newest_complete(output_dir: str | Path) -> str | None:
+    """Returns a run's newest complete checkpoint, or None. Warns about incomplete ones.
 
-    def on_train_begin(self, args, state, control, **kwargs):
-        """Installs the SIGTERM handler if training runs in the main thread."""
-        # `auto_find_batch_size` may start training several times. Only the first call stores the previous handler.
-        if threading.current_thread() is threading.main_thread() and self._before is None:
-            self._process = os.getpid()
-            self._before = signal.signal(signal.SIGTERM, self._on_signal)
+    The newest is the one that was written last. It need not have the highest step, because an earlier run may have
+    written to this folder. The recorded time is used, because copying a folder changes modification times.
+    """
+    from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints  # slow to import
 
-    def on_step_end(self, args, state, control, **kwargs):
-        """Saves a checkpoint and stops if any process has received SIGTERM."""
-        last = state.global_step >= state.max_steps
-        asked = args.world_size == 1 or last or state.global_step % self.PERIOD == 0
-        if asked and distributed.any_process(self.terminated):
-            self.terminated = control.should_save = control.should_training_stop = True
+    times: dict[str, float] = {}
+    for checkpoint in sort_checkpoints(str(output_dir), PREFIX_CHECKPOINT_DIR):
+        written = _written(Path(checkpoint))
+        if written is None:
+            print_on_main(f"warning: skipping {checkpoint}: it is not complete, or another version wrote it")
+        else:
+            times[checkpoint] = written
+    return max(times, key=times.get, default=None)
 
-    def restore(self) -> None:
-        """Restores the previous SIGTERM handler. Call this however training ended."""
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
 
-    def _on_signal(self, number, frame):
-        if os.getpid() == self._process:
-            self.terminated = True
-        else:  # a data worker inherits the handler but has nothing to save
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGTERM)
+def last_checkpoint(wanted: str | bool | None, output_dir: str | Path) -> str | None:
+    """Finds the checkpoint to resume from.
+
+    Args:
+        wanted: the value of `resume_from_checkpoint`: a checkpoint's folder, "last" or "true" for the newest complete
+            checkpoint in `output_dir`, or "false" or None for no checkpoint.
+
+    Returns:
+        The checkpoint's folder, or None to start from the beginning.
+
+    Raises:
+        UserError: the folder does not exist, or it is not a complete checkpoint.
+    """
+    if wanted is None or str(wanted).lower() in ("false", "no"):
+        return None
+    if str(wanted).lower() in ("true", "last", "yes"):
+        checkpoint = newest_complete(output_dir)
+        if checkpoint is None:
+            print_on_main(f"{output_dir} has no complete checkpoint to resume from: training starts at the first step")
+        return checkpoint
+    named = f"resume_from_checkpoint={wanted}"
+    folder = Path(wanted)
+    no_state = not (folder / "trainer_state.json").is_file()
+    if not folder.is_dir():
+        raise UserError(f"{named}: no such folder; `last` takes the newest checkpoint of the output folder")
+    if no_state:
+        raise UserError(f"{named}: it has no trainer_state.json, so it is not a training checkpoint")
+    if _written(folder) is None:
+        raise UserError(f"{named}: it is not complete (a file is missing or has changed), or another version wrote it")
+    return str(wanted)

@@ -12,11 +12,11 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from soft_trainer import distributed
 from soft_trainer.encoders.adapters import has_adapter, plain_encoder, set_adapter_state
 from soft_trainer.encoders.export import export_encoder
-from soft_trainer.encoders.hub_files import ADAPTER_WEIGHTS
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.files import mark_complete, reporting_disk_errors, saving_checkpoint, write_text
+from soft_trainer.files import ADAPTER_WEIGHTS, reporting_disk_errors, write_text
 from soft_trainer.hub.background import Publisher
 from soft_trainer.options.resolve import Plan
+from soft_trainer.training.checkpoints import mark_complete, saving_checkpoint
 
 
 class SavingTrainer(Trainer):

@@ -1,7 +1,8 @@
 import pytest
 
-from soft_trainer.dataflow import DATA_FLOW_LANGUAGES, code_tokens, parser, parses, remove_comments
+from soft_trainer.dataflow import DATA_FLOW_LANGUAGES, code_tokens, remove_comments
 from soft_trainer.errors import UserError
+from soft_trainer.source.grammars import parser, parses
 
 
 def test_one_parser_a_language():

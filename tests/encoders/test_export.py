@@ -7,8 +7,9 @@ from transformers import AutoModel, AutoTokenizer
 
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import load_encoder
-from soft_trainer.encoders.profiles import PROFILE_FILE, PROFILES, EncoderProfile
+from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
 from soft_trainer.errors import UserError
+from soft_trainer.files import PROFILE_FILE
 
 LENGTHS = {"query_length": 10, "code_length": 24}
 EXPORTED = {

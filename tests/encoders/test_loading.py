@@ -35,8 +35,8 @@ from soft_trainer.encoders.profiles import PROFILES, EncoderProfile, most_tokens
 from soft_trainer.encoders.scratch import random_model
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.frozen_encoder import TrainedModelEstimator
-from soft_trainer.estimators.registry import choose_estimator
 from soft_trainer.options.fields import DataArguments
+from soft_trainer.run.estimator import choose_estimator
 from soft_trainer.search.index.vectors import SearchEncoder
 
 TEXTS = ["read a file", "x"]

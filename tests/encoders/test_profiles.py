@@ -9,7 +9,8 @@ from refusals import refused
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.hub_files import published_name
 from soft_trainer.encoders.loading import load_encoder
-from soft_trainer.encoders.profiles import PROFILE_FILE, PROFILES, EncoderProfile, resolve_profile
+from soft_trainer.encoders.profiles import PROFILES, EncoderProfile, resolve_profile
+from soft_trainer.files import PROFILE_FILE
 
 # The settings of the published scripts: pooling, tokens of a query, of a code and of its data flow, prefix.
 PUBLISHED = {

@@ -16,7 +16,7 @@ from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.encoders.static import distilled
 from soft_trainer.errors import UserError
-from soft_trainer.hub.background import write_data
+from soft_trainer.hub.dataset import write_data
 from soft_trainer.hub.push import push_folder
 from soft_trainer.options.fields import DataArguments
 

@@ -17,10 +17,10 @@ from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
 from soft_trainer.estimators.frozen_encoder import EncodedRowsEstimator
-from soft_trainer.files import newest_complete
 from soft_trainer.hub.push import push_folder
 from soft_trainer.run import rows as run_rows
 from soft_trainer.trainer import SoftInfoNCETrainer
+from soft_trainer.training.checkpoints import newest_complete
 
 pytestmark = pytest.mark.slow
 

@@ -9,9 +9,9 @@ from soft_trainer.mining.rules import (
     GRAPHCODEBERT_RULES,
     RULES,
     first_broken,
-    is_test_path,
     mined_language,
 )
+from soft_trainer.source.names import is_test_path
 
 CODE = "def add(a, b):\n    c = a + b\n    return c"
 

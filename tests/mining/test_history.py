@@ -5,7 +5,7 @@ import shutil
 import time
 from collections import Counter
 
-import pygit2 as git
+import pygit2
 import pytest
 from git_repositories import LINK, SUBMODULE, Repository, function, grown
 from refusals import refused
@@ -314,9 +314,9 @@ def test_repositories_of_another_owner_work(tmp_path):
     grown(tmp_path)
     for path in [tmp_path, *tmp_path.rglob("*")]:
         os.chown(path, 12345, 12345)
-    before = git.settings.owner_validation
+    before = pygit2.settings.owner_validation
     assert len(mine(tmp_path).rows["test"]) == 3
-    assert git.settings.owner_validation == before
+    assert pygit2.settings.owner_validation == before
 
 
 def test_a_hostile_configuration_starts_nothing(tmp_path):

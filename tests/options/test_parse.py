@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from refusals import refused
 
-from soft_trainer import loss_settings
+from soft_trainer import objective
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.errors import UserError
 from soft_trainer.options.declared import declared_options
@@ -228,7 +228,7 @@ def test_help_all_lists_the_options_of_transformers_too(capsys):
 
 
 def test_the_losses_that_options_name_are_those_that_there_are():
-    assert tuple(loss_settings.LOSSES) == LOSSES
+    assert tuple(objective.LOSSES) == LOSSES
 
 
 def test_a_training_has_few_options_of_its_own():

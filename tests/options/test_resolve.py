@@ -8,7 +8,7 @@ from soft_trainer import BM25Estimator
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
-from soft_trainer.objective import LossSettings
+from soft_trainer.objective import Objective
 from soft_trainer.options.declared import declared_options
 from soft_trainer.options.fields import LossOptions, SoftInfoNCEOptions
 from soft_trainer.options.resolve import resolve, resolve_loss
@@ -54,7 +54,7 @@ def test_what_is_left_open_is_the_estimators(options, estimator, expected):
 
 
 def test_every_setting_of_the_loss_is_an_option():
-    assert declared_options(LossOptions).keys() == {field.name for field in dataclasses.fields(LossSettings)}
+    assert declared_options(LossOptions).keys() == {field.name for field in dataclasses.fields(Objective)}
 
 
 def test_none_means_the_default_of_an_option(tmp_path):

@@ -202,7 +202,7 @@ def test_the_model_as_it_starts_gives_the_weights(pairs, sentence_transformer, f
     assert model.training
     given = features_of(model, train_dataset, range(len(ROWS)))
     assert_same(step(loss, *given), expected, 1e-5)
-    assert loss.loss_settings.temperature == 1.0
+    assert loss.objective.temperature == 1.0
     assert loss.get_config_dict()["estimator"] == "SentenceTransformerEstimator"
     before = loss.estimator.similarity([0, 1], [2, 3])
     with torch.no_grad():

@@ -4,11 +4,12 @@ import re
 
 import pytest
 
-from soft_trainer.dataflow import DATA_FLOW_LANGUAGES, parses
+from soft_trainer.dataflow import DATA_FLOW_LANGUAGES
 from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, first_broken
 from soft_trainer.source.definitions import parse
 from soft_trainer.source.documentation import document_tokens, summary
 from soft_trainer.source.functions import FileFunctions, functions
+from soft_trainer.source.grammars import parses
 from soft_trainer.source.languages import SOURCE_LANGUAGES
 
 # language -> source, and its rows: name, query, code, documentation

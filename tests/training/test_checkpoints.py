@@ -13,8 +13,7 @@ from transformers import TrainerCallback
 
 from soft_trainer import BM25Estimator
 from soft_trainer.errors import UserError
-from soft_trainer.files import MARKER, mark_complete, newest_complete
-from soft_trainer.training.checkpoints import identify
+from soft_trainer.training.checkpoints import MARKER, identify, mark_complete, newest_complete
 
 
 @pytest.fixture

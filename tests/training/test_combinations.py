@@ -73,7 +73,7 @@ def plain_loss(trainer, rows: list[int], of_process: list[int]) -> float:
         )
         negatives.scatter_(1, positives[:, None], True)
     similarity = trainer.estimator.similarity(torch.tensor(of_process), torch.tensor(rows)).double()
-    return trainer.loss_settings(scores, positives, similarity, negatives).item()
+    return trainer.objective(scores, positives, similarity, negatives).item()
 
 
 @pytest.mark.slow

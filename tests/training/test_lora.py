@@ -14,9 +14,8 @@ from soft_trainer.encoders.adapters import adapter_state, add_lora, has_adapter
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import load_encoder, load_model
 from soft_trainer.errors import UserError
-from soft_trainer.files import mark_complete
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.training.checkpoints import identify
+from soft_trainer.training.checkpoints import identify, mark_complete
 from soft_trainer.training.reporting import adapter_settings
 
 FAST = {"learning_rate": 1e-2, "optim": "adamw_torch"}

@@ -11,8 +11,9 @@ from trainings import warned
 from soft_trainer.data.tokens import SIDES
 from soft_trainer.encoders.encoding import check_dims, parse_dims, shorten
 from soft_trainer.encoders.loading import load_encoder
-from soft_trainer.encoders.profiles import PROFILE_FILE, EncoderProfile
+from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
+from soft_trainer.files import PROFILE_FILE
 from soft_trainer.losses import soft_info_nce
 
 DIMS = {"matryoshka_dims": "32,16,4"}

@@ -34,7 +34,7 @@ def check_loss(trainer, batch):
         queries = trainer.embeddings(trainer.model, collator.side([tokens["query"][int(r)] for r in batch.rows]))
         codes = trainer.embeddings(trainer.model, collator.side([tokens["code"][int(r)] for r in batch.code_rows]))
     similarity = trainer.estimator.similarity(batch.rows, batch.code_rows)
-    weights = trainer.loss_settings.weights(similarity, batch.positives, batch.negatives)
+    weights = trainer.objective.weights(similarity, batch.positives, batch.negatives)
     assert (weights > 0).sum() == len(batch.rows) + batch.negatives.sum() - batch.negatives.diagonal().sum()
     scores = 20 * normalize(queries) @ normalize(codes).T
     expected = losses.soft_info_nce(scores.double(), weights.double())

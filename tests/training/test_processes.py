@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 from trainings import check_weights
 
 from soft_trainer.encoders.export import export_encoder
-from soft_trainer.files import newest_complete
 from soft_trainer.options.fields import STRATEGIES
 from soft_trainer.training import collator
+from soft_trainer.training.checkpoints import newest_complete
 
 WORKER = Path(worker.__file__)
 LIMIT = 300  # seconds for a case

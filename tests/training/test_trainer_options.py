@@ -70,7 +70,7 @@ def test_an_estimator_among_the_callbacks_gives_the_weights(trainer_of):
     assert trainer_of(arguments={"callbacks": [estimator]}).estimator is estimator
     trainer = trainer_of(estimator=None)
     trainer.add_callback(estimator)
-    assert trainer.estimator is estimator and trainer.loss_settings.loss == "soft_info_nce"
+    assert trainer.estimator is estimator and trainer.objective.loss == "soft_info_nce"
 
 
 def test_weights_leave_the_workers_in_float32(trainer_of):
@@ -145,9 +145,9 @@ def test_a_number_is_read_when_it_has_been_copied():
 
 def test_an_estimator_that_is_added_later_weighs(trainer_of):
     trainer = trainer_of(estimator=None)
-    assert trainer.loss_settings.loss == "info_nce"
+    assert trainer.objective.loss == "info_nce"
     trainer.add_callback(EstimatorCallback(BM25Estimator()))
-    assert trainer.loss_settings.loss == "soft_info_nce"
+    assert trainer.objective.loss == "soft_info_nce"
     trainer.train()
     assert trainer.state.log_history[0]["weight_min"] < 1
 
@@ -204,7 +204,7 @@ def test_a_search_of_hyperparameters_trains_each_trial_with_its_own_values(train
         def on_train_begin(self, args, state, control, train_dataloader=None, **kwargs):
             rows, sampler = len(next(iter(train_dataloader)).rows), train_dataloader.batch_sampler
             negatives = train_dataloader.dataset.own_negatives.number
-            taken.append((sampler.similar["group_size"], rows, negatives, trainer.plan.loss.alpha))
+            taken.append((sampler.similar["group_size"], rows, negatives, trainer.plan.objective.alpha))
 
     arguments = {"model": None, "model_init": lambda trial: copy.deepcopy(model)}
     arguments |= {"callbacks": [EstimatorCallback(BM25Estimator()), Recorder()]}

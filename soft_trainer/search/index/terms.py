@@ -14,12 +14,12 @@ from itertools import chain, count
 
 import numpy as np
 
-from soft_trainer.mining.rules import identifier_words, is_test_path
 from soft_trainer.search.index.listing import maybe_vendored
 from soft_trainer.search.index.notebooks import is_notebook, notebook_text
 from soft_trainer.search.index.pieces import TEXT_LANGUAGES, Piece, first_paragraph, language_of, split
 from soft_trainer.search.index.store import TRAITS
 from soft_trainer.search.index.words import WORD, source_words, stem, terms, whole
+from soft_trainer.source.names import identifier_words, is_test_path
 from soft_trainer.source.source_files import MAX_FILE_BYTES, is_generated, read_regular, readable
 
 # The prefix of a term says where it occurs. Terms from the text have no prefix.

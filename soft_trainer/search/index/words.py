@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from functools import lru_cache
 
-from soft_trainer.mining.rules import identifier_words
+from soft_trainer.source.names import identifier_words
 
 WORD = re.compile(r"\w+")  # identifiers stay whole: `self.parse_url` gives `self` and `parse_url`
 # Longer words without `_` are usually hashes or encoded data.

@@ -18,7 +18,6 @@ import numpy as np
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.significance import Interval, paired_bootstrap
 from soft_trainer.mining.history import MinedHistory
-from soft_trainer.mining.rules import Row
 from soft_trainer.search.code_index import CodeIndex
 from soft_trainer.search.commits.memory_weight import MIN_QUERIES
 from soft_trainer.search.index import store, vectors
@@ -26,6 +25,7 @@ from soft_trainer.search.index.git_files import repository_of
 from soft_trainer.search.index.static import StaticSearchEncoder, default_static_folder, static_folder
 from soft_trainer.search.measuring.judged import JudgedQuery, history_queries, measure
 from soft_trainer.search.measuring.verdict import MEMORY, search_of
+from soft_trainer.source.functions import Row
 
 BASE = f"{MEMORY} + the encoder before training"
 LEARNED = f"{MEMORY} + the trained encoder"

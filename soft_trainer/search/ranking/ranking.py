@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from soft_trainer.mining.rules import identifier_words
 from soft_trainer.search.index.pieces import CLASS, LINES
 from soft_trainer.search.index.store import TRAITS, Segments
 from soft_trainer.search.index.terms import DEFINED, NAME, OWN_NAME, PATH, SUMMARY
 from soft_trainer.search.index.words import STOP_WORDS, WORD, stem, terms, whole
+from soft_trainer.source.names import identifier_words
 
 # The usual parameters of BM25.
 K1 = 1.2

@@ -4,10 +4,10 @@ import time
 
 import pytest
 
-from soft_trainer.dataflow.source import GRAMMARS
 from soft_trainer.search.index import pieces
 from soft_trainer.search.index.pieces import MAX_LINES, first_paragraph, language_of, split
 from soft_trainer.source.definitions import parse
+from soft_trainer.source.grammars import GRAMMARS
 
 SOURCES = {
     "ruby": ("class Cart\n  def add(item)\n    @items << item\n  end\nend\n", {"Cart", "add"}),

@@ -165,7 +165,7 @@ def test_duplicates_are_left_out_or_right_answers_or_negatives(make_trainer, row
     ],
 )
 def test_defaults_of_the_weights_are_the_estimators(make_trainer, estimator, options, expected):
-    loss = make_trainer(estimator(), **options).loss_settings
+    loss = make_trainer(estimator(), **options).objective
     assert {name: getattr(loss, name) for name in expected} == expected
 
 

@@ -1,0 +1,29 @@
+"""Splits identifiers into words, and recognises tests by their paths."""
+
+from __future__ import annotations
+
+import re
+
+from soft_trainer.source.documentation import JAVADOC
+from soft_trainer.source.languages import SOURCE_LANGUAGES, SourceLanguage
+
+_UNKNOWN = SourceLanguage((), "", "", JAVADOC)
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\dA-Z_]+|\d+")
+
+
+def identifier_words(text: str) -> list[str]:
+    """Splits text into lower-case words and numbers, without punctuation.
+
+    `parseHTTPHeader2` and `parse_http_header_2` give the same four words.
+    """
+    return [word.lower() for word in _WORD.findall(text)]
+
+
+def is_test_path(path: str, language: str) -> bool:
+    """Returns True if the path looks like a test, such as `tests/`, `test_x.py`, `XTest.java` or `x.spec.js`."""
+    return not set(patterns_of(language).test_words.split()).isdisjoint(identifier_words(path))
+
+
+def patterns_of(language: str) -> SourceLanguage:
+    """Returns a language's description. An unknown language has no patterns, only the common words for tests."""
+    return SOURCE_LANGUAGES.get(language, _UNKNOWN)

@@ -1,0 +1,89 @@
+"""Saves a checkpoint on SIGTERM, and says after Ctrl-C how to continue."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+
+from transformers import TrainerCallback
+
+from soft_trainer import distributed
+from soft_trainer.training.checkpoints import newest_complete
+
+
+def how_to_continue(args) -> str:
+    """Returns text for a message: the newest complete checkpoint, and how to resume from it.
+
+    Args:
+        args: the training arguments. If they come from `parse`, the text suggests a command, otherwise a Python call.
+    """
+    if hasattr(args, "given"):
+        start = "the same command"
+        resume = "the same command with --resume_from_checkpoint last"
+    else:
+        start = "trainer.train()"
+        resume = 'trainer.train(resume_from_checkpoint="last")'
+    checkpoint = newest_complete(args.output_dir) if args.output_dir else None
+    if checkpoint is None:
+        return f"no checkpoint has been written; {start} starts from the first step"
+    return f"{checkpoint} is kept; {resume} continues from it"
+
+
+@contextlib.contextmanager
+def explaining_interruption(args, step: Callable[[], int] | None = None) -> Iterator[None]:
+    """Gives a KeyboardInterrupt a message that says which checkpoint is kept and how to resume.
+
+    Args:
+        args: the training arguments.
+        step: returns the current step for the message.
+
+    Raises:
+        KeyboardInterrupt: the body was interrupted.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as interruption:
+        line = str(interruption)
+        if not line:
+            when = f" at step {step()}" if step else ""
+            line = f"interrupted{when}: {how_to_continue(args)}"
+        raise KeyboardInterrupt(line) from None
+
+
+class SaveOnTermination(TrainerCallback):
+    """Saves a checkpoint and stops training after SIGTERM. All processes stop at the same step."""
+
+    PERIOD = 10  # the number of steps between two messages to other processes
+
+    def __init__(self):
+        self.terminated = False
+        self._before = None  # the previous handler
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Installs the SIGTERM handler if training runs in the main thread."""
+        # `auto_find_batch_size` may start training several times. Only the first call stores the previous handler.
+        if threading.current_thread() is threading.main_thread() and self._before is None:
+            self._process = os.getpid()
+            self._before = signal.signal(signal.SIGTERM, self._on_signal)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """Saves a checkpoint and stops if any process has received SIGTERM."""
+        last = state.global_step >= state.max_steps
+        asked = args.world_size == 1 or last or state.global_step % self.PERIOD == 0
+        if asked and distributed.any_process(self.terminated):
+            self.terminated = control.should_save = control.should_training_stop = True
+
+    def restore(self) -> None:
+        """Restores the previous SIGTERM handler. Call this however training ended."""
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+
+    def _on_signal(self, number, frame):
+        if os.getpid() == self._process:
+            self.terminated = True
+        else:  # a data worker inherits the handler but has nothing to save
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
