@@ -42,7 +42,7 @@ from soft_trainer.objective import Objective
 from soft_trainer.options.resolve import Plan, resolve
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main, shows_bars
-from soft_trainer.training import checkpoints, preflight, reporting
+from soft_trainer.training import checkpoints, interruption, preflight, reporting
 from soft_trainer.training.batches import Batch, TrainBatches
 from soft_trainer.training.checkpoints import MARKER, last_checkpoint
 from soft_trainer.training.collator import ChunkCost, PairCollator, Side
@@ -379,10 +379,10 @@ class SoftInfoNCETrainer(SavingTrainer):
         """
         self.evaluations = [each for each in self.evaluations if each[0] == 0]  # drops those of an earlier training
         self._checkpoint = last_checkpoint(resume_from_checkpoint, self.args.output_dir)
-        termination = checkpoints.SaveOnTermination()
+        termination = interruption.SaveOnTermination()
         self.add_callback(termination)
         try:
-            with checkpoints.explaining_interruption(self.args, lambda: self.state.global_step):
+            with interruption.explaining_interruption(self.args, lambda: self.state.global_step):
                 output = super().train(self._checkpoint, *args, **kwargs)
         finally:
             self.remove_callback(termination)
@@ -398,7 +398,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         step = self.state.global_step
         if not (self._checkpoint_folder(self.args.output_dir) / MARKER).is_file():  # the signal came after that step
             self._save_checkpoint(self.model_wrapped, None)
-        print_on_main(f"stopped by SIGTERM at step {step}: {checkpoints.how_to_continue(self.args)}")
+        print_on_main(f"stopped by SIGTERM at step {step}: {interruption.how_to_continue(self.args)}")
         raise SystemExit(143)
 
     def _hp_search_setup(self, trial) -> None:

@@ -10,7 +10,6 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-import torch
 from server import WRITE_TOKEN
 
 from soft_trainer.options.parse import as_argv
@@ -164,32 +163,3 @@ def train(script_module, here, data_dir, tmp_path, monkeypatch, capfd, caplog):
     monkeypatch.setenv("HF_TOKEN", WRITE_TOKEN)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", here.home / "datasets")
     return Train(script_module, here, tmp_path / "out", data_dir, capfd, caplog)
-
-
-def published_tokenizer(texts):
-    """A tokenizer like UniXcoder's: `<encoder-only>` is an ordinary entry of the vocabulary, out of reach of text."""
-    from tokenizers import ByteLevelBPETokenizer
-    from transformers import RobertaTokenizer
-
-    bpe = ByteLevelBPETokenizer()
-    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    bpe.train_from_iterator(texts, vocab_size=400, special_tokens=special, show_progress=False)
-    parts = json.loads(bpe.to_str())["model"]
-    merges = [tuple(merge) for merge in parts["merges"]]
-    return RobertaTokenizer(vocab=parts["vocab"] | {"<encoder-only>": len(parts["vocab"])}, merges=merges)
-
-
-@pytest.fixture
-def encoder_of(rows):
-    """Returns a function that makes a tiny encoder with random weights for a profile."""
-    from soft_trainer.encoders.encoding import Encoder
-    from soft_trainer.encoders.loading import prepare_tokenizer
-    from soft_trainer.encoders.scratch import random_model
-
-    def make(profile, seed=0):
-        tokenizer = published_tokenizer(text for row in rows for text in (row["docstring"], row["code"]))
-        prepare_tokenizer(tokenizer, profile)
-        torch.manual_seed(seed)
-        return Encoder(random_model("32x2", tokenizer, profile).eval(), tokenizer, profile)
-
-    return make

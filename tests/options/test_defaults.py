@@ -101,4 +101,4 @@ def test_the_shell_python_and_a_recipe_make_the_same_plan(encoder_dir, kind, opt
         kind == "sentences" and "loss" not in options and "train_sampling_strategy" not in options
     )
     plain = trained(TrainingArguments(**fixed))
-    assert plain[0].loss.loss == "info_nce" and plain[2:] == (5e-5, 3)
+    assert plain[0].objective.loss == "info_nce" and plain[2:] == (5e-5, 3)

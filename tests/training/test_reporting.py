@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from soft_trainer import terminal
-from soft_trainer.training import messages
+from soft_trainer.training import reporting
 
 LINE = r"step {} of {}: loss \d+\.\d+, \S+ (steps/s|s a step), {}"
 
@@ -25,7 +25,7 @@ class Clock:
 
 @pytest.mark.parametrize("accumulated", [1, 2])
 def test_lines_come_at_most_every_ten_seconds_and_show_the_loss(trainer_of, monkeypatch, capsys, accumulated):
-    monkeypatch.setattr(messages, "time", Clock())
+    monkeypatch.setattr(reporting, "time", Clock())
     options = {"max_steps": 8, "eval_strategy": "steps", "eval_steps": 4, "disable_tqdm": None}
     trainer = trainer_of(**options, gradient_accumulation_steps=accumulated)
     trainer.train()
