@@ -13,30 +13,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from soft_trainer import losses
+from soft_trainer import choices, losses, weights
 from soft_trainer.errors import UserError
 from soft_trainer.identity import fingerprint
 from soft_trainer.weights import (
     cancel_above_ratio,
     cancel_top_k,
     checked_similarity,
-    negative_weights,
-    positive_aware_weights,
     smallest_batch,
 )
 
 # A loss or a weighting, ours or a user's, is called with what its signature asks for: parts of a batch, or settings.
-LOSSES = {
-    "soft_info_nce": losses.soft_info_nce,
-    "info_nce": losses.info_nce,
-    "weighted_info_nce": losses.weighted_info_nce,
-    "bce": losses.binary_cross_entropy,
-    "kl_regularization": losses.kl_regularized_info_nce,
-}
-WEIGHTINGS = {
-    "eq4": functools.partial(negative_weights, too_few="uniform"),
-    "positive_aware": positive_aware_weights,
-}
+LOSSES = {name: getattr(losses, function) for name, function in choices.LOSSES.items()}
+WEIGHTINGS = {name: getattr(weights, function) for name, function in choices.WEIGHTINGS.items()}
+# A query with too few negatives for Eq. 4 is trained by InfoNCE. Raising an error would need a device synchronisation.
+WEIGHTINGS["eq4"] = functools.partial(WEIGHTINGS["eq4"], too_few="uniform")
 # Settings that need an estimator, with the one value that does not.
 NEED_SIMILARITY = {"cancel": "none", "distill_weight": 0}
 

@@ -30,6 +30,7 @@ ORDER = [
     ("dataflow",),
     ("source",),
     ("metrics",),
+    ("choices",),
     ("identity",),
     ("files",),
     ("terminal",),

@@ -1,18 +1,18 @@
-"""Creates estimators by name. `ESTIMATORS` lists all of them."""
+"""Creates estimators by name. `choices.ESTIMATORS` lists all of them."""
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from soft_trainer.choices import ESTIMATORS
 from soft_trainer.data.array_cache import DEFAULT_FOLDER, REMEDY, refusal_of
 from soft_trainer.encoders.hub_files import split_revision
 from soft_trainer.encoders.loading import load_tokenizer
 from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
-from soft_trainer.estimators.bm25 import BM25Estimator
-from soft_trainer.estimators.frozen_encoder import InitialModelEstimator, SimCSEEstimator, TrainedModelEstimator
 from soft_trainer.objective import import_reference
 from soft_trainer.options.removed import REMOVED
 from soft_trainer.terminal import print_on_main
@@ -20,14 +20,6 @@ from soft_trainer.terminal import print_on_main
 PAPER_MODEL = "sentence-transformers/msmarco-distilbert-dot-v5"  # the paper's SimCSE estimator starts from it
 
 
-# In the order of the paper's tables. Each constructor takes `cache_dir`.
-ESTIMATORS: dict[str, type[Estimator] | None] = {
-    "none": None,
-    "bm25": BM25Estimator,
-    "trained_model": TrainedModelEstimator,
-    "simcse": SimCSEEstimator,
-    "initial_model": InitialModelEstimator,
-}
 # The estimators whose encoder `--estimator_model` selects, with their default encoders.
 DEFAULT_MODELS: dict[str, str | None] = {"trained_model": None, "simcse": PAPER_MODEL}
 
@@ -39,7 +31,7 @@ def make_estimator(
     trust_remote_code: bool = False,
     **bm25: str | None,
 ):
-    """Creates an estimator: a key of `ESTIMATORS`, or a user's class as `module:Class`.
+    """Creates an estimator: a key of `choices.ESTIMATORS`, or a user's class as `module:Class`.
 
     Args:
         model: the folder or Hub name of the estimator's encoder. Only the estimators in `DEFAULT_MODELS` take one.
@@ -69,10 +61,10 @@ def make_estimator(
 def _known(
     name: str, model: str | None, cache_dir: str | None, trust_remote_code: bool, bm25: Mapping[str, str | None]
 ) -> Estimator | None:
-    """Creates an estimator that is listed in `ESTIMATORS`."""
-    estimator_class = ESTIMATORS[name]
-    if estimator_class is None:
+    """Creates an estimator that is listed in `choices.ESTIMATORS`."""
+    if ESTIMATORS[name] is None:
         return None
+    estimator_class = pkgutil.resolve_name(f"soft_trainer.estimators.{ESTIMATORS[name]}")
     folder = cache_dir or DEFAULT_FOLDER
     if folder == "none":
         folder = None

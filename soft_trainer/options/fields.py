@@ -9,14 +9,12 @@ import functools
 import os
 from dataclasses import dataclass
 
+from soft_trainer.choices import ESTIMATORS, LOSSES, WEIGHTINGS
 from soft_trainer.options.declared import ReadIf, check_values, option, unset
 from soft_trainer.options.removed import RefusesRemoved
 from soft_trainer.source.languages import CODESEARCHNET_LANGUAGES
 
 CODESEARCHNET = "code-search-net/code_search_net"
-# The keys of `soft_trainer.objective.LOSSES`. That module imports torch, and `--help` should not wait for it.
-LOSSES = ("soft_info_nce", "info_nce", "weighted_info_nce", "bce", "kl_regularization")
-WEIGHTINGS = ("eq4", "positive_aware")
 CANCELLATIONS = ("none", "top_k", "ratio")
 # The strategies of `soft_trainer.training.sampler`.
 STRATEGIES = ("random", "sequential", "no_duplicates", "group_by_length", "one_language", "similar")
@@ -107,8 +105,8 @@ class DataArguments(RefusesRemoved):
     )
     estimator: str | None = option(
         "bm25",
-        "Estimator that supplies the weights: bm25, simcse, trained_model, initial_model (the encoder before "
-        "training), none, or module:Class. sentence-transformers encoders use the one in the recipe hard_batches.",
+        f"Estimator that supplies the weights: {', '.join(ESTIMATORS)}, or module:Class. initial_model is the encoder "
+        "before training. sentence-transformers encoders use the one in the recipe hard_batches.",
         read_if=ESTIMATOR,
         group="weights",
         common=True,
@@ -189,7 +187,7 @@ class LossOptions(RefusesRemoved):
         None,
         f"{', '.join(LOSSES)}, or your own function as module:name. Default: soft_info_nce with an estimator, "
         "otherwise info_nce.",
-        choices=LOSSES,
+        choices=tuple(LOSSES),
         own=True,
         common=True,
     )
@@ -207,7 +205,7 @@ class LossOptions(RefusesRemoved):
         "eq4",
         "How similarities become weights: eq4 compares negatives with each other, positive_aware compares them with "
         "the positive; or your own function as module:name.",
-        choices=WEIGHTINGS,
+        choices=tuple(WEIGHTINGS),
         own=True,
         common=True,
     )

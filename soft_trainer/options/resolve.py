@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 
 from transformers import SchedulerType, TrainingArguments
 
+from soft_trainer.choices import COMPARE_CODES, FIND_NEIGHBOURS
 from soft_trainer.encoders.encoding import parse_dims
 from soft_trainer.errors import UserError
 from soft_trainer.files import check_writable
@@ -20,10 +21,6 @@ from soft_trainer.options.declared import (
 )
 from soft_trainer.options.fields import LossOptions, SoftInfoNCEOptions
 
-COMPARE_CODES = (
-    "an encoder (--estimator initial_model), or BM25Estimator(document_column='code_tokens') "
-    "(--bm25_document_column code_tokens)"
-)
 # Options that cannot be turned on, with the reason. They would not do what they promise.
 REFUSED = {
     "label_smoothing_factor": "Soft-InfoNCE's weights soften the loss",
@@ -114,8 +111,7 @@ def resolve(args: TrainingArguments, estimator=None, batch_size: int | None = No
     name = "no estimator" if estimator is None else type(estimator).__name__
     if args.train_sampling_strategy == "similar" and not getattr(estimator, "finds_neighbours", False):
         raise UserError(
-            f"train_sampling_strategy=similar: {name} has no vectors to find neighbours by; use bm25, simcse, "
-            "trained_model or initial_model"
+            f"train_sampling_strategy=similar: {name} has no vectors to find neighbours by; use {FIND_NEIGHBOURS}"
         )
     return Plan(
         loss,

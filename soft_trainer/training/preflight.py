@@ -7,6 +7,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from soft_trainer.choices import FIND_NEIGHBOURS
 from soft_trainer.data.judgments import Split
 from soft_trainer.encoders import adapters
 from soft_trainer.encoders.encoding import check_dims
@@ -49,7 +50,7 @@ def check_rows_of(plan: Plan, args, estimator, split: Split) -> None:
     elif not getattr(estimator, "finds_neighbours", False):
         raise UserError(
             "negatives_per_query: give the rows a column 'negatives', or name an estimator that finds similar codes: "
-            "bm25, simcse, trained_model or initial_model"
+            f"{FIND_NEIGHBOURS}"
         )
 
 

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from refusals import refused
 
-from soft_trainer import objective
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.errors import UserError
 from soft_trainer.options.declared import declared_options
-from soft_trainer.options.fields import LOSSES, DataArguments, TrainingOptions
+from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.parse import make_parser, parse, short_help
 from soft_trainer.options.recipes import read_recipe
@@ -225,10 +224,6 @@ def test_help_all_lists_the_options_of_transformers_too(capsys):
         run_command(["train", "--help_all"])
     shown = capsys.readouterr().out
     assert "--adam_beta1" in shown and shown.count("\n  --") > 150
-
-
-def test_the_losses_that_options_name_are_those_that_there_are():
-    assert tuple(objective.LOSSES) == LOSSES
 
 
 def test_a_training_has_few_options_of_its_own():

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 from trainings import still
 
+from soft_trainer.choices import LOSSES
 from soft_trainer.encoders.encoding import encode
 from soft_trainer.errors import UserError
-from soft_trainer.options.fields import CANCELLATIONS, LOSSES, STRATEGIES
+from soft_trainer.options.fields import CANCELLATIONS, STRATEGIES
 from soft_trainer.training.batches import Batch
 from soft_trainer.training.collator import ChunkCost, PairCollator
 from soft_trainer.training.gradient_cache import cached_backward
@@ -31,7 +32,7 @@ OPTIONS = st.fixed_dictionaries(
         "duplicates": st.sampled_from(["mask", "ignore"]),
         "train_sampling_strategy": st.sampled_from(STRATEGIES),
         "cancel": st.sampled_from(CANCELLATIONS),
-        "loss": st.sampled_from(LOSSES),
+        "loss": st.sampled_from(sorted(LOSSES)),
     }
 )
 quick = partial(settings, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -1,0 +1,27 @@
+"""Lists the losses, weightings and estimators by name, once. It imports nothing, so that `--help` is fast."""
+
+# name -> the function in `losses.py`
+LOSSES = {
+    "soft_info_nce": "soft_info_nce",
+    "info_nce": "info_nce",
+    "weighted_info_nce": "weighted_info_nce",
+    "bce": "binary_cross_entropy",
+    "kl_regularization": "kl_regularized_info_nce",
+}
+# name -> the function in `weights.py`
+WEIGHTINGS = {"eq4": "negative_weights", "positive_aware": "positive_aware_weights"}
+# name -> the class in `estimators/`, in the order of the paper's tables. Each constructor takes `cache_dir`.
+ESTIMATORS = {
+    "none": None,
+    "bm25": "bm25:BM25Estimator",
+    "trained_model": "frozen_encoder:TrainedModelEstimator",
+    "simcse": "frozen_encoder:SimCSEEstimator",
+    "initial_model": "frozen_encoder:InitialModelEstimator",
+}
+# Estimators that find similar rows, which similar batches and mined negatives need, as messages list them.
+FIND_NEIGHBOURS = "bm25, simcse, trained_model or initial_model"
+# Estimators that compare queries with codes, as messages list them.
+COMPARE_CODES = (
+    "an encoder (--estimator initial_model), or BM25Estimator(document_column='code_tokens') "
+    "(--bm25_document_column code_tokens)"
+)
