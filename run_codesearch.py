@@ -11,7 +11,6 @@ python run_codesearch.py --help
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
@@ -35,20 +34,16 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: TrainingOpti
     from soft_trainer.hub.background import check_pushes
     from soft_trainer.options.defaults import apply_default_recipe
     from soft_trainer.options.resolve import check_options
-    from soft_trainer.run.building import build_profile, model_name
+    from soft_trainer.run.building import model_name
+    from soft_trainer.run.opening import open_run
     from soft_trainer.run.record import check_output_dir, default_output_dir
-    from soft_trainer.run.rows import check_sources, load_local, needed_splits
     from soft_trainer.training.checkpoints import last_checkpoint
 
     # ---- Options and local rows, before the Hub is asked for anything ----
     check_options(args)
-    check_sources(data_args)
-    needed = needed_splits(data_args, args, bool(model_args.from_scratch))
-    with args.main_process_first(desc="loading data"):
-        local = load_local(data_args, needed)
-    profile = build_profile(model_args)
+    opening = open_run(model_args, data_args, args)
     pretrained = None if model_args.from_scratch else model_name(model_args)
-    apply_default_recipe(data_args, args, profile, pretrained, model_args.model_revision)
+    apply_default_recipe(data_args, args, opening.profile, pretrained, model_args.model_revision)
     args.output_dir = args.output_dir or default_output_dir(model_args, data_args, args)
     set_seed(args.seed)
     distributed.use_the_cores()
@@ -58,7 +53,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: TrainingOpti
     check_pushes(data_args, args)
 
     # ---- Rows, before, train, after ----
-    trainer, measurements = prepare(model_args, data_args, args, profile, needed, local)
+    trainer, measurements = prepare(model_args, data_args, args, opening)
     train_and_measure(trainer, measurements, data_args, checkpoint)
 
     # ---- Search, push ----
@@ -69,7 +64,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: TrainingOpti
     distributed.close()
 
 
-def prepare(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions, profile, needed, local):
+def prepare(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions, opening):
     """Returns the trainer with its rows, and the `Run` that measures it."""
     # Imported here for the same reason.
     from soft_trainer.data.statistics import data_statistics, statistics_table
@@ -78,14 +73,13 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, args: Training
     from soft_trainer.run.building import build_tokenizer
     from soft_trainer.run.checks import check_before_loading
     from soft_trainer.run.estimator import choose_estimator
-    from soft_trainer.run.evaluation_sets import load_evaluation_sets
+    from soft_trainer.run.opening import load_run
     from soft_trainer.run.record import Run
-    from soft_trainer.run.rows import load_data
 
+    profile = opening.profile
     estimator = choose_estimator(data_args, profile.query_columns, model_args.trust_remote_code)
-    with args.main_process_first(desc="loading data"):
-        data = load_data(data_args, profile, Path(args.output_dir) / "data", needed, local)
-        evaluation_sets = load_evaluation_sets(data_args, profile, data.tables.get("codebase"))
+    data, evaluation_sets = load_run(opening, data_args, args)
+    with args.main_process_first(desc="loading the tokenizer"):
         check_before_loading(model_args, data_args, args, estimator, data, profile)
         tokenizer = build_tokenizer(model_args, profile, data.tables.get("train"))
         statistics = data_statistics(data.tables, profile, tokenizer)
@@ -100,6 +94,7 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, args: Training
 
 def train_and_measure(trainer, run, data_args: DataArguments, checkpoint: str | None) -> None:
     """Measures the encoder, trains it unless only measuring was asked for, measures it again, and reports."""
+    # Imported here for the same reason.
     from soft_trainer.training.interruption import explaining_interruption
 
     with explaining_interruption(trainer.args):

@@ -95,7 +95,7 @@ def run(repository: Path, folder: Path, model: str | None) -> None:
         }
         if not model:
             searches[POPULARITY] = verdict.popular(mined)
-        measured = {system: judged.measure(queries, mined, search) for system, search in searches.items()}
+        measured = {system: judged.score_search(queries, mined, search) for system, search in searches.items()}
         counts = index.statistics()
     found |= {"queries": len(queries), "cut": mined.cut, "pieces": counts["pieces"], "commits": counts["commits"]}
     for level in ("files", "functions"):

@@ -33,7 +33,7 @@ from soft_trainer.encoders.profiles import EncoderProfile, profile_of
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.callback import EstimatorCallback, find_estimator_callback, with_estimators
-from soft_trainer.evaluation.corpora import Corpora, check_evaluations, evaluation_split, measure
+from soft_trainer.evaluation.corpora import Corpora, check_evaluations, evaluation_split, rank_corpus
 from soft_trainer.evaluation.retrieval import RetrievalOutput, best_answers, mean_over_sets
 from soft_trainer.files import PROFILE_FILE, UNMERGED
 from soft_trainer.hub.model_card import environment, write_model_card
@@ -524,7 +524,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             queries = self.embed_rows(split.queries, "query")
         if codes is None:
             codes = self.embed_rows(split.corpus, "code")
-        output = measure(queries, codes, split, self.encoder, self.evaluated_dims, top_k)
+        output = rank_corpus(queries, codes, split, self.encoder, self.evaluated_dims, top_k)
         metrics = output.metrics
         if self.compute_metrics is not None:
             predictions = (output.ranks.numpy(force=True), output.top_indices.numpy(force=True))

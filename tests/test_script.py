@@ -70,7 +70,7 @@ def test_ctrl_c_is_one_line_and_exit_code_130(script, data_dir, monkeypatch):
     assert "the same command with --resume_from_checkpoint last" in lines[-1]
 
 
-@pytest.mark.parametrize("before", ["run.rows.load_data", "run.record.Run.measure"])
+@pytest.mark.parametrize("before", ["run.opening.load_data", "run.record.Run.measure"])
 def test_ctrl_c_outside_of_training_is_one_line_too(script, data_dir, monkeypatch, before):
     def interrupt(*_, **__):
         raise KeyboardInterrupt

@@ -19,7 +19,6 @@ import argparse
 import importlib.util
 import sys
 import tempfile
-from pathlib import Path
 
 from soft_trainer.cli.shared_options import add_shared_options
 from soft_trainer.errors import UserError
@@ -77,38 +76,22 @@ def training_arguments(arguments: argparse.Namespace, folder: str) -> Options:
     )
 
 
-def _rows(options: Options) -> tuple:
-    """Loads the encoder's profile, the run's rows and the evaluation sets."""
-    # Imported here, so that errors about options need not wait for them.
-    from soft_trainer import distributed
-    from soft_trainer.run.building import build_profile
-    from soft_trainer.run.evaluation_sets import load_evaluation_sets
-    from soft_trainer.run.rows import check_sources, load_data, load_local, needed_splits
-
-    model_args, data_args, args = options
-    distributed.use_the_cores()
-    check_sources(data_args)
-    needed = needed_splits(data_args, args)
-    with args.main_process_first(desc="loading data"):
-        local = load_local(data_args, needed)
-    profile = build_profile(model_args)
-    with args.main_process_first(desc="loading data"):
-        data = load_data(data_args, profile, Path(args.output_dir) / "data", needed, local)
-        sets = load_evaluation_sets(data_args, profile, data.tables.get("codebase"))
-    return profile, data, sets
-
-
 def _measure(options: Options, keep: bool) -> None:
+    # Imported here, so that errors about options need not wait for them.
     from soft_trainer import SoftInfoNCETrainer, distributed
     from soft_trainer.encoders.loading import profile_warnings
     from soft_trainer.evaluation.results import LABELS, metrics_table
     from soft_trainer.files import write_results
     from soft_trainer.run.building import build_model, build_tokenizer, model_label
+    from soft_trainer.run.opening import load_run, open_run
     from soft_trainer.run.record import Run, check_output_dir, flat_results
 
     model_args, data_args, args = options
     check_output_dir(*options)
-    profile, data, sets = _rows(options)
+    distributed.use_the_cores()
+    opening = open_run(*options)
+    profile = opening.profile
+    data, sets = load_run(opening, data_args, args)
     tokenizer = build_tokenizer(model_args, profile, None)
     model = build_model(model_args, profile, tokenizer)
     trainer = SoftInfoNCETrainer(model, args, processing_class=tokenizer, encoder=profile)

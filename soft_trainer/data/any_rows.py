@@ -31,7 +31,7 @@ REPOSITORIES = ("repo", "repository", "repository_name", "repo_name")
 # The columns of CodeSearchNet.
 QUERIES = ("docstring", "docstring_tokens")
 CODES = ("code", "code_tokens")
-SIDES = {"query": QUERIES, "code": CODES}
+COLUMNS_OF = {"query": QUERIES, "code": CODES}
 
 
 def load_rows(
@@ -72,7 +72,7 @@ def load_rows(
     if codesearchnet:
         alone = list(split_files(Path(source))) == ["train"]  # the other splits are then made from it
         data = load_folder(source, needed=["train"] if alone else set(needed) - {"codebase"})
-        columns = SIDES
+        columns = COLUMNS_OF
     else:
         data = {"train": from_frame(source)} if framed else read_splits(name)
         columns = _chosen_columns(data, query_column, code_column, name)
@@ -111,7 +111,7 @@ def _undivided(data: Mapping[str, Dataset]) -> DatasetDict:
     if "codebase" in data or "url" in chosen.column_names:
         _check_sides(chosen, ["query"])
     else:
-        _check_sides(chosen, SIDES)
+        _check_sides(chosen, COLUMNS_OF)
     return DatasetDict(test=chosen, codebase=data.get("codebase") or corpus_of([chosen]))
 
 
@@ -151,7 +151,7 @@ def _chosen_columns(
 
 def _renamed(data: dict[str, Dataset], columns: Mapping[str, Sequence[str]], source: str) -> dict[str, Dataset]:
     """Renames the query and code columns to CodeSearchNet's names."""
-    for side, targets in SIDES.items():
+    for side, targets in COLUMNS_OF.items():
         if columns[side] != targets:
             (name,) = columns[side]
             data = {split: _as_text(rows, name, targets, source) for split, rows in data.items()}
@@ -166,7 +166,7 @@ def _check_texts(
         if "codebase" in data:
             sides = SIDES_OF[split]
         else:
-            sides = SIDES
+            sides = COLUMNS_OF
         for side in sides:
             names = columns_in(rows, columns[side])
             blank = set(range(len(rows)))
@@ -237,14 +237,14 @@ def _with_urls(data: Mapping[str, Dataset]) -> dict[str, Dataset]:
 def _check_sides(rows: Dataset, sides: Iterable[str]) -> None:
     """Raises UserError if the rows have no column for queries or none for codes."""
     for side in sides:
-        if not columns_in(rows, SIDES[side]):
+        if not columns_in(rows, COLUMNS_OF[side]):
             known = ", ".join(rows.column_names)
             raise UserError(f"no column for the {side}: the rows have {known}; give it with --{side}_column")
 
 
 def _split(rows: Dataset) -> dict[str, Dataset]:
     """Splits rows into about 80 % train, 10 % valid and 10 % test, and prints the size of each."""
-    _check_sides(rows, SIDES)
+    _check_sides(rows, COLUMNS_OF)
     groups = []
     for column in columns_in(rows, REPOSITORIES)[:1]:
         groups = list(map(str, rows[column]))
@@ -275,7 +275,7 @@ def _groups_of_equals(rows: Dataset) -> list[str]:
             parent[row] = row = parent[parent[row]]
         return row
 
-    for side in SIDES.values():
+    for side in COLUMNS_OF.values():
         first: dict[Hashable, int] = {}
         for row, text in enumerate(_texts(rows, side)):
             if text:

@@ -75,7 +75,7 @@ def check_evaluations(args: TrainingArguments, sets, corpora: Corpora) -> None:
         evaluation_split(queries, corpora, key, f"eval_dataset[{key!r}]")
 
 
-def measure(
+def rank_corpus(
     queries: Tensor, codes: Tensor, split: Split, encoder: EncoderProfile, dims: Iterable[int], top_k: int
 ) -> RetrievalOutput:
     """Ranks the corpus for every query and computes metrics, for full embeddings and for their leading dimensions.

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import accumulate
 
-SPLITS = ("train", "valid", "test")
+PARTITIONS = ("train", "valid", "test")
 HELD_OUT_SHARE = 0.1
 # These shares are good enough. Better ones would need smaller packages.
 MIN_TRAIN_SHARE = 0.6
@@ -45,14 +45,14 @@ def package_names(sizes: Counter[str]) -> Callable[[str], str]:
         if not divisible or _balanced(packages):
             return name
         largest = max(divisible, key=lambda package: (packages[package], package))
-        if len(packages) > len(SPLITS) and packages[largest] < MIN_HELD_OUT_SHARE * packages.total():
+        if len(packages) > len(PARTITIONS) and packages[largest] < MIN_HELD_OUT_SHARE * packages.total():
             return name
         divided.add(largest)
 
 
 def _balanced(sizes: Counter[str]) -> bool:
     """Returns True if packages of these sizes can be split into about 80, 10 and 10 per cent."""
-    if len(sizes) < len(SPLITS):
+    if len(sizes) < len(PARTITIONS):
         return False
     pairs = Counter()
     for package, split in assign_splits(sizes).items():

@@ -22,7 +22,7 @@ from soft_trainer import identity
 from soft_trainer.errors import UserError
 from soft_trainer.files import check_writable, write_rows
 from soft_trainer.mining.duplicates import exact_duplicates, hash_tokens, minhash, near_duplicates
-from soft_trainer.mining.packages import SPLITS, assign_splits, package_names
+from soft_trainer.mining.packages import PARTITIONS, assign_splits, package_names
 from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, first_broken, mined_language
 from soft_trainer.source.definitions import parse
 from soft_trainer.source.functions import Row, functions
@@ -106,13 +106,13 @@ def _split(pairs: list[Found], others: list[Found], root: str | os.PathLike[str]
     paths = [pair.row["path"] for pair in pairs]
     package = package_names(Counter(paths))
     sizes = Counter(map(package, paths))
-    if len(sizes) < len(SPLITS):
+    if len(sizes) < len(PARTITIONS):
         raise UserError(
             f"{root}: documented functions in only {len(sizes)} files or packages ({', '.join(sorted(sizes))}); "
             "train, valid and test need one each: give a larger tree"
         )
     split_of = assign_splits(sizes)
-    rows: dict[str, list[Row]] = {split: [] for split in SPLITS}
+    rows: dict[str, list[Row]] = {split: [] for split in PARTITIONS}
     for pair in pairs:
         repo = package(pair.row["path"])
         rows[split_of[repo]].append({"repo": repo, **pair.row, "partition": split_of[repo]})

@@ -205,7 +205,7 @@ def history_queries(
     return [JudgedQuery("", query, frozenset(urls)) for query, urls in targets.items()], mined
 
 
-def measure(
+def score_search(
     queries: Sequence[JudgedQuery], mined: MinedHistory, search: Callable[[str], Iterable[Place]]
 ) -> dict[str, list[Measures]]:
     """Runs queries on the tree's index, and returns the measures of each query for files and for functions.

@@ -23,7 +23,7 @@ from soft_trainer.search.commits.memory_weight import MIN_QUERIES
 from soft_trainer.search.index import store, vectors
 from soft_trainer.search.index.git_files import repository_of
 from soft_trainer.search.index.static import StaticSearchEncoder, default_static_folder, static_folder
-from soft_trainer.search.measuring.judged import JudgedQuery, history_queries, measure
+from soft_trainer.search.measuring.judged import JudgedQuery, history_queries, score_search
 from soft_trainer.search.measuring.verdict import MEMORY, search_of
 from soft_trainer.source.functions import Row
 
@@ -187,7 +187,7 @@ def _judged(
 
 
 def _reciprocal_ranks(index: CodeIndex, queries: list[JudgedQuery], mined: MinedHistory, lexical: bool) -> np.ndarray:
-    measured = measure(queries, mined, search_of(index, lexical=lexical, commits=True))
+    measured = score_search(queries, mined, search_of(index, lexical=lexical, commits=True))
     return np.array([measures.mrr for measures in measured["functions"]])
 
 

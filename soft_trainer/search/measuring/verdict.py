@@ -19,7 +19,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.mining.history import MinedHistory
 from soft_trainer.search.code_index import CodeIndex
 from soft_trainer.search.index import vectors
-from soft_trainer.search.measuring.judged import DEPTH, JudgedQuery, Measures, Place, history_queries, measure
+from soft_trainer.search.measuring.judged import DEPTH, JudgedQuery, Measures, Place, history_queries, score_search
 
 WORDS = "words"
 MEMORY = "words + memory"
@@ -77,10 +77,10 @@ def compare_searches(
         with CodeIndex.build(tree, index_dir or f"{scratch}/index", progress=True) as index:
             index.remember(progress=True, repository=os.fspath(repository), tip=mined.cut)
             for name, search in _systems(index, mined, models, truncate_dim):
-                measured[name] = measure(queries, mined, search)
+                measured[name] = score_search(queries, mined, search)
             notices = list(dict.fromkeys(index.notices))
         if program:
-            measured[program.name] = measure(queries, mined, program.bound_to(tree))
+            measured[program.name] = score_search(queries, mined, program.bound_to(tree))
             if program.failures:
                 failed = f"{program.failures} of {len(queries)} queries failed or took over {SECONDS:g} s"
                 notices.append(f"{program.name}: {failed}; they score 0")

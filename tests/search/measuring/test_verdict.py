@@ -13,7 +13,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.mining.history import history_language
 from soft_trainer.search import CodeIndex
 from soft_trainer.search.measuring import verdict
-from soft_trainer.search.measuring.judged import Measures, history_queries, measure, measures
+from soft_trainer.search.measuring.judged import Measures, history_queries, measures, score_search
 from soft_trainer.search.measuring.verdict import ExternalSearch, Verdict, search_of
 
 LOG3, LOG5 = math.log2(3), math.log2(5)
@@ -48,7 +48,7 @@ def test_the_newest_commits_are_queries_to_the_tree_before_them(tmp_path):
     text = (tmp_path / "tree/kit/one.py").read_text()
     assert "lantern = 1016" in text and "harbour = 1015" in text
     index = CodeIndex.build(tmp_path / "tree", tmp_path / "index")
-    found = measure(queries, mined, search_of(index, lexical=True, commits=False))
+    found = score_search(queries, mined, search_of(index, lexical=True, commits=False))
     index.close()
     assert found["files"] == [Measures(1.0, 1.0, 1.0)] * 3
     assert found["functions"] == [Measures(1.0, 1.0, 1.0)] * 3
