@@ -173,7 +173,7 @@ class Study:
             "disable_tqdm": True,
         }
 
-    def by_model2vec(self, rate: float, seed: int) -> np.ndarray:
+    def by_model2vec(self, rate: float, seed: int, epochs: int = EPOCHS) -> np.ndarray:
         """Trains with model2vec, whose own loop ends with the best of its checks on 300 valid pairs."""
         from model2vec import StaticModel
         from model2vec.train import StaticModelForPairSimilarity
@@ -188,8 +188,8 @@ class Study:
             [self.codes[row] for row in order],
             learning_rate=rate,
             batch_size=512,
-            min_epochs=EPOCHS,
-            max_epochs=EPOCHS,
+            min_epochs=epochs,
+            max_epochs=epochs,
             early_stopping_patience=None,
             device="cpu",
             text_a_val=list(self.texts_of(rows, "query", self.profile)),
