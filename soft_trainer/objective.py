@@ -7,13 +7,14 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from soft_trainer import choices, losses, weights
+from soft_trainer.comparisons import Comparison, GlobalPairs
 from soft_trainer.errors import UserError
 from soft_trainer.identity import fingerprint
 from soft_trainer.weights import (
@@ -32,6 +33,47 @@ WEIGHTINGS["eq4"] = functools.partial(WEIGHTINGS["eq4"], too_few="uniform")
 NEED_SIMILARITY = {"cancel": "none", "distill_weight": 0}
 
 
+class AnswerRows:
+    """Gives each right answer of each query a row of its own.
+
+    Args:
+        positives: LongTensor[B], the column of each query's own code.
+        also: BoolTensor[B, N], True where a column is another right answer.
+    """
+
+    def __init__(self, positives: Tensor, also: Tensor):
+        right = also.scatter(1, positives.unsqueeze(1), True)
+        self.queries, self.positives = right.nonzero(as_tuple=True)
+        self.others = right[self.queries].scatter(1, self.positives.unsqueeze(1), False)
+        self.shares = right.sum(1, dtype=torch.float64).reciprocal()[self.queries]
+        self.number = len(right)
+
+    def expand(self, batch: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
+        """Returns the batch with R rows, one per right answer. A query's other answers are excluded from its rows."""
+        rows = {}
+        for name, values in batch.items():
+            if values is not None:
+                rows[name] = values[self.queries]
+        rows["positives"] = self.positives
+        rows["negatives"] = without(rows.get("negatives"), self.others)
+        if "weights" in rows:
+            rows["weights"] = rows["weights"].masked_fill(self.others, 0.0)
+        return rows
+
+    def mean(self, losses: Tensor) -> Tensor:
+        """Averages the rows' losses such that every query has the same weight."""
+        return (losses * self.shares.to(losses.dtype)).sum() / self.number
+
+
+def without(columns: Tensor | None, left_out: Tensor | None) -> Tensor | None:
+    """Returns the columns that are not left out, BoolTensor[B, N]. None means all columns, or none left out."""
+    if left_out is None:
+        return columns
+    if columns is None:
+        return ~left_out
+    return columns & ~left_out
+
+
 @dataclass(frozen=True)
 class Objective:
     """A run's loss and its settings. Call it with the scores of a batch to compute the loss.
@@ -47,6 +89,7 @@ class Objective:
         cancel_ratio: "ratio" cancels negatives whose similarity is above this share of the positive's.
         distill_weight: the weight of an additional loss, the KL divergence from the estimator. 0 turns it off.
         distill_temperature: the temperature of the estimator's softmax in that loss.
+        distill_pairs: what that loss compares: "query_code" or "all", see `GlobalPairs`.
     """
 
     loss: str = "soft_info_nce"
@@ -58,6 +101,7 @@ class Objective:
     margin: float = 0.0
     distill_weight: float = 0.0
     distill_temperature: float = 1.0
+    distill_pairs: str = "query_code"
     infonce_weight: float = 1.3
     kl_weight: float = 0.7
     cancel: str = "none"
@@ -121,6 +165,16 @@ class Objective:
         by_formula = self.uses_weights and self.weighting == "eq4"
         return cancelled + (smallest_batch(self.alpha, self.beta) if by_formula else 2)
 
+    @property
+    def reads_further_answers(self) -> bool:
+        """True if the loss can use several right answers to a query. A user's loss must have an argument `also`."""
+        return self.loss in LOSSES or "also" in self.read_by_loss
+
+    @property
+    def compares_sides(self) -> bool:
+        """True if the loss also compares queries with queries and codes with codes."""
+        return self.distill_weight > 0 and self.distill_pairs == "all"
+
     def __call__(
         self,
         scores: Tensor,
@@ -129,6 +183,7 @@ class Objective:
         negatives: Tensor | None = None,
         weights: Tensor | None = None,
         also: Tensor | None = None,
+        comparisons: Sequence[Comparison] = (),
     ) -> Tensor:
         """Computes the loss of B queries against N codes, a scalar.
 
@@ -139,36 +194,54 @@ class Objective:
                 `weights` are given.
             negatives: BoolTensor[B, N], True where a column is a negative. By default, everywhere but on the positive.
             weights: Tensor[B, N], the weights of Soft-InfoNCE, which are 0 on columns that are not negatives.
-            also: BoolTensor[B, N], True where a column is another right answer. It is not a negative then.
+            also: BoolTensor[B, N], True where a column is another right answer. It is not a negative then. The loss
+                of a query is the mean over its right answers, each taken as the positive with the others excluded.
+            comparisons: what the distillation compares in addition to queries with codes.
         """
-        negatives = self.valid_negatives(similarity, positives, negatives)
+        negatives = self.valid_negatives(similarity, positives, without(negatives, also))
         if self.uses_weights and weights is None:
             weights = self.weights(similarity, positives, negatives)
         batch = {"scores": scores, "positives": positives, "similarity": similarity}
-        batch |= {"negatives": negatives, "weights": weights, "also": also}
-        loss = self._call(self.loss_function, batch)
+        batch |= {"negatives": negatives, "weights": weights}
+        if also is None or self.loss not in LOSSES:
+            loss = self._call(self.loss_function, batch | {"also": also})
+        else:
+            rows = AnswerRows(positives, also)
+            loss = rows.mean(self._call(self.loss_function, rows.expand(batch) | {"reduction": "none"}))
         if self.distill_weight:
-            settings = self.distill_temperature, positives
-            divergence = losses.kl_divergence(scores, similarity, *settings, negatives=negatives, also=also)
-            loss = loss + self.distill_weight * divergence
+            codes = Comparison(scores, similarity, positives, negatives)
+            terms = [each.divergence(self.distill_temperature) for each in (codes, *comparisons)]
+            loss = loss + self.distill_weight * sum(terms) / len(terms)
         return loss
 
-    def weigh(self, estimator, query_rows, code_rows, positives: Tensor, negatives: Tensor | None = None) -> dict:
+    def weigh(
+        self,
+        estimator,
+        query_rows,
+        code_rows,
+        positives: Tensor,
+        negatives: Tensor | None = None,
+        pairs: GlobalPairs | None = None,
+    ) -> dict[str, Tensor]:
         """Computes `loss_inputs` for training rows, on the device of `positives`.
 
         Args:
             estimator: an object with `similarity(query_rows, code_rows)`.
             query_rows, code_rows: int64[B] and int64[N].
             positives, negatives: see `__call__`.
+            pairs: the pairs of the global batch, if the objective `compares_sides`.
 
         Returns:
-            Keyword arguments for `__call__`, Tensor[B, N] each. They are float32, because float64 would double what a
-            data-loader worker sends, and some devices do not support it.
+            Keyword arguments for `__call__`, Tensor[B, N] each, and with pairs their `pair_similarity`, Tensor[B, 3,
+            G]. They are float32, because float64 would double what a data-loader worker sends, and some devices do not
+            support it.
         """
         rows = (torch.as_tensor(numbers, dtype=torch.long, device="cpu") for numbers in (query_rows, code_rows))
         similarity = checked_similarity(estimator, *rows).to(positives.device)
         with torch.no_grad():
             inputs = self.loss_inputs(similarity, positives, negatives)
+        if pairs is not None:
+            inputs["pair_similarity"] = pairs.similarity(estimator).to(positives.device)
         return {name: tensor.float() for name, tensor in inputs.items()}
 
     def loss_inputs(self, similarity: Tensor, positives: Tensor, negatives: Tensor | None = None) -> dict[str, Tensor]:

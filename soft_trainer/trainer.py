@@ -27,7 +27,7 @@ from soft_trainer.data.judgments import Split
 from soft_trainer.data.python_rows import as_row_sets, as_split
 from soft_trainer.data.tokens import SIDES, GraphColumn, TokenColumn, column_of
 from soft_trainer.encoders.adapters import plain_encoder
-from soft_trainer.encoders.encoding import Encoder, comparable, embed_sharded, encode, prompt_length, score, shorten
+from soft_trainer.encoders.encoding import Encoder, comparable, embed_sharded, encode, prompt_length, score
 from soft_trainer.encoders.loading import prepare_tokenizer
 from soft_trainer.encoders.profiles import EncoderProfile, profile_of
 from soft_trainer.errors import UserError
@@ -239,6 +239,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             duplicates=duplicates,
             gather=plan.gathers,
             own_negatives=self._rows.negatives,
+            compares_sides=plan.objective.compares_sides,
             rank=rank,
             world_size=world_size,
         )
@@ -264,38 +265,47 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     def batch_loss(self, queries: Tensor, codes: Tensor, batch: Batch) -> Tensor:
         """Returns the loss, given the embeddings of this process's queries and codes, Tensor[B, d] each."""
+        block = slice(0, len(queries))
         if self.plan.gathers:
             codes = distributed.gather_with_gradient(codes, batch.code_sizes)
-        return self._block_loss(queries, codes, batch, slice(0, len(queries)))
+            if batch.pairs is not None:
+                queries = distributed.gather_with_gradient(queries, batch.sizes)
+        return self._block_loss(queries, codes, batch, block)
 
     def _block_loss(self, queries: Tensor, codes: Tensor, batch: Batch, block: slice) -> Tensor:
-        """Returns the loss of one block of queries against the codes of all processes, Tensor[N, d]."""
-        if not len(queries):
+        """Returns the loss of one block of this process's queries against the codes of all processes, Tensor[N, d].
+
+        Args:
+            queries: Tensor[B, d], this process's queries. If the batch has `pairs`, the queries of all processes.
+        """
+        pairs = None
+        local = queries[block]
+        if batch.pairs is not None:
+            pairs = batch.pairs.block(block)
+            local = queries[pairs.own]
+        if not len(local):
             return 0.0 * (queries.sum() + codes.sum())  # other processes wait for this one's backward pass
-        loss_of = self.plan.objective
-        scores = self._scores(queries, codes)
+        objective = self.plan.objective
         positives = batch.positives[block]
         negatives, also = (None if mask is None else mask[block] for mask in (batch.negatives, batch.also))
         if batch.loss_inputs is not None:
             inputs = {name: tensor[block] for name, tensor in batch.loss_inputs.items()}
-        elif loss_of.needs_similarity:
-            inputs = self.weigher(batch.query_rows[block], batch.code_rows, positives, negatives)
+        elif objective.needs_similarity:
+            inputs = self.weigher(batch.query_rows[block], batch.code_rows, positives, negatives, pairs)
         else:
             inputs = {}
-        if "weights" in inputs and block.start == 0:
-            self.estimator_callback.observe(inputs["weights"], loss_of.floor, scores[0], positives)
-        loss = sum(loss_of(each, positives, negatives=negatives, also=also, **inputs) for each in scores)
-        return loss * batch.loss_scale(len(queries))
-
-    def _scores(self, queries: Tensor, codes: Tensor) -> list[Tensor]:
-        """Returns the scores, Tensor[B, N], for each number of leading dimensions in the plan's `dims`."""
-        if not self.plan.dims:
-            return [score(self.encoder, queries, codes)]
-        scores = []
-        for dim in self.plan.dims:
-            shorter = [shorten(self.encoder, side, dim) for side in (queries, codes)]
-            scores.append(score(self.encoder, *shorter))
-        return scores
+        pair_similarity = inputs.pop("pair_similarity", None)
+        loss = 0
+        dims = self.plan.dims or (None,)
+        for dim in dims:
+            score_of = functools.partial(score, self.encoder, dim=dim)
+            scores = score_of(local, codes)
+            if "weights" in inputs and block.start == 0 and dim == dims[0]:
+                self.estimator_callback.observe(inputs["weights"], objective.floor, scores, positives)
+            if pairs is not None:
+                inputs["comparisons"] = pairs.compare(score_of, queries, codes, pair_similarity)
+            loss += objective(scores, positives, negatives=negatives, also=also, **inputs)
+        return loss * batch.loss_scale(len(local))
 
     def training_step(self, model, inputs: Batch, num_items_in_batch=None) -> Tensor:
         """Runs a training step, with gradient caching if planned, and checks that the loss is finite."""

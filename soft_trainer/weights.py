@@ -11,15 +11,17 @@ from torch import Tensor
 from soft_trainer.errors import UserError
 
 
-def checked_similarity(estimator, query_rows: Sequence[int], code_rows: Sequence[int]) -> Tensor:
-    """Calls `estimator.similarity` without gradient. Returns Tensor[Q, C] in float32 or higher.
+def checked_similarity(
+    estimator, query_rows: Sequence[int], code_rows: Sequence[int], method: str = "similarity"
+) -> Tensor:
+    """Calls `estimator.similarity`, or another method, without gradient. Returns Tensor[Q, C] in float32 or higher.
 
     Raises:
         UserError: the estimator returned NaN, or anything but a Tensor[Q, C].
     """
     name = type(estimator).__name__
     with torch.no_grad():
-        similarity = estimator.similarity(query_rows, code_rows)
+        similarity = getattr(estimator, method)(query_rows, code_rows)
     expected = (len(query_rows), len(code_rows))
     if isinstance(similarity, Tensor):
         shape = tuple(similarity.shape)
@@ -31,13 +33,13 @@ def checked_similarity(estimator, query_rows: Sequence[int], code_rows: Sequence
         else:
             found = type(similarity).__name__
         raise UserError(
-            f"{name}.similarity returned {found} for {expected[0]} queries and {expected[1]} "
+            f"{name}.{method} returned {found} for {expected[0]} queries and {expected[1]} "
             f"codes: it must return a Tensor of shape {expected}"
         )
     if similarity.device.type == "cpu" and bool(similarity.isnan().any()):
         query, code = similarity.isnan().nonzero()[0].tolist()
         rows = f"{int(query_rows[query])} (query) and {int(code_rows[code])} (code)"
-        raise UserError(f"{name}.similarity returned NaN for the rows {rows}")
+        raise UserError(f"{name}.{method} returned NaN for the rows {rows}")
     if similarity.dtype == torch.float64:
         return similarity
     return similarity.float()

@@ -9,35 +9,33 @@ import pytest
 import torch
 
 from soft_trainer import losses
-from soft_trainer.weights import negative_weights, positive_aware_weights
+from soft_trainer.weights import negative_weights
 
 ORACLE = json.loads((Path(__file__).parent / "oracle_losses.json").read_text())["cases"]
 
 
-def soft(scores, similarity, positives=None, negatives=None, also=None, alpha=1.3, beta=0.7, temperature=0.5):
-    if also is not None:  # a right answer is no negative
-        negatives = ~also if negatives is None else negatives & ~also
+def soft(scores, similarity, positives=None, negatives=None, alpha=1.3, beta=0.7, temperature=0.5, **reduction):
     options = {"positives": positives, "negatives": negatives, "too_few": "uniform"}
     weights = negative_weights(similarity, alpha, beta, temperature, **options)
-    return losses.soft_info_nce(scores, weights, positives, also=also)
+    return losses.soft_info_nce(scores, weights, positives, **reduction)
 
 
-def info(scores, similarity, positives=None, negatives=None, also=None, **_):
-    return losses.info_nce(scores, positives, negatives=negatives, also=also)
+def info(scores, similarity, positives=None, negatives=None, alpha=None, beta=None, temperature=None, **reduction):
+    return losses.info_nce(scores, positives, negatives=negatives, **reduction)
 
 
-def weighted(scores, similarity, positives=None, negatives=None, also=None, temperature=0.5, **_):
-    return losses.weighted_info_nce(scores, similarity, temperature, positives, negatives=negatives, also=also)
+def weighted(scores, similarity, positives=None, negatives=None, alpha=None, beta=None, temperature=0.5, **reduction):
+    return losses.weighted_info_nce(scores, similarity, temperature, positives, negatives=negatives, **reduction)
 
 
-def bce(scores, similarity, positives=None, negatives=None, also=None, temperature=0.5, **_):
-    return losses.binary_cross_entropy(scores, similarity, temperature, positives, negatives=negatives, also=also)
+def bce(scores, similarity, positives=None, negatives=None, alpha=None, beta=None, temperature=0.5, **reduction):
+    return losses.binary_cross_entropy(scores, similarity, temperature, positives, negatives=negatives, **reduction)
 
 
-def kl(scores, similarity, positives=None, negatives=None, also=None, alpha=1.3, beta=0.7, temperature=0.5):
+def kl(scores, similarity, positives=None, negatives=None, alpha=1.3, beta=0.7, temperature=0.5, **reduction):
     # The published code weights InfoNCE by beta and the divergence by alpha; the paper's text does the opposite.
     settings = temperature, beta, alpha, positives
-    return losses.kl_regularized_info_nce(scores, similarity, *settings, negatives=negatives, also=also)
+    return losses.kl_regularized_info_nce(scores, similarity, *settings, negatives=negatives, **reduction)
 
 
 LOSSES = {"info_nce": info, "soft_info_nce": soft, "weighted_info_nce": weighted, "bce": bce, "kl_regularization": kl}
@@ -221,73 +219,23 @@ def test_binary_cross_entropy_where_p_is_one(dtype):
     torch.testing.assert_close(gradient, torch.tensor([[-1.25, 2.0, -0.75]], dtype=dtype) / 3)
 
 
+@every_loss
+def test_without_reduction_every_query_has_its_own_loss(loss):
+    scores, similarity = batch(4, 9)
+    each = loss(scores, similarity, reduction="none")
+    assert each.shape == (4,) and each.mean() == loss(scores, similarity)
+    alone = [loss(scores[row : row + 1], similarity[row : row + 1], torch.tensor([row])) for row in range(4)]
+    torch.testing.assert_close(each, torch.stack(alone), rtol=0, atol=1e-12)
+
+
 POSITIVES = torch.tensor([2, 0, 5, 7])
-# The first query has two further right answers, the second none, the third names its own code again.
-ALSO = torch.zeros(4, 9, dtype=torch.bool).index_put(
-    (torch.tensor([0, 0, 2, 2, 3]), torch.tensor([4, 8, 5, 1, 0])), torch.tensor(True)
-)
 
 
-def loop_over_right_answers(loss, scores, similarity, positives, negatives, also):
-    """The definition: each right answer alone, with the other right answers' columns deleted."""
-    means = []
-    for query in range(len(scores)):
-        right = {int(positives[query]), *also[query].nonzero().flatten().tolist()}
-        values = []
-        for answer in sorted(right):
-            kept = [
-                column
-                for column in range(scores.shape[1])
-                if column == answer or (column not in right and (negatives is None or bool(negatives[query, column])))
-            ]
-            row = scores[query : query + 1, kept], similarity[query : query + 1, kept]
-            values.append(loss(*row, torch.tensor([kept.index(answer)])))
-        means.append(sum(values) / len(values))
-    return sum(means) / len(means)
-
-
-@every_loss
 @pytest.mark.parametrize("masked", [False, True])
-def test_several_right_answers_against_a_plain_loop(loss, masked):
-    scores, similarity = batch(4, 9)
-    # A mask may leave a right answer out of the negatives, as the mask of duplicates does.
-    negatives = torch.rand(4, 9, generator=torch.Generator().manual_seed(5)) < 0.6 if masked else None
-    scores.requires_grad_()
-    value = loss(scores, similarity, POSITIVES, negatives, ALSO)
-    expected = loop_over_right_answers(loss, scores, similarity, POSITIVES, negatives, ALSO)
-    torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
-    gradients = [torch.autograd.grad(each, scores)[0] for each in (value, expected)]
-    torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
-    assert torch.autograd.gradcheck(lambda s: loss(s, similarity, POSITIVES, negatives, ALSO), scores)
-
-
-@every_loss
-def test_no_further_right_answer_changes_nothing(loss):
-    scores, similarity = batch(4, 9)
-    value = loss(scores, similarity, POSITIVES, None, torch.zeros(4, 9, dtype=torch.bool))
-    torch.testing.assert_close(value, loss(scores, similarity, POSITIVES), rtol=0, atol=1e-14)
-
-
-def test_weights_that_depend_on_the_right_answer_have_a_row_for_each_pair():
-    scores, similarity = batch(4, 9)
-    right = ALSO.scatter(1, POSITIVES.unsqueeze(1), True)
-    queries, columns = right.nonzero(as_tuple=True)
-    weights = positive_aware_weights(similarity[queries], 0.1, 0.5, columns, ~right[queries])
-    value = losses.soft_info_nce(scores, weights, POSITIVES, also=ALSO)
-
-    def alone(scores, similarity, positives):
-        return losses.soft_info_nce(scores, positive_aware_weights(similarity, 0.1, 0.5, positives), positives)
-
-    expected = loop_over_right_answers(alone, scores, similarity, POSITIVES, None, ALSO)
-    torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("also", [None, ALSO], ids=["one", "several"])
-@pytest.mark.parametrize("masked", [False, True])
-def test_the_divergence_is_what_kl_regularization_adds_to_info_nce(masked, also):
+def test_the_divergence_is_what_kl_regularization_adds_to_info_nce(masked):
     scores, similarity = batch(4, 9)
     negatives = torch.rand(4, 9, generator=torch.Generator().manual_seed(5)) < 0.6 if masked else None
-    columns = {"negatives": negatives, "also": also}
+    columns = {"negatives": negatives}
     both = losses.kl_regularized_info_nce(scores, similarity, 0.5, 1.0, 0.3, POSITIVES, **columns)
     alone = losses.kl_divergence(scores, similarity, 0.5, POSITIVES, **columns)
     assert alone > 0.1

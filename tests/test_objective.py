@@ -72,6 +72,57 @@ def test_equals_the_pure_function(loss, cancel, duplicate):
     torch.testing.assert_close(moved, value, rtol=0, atol=1e-12)
 
 
+POSITIVES = torch.tensor([2, 0, 5, 7])
+# The first query has two further right answers, the second none, the third names its own code again.
+ALSO = torch.zeros(4, 9, dtype=torch.bool).index_put(
+    (torch.tensor([0, 0, 2, 2, 3]), torch.tensor([4, 8, 5, 1, 0])), torch.tensor(True)
+)
+
+
+def loop_over_right_answers(objective, scores, similarity, negatives):
+    """The definition: each right answer alone, with the other right answers' columns deleted."""
+    means = []
+    for query in range(len(scores)):
+        right = {int(POSITIVES[query]), *ALSO[query].nonzero().flatten().tolist()}
+        values = []
+        for answer in sorted(right):
+            kept = []
+            for column in range(scores.shape[1]):
+                negative = column not in right and (negatives is None or bool(negatives[query, column]))
+                if column == answer or negative:
+                    kept.append(column)
+            positive = torch.tensor([kept.index(answer)])
+            row = slice(query, query + 1)
+            values.append(objective(scores[row, kept], positive, similarity[row, kept]))
+        means.append(sum(values) / len(values))
+    return sum(means) / len(means)
+
+
+@pytest.mark.parametrize("loss", PURE)
+@pytest.mark.parametrize("distill_weight", [0.0, 0.3])
+@pytest.mark.parametrize("masked", [False, True])
+def test_several_right_answers_against_a_plain_loop(loss, distill_weight, masked):
+    generator = torch.Generator().manual_seed(5)
+    scores, similarity = 3 * torch.randn(2, 4, 9, generator=generator, dtype=torch.float64)
+    # A mask may leave a right answer out of the negatives, as the mask of duplicates does.
+    negatives = torch.rand(4, 9, generator=generator) < 0.6 if masked else None
+    objective = Objective(loss, alpha=1.3, beta=0.7, temperature=0.5, distill_weight=distill_weight)
+    scores.requires_grad_()
+    value = objective(scores, POSITIVES, similarity, negatives, also=ALSO)
+    expected = loop_over_right_answers(objective, scores, similarity, negatives)
+    torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
+    gradients = [torch.autograd.grad(each, scores)[0] for each in (value, expected)]
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("loss", PURE)
+def test_no_further_right_answer_changes_nothing(loss):
+    scores, positives, similarity = batch()
+    objective = Objective(loss, **SETTINGS)
+    value = objective(scores, positives, similarity, also=torch.zeros_like(scores, dtype=torch.bool))
+    torch.testing.assert_close(value, objective(scores, positives, similarity), rtol=0, atol=1e-14)
+
+
 @pytest.mark.parametrize("cancel", ["top_k", "ratio"])
 def test_cancellation_with_info_nce_is_soft_info_nce_with_weights_of_0_and_1(cancel):
     scores, positives, similarity = batch()

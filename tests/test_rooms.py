@@ -26,6 +26,7 @@ ORDER = [
     ("mining",),
     ("encoders",),
     ("objective",),
+    ("comparisons",),
     ("losses", "weights"),
     ("dataflow",),
     ("source",),

@@ -61,6 +61,15 @@ def warned(trainer) -> list[str]:
     return warnings_of(trainer.args, trainer.plan, trainer.encoder, trainer.model)
 
 
+def gradients(trainer, batch) -> tuple[float, dict]:
+    """Runs a training step. Returns its loss and the gradients, without a step of the optimizer."""
+    trainer.model.zero_grad()
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.create_optimizer()
+    loss = trainer.training_step(trainer.model, batch)
+    return float(loss), {name: p.grad.clone() for name, p in trainer.model.named_parameters()}
+
+
 def batches_of(trainer, epoch: int = 0) -> list:
     """Returns the batches of an epoch."""
     loader = trainer.get_train_dataloader()

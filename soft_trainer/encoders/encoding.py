@@ -134,17 +134,18 @@ def pool(profile: EncoderProfile, outputs, attention_mask: Tensor) -> Tensor:
     return embeddings
 
 
-def score(profile: EncoderProfile, queries: Tensor, codes: Tensor) -> Tensor:
+def score(profile: EncoderProfile, queries: Tensor, codes: Tensor, dim: int | None = None) -> Tensor:
     """Computes the profile's scores of queries against codes.
 
     Args:
         queries, codes: their embeddings, Tensor[B, d] and Tensor[N, d].
+        dim: the number of leading dimensions to use. By default, all.
 
     Returns:
         Dot products or cosines, times the profile's scale, Tensor[B, N].
     """
-    queries = comparable(profile, queries)
-    codes = comparable(profile, codes)
+    queries = comparable(profile, shorten(profile, queries, dim))
+    codes = comparable(profile, shorten(profile, codes, dim))
     with torch.autocast(queries.device.type, enabled=False):
         return queries @ codes.T * profile.score_scale
 

@@ -85,6 +85,20 @@ class Estimator:
         """
         raise NotImplementedError
 
+    @property
+    def compares_sides(self) -> bool:
+        """True if the estimator implements `between_queries` and `between_codes`, which `distill_pairs=all` needs."""
+        methods = (type(self).between_queries, type(self).between_codes)
+        return methods[0] is not Estimator.between_queries and methods[1] is not Estimator.between_codes
+
+    def between_queries(self, query_rows: Rows, others: Rows) -> Tensor:
+        """Computes the raw similarities between Q queries and R other queries, Tensor[Q, R]. Optional."""
+        raise NotImplementedError
+
+    def between_codes(self, code_rows: Rows, others: Rows) -> Tensor:
+        """Computes the raw similarities between C codes and R other codes, Tensor[C, R]. Optional."""
+        raise NotImplementedError
+
     def fit(self, split: Split) -> None:
         """Prepares the estimator for the queries and the corpus of a split. It is called before the first step."""
         raise NotImplementedError

@@ -104,9 +104,27 @@ class EncodedRowsEstimator(Estimator):
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
         """Computes the encoder's scores, Tensor[Q, C] in float32."""
-        chosen = self._queries[as_array(query_rows)], self._codes[self._code_values.rows(code_rows)]
-        queries, codes = (torch.from_numpy(np.asarray(vectors, dtype=np.float32)) for vectors in chosen)
-        return queries @ codes.T * self._scale
+        return self._scores(self._embeddings_of_queries(query_rows), self._embeddings_of_codes(code_rows))
+
+    def between_queries(self, query_rows: Rows, others: Rows) -> Tensor:
+        """Computes the encoder's scores between queries, Tensor[Q, R] in float32."""
+        return self._scores(self._embeddings_of_queries(query_rows), self._embeddings_of_queries(others))
+
+    def between_codes(self, code_rows: Rows, others: Rows) -> Tensor:
+        """Computes the encoder's scores between codes, Tensor[C, R] in float32."""
+        return self._scores(self._embeddings_of_codes(code_rows), self._embeddings_of_codes(others))
+
+    def _embeddings_of_queries(self, query_rows: Rows) -> np.ndarray:
+        return self._queries[as_array(query_rows)]
+
+    def _embeddings_of_codes(self, code_rows: Rows) -> np.ndarray:
+        return self._codes[self._code_values.rows(code_rows)]
+
+    def _scores(self, rows: np.ndarray, columns: np.ndarray) -> Tensor:
+        """Computes the scaled dot products of two arrays of embeddings."""
+        left = torch.from_numpy(np.asarray(rows, dtype=np.float32))
+        right = torch.from_numpy(np.asarray(columns, dtype=np.float32))
+        return left @ right.T * self._scale
 
     def neighbours(
         self, k: int, left_out: LeftOut, codes: np.ndarray | None = None, progress: str | None = None

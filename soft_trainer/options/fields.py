@@ -223,6 +223,13 @@ class LossOptions(RefusesRemoved):
     distill_temperature: float | None = estimator_default(
         "Temperature of the estimator's softmax in that loss.", above=0, read_if=DISTILLED
     )
+    distill_pairs: str = option(
+        "query_code",
+        "What that loss compares: query_code, or all for the mean over queries with codes, codes with queries, "
+        "queries with queries, and codes with codes.",
+        choices=("query_code", "all"),
+        read_if=DISTILLED,
+    )
     infonce_weight: float = weighing(
         1.3, "Weight of InfoNCE in kl_regularization.", least=0, read_if=loss_reads("infonce_weight")
     )

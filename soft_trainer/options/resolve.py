@@ -146,7 +146,7 @@ def resolve_loss(options: SoftInfoNCEOptions, estimator=None) -> Objective:
         raise UserError("temperature=0: must be above 0")
     if loss.weighting != "eq4" and not loss.uses_weights:
         raise UserError(f"weighting={loss.weighting}: {loss.loss} has no weights, only soft_info_nce")
-    if options.duplicates == "positives" and "also" not in loss.read_by_loss:
+    if options.duplicates == "positives" and not loss.reads_further_answers:
         raise UserError(f"duplicates=positives: loss={loss.loss} does not read `also`, the other right answers")
     if loss.needs_similarity and estimator is None:
         raise UserError(
@@ -155,6 +155,11 @@ def resolve_loss(options: SoftInfoNCEOptions, estimator=None) -> Objective:
         )
     if aware and not getattr(estimator, "compares_codes", True):
         raise UserError(f"weighting=positive_aware: {name} does not compare queries with codes; use {COMPARE_CODES}")
+    if loss.compares_sides and not getattr(estimator, "compares_sides", False):
+        raise UserError(
+            f"distill_pairs=all: {name} does not compare queries with queries and codes with codes; use "
+            "trained_model, simcse or initial_model, or distill_pairs=query_code"
+        )
     loss.try_out()
     return loss
 

@@ -68,7 +68,7 @@ class SoftInfoNCELoss(nn.Module):
         gather_across_devices: whether to use the codes of all processes as negatives.
         options: fields of `SoftInfoNCEOptions`, with the same defaults: `loss`, `weighting` ("eq4" or
             "positive_aware"), `alpha`, `beta`, `temperature`, `floor`, `margin`, `cancel`, `cancel_k`, `cancel_ratio`,
-            `distill_weight`, `distill_temperature`, `infonce_weight`, `kl_weight` and `duplicates`.
+            `distill_weight`, `distill_temperature`, `distill_pairs`, `infonce_weight`, `kl_weight` and `duplicates`.
 
     Raises:
         UserError: the options, rows and estimator are incompatible. It is raised in the first step if the batch is too
@@ -128,7 +128,9 @@ class SoftInfoNCELoss(nn.Module):
         queries, codes, sizes, rank = self._sides(embeddings)
         if torch.is_grad_enabled():
             columns = self._columns(labels, sizes, rank)
-            return self._block_loss(queries, codes[columns.places], columns)
+            if columns.pairs is not None:
+                queries = self._of_all_devices(queries, sizes)
+            return self._block_loss(queries, codes[columns.places], columns, slice(0, sizes[rank]))
         positives = torch.arange(len(queries), device=codes.device) + sum(sizes[:rank]) * (len(embeddings) - 1)
         return losses.info_nce(self._scores(queries, codes), positives)
 
@@ -146,8 +148,14 @@ class SoftInfoNCELoss(nn.Module):
         if not self.gather_across_devices:
             return queries, codes, [len(queries)], 0
         sizes = distributed.gather_numbers(len(queries))
-        codes = distributed.gather_with_gradient(codes, [size * (given - 1) for size in sizes])
+        codes = self._of_all_devices(codes, [size * (given - 1) for size in sizes])
         return queries, codes, sizes, distributed.rank_and_world_size()[0]
+
+    def _of_all_devices(self, embeddings: Tensor, sizes: list[int]) -> Tensor:
+        """Returns the embeddings of all processes that share a batch."""
+        if self.gather_across_devices:
+            return distributed.gather_with_gradient(embeddings, sizes)
+        return embeddings
 
     def _columns(self, labels: Tensor | None, sizes: list[int], rank: int) -> Columns:
         """Returns the columns of the batch's score matrix. The first batch must be large enough for the weights."""
@@ -156,7 +164,7 @@ class SoftInfoNCELoss(nn.Module):
         if self.gather_across_devices:
             gathered = distributed.gather(torch.from_numpy(rows).to(labels.device)).numpy(force=True)
             rows_of = np.split(gathered, np.cumsum(sizes)[:-1])
-        columns = columns_of(self.rows, rows_of, rank, self.options.duplicates)
+        columns = columns_of(self.rows, rows_of, rank, self.options.duplicates, self.objective.compares_sides)
         if not self._batch_checked:
             check_codes(self.objective, len(columns.code_rows))
             self._batch_checked = True  # a later batch may be the short last batch of an epoch
@@ -167,24 +175,36 @@ class SoftInfoNCELoss(nn.Module):
         with torch.autocast(queries.device.type, enabled=False):
             return self.similarity_fct(queries, codes) * self.scale
 
-    def _block_loss(self, queries: Tensor, codes: Tensor, columns: Columns, block: slice = slice(None)) -> Tensor:
-        """Returns the loss of one block of this process's queries against all codes, Tensor[N, d]."""
+    def _block_loss(self, queries: Tensor, codes: Tensor, columns: Columns, block: slice) -> Tensor:
+        """Returns the loss of one block of this process's queries against all codes, Tensor[N, d].
+
+        Args:
+            queries: Tensor[B, d], this process's queries. If the columns have `pairs`, the queries of all processes.
+        """
 
         def part(values: Tensor | None) -> Tensor | None:
             if values is None:
                 return None
             return values[block].to(queries.device)
 
+        pairs = None
+        local = queries[block]
+        if columns.pairs is not None:
+            pairs = columns.pairs.block(block).mapped(lambda tensor: tensor.to(queries.device))
+            local = queries[pairs.own]
         positives = part(columns.positives)
         negatives = part(columns.negatives)
         inputs = {}
         if self.objective.needs_similarity:
             rows = columns.rows[block], columns.code_rows
-            inputs = self.objective.weigh(self.estimator, *rows, positives, negatives)
-        scores = self._scores(queries, codes)
+            inputs = self.objective.weigh(self.estimator, *rows, positives, negatives, pairs)
+        if pairs is not None:
+            similarity = inputs.pop("pair_similarity")
+            inputs["comparisons"] = pairs.compare(self._scores, queries, codes, similarity)
+        scores = self._scores(local, codes)
         loss = self.objective(scores, positives, negatives=negatives, also=part(columns.also), **inputs)
         # With this factor, the average gradient of the processes is that of one process on the global batch.
-        return loss * (len(queries) * len(columns.sizes) / sum(columns.sizes))
+        return loss * (len(local) * len(columns.sizes) / sum(columns.sizes))
 
     def get_config_dict(self) -> dict[str, Any]:
         """Returns the settings that affect the loss, for the model card."""
@@ -248,7 +268,10 @@ class CachedSoftInfoNCELoss(CachedLossMixin, SoftInfoNCELoss):
         def loss_of(queries: Tensor, codes: Tensor, block: slice) -> Tensor:
             return self._block_loss(queries, codes, columns, block)
 
-        return loss_in_blocks(queries, codes[columns.places], loss_of, Tensor.backward, self.mini_batch_size)
+        if columns.pairs is not None:
+            queries = self._of_all_devices(queries, sizes)
+        given = queries, codes[columns.places], sizes[rank]
+        return loss_in_blocks(*given, loss_of, Tensor.backward, self.mini_batch_size)
 
     def get_config_dict(self) -> dict[str, Any]:
         """Returns the settings that affect the loss, for the model card."""
@@ -299,9 +322,18 @@ class SentenceTransformerEstimator(Estimator):
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
         """Computes the model's scaled similarities, Tensor[Q, C] in float32."""
-        queries = self._queries[as_array(query_rows)]
-        codes = self._codes[as_array(code_rows)]
-        return self.model.similarity(queries, codes) * self.score_scale
+        return self._scores(self._queries[as_array(query_rows)], self._codes[as_array(code_rows)])
+
+    def between_queries(self, query_rows: Rows, others: Rows) -> Tensor:
+        """Computes the model's scaled similarities between queries, Tensor[Q, R] in float32."""
+        return self._scores(self._queries[as_array(query_rows)], self._queries[as_array(others)])
+
+    def between_codes(self, code_rows: Rows, others: Rows) -> Tensor:
+        """Computes the model's scaled similarities between codes, Tensor[C, R] in float32."""
+        return self._scores(self._codes[as_array(code_rows)], self._codes[as_array(others)])
+
+    def _scores(self, rows: Tensor, columns: Tensor) -> Tensor:
+        return self.model.similarity(rows, columns) * self.score_scale
 
     def _embeddings(self, encode, texts: list[str]) -> Tensor:
         share = texts[distributed.shard(len(texts), *distributed.rank_and_world_size())]

@@ -12,6 +12,7 @@ from datasets import Dataset
 from scipy import sparse
 from torch import Tensor
 
+from soft_trainer.comparisons import GlobalPairs
 from soft_trainer.data.judgments import Judgments, RightAnswers, Split
 from soft_trainer.data.tokens import text_ids
 from soft_trainer.errors import UserError
@@ -152,6 +153,7 @@ class Columns:
         negatives: BoolTensor[B, N], True where a column is a negative. If None, all columns but the positive are.
         also: BoolTensor[B, N], True where a column is another right answer, or None if there are none.
         sizes: the number of queries of each process.
+        pairs: the rows of all processes as pairs, if the loss compares queries with queries and codes with codes.
     """
 
     rows: np.ndarray
@@ -161,15 +163,19 @@ class Columns:
     negatives: Tensor | None
     also: Tensor | None
     sizes: Sequence[int]
+    pairs: GlobalPairs | None = None
 
 
-def columns_of(table: LabelledRows, rows_of: Sequence[np.ndarray], rank: int, duplicates: str) -> Columns:
+def columns_of(
+    table: LabelledRows, rows_of: Sequence[np.ndarray], rank: int, duplicates: str, compares_sides: bool = False
+) -> Columns:
     """Returns the columns for process `rank`. A code that was encoded several times gets a single column.
 
     Args:
         rows_of: the rows of each process. Encoded codes are ordered by process: first the codes of its rows, then the
             first negative of each row, then the second.
         duplicates: "mask", "positives" or "ignore".
+        compares_sides: True to add `pairs`.
     """
     encoded = np.concatenate([table.codes[rows].T.reshape(-1) for rows in rows_of])
     code_rows, places = np.unique(encoded, return_index=True)
@@ -183,4 +189,11 @@ def columns_of(table: LabelledRows, rows_of: Sequence[np.ndarray], rank: int, du
         if duplicates == "positives":
             also = further
     sizes = [len(each) for each in rows_of]
-    return Columns(rows, code_rows, torch.from_numpy(places), positives, negatives, also, sizes)
+    pairs = None
+    if compares_sides:
+        all_rows = np.concatenate(rows_of)
+        own_codes = table.codes[all_rows, 0]
+        own = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+        columns = torch.from_numpy(np.searchsorted(code_rows, own_codes))
+        pairs = GlobalPairs.of(all_rows, own_codes, columns, own, None if duplicates == "ignore" else table.answers)
+    return Columns(rows, code_rows, torch.from_numpy(places), positives, negatives, also, sizes, pairs)

@@ -12,13 +12,14 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from soft_trainer import distributed
+from soft_trainer.comparisons import GlobalPairs
 from soft_trainer.data.judgments import RightAnswers, Split
 from soft_trainer.data.tokens import SIDES, TokenColumn, side_texts, text_ids
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.training.collator import PairCollator, Side
 from soft_trainer.training.negatives import OwnNegatives
 
-Weigh = Callable[[np.ndarray, np.ndarray, Tensor, Tensor | None], dict[str, Tensor]]
+Weigh = Callable[[np.ndarray, np.ndarray, Tensor, Tensor | None, GlobalPairs | None], dict[str, Tensor]]
 
 
 @dataclass
@@ -38,7 +39,9 @@ class Batch:
         negatives: BoolTensor[B, N], True where a column is a negative. If None, all columns but the positive are.
         also: BoolTensor[B, N], True where a column is another right answer, or None if there are none.
         duplicates: the number of columns that are not used as negatives because they are duplicates.
-        loss_inputs: the loss's `weights` or `similarity`, Tensor[B, N] each. If None, the training step computes them.
+        loss_inputs: what `Objective.weigh` computes, such as `weights`, Tensor[B, N]. If None, the training step
+            computes it.
+        pairs: the pairs of the global batch, if the loss compares queries with queries and codes with codes.
     """
 
     query: Side
@@ -53,6 +56,7 @@ class Batch:
     also: Tensor | None = None
     duplicates: int = 0
     loss_inputs: dict[str, Tensor] | None = None
+    pairs: GlobalPairs | None = None
 
     def to(self, device: torch.device | str) -> Batch:
         """Returns a copy with every tensor on `device`."""
@@ -68,6 +72,8 @@ class Batch:
         changed |= {side: getattr(self, side).mapped(change) for side in SIDES}
         if self.loss_inputs is not None:
             changed["loss_inputs"] = {name: change(tensor) for name, tensor in self.loss_inputs.items()}
+        if self.pairs is not None:
+            changed["pairs"] = self.pairs.mapped(change)
         return dataclasses.replace(self, **changed)
 
     def loss_scale(self, queries: int) -> float:
@@ -104,6 +110,7 @@ class TrainBatches(Dataset):
         duplicates: "mask" excludes other right answers from the loss. "positives" keeps them as right answers.
         gather: True to use the codes of all processes as negatives, False to use only those of this process.
         own_negatives: each query's additional negatives.
+        compares_sides: True if the loss also compares queries with queries and codes with codes.
         rank, world_size: this process's rank and the number of processes.
     """
 
@@ -117,6 +124,7 @@ class TrainBatches(Dataset):
         duplicates: str = "mask",
         gather: bool = True,
         own_negatives: OwnNegatives | None = None,
+        compares_sides: bool = False,
         rank: int = 0,
         world_size: int = 1,
     ):
@@ -128,6 +136,7 @@ class TrainBatches(Dataset):
         self.duplicates = duplicates
         self.gather = gather
         self.own_negatives = own_negatives
+        self.compares_sides = compares_sides
         self.rank = rank
         self.world_size = world_size
 
@@ -169,9 +178,10 @@ class TrainBatches(Dataset):
                 negatives = ~further
             else:
                 negatives = meets & ~further
+        pairs = self._pairs(queries_of, own_codes_of, codes_of) if self.compares_sides else None
         loss_inputs = None
         if self.weigh is not None and len(queries):
-            loss_inputs = self.weigh(queries, codes, positives, negatives)
+            loss_inputs = self.weigh(queries, codes, positives, negatives, pairs)
         return Batch(
             **self._sides(rows_of, queries_of, codes_of),
             rows=rows_of[self.rank],
@@ -184,6 +194,7 @@ class TrainBatches(Dataset):
             also=further if self.duplicates == "positives" else None,
             duplicates=0 if further is None else int(further.sum()),
             loss_inputs=loss_inputs,
+            pairs=pairs,
         )
 
     def _shares(self, values: np.ndarray) -> list[np.ndarray]:
@@ -202,6 +213,24 @@ class TrainBatches(Dataset):
         if bool(further.any()):
             return further
         return None
+
+    def _pairs(
+        self, queries_of: list[np.ndarray], own_codes_of: list[np.ndarray], codes_of: list[np.ndarray]
+    ) -> GlobalPairs:
+        """Returns the pairs of the global batch, or without gathering those of this process."""
+        if not self.gather:
+            queries = queries_of[self.rank]
+            columns = torch.arange(len(queries))
+            return GlobalPairs.of(queries, own_codes_of[self.rank], columns, slice(None), self.answers)
+        columns = []
+        start = 0
+        for queries, codes in zip(queries_of, codes_of, strict=True):
+            columns.append(torch.arange(start, start + len(queries)))  # additional negatives follow the own codes
+            start += len(codes)
+        first = sum(map(len, queries_of[: self.rank]))
+        own = slice(first, first + len(queries_of[self.rank]))
+        rows = np.concatenate(queries_of), np.concatenate(own_codes_of)
+        return GlobalPairs.of(*rows, torch.cat(columns), own, self.answers)
 
     def _with_own_negatives(
         self, queries_of: list[np.ndarray], codes_of: list[np.ndarray], epoch: int

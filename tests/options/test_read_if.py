@@ -22,6 +22,7 @@ TRAINING = [
     ("cancel_k", 1, {}, {"cancel": "top_k"}),
     ("cancel_ratio", 0.1, {"cancel": "top_k"}, {"cancel": "ratio"}),
     ("distill_temperature", 2.0, {}, {"distill_weight": 1.0}),
+    ("distill_pairs", "all", {}, {"distill_weight": 1.0}),
     ("group_size", 2, {}, {"strategy": "similar"}),
     ("negative_ratio", 0.5, {}, {"negatives_per_query": 1}),
 ]

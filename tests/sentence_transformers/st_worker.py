@@ -25,9 +25,12 @@ from soft_trainer.sentence_transformers import (
 )
 
 ROWS = [3, 0, 22, 9, 1, 23, 14, 5]  # with twins, which are on different processes
+DISTILLED = {"distill_weight": 0.5, "distill_temperature": 3.0, "distill_pairs": "all"}
 CASES = {
     "plain": (SoftInfoNCELoss, 4, {}),
     "unequal": (SoftInfoNCELoss, 5, {"duplicates": "positives"}),
+    "distilled": (SoftInfoNCELoss, 5, DISTILLED),
+    "cached_distilled": (CachedSoftInfoNCELoss, 4, DISTILLED | {"mini_batch_size": 3}),
     "cached": (CachedSoftInfoNCELoss, 4, {"mini_batch_size": 3, "weighting": "positive_aware"}),
 }
 
@@ -49,7 +52,10 @@ def step(folder: Path, name: str, rank: int, world_size: int) -> dict:
     """Computes the loss of this process and the gradients of all processes."""
     kind, first, options = CASES[name]
     model, dataset = load(folder)
-    estimator = BM25Estimator(document_column="code_tokens")
+    if "distill_pairs" in options:
+        estimator = SentenceTransformerEstimator(batch_size=5)
+    else:
+        estimator = BM25Estimator(document_column="code_tokens")
     loss = kind(model, estimator, dataset, gather_across_devices=True, **options)
     rows = [ROWS, ROWS[:first], ROWS[first:]][0 if world_size == 1 else rank + 1]
     batch = dataset.select(rows)

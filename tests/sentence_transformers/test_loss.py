@@ -107,6 +107,20 @@ def test_it_equals_the_trainer_on_pairs(name, pairs, still, features_of, trainer
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("duplicates", ["mask", "positives", "ignore"])
+def test_distillation_over_all_pairs_equals_the_trainer(duplicates, pairs, still, features_of, trainer_step):
+    batch = pairs.select(ROWS)
+    options = {"distill_weight": 0.5, "distill_temperature": 3.0, "distill_pairs": "all", "duplicates": duplicates}
+    expected = trainer_step(batch, InitialModelEstimator(cache_dir=None), **options)
+    assert abs(trainer_step(batch, InitialModelEstimator(cache_dir=None))[0] - expected[0]) > 1e-2
+    rows = with_rows(batch)
+    given = features_of(still, rows, range(len(ROWS)))
+    for kind, size in KINDS:
+        loss = kind(still, SentenceTransformerEstimator(batch_size=3), rows, **size, **options)
+        assert_same(step(loss, *given), expected, 1e-5)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["eq4", "positive_aware"])
 def test_negatives_that_only_their_row_names_change_the_loss_of_all_queries(name, tuples, still, features_of):
     rows = with_rows(tuples.select(ROWS))

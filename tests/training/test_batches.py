@@ -57,8 +57,8 @@ def test_a_process_takes_its_part_and_meets_the_codes_that_are_gathered(tokens, 
 
 
 def test_an_estimate_is_of_these_queries_and_those_codes(tokens):
-    def weigh(queries, codes, positives, negatives):
-        assert positives.tolist() == [2, 3] and negatives is None
+    def weigh(queries, codes, positives, negatives, pairs):
+        assert positives.tolist() == [2, 3] and negatives is None and pairs is None
         return {"similarity": torch.tensor([[10.0 * query + code for code in codes] for query in queries])}
 
     batch = batches_of(tokens, weigh=weigh, rank=1, world_size=2).__getitems__([7, 2, 5, 0])

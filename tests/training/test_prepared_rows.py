@@ -5,7 +5,7 @@ import pytest
 import torch
 from datasets import Dataset
 from torch.nn.functional import normalize
-from trainings import OWN, batches_of, bm25, check_weights, fitted, initial
+from trainings import OWN, batches_of, bm25, check_weights, fitted, gradients, initial
 
 from soft_trainer import BM25Estimator, losses
 from soft_trainer.data.tokens import SIDES
@@ -73,14 +73,6 @@ def test_groups_are_nearest_by_brute_force(make_trainer):
 
 
 # ---- The step ----
-
-
-def gradients(trainer, batch) -> tuple[float, dict]:
-    trainer.model.zero_grad()
-    trainer.current_gradient_accumulation_steps = 1
-    trainer.create_optimizer()
-    loss = trainer.training_step(trainer.model, batch)
-    return float(loss), {name: p.grad.clone() for name, p in trainer.model.named_parameters()}
 
 
 @pytest.mark.slow

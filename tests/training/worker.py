@@ -10,6 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 from accelerate import state
 from datasets import Dataset
@@ -24,6 +25,7 @@ from soft_trainer import (
     load_encoder,
 )
 from soft_trainer.encoders.adapters import add_lora
+from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.training import collator
 
@@ -38,6 +40,14 @@ COMMON = {
     "use_cpu": True,
     "per_device_eval_batch_size": 8,
 }
+
+
+class ExactInitialModel(InitialModelEstimator):
+    """Multiplies in float64. In float32, a product depends on the number of rows, which processes share."""
+
+    def _scores(self, rows, columns):
+        left, right = (torch.from_numpy(np.asarray(each, dtype=np.float64)) for each in (rows, columns))
+        return left @ right.T * self._scale
 
 
 class RecordingTrainer(SoftInfoNCETrainer):
@@ -63,6 +73,7 @@ def train(folder: Path, name: str, options: dict, results: Path) -> None:
     options["per_device_train_batch_size"] = options.pop("batch") // world_size
     rows = Dataset.from_list(json.loads((folder / "rows.json").read_text()))
     lora = options.pop("lora", None)
+    estimator = ExactInitialModel(cache_dir=None) if options.pop("initial_model", False) else BM25Estimator()
     encoder = load_encoder(folder / "encoder", device="cpu")
     if lora:
         torch.manual_seed(0)
@@ -75,7 +86,7 @@ def train(folder: Path, name: str, options: dict, results: Path) -> None:
         codebase=rows.select(range(pool or len(rows))),
         processing_class=encoder.tokenizer,
         encoder=encoder.profile,
-        callbacks=[EstimatorCallback(BM25Estimator())],
+        callbacks=[EstimatorCallback(estimator)],
     )
     if rank:
         trainer.terminated_at = terminated_at
