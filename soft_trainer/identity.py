@@ -35,6 +35,7 @@ HASH = re.compile("[0-9a-f]{32}")
 RECENT = 2.0  # seconds; within them, a file may change again without a new modification time
 # Fields of a profile, a configuration and an adapter that do not affect embeddings.
 _UNREAD_PROFILE = {"name", "score_scale", "query_columns", "code_columns", "matryoshka_dims"}
+_UNREAD_PROFILE |= {"teacher", "teacher_identity"}
 _UNREAD_CONFIG = {"_name_or_path", "architectures", "transformers_version", "torch_dtype", "dtype", "use_cache"}
 _UNREAD_ADAPTER = {"base_model_name_or_path", "inference_mode", "revision", "task_type", "peft_version"}
 

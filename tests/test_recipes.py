@@ -79,9 +79,12 @@ def test_a_launch_recipe_is_one_that_accelerate_takes(path):
 @pytest.mark.parametrize("path", RUNS, ids=name)
 def test_a_recipe_trains(path, script, data_dir, tmp_path, model, tokenizer, profile):
     options = TINY | {"data_dir": data_dir, "output_dir": tmp_path / "out", "language": "python"}
-    if read_recipe(path).get("estimator") == "initial_model":  # needs an encoder that knows something
+    estimator = read_recipe(path).get("estimator")
+    if estimator in ("initial_model", "trained_model"):  # needs an encoder that knows something
         encoder = export_encoder(model, tokenizer, profile, tmp_path / "encoder")
         options |= {"from_scratch": "", "model_name_or_path": encoder, "estimator_cache_dir": tmp_path / "rows"}
+    if estimator == "trained_model":
+        options["estimator_model"] = encoder
     code, lines = script(config=path, **options)
     assert code == 0
     assert (tmp_path / "out" / "model.safetensors").exists()

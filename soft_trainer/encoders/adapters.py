@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from soft_trainer.encoders.hub_files import published_name, reading, repository_file
+from soft_trainer.encoders.hub_files import lasting_name, reading, repository_file
 from soft_trainer.errors import UserError
 from soft_trainer.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
@@ -63,11 +63,8 @@ def save_adapter(model: PreTrainedModel, folder: str | Path, state_dict: Mapping
 
 
 def base_name(model: PreTrainedModel) -> str:
-    """Returns the Hub name of an adapter's base, or its absolute path, which is valid from any folder."""
-    name = published_name(model.config._name_or_path)
-    if name and Path(name).is_dir():
-        return str(Path(name).resolve())
-    return name
+    """Returns the Hub name of an adapter's base, or its absolute path."""
+    return lasting_name(model.config._name_or_path)
 
 
 def check_apart_from_base(model: PreTrainedModel, folder: str | Path | None, option: str = "") -> None:

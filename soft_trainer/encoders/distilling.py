@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from soft_trainer.encoders.export import export_encoder
+from soft_trainer.encoders.hub_files import lasting_name
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.static import distilled
 from soft_trainer.errors import UserError
@@ -20,6 +21,8 @@ def distil_static(
     trust_remote_code: bool = False,
 ) -> Path:
     """Distils a static encoder from `model` and writes it to a folder; see `soft_trainer.encoders.static`.
+
+    The folder remembers `model` as the encoder's teacher, which training uses by default.
 
     Args:
         model: a folder or a name on the Hub, as for `load_encoder`.
@@ -45,7 +48,8 @@ def distil_static(
     else:
         lines = _lines(Path(texts))
     static = distilled(encoder, dimensions, lines, progress=True)
-    return export_encoder(static.model, static.tokenizer, static.profile, output_dir)
+    profile = static.profile.replace(teacher=lasting_name(model), teacher_identity=encoder.identity())
+    return export_encoder(static.model, static.tokenizer, profile, output_dir)
 
 
 def _lines(source: Path) -> Iterator[str]:

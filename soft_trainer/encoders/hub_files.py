@@ -32,6 +32,14 @@ def published_name(name_or_path: str | Path) -> str:
     return name
 
 
+def lasting_name(name_or_path: str | Path) -> str:
+    """Returns the Hub name of an encoder, or its folder as an absolute path, which is valid from any folder."""
+    name = published_name(name_or_path)
+    if name and Path(name).is_dir():
+        return str(Path(name).resolve())
+    return name
+
+
 def split_revision(name: str) -> tuple[str, str | None]:
     """Splits `NAME@REVISION` into name and revision. A folder has no revision, although its path may contain `@`."""
     if Path(name).is_dir():

@@ -39,6 +39,8 @@ class EncoderProfile:
         query_columns, code_columns: the columns that may contain the text. The first one that exists is read. Tokens
             in a list are joined by single spaces.
         matryoshka_dims: the numbers of leading dimensions that are trained as embeddings, largest first, or ().
+        teacher: the name on the Hub, or the folder, of the encoder that this one was distilled from, or "".
+        teacher_identity: the fingerprint of that encoder.
 
     Raises:
         UserError: a value is invalid.
@@ -58,6 +60,8 @@ class EncoderProfile:
     query_columns: tuple[str, ...] = ("docstring_tokens", "docstring")
     code_columns: tuple[str, ...] = ("code_tokens", "code")
     matryoshka_dims: tuple[int, ...] = ()
+    teacher: str = ""
+    teacher_identity: str = ""
 
     def __post_init__(self):
         for name, allowed in (("pooling", POOLINGS), ("score_function", SCORE_FUNCTIONS)):

@@ -188,6 +188,11 @@ def _contents(folder: Path, repo_id: str, revision: str | None, repo_type: str) 
     for name in (RECORD, ADAPTER_CONFIG, f"{MERGED_ADAPTER}/{ADAPTER_CONFIG}"):
         if name in contents:
             contents[name] = json.dumps(without_paths(read_json(folder / name)), indent=2).encode() + b"\n"
+    if PROFILE_FILE in contents:
+        profile = read_json(folder / PROFILE_FILE)
+        if teacher := profile.get("teacher"):
+            profile["teacher"] = without_paths(teacher)
+            contents[PROFILE_FILE] = json.dumps(profile, indent=2).encode() + b"\n"
     if CARD in contents:
         contents[CARD] = named_card((folder / CARD).read_text(encoding="utf-8"), repo_id, revision).encode()
     return contents

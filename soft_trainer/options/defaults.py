@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from soft_trainer.encoders.hub_files import repository_file
+from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.errors import UserError
 from soft_trainer.options.declared import changed_options, declared_options
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.recipes import RECIPES, read_recipe
@@ -11,6 +13,7 @@ from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main
 
 RECIPE = "hard_batches.yaml"
+DISTILLED_RECIPE = "distilled.yaml"
 
 
 def apply_default_recipe(
@@ -20,11 +23,12 @@ def apply_default_recipe(
     model: str | None,
     revision: str | None = None,
 ) -> None:
-    """Applies `recipes/hard_batches.yaml` if it is known to help the encoder, and prints the options that it sets.
+    """Applies the recipe that is known to help the encoder, if there is one, and prints the options that it sets.
 
-    The recipe helps pretrained encoders that have sentence-transformers files and cosine scores. Such an encoder can
-    find and weight similar rows before it is trained. Options that were given keep their values. A run that sets any
-    option for batches or weights keeps the usual defaults, and so do all other encoders.
+    `recipes/distilled.yaml` helps an encoder that `soft-trainer distil` made, if its teacher can be loaded.
+    `recipes/hard_batches.yaml` helps other pretrained encoders that have sentence-transformers files and cosine
+    scores. Such an encoder can find and weight similar rows before it is trained. Options that were given keep their
+    values. A run that sets any option for batches or weights keeps the usual defaults, and so do all other encoders.
 
     Args:
         model: the folder or Hub name of the pretrained encoder, or None for an encoder from scratch.
@@ -34,15 +38,45 @@ def apply_default_recipe(
     chosen = any(name in declared and declared[name].group in ("weights", "batches") for name in given)
     if not model or not args.do_train or chosen or profile.score_function != "cosine":
         return
-    if args.per_device_train_batch_size * args.world_size < 2 * args.group_size:
-        return
     if repository_file(model, "modules.json", revision) is None:
         return
+    teacher = loadable_teacher(profile)
+    if teacher is not None:
+        values = read_recipe(RECIPES / DISTILLED_RECIPE) | {"estimator_model": teacher}
+        options = _set_options(values, (data_args, args), given)
+        print_on_main(f"This encoder learns from its teacher by default: {options}. --estimator none turns it off.")
+    elif args.per_device_train_batch_size * args.world_size >= 2 * args.group_size:
+        options = _set_options(read_recipe(RECIPES / RECIPE), (data_args, args), given)
+        print_on_main(f"This encoder gets hard batches by default: {options}. --estimator bm25 turns them off.")
+
+
+def loadable_teacher(profile: EncoderProfile) -> str | None:
+    """Returns the encoder that this one was distilled from, or None if it has none.
+
+    If the teacher cannot be loaded, or is no longer the same encoder, a line says so, and the result is None.
+    """
+    if not profile.teacher:
+        return None
+    try:
+        same = load_encoder(profile.teacher, device="cpu").identity() == profile.teacher_identity
+    except UserError as error:
+        print_on_main(f"This encoder trains without its teacher, which cannot be loaded: {error}")
+        return None
+    if same:
+        return profile.teacher
+    print_on_main(
+        f"This encoder trains without its teacher, because {profile.teacher} has changed since; to use it anyway, "
+        f"give --config distilled --estimator_model {profile.teacher}"
+    )
+    return None
+
+
+def _set_options(values: dict, targets: tuple, given: set[str]) -> str:
+    """Sets the options of a recipe that were not given. Returns them as words of a command."""
     changed = []
-    for name, value in read_recipe(RECIPES / RECIPE).items():
-        target = next((target for target in (data_args, args) if hasattr(target, name)), None)
+    for name, value in values.items():
+        target = next((target for target in targets if hasattr(target, name)), None)
         if target is not None and name not in given:
             setattr(target, name, value)
             changed.append(f"--{name} {value}")
-    options = " ".join(changed)
-    print_on_main(f"This encoder gets hard batches by default: {options}. --estimator bm25 turns them off.")
+    return " ".join(changed)

@@ -64,6 +64,8 @@ def training_settings(args: TrainingArguments, plan: Plan, encoder: EncoderProfi
     profile = dataclasses.asdict(encoder)
     del profile["name"]
     del profile["matryoshka_dims"]  # training reads the option with that name instead
+    del profile["teacher"]  # it may have moved, and the estimator is compared by what it is
+    del profile["teacher_identity"]
     adapter = model.peft_config[active_adapter(model)] if has_adapter(model) else None
     return (
         step_options(args)

@@ -31,4 +31,4 @@ def apply_default_options(
         return []
     data_args = DataArguments()
     apply_default_recipe(data_args, args, profile, model.config._name_or_path)
-    return [make_estimator(data_args.estimator, column=profile.query_columns[0])]
+    return [make_estimator(data_args.estimator, data_args.estimator_model, column=profile.query_columns[0])]

@@ -1,5 +1,6 @@
 """Static encoders: distilled or from random vectors, and loaded by every library with equal embeddings."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -126,7 +127,11 @@ def test_a_folder_is_distilled_from_a_folder(tmp_path, model, tokenizer, profile
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.py").write_text("def sort_list(): pass\n")
     folder = distil_static(tmp_path / "base", tmp_path / "static", 8, tmp_path / "texts")
-    assert load_encoder(folder, device="cpu").encode_queries(["sort"]).shape == (1, 8)
+    static = load_encoder(folder, device="cpu")
+    assert static.encode_queries(["sort"]).shape == (1, 8)
+    assert static.profile.teacher == str(tmp_path / "base")
+    assert static.profile.teacher_identity == load_encoder(tmp_path / "base", device="cpu").identity()
+    assert static.identity() == dataclasses.replace(static, profile=static.profile.replace(teacher="x")).identity()
     with refused("texts="):
         distil_static(tmp_path / "base", tmp_path / "static", 8, tmp_path / "none")
     with refused("dimensions=64: must be from 1 to 32"):

@@ -87,8 +87,14 @@ def test_paths_of_this_machine_stay_here(here, folder):
     (folder / "adapter").mkdir()
     base = {"base_model_name_or_path": "/home/canary/base"}
     (folder / "adapter/adapter_config.json").write_text(json.dumps(base))
+    profile = {"query_prefix": "a:/b/c ", "teacher": "/home/canary/teacher", "teacher_identity": "0" * 32}
+    (folder / "soft_trainer.json").write_text(json.dumps(profile))
     before = (folder / "run.json").read_text()
     push_folder(folder, REPO, WRITE_TOKEN)
+    pushed_profile = json.loads(
+        Path(hf_hub_download(REPO, "soft_trainer.json", cache_dir=folder / ".cache")).read_text()
+    )
+    assert pushed_profile == profile | {"teacher": "teacher"}
     assert here.holding("canary") == [] and (folder / "run.json").read_text() == before
     record = json.loads(Path(hf_hub_download(REPO, "run.json", cache_dir=folder / ".cache")).read_text())
     assert record == {

@@ -4,10 +4,13 @@ import json
 import shutil
 
 import pytest
-from datasets import concatenate_datasets
+import torch
+from datasets import Dataset, concatenate_datasets
+from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoTokenizer, TrainingArguments
 
-from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments
+from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments, load_encoder
+from soft_trainer.encoders.distilling import distil_static
 from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.options.defaults import apply_default_recipe
 from soft_trainer.options.parse import OF_A_RUN, as_argv, parse
@@ -22,12 +25,12 @@ CHOSEN |= {"learning_rate": 6e-5, "num_train_epochs": 1, "warmup_steps": 0.1}
 def options_after(tmp_path, encoder_dir):
     """Returns the options of a run after its defaults were chosen, only those of the recipe."""
 
-    def choose(*words: str, model=encoder_dir) -> dict:
+    def choose(*words: str, model=encoder_dir, names=CHOSEN) -> dict:
         words = [*words, *(["--model_name_or_path", str(model)] if model else []), "--use_cpu", "true"]
         model_args, data_args, args = parse(OF_A_RUN, [*words, "--output_dir", str(tmp_path)])
         pretrained = None if model_args.from_scratch else model_args.model_name_or_path
         apply_default_recipe(data_args, args, build_profile(model_args), pretrained)
-        return {name: getattr(data_args if hasattr(data_args, name) else args, name) for name in CHOSEN}
+        return {name: getattr(data_args if hasattr(data_args, name) else args, name) for name in names}
 
     return choose
 
@@ -62,6 +65,59 @@ def test_other_encoders_keep_theirs(options_after, encoder_dir, tmp_path):
         (tmp_path / "plain" / file).parent.mkdir(exist_ok=True)
         (tmp_path / "plain" / file).write_bytes((encoder_dir / file).read_bytes())
     assert options_after(model=tmp_path / "plain")["estimator"] == "bm25"  # not saved for sentence-transformers
+
+
+DISTILLED = {"estimator": "trained_model", "loss": "info_nce", "distill_weight": 1.0, "distill_pairs": "all"}
+DISTILLED |= {"per_device_train_batch_size": 512, "learning_rate": 3e-3, "num_train_epochs": 5}
+
+
+@pytest.fixture
+def teacher(encoder_dir, tmp_path):
+    return shutil.copytree(encoder_dir, tmp_path / "teacher")
+
+
+@pytest.fixture
+def static(teacher, tmp_path):
+    """A static encoder that remembers its teacher."""
+    return distil_static(teacher, tmp_path / "static", 8)
+
+
+def test_a_distilled_encoder_learns_from_its_teacher_and_a_line_says_so(options_after, static, teacher, capsys):
+    expected = DISTILLED | {"estimator_model": str(teacher), "train_sampling_strategy": "random"}
+    assert options_after(model=static, names=expected) == expected
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("This encoder learns from its teacher by default: --estimator trained_model")
+    assert f"--estimator_model {teacher}" in line and line.endswith("--estimator none turns it off.")
+    given = {"distill_weight": 0.3, "num_train_epochs": 2}
+    words = ("--distill_weight", "0.3", "--epochs", "2")
+    assert options_after(*words, model=static, names=expected) == expected | given
+    assert options_after("--estimator", "none", model=static)["learning_rate"] == 2e-5
+
+
+def test_a_teacher_that_is_gone_or_has_changed_is_not_used(options_after, static, teacher, encoder_dir, capsys):
+    weights = load_file(teacher / "model.safetensors")
+    name = next(iter(weights))
+    save_file(weights | {name: weights[name] + 1}, teacher / "model.safetensors", metadata={"format": "pt"})
+    assert options_after(model=static) == CHOSEN
+    assert f"because {teacher} has changed since; to use it anyway" in capsys.readouterr().err
+    shutil.rmtree(teacher)
+    assert options_after(model=static) == CHOSEN
+    assert "trains without its teacher, which cannot be loaded" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_python_trains_a_distilled_encoder_like_the_shell_and_it_keeps_its_teacher(static, teacher, rows, tmp_path):
+    encoder = load_encoder(static, device="cpu")
+    arguments = SoftInfoNCETrainingArguments(str(tmp_path / "out"), use_cpu=True, report_to="none")
+    rows = {"train_dataset": Dataset.from_list(rows), "processing_class": encoder.tokenizer}
+    trainer = SoftInfoNCETrainer(encoder.model, arguments, **rows)
+    assert repr(trainer.estimator) == f"TrainedModelEstimator(model_name_or_path={str(teacher)!r})"
+    assert trainer.plan.objective.compares_sides and trainer.args.learning_rate == 3e-3
+    before = encoder.model.word_embedding.weight.clone()
+    trainer.train()
+    assert trainer.state.global_step == 5 and not torch.equal(before, encoder.model.word_embedding.weight)
+    trainer.save_model()
+    assert resolve_profile(tmp_path / "out").teacher == str(teacher)
 
 
 @pytest.mark.parametrize("kind", ["sentences", "other"])
