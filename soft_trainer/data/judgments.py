@@ -28,22 +28,60 @@ NEGATIVES = "negatives"  # a column of codes, as texts or urls, that do not answ
 
 
 @dataclass(frozen=True)
+class EqualIds:
+    """Says that a code answers the queries with the same id, in memory that grows with the number of rows.
+
+    Args:
+        queries (`int32[Q]`), codes (`int32[C]`): the number of each row's id. Equal ids have equal numbers.
+    """
+
+    queries: np.ndarray
+    codes: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The number of queries and of codes."""
+        return len(self.queries), len(self.codes)
+
+    @property
+    def number(self) -> int:
+        """The number of ids."""
+        return int(max(self.queries.max(initial=-1), self.codes.max(initial=-1))) + 1
+
+    def matrix(self) -> sparse.csr_matrix:
+        """Returns all pairs with equal ids, csr[Q, C]."""
+        sides = []
+        for ids in (self.queries, self.codes):
+            sides.append(_marks(np.stack([np.arange(len(ids)), ids], axis=1), (len(ids), self.number)))
+        equal = (sides[0] @ sides[1].T).tocsr()
+        equal.sort_indices()
+        return equal
+
+
+@dataclass(frozen=True)
 class Judgments:
     """The codes that do and do not answer each query, for Q queries and C codes.
 
     Args:
-        right (`csr[Q, C]`): the grade of each code that answers a query. Grades are above 0, and 1 if answers are
-            ungraded.
+        answers (`csr[Q, C]` or `EqualIds`): the grade of each code that answers a query. Grades are above 0, and 1 if
+            answers are ungraded. Only an evaluation needs the pairs of `EqualIds`, as `right`.
         wrong (`csr[Q, C]`, *optional*): codes known not to answer a query, with the score of the pair or NaN.
         examples (`int64[P, 2]`, *optional*): the (query, code) pairs to train on. By default, all pairs in `right`.
         gain: how nDCG computes the gain of a grade g. "linear" is g, as in trec_eval. "exponential" is 2^g - 1, as in
             the CodeSearchNet challenge. None means that answers are ungraded.
     """
 
-    right: sparse.csr_matrix
+    answers: sparse.csr_matrix | EqualIds
     wrong: sparse.csr_matrix | None = None
     examples: np.ndarray | None = None
     gain: str | None = None
+
+    @cached_property
+    def right(self) -> sparse.csr_matrix:
+        """The grade of each code that answers a query, csr[Q, C]."""
+        if isinstance(self.answers, EqualIds):
+            return self.answers.matrix()
+        return self.answers
 
     def pairs(self) -> np.ndarray:
         """Returns the (query, code) pairs to train on, int64[P, 2], in the order of the source's rows."""
@@ -55,14 +93,14 @@ class Judgments:
     def first_queries(self) -> np.ndarray:
         """Returns the query in the first pair of each code, int64[C], or -1 if the code is in no pair."""
         pairs = self.pairs()
-        first = np.full(self.right.shape[1], -1, dtype=np.int64)
+        first = np.full(self.answers.shape[1], -1, dtype=np.int64)
         first[pairs[::-1, 1]] = pairs[::-1, 0]  # if a code has several pairs, the last assignment stays
         return first
 
     def first_codes(self) -> np.ndarray:
         """Returns the code in the first pair of each query, int64[Q], or -1 if the query is in no pair."""
         pairs = self.pairs()
-        first = np.full(self.right.shape[0], -1, dtype=np.int64)
+        first = np.full(self.answers.shape[0], -1, dtype=np.int64)
         first[pairs[::-1, 0]] = pairs[::-1, 1]
         return first
 
@@ -93,15 +131,15 @@ class Split:
         """
         rows = flat(rows)
         urls = _column(rows, "url")
-        right = _equal(urls, urls)
         queries = _without(rows, (*CODE_COLUMNS, NEGATIVES))
         corpus = _without(rows, (*QUERY_COLUMNS, NEGATIVES))
         wrong = None
         if NEGATIVES in rows.column_names:
             corpus, wrong = _with_negatives(rows, corpus, urls)
-            right.resize(len(queries), len(corpus))
+        added = np.full(len(corpus) - len(rows), None, dtype=object)
+        answers = _equal(urls, np.concatenate([urls, added]))
         places = np.arange(len(rows))
-        return cls(queries, corpus, Judgments(right, wrong, np.stack([places, places], axis=1)))
+        return cls(queries, corpus, Judgments(answers, wrong, np.stack([places, places], axis=1)))
 
     @classmethod
     def from_urls(cls, queries: Dataset, corpus: Dataset) -> Split:
@@ -135,7 +173,10 @@ class Split:
 
     def fingerprint(self) -> str:
         """Returns a hash of the queries, the corpus and the judgments."""
-        judged = [self.judgments.right, self.judgments.wrong, self.judgments.pairs()]
+        answers = self.judgments.answers
+        if isinstance(answers, EqualIds):
+            answers = [answers.queries, answers.codes]
+        judged = [answers, self.judgments.wrong, self.judgments.pairs()]
         return fingerprint(rows_fingerprint(self.queries), rows_fingerprint(self.corpus), judged)
 
     def pair_rows(self) -> Dataset:
@@ -153,22 +194,41 @@ class RightAnswers:
     text. The texts are those that the encoder reads.
 
     Args:
-        right (`csr[Q, C]`): see `Judgments`.
+        answers: see `Judgments`.
         query_texts (`uint64[Q]`), code_texts (`uint64[C]`): the ids of the texts. Equal texts have equal ids.
     """
 
-    def __init__(self, right: sparse.csr_matrix, query_texts: np.ndarray, code_texts: np.ndarray):
+    def __init__(self, answers: sparse.csr_matrix | EqualIds, query_texts: np.ndarray, code_texts: np.ndarray):
         self.query_texts, known_queries = pd.factorize(query_texts)
         self.code_texts, known_codes = pd.factorize(code_texts)
-        queries, codes = right.nonzero()
-        pairs = np.stack([self.query_texts[queries], self.code_texts[codes]], axis=1)
-        answers = np.ones(len(pairs), dtype=np.float32)
-        self.of_texts = _matrix(pairs, answers, (len(known_queries), len(known_codes)))
+        # If codes with one id have different texts: csr[texts, ids], the ids of each text. Then `of_texts` has the ids
+        # of each query text, csr[Q, ids]. Otherwise it has the texts of codes, csr[Q, texts].
+        self.ids_of_texts: sparse.csr_matrix | None = None
+        columns = len(known_codes)
+        if isinstance(answers, EqualIds):
+            queries = np.arange(len(answers.queries))
+            answered = answers.queries
+            columns = answers.number
+            versions = pd.DataFrame({"text": self.code_texts, "id": answers.codes}).drop_duplicates()
+            if versions["id"].duplicated().any():
+                self.ids_of_texts = _marks(versions.to_numpy(), (len(known_codes), columns))
+            else:
+                text_of = np.full(columns, -1)
+                text_of[versions["id"]] = versions["text"]
+                answered = text_of[answered]
+                queries = queries[answered >= 0]
+                answered = answered[queries]
+                columns = len(known_codes)
+        else:
+            queries, codes = answers.nonzero()
+            answered = self.code_texts[codes]
+        pairs = np.stack([self.query_texts[queries], answered], axis=1)
+        self.of_texts = _marks(pairs, (len(known_queries), columns))
 
     @property
     def key(self) -> list:
         """The values that identify these answers in a cache key."""
-        return [self.of_texts, self.query_texts, self.code_texts]
+        return [self.of_texts, self.ids_of_texts, self.query_texts, self.code_texts]
 
     def restricted(self, codes: np.ndarray) -> RightAnswers:
         """Returns the answers among some of the codes, renumbered in the given order."""
@@ -188,12 +248,19 @@ class RightAnswers:
             bool[B, K].
         """
         texts = np.repeat(self.query_texts[queries], codes.shape[1])
-        found = self.of_texts[texts, self.code_texts[codes.ravel()]]
+        if self.ids_of_texts is None:
+            found = self.of_texts[texts, self.code_texts[codes.ravel()]]
+        else:
+            shared = self.of_texts[texts].multiply(self.ids_of_texts[self.code_texts[codes.ravel()]])
+            found = shared.sum(axis=1)
         return np.asarray(found).reshape(codes.shape) > 0
 
     def among(self, queries: np.ndarray, codes: np.ndarray) -> Tensor:
         """Returns True where one of the N codes answers one of the B queries, BoolTensor[B, N]."""
         texts = self.code_texts[codes]
+        if self.ids_of_texts is not None:
+            shared = self.of_texts[self.query_texts[queries]] @ self.ids_of_texts[texts].T
+            return torch.from_numpy(shared.toarray() > 0)
         answers = np.zeros((len(queries), len(codes)), dtype=bool)
         answers[self._places(queries, texts, np.argsort(texts, kind="stable"))] = True
         return torch.from_numpy(answers)
@@ -205,6 +272,8 @@ class RightAnswers:
     def _places(self, queries: np.ndarray, texts: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the positions of queries and of the texts that answer them. `order` sorts `texts`."""
         right = self.of_texts[self.query_texts[queries]]
+        if self.ids_of_texts is not None:
+            right = right @ self.ids_of_texts.T
         first = np.searchsorted(texts, right.indices, sorter=order)
         counts = np.searchsorted(texts, right.indices, side="right", sorter=order) - first
         within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -237,20 +306,19 @@ def _matrix(pairs: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> sp
     return matrix
 
 
-def _equal(left: np.ndarray, right: np.ndarray) -> sparse.csr_matrix:
-    """Marks equal ids in two lists, csr[left, right]. A row without an id matches the row at the same position."""
+def _marks(pairs: np.ndarray, shape: tuple[int, int]) -> sparse.csr_matrix:
+    """Returns a sparse matrix with a positive value for each pair."""
+    return _matrix(pairs, np.ones(len(pairs), dtype=np.float32), shape)
+
+
+def _equal(left: np.ndarray, right: np.ndarray) -> EqualIds:
+    """Numbers the ids of two lists. A row without an id matches the row at the same position."""
     numbers, _ = pd.factorize(np.concatenate([left, right]))
     places = np.concatenate([np.arange(len(left)), np.arange(len(right))])
     unknown = numbers < 0
     numbers[unknown] = numbers.max(initial=-1) + 1 + places[unknown]
-    known = int(numbers.max(initial=-1)) + 1
-    sides = []
-    for part in (numbers[: len(left)], numbers[len(left) :]):
-        entries = np.stack([np.arange(len(part)), part], axis=1)
-        sides.append(_matrix(entries, np.ones(len(part), dtype=np.float32), (len(part), known)))
-    equal = (sides[0] @ sides[1].T).tocsr()
-    equal.sort_indices()
-    return equal
+    numbers = numbers.astype(np.int32)
+    return EqualIds(numbers[: len(left)], numbers[len(left) :])
 
 
 def _with_negatives(rows: Dataset, corpus: Dataset, urls: np.ndarray) -> tuple[Dataset, sparse.csr_matrix]:

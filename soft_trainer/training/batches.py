@@ -285,4 +285,4 @@ def right_answers(split: Split, profile: EncoderProfile) -> RightAnswers:
     """Returns the right answers among the training rows, looked up by the texts that the encoder reads."""
     queries = text_ids(side_texts(split.queries, "query", profile))
     codes = text_ids(side_texts(split.corpus, "code", profile))
-    return RightAnswers(split.judgments.right, queries, codes)
+    return RightAnswers(split.judgments.answers, queries, codes)

@@ -1,9 +1,11 @@
 """Queries, corpus, judgments: who answers whom."""
 
 import itertools
+import tracemalloc
 
 import numpy as np
 import pytest
+import torch
 from datasets import Dataset
 
 from soft_trainer.data.judgments import RightAnswers, Split
@@ -98,3 +100,36 @@ def test_equal_texts_have_equal_answers():
     answers = RightAnswers(split.judgments.right, query_texts, code_texts).among(chosen_queries, chosen_codes)
     assert answers.flatten().tolist() == expected
     assert any(expected)
+
+
+def test_many_rows_with_one_id_take_little_memory():
+    rows = Dataset.from_dict(
+        {"docstring": [f"q{n}" for n in range(100_000)], "code": [f"c{n}" for n in range(100_000)], "url": ["u"] * 100_000}
+    )
+    tracemalloc.start()
+    split = Split.from_pairs(rows)
+    texts = np.arange(100_000)
+    answers = RightAnswers(split.judgments.answers, texts, texts)
+    assert answers.among(np.arange(512), np.arange(600)).all()
+    assert answers.contain(np.arange(3), np.array([[7], [8], [9]])).all()
+    assert split.judgments.first_queries()[5] == 5
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 200e6
+
+
+def test_versions_of_a_code_are_right_answers_like_their_judgments():
+    generator = np.random.default_rng(0)
+    ids = [f"u{n}" for n in generator.integers(9, size=40)]
+    rows = Dataset.from_dict({"docstring": ["q"] * 40, "code": ["c"] * 40, "url": ids})
+    judgments = Split.from_pairs(rows).judgments
+    texts = [generator.integers(25, size=40) for _ in range(2)]
+    by_id = RightAnswers(judgments.answers, *texts)
+    expected = RightAnswers(judgments.right, *texts)
+    queries = np.arange(40)
+    assert by_id.ids_of_texts is not None
+    assert torch.equal(by_id.among(queries, queries), expected.among(queries, queries))
+    pairs = [sorted(zip(*map(np.ndarray.tolist, each.everywhere(queries)), strict=True)) for each in (by_id, expected)]
+    assert pairs[0] == pairs[1]
+    codes = generator.integers(40, size=(40, 5))
+    assert (by_id.contain(queries, codes) == expected.contain(queries, codes)).all()
