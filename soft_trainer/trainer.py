@@ -23,13 +23,13 @@ from transformers import EvalPrediction, PrinterCallback, ProgressCallback, Trai
 from transformers.trainer_utils import speed_metrics
 
 from soft_trainer import distributed
+from soft_trainer.data.columns import ColumnNames
 from soft_trainer.data.judgments import Split
-from soft_trainer.data.python_rows import as_row_sets, as_split
+from soft_trainer.data.python_rows import as_evaluations, as_row_sets, as_split
 from soft_trainer.data.tokens import SIDES, GraphColumn, TokenColumn, column_of
-from soft_trainer.encoders.adapters import plain_encoder
 from soft_trainer.encoders.encoding import Encoder, comparable, embed_sharded, encode, prompt_length, score
 from soft_trainer.encoders.loading import prepare_tokenizer
-from soft_trainer.encoders.profiles import EncoderProfile, profile_of
+from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.callback import EstimatorCallback, find_estimator_callback, with_estimators
@@ -62,19 +62,21 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     Args:
         model: a plain `PreTrainedModel` encoder, so that the saved folder loads with `AutoModel`. It may have an
-            adapter (`model.add_adapter`). A `PeftModel` is unwrapped.
+            adapter (`model.add_adapter`). A `PeftModel` is unwrapped, and so is a `SentenceTransformer` whose modules
+            a profile can express. A folder or a name on the Hub is loaded, with its tokenizer.
         args: `SoftInfoNCETrainingArguments` or plain `transformers.TrainingArguments`. If no callback has an
             estimator, the former use the command line's default estimator, and the latter train with InfoNCE.
-        train_dataset: pairs of a query and a code with CodeSearchNet's columns, as a `Dataset` or a list of dicts, or
-            a `Split` of queries, corpus and judgments. The attribute `train_dataset` has the pairs, `train_split` the
-            `Split`.
-        eval_dataset: rows with a `url` and a query, or a dict of them.
+        train_dataset: pairs of a query and a code with the columns that `load_rows` recognises, as a `Dataset`, a data
+            frame or a list of dicts, or a `Split` of queries, corpus and judgments. The attribute `train_dataset` has
+            the pairs, `train_split` the `Split`.
+        eval_dataset: such pairs, rows with a query and the `url` of its code, a `Split`, or a dict of them.
         codebase: the corpus that is ranked for the queries, as rows with a `url` and a code, or as a dict with the
-            keys of `eval_dataset`.
-        processing_class: the tokenizer.
+            keys of `eval_dataset`. By default, the codes of `eval_dataset`.
+        processing_class: the tokenizer. By default, the one that belongs to a model that is given by name.
         encoder: pooling, prefixes, lengths and score. By default, they are inferred from the model.
         data_collator: turns features with `query_ids` and `code_ids` into `{"query": inputs, "code": inputs}`.
         callbacks: the trainer's callbacks. An estimator or an `EstimatorCallback` among them supplies the weights.
+        query_column, code_column, id_column: the names of the rows' columns, if they are not recognised.
         kwargs: other arguments for `transformers.Trainer`.
 
     Raises:
@@ -95,32 +97,35 @@ class SoftInfoNCETrainer(SavingTrainer):
         encoder: EncoderProfile | None = None,
         data_collator=None,
         callbacks=None,
+        query_column: str | None = None,
+        code_column: str | None = None,
+        id_column: str | None = None,
         **kwargs,
     ):
         args = args or SoftInfoNCETrainingArguments()
         args.output_dir = args.output_dir or "outputs"
-        preflight.check_trainer_arguments(model, processing_class, kwargs)
-        model = plain_encoder(model)
-        encoder = encoder or profile_of(model)
+        first, processing_class, encoder = preflight.first_encoder(model, processing_class, encoder, kwargs)
+        self.columns = ColumnNames(query_column, code_column, id_column)
         trains = train_dataset is not None
         callbacks = with_estimators(callbacks)
         if trains and find_estimator_callback(callbacks) is None:
-            callbacks += with_estimators(apply_default_options(args, encoder, model))
+            callbacks += with_estimators(apply_default_options(args, encoder, first))
         callback = find_estimator_callback(callbacks)
-        split = as_split(train_dataset, "train_dataset")
+        split = as_split(train_dataset, "train_dataset", self.columns)
+        eval_dataset, codebase = as_evaluations(eval_dataset, codebase, self.columns)
         resolve(args, callback and callback.estimator)  # refuses before anything is set up
         super().__init__(
-            model,
+            None if "model_init" in kwargs else first,
             args,
             data_collator=data_collator or PairCollator(processing_class.pad_token_id),
             train_dataset=split and split.pair_rows(),
-            eval_dataset=as_row_sets(eval_dataset, "eval_dataset"),
+            eval_dataset=eval_dataset,
             processing_class=processing_class,
             callbacks=callbacks,
             **kwargs,
         )
         self.train_split = split
-        self.codebase = as_row_sets(codebase, "codebase")
+        self.codebase = codebase
         self.estimator_callback = callback
         self.encoder = encoder
         prepare_tokenizer(processing_class, self.encoder)
@@ -183,9 +188,16 @@ class SoftInfoNCETrainer(SavingTrainer):
             preflight.check_adapter(self.model, self.args)
 
     @property
-    def objective(self) -> Objective:
-        """The loss and its settings."""
+    def objective(self) -> Objective | float | None:
+        """The loss and its settings. During a search for hyperparameters, the value that `Trainer` stored."""
+        if self.hp_search_backend is not None:
+            return self._searched_value
         return self.plan.objective
+
+    @objective.setter
+    def objective(self, value: float | None) -> None:
+        """Stores the value of a trial, which `Trainer` keeps under this name."""
+        self._searched_value = value
 
     @property
     def estimator(self):
@@ -553,7 +565,7 @@ class SoftInfoNCETrainer(SavingTrainer):
     def _split_of(self, queries, key: str | None, codebase: Corpora, name: str) -> Split:
         """Returns queries with their corpus and right answers. Raises UserError if a query has no right answer."""
         corpora = self.codebase if codebase is None else as_row_sets(codebase, "codebase")
-        return evaluation_split(queries, corpora, key, name)
+        return evaluation_split(queries, corpora, key, name, self.columns)
 
     def embed_rows(self, rows: Dataset, side: str) -> Tensor:
         """Embeds one side of `rows`, Tensor[n, d] on every process. Dot products of embeddings are unscaled scores."""

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from datasets import Dataset, DatasetDict, List, Value, concatenate_datasets
-from xxhash import xxh3_128_hexdigest
+from datasets import Dataset, DatasetDict, concatenate_datasets
 
 from soft_trainer.data.codesearchnet import SIDES_OF, SPLITS, corpus_of, load_folder, split_files, splits_in
+from soft_trainer.data.columns import (
+    COLUMNS_OF,
+    PAIRS,
+    QUERIES,
+    ColumnNames,
+    chosen_columns,
+    has_code,
+    standard_rows,
+    texts_of,
+    with_text_ids,
+)
 from soft_trainer.data.judged_files import has_judged_splits, load_judged_splits
 from soft_trainer.data.judgments import Split
 from soft_trainer.data.places import place_of
@@ -25,19 +35,14 @@ from soft_trainer.files import read_json_lines
 from soft_trainer.mining.packages import assign_splits
 from soft_trainer.terminal import print_on_main, table
 
-# The recognised names of query and code columns, of splits, and of the column with a row's repository.
-PAIRS = (("query", "code"), ("anchor", "positive"), ("question", "answer"), ("text", "function"))
-REPOSITORIES = ("repo", "repository", "repository_name", "repo_name")
-# The columns of CodeSearchNet.
-QUERIES = ("docstring", "docstring_tokens")
-CODES = ("code", "code_tokens")
-COLUMNS_OF = {"query": QUERIES, "code": CODES}
+REPOSITORIES = ("repo", "repository", "repository_name", "repo_name")  # recognised columns with a row's repository
 
 
 def load_rows(
     source: str | Path | pd.DataFrame,
     query_column: str | None = None,
     code_column: str | None = None,
+    id_column: str | None = None,
     needed: Sequence[str] = SPLITS,
     split: bool = True,
     check: bool = True,
@@ -46,15 +51,16 @@ def load_rows(
     codebase.
 
     The column names in `PAIRS` are recognised. If there are only training rows, they are split: by repository if there
-    is such a column, otherwise at random, with equal queries and equal codes kept in the same split. Rows without a
-    `url` get one derived from their code. If `codebase` is missing, the corpus consists of the codes in valid and
-    test. For a folder in the layout of BEIR, CoSQA or CoSQA+, train, valid and test are each a `Split`, with its own
-    corpus.
+    is such a column, otherwise at random, with equal queries and equal codes kept in the same split. In rows with
+    CodeSearchNet's columns, `url` is the code's id. In others, the text of the code is. If `codebase` is missing, the
+    corpus consists of the codes in valid and test. For a folder in the layout of BEIR, CoSQA or CoSQA+, train, valid
+    and test are each a `Split`, with its own corpus.
 
     Args:
         source: a file or a folder of JSON lines, CSV or Parquet, a folder written by `save_to_disk`, a folder in the
             layout of BEIR, CoSQA or CoSQA+, a name on the Hub, or a data frame.
         query_column, code_column: the names of these columns, if they are not recognised.
+        id_column: the column with the code's id, if it is another one.
         needed: the splits that must exist.
         split: if False, only `test` is returned, with the rows of test, of valid if there is no test, or else all
             rows.
@@ -63,37 +69,44 @@ def load_rows(
     Raises:
         UserError: the rows cannot be read, a column is missing or not text, or a row (see the message) has no text.
     """
-    framed = isinstance(source, pd.DataFrame)
-    if not framed and has_judged_splits(Path(source)):
+    if not isinstance(source, pd.DataFrame) and has_judged_splits(Path(source)):
         splits = load_judged_splits(Path(source))
         return splits | {"codebase": splits[list(splits)[-1]].corpus}
-    codesearchnet = not (framed or query_column or code_column) and split and is_codesearchnet(Path(source))
-    name = "the data frame" if framed else str(source)
-    if codesearchnet:
-        alone = list(split_files(Path(source))) == ["train"]  # the other splits are then made from it
-        data = load_folder(source, needed=["train"] if alone else set(needed) - {"codebase"})
-        columns = COLUMNS_OF
-    else:
-        data = {"train": from_frame(source)} if framed else read_splits(name)
-        columns = _chosen_columns(data, query_column, code_column, name)
-    if check:
-        _check_texts(data, columns, source)
-    if not codesearchnet:
-        data = _renamed(data, columns, name)
-    # CodeSearchNet's training rows need no urls.
-    complete = {}
-    if codesearchnet and len(data) > 1 and "train" in data:
-        complete["train"] = data["train"]
-    data = _with_urls(data) | complete
+    names = ColumnNames(query_column, code_column, id_column)
+    data = _read(source, names, needed, split, check)
     if not split:
         return _undivided(data)
     if list(data) == ["train"] and set(needed) - {"train"}:
         data = _split(data["train"])
     if "codebase" not in data:
         held_out = splits_in(data, ("valid", "test"))
-        if held_out and all(map(_has_code, held_out)):
+        if held_out and all(map(has_code, held_out)):
             data["codebase"] = corpus_of(held_out)
     return DatasetDict(data)
+
+
+def _read(
+    source: str | Path | pd.DataFrame, names: ColumnNames, needed: Sequence[str], split: bool, check: bool
+) -> dict[str, Dataset]:
+    """Reads tables of rows, and gives them CodeSearchNet's columns and ids. The arguments are those of `load_rows`."""
+    framed = isinstance(source, pd.DataFrame)
+    if not framed and not any(names) and split and is_codesearchnet(Path(source)):
+        alone = list(split_files(Path(source))) == ["train"]  # the other splits are then made from it
+        data = load_folder(source, needed=["train"] if alone else set(needed) - {"codebase"})
+        if check:
+            _check_texts(data, COLUMNS_OF, source)
+        if alone or "train" not in data:
+            return with_text_ids(data)
+        return with_text_ids(data) | {"train": data["train"]}  # its training rows need no urls
+    if framed:
+        name = "the data frame"
+        data = {"train": from_frame(source)}
+    else:
+        name = str(source)
+        data = read_splits(name)
+    if check:
+        _check_texts(data, chosen_columns(data, names.query, names.code, name, quiet=True), source)
+    return with_text_ids(standard_rows(data, name, names, partial(_place, source)))
 
 
 def _undivided(data: Mapping[str, Dataset]) -> DatasetDict:
@@ -134,30 +147,6 @@ def is_codesearchnet(folder: Path, query_column: str | None = None) -> bool:
     return bool({*QUERIES} & row.keys()) or not (query_column in row or any({*pair} <= row.keys() for pair in PAIRS))
 
 
-def _chosen_columns(
-    data: dict[str, Dataset], query: str | None, code: str | None, source: str
-) -> dict[str, Sequence[str]]:
-    """Returns the columns that each side's text may come from, and prints those that were recognised."""
-    names = list(dict.fromkeys(name for rows in data.values() for name in rows.column_names))
-    for option, name in (("query_column", query), ("code_column", code)):
-        if name is not None and name not in names:
-            raise UserError(f"{source}: {option}={name}: no such column; the rows have {', '.join(names)}")
-    if not (query or code or {*QUERIES} & {*names}):
-        query, code = next((pair for pair in PAIRS if {*pair} <= {*names}), (None, None))
-        if query is not None:  # otherwise, `text_column` raises an error
-            print_on_main(f"{source}: the query is column {query!r}, the code {code!r}")
-    return {"query": (query,) if query else QUERIES, "code": (code,) if code else CODES}
-
-
-def _renamed(data: dict[str, Dataset], columns: Mapping[str, Sequence[str]], source: str) -> dict[str, Dataset]:
-    """Renames the query and code columns to CodeSearchNet's names."""
-    for side, targets in COLUMNS_OF.items():
-        if columns[side] != targets:
-            (name,) = columns[side]
-            data = {split: _as_text(rows, name, targets, source) for split, rows in data.items()}
-    return data
-
-
 def _check_texts(
     data: Mapping[str, Dataset], columns: Mapping[str, Sequence[str]], source: str | Path | pd.DataFrame
 ) -> None:
@@ -173,7 +162,7 @@ def _check_texts(
             for name in names:
                 blank &= set(blank_rows(rows, name))
             if names and blank:
-                place = _place(source, split, min(blank))
+                place = _place(source, split, min(blank) + 1)
                 counts = f"{len(blank):,} of {len(rows):,} rows"
                 raise UserError(
                     f"{place}: column {names[0]!r} is missing or empty, as in {counts} of {split}; "
@@ -182,53 +171,16 @@ def _check_texts(
 
 
 def _place(source: str | Path | pd.DataFrame, split: str, row: int) -> str:
-    """Returns the location of a row in a split, by file and line if possible."""
+    """Returns the location of a row in a split, by file and line if possible. The first row has number 1."""
     if isinstance(source, pd.DataFrame):
-        return f"the data frame, row {row + 1}"
+        return f"the data frame, row {row}"
     path = Path(source)
     files = []
     if path.exists() and not is_saved(path):
         files = [file for file, named in row_files(path) if named == split]
     if files:
-        return place_of(files, row)
-    return f"{source}, {split}, row {row + 1}"
-
-
-def _as_text(rows: Dataset, name: str | None, targets: tuple[str, str], source: str) -> Dataset:
-    """Renames a column, if it exists, to the first of `targets`, or to the second one if it has lists of tokens."""
-    if name not in rows.column_names:
-        return rows
-    feature = rows.features[name]
-    tokens = isinstance(feature, List)
-    if (feature.feature if tokens else feature) not in (Value("string"), Value("large_string"), Value("null")):
-        kind = getattr(feature, "dtype", type(feature).__name__)
-        raise UserError(f"{source}: column {name!r} holds {kind}, text is expected")
-    rows = rows.remove_columns(columns_in(rows, {*targets} - {name}))
-    if name == targets[tokens]:
-        return rows
-    return rows.rename_column(name, targets[tokens])
-
-
-def _texts(rows: Dataset, columns: tuple[str, str]) -> list[Hashable]:
-    """Returns the texts of one side in a form that can be compared. A row without a text has None."""
-    texts = rows[columns_in(rows, columns)[0]][:]
-    if not any(isinstance(text, list) for text in texts):
-        return texts
-    return [text and " ".join(text) for text in texts]
-
-
-def _has_code(rows: Dataset) -> bool:
-    return bool(columns_in(rows, CODES))
-
-
-def _with_urls(data: Mapping[str, Dataset]) -> dict[str, Dataset]:
-    """Derives missing urls from the code, so that rows with equal code share one code of the corpus."""
-    with_urls = dict(data)
-    for name, rows in data.items():
-        if "url" not in rows.column_names and _has_code(rows):
-            urls = [f"code:{xxh3_128_hexdigest(json.dumps(text).encode())}" for text in _texts(rows, CODES)]
-            with_urls[name] = rows.add_column("url", urls)
-    return with_urls
+        return place_of(files, row - 1)
+    return f"{source}, {split}, row {row}"
 
 
 # ---- Splits ----
@@ -277,7 +229,7 @@ def _groups_of_equals(rows: Dataset) -> list[str]:
 
     for side in COLUMNS_OF.values():
         first: dict[Hashable, int] = {}
-        for row, text in enumerate(_texts(rows, side)):
+        for row, text in enumerate(texts_of(rows, side)):
             if text:
                 parent[root(row)] = root(first.setdefault(text, row))
     return [str(root(row)) for row in range(len(rows))]

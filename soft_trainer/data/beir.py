@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -131,7 +132,9 @@ def _lines(path: Path) -> Iterator[tuple[str, tuple[str, str, float]]]:
                 try:
                     score = float(values[2])
                 except ValueError:
-                    raise UserError(f"{place}: the score {values[2]!r} is not a number") from None
+                    score = math.nan
+                if not math.isfinite(score):
+                    raise UserError(f"{place}: the score {values[2]!r} is not a number")
                 yield place, (values[0], values[1], score)
     except UNREADABLE as error:
         raise UserError(f"{path}: cannot be read in UTF-8: {error}") from error

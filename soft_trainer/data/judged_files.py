@@ -60,12 +60,14 @@ def load_judged_splits(folder: Path) -> dict[str, Split]:
     if is_beir(folder):
         return load_beir(folder)
     files = files_of(folder)
+    if not _has_cosqa_plus(files):
+        return _cosqa(folder, files)
     splits = {}
     if _has_cosqa(files):
-        splits |= _cosqa(folder, files)
-    if _has_cosqa_plus(files):
-        splits["test"] = _cosqa_plus(folder, files)
-    return splits
+        splits = _cosqa(folder, files)
+        if "test" in splits:
+            raise UserError(f"{folder}: both CoSQA and CoSQA+ have queries for test: keep each in its own folder")
+    return splits | {"test": _cosqa_plus(folder, files)}
 
 
 # ---- CoSQA and CoSQA+ ----

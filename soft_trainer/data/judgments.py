@@ -7,6 +7,7 @@ rows of the corpus.
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +25,7 @@ from soft_trainer.identity import fingerprint, rows_fingerprint
 
 QUERY_COLUMNS = ("docstring", "docstring_tokens")
 CODE_COLUMNS = ("original_string", "code", "code_tokens")
+URL = re.compile(r"code:[0-9a-f]{32}$|https?://\S+$")  # an id, which cannot be a code
 NEGATIVES = "negatives"  # a column of codes, as texts or urls, that do not answer the row's query
 
 
@@ -333,15 +335,14 @@ def _with_negatives(rows: Dataset, corpus: Dataset, urls: np.ndarray) -> tuple[D
     pairs = []
     for query, names in enumerate(rows[NEGATIVES]):
         for name in _names(names, query):
-            code = row_of.get(name, row_of.get(" ".join(name.split())))
+            code = row_of.get(name)
             if code is None:
-                if len(name.split()) < 2:
+                if URL.match(name):
                     raise UserError(
-                        f"negatives, row {query + 1}: {name[:80]!r} is neither the url of a row nor a code; "
-                        "give the code's text"
+                        f"negatives, row {query + 1}: no row has the url {name[:80]!r}; give the code's text"
                     )
                 code = len(rows) + len(added)
-                row_of[" ".join(name.split())] = code
+                row_of[name] = code
                 added.append(_code_row(name, corpus, query))
             if code != query:
                 pairs.append((query, code))
@@ -364,9 +365,9 @@ def _names(names, row: int) -> list[str]:
 
 
 def _code_texts(corpus: Dataset) -> list[str]:
-    """Returns each row's code with normalised white space, to match negatives against."""
+    """Returns each row's code, to match negatives against. Tokens are joined by single spaces."""
     if "code" in corpus.column_names:
-        return [" ".join((code or "").split()) for code in corpus["code"]]
+        return [code or "" for code in corpus["code"]]
     return [" ".join(tokens or ()) for tokens in corpus["code_tokens"]]
 
 

@@ -7,15 +7,25 @@ from itertools import chain
 
 import pandas as pd
 import pyarrow as pa
-from datasets import Dataset
+from datasets import Dataset, Value
 
-from soft_trainer.data.judgments import Split
+from soft_trainer.data.columns import ANY_COLUMNS, TEXT_ID, ColumnNames, standard_rows, with_text_ids
+from soft_trainer.data.judgments import CODE_COLUMNS, QUERY_COLUMNS, Split
 from soft_trainer.data.row_files import with_plain_text
+from soft_trainer.data.tokens import columns_in
 from soft_trainer.errors import UserError
 
 
 def from_frame(frame: pd.DataFrame, name: str = "the data frame") -> Dataset:
-    """Converts a data frame, without its index. Raises UserError if a column has values of several types."""
+    """Converts a data frame, without its index. Names of columns become text.
+
+    Raises:
+        UserError: two columns have the same name, or a column has values of several types.
+    """
+    frame = frame.set_axis(frame.columns.map(str), axis=1)
+    repeated = frame.columns[frame.columns.duplicated()]
+    if len(repeated):
+        raise UserError(f"{name}: two columns are called {repeated[0]!r}: rename one of them")
     try:
         return with_plain_text(Dataset.from_pandas(frame, preserve_index=False))
     except pa.ArrowException as error:
@@ -49,11 +59,60 @@ def as_rows(rows, name: str) -> Dataset | Split | None:
     )
 
 
-def as_split(rows, name: str) -> Split | None:
-    """Converts pairs of a query and a code to a `Split`. Anything that `as_rows` converts is accepted."""
+def as_split(rows, name: str, columns: ColumnNames = ANY_COLUMNS) -> Split | None:
+    """Converts pairs of a query and a code to a `Split`. Anything that `as_rows` converts is accepted.
+
+    Raises:
+        UserError: the rows have another type, a named column is missing, or no row has a code.
+    """
     if rows is None or isinstance(rows, Split):
         return rows
-    return Split.from_pairs(as_rows(rows, name))
+    (pairs,) = standard_rows({name: as_rows(rows, name)}, name, columns).values()
+    for column in columns_in(pairs, (*CODE_COLUMNS, *QUERY_COLUMNS)):
+        if pairs.features[column] == Value("null"):
+            raise UserError(f"{name}: column {column!r} is missing or empty in all rows")
+    return Split.from_pairs(pairs)
+
+
+def as_evaluations(sets, corpora, columns: ColumnNames = ANY_COLUMNS):
+    """Gives evaluation rows and their corpora CodeSearchNet's columns.
+
+    Args:
+        sets: one set of rows, or a dict of them.
+        corpora: one corpus for all of them, a dict with the same keys, or None.
+
+    Returns:
+        The sets and the corpora in the same form.
+    """
+    sets = as_row_sets(sets, "eval_dataset")
+    corpora = as_row_sets(corpora, "codebase")
+    tables = sets if isinstance(sets, Mapping) else {"eval_dataset": sets}
+    tables = {key: rows for key, rows in tables.items() if isinstance(rows, Dataset)}
+    changed = {}
+    if isinstance(corpora, Mapping):
+        corpora = dict(corpora)
+        for key in tables.keys() & corpora.keys():
+            both = {key: tables[key], "codebase": corpora[key]}
+            changed[key], corpora[key] = _with_common_ids(both, columns).values()
+    elif tables:
+        together = dict(tables)
+        if corpora is not None:
+            together["codebase"] = corpora
+        changed = _with_common_ids(together, columns)
+        if corpora is not None:
+            corpora = changed.pop("codebase")
+    if isinstance(sets, Mapping):
+        return sets | changed, corpora
+    return changed.get("eval_dataset", sets), corpora
+
+
+def _with_common_ids(tables: Mapping[str, Dataset], columns: ColumnNames) -> dict[str, Dataset]:
+    """Gives tables standard columns, and ids derived from the codes unless some of them have their own ids."""
+    standard = standard_rows(tables, "eval_dataset", columns, quiet=True)
+    for rows in standard.values():
+        if "url" in rows.column_names and not str(rows["url"][0] if len(rows) else "").startswith(TEXT_ID):
+            return standard
+    return with_text_ids(standard)
 
 
 def as_row_sets(rows, name: str) -> Dataset | Split | dict[str, Dataset | Split] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -85,8 +85,9 @@ def _reading(source: str | Path) -> Iterator[None]:
     except UserError:
         raise
     except (OSError, ValueError, DatasetGenerationError, StopIteration) as error:
-        reason = (str(error.__cause__ or error).strip() or "it is empty").splitlines()[0]
-        if "corresponds to no data" in reason:  # the words of `datasets` for a file with nothing but a header
+        reason = (str(error.__cause__ or error).strip() or "it has no rows").splitlines()[0]
+        # The words of `datasets` for a file with nothing but a header, and of pandas for an empty one.
+        if "corresponds to no data" in reason or "No columns to parse" in reason:
             reason = "it has no rows"
         raise UserError(f"{source}: cannot be read: {reason}") from error
 
@@ -114,12 +115,32 @@ def row_files(source: Path) -> list[tuple[Path, str]]:
     """
     paths = [source]
     if source.is_dir():
-        paths = sorted(source.iterdir())
+        # A plain file takes precedence over its gzipped copy.
+        plain = {path.name.removesuffix(".gz"): path for path in sorted(source.iterdir(), reverse=True)}
+        paths = [plain[name] for name in sorted(plain)]
     paths = list(filter(format_of, paths))
     splits = list(map(split_of, paths))
     if not any(splits):
         splits = ["train"] * len(paths)
-    return [(path, split) for path, split in zip(paths, splits, strict=True) if split]
+    files = [(path, split) for path, split in zip(paths, splits, strict=True) if split]
+    _check_no_copies(files, named=any(map(split_of, paths)))
+    return files
+
+
+def _check_no_copies(files: Sequence[tuple[Path, str]], named: bool) -> None:
+    """Raises UserError if two files seem to have the same rows: both named for a split, or alike but for the format.
+
+    Args:
+        named: whether the names of the files say which split they belong to.
+    """
+    first: dict[str, tuple[Path, tuple]] = {}
+    for path, split in files:
+        whole, shard = SHARD.subn("", path.name.split(".")[0])
+        kind = (whole, format_of(path), shard)
+        other, other_kind = first.setdefault(split if named else whole, (path, kind))
+        shards = shard and kind == other_kind
+        if other is not path and not shards:
+            raise UserError(f"{path.parent}: {other.name} and {path.name} both have rows of {split}: keep one of them")
 
 
 def _read_files(source: Path) -> dict[str, Dataset]:

@@ -58,4 +58,7 @@ def statistics_table(statistics: dict[str, dict], paper_language: str | None = N
             shown = own and (f"{own['mean']:.0f}", f"{own['p95']:.0f}", f"{own['cut']:.1%}", own["duplicates"])
             row += shown or [None] * 4
         rows.append(row)
+    for split in SPLITS[:3]:
+        if "train" in statistics and split not in statistics:
+            rows.append([split, "none"] + [None] * (len(headers) - 2))
     return table(headers, rows)

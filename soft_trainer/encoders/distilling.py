@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.static import distilled
 from soft_trainer.errors import UserError
 from soft_trainer.files import check_writable
+from soft_trainer.source.source_files import SKIPPED_FOLDERS
+
+SNIFFED = 8192  # bytes at the start of a file in which a zero byte marks a binary file
 
 
 def distil_static(
@@ -53,12 +57,19 @@ def distil_static(
 
 
 def _lines(source: Path) -> Iterator[str]:
-    """Yields the lines of a file, or of all files below a folder. Invalid UTF-8 is replaced."""
-    if source.is_dir():
-        paths = sorted(source.rglob("*"))
-    else:
+    """Yields the lines of a file, or of all text files below a folder. Invalid UTF-8 is replaced.
+
+    Folders of version control, installed packages and caches are skipped, and so are binary files.
+    """
+    paths = []
+    if source.is_file():
         paths = [source]
-    for path in paths:
-        if path.is_file():
-            with path.open(encoding="utf-8", errors="replace") as file:
-                yield from file
+    for folder, folders, names in os.walk(source):
+        folders[:] = sorted(name for name in folders if name not in SKIPPED_FOLDERS)
+        paths += [Path(folder, name) for name in sorted(names)]
+    for path in filter(Path.is_file, paths):
+        with path.open("rb") as file:
+            if b"\0" in file.read(SNIFFED):
+                continue
+        with path.open(encoding="utf-8", errors="replace") as file:
+            yield from file

@@ -9,8 +9,10 @@ from torch import Tensor
 from transformers import TrainingArguments
 
 from soft_trainer import distributed
+from soft_trainer.data.codesearchnet import corpus_of
+from soft_trainer.data.columns import ANY_COLUMNS, ColumnNames, has_code
 from soft_trainer.data.judgments import Judgments, Split
-from soft_trainer.data.python_rows import as_rows
+from soft_trainer.data.python_rows import as_evaluations, as_rows
 from soft_trainer.data.row_checks import check_targets
 from soft_trainer.encoders.encoding import comparable, shorten
 from soft_trainer.encoders.profiles import EncoderProfile
@@ -28,14 +30,18 @@ from soft_trainer.evaluation.retrieval import (
 Corpora = Dataset | Mapping[str, Dataset] | None
 
 
-def evaluation_split(queries, corpora: Corpora, key: str | None = None, name: str = "eval_dataset") -> Split:
+def evaluation_split(
+    queries, corpora: Corpora, key: str | None = None, name: str = "eval_dataset", columns: ColumnNames = ANY_COLUMNS
+) -> Split:
     """Returns queries together with their corpus and right answers.
 
     Args:
-        queries: rows with `url` and a query, or a `Split`, which has its own corpus.
-        corpora: rows with `url` and a code, or a dict of them.
+        queries: rows with a query and the `url` of its code, or with a query and a code, or a `Split`, which has its
+            own corpus.
+        corpora: rows with `url` and a code, or a dict of them. If None, the corpus consists of the queries' own codes.
         key: the key of the corpus if `corpora` is a dict.
         name: the name of the queries for messages.
+        columns: the names of the rows' columns, if they are not recognised.
 
     Raises:
         UserError: there is no corpus, or it contains no right answer to a query.
@@ -48,7 +54,9 @@ def evaluation_split(queries, corpora: Corpora, key: str | None = None, name: st
         corpora = {key: corpora}
     if key not in corpora:
         raise UserError(f"codebase: no corpus for {key!r}, only for {', '.join(map(repr, corpora))}")
-    corpus = corpora[key]
+    queries, corpus = as_evaluations(queries, corpora[key], columns)
+    if corpus is None and queries is not None and has_code(queries):
+        corpus = corpus_of([queries])
     if corpus is None:
         raise UserError("evaluation needs a corpus: pass codebase= (a Dataset with url and code)")
     check_targets(queries, corpus, name)

@@ -22,6 +22,7 @@ STRATEGIES = ("random", "sequential", "no_duplicates", "group_by_length", "one_l
 not_in_results = functools.partial(option, results=False)  # affects only what is printed or kept, or the speed
 data_option = functools.partial(option, None, group="data", common=True, evaluation=True)
 training_option = functools.partial(option, group="training", common=True)
+COLUMN_OPTIONS = ("query_column", "code_column", "id_column")
 PARTS = ("do_train", "do_eval", "do_predict")  # the parts of a run
 
 
@@ -59,6 +60,11 @@ class DataArguments(RefusesRemoved):
     )
     query_column: str | None = data_option("Column of --data_dir with the query.", read_if=OWN_ROWS)
     code_column: str | None = data_option("Column of --data_dir with the code.", read_if=OWN_ROWS)
+    id_column: str | None = data_option(
+        "Column of --data_dir with the code's id. Default: url in CodeSearchNet's columns, otherwise the code's text.",
+        read_if=OWN_ROWS,
+        common=False,
+    )
     drop_unusable: bool = option(False, "Leave out rows without a text, and print how many.", evaluation=True)
     eval_data_dir: str | None = data_option(
         "Additional evaluation sets, comma-separated: folders with the files of CoSQA or CoSQA+, annotationStore.csv "

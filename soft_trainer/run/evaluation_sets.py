@@ -1,6 +1,7 @@
 """Loads the additional evaluation sets of a run: published human queries, or rows of another project.
 
-`--eval_data_dir` names any rows that `load_rows` reads, all of which are measured, or folders with one or more of
+`--eval_data_dir` names any rows that `load_rows` reads, of which test is measured, or else valid, or else all, or
+folders with one or more of
 
     cosqa-retrieval-dev*.json, cosqa-retrieval-test*.json   CoSQA: a JSON list whose `doc` is the query and whose
                                                             `retrieval_idx` is the code's number in code_idx_map.txt
@@ -48,7 +49,7 @@ from soft_trainer.data.judgments import Split
 from soft_trainer.data.row_checks import check_targets, check_texts, drop_unusable_rows
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.options.fields import DataArguments
+from soft_trainer.options.fields import COLUMN_OPTIONS, DataArguments
 from soft_trainer.terminal import print_on_main
 
 
@@ -99,11 +100,10 @@ def load_evaluation_sets(
 
 
 def _all_rows(source: Path, arguments: DataArguments, profile: EncoderProfile) -> Split:
-    """Loads all rows from a file, a folder or a data set. Their own codes become the corpus."""
+    """Loads test, or else valid, or else all rows, with their corpus."""
     try:
-        data = load_rows(
-            source, arguments.query_column, arguments.code_column, split=False, check=not arguments.drop_unusable
-        )
+        columns = [getattr(arguments, name) for name in COLUMN_OPTIONS]
+        data = load_rows(source, *columns, split=False, check=not arguments.drop_unusable)
         if arguments.drop_unusable:
             data = drop_unusable_rows(data, profile)
     except UserError as error:

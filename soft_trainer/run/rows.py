@@ -15,7 +15,15 @@ from datasets import Dataset, DatasetDict, concatenate_datasets
 from transformers import TrainingArguments
 
 from soft_trainer.data.any_rows import load_rows
-from soft_trainer.data.codesearchnet import SPLITS, check_languages, load_folder, load_hub, select_by_urls, splits_in
+from soft_trainer.data.codesearchnet import (
+    SPLITS,
+    check_languages,
+    languages_in,
+    load_folder,
+    load_hub,
+    select_by_urls,
+    splits_in,
+)
 from soft_trainer.data.judged_files import has_judged_splits, load_judged_splits
 from soft_trainer.data.row_checks import check_rows, check_texts, check_urls, drop_unusable_rows
 from soft_trainer.data.row_files import HUB_NAME
@@ -23,17 +31,21 @@ from soft_trainer.data.tokens import columns_in
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.identity import code_fingerprint, fingerprint, keep_files, kept_files
-from soft_trainer.options.fields import CODESEARCHNET, DataArguments
+from soft_trainer.options.fields import CODESEARCHNET, COLUMN_OPTIONS, DataArguments
 from soft_trainer.run.run_data import RunData
 from soft_trainer.terminal import print_on_main, table
 
 
 def needed_splits(arguments: DataArguments, args: TrainingArguments, from_scratch: bool = False) -> tuple[str, ...]:
-    """Returns the splits that a run needs. It needs no valid and test rows if `eval_data_dir` provides some."""
+    """Returns the splits that a run cannot do without.
+
+    Valid is needed only if it is evaluated during training, or if nothing else is measured. Neither valid nor test is
+    needed if `eval_data_dir` provides other queries.
+    """
     own = not arguments.eval_data_dir
     train = args.do_train or from_scratch
-    valid = (args.do_train and args.eval_strategy != "no") or (own and args.do_eval)
     test = own and args.do_predict
+    valid = (args.do_train and args.eval_strategy != "no") or (own and args.do_eval and not test)
     return tuple(split for split, needed in zip(SPLITS, (train, valid, test, valid or test), strict=True) if needed)
 
 
@@ -117,7 +129,7 @@ def _chooses_rows(arguments: DataArguments) -> bool:
 
 
 def _load_rows(source: str, arguments: DataArguments, needed: Sequence[str]) -> DatasetDict:
-    columns = (arguments.query_column, arguments.code_column)
+    columns = [getattr(arguments, name) for name in COLUMN_OPTIONS]
     return load_rows(source, *columns, needed, check=not _chooses_rows(arguments))
 
 
@@ -162,8 +174,8 @@ def load_data(
         data = _filtered(data, arguments.filters)
     _check_needed(data, needed)
     measured = set()
-    if len(arguments.languages) > 1:
-        measured = set(needed) - {"train"}
+    if len(arguments.languages) > 1 and set(needed) - {"train"}:
+        measured = set(data) - {"train"}
     for split in sorted(measured):
         known = set(data[split]["language"][:])
         if absent := [name for name in arguments.languages if name not in known]:
@@ -178,7 +190,7 @@ def load_data(
 
 def _judged_data(arguments: DataArguments, folder: Path, profile: EncoderProfile, needed: Sequence[str]) -> RunData:
     """Loads the rows from a folder of BEIR, CoSQA or CoSQA+."""
-    for name in ("split_urls", "filters", "drop_unusable", "push_data_to_hub"):
+    for name in ("split_urls", "filters", "drop_unusable", "push_data_to_hub", *COLUMN_OPTIONS):
         if getattr(arguments, name):
             raise UserError(f"{name}: applies to rows with a query and a code each, not to judgments")
     splits = load_judged_splits(folder)
@@ -187,6 +199,14 @@ def _judged_data(arguments: DataArguments, folder: Path, profile: EncoderProfile
         examples = train.judgments.pairs()[: arguments.max_train_rows]
         judgments = dataclasses.replace(train.judgments, examples=examples)
         splits["train"] = dataclasses.replace(train, judgments=judgments)
+    known = languages_in({name: split.corpus for name, split in splits.items()})
+    if arguments.languages and known and set(known) != set(arguments.languages):
+        raise UserError(f"language={arguments.language}: the rows of {folder} are in {', '.join(known)}; leave it out")
+    if arguments.languages and not known:
+        for name, split in splits.items():
+            sides = {"queries": split.queries, "corpus": split.corpus}
+            spoken = {side: _in_language(rows, arguments.language) for side, rows in sides.items()}
+            splits[name] = dataclasses.replace(split, **spoken)
     data = RunData.of_splits(splits)
     _check_needed(data.tables, needed)
     for name, rows in data.tables.items():

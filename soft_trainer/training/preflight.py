@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.trainer_utils import number_of_arguments
 
 from soft_trainer.choices import FIND_NEIGHBOURS
 from soft_trainer.data.judgments import Split
 from soft_trainer.encoders import adapters
 from soft_trainer.encoders.encoding import check_dims
+from soft_trainer.encoders.given import given_encoder
 from soft_trainer.encoders.loading import MISSING_WEIGHTS, add_padding_token, check_model
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
@@ -184,26 +187,41 @@ def check_start(estimator, rows, checkpoint: str | None, step: int) -> None:
         )
 
 
-def check_trainer_arguments(model, processing_class, arguments: dict) -> None:
-    """Checks the types of the trainer's arguments, and that none is unsupported.
+def first_encoder(
+    model, tokenizer, profile: EncoderProfile | None, arguments: dict
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, EncoderProfile]:
+    """Returns the encoder that a user passes to the trainer, with its tokenizer and profile.
 
-    It also adds a padding token to the tokenizer if it has none.
+    It also adds a padding token to the tokenizer if it has none. A `model_init` among the arguments is replaced by one
+    that returns a plain encoder, and is called once.
 
     Args:
-        model: the encoder, or None if `model_init` creates it.
-        arguments: the keyword arguments for `Trainer`.
+        model: see `given_encoder`. None if `model_init` creates it.
+        arguments: the keyword arguments for `Trainer`, which are changed in place.
 
     Raises:
         UserError: an argument is invalid or unsupported. The message gives an alternative.
     """
-    if model is None and arguments.get("model_init") is None:
-        raise UserError("model: pass a PreTrainedModel encoder, or model_init= that makes one")
-    # A PeftModel is not a PreTrainedModel, but it contains one.
-    if not (model is None or isinstance(model, PreTrainedModel) or hasattr(model, "peft_config")):
-        raise UserError(f"model: a PreTrainedModel encoder is expected, not {type(model).__name__}")
-    if processing_class is None:
-        raise UserError("processing_class: SoftInfoNCETrainer needs the encoder's tokenizer")
+    make = arguments.pop("model_init", None)
+    if (model is None) == (make is None):
+        raise UserError("model: pass an encoder or its name, or model_init= that makes one, and not both")
     if arguments.get("compute_loss_func") is not None:
         raise UserError("compute_loss_func: is not called; choose a loss with args.loss, or override compute_loss")
     refuse_removed(arguments)
-    add_padding_token(processing_class)
+    if make is not None:
+        arguments["model_init"] = partial(_made_model, make)
+        model = _made_model(make)
+    model, tokenizer, profile = given_encoder(model, tokenizer, profile)
+    if tokenizer is None:
+        raise UserError("processing_class: SoftInfoNCETrainer needs the encoder's tokenizer")
+    add_padding_token(tokenizer)
+    return model, tokenizer, profile
+
+
+def _made_model(make: Callable, trial=None) -> PreTrainedModel:
+    """Returns the plain encoder that a user's `model_init` makes, with or without a trial of hyperparameters."""
+    if number_of_arguments(make):
+        model = make(trial)
+    else:
+        model = make()
+    return given_encoder(model)[0]

@@ -14,7 +14,7 @@ from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.run.evaluation_sets import load_evaluation_sets
 from soft_trainer.run.record import split_sets
-from soft_trainer.run.rows import load_data
+from soft_trainer.run.rows import load_data, needed_splits
 
 
 @pytest.fixture
@@ -92,6 +92,28 @@ def test_python_reads_a_folder_like_any_rows(folder, trainer_of):
     assert (metrics["eval_queries"], metrics["eval_pool_size"]) == (2, 4) and "eval_ndcg@10" in metrics
 
 
+def test_a_folder_needs_valid_only_to_evaluate_during_training(folder):
+    arguments = DataArguments(data_dir=str(folder))
+    run = SimpleNamespace(do_train=True, do_eval=True, do_predict=True, eval_strategy="no")
+    data = load_data(arguments, EncoderProfile(), "unused", needed_splits(arguments, run))
+    assert [each.name for each in split_sets(run, data, [])] == ["test"]
+    run.eval_strategy = "epoch"
+    with refused("no rows of valid"):
+        load_data(arguments, EncoderProfile(), "unused", needed_splits(arguments, run))
+
+
+def test_options_for_columns_are_refused_and_a_language_is_that_of_the_rows(folder):
+    for name in ("query_column", "code_column", "id_column"):
+        with refused(f"{name}: applies to rows"):
+            load_data(DataArguments(data_dir=str(folder), **{name: "x"}), EncoderProfile(), "unused", ("test",))
+    with refused("language=java: the rows of", "are in go; leave it out"):
+        load_data(DataArguments(data_dir=str(folder), language="java"), EncoderProfile(), "unused", ("test",))
+    text = (folder / "corpus.jsonl").read_text()
+    (folder / "corpus.jsonl").write_text(text.replace('"language": "go"', '"language": null'))
+    data = load_data(DataArguments(data_dir=str(folder), language="java"), EncoderProfile(), "unused", ("test",))
+    assert {*data.splits["test"].corpus["language"], *data.splits["test"].queries["language"]} == {"java"}
+
+
 @pytest.mark.slow
 def test_a_folder_trains_and_is_measured(folder, script):
     (folder / "qrels" / "train.tsv").write_text("".join(f"q{n}\tc{n}\t1\n" for n in range(3)) + "q0\tc3\t1\n")
@@ -113,6 +135,8 @@ def test_a_folder_trains_and_is_measured(folder, script):
         ("qrels/test.tsv", "q0\tc0\t1\nq0\tc9\t1\n", "test.tsv, line 2: no code has the _id 'c9'"),
         ("qrels/test.tsv", "q0 c0 1\n", "test.tsv, line 1: query-id, corpus-id and score are expected"),
         ("qrels/test.tsv", "q0\tc0\tgood\n", "test.tsv, line 1: the score 'good' is not a number"),
+        ("qrels/test.tsv", "q0\tc0\tinf\n", "test.tsv, line 1: the score 'inf' is not a number"),
+        ("qrels/test.tsv", "q0\tc0\tnan\n", "test.tsv, line 1: the score 'nan' is not a number"),
         ("qrels/test.tsv", "q0\tc0\t0\n", "test.tsv: no query has a right answer"),
         ("corpus.jsonl", '{"_id": "c0"}\n', "corpus.jsonl, row 1: BEIR's columns _id and text are expected"),
         ("corpus.jsonl", '{"_id": "c0", "text": "x"}\n' * 2, "corpus.jsonl, row 2: repeats the _id 'c0'"),

@@ -46,20 +46,19 @@ def test_the_rows_of_a_selection_are_numbered_from_zero():
 
 
 def test_negatives_are_wrong_and_unknown_ones_join_the_corpus():
-    new = "def drop(path): pass"
     rows = [row | {"negatives": []} for row in ROWS]
-    rows[2]["negatives"] = ["a", "def  write(path):\n pass", new]
-    rows[3]["negatives"] = [new, "def write(path): pass"]
+    rows[2]["negatives"] = ["a", "def write(path): pass", "def read(path):\n pass", "b()"]
+    rows[3]["negatives"] = ["b()", "def write(path): pass"]
     split = Split.from_pairs(Dataset.from_list(rows))
-    assert split.corpus["code"][:][4:] == [new]
+    assert split.corpus["code"][:][4:] == ["def read(path):\n pass", "b()"]
     wrong = split.judgments.wrong.tocoo()
-    assert set(zip(wrong.row.tolist(), wrong.col.tolist(), strict=True)) == {(2, 0), (2, 3), (2, 4), (3, 4)}
+    assert set(zip(wrong.row.tolist(), wrong.col.tolist(), strict=True)) == {(2, 0), (2, 3), (2, 4), (2, 5), (3, 5)}
     assert np.isnan(wrong.data).all()
-    assert split.judgments.right.shape == (4, 5)
-    assert split.judgments.first_queries().tolist() == [0, 1, 2, 3, -1]
+    assert split.judgments.right.shape == (4, 6)
+    assert split.judgments.first_queries().tolist() == [0, 1, 2, 3, -1, -1]
 
 
-@pytest.mark.parametrize("names", [["short"], [["nested"]]])
+@pytest.mark.parametrize("names", [["https://example.org/#L1"], [["nested"]]])
 def test_negatives_that_are_no_codes_are_named_with_their_row(names):
     rows = [row | {"negatives": names} for row in ROWS]
     with pytest.raises(UserError, match="negatives, row 1"):
@@ -104,7 +103,11 @@ def test_equal_texts_have_equal_answers():
 
 def test_many_rows_with_one_id_take_little_memory():
     rows = Dataset.from_dict(
-        {"docstring": [f"q{n}" for n in range(100_000)], "code": [f"c{n}" for n in range(100_000)], "url": ["u"] * 100_000}
+        {
+            "docstring": [f"q{n}" for n in range(100_000)],
+            "code": [f"c{n}" for n in range(100_000)],
+            "url": ["u"] * 100_000,
+        }
     )
     tracemalloc.start()
     split = Split.from_pairs(rows)

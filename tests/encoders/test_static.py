@@ -132,6 +132,12 @@ def test_a_folder_is_distilled_from_a_folder(tmp_path, model, tokenizer, profile
     assert static.profile.teacher == str(tmp_path / "base")
     assert static.profile.teacher_identity == load_encoder(tmp_path / "base", device="cpu").identity()
     assert static.identity() == dataclasses.replace(static, profile=static.profile.replace(teacher="x")).identity()
+    words = static.encode_queries(["sort"])
+    (tmp_path / "texts" / ".git").mkdir()
+    (tmp_path / "texts" / ".git" / "packed").write_text("sort sort\n" * 50)
+    (tmp_path / "texts" / "image.bin").write_bytes(b"sort\0sort\n" * 50)
+    folder = distil_static(tmp_path / "base", tmp_path / "again", 8, tmp_path / "texts")
+    assert torch.equal(load_encoder(folder, device="cpu").encode_queries(["sort"]), words)
     with refused("texts="):
         distil_static(tmp_path / "base", tmp_path / "static", 8, tmp_path / "none")
     with refused("dimensions=64: must be from 1 to 32"):

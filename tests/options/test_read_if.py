@@ -34,6 +34,7 @@ COMMAND = [
     ("bm25_document_column", "code", {"estimator": "initial_model"}, {"estimator": "bm25"}),
     ("query_column", "question", {}, {"data_dir": "rows"}),
     ("code_column", "answer", {}, {"data_dir": "rows"}),
+    ("id_column", "number", {}, {"data_dir": "rows"}),
     ("extra_source_dir", "tree", {}, {"source_dir": "stdlib"}),
     ("mining_keep", "short_functions", {}, {"source_dir": "stdlib"}),
     ("vocabulary_size", 500, {}, {"from_scratch": "32x1"}),

@@ -128,7 +128,7 @@ def test_a_loss_that_would_not_be_called_is_refused(trainer_of):
 def test_an_argument_that_is_no_encoder_is_refused(trainer_of):
     for argument, value, word in (
         ("model", None, "model_init"),
-        ("model", "microsoft/unixcoder-base", "not str"),
+        ("model", 3, "not int"),
         ("processing_class", None, "tokenizer"),
     ):
         with refused(word):

@@ -122,6 +122,13 @@ def test_cosqa_plus_has_several_right_codes_for_a_query(cosqa_plus, capsys):
     assert "1 judged codes are not in the corpus and are ignored; 1 of 3 queries have no relevant code" in printed
 
 
+def test_cosqa_does_not_hide_cosqa_plus(cosqa, cosqa_plus):
+    for path in cosqa.iterdir():
+        (cosqa_plus / path.name.replace("-dev", "-test")).write_bytes(path.read_bytes())
+    with refused("both CoSQA and CoSQA+ have queries for test"):
+        load(cosqa_plus)
+
+
 def test_cosqa_plus_reads_files_of_one_set_of_names(cosqa_plus):
     expected = graded_rows(load(cosqa_plus)[0])
     others = [cosqa_plus / "query.json", cosqa_plus / "gpt4o_augment_query_code_pairs_for_search.json"]

@@ -254,7 +254,8 @@ def test_filters_drop_rows_and_say_how_many(tmp_path, write_folder, rows, capsys
 @pytest.mark.parametrize(
     "training, eval_data_dir, needed",
     [
-        ({}, None, ("train", "valid", "test", "codebase")),
+        ({}, None, ("train", "test", "codebase")),
+        ({"do_predict": False}, None, ("train", "valid", "codebase")),
         ({"do_train": False, "do_eval": False}, None, ("test", "codebase")),
         ({}, "cosqa", ("train",)),
         ({"eval_strategy": "epoch"}, "cosqa", ("train", "valid", "codebase")),

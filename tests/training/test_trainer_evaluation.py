@@ -29,7 +29,7 @@ def test_what_has_no_rows_is_refused(trainer_of, value):
 
 def test_missing_rows_or_urls_are_found_before_the_first_step(trainer_of, dataset):
     for arguments, words in (
-        ({"codebase": None}, "evaluation needs a corpus"),
+        ({"codebase": None, "eval_dataset": dataset.select_columns(["docstring", "url"])}, "needs a corpus"),
         ({"codebase": dataset.select(range(10))}, "module_10.py"),
         ({"eval_dataset": {"a": dataset, "b": dataset}, "codebase": {"a": dataset}}, "no corpus for 'b'"),
         ({"train_dataset": None}, "training needs rows"),

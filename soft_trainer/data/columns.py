@@ -1,0 +1,182 @@
+"""Finds the query, the code and the id in rows with any column names, and gives them CodeSearchNet's names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from datasets import Dataset, List, Value
+from xxhash import xxh3_128_hexdigest
+
+from soft_trainer.data.judgments import CODE_COLUMNS
+from soft_trainer.data.tokens import columns_in
+from soft_trainer.errors import UserError
+from soft_trainer.terminal import print_on_main
+
+# The recognised names of query and code columns.
+PAIRS = (("query", "code"), ("anchor", "positive"), ("question", "answer"), ("text", "function"))
+# The columns of CodeSearchNet.
+QUERIES = ("docstring", "docstring_tokens")
+CODES = ("code", "code_tokens")
+TEXT_ID = "code:"  # the start of an id that is the hash of a code
+COLUMNS_OF = {"query": QUERIES, "code": CODES}
+
+
+class ColumnNames(NamedTuple):
+    """The names of the columns with the query, the code and the code's id, if the user gave them."""
+
+    query: str | None = None
+    code: str | None = None
+    id: str | None = None
+
+
+ANY_COLUMNS = ColumnNames()
+
+
+def standard_rows(
+    data: Mapping[str, Dataset],
+    source: str,
+    names: ColumnNames = ANY_COLUMNS,
+    place: Callable[[str, int], str] = "{}, row {}".format,
+    quiet: bool = False,
+) -> dict[str, Dataset]:
+    """Gives rows CodeSearchNet's column names. In `url`, they have an id only if the source has one.
+
+    Args:
+        source: the name of the rows for messages.
+        names: the names of the columns, if the user gave them.
+        place: returns the location of a row, given its split and its number, which starts at 1.
+        quiet: whether not to print which columns were recognised.
+    """
+    data = dict(data)
+    columns = chosen_columns(data, names.query, names.code, source, quiet)
+    return renamed(with_ids(data, columns, names.id, place), columns, source)
+
+
+def chosen_columns(
+    data: dict[str, Dataset], query: str | None, code: str | None, source: str, quiet: bool = False
+) -> dict[str, Sequence[str]]:
+    """Returns the columns that each side's text may come from, and prints those that were recognised."""
+    names = list(dict.fromkeys(name for rows in data.values() for name in rows.column_names))
+    for option, name in (("query_column", query), ("code_column", code)):
+        if name is not None and name not in names:
+            raise UserError(f"{source}: {option}={name}: no such column; the rows have {', '.join(names)}")
+    if not (query or code or {*QUERIES} & {*names}):
+        query, code = next((pair for pair in PAIRS if {*pair} <= {*names}), (None, None))
+        if query is not None and not quiet:  # otherwise, `text_column` raises an error
+            print_on_main(f"{source}: the query is column {query!r}, the code {code!r}")
+    return {"query": (query,) if query else QUERIES, "code": (code,) if code else CODES}
+
+
+def renamed(data: dict[str, Dataset], columns: Mapping[str, Sequence[str]], source: str) -> dict[str, Dataset]:
+    """Renames the query and code columns to CodeSearchNet's names. Other columns of the same side are dropped."""
+    for side, targets in COLUMNS_OF.items():
+        if columns[side] != targets:
+            (name,) = columns[side]
+            data = {split: _as_text(rows, name, targets, source) for split, rows in data.items()}
+    return data
+
+
+def _as_text(rows: Dataset, name: str | None, targets: tuple[str, str], source: str) -> Dataset:
+    """Renames a column, if it exists, to the first of `targets`, or to the second one if it has lists of tokens."""
+    if name not in rows.column_names:
+        return rows
+    feature = rows.features[name]
+    tokens = isinstance(feature, List)
+    if (feature.feature if tokens else feature) not in (Value("string"), Value("large_string"), Value("null")):
+        kind = getattr(feature, "dtype", type(feature).__name__)
+        raise UserError(f"{source}: column {name!r} holds {kind}, text is expected")
+    others = {*targets}
+    if targets == CODES:
+        others |= {*CODE_COLUMNS}  # an encoder with data flow would read `original_string` first
+    rows = rows.remove_columns(columns_in(rows, others - {name}))
+    if name == targets[tokens]:
+        return rows
+    return rows.rename_column(name, targets[tokens])
+
+
+# ---- Ids ----
+
+
+def with_ids(
+    data: Mapping[str, Dataset],
+    columns: Mapping[str, Sequence[str]],
+    id_column: str | None,
+    place: Callable[[str, int], str],
+) -> dict[str, Dataset]:
+    """Makes `url` the id of each row's code, or drops it where the code's text will be the id.
+
+    Rows with CodeSearchNet's columns keep their `url`, as do rows of which some have only a query or only a code. In
+    all others, `url` is an ordinary column.
+
+    Args:
+        columns: the columns that each side's text may come from.
+        id_column: the column with the ids, if the user named one.
+        place: returns the location of a row, given its split and its number, which starts at 1.
+
+    Raises:
+        UserError: a row has no id, or one id has different codes. CodeSearchNet has several versions of a code.
+    """
+    names = set().union(*(rows.column_names for rows in data.values()))
+    of_text = {*columns["code"]}
+    codesearchnet = "url" in names and bool({*QUERIES} & names) and bool({*CODE_COLUMNS} & names)
+    if id_column is None and codesearchnet:
+        return dict(data)
+    if id_column is None and not all(columns_in(rows, of_text) for rows in data.values()):
+        return dict(data)
+    kept = {split: rows.remove_columns(columns_in(rows, {"url"} - {id_column})) for split, rows in data.items()}
+    if id_column is None or id_column in of_text:
+        return kept
+    for split, rows in kept.items():
+        if id_column not in rows.column_names:
+            raise UserError(
+                f"{split}: id_column={id_column}: no such column; there are {', '.join(rows.column_names)}"
+            )
+        ids = pd.Series(rows[id_column][:], dtype=object)
+        blank = np.flatnonzero(ids.isna() | (ids.astype(str).str.strip() == ""))
+        if len(blank):
+            raise UserError(f"{place(split, int(blank[0]) + 1)}: column {id_column!r}, the id, is missing or empty")
+        kept[split] = rows.remove_columns(id_column).add_column("url", ids.astype(str).tolist())
+    if not codesearchnet:
+        _check_one_code(kept, columns["code"], id_column, place)
+    return kept
+
+
+def _check_one_code(
+    data: Mapping[str, Dataset], columns: Sequence[str], id_column: str, place: Callable[[str, int], str]
+) -> None:
+    """Raises UserError if one id has different codes. The message gives both places."""
+    first: dict[str, tuple[str, str, int]] = {}
+    for split, rows in data.items():
+        if not columns_in(rows, columns):
+            continue
+        for row, (name, text) in enumerate(zip(rows["url"], texts_of(rows, columns), strict=True)):
+            known = first.setdefault(name, (text, split, row + 1))
+            if known[0] != text:
+                other = place(*known[1:])
+                raise UserError(f"{place(split, row + 1)}: its {id_column}, {name!r}, has another code in {other}")
+
+
+def with_text_ids(data: Mapping[str, Dataset]) -> dict[str, Dataset]:
+    """Derives missing ids from the code's text, so that rows with equal code share one code of the corpus."""
+    with_urls = dict(data)
+    for name, rows in data.items():
+        if "url" not in rows.column_names and has_code(rows):
+            urls = [f"{TEXT_ID}{xxh3_128_hexdigest(json.dumps(text).encode())}" for text in texts_of(rows, CODES)]
+            with_urls[name] = rows.add_column("url", urls)
+    return with_urls
+
+
+def texts_of(rows: Dataset, columns: Sequence[str]) -> list[Hashable]:
+    """Returns the texts of one side in a form that can be compared. A row without a text has None."""
+    texts = rows[columns_in(rows, columns)[0]][:]
+    if not any(isinstance(text, list) for text in texts):
+        return texts
+    return [text and " ".join(text) for text in texts]
+
+
+def has_code(rows: Dataset) -> bool:
+    return bool(columns_in(rows, CODES))

@@ -1,0 +1,65 @@
+"""Columns of any names: which hold the query, the code and its id."""
+
+import json
+
+import pandas as pd
+import pytest
+from refusals import refused
+
+from soft_trainer.data.any_rows import load_rows
+from soft_trainer.data.judgments import Split
+from soft_trainer.encoders.profiles import PROFILES
+from soft_trainer.options.fields import DataArguments
+from soft_trainer.run.rows import load_data
+
+
+@pytest.fixture
+def answers(tmp_path):
+    """200 questions and answers from 20 web pages, as a file of JSON lines."""
+    rows = []
+    for number in range(200):
+        row = {"question": f"add {number}", "answer": f"x + {number}", "url": f"https://example.org/{number % 20}"}
+        rows.append(row | {"number": number, "body": f"def f(x): return x + {number}"})
+    path = tmp_path / "pages.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_the_web_page_of_a_row_is_no_id(answers):
+    data = load_rows(answers)
+    test = Split.from_urls(data["test"], data["codebase"])
+    own = test.corpus.select(test.judgments.right.nonzero()[1])["code"][:]
+    assert own == data["test"]["code"][:] and test.judgments.right.nnz == 20
+    assert Split.from_pairs(data["train"]).judgments.right.nnz == 160
+
+
+def test_a_named_column_is_the_id(answers):
+    data = load_rows(answers, id_column="number")
+    assert {*data["test"]["url"]} <= set(map(str, range(200)))
+    with refused("pages.jsonl, line 21", "its url, 'https://example.org/0', has another code in", "line 1"):
+        load_rows(answers, id_column="url")
+    with refused("id_column=name: no such column"):
+        load_rows(answers, id_column="name")
+    frame = pd.read_json(answers, lines=True).assign(number=["7", " ", *map(str, range(198))])
+    with refused("the data frame, row 2: column 'number', the id, is missing or empty"):
+        load_rows(frame, id_column="number")
+
+
+def test_the_column_that_was_named_is_read_whatever_the_profile_prefers(answers, tmp_path):
+    rows = [json.loads(line) for line in answers.read_text().splitlines()]
+    path = tmp_path / "a.jsonl"
+    lines = [json.dumps(row | {"original_string": "other", "language": "python"}) + "\n" for row in rows]
+    path.write_text("".join(lines))
+    arguments = DataArguments(data_dir=str(path), query_column="question", code_column="body")
+    data = load_data(arguments, PROFILES["graphcodebert"], tmp_path).tables
+    assert "original_string" not in data["train"].column_names
+    assert all(code.startswith("def f(x)") for code in data["train"]["code"])
+
+
+def test_rows_without_a_code_are_matched_by_url(tmp_path):
+    train = [{"query": f"q{n}", "code": f"c{n}"} for n in range(4)]
+    parts = {"train": train, "test": [{"query": "q", "url": "u2"}], "codebase": [{"code": "x", "url": "u2"}]}
+    for name, rows in parts.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = load_rows(tmp_path, needed=("train",))
+    assert data["test"]["url"][:] == data["codebase"]["url"][:] == ["u2"]

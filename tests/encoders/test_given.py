@@ -1,0 +1,57 @@
+"""What the trainer takes as its encoder and its rows."""
+
+import pytest
+from datasets import Dataset
+from refusals import refused
+from sentence_transformers import SentenceTransformer
+from torch import nn
+
+from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments
+from soft_trainer.encoders.given import given_encoder
+
+
+@pytest.fixture
+def arguments(tmp_path):
+    return SoftInfoNCETrainingArguments(
+        output_dir=str(tmp_path), max_steps=2, per_device_train_batch_size=8, use_cpu=True, save_strategy="no"
+    )
+
+
+@pytest.fixture
+def pairs(rows):
+    return Dataset.from_list([{"anchor": row["docstring"], "positive": row["code"]} for row in rows])
+
+
+@pytest.mark.parametrize("kind", ["folder", "sentence-transformers"])
+def test_a_folder_or_sentence_transformer_trains_on_its_usual_columns(encoder_dir, profile, arguments, pairs, kind):
+    model = encoder_dir if kind == "folder" else SentenceTransformer(str(encoder_dir), device="cpu")
+    trainer = SoftInfoNCETrainer(model, arguments, pairs, pairs)
+    assert trainer.encoder.pooling == profile.pooling and trainer.encoder.score_function == profile.score_function
+    trainer.train()
+    assert trainer.evaluate()["eval_pool_size"] == len(pairs)
+    named = pairs.rename_columns({"anchor": "my words", "positive": "my code"})
+    columns = {"query_column": "my words", "code_column": "my code"}
+    again = SoftInfoNCETrainer(encoder_dir, arguments, named, named, **columns)
+    assert again.train_dataset[:] == trainer.train_dataset[:]
+    assert again.predict(named).metrics["test_pool_size"] == len(pairs)
+
+
+def test_model_init_makes_every_encoder(encoder_dir, tokenizer, arguments, pairs):
+    def make(trial):
+        return given_encoder(encoder_dir)[0]
+
+    trainer = SoftInfoNCETrainer(
+        args=arguments, train_dataset=pairs, eval_dataset=pairs, model_init=make, processing_class=tokenizer
+    )
+    trainer.train()
+    pytest.importorskip("optuna")
+    best = trainer.hyperparameter_search(
+        lambda trial: {"learning_rate": trial.suggest_float("learning_rate", 1e-4, 1e-3)}, n_trials=2
+    )
+    assert 0 < best.objective <= 1
+    assert trainer.objective.loss == "soft_info_nce"
+
+
+def test_other_models_are_refused(arguments, pairs):
+    with refused("model: a PreTrainedModel encoder", "not Linear"):
+        SoftInfoNCETrainer(nn.Linear(2, 2), arguments, pairs)
