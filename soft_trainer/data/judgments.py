@@ -138,7 +138,7 @@ class Split:
         wrong = None
         if NEGATIVES in rows.column_names:
             corpus, wrong = _with_negatives(rows, corpus, urls)
-        added = np.full(len(corpus) - len(rows), None, dtype=object)
+        added = np.full(max(0, len(corpus) - len(rows)), None, dtype=object)
         answers = _equal(urls, np.concatenate([urls, added]))
         places = np.arange(len(rows))
         return cls(queries, corpus, Judgments(answers, wrong, np.stack([places, places], axis=1)))

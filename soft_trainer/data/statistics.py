@@ -60,5 +60,5 @@ def statistics_table(statistics: dict[str, dict], paper_language: str | None = N
         rows.append(row)
     for split in SPLITS[:3]:
         if "train" in statistics and split not in statistics:
-            rows.append([split, "none"] + [None] * (len(headers) - 2))
+            rows.append([f"{split}: none"] + [None] * (len(headers) - 1))
     return table(headers, rows)

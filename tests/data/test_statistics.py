@@ -57,6 +57,13 @@ def test_lengths_are_before_the_cut(data, profile, tokenizer):
         assert (found["cut"] > 0) == (longest < lengths[-1])
 
 
+def test_a_missing_split_is_in_the_table():
+    side = {"mean": 5.0, "p95": 9.0, "cut": 0.0, "duplicates": 0}
+    train = {"rows": 1234, "query": side, "code": side}
+    shown = statistics_table({"train": train, "test": {"rows": 2, "query": side}})
+    assert "| valid: none |" in shown and "1,234" in shown and "test: none" not in shown
+
+
 @pytest.fixture
 def statistics():
     side = {"mean": 10.4, "p95": 19.6, "cut": 0.125, "duplicates": 3}
