@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output_dir",
         default=default_static_folder(),
-        help="folder for the static encoder (default: in the user's cache directory, where `index --learn` looks)",
+        help="folder for the static encoder (default: in the user's cache directory)",
     )
     parser.add_argument(
         "--dimensions", type=int, default=256, help="number of dimensions of an embedding (default: %(default)s)"

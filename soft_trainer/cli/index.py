@@ -3,7 +3,6 @@
 soft-trainer index DIR
 soft-trainer index DIR --model sentence-transformers/all-MiniLM-L6-v2
 soft-trainer index DIR --model outputs/matryoshka --truncate_dim 64
-soft-trainer index DIR --learn
 soft-trainer index DIR --skipped
 soft-trainer index DIR --exclude 'docs/**' --include 'vendor/ours/**'
 """
@@ -24,12 +23,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="DIR", help="root of the source tree")
     parser.add_argument(
         "--model", help="folder or Hub name of an encoder, to search by meaning too (default: only by words)"
-    )
-    parser.add_argument(
-        "--learn",
-        action="store_true",
-        help="train a static encoder (--model, or the one made by `soft-trainer distil`) on the repository's commits"
-        " and documentation, and keep it if the newest commits show that searches improve; updates never train",
     )
     parser.add_argument(
         "--truncate_dim",
@@ -71,10 +64,7 @@ def run(arguments: argparse.Namespace) -> int | None:
     started = time.perf_counter()
     choice = {name: getattr(arguments, name) for name in ("truncate_dim", "exclude", "include", "history")}
     try:
-        if arguments.learn:
-            index = _learned(arguments, choice)
-        else:
-            index = CodeIndex.build(arguments.folder, arguments.index_dir, arguments.model, progress=True, **choice)
+        index = CodeIndex.build(arguments.folder, arguments.index_dir, arguments.model, progress=True, **choice)
     except KeyboardInterrupt:
         print_on_main(_stopped(arguments))
         return 130
@@ -110,21 +100,6 @@ def run(arguments: argparse.Namespace) -> int | None:
     sys.stdout.write("\n".join(lines) + "\n")
 
 
-def _learned(arguments: argparse.Namespace, choice: dict):
-    """Indexes a folder, then trains an encoder on its commits. Returns the index."""
-    from soft_trainer.search import CodeIndex
-    from soft_trainer.search.measuring.learning import (  # imports pygit2, which a search does not need
-        base_encoder,
-        learn,
-    )
-    from soft_trainer.terminal import print_on_main
-
-    base = base_encoder(arguments.model)  # raises an error before the files are read
-    index = CodeIndex.build(arguments.folder, arguments.index_dir, progress=True, **choice)
-    print_on_main(learn(index, base, progress=True).verdict)
-    return index
-
-
 def _memory(commits: dict) -> str:
     """Returns a line with the number of commits that were read and the weight of their votes."""
     weight, queries, mrr = (commits["measured"][name] for name in ("weight", "queries", "mrr"))
@@ -142,8 +117,6 @@ def _stopped(arguments: argparse.Namespace) -> str:
 
     options = ("model", "truncate_dim", "index_dir")
     given = [f"--{name}={value}" for name in options if (value := getattr(arguments, name)) is not None]
-    if arguments.learn:
-        given.append("--learn")
     command = shlex.join(["soft-trainer", "index", arguments.folder, *given])
     counts = {"files": 0}
     with suppress(UserError):

@@ -88,7 +88,7 @@ class Searchable(AbstractContextManager):
             votes = NO_VOTES
             if commits:
                 votes = view.votes(parsed)
-            scores = ranking.score(parsed, view.segments, similarity, votes.shares, view.similarity_weight)
+            scores = ranking.score(parsed, view.segments, similarity, votes.shares)
             if not (scores.matched or view.stands_out(similarity)):
                 return []
             return view.best(scores, allowed, limit, votes)
@@ -109,7 +109,7 @@ class Searchable(AbstractContextManager):
             others = np.ones(len(view.segments.lengths), bool)
             others[piece] = False
             query = view.query_like(piece)
-            scores = ranking.score(query, view.segments, similarity, similarity_weight=view.similarity_weight)
+            scores = ranking.score(query, view.segments, similarity)
             return view.best(scores, others, limit)
 
     def languages(self) -> list[str]:
@@ -234,11 +234,6 @@ class _View:
             self.parts.append(_Part(label, index, snapshot, slice(first, last)))
             first = last
         self.segments = joined_segments(tuple(part.snapshot.segments for part in self.parts))
-
-    @property
-    def similarity_weight(self) -> float:
-        """The encoder's weight. Indexes with comparable similarities share the same weight."""
-        return min(part.snapshot.similarity_weight for part in self.parts)
 
     def allowed(self, path: str | None, language: str | None, name: str | None) -> np.ndarray | None:
         """Returns the pieces that pass the filters, bool[pieces], or None if there is no filter.

@@ -40,11 +40,6 @@ class Snapshot:
             for file, blob in database.execute("SELECT file, slots FROM vectors JOIN files ON id = file"):
                 self.slots[firsts[file] : firsts[file + 1]] = np.frombuffer(blob, "<i4")
 
-    @property
-    def similarity_weight(self) -> float:
-        """The encoder's weight in the ranking: 1, unless `learning` has set another."""
-        return (self.state or {}).get("weight", 1.0)
-
     def similarity(self, embedding: np.ndarray) -> np.ndarray:
         """Computes each piece's similarity to a query, float32[pieces]. It is NaN for a piece without an embedding."""
         return np.append(vectors.similarities(self.vectors, embedding), np.float32(np.nan))[self.slots]

@@ -154,21 +154,6 @@ def unencoded(database: sqlite3.Connection) -> int:
     return database.execute(f"SELECT coalesce(sum(count), 0) FROM files {_WITHOUT_VECTORS}").fetchone()[0]
 
 
-def forget(database: sqlite3.Connection, index_dir: Path) -> None:
-    """Deletes all embeddings, and the name of their encoder."""
-    with transaction(database):
-        database.execute("DELETE FROM vectors")
-        database.execute("DELETE FROM meta WHERE key = 'vectors'")
-    for path in index_dir.glob("vectors-*.f16"):  # a reader keeps its file until the end
-        path.unlink(missing_ok=True)
-
-
-def weigh(database: sqlite3.Connection, weight: float) -> None:
-    """Sets the encoder's weight in the ranking. The weight applies until another encoder takes its place."""
-    with transaction(database):
-        set_meta(database, "vectors", get_meta(database, "vectors") | {"weight": weight})
-
-
 def _state_for(database: sqlite3.Connection, encoder: SearchEncoder) -> dict:
     """Returns the state of the embeddings, and deletes them all if the encoder or its dimensions have changed."""
     state = get_meta(database, "vectors", {})

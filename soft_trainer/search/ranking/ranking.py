@@ -108,14 +108,12 @@ def score(
     segments: Segments,
     similarity: np.ndarray | None = None,
     votes: np.ndarray | None = None,
-    similarity_weight: float = 1.0,
 ) -> Scores:
     """Scores all files and pieces for a query by its words and, if given, an encoder's similarity and commits' votes.
 
     Args:
         similarity: float32[pieces], the encoder's similarity to the query, or NaN for a piece without an embedding.
         votes: float32[pieces], the weighted votes of commits.
-        similarity_weight: multiplies the encoder's weights in `SIMILARITY`.
     """
     gather = _Gathered(segments, query.kind)
     for term, weight in query.terms.items():
@@ -135,7 +133,7 @@ def score(
     if similarity is None:
         scores = gather.scores(None)
     else:
-        scores = gather.scores(similarity_weight * SIMILARITY[query.kind] * _share(similarity))
+        scores = gather.scores(SIMILARITY[query.kind] * _share(similarity))
     if votes is None:
         return scores
     return with_votes(scores, segments, votes)
