@@ -56,9 +56,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: TrainingOpti
     trainer, measurements = prepare(model_args, data_args, args, opening)
     train_and_measure(trainer, measurements, data_args, checkpoint)
 
-    # ---- Search, push ----
-    if data_args.then_search and data_args.source_dir and args.do_train and args.should_save:
-        search(data_args, args.output_dir)
+    # ---- Push ----
     if args.push_to_hub:
         print_on_main(f"Pushed: {trainer.push_to_hub()}")
     distributed.close()
@@ -105,24 +103,6 @@ def train_and_measure(trainer, run, data_args: DataArguments, checkpoint: str | 
             trainer.save_state()
             run.measure("trained", data_args.lexical)
         run.finish()
-
-
-def search(data_args: DataArguments, encoder: str) -> None:
-    """Indexes the tree that was trained on, without its folders of tests, and prints the best function found."""
-    from soft_trainer.cli.__main__ import run_command
-    from soft_trainer.run.rows import source_folder
-    from soft_trainer.search.index.listing import list_tree
-    from soft_trainer.source.names import is_test_path
-
-    query = data_args.then_search
-    folder = source_folder(data_args.source_dir)
-    names = set()
-    for path in list_tree(folder).files:
-        names.update(path.split("/")[:-1])
-    without_tests = [f"--exclude={name}" for name in sorted(names) if is_test_path(name, data_args.language)]
-    run_command(["index", folder, "--model", encoder, *without_tests])
-    print_on_main(f'\nsoft-trainer search --folder {folder} -n 1 "{query}"\n')
-    run_command(["search", "--folder", folder, "-n", "1", query])
 
 
 def build_trainer(model_args, data_args, args, data, profile, estimator, tokenizer):

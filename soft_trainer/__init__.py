@@ -2,7 +2,7 @@
 
 import lazy_loader
 
-__version__ = "0.2.0"
+__version__ = "0.1.0"
 
 # Importing a name on first use keeps `import soft_trainer` free of torch and datasets. `__init__.pyi` lists the names.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

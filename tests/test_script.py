@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from soft_trainer import SoftInfoNCETrainer
-from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.parse import as_argv
 
 SCRIPT = Path(__file__).parents[1] / "run_codesearch.py"
@@ -40,19 +39,6 @@ def _cache(tmp_path, monkeypatch):
 def folder(data_dir, tmp_path):
     """A copy of the tiny data set that a test may spoil."""
     return Path(shutil.copytree(data_dir, tmp_path / "data"))
-
-
-def test_the_search_at_the_end_leaves_out_folders_of_tests(script_module, tmp_path, monkeypatch):
-    for path in ("shop/cart.py", "shop/idle_test/cart.py", "shop/tests/cart.py", "unittest/case.py", "spec/cart.py"):
-        file = tmp_path / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("x = 1\n")
-    commands = []
-    monkeypatch.setattr("soft_trainer.cli.__main__.run_command", commands.append)
-    options = DataArguments(source_dir=str(tmp_path), language="python", then_search="add up")
-    script_module.search(options, "encoder")
-    assert [word for word in commands[0] if word.startswith("--exclude")] == ["--exclude=idle_test", "--exclude=tests"]
-    assert commands[1][-1] == "add up"
 
 
 def test_ctrl_c_is_one_line_and_exit_code_130(script, data_dir, monkeypatch):

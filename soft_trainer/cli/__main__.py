@@ -18,12 +18,11 @@ from types import ModuleType
 
 import soft_trainer
 from soft_trainer.errors import UserError
-from soft_trainer.options.removed import refuse_removed
 from soft_trainer.terminal import exit_on_user_error, nearest, quiet_libraries
 
-# Each command is a module of the same name in this folder. Its docstring is the command's description. It has either
-# `add_arguments(parser)` and `run(arguments)`, or OPTIONS, a tuple of option dataclasses, and `run`, which receives an
-# instance of each. `run` returns the exit code, or None for 0. A module is imported only when its command is run,
+# Each command is a module of the same name in this folder, with `add_arguments(parser)` and `run(arguments)`. Its
+# docstring is the command's description. `run` returns the exit code, or None for 0. `train` is the script: its
+# options are dataclasses, and its `run` receives one of each. A module is imported only when its command is run,
 # because some take seconds.
 COMMANDS = {
     "train": "fine-tune an encoder and evaluate it before and after",
@@ -50,7 +49,6 @@ class CommandParser(argparse.ArgumentParser):
         for word in itertools.takewhile(lambda word: word != "--", args or ()):
             option = word.split("=")[0]
             if word.startswith("--") and option not in self._option_string_actions:
-                refuse_removed([option.removeprefix("--")])
                 raise UserError(f"unknown option {option}{nearest(option, self._option_string_actions)}")
         return super().parse_known_args(args, namespace)
 
@@ -77,7 +75,6 @@ def overview() -> argparse.ArgumentParser:
 def command_module(name: str) -> ModuleType:
     """Returns a command's module. Raises UserError if the command is unknown, and suggests the nearest."""
     if name not in COMMANDS:
-        refuse_removed([name])
         raise UserError(f"unknown command {name!r}{nearest(name, COMMANDS)}")
     return importlib.import_module(f"soft_trainer.cli.{name.replace('-', '_')}")
 
@@ -89,7 +86,7 @@ def command_parser(name: str, **settings) -> argparse.ArgumentParser:
         settings: arguments for `argparse.ArgumentParser`.
     """
     command = command_module(name)
-    if hasattr(command, "OPTIONS"):
+    if name == "train":
         from soft_trainer.options.parse import make_parser  # not needed by every command
 
         return make_parser(command.OPTIONS, **settings)
@@ -107,7 +104,7 @@ def parse_command(argv: Sequence[str]) -> tuple[ModuleType, tuple]:
     name, *words = argv
     command = command_module(name)
     settings = {"prog": f"{PROGRAM} {name}", "description": command.__doc__}
-    if hasattr(command, "OPTIONS"):
+    if name == "train":
         from soft_trainer.options.parse import parse  # not needed by every command
 
         return command, parse(command.OPTIONS, words, **settings)

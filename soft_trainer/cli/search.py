@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from soft_trainer.errors import UserError
 from soft_trainer.search.index.words import WORD, stem, terms
 from soft_trainer.search.ranking.results import SearchResult, check_query, parse_place, query_terms
+from soft_trainer.source.source_files import source_folder
 from soft_trainer.terminal import print_on_main
 
 if TYPE_CHECKING:
@@ -52,9 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--folder",
         action="append",
         metavar="DIR",
-        help="indexed folder, or a folder in it (default: .); can be repeated, to search several as one",
+        help="folder, indexed if it is not yet (default: .); can be repeated, to search several as one. stdlib stands "
+        "for Python's standard library",
     )
     add("--index_dir", help="location of the index (default: in the user's cache directory)")
+    add("--model", help="encoder to search by meaning with; the index is encoded with it first, and keeps it")
     add("--path", metavar="PATTERN", help="only files that match: 'src/**', '*.py'")
     add("--language", help="only files in this language: python, rust, markdown")
     add("--name", help="only functions and classes with this name; * matches anything")
@@ -89,6 +92,8 @@ def run(arguments: argparse.Namespace) -> int:
     for name in _UNREAD[mode]:
         if getattr(arguments, name) not in (None, False, []):
             raise UserError(f"{name}: {why}; leave it out")
+    if arguments.model and (arguments.no_update or arguments.lexical):
+        raise UserError("model: it does nothing with --no_update or --lexical; leave it out")
     if arguments.index_dir and arguments.folder:
         raise UserError("folder: it does nothing with --index_dir; leave it out")
     if mode == "--similar":
@@ -125,22 +130,32 @@ def _opened(arguments: argparse.Namespace) -> CodeIndex | CodeIndexes:
     from soft_trainer.search.searching import CodeIndexes
 
     if arguments.index_dir:
-        return CodeIndex.open(arguments.index_dir)
+        index = CodeIndex.open(arguments.index_dir)
+        _encode(index, arguments.model)
+        return index
     opened: dict[str, CodeIndex] = {}
-    for folder in arguments.folder or ["."]:
+    for name in arguments.folder or ["."]:
+        folder = source_folder(name)
         place = find_index_dir(folder)
         if place:
             index = CodeIndex.open(place)
+            _encode(index, arguments.model)
         elif arguments.no_update:
             raise UserError(f"{folder}: no index yet; leave out --no_update to make one")
         else:
             print_on_main(f"{safe(folder)}: no index yet, making one")
-            index = CodeIndex.build(folder, progress=True)
+            index = CodeIndex.build(folder, model=arguments.model, progress=True)
         opened[index.folder] = index
     indexes = list(opened.values())
     if len(indexes) == 1:
         return indexes[0]
     return CodeIndexes(indexes)
+
+
+def _encode(index: CodeIndex, model: str | None) -> None:
+    """Encodes an index with an encoder, if one is named. What is encoded already stays."""
+    if model is not None:
+        index.update(model=model, progress=True)
 
 
 def _print(results: list[SearchResult], arguments: argparse.Namespace, query: str, filters: dict) -> None:

@@ -39,17 +39,7 @@ class EstimatorCallback(TrainerCallback):
         """Fits the estimator on the training split."""
         start = time.perf_counter()
         name = type(self.estimator).__name__
-        try:
-            self.estimator.fit(split)
-        except (TypeError, AttributeError, KeyError) as error:
-            ours = type(self.estimator).__module__.startswith("soft_trainer.")
-            if ours or not _is_one_to_one(split):
-                raise
-            print_on_main(
-                f"warning: {name}.fit does not take a Split ({error}) and gets rows of pairs; the next version passes "
-                "a Split, whose queries and corpus are data sets"
-            )
-            self.estimator.fit(split.pair_rows())
+        self.estimator.fit(split)
         print_on_main(f"{name} fitted on {len(split.queries):,} rows in {time.perf_counter() - start:.1f} s")
 
     def observe(self, weights: Tensor, floor: float, scores: Tensor, positives: Tensor) -> None:
@@ -112,9 +102,3 @@ def find_estimator_callback(callbacks) -> EstimatorCallback | None:
     if len(chosen) > 1:
         raise UserError("callbacks: one EstimatorCallback is expected")
     return next(iter(chosen), None)
-
-
-def _is_one_to_one(split: Split) -> bool:
-    """Returns True if pair i consists of query i and code i, for all pairs."""
-    pairs = split.judgments.pairs()
-    return np.array_equal(pairs[:, 0], pairs[:, 1]) and np.array_equal(pairs[:, 0], np.arange(len(split.corpus)))

@@ -14,7 +14,6 @@ from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.objective import import_reference
-from soft_trainer.options.removed import REMOVED
 from soft_trainer.terminal import print_on_main
 
 PAPER_MODEL = "sentence-transformers/msmarco-distilbert-dot-v5"  # the paper's SimCSE estimator starts from it
@@ -47,8 +46,6 @@ def make_estimator(
     """
     if ":" in name:
         estimator = _users_own(name)
-    elif "+" in name:
-        raise UserError(f"estimator={name}: mixtures are gone; {REMOVED['mixture_shares']}")
     elif name not in ESTIMATORS:
         raise UserError(f"estimator={name!r}: use {', '.join(ESTIMATORS)}, or module:Class")
     else:

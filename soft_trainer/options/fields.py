@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from soft_trainer.choices import ESTIMATORS, LOSSES, WEIGHTINGS
 from soft_trainer.options.declared import ReadIf, check_values, option, unset
-from soft_trainer.options.removed import RefusesRemoved
 from soft_trainer.source.languages import CODESEARCHNET_LANGUAGES
 
 CODESEARCHNET = "code-search-net/code_search_net"
@@ -42,7 +41,7 @@ MINED = ReadIf(lambda o: o.source_dir is not None and o.history is None, "no sou
 
 
 @dataclass
-class DataArguments(RefusesRemoved):
+class DataArguments:
     """Options for the rows to train and evaluate on, and for the estimator that supplies the weights."""
 
     language: str | None = data_option(
@@ -106,9 +105,6 @@ class DataArguments(RefusesRemoved):
     )
     model_card: bool = not_in_results(True, "Write README.md, the model card, into the output folder.")
     examples: int = not_in_results(5, "Test queries to show with their top functions at the end.", least=0)
-    then_search: str | None = not_in_results(
-        None, "After training, index --source_dir with the encoder and search it for this query."
-    )
     estimator: str | None = option(
         "bm25",
         f"Estimator that supplies the weights: {', '.join(ESTIMATORS)}, or module:Class. initial_model is the encoder "
@@ -186,7 +182,7 @@ weighing_default = functools.partial(estimator_default, group="weights")
 
 
 @dataclass
-class LossOptions(RefusesRemoved):
+class LossOptions:
     """Options for the loss and its weights. They are the fields of `soft_trainer.objective.Objective`."""
 
     loss: str | None = weighing(

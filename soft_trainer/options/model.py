@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from soft_trainer.encoders.profiles import DTYPES, POOLINGS, PROFILES, SCORE_FUNCTIONS
 from soft_trainer.errors import UserError
 from soft_trainer.options.declared import ReadIf, check_values, option, unset
-from soft_trainer.options.removed import RefusesRemoved
 
 # None means the value in the encoder's profile. `soft-trainer evaluate` has these options too.
 of_profile = functools.partial(unset, evaluation=True)
@@ -17,7 +16,7 @@ PRETRAINED = ReadIf(lambda o: o.from_scratch is None, "from_scratch loads no enc
 
 
 @dataclass
-class ModelArguments(RefusesRemoved):
+class ModelArguments:
     """Options for the encoder, how it reads texts, and a LoRA adapter to train instead of all its weights.
 
     A profile setting that is None is taken from the encoder's profile.

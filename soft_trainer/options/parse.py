@@ -15,7 +15,6 @@ from soft_trainer.options.declared import declared_options
 from soft_trainer.options.fields import PARTS, DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.recipes import read_recipe, recipe_path
-from soft_trainer.options.removed import refuse_removed
 from soft_trainer.terminal import nearest
 
 
@@ -88,7 +87,6 @@ def _checked_recipe(options: Mapping, actions: Mapping, place: str) -> dict:
     checked = {}
     for key, value in options.items():
         if key not in actions:
-            refuse_removed([key], place)
             raise UserError(f"{place}unknown option {key!r}{nearest(key, actions)}")
         if isinstance(value, list) and actions[key].nargs is None:
             value = ",".join(map(_word, value))
@@ -100,7 +98,6 @@ def _refuse_word(word: str, actions: Mapping) -> None:
     """Raises UserError for an unexpected argument on the command line. The message suggests a similar option."""
     if not word.startswith("-"):
         raise UserError(f"unexpected {word!r}: a value follows the name of its option, as in --config quickstart")
-    refuse_removed([word.lstrip("-").replace("-", "_")])
     raise UserError(f"unknown option {word}{nearest(word.lstrip('-'), actions)}")
 
 

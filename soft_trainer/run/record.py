@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,7 +31,6 @@ from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.training import OF_TRANSFORMERS, SoftInfoNCETrainingArguments
 from soft_trainer.run.building import model_label, model_name
 from soft_trainer.run.evaluation_sets import EvaluationSet
-from soft_trainer.run.rows import source_folder
 from soft_trainer.run.run_data import RunData
 from soft_trainer.terminal import print_on_main
 from soft_trainer.trainer import SoftInfoNCETrainer
@@ -198,7 +198,8 @@ class Run:
                 "for --resume_from_checkpoint last, or delete it"
             )
         if (source := self.data_args.source_dir or self.data_args.history) and has_encoder:
-            print_on_main(f"Search the same tree: soft-trainer index {source_folder(source)} --model {self.folder}")
+            command = shlex.join(["soft-trainer", "search", "--folder", source, "--model", str(self.folder)])
+            print_on_main(f'Search the same tree: {command} "what it does"')
 
     def _print_examples(self) -> None:
         """Prints sample queries with their best codes, from test if it was measured."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
-import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -33,6 +31,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.identity import code_fingerprint, fingerprint, keep_files, kept_files
 from soft_trainer.options.fields import CODESEARCHNET, COLUMN_OPTIONS, DataArguments
 from soft_trainer.run.run_data import RunData
+from soft_trainer.source.source_files import source_folder
 from soft_trainer.terminal import print_on_main, table
 
 
@@ -371,9 +370,3 @@ def _with_extra_rows(data: DatasetDict, arguments: DataArguments, language: str,
     data["train"] = concatenate_datasets(parts)
     print_on_main(f"train: {len(parts[0]):,} rows and {len(data['train']) - len(parts[0]):,} of extra_source_dir")
     return data
-
-
-def source_folder(source_dir: str) -> str:
-    """Returns the folder that an option's value stands for: `stdlib` is Python's library, `installed` its packages."""
-    known = {"stdlib": lambda: os.path.dirname(os.__file__), "installed": lambda: sysconfig.get_paths()["purelib"]}
-    return known.get(source_dir, lambda: source_dir)()

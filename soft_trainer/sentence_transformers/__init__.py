@@ -1,6 +1,5 @@
 """Soft-InfoNCE as a loss for sentence-transformers' trainer."""
 
-from soft_trainer.options.removed import refuse_removed
 from soft_trainer.sentence_transformers.loss import (
     CachedSoftInfoNCELoss,
     SentenceTransformerEstimator,
@@ -14,9 +13,3 @@ __all__ = [
     "SoftInfoNCELoss",
     "with_rows",
 ]
-
-
-def __getattr__(name: str):
-    """Raises UserError for a removed name. The message says what to use instead."""
-    refuse_removed([name])
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

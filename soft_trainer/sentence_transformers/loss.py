@@ -28,7 +28,6 @@ from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.objective import Objective
 from soft_trainer.options.declared import Values, effective_options
 from soft_trainer.options.fields import LossOptions, SoftInfoNCEOptions
-from soft_trainer.options.removed import refuse_removed
 from soft_trainer.options.resolve import check_codes, resolve_loss
 from soft_trainer.sentence_transformers.rows import Columns, LabelledRows, columns_of
 from soft_trainer.training.gradient_cache import loss_in_blocks
@@ -94,7 +93,6 @@ class SoftInfoNCELoss(nn.Module):
         **options,
     ):
         super().__init__()
-        refuse_removed(options)
         unknown = next(iter(options.keys() - set(OPTIONS)), None)
         if unknown:
             raise UserError(f"{unknown}: no option of SoftInfoNCELoss; use {', '.join(OPTIONS)}")

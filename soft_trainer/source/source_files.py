@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import sysconfig
 
 MAX_FILE_BYTES = 1_000_000
 MAX_DEPTH = 40
@@ -85,3 +86,15 @@ def decoded(source: bytes) -> str | None:
         return source.decode()
     except UnicodeDecodeError:
         return None
+
+
+def source_folder(name: str) -> str:
+    """Returns the folder that a name stands for: `stdlib` is Python's library, `installed` its packages.
+
+    Any other name is a folder, and so is one of these if a folder is called so.
+    """
+    if name == "stdlib" and not os.path.isdir(name):
+        return os.path.dirname(os.__file__)
+    if name == "installed" and not os.path.isdir(name):
+        return sysconfig.get_paths()["purelib"]
+    return name

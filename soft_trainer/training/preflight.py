@@ -21,7 +21,6 @@ from soft_trainer.estimators.base import Estimator, check_codes_have_queries
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.evaluation.results import METRICS
 from soft_trainer.evaluation.retrieval import shorter_metric
-from soft_trainer.options.removed import refuse_removed
 from soft_trainer.options.resolve import Plan, check_codes
 from soft_trainer.terminal import nearest
 from soft_trainer.training.sampler import GlobalBatchSampler, languages_of
@@ -207,7 +206,6 @@ def first_encoder(
         raise UserError("model: pass an encoder or its name, or model_init= that makes one, and not both")
     if arguments.get("compute_loss_func") is not None:
         raise UserError("compute_loss_func: is not called; choose a loss with args.loss, or override compute_loss")
-    refuse_removed(arguments)
     if make is not None:
         arguments["model_init"] = partial(_made_model, make)
         model = _made_model(make)

@@ -1,6 +1,5 @@
 """Every command in the documentation is accepted by its program; those that need nothing are run."""
 
-import pkgutil
 import re
 import shlex
 from pathlib import Path
@@ -73,12 +72,6 @@ def check(words: list[str]) -> None:
         assert read_study(recipe_path(first.config), changes).runs
 
 
-def new_places() -> list[str]:
-    """Lists modules and names in the second column of the tables in CHANGELOG.md."""
-    lines = [line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("| ")]
-    return sorted({name for line in lines for name in re.findall(r"`(soft_trainer(?:\.\w+)+)`", line.split("|")[2])})
-
-
 def mentioned_files() -> list[str]:
     """Lists the files that CONTRIBUTING.md names."""
     names = re.findall(r"`((?:soft_trainer|tests|recipes)/[\w./]+)`", (ROOT / "CONTRIBUTING.md").read_text())
@@ -124,10 +117,6 @@ def test_a_wrong_command_would_be_found(line, monkeypatch):
     monkeypatch.chdir(ROOT)
     with pytest.raises((AssertionError, ValueError)):
         check(ours(line.split()))
-
-
-def test_the_places_that_the_changelog_names_are_there():
-    assert all(pkgutil.resolve_name(name) is not None for name in new_places())
 
 
 def test_there_are_commands_and_files_to_check_and_contributors_find_the_files():

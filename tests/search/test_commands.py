@@ -41,6 +41,20 @@ def test_commands_that_are_shown_can_be_run(command, tree, stub, monkeypatch):
     assert command("search", "--index_dir", kept, "parse date")[2] == ""
 
 
+def test_a_search_names_its_encoder_and_the_index_keeps_it(command, tree, stub):
+    found = ("search", "--folder", tree, "parse date", "-n", 1)
+    assert command(*found, "--model", "stub")[0] == 0
+    encoded = len(stub.encoded)
+    assert encoded > 6 and CodeIndex.open(store.find_index_dir(tree)).model == "stub"
+    assert command(*found, "--model", "stub")[0] == 0 and len(stub.encoded) == encoded
+    CodeIndex.build(tree, model="other").close()
+    assert command(*found, "--model", "stub")[0] == 0
+    assert CodeIndex.open(store.find_index_dir(tree)).model == "stub"
+    for option in ("--no_update", "--lexical"):
+        code, _, err = command(*found, "--model", "stub", option)
+        assert code == 2 and "model: it does nothing with" in err
+
+
 @pytest.mark.slow
 def test_a_reader_may_leave_early(tree, tmp_path):
     CodeIndex.build(tree, tmp_path / "index").close()

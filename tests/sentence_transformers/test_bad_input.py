@@ -5,7 +5,6 @@ import torch
 from datasets import Dataset, DatasetDict
 from refusals import refused
 
-import soft_trainer.sentence_transformers
 from soft_trainer import BM25Estimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.sentence_transformers import CachedSoftInfoNCELoss, SoftInfoNCELoss, with_rows
@@ -66,12 +65,6 @@ def test_data_sets_that_cannot_be_labelled_or_have_no_usable_labels(numbered, da
 def test_options_that_cannot_work(estimator, options, words, sentence_transformer):
     with refused(words):
         SoftInfoNCELoss(sentence_transformer, estimator, with_rows(data()), **options)
-
-
-@pytest.mark.parametrize("name", ["to_sentence_transformers", "from_sentence_transformers"])
-def test_the_exchange_of_rows_is_gone(name):
-    with refused(f"{name}: was removed in version 0.2.0", "negatives"):
-        getattr(soft_trainer.sentence_transformers, name)
 
 
 def test_negatives_without_a_query_need_an_estimator_of_codes(sentence_transformer):

@@ -369,26 +369,6 @@ class OwnSplit:
         return torch.tensor(rows)
 
 
-class OwnPairs(OwnSplit):
-    """The same as it was written for rows of pairs."""
-
-    def fit(self, dataset):
-        self.sides = dataset["docstring"][:], dataset["code"][:]
-
-
-def test_an_estimator_of_pairs_gets_them_with_a_warning_and_weighs_the_same(trainer_of, capsys):
-    losses = []
-    for estimator, warns in ((OwnSplit(), False), (OwnPairs(), True)):
-        trainer = trainer_of(estimator=estimator, max_steps=1)
-        trainer.prepare_rows()
-        assert ("warning: OwnPairs.fit does not take a Split" in capsys.readouterr().err) == warns
-        batch = trainer._train_batches().__getitems__(range(8))
-        trainer.model.eval()
-        with torch.no_grad():
-            losses.append(float(trainer.compute_loss(trainer.model, batch)))
-    assert losses[0] == losses[1]
-
-
 def test_a_split_of_several_codes_and_queries_trains(trainer_of, dataset):
     queries = dataset.remove_columns(["code", "code_tokens", "original_string"]).select(range(12))
     corpus = dataset.remove_columns(["docstring", "docstring_tokens"])
@@ -405,3 +385,9 @@ def test_a_split_of_several_codes_and_queries_trains(trainer_of, dataset):
         assert answers.tolist() == expected
     trainer.train()
     assert trainer.state.global_step > 0
+
+
+def test_an_own_estimator_reads_queries_and_corpus(trainer_of):
+    trainer = trainer_of(estimator=OwnSplit(), max_steps=1)
+    trainer.train()
+    assert trainer.state.global_step == 1
