@@ -27,7 +27,7 @@ from soft_trainer.files import write_json, write_text
 from soft_trainer.mining.history import MinedHistory
 from soft_trainer.search.code_index import CodeIndex
 from soft_trainer.search.measuring import judged, verdict
-from soft_trainer.search.measuring.verdict import MEMORY, POPULARITY, WORDS
+from soft_trainer.search.measuring.verdict import MEMORY, WORDS
 from soft_trainer.terminal import table
 
 RESULTS = Path(__file__).with_suffix(".jsonl")
@@ -61,6 +61,14 @@ REPORTED = {
     "sharkdp+bat": "rust",
 }
 LANGUAGES = CHOSEN_ON | REPORTED
+POPULARITY = "popularity"
+
+
+def popular(mined: MinedHistory) -> verdict.Search:
+    """Returns a function that ignores the query and lists the most frequently changed functions."""
+    earlier = Counter(row["url"] for split in ("train", "valid") for row in mined.rows[split])
+    ranked = [judged.Place(*mined.places[url]) for url, _ in earlier.most_common() if url in mined.places]
+    return lambda query: ranked[: judged.DEPTH]
 
 
 def prepare(repository: Path, folder: Path) -> tuple[list[judged.JudgedQuery], MinedHistory]:
@@ -94,7 +102,7 @@ def run(repository: Path, folder: Path, model: str | None) -> None:
             f"{name} + memory": verdict.search_of(index, lexical=not model, commits=True),
         }
         if not model:
-            searches[POPULARITY] = verdict.popular(mined)
+            searches[POPULARITY] = popular(mined)
         measured = {system: judged.score_search(queries, mined, search) for system, search in searches.items()}
         counts = index.statistics()
     found |= {"queries": len(queries), "cut": mined.cut, "pieces": counts["pieces"], "commits": counts["commits"]}

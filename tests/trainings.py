@@ -80,8 +80,8 @@ def batches_of(trainer, epoch: int = 0) -> list:
 class SameLength:
     """An estimator of ones own: queries of like length are similar."""
 
-    def fit(self, dataset):
-        self.lengths = torch.tensor([float(len(tokens)) for tokens in dataset["docstring_tokens"]])
+    def fit(self, split):
+        self.lengths = torch.tensor([float(len(tokens)) for tokens in split.queries["docstring_tokens"]])
 
     def similarity(self, query_rows, code_rows):
         return -(self.lengths[query_rows][:, None] - self.lengths[code_rows][None, :]).abs()

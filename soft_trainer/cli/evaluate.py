@@ -6,23 +6,16 @@ soft-trainer evaluate USER/NAME --eval_data_dir COSQA --output_dir outputs/cosqa
 
 The encoder and lexical BM25 each rank the corpus for every test query. If only --eval_data_dir is given, only its sets
 are evaluated.
-
-With --mteb, the encoder is evaluated by mteb on its own tasks, as loaded by SentenceTransformer:
-
-soft-trainer evaluate MODEL --mteb "MTEB(Code, v1)"
-soft-trainer evaluate MODEL --mteb CosQA,CodeSearchNetRetrieval --output_dir outputs/mteb
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 import tempfile
 
 from soft_trainer.cli.shared_options import add_shared_options
-from soft_trainer.errors import UserError
-from soft_trainer.options.declared import declared_options, evaluation_options
+from soft_trainer.options.declared import evaluation_options
 from soft_trainer.options.fields import CODESEARCHNET, DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.terminal import print_on_main
@@ -39,20 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dataset_name", help=f"Data set on the Hub. Default: {CODESEARCHNET}, unless a folder or a tree is given."
     )
-    parser.add_argument(
-        "--mteb",
-        metavar="NAMES",
-        help="Evaluate with mteb instead (pip install 'soft-trainer[mteb]'), on these tasks and benchmarks, "
-        "comma-separated, such as CosQA or 'MTEB(Code, v1)'.",
-    )
     add_shared_options(parser, SHARED)
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Evaluates the encoder and prints a table. If there is an output folder, writes ranks and results to it."""
-    if arguments.mteb is not None:
-        _measure_with_mteb(arguments)
-        return
     with tempfile.TemporaryDirectory(prefix="soft-trainer-") as temporary:
         options = training_arguments(arguments, arguments.output_dir or temporary)
         _measure(options, bool(arguments.output_dir))
@@ -107,35 +91,6 @@ def _measure(options: Options, keep: bool) -> None:
             write_results(args.output_dir, record, eval=flat_results(run.results))
             print_on_main(f"Written to {args.output_dir}")
     distributed.close()
-
-
-def _measure_with_mteb(arguments: argparse.Namespace) -> None:
-    """Evaluates the encoder with mteb. Options and names are checked before the model is loaded."""
-    read = {"model", "mteb", "output_dir"}  # not the options about rows
-    for kind in SHARED:
-        read |= {name for name, declared in declared_options(kind).items() if declared.mteb}
-    defaults = argparse.ArgumentParser()
-    add_arguments(defaults)
-    for name, value in vars(arguments).items():
-        if name not in read and value != defaults.get_default(name):
-            raise UserError(f"--mteb has its own rows and takes MODEL as it is: leave --{name} out, or --mteb")
-    if importlib.util.find_spec("mteb") is None:
-        raise UserError("--mteb needs the extra: pip install 'soft-trainer[mteb]'")
-    # Imported here: mteb is an optional dependency, and takes seconds.
-    from sentence_transformers import SentenceTransformer
-
-    from soft_trainer.evaluation.benchmarks import find_tasks, measure
-
-    tasks = find_tasks(arguments.mteb)
-    model = SentenceTransformer(
-        arguments.model,
-        revision=arguments.model_revision,
-        trust_remote_code=arguments.trust_remote_code,
-        device="cpu" if arguments.use_cpu else None,
-    )
-    bar = sys.stderr.isatty() and not arguments.disable_tqdm
-    scores = measure(model, tasks, arguments.output_dir, arguments.per_device_eval_batch_size, bar)
-    sys.stdout.write(scores + "\n")
 
 
 def _warn_of_unused(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions) -> None:

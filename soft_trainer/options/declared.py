@@ -57,7 +57,6 @@ class Declared:
     group: str = ""
     common: bool = False
     evaluation: bool = False
-    mteb: bool = False
 
     @property
     def range(self) -> str:
@@ -118,8 +117,7 @@ def option(default, help: str, *, aliases: Sequence[str] = (), **declared):
             `results=False`: the option does not affect results, only what is printed or kept, or the speed.
             `group`: the heading in `--help`. All options that choose weights or batches are in "weights" or "batches".
             `common=True`: `--help` shows the option. `--help_all` shows all options.
-            `evaluation=True`: `soft-trainer evaluate` has the option too. With `mteb=True`, it is also read with
-                `--mteb`.
+            `evaluation=True`: `soft-trainer evaluate` has the option too.
     """
     if declared.get("of_estimator") is not None:
         help += DEFAULT_OF_ESTIMATOR

@@ -305,14 +305,14 @@ class TrainingOptions(SoftInfoNCEOptions):
     )
     per_device_train_batch_size: int = training_option(32, "Batch size per process, in pairs.")
     per_device_eval_batch_size: int = not_in_results(
-        64, "Texts that each process encodes at once in evaluation.", evaluation=True, mteb=True
+        64, "Texts that each process encodes at once in evaluation.", evaluation=True
     )
     seed: int = training_option(42, "Random seed for rows, batches, dropout and new weights.")
     bf16: bool = training_option(False, "Train and encode in bfloat16.", evaluation=True)
-    use_cpu: bool = not_in_results(False, "Use the CPU even if there is a GPU.", evaluation=True, mteb=True)
+    use_cpu: bool = not_in_results(False, "Use the CPU even if there is a GPU.", evaluation=True)
     push_to_hub: bool = not_in_results(False, "Push the encoder to the Hub at the end.", group="output", common=True)
     disable_tqdm: bool | None = not_in_results(
-        None, "Print lines instead of progress bars. Default: only without a terminal.", evaluation=True, mteb=True
+        None, "Print lines instead of progress bars. Default: only without a terminal.", evaluation=True
     )
     learning_rate: float = training_option(2e-5, "Peak learning rate of AdamW.")
     num_train_epochs: float = training_option(10.0, "Passes over the training rows.", aliases=("epochs",))

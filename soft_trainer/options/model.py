@@ -30,7 +30,6 @@ class ModelArguments:
         "Run code that comes with an encoder or with --estimator_model.",
         results=False,
         evaluation=True,
-        mteb=True,
     )
     attn_implementation: str | None = unset(
         "Attention implementation: eager, sdpa or flash_attention_2. Default: chosen by transformers.",
@@ -60,7 +59,7 @@ class ModelArguments:
         common=True,
     )
     model_revision: str | None = unset(
-        "Branch, tag or commit of the encoder on the Hub.", read_if=PRETRAINED, evaluation=True, mteb=True
+        "Branch, tag or commit of the encoder on the Hub.", read_if=PRETRAINED, evaluation=True
     )
     from_scratch: str | None = unset(
         "Start from a small RoBERTa of size HIDDENxLAYERS, such as 256x4, and train its tokenizer on the rows.",

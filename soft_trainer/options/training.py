@@ -68,7 +68,7 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     metric_for_best_model: str | None = _default("metric_for_best_model", "mrr")
 
     def __new__(cls, *args, **given):
-        arguments = super().__new__(cls, *args, **given)
+        arguments = super().__new__(cls)
         arguments.named = frozenset(given)
         return arguments
 

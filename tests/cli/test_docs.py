@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md"), *ROOT.glob("recipes/**/*.md")]
 BLOCK = re.compile(r"^```(?:bash|sh|shell)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # Programs whose options are not ours to check.
-OTHERS = {".", "cd", "eval", "export", "git", "hf", "pip", "pytest", "ruff"}
+OTHERS = {".", "cd", "eval", "export", "git", "hf", "mteb", "pip", "pytest", "ruff"}
 
 
 def commands_of(text: str) -> list[list[str]]:

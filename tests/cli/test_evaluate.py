@@ -110,16 +110,6 @@ def test_the_rows_are_those_that_are_named(words, name, tmp_path):
     assert args.do_predict and not args.do_train and not args.do_eval
 
 
-@pytest.mark.parametrize("option", ["--matryoshka_dims", "--data_dir", "--pooling"])
-def test_mteb_is_an_extra_and_takes_the_model_as_it_is(option, monkeypatch):
-    words = ["evaluate", "some/model", "--mteb", "CosQA", "--use_cpu", "true"]
-    with refused(f"--mteb has its own rows and takes MODEL as it is: leave {option} out"):
-        run_command([*words, option, "8"])
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with refused("--mteb needs the extra: pip install 'soft-trainer[mteb]'"):
-        run_command(words)
-
-
 def test_rows_have_the_name_of_their_folder(tmp_path, monkeypatch):
     (tmp_path / "rows").mkdir()
     monkeypatch.chdir(tmp_path / "rows")

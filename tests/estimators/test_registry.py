@@ -42,7 +42,6 @@ def test_an_own_class_is_imported(tmp_path, monkeypatch):
         ({"estimator": "no_such_module:Mine"}, "No module named 'no_such_module'"),
         ({"estimator": "json:Mine"}, "Mine"),
         ({"estimator": "os:getcwd"}, "it has no method fit; an estimator has fit and similarity"),
-        ({"estimator": "bm25+simcse"}, "mixtures are gone"),
         ({"estimator": "bm25", "bm25_idf": "plus"}, "okapi, robertson, lucene"),
     ],
 )

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from refusals import refused
 
 from soft_trainer.cli.__main__ import run_command
-from soft_trainer.data.judgments import Split
 from soft_trainer.encoders.encoding import comparable
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.evaluation.ranking import rank_codes
@@ -32,11 +30,6 @@ def example():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.fixture(scope="module")
-def benchmarks():
-    return importlib.import_module("soft_trainer.evaluation.benchmarks")
 
 
 def test_the_example_measures_own_rows_as_we_do(example, encoder_dir, data_dir, tmp_path, monkeypatch, capsys):
@@ -112,26 +105,3 @@ def test_ndcg_is_that_of_mteb(write, example, encoder_dir, rows, tmp_path):
 def test_the_example_names_what_it_needs():
     header = re.search(r"^# /// script\n(.*?)^# ///$", EXAMPLE.read_text(), re.MULTILINE | re.DOTALL)[1]
     assert 'dependencies = ["soft-trainer[mteb]"]' in header
-
-
-def test_the_command_prints_a_table_and_keeps_each_result(
-    benchmarks, example, encoder_dir, data_dir, tmp_path, monkeypatch, capsys
-):
-    data = example.load_rows(data_dir)
-    own = example.OwnRows(Split.from_urls(data["test"], data["codebase"]))
-    monkeypatch.setattr(benchmarks.mteb, "get_task", lambda name: own)
-    words = ["evaluate", str(encoder_dir), "--mteb", "Own", "--output_dir", str(tmp_path / "out"), *HERE]
-    assert run_command(words) == 0
-    [*_, line] = capsys.readouterr().out.splitlines()
-    assert [cell.strip() for cell in line.split("|")][1:3] == ["OwnRows", "ndcg_at_10"]
-    assert len(list((tmp_path / "out").rglob("OwnRows.json"))) == 1
-
-
-def test_names_are_found_and_unknown_ones_and_data_out_of_reach_are_one_line(benchmarks, encoder_dir):
-    names = [task.metadata.name for task in benchmarks.find_tasks("CosQA, MTEB(Code, v1)")]
-    assert len(names) == 13 and names[0] == "CosQA"
-    for name in ("NoSuchTask", "MTEB(Code)"):
-        with refused(f"mteb={name}: no task or benchmark"):
-            run_command(["evaluate", str(encoder_dir), "--mteb", name, *HERE])
-    with refused("CosQA: mteb cannot load its data", "needs the network once"):
-        run_command(["evaluate", str(encoder_dir), "--mteb", "CosQA", *HERE])

@@ -320,8 +320,8 @@ def test_it_works_inside_matryoshka(kind, tuples, still, features_of):
 class Constant(Estimator):
     """A user's own estimator, by which all codes are equally similar."""
 
-    def fit(self, dataset):
-        self.columns = dataset.column_names
+    def fit(self, split):
+        self.columns = split.queries.column_names
 
     def similarity(self, query_rows, code_rows):
         return torch.zeros(len(query_rows), len(code_rows))

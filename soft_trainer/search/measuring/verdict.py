@@ -9,21 +9,18 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from soft_trainer.errors import UserError
-from soft_trainer.mining.history import MinedHistory
 from soft_trainer.search.code_index import CodeIndex
 from soft_trainer.search.index import vectors
 from soft_trainer.search.measuring.judged import DEPTH, JudgedQuery, Measures, Place, history_queries, score_search
 
 WORDS = "words"
 MEMORY = "words + memory"
-POPULARITY = "popularity"
 SECONDS = 10.0  # the time limit of an external program for one query
 MAX_OUTPUT = 1 << 20  # bytes of its answer to read
 _QUERY = "{query}"
@@ -76,7 +73,7 @@ def compare_searches(
         measured = {}
         with CodeIndex.build(tree, index_dir or f"{scratch}/index", progress=True) as index:
             index.remember(progress=True, repository=os.fspath(repository), tip=mined.cut)
-            for name, search in _systems(index, mined, models, truncate_dim):
+            for name, search in _systems(index, models, truncate_dim):
                 measured[name] = score_search(queries, mined, search)
             notices = list(dict.fromkeys(index.notices))
         if program:
@@ -87,13 +84,10 @@ def compare_searches(
     return Verdict(queries, mined.cut, measured, notices)
 
 
-def _systems(
-    index: CodeIndex, mined: MinedHistory, models: Sequence[str], truncate_dim: int | None
-) -> Iterator[tuple[str, Search]]:
+def _systems(index: CodeIndex, models: Sequence[str], truncate_dim: int | None) -> Iterator[tuple[str, Search]]:
     """Yields the name of each system and its search function, which is valid until the next one is requested."""
     yield WORDS, search_of(index, lexical=True, commits=False)
     yield MEMORY, search_of(index, lexical=True, commits=True)
-    yield POPULARITY, popular(mined)
     for model in models:
         index.encode(model, progress=True, truncate_dim=truncate_dim)
         yield model, search_of(index, lexical=False, commits=False)
@@ -108,13 +102,6 @@ def search_of(index: CodeIndex, lexical: bool, commits: bool) -> Search:
         return [Place(result.path, result.start_line, result.end_line) for result in results]
 
     return search
-
-
-def popular(mined: MinedHistory) -> Search:
-    """Returns a function that ignores the query and lists the most frequently changed functions."""
-    earlier = Counter(row["url"] for split in ("train", "valid") for row in mined.rows[split])
-    ranked = [Place(*mined.places[url]) for url, _ in earlier.most_common() if url in mined.places]
-    return lambda query: ranked[:DEPTH]
 
 
 class ExternalSearch:

@@ -75,10 +75,6 @@ def test_the_command_prints_files_and_functions(tmp_path, capsys):
     repository_of_words(tmp_path / "repo")
     run_command(["evaluate-search", "--history", str(tmp_path / "repo"), "--output", str(tmp_path / "out.jsonl")])
     out = capsys.readouterr().out
-    popularity = {
-        "files": ("1.000", "+0.000 (+0.000 to +0.000)"),
-        "functions": ("0.833", "-0.167 (-0.500 to +0.000)"),
-    }
     lines = [line.split("|")[1:7] for line in out.splitlines() if line.startswith(("| files", "| func"))]
     assert [[cell.strip() for cell in line] for line in lines] == [
         [level, name, "3", mrr, "1.000", against]
@@ -86,7 +82,6 @@ def test_the_command_prints_files_and_functions(tmp_path, capsys):
         for name, mrr, against in (
             ("words", "1.000", ""),
             ("words + memory", "1.000", "+0.000 (+0.000 to +0.000)"),
-            ("popularity", *popularity[level]),
         )
     ]
     assert out.splitlines()[-1] == "Nothing here finds functions better than words on these 3 queries."
