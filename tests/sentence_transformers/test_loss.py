@@ -321,7 +321,7 @@ class Constant(Estimator):
     """A user's own estimator, by which all codes are equally similar."""
 
     def fit(self, split):
-        self.columns = split.queries.column_names
+        self.columns = split.queries.column_names + split.corpus.column_names
 
     def similarity(self, query_rows, code_rows):
         return torch.zeros(len(query_rows), len(code_rows))
