@@ -1,5 +1,7 @@
 """Distillation over all pairs of sides, in the trainer."""
 
+import copy
+
 import pytest
 import torch
 from datasets import Dataset
@@ -52,6 +54,19 @@ def test_gradient_caching_changes_nothing(make_trainer, rows, exact_model, optio
     (plain, expected), (cached, found) = results
     assert cached == pytest.approx(plain, abs=1e-10)
     check_weights(found, expected, atol=1e-10)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(trainer_of, model, tmp_path):
+    options = ALL | {"max_steps": 8, "save_strategy": "steps", "save_steps": 5, "num_train_epochs": 3}
+    trainers = []
+    for _ in range(2):
+        arguments = {"model": copy.deepcopy(model), "callbacks": [initial()]}
+        trainers.append(trainer_of(arguments=arguments, distill_temperature=3.0, **options))
+    whole, resumed = trainers
+    whole.train()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-5"))
+    check_weights(resumed.model.state_dict(), whole.model.state_dict())
 
 
 def test_an_estimator_without_the_other_similarities_is_refused(make_trainer):
