@@ -66,8 +66,7 @@ class OwnRows(AbsTaskRetrieval):
 
 def measure(model: str, rows: str) -> dict[str, float]:
     """Returns the scores of the encoder by name, such as `ndcg_at_10`."""
-    data = load_rows(rows)
-    split = Split.from_urls(data["test"], data["codebase"])
+    split = load_rows(rows)["test"]
     results = mteb.evaluate(SentenceTransformer(model), OwnRows(split), cache=None, co2_tracker=False)
     return results[0].scores["test"][0]
 

@@ -37,7 +37,7 @@ def main() -> None:
 
     queries: dict[str, None] = {}  # each text once, in the order of the rows
     for source in options.rows.split(","):
-        train = load_rows(source)["train"]
+        train = load_rows(source)["train"].queries
         for row in train:
             queries[row.get("docstring") or " ".join(row["docstring_tokens"])] = None
     texts = list(queries)

@@ -27,7 +27,6 @@ trainer = SoftInfoNCETrainer(
     args=SoftInfoNCETrainingArguments(options.output_dir, num_train_epochs=options.epochs),
     train_dataset=rows["train"],
     eval_dataset=rows["test"],
-    codebase=rows["codebase"],
     processing_class=AutoTokenizer.from_pretrained(options.model),
 )
 before = trainer.evaluate()["eval_mrr"]
@@ -36,7 +35,7 @@ trainer.save_model()
 sys.stdout.write(f"MRR {before:.3f} before training, {trainer.evaluate()['eval_mrr']:.3f} after\n")
 
 encoder = load_encoder(options.output_dir)
-answers = rows["codebase"]["code"]
-question = rows["test"][0]["docstring"]
+answers = rows["test"].corpus["code"]
+question = rows["test"].queries[0]["docstring"]
 scores = encoder.score(encoder.encode_queries([question]), encoder.encode_codes(answers))
 sys.stdout.write(f"{question}\n{answers[int(scores[0].argmax())]}\n")

@@ -53,7 +53,6 @@ trainer = SoftInfoNCETrainer(
     ),
     train_dataset=rows["train"],
     eval_dataset=rows["valid"],
-    codebase=rows["codebase"],
     processing_class=AutoTokenizer.from_pretrained(options.model),
     callbacks=[BM25Estimator(), StopWhenGood(recall=0.95)],
     compute_metrics=compute_metrics,

@@ -24,7 +24,7 @@ parser.add_argument("query")
 options = parser.parse_args()
 options.output_dir.mkdir(parents=True, exist_ok=True)
 
-codes = load_rows(options.rows)["codebase"]["code"]
+codes = load_rows(options.rows)["test"].corpus["code"]
 encoder = load_encoder(options.model)
 # Of unit length, so that a dot product is the cosine; leave it out for an encoder with score_function "dot".
 vectors = encoder.encode_codes(codes).float().cpu().numpy()

@@ -118,7 +118,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             None if "model_init" in kwargs else first,
             args,
             data_collator=data_collator or PairCollator(processing_class.pad_token_id),
-            train_dataset=split and split.pair_rows(),
+            train_dataset=None if split is None else split.pair_rows(),
             eval_dataset=eval_dataset,
             processing_class=processing_class,
             callbacks=callbacks,

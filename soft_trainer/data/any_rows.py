@@ -27,7 +27,7 @@ from soft_trainer.data.judged_files import has_judged_splits, load_judged_splits
 from soft_trainer.data.judgments import Split
 from soft_trainer.data.places import place_of
 from soft_trainer.data.python_rows import from_frame
-from soft_trainer.data.row_checks import blank_rows
+from soft_trainer.data.row_checks import blank_rows, check_targets
 from soft_trainer.data.row_files import format_of, is_saved, read_splits, row_files, split_of
 from soft_trainer.data.tokens import columns_in
 from soft_trainer.errors import UserError
@@ -43,31 +43,63 @@ def load_rows(
     query_column: str | None = None,
     code_column: str | None = None,
     id_column: str | None = None,
-    needed: Sequence[str] = SPLITS,
-    split: bool = True,
-    check: bool = True,
-) -> DatasetDict | dict[str, Split | Dataset]:
-    """Loads pairs of a query and a code, with CodeSearchNet's column names, as the splits train, valid, test and
-    codebase.
+) -> dict[str, Split]:
+    """Loads the splits train, valid and test, those that exist, each with its corpus and right answers.
 
     The column names in `PAIRS` are recognised. If there are only training rows, they are split: by repository if there
     is such a column, otherwise at random, with equal queries and equal codes kept in the same split. In rows with
-    CodeSearchNet's columns, `url` is the code's id. In others, the text of the code is. If `codebase` is missing, the
-    corpus consists of the codes in valid and test. For a folder in the layout of BEIR, CoSQA or CoSQA+, train, valid
-    and test are each a `Split`, with its own corpus.
+    CodeSearchNet's columns, `url` is the code's id. In others, the text of the code is. The corpus of valid and test
+    is `codebase`, or, if that is missing, the codes in both. Columns get CodeSearchNet's names.
 
     Args:
         source: a file or a folder of JSON lines, CSV or Parquet, a folder written by `save_to_disk`, a folder in the
             layout of BEIR, CoSQA or CoSQA+, a name on the Hub, or a data frame.
         query_column, code_column: the names of these columns, if they are not recognised.
         id_column: the column with the code's id, if it is another one.
-        needed: the splits that must exist.
-        split: if False, only `test` is returned, with the rows of test, of valid if there is no test, or else all
-            rows.
-        check: whether to raise an error for rows without a query or a code.
 
     Raises:
         UserError: the rows cannot be read, a column is missing or not text, or a row (see the message) has no text.
+    """
+    tables = load_tables(source, query_column, code_column, id_column, needed=None)
+    if not tables.keys() - {"codebase"}:
+        raise UserError(f"{source}: no rows")
+    return splits_of(tables)
+
+
+def splits_of(tables: Mapping[str, Dataset | Split]) -> dict[str, Split]:
+    """Makes splits from tables. A code answers the queries with the same url. Splits are returned unchanged.
+
+    Raises:
+        UserError: a query has no right answer in the corpus.
+    """
+    splits = {}
+    for name, rows in tables.items():
+        if isinstance(rows, Split):
+            splits[name] = rows
+        elif name == "train":
+            splits[name] = Split.from_pairs(rows)
+        elif name != "codebase":
+            check_targets(rows, tables.get("codebase"), name)
+            splits[name] = Split.from_urls(rows, tables["codebase"])
+    return splits
+
+
+def load_tables(
+    source: str | Path | pd.DataFrame,
+    query_column: str | None = None,
+    code_column: str | None = None,
+    id_column: str | None = None,
+    needed: Sequence[str] | None = SPLITS,
+    split: bool = True,
+    check: bool = True,
+) -> DatasetDict | dict[str, Split | Dataset]:
+    """Loads the tables train, valid, test and codebase. Folders of judgments give a `Split` instead; see `load_rows`.
+
+    Args:
+        needed: the splits that must exist. If None, those that exist are returned.
+        split: if False, only `test` is returned, with the rows of test, of valid if there is no test, or else all
+            rows.
+        check: whether to raise an error for rows without a query or a code.
     """
     if not isinstance(source, pd.DataFrame) and has_judged_splits(Path(source)):
         splits = load_judged_splits(Path(source))
@@ -76,7 +108,7 @@ def load_rows(
     data = _read(source, names, needed, split, check)
     if not split:
         return _undivided(data)
-    if list(data) == ["train"] and set(needed) - {"train"}:
+    if list(data) == ["train"] and (needed is None or set(needed) - {"train"}):
         data = _split(data["train"])
     if "codebase" not in data:
         held_out = splits_in(data, ("valid", "test"))
@@ -86,13 +118,13 @@ def load_rows(
 
 
 def _read(
-    source: str | Path | pd.DataFrame, names: ColumnNames, needed: Sequence[str], split: bool, check: bool
+    source: str | Path | pd.DataFrame, names: ColumnNames, needed: Sequence[str] | None, split: bool, check: bool
 ) -> dict[str, Dataset]:
     """Reads tables of rows, and gives them CodeSearchNet's columns and ids. The arguments are those of `load_rows`."""
     framed = isinstance(source, pd.DataFrame)
     if not framed and not any(names) and split and is_codesearchnet(Path(source)):
         alone = list(split_files(Path(source))) == ["train"]  # the other splits are then made from it
-        data = load_folder(source, needed=["train"] if alone else set(needed) - {"codebase"})
+        data = load_folder(source, needed=["train"] if alone else {*(needed or ())} - {"codebase"})
         if check:
             _check_texts(data, COLUMNS_OF, source)
         if alone or "train" not in data:

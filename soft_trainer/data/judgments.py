@@ -7,6 +7,7 @@ rows of the corpus.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -107,7 +108,7 @@ class Judgments:
         return first
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Split:
     """One split of a data set.
 
@@ -120,6 +121,24 @@ class Split:
     queries: Dataset
     corpus: Dataset
     judgments: Judgments
+
+    def __len__(self) -> int:
+        """The number of queries."""
+        return len(self.queries)
+
+    def __repr__(self) -> str:
+        return f"Split({len(self):,} queries, {len(self.corpus):,} codes, {len(self.judgments.pairs()):,} pairs)"
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Returns the pairs of a query and its code, with a column `grade` if codes have grades."""
+        sides = dataclasses.replace(
+            self, queries=_without(self.queries, CODE_COLUMNS), corpus=_without(self.corpus, QUERY_COLUMNS)
+        )
+        pairs = sides.pair_rows().to_pandas()
+        if self.judgments.gain is not None:
+            queries, codes = self.judgments.pairs().T
+            pairs["grade"] = np.asarray(self.judgments.right[queries, codes]).ravel()
+        return pairs
 
     @classmethod
     def from_pairs(cls, rows: Dataset) -> Split:

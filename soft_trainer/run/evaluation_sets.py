@@ -35,7 +35,7 @@ from pathlib import Path
 
 from datasets import Dataset
 
-from soft_trainer.data.any_rows import is_codesearchnet, load_rows
+from soft_trainer.data.any_rows import is_codesearchnet, load_tables
 from soft_trainer.data.codesearchnet import SPLITS, languages_in, load_folder
 from soft_trainer.data.judged_files import (
     files_of,
@@ -103,7 +103,7 @@ def _all_rows(source: Path, arguments: DataArguments, profile: EncoderProfile) -
     """Loads test, or else valid, or else all rows, with their corpus."""
     try:
         columns = [getattr(arguments, name) for name in COLUMN_OPTIONS]
-        data = load_rows(source, *columns, split=False, check=not arguments.drop_unusable)
+        data = load_tables(source, *columns, split=False, check=not arguments.drop_unusable)
         if arguments.drop_unusable:
             data = drop_unusable_rows(data, profile)
     except UserError as error:
@@ -162,7 +162,7 @@ def _published_sets(folder: Path, arguments: DataArguments, codebase: Dataset | 
         if "codebase.jsonl" in files:
             splits = load_folder(folder, ("test", "codebase"))
         else:
-            splits = load_rows(folder, needed=("test",))
+            splits = load_tables(folder, needed=("test",))
         if "codebase" not in splits:
             raise UserError(
                 f"{folder}: test.jsonl has no corpus: there is no codebase.jsonl, nor code in all of valid and test"

@@ -12,7 +12,7 @@ import pandas as pd
 from datasets import Dataset, DatasetDict, concatenate_datasets
 from transformers import TrainingArguments
 
-from soft_trainer.data.any_rows import load_rows
+from soft_trainer.data.any_rows import load_tables
 from soft_trainer.data.codesearchnet import (
     SPLITS,
     check_languages,
@@ -129,7 +129,7 @@ def _chooses_rows(arguments: DataArguments) -> bool:
 
 def _load_rows(source: str, arguments: DataArguments, needed: Sequence[str]) -> DatasetDict:
     columns = [getattr(arguments, name) for name in COLUMN_OPTIONS]
-    return load_rows(source, *columns, needed, check=not _chooses_rows(arguments))
+    return load_tables(source, *columns, needed, check=not _chooses_rows(arguments))
 
 
 def load_data(

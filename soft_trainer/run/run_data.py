@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from datasets import DatasetDict
 
+from soft_trainer.data.any_rows import splits_of
 from soft_trainer.data.codesearchnet import rows_in
 from soft_trainer.data.judgments import Split
 
@@ -27,13 +28,7 @@ class RunData:
     @classmethod
     def of_tables(cls, tables: DatasetDict) -> RunData:
         """Makes splits from tables. A code answers the queries with the same url."""
-        splits = {}
-        for name, rows in tables.items():
-            if name == "train":
-                splits[name] = Split.from_pairs(rows)
-            elif name != "codebase":
-                splits[name] = Split.from_urls(rows, tables["codebase"])
-        return cls(tables, splits)
+        return cls(tables, splits_of(tables))
 
     @classmethod
     def of_splits(cls, splits: dict[str, Split]) -> RunData:

@@ -11,6 +11,7 @@ from datasets import Dataset
 from transformers import PreTrainedModel, TrainerCallback, TrainerState, TrainingArguments
 
 from soft_trainer.data.codesearchnet import languages_in
+from soft_trainer.data.judgments import Split
 from soft_trainer.data.statistics import data_statistics
 from soft_trainer.encoders.adapters import active_adapter, has_adapter
 from soft_trainer.encoders.loading import profile_warnings
@@ -82,8 +83,10 @@ def rows_table(rows: Mapping, profile: EncoderProfile, tokenizer) -> dict[str, o
     """Returns the languages of the training rows, and statistics of all rows.
 
     Args:
-        rows: the splits "train", "valid" and "codebase". A split that is not a single `Dataset` is left out.
+        rows: the splits "train", "valid" and "codebase", each a `Dataset` or a `Split`. Dicts of these are left out.
     """
+    if isinstance(rows["valid"], Split):
+        rows = {**rows, "valid": rows["valid"].queries, "codebase": rows["valid"].corpus}
     rows = {name: part for name, part in rows.items() if isinstance(part, Dataset)}
     trained = {name: part for name, part in rows.items() if name == "train"}
     return {

@@ -85,8 +85,8 @@ def test_a_folder_is_the_rows_of_a_run(folder):
 def test_python_reads_a_folder_like_any_rows(folder, trainer_of):
     (folder / "qrels" / "train.tsv").write_text("q0\tc1\t1\nq1\tc3\t1\n")
     rows = load_rows(folder)
-    assert list(rows) == ["train", "test", "codebase"] and rows["codebase"]["url"][:] == ["c0", "c1", "c2", "c3"]
-    arguments = {"train_dataset": rows["train"], "eval_dataset": rows["test"], "codebase": rows["codebase"]}
+    assert list(rows) == ["train", "test"] and rows["test"].corpus["url"][:] == ["c0", "c1", "c2", "c3"]
+    arguments = {"train_dataset": rows["train"], "eval_dataset": rows["test"], "codebase": None}
     trainer = trainer_of(per_device_train_batch_size=2, estimator=None, arguments=arguments)
     metrics = trainer.evaluate()
     assert (metrics["eval_queries"], metrics["eval_pool_size"]) == (2, 4) and "eval_ndcg@10" in metrics

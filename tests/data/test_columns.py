@@ -6,7 +6,8 @@ import pandas as pd
 import pytest
 from refusals import refused
 
-from soft_trainer.data.any_rows import load_rows
+from soft_trainer import load_rows
+from soft_trainer.data.any_rows import load_tables
 from soft_trainer.data.judgments import Split
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.options.fields import DataArguments
@@ -26,7 +27,7 @@ def answers(tmp_path):
 
 
 def test_the_web_page_of_a_row_is_no_id(answers):
-    data = load_rows(answers)
+    data = load_tables(answers)
     test = Split.from_urls(data["test"], data["codebase"])
     own = test.corpus.select(test.judgments.right.nonzero()[1])["code"][:]
     assert own == data["test"]["code"][:] and test.judgments.right.nnz == 20
@@ -34,15 +35,15 @@ def test_the_web_page_of_a_row_is_no_id(answers):
 
 
 def test_a_named_column_is_the_id(answers):
-    data = load_rows(answers, id_column="number")
+    data = load_tables(answers, id_column="number")
     assert {*data["test"]["url"]} <= set(map(str, range(200)))
     with refused("pages.jsonl, line 21", "its url, 'https://example.org/0', has another code in", "line 1"):
-        load_rows(answers, id_column="url")
+        load_tables(answers, id_column="url")
     with refused("id_column=name: no such column"):
-        load_rows(answers, id_column="name")
+        load_tables(answers, id_column="name")
     frame = pd.read_json(answers, lines=True).assign(number=["7", " ", *map(str, range(198))])
     with refused("the data frame, row 2: column 'number', the id, is missing or empty"):
-        load_rows(frame, id_column="number")
+        load_tables(frame, id_column="number")
 
 
 def test_the_column_that_was_named_is_read_whatever_the_profile_prefers(answers, tmp_path):
@@ -61,5 +62,23 @@ def test_rows_without_a_code_are_matched_by_url(tmp_path):
     parts = {"train": train, "test": [{"query": "q", "url": "u2"}], "codebase": [{"code": "x", "url": "u2"}]}
     for name, rows in parts.items():
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = load_rows(tmp_path, needed=("train",))
+    data = load_tables(tmp_path, needed=("train",))
     assert data["test"]["url"][:] == data["codebase"]["url"][:] == ["u2"]
+
+
+def test_a_split_says_what_it_holds(answers):
+    splits = load_rows(answers)
+    test = splits["test"]
+    assert list(splits) == ["train", "valid", "test"] and len(test) == 20 and len(test.corpus) == 40
+    assert repr(test) == "Split(20 queries, 40 codes, 20 pairs)"
+    pairs = test.to_pandas()
+    assert pairs["docstring"].tolist() == test.queries["docstring"][:]
+    number = pairs["docstring"].str.removeprefix("add ")
+    assert (pairs["code"] == "x + " + number).all() and "grade" not in pairs
+
+
+def test_the_splits_that_exist_are_read(data_dir, tmp_path):
+    (tmp_path / "train.jsonl").write_text((data_dir / "train.jsonl").read_text())
+    (tmp_path / "test.jsonl").write_text((data_dir / "test.jsonl").read_text())
+    splits = load_rows(tmp_path)
+    assert list(splits) == ["train", "test"] and len(splits["test"].corpus) == 4

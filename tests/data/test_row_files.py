@@ -6,7 +6,7 @@ import json
 import pytest
 from refusals import refused
 
-from soft_trainer.data.any_rows import load_rows
+from soft_trainer.data.any_rows import load_tables
 from soft_trainer.data.row_files import row_files
 
 LINES = "".join(json.dumps({"query": f"q{n}", "code": f"c{n}"}) + "\n" for n in range(10))
@@ -22,7 +22,7 @@ def write(folder, *names):
 def test_a_plain_file_takes_precedence_over_its_gzipped_copy(tmp_path):
     write(tmp_path, "train.jsonl", "train.jsonl.gz", "test.jsonl.gz")
     assert [path.name for path, _ in row_files(tmp_path)] == ["test.jsonl.gz", "train.jsonl"]
-    assert len(load_rows(tmp_path, needed=("train",))["train"]) == 10
+    assert len(load_tables(tmp_path, needed=("train",))["train"]) == 10
 
 
 @pytest.mark.parametrize(
@@ -46,4 +46,4 @@ def test_shards_and_files_of_different_names_are_read_together(tmp_path):
 def test_an_empty_file_has_no_rows(tmp_path, name):
     (tmp_path / name).write_text("")
     with refused(name, "it has no rows"):
-        load_rows(tmp_path / name)
+        load_tables(tmp_path / name)
