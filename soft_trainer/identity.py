@@ -6,17 +6,20 @@ tokenizer, settings and code. Readers compare this fingerprint before they use t
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib.util
 import inspect
 import json
 import os
 import re
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import numpy as np
@@ -184,18 +187,21 @@ def file_fingerprint(path: str | os.PathLike) -> str:
     return digest.hexdigest()
 
 
-def folder_fingerprint(folder: str | os.PathLike) -> str:
+def folder_fingerprint(folder: str | os.PathLike, apart: str | os.PathLike | None = None) -> str:
     """Returns a hash of the names and contents of the files below a folder, or of a single file.
 
-    Hidden files and files in hidden folders are left out.
+    Hidden files and files in hidden folders are left out, and so is the folder `apart`.
     """
     root = Path(folder)
     if root.is_file():
         return file_fingerprint(root)
+    left_out = apart and Path(apart).resolve()
     files = {}
     for path in root.rglob("*"):
         place = path.relative_to(root)
         hidden = any(part.startswith(".") for part in place.parts)
+        if left_out and path.resolve().is_relative_to(left_out):
+            continue
         if path.is_file() and not hidden:
             files[place.as_posix()] = file_fingerprint(path)
     return fingerprint(files)
@@ -248,6 +254,59 @@ def code_fingerprint(*modules: str) -> str:
             files = sorted(files[0].parent.rglob("*.py"))
         sources += [path.read_bytes() for path in files]
     return fingerprint(sources)
+
+
+def own_code(reference: str) -> str | None:
+    """Returns a hash of the source of a user's module, which is not imported, or None if there is no such file.
+
+    A module in a package stands for all of the package. Any other module stands for itself and the modules beside it
+    that it imports, directly or not.
+
+    Args:
+        reference: `module:name`.
+    """
+    top = reference.partition(":")[0].partition(".")[0]
+    importlib.invalidate_caches()
+    spec = PathFinder.find_spec(top, [*sys.path, os.getcwd()])
+    if spec is None:
+        return None
+    if spec.submodule_search_locations:
+        files = []
+        for folder in spec.submodule_search_locations:
+            files += Path(folder).rglob("*.py")
+    elif spec.origin and Path(spec.origin).is_file():
+        files = _with_neighbours(Path(spec.origin))
+    else:
+        return None
+    # Names without folders, so that a package that was moved is the same.
+    return fingerprint(sorted([path.name, path.read_bytes()] for path in files))
+
+
+def _with_neighbours(module: Path) -> set[Path]:
+    """Returns a module's file and those of the modules and packages in the same folder that it imports."""
+    found = set()
+    waiting = [module]
+    while waiting:
+        path = waiting.pop()
+        if path in found or not path.is_file():
+            continue
+        found.add(path)
+        for name in _imported(path):
+            waiting.append(module.parent / f"{name}.py")
+            waiting += (module.parent / name).rglob("*.py") if (module.parent / name / "__init__.py").is_file() else []
+    return found
+
+
+def _imported(path: Path) -> set[str]:
+    """Returns the first parts of the names of the modules that a file imports."""
+    names = set()
+    with suppress(SyntaxError, ValueError):  # importing the file says what is wrong
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names.add(node.module.partition(".")[0])
+    return names
 
 
 # ---- Comparison ----

@@ -23,6 +23,7 @@ from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.files import ADAPTER_CONFIG, RECORD, UNMERGED, read_json, write_json
 from soft_trainer.hub.model_card import environment, write_model_card
+from soft_trainer.options.places import PLACES, shared_name
 from soft_trainer.terminal import print_on_main
 
 
@@ -178,7 +179,8 @@ def _record(base: str | Path, models: Sequence[str | Path], ratio: float) -> dic
     sections = ("encoder", "loss", "training", "estimator", "statistics")
     empty = {"base_model": str(base), "dataset": None, "languages": [], "weights": None}
     merging = {"ratio": ratio, "base": str(base), "models": [str(name) for name in models]}
-    fresh = {"model_id": None, "results": {}, "environment": environment(), "merging": merging}
+    places = known.get(PLACES, {}) | {name: shared_name(name) for name in (merging["base"], *merging["models"])}
+    fresh = {PLACES: places, "model_id": None, "results": {}, "environment": environment(), "merging": merging}
     return empty | {section: {} for section in sections} | known | fresh
 
 

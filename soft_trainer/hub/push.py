@@ -32,6 +32,9 @@ from soft_trainer.files import (
     read_json,
     write_text,
 )
+from soft_trainer.options.fields import DataArguments, TrainingOptions
+from soft_trainer.options.model import ModelArguments
+from soft_trainer.options.places import PLACES, local_names, shared_name, without_places
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +50,6 @@ ENCODER_FILES = (
     *("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"),
     *("[0-9]_*/config.json", "[0-9]_*/model.safetensors"),
 )
-# An absolute path, at the start of a text or after one of `,=:@`. The slashes of a URL do not match.
-ABSOLUTE = re.compile(r"(^|[,=:@]) *(?:~|[A-Za-z]:)?[/\\](?![/\\])(?:[^,]*[/\\])?([^,/\\]+)[/\\]?(?=,|$)")
 WAITS = (1, 2, 4, 8, 16)  # seconds before each retry
 _TOKENS_PAGE = "https://huggingface.co/settings/tokens"
 
@@ -185,14 +186,21 @@ def _contents(folder: Path, repo_id: str, revision: str | None, repo_type: str) 
     if repo_type != "model":
         pushed = filter_repo_objects(contents, ignore_patterns=[*NEVER_PUSHED])
         return {name: contents[name] for name in pushed}
-    for name in (RECORD, ADAPTER_CONFIG, f"{MERGED_ADAPTER}/{ADAPTER_CONFIG}"):
+    names = {}
+    if RECORD in contents:
+        record = read_json(folder / RECORD)
+        names = places_of(record)
+        contents[RECORD] = _as_json(without_places(record, names))
+    for name in (ADAPTER_CONFIG, f"{MERGED_ADAPTER}/{ADAPTER_CONFIG}"):
         if name in contents:
-            contents[name] = json.dumps(without_paths(read_json(folder / name)), indent=2).encode() + b"\n"
+            config = read_json(folder / name)
+            base = str(config.get("base_model_name_or_path"))
+            contents[name] = _as_json(without_places(config, {base: shared_name(base)} | names))
     if PROFILE_FILE in contents:
         profile = read_json(folder / PROFILE_FILE)
         if teacher := profile.get("teacher"):
-            profile["teacher"] = without_paths(teacher)
-            contents[PROFILE_FILE] = json.dumps(profile, indent=2).encode() + b"\n"
+            profile["teacher"] = names.get(teacher, shared_name(teacher))
+            contents[PROFILE_FILE] = _as_json(profile)
     if CARD in contents:
         contents[CARD] = named_card((folder / CARD).read_text(encoding="utf-8"), repo_id, revision).encode()
     return contents
@@ -213,15 +221,23 @@ def _encoder_files(folder: Path) -> set[Path]:
     return found
 
 
-def without_paths(value):
-    """Replaces every absolute path in a JSON value by its last part."""
-    if isinstance(value, dict):
-        return {key: without_paths(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [without_paths(inner) for inner in value]
-    if isinstance(value, str):
-        return ABSOLUTE.sub(r"\1\2", value)
-    return value
+def places_of(record: dict) -> dict[str, str]:
+    """Takes the places on the machine of a run out of its record, and returns the name to show for each.
+
+    If the record lacks them, because a merge or an earlier version wrote it, they are those that its options name.
+    """
+    known = record.pop(PLACES, None)
+    if known is not None:
+        return known
+    kinds = (ModelArguments, DataArguments, TrainingOptions)
+    merging = record.get("merging") or {}
+    encoders = [record.get("base_model"), merging.get("base"), *merging.get("models", ())]
+    names = {str(name): shared_name(str(name)) for name in encoders if name}
+    return names | local_names(kinds, record.get("options") or {})
+
+
+def _as_json(value) -> bytes:
+    return json.dumps(value, indent=2).encode() + b"\n"
 
 
 def named_card(card: str, repo_id: str, revision: str | None) -> str:

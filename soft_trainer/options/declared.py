@@ -6,8 +6,9 @@ import dataclasses
 import functools
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from soft_trainer.errors import UserError
 
@@ -57,6 +58,8 @@ class Declared:
     group: str = ""
     common: bool = False
     evaluation: bool = False
+    refers_to: str = ""
+    several: bool = False
 
     @property
     def range(self) -> str:
@@ -116,6 +119,8 @@ def option(default, help: str, *, aliases: Sequence[str] = (), **declared):
                 the estimator has no such attribute.
             `results=False`: the option does not affect results, only what is printed or kept, or the speed.
             `group`: the heading in `--help`. All options that choose weights or batches are in "weights" or "batches".
+            `refers_to`: what the value names: "rows", an "encoder", "code" (a function or class as module:name, or a
+                source tree), a "repository" or another "place". With `several=True`, it is a list with commas.
             `common=True`: `--help` shows the option. `--help_all` shows all options.
             `evaluation=True`: `soft-trainer evaluate` has the option too.
     """
@@ -140,6 +145,37 @@ def declared_options(kind) -> dict[str, Declared]:
         if isinstance(text, Help):
             declared[field.name] = text.declared
     return declared
+
+
+class Reference(NamedTuple):
+    """Names what the value of an option refers to.
+
+    Args:
+        option: the name of the option.
+        kind: "rows", "encoder", "code", "repository" or "place".
+        values: the names, of which there are several only if the option takes a list.
+    """
+
+    option: str
+    kind: str
+    values: tuple[str, ...]
+
+
+def references(kinds: Iterable, options: Mapping[str, object]) -> list[Reference]:
+    """Returns what the given options refer to, in the order of their declarations.
+
+    Args:
+        kinds: the dataclasses, or instances of them, that declare the options.
+        options: the values, keyed by name. Those that are None, and those that are missing, refer to nothing.
+    """
+    found = {}
+    for kind in kinds:
+        for name, declared in declared_options(kind).items():
+            value = options.get(name)
+            if declared.refers_to and value:
+                values = str(value).split(",") if declared.several else [str(value)]
+                found[name] = Reference(name, declared.refers_to, tuple(part.strip() for part in values))
+    return list(found.values())
 
 
 def evaluation_options(kind) -> tuple[str, ...]:

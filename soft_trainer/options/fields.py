@@ -52,10 +52,12 @@ class DataArguments:
         CODESEARCHNET,
         "Data set on the Hub: CodeSearchNet, or one that --push_data_to_hub pushed. With --do_predict, none evaluates "
         "only on --eval_data_dir.",
+        refers_to="rows",
     )
     data_dir: str | None = data_option(
         "Rows: a file or folder of JSON lines, CSV or Parquet, a saved data set, or a name on the Hub. {language} is "
         "replaced by each language. Rows without valid, test and codebase are split.",
+        refers_to="rows",
     )
     query_column: str | None = data_option("Column of --data_dir with the query.", read_if=OWN_ROWS)
     code_column: str | None = data_option("Column of --data_dir with the code.", read_if=OWN_ROWS)
@@ -69,19 +71,24 @@ class DataArguments:
         "Additional evaluation sets, comma-separated: folders with the files of CoSQA or CoSQA+, annotationStore.csv "
         "or relevance.jsonl, or any rows that --data_dir accepts (soft_trainer.run.evaluation_sets). "
         "--data_dir then needs only training rows.",
+        refers_to="rows",
+        several=True,
     )
     source_dir: str | None = data_option(
         "Source tree to mine documented functions from. 'stdlib' stands for Python's standard library.",
+        refers_to="code",
     )
     extra_source_dir: str | None = unset(
         "Another source tree to train on. Copies of functions in valid, test and codebase are left out. 'installed' "
         "stands for the packages installed in this Python.",
         read_if=MINED,
+        refers_to="code",
     )
     history: str | None = unset(
         "Git repository to mine: a row is a commit's subject with a function that the commit changed. If --source_dir "
         "is a folder in its working tree, documented functions become rows too.",
         evaluation=True,
+        refers_to="repository",
     )
     mining_keep: str | None = unset(
         "Mining rules to skip, comma-separated, such as short_functions.", read_if=MINED, evaluation=True
@@ -92,7 +99,9 @@ class DataArguments:
         evaluation=True,
     )
     split_urls: str | None = unset(
-        "Folder with lists of urls: train.txt, valid.txt, test.txt and codebase.txt.", evaluation=True
+        "Folder with lists of urls: train.txt, valid.txt, test.txt and codebase.txt.",
+        evaluation=True,
+        refers_to="rows",
     )
     push_data_to_hub: str | None = not_in_results(
         None, "USER/NAME of a data set to push the rows to, as they are used for training."
@@ -110,14 +119,19 @@ class DataArguments:
         f"Estimator that supplies the weights: {', '.join(ESTIMATORS)}, or module:Class. initial_model is the encoder "
         "before training. sentence-transformers encoders use the one in the recipe hard_batches.",
         read_if=ESTIMATOR,
+        refers_to="code",
         group="weights",
         common=True,
     )
     estimator_model: str | None = unset(
-        "Encoder for simcse or trained_model: a folder, a Hub name, or NAME@REVISION.", group="weights"
+        "Encoder for simcse or trained_model: a folder, a Hub name, or NAME@REVISION.",
+        group="weights",
+        refers_to="encoder",
     )
     estimator_cache_dir: str | None = not_in_results(
-        None, "Folder for cached row embeddings, or none for no cache. Default: in the Hugging Face home."
+        None,
+        "Folder for cached row embeddings, or none for no cache. Default: in the Hugging Face home.",
+        refers_to="place",
     )
     bm25_idf: str = option(
         "okapi", "Inverse document frequency of BM25: okapi, robertson or lucene.", read_if=BM25, group="weights"
@@ -191,6 +205,7 @@ class LossOptions:
         "otherwise info_nce.",
         choices=tuple(LOSSES),
         own=True,
+        refers_to="code",
         common=True,
     )
     alpha: float | None = weighing_default("Weight of the similarity in Eq. 4.", least=0, read_if=loss_reads("alpha"))
@@ -209,6 +224,7 @@ class LossOptions:
         "the positive; or your own function as module:name.",
         choices=tuple(WEIGHTINGS),
         own=True,
+        refers_to="code",
         common=True,
     )
     margin: float | None = weighing_default(
@@ -298,7 +314,11 @@ class TrainingOptions(SoftInfoNCEOptions):
     FULL = "SoftInfoNCETrainingArguments"
 
     output_dir: str | None = not_in_results(
-        None, "Where to write. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR.", group="output", common=True
+        None,
+        "Where to write. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR.",
+        group="output",
+        common=True,
+        refers_to="place",
     )
     overwrite: bool = not_in_results(
         False, "Write into an output folder that contains the results of another run.", evaluation=True

@@ -56,6 +56,7 @@ class ModelArguments:
         "Encoder to train: a Hub name or a folder. Default: microsoft/unixcoder-base.",
         aliases=("model",),
         group="model",
+        refers_to="encoder",
         common=True,
     )
     model_revision: str | None = unset(

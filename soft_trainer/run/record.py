@@ -28,6 +28,7 @@ from soft_trainer.identity import differences, plain_settings
 from soft_trainer.options.declared import changed_options, declared_options
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
+from soft_trainer.options.places import PLACES, local_names, shared_name
 from soft_trainer.options.training import OF_TRANSFORMERS, SoftInfoNCETrainingArguments
 from soft_trainer.run.building import model_label, model_name
 from soft_trainer.run.evaluation_sets import EvaluationSet
@@ -227,7 +228,14 @@ class Run:
             for name, value in changed_options(data).items():
                 if name.startswith("bm25_"):
                     estimator[name] = value
-        return trainer.describe() | {
+        described = trainer.describe()
+        options = vars(model) | vars(data) | vars(args)
+        places = local_names((model, data, args), options)
+        for name in (described.get("merging", {}).get("base"), trainer.encoder.teacher):
+            if name:
+                places = {name: shared_name(name)} | places
+        return described | {
+            PLACES: places,
             "base_model": None if model.from_scratch else model_name(model),
             "dataset": data.rows_name,
             "languages": self.languages,

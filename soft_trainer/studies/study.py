@@ -17,23 +17,20 @@ import yaml
 
 from soft_trainer.errors import UserError
 from soft_trainer.files import RECORD, read_json, write_json
-from soft_trainer.identity import differences, folder_fingerprint
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.parse import parse
 from soft_trainer.options.recipes import read_recipe
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
+from soft_trainer.run import identity
+from soft_trainer.run.identity import STUDIED
 from soft_trainer.terminal import print_on_main, table
 from soft_trainer.training.checkpoints import newest_complete
 
 KEYS = ("launcher", "options", "output_dir", "runs", "seeds")
 PLACEHOLDER = re.compile(r"\{([\w.-]+)\}")
-STUDIED = "study.json"  # the file with the settings that a folder was made with
 RECIPE = "recipe.yaml"
 LOG = "log.txt"
-# Options that refer to rows or to an encoder, whose content may change although the option stays the same.
-SOURCES = ("data_dir", "eval_data_dir", "source_dir", "extra_source_dir", "history", "split_urls")
-SOURCES += ("model_name_or_path", "estimator_model")
 
 # Options that a run cannot set, because the study does.
 _OF_STUDY = {"seed": "the study's `seeds` decide", "output_dir": "the study's `output_dir`, or --output_dir, decides"}
@@ -148,23 +145,10 @@ def check_options(run: PlannedRun) -> None:
 # ---- The folder of a run ----
 
 
-def settings_of(run: PlannedRun) -> dict[str, str]:
-    """Returns what determines a run: its options, and fingerprints of the rows and encoders that they refer to."""
-    settings = {name: str(value) for name, value in run.options.items() if name != "output_dir"}
-    for name in SOURCES:
-        for part in str(run.options.get(name) or "").split(","):
-            source = part.strip()
-            if source and Path(source).exists():
-                settings[f"content of {name}={source}"] = _content(Path(source))
-    return settings
-
-
-def _content(source: Path) -> str:
-    """Returns a fingerprint of rows or of an encoder, or the settings of the run if a folder belongs to one."""
-    made_with = _read(source / STUDIED)
-    if made_with is not None:
-        return str(made_with)
-    return folder_fingerprint(source)
+def settings_of(study: Study, run: PlannedRun) -> dict[str, str]:
+    """Returns what determines a run, before anything is loaded: options, what they refer to, and the launcher."""
+    options = identity.settings(run.options, without=("output_dir",))
+    return options | identity.content(run.options, study.output_dir) | identity.launched_with(study.launcher)
 
 
 def state_of(study: Study, run: PlannedRun) -> tuple[str, list[str]]:
@@ -176,9 +160,7 @@ def state_of(study: Study, run: PlannedRun) -> tuple[str, list[str]]:
         if finished:
             return "changed", ["made without the study"]
         return "new", []
-    now = settings_of(run)
-    changes = differences(made_with, now)
-    changes += [f"{name} is new or gone" for name in sorted(made_with.keys() ^ now.keys())]
+    changes = identity.changes(made_with, settings_of(study, run))
     if changes:
         return "changed", changes
     if finished:
@@ -258,7 +240,7 @@ def _make(study: Study, run: PlannedRun, title: str) -> str:
     with (folder / LOG).open("ab") as log:
         if not _lock(log):
             return "held by another study, or by a run that one left over"
-        write_json(folder / STUDIED, settings_of(run))
+        write_json(folder / STUDIED, settings_of(study, run))
         (folder / RECIPE).write_text(yaml.safe_dump(dict(run.options), sort_keys=True))
         print_on_main(f"{title}: {'resumes' if state == 'stopped' else 'starts'}; output in {folder / LOG}")
         start = log.tell()

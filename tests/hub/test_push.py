@@ -9,6 +9,9 @@ from server import FINE_REPO, FINE_TOKEN, READ_TOKEN, WRITE_TOKEN
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.errors import UserError
 from soft_trainer.hub.push import check_push, later_command, push_folder
+from soft_trainer.options.fields import DataArguments, TrainingOptions
+from soft_trainer.options.model import ModelArguments
+from soft_trainer.options.places import PLACES, local_names
 
 REPO = "ann/encoder"
 RESULTS = ".eval_results/code_search.yaml"
@@ -101,6 +104,32 @@ def test_paths_of_this_machine_stay_here(here, folder):
         "base_model": "base",
         "options": options | {"data_dir": "rows", "eval_data_dir": "cosqa,set,other", "estimator_model": "teacher"},
     }
+
+
+def test_relative_paths_and_file_urls_stay_here_too(here, folder, tmp_path, monkeypatch):
+    """The record is written where the paths exist, and may be pushed from elsewhere."""
+    (tmp_path / "work" / "canary" / "enc").mkdir(parents=True)
+    (tmp_path / "work" / "canary" / "rows, new").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    options = {
+        "model_name_or_path": "canary/enc",
+        "data_dir": "canary/rows, new",
+        "eval_data_dir": "canary/enc, ../canary/x,lab/rows",
+        "estimator_model": "file:///srv/canary/teacher",
+        "history": "canary/enc",
+        "output_dir": "canary/out",
+    }
+    places = local_names((ModelArguments, DataArguments, TrainingOptions), options)
+    record = {"options": options, "base_model": "canary/enc", "merging": {"base": "canary/enc"}, PLACES: places}
+    (folder / "run.json").write_text(json.dumps(record))
+    (folder / "adapter").mkdir()
+    (folder / "adapter/adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "canary/enc"}))
+    monkeypatch.chdir(tmp_path)
+    push_folder(folder, REPO, WRITE_TOKEN)
+    assert here.holding("canary") == []
+    shared = json.loads(Path(hf_hub_download(REPO, "run.json", cache_dir=folder / ".cache")).read_text())
+    assert shared["options"]["data_dir"] == "rows, new" and shared["options"]["eval_data_dir"] == "enc,x,lab/rows"
+    assert shared["base_model"] == "enc" and shared["options"]["estimator_model"] == "teacher" and PLACES not in shared
 
 
 @pytest.mark.slow

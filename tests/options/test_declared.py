@@ -5,8 +5,8 @@ import math
 import pytest
 
 from soft_trainer.errors import UserError
-from soft_trainer.options.declared import Declared, Values, declared_options
-from soft_trainer.options.fields import DataArguments
+from soft_trainer.options.declared import Declared, Values, declared_options, references
+from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.resolve import RANGES
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
@@ -63,3 +63,19 @@ def test_every_option_has_a_help_text_of_a_sentence():
 def test_the_values_of_several_objects():
     values = Values(Declared(least=1), Declared(least=2))
     assert values.least == 1 and not hasattr(values, "unknown")
+
+
+def test_every_option_that_names_a_place_says_what_it_refers_to():
+    kinds = (ModelArguments, DataArguments, TrainingOptions)
+    words = ("folder", "tree", "repository to mine", "module:", "data set on the hub", "sets, comma", "where to write")
+    for kind in kinds:
+        for name, each in declared_options(kind).items():
+            text = kind.__dataclass_fields__[name].metadata["help"].lower()
+            named = any(word in text for word in words) and each.default not in (True, False)
+            assert bool(each.refers_to) == named, name
+
+
+def test_references_are_in_parts_only_if_the_option_takes_several():
+    options = {"data_dir": "a, b", "eval_data_dir": "c, d", "loss": None, "estimator": "mine:Own", "seed": 3}
+    found = {each.option: each.values for each in references((DataArguments, TrainingOptions), options)}
+    assert found == {"data_dir": ("a, b",), "eval_data_dir": ("c", "d"), "estimator": ("mine:Own",)}

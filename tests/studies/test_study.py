@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from git_repositories import Repository
 from refusals import refused
 
 from soft_trainer.cli.__main__ import run_command
@@ -41,7 +42,7 @@ def finish(study, run, mrr=0.5):
     """Writes what a finished run leaves in its folder."""
     folder = study.folder(run)
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "study.json", settings_of(run))
+    write_json(folder / "study.json", settings_of(study, run))
     write_json(folder / "run.json", {"training": {}, "results": {"test": {"trained": {"mrr": mrr}}}})
 
 
@@ -106,7 +107,7 @@ def test_a_finished_run_is_done_until_its_options_or_its_rows_change(study_file,
     rows.write_text('{"code": "changed"}\n')
     state, changes = state_of(study, run)
     assert state == "changed"
-    assert "content of data_dir" in changes[0]
+    assert "the content of data_dir" in changes[0]
 
 
 def test_a_run_is_changed_if_the_run_that_it_reads_was_made_again_with_other_options(study_file):
@@ -117,6 +118,72 @@ def test_a_run_is_changed_if_the_run_that_it_reads_was_made_again_with_other_opt
     made_with = study.folder(study.runs[0]) / "study.json"
     write_json(made_with, json.loads(made_with.read_text()) | {"learning_rate": "9"})
     assert state_of(study, study.runs[1])[0] == "changed"
+
+
+OWN = "from helper import scaled\nWEIGHT = 1\ndef plain(scores, positives):\n    return scaled(scores.mean())\n"
+
+
+@pytest.mark.parametrize("file", ["own.py", "helper.py"])
+def test_a_run_is_changed_if_its_own_code_changes(study_file, tmp_path, monkeypatch, file):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "helper.py").write_text("def scaled(value):\n    return value\n")
+    (tmp_path / "other.py").write_text("")
+    study = read_study(study_file(runs={"a": {"loss": "own:plain"}, "b": {"estimator": "own:Estimator"}}))
+    for run in study.runs:
+        finish(study, run)
+    (tmp_path / "other.py").write_text("changed = 1")
+    assert [state_of(study, run)[0] for run in study.runs] == ["done"] * 4
+    (tmp_path / file).write_text((tmp_path / file).read_text() + "\nSCALE = 2\n")
+    (_, loss), (_, estimator) = [state_of(study, run) for run in study.runs[:2]]
+    assert loss == ["the content of loss changed"] and estimator == ["the content of estimator changed"]
+
+
+def test_a_run_is_changed_if_its_launcher_or_a_file_of_it_changes(study_file, tmp_path):
+    config = tmp_path / "two.yaml"
+    config.write_text("num_processes: 2")
+    study = read_study(study_file(launcher=f"accelerate launch --config_file {config}"))
+    finish(study, study.runs[0])
+    assert state_of(study, study.runs[0])[0] == "done"
+    other = read_study(study_file(launcher="accelerate launch --num_processes 2"))
+    assert "launcher was" in state_of(other, other.runs[0])[1][0]
+    config.write_text("num_processes: 4")
+    assert state_of(study, study.runs[0]) == ("changed", ["the content of launcher changed"])
+
+
+def test_a_run_is_changed_if_a_commit_of_its_history_is_amended(study_file, tmp_path):
+    repository = Repository(tmp_path / "repository")
+    repository.commit("add a", {"a.py": "def a():\n    return 1\n"})
+    study = read_study(study_file(options={"language": "python", "history": str(tmp_path / "repository")}))
+    finish(study, study.runs[0])
+    assert state_of(study, study.runs[0])[0] == "done"
+    repository.commit("add b", {"b.py": "def b():\n    return 1\n"})
+    assert "the content of history changed" in state_of(study, study.runs[0])[1]
+
+
+def test_a_study_in_the_tree_that_it_mines_continues(study_file, tmp_path):
+    (tmp_path / "a.py").write_text("def a():\n    return 1\n")
+    study = read_study(
+        study_file(options={"language": "python", "source_dir": str(tmp_path), "data_dir": str(tmp_path)})
+    )
+    run = study.runs[0]
+    study.folder(run).mkdir(parents=True)
+    (study.folder(run) / "custom.py").write_text("an encoder's own code")
+    finish(study, run)
+    assert state_of(study, run)[0] == "done"
+    (tmp_path / "a.py").write_text("def a():\n    return 2\n")
+    assert "the content of source_dir changed" in state_of(study, run)[1]
+
+
+def test_the_standard_library_has_content(study_file, tmp_path, monkeypatch):
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library" / "os.py").write_text("old = 1")
+    monkeypatch.setattr("os.__file__", str(tmp_path / "library" / "os.py"))
+    study = read_study(study_file(options={"language": "python", "source_dir": "stdlib"}))
+    finish(study, study.runs[0])
+    assert state_of(study, study.runs[0])[0] == "done"
+    (tmp_path / "library" / "os.py").write_text("new = 1")
+    assert state_of(study, study.runs[0]) == ("changed", ["the content of source_dir changed"])
 
 
 def test_changed_runs_are_refused_before_anything_starts(study_file, capsys):
