@@ -29,8 +29,9 @@ from transformers import TrainerCallback
 
 from soft_trainer import load_encoder
 from soft_trainer.data.codesearchnet import load_hub
+from soft_trainer.evaluation.significance import difference_text
 from soft_trainer.files import write_json, write_rows, write_text
-from soft_trainer.studies.compare import compare_patterns, difference_text
+from soft_trainer.studies.compare import compare_patterns
 from soft_trainer.terminal import table
 from soft_trainer.training.checkpoints import MARKER
 

@@ -26,9 +26,10 @@ from measuring import machine
 from soft_trainer import load_encoder, merge_encoders
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.estimators.bm25 import as_arrow, bm25_weights, count_terms, split_identifiers
+from soft_trainer.evaluation.significance import difference_text
 from soft_trainer.files import write_json, write_rows, write_text
 from soft_trainer.mining.history import mine_history_to
-from soft_trainer.studies.compare import PooledComparison, SetComparison, difference_text
+from soft_trainer.studies.compare import PooledComparison, SetComparison
 from soft_trainer.terminal import table
 
 RANKS = Path(__file__).with_suffix(".json")

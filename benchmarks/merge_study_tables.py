@@ -11,8 +11,8 @@ from collections.abc import Iterable
 import numpy as np
 from merge_study import ABLATED, CONFIRMATION, ablations, chosen_ratio, load_study, mrr
 
-from soft_trainer.evaluation.significance import holm, reciprocal_ranks
-from soft_trainer.studies.compare import PooledComparison, SetComparison, difference_text, p_text
+from soft_trainer.evaluation.significance import difference_text, holm, reciprocal_ranks
+from soft_trainer.studies.compare import PooledComparison, SetComparison, p_text
 from soft_trainer.terminal import table
 
 

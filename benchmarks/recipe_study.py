@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from soft_trainer.evaluation.significance import holm, reciprocal_ranks
-from soft_trainer.studies.compare import PooledComparison, SetComparison, difference_text, p_text
+from soft_trainer.evaluation.significance import difference_text, holm, reciprocal_ranks
+from soft_trainer.studies.compare import PooledComparison, SetComparison, p_text
 from soft_trainer.terminal import table
 
 SUMMARY = Path(__file__).parent / "recipe_study.json"

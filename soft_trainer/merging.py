@@ -111,10 +111,10 @@ def merge_encoders(
     return folder
 
 
-def check_ratio(ratio: float, name: str = "ratio") -> None:
+def check_ratio(ratio: float) -> None:
     """Raises UserError if a ratio is not from 0 to 1."""
     if not 0 <= ratio <= 1:
-        raise UserError(f"{name}={ratio:g}: must be from 0 (the encoder before training) to 1 (after it)")
+        raise UserError(f"ratio={ratio:g}: must be from 0 (the encoder before training) to 1 (after it)")
 
 
 def scale_adapter(model: PreTrainedModel, ratio: float) -> dict[str, Tensor]:

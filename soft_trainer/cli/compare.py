@@ -20,13 +20,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("run_b", metavar="RUN_B", help="the run to compare it with; positive differences favour RUN_A")
     add("--split", default="test", help="split to compare (default: test); for patterns several, comma-separated")
     add("--system", default="trained", help="ranks of untrained, lexical, trained or combined (default: trained)")
-    add("--number", type=int, default=10, help="number of changes to show (default: 10)")
+    add("--number", type=int, default=5, help="number of changes to show (default: 5)")
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Prints the comparison and the largest changes."""
     # Imported here, so that --help does not wait for torch.
-    from soft_trainer.studies.compare import Pairing, change_text, compare_patterns, describe, ranks_of
+    from soft_trainer.studies.compare import Pairing, change_text, compare_patterns, describe, ranks_of, verdict
 
     if "*" in arguments.run_a + arguments.run_b:
         pooled = compare_patterns(arguments.run_a, arguments.run_b, arguments.split, arguments.system)
@@ -35,9 +35,12 @@ def run(arguments: argparse.Namespace) -> None:
     a = ranks_of(arguments.run_a, arguments.split, arguments.system)
     b = ranks_of(arguments.run_b, arguments.split, arguments.system)
     pairing = Pairing([a], [b])
+    comparison = pairing.compare()
+    means = (float(reciprocal.mean()) for reciprocal in pairing.reciprocal)
+    sys.stdout.write(f"{verdict(*means, comparison.interval)}\n\n")
     for name, ranks, reciprocal in zip("AB", (a, b), pairing.reciprocal, strict=True):
         sys.stdout.write(f"{name} = {ranks.path}: MRR {reciprocal.mean():.4f}\n")
-    sys.stdout.write(describe(pairing.compare()) + "\n")
+    sys.stdout.write(describe(comparison) + "\n")
     if changes := pairing.changes(arguments.number):
         sys.stdout.write(f"\nThe {len(changes)} largest changes of a query's reciprocal rank:\n\n")
         sys.stdout.write("\n\n".join(map(change_text, changes)) + "\n")

@@ -29,7 +29,7 @@ import numpy as np
 
 from soft_trainer.cli.search import safe
 from soft_trainer.errors import UserError
-from soft_trainer.evaluation.significance import Interval, paired_bootstrap
+from soft_trainer.evaluation.significance import Interval, difference_text, paired_bootstrap
 from soft_trainer.files import check_writable, write_text
 from soft_trainer.search.code_index import CodeIndex
 from soft_trainer.search.measuring import judged
@@ -160,7 +160,7 @@ def _against_words(verdict: Verdict, name: str, level: str) -> tuple[Interval, s
     ranks = [[one.mrr for one in verdict.measured[system][level]] for system in (name, WORDS)]
     differences = np.subtract(*ranks)
     interval = paired_bootstrap(differences)
-    return interval, f"{differences.mean():+.3f} ({interval.low:+.3f} to {interval.high:+.3f})"
+    return interval, difference_text(differences.mean(), interval, digits=3)
 
 
 def _in_words(verdict: Verdict) -> str:

@@ -40,6 +40,11 @@ class Comparison:
     ties: int
 
 
+def difference_text(delta: float, interval: Interval, digits: int = 4) -> str:
+    """Formats a difference in MRR and its interval."""
+    return f"{delta:+.{digits}f} ({interval.low:+.{digits}f} to {interval.high:+.{digits}f})"
+
+
 def reciprocal_ranks(ranks: ArrayLike) -> np.ndarray:
     """Returns each query's reciprocal rank, float64[Q]."""
     ranks = np.asarray(ranks, dtype=np.float64)

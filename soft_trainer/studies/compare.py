@@ -17,6 +17,7 @@ from soft_trainer.evaluation.significance import (
     Comparison,
     Interval,
     compare_paired,
+    difference_text,
     randomisation_test,
     reciprocal_ranks,
     stratified_bootstrap,
@@ -129,13 +130,26 @@ def _order(ranked: RankedQueries, reference: RankedQueries) -> np.ndarray:
     return np.array([places[query] for query in expected])
 
 
+def verdict(a: float, b: float, interval: Interval) -> str:
+    """Says in one line which of two systems is better, or that the queries are too few to tell.
+
+    Args:
+        a, b: the MRR of each system.
+        interval: the interval of a - b.
+    """
+    if interval.low > 0:
+        return f"A is better: {a:.3f} against {b:.3f}, {difference_text(a - b, interval, digits=3)}"
+    if interval.high < 0:
+        reverse = Interval(-interval.high, -interval.low)
+        return f"B is better: {b:.3f} against {a:.3f}, {difference_text(b - a, reverse, digits=3)}"
+    return f"Neither is clearly better: A {a:.3f}, B {b:.3f}, A - B {difference_text(a - b, interval, digits=3)}"
+
+
 def describe(comparison: Comparison) -> str:
     """Describes a comparison in two lines."""
-    interval = comparison.interval
     queries = comparison.wins + comparison.losses + comparison.ties
     return (
-        f"delta MRR {comparison.delta:+.4f}, 95% interval {interval.low:+.4f} to "
-        f"{interval.high:+.4f}, p {p_text(comparison.p, '= ')}\n"
+        f"delta MRR {difference_text(comparison.delta, comparison.interval)}, p {p_text(comparison.p, '= ')}\n"
         f"wins {comparison.wins:,}, losses {comparison.losses:,}, ties {comparison.ties:,} of {queries:,} queries"
     )
 
@@ -147,10 +161,10 @@ def p_text(p: float, equals: str = "") -> str:
     return f"{equals}{p:.3f}"
 
 
-def change_text(change: RankChange, names: Sequence[str] = ("A", "B")) -> str:
+def change_text(change: RankChange) -> str:
     """Formats a change as several lines: the query, then each system's top codes. `=>` marks the query's own code."""
     lines = [f"{change.delta:+.3f}  {shortened(change.query)}"]
-    for name, ranks, top in zip(names, change.ranks, change.tops, strict=True):
+    for name, ranks, top in zip("AB", change.ranks, change.tops, strict=True):
         lines.append(f"  {name}: rank {', '.join(f'{rank:,}' for rank in ranks)}")
         for place, (own, code) in enumerate(top, 1):
             mark = "=>" if own else "  "
@@ -210,12 +224,9 @@ class PooledComparison:
         a, b = self.means
         rows.append(["all", None, number, a, b, difference_text(a - b, self.interval())])
         header = ["set", "seeds", "queries", "MRR of A", "MRR of B", "A - B (95 %)"]
-        return f"{table(header, rows, floats='.4f')}\n\np {p_text(self.p, '= ')} (randomisation test over queries)"
-
-
-def difference_text(delta: float, interval: Interval) -> str:
-    """Formats a difference in MRR and its interval."""
-    return f"{delta:+.4f} ({interval.low:+.4f} to {interval.high:+.4f})"
+        answer = verdict(a, b, self.interval())
+        test = f"p {p_text(self.p, '= ')} (randomisation test over queries)"
+        return f"{answer}\n\n{table(header, rows, floats='.4f')}\n\n{test}"
 
 
 def compare_patterns(a: str, b: str, split: str = "test", system: str = "trained") -> PooledComparison:

@@ -11,9 +11,9 @@ import numpy as np
 
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.results import LABELS
-from soft_trainer.evaluation.significance import holm, randomisation_test, stratified_bootstrap
+from soft_trainer.evaluation.significance import difference_text, holm, randomisation_test, stratified_bootstrap
 from soft_trainer.files import NUMBERS, RECORD, read_json, write_text
-from soft_trainer.studies.compare import Pairing, SetComparison, difference_text, p_text, ranks_of
+from soft_trainer.studies.compare import Pairing, SetComparison, p_text, ranks_of
 from soft_trainer.studies.pictures import draw_pictures
 from soft_trainer.terminal import table
 

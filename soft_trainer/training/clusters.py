@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-UNUSED = 32  # random numbers a group that are drawn and not used, so that a seed gives the batches of version 0.1
-
 
 def similar_batches(
     pairs: np.ndarray,
@@ -42,12 +40,9 @@ def similar_batches(
     if drop_last:
         order = order[: rows - rows % batch_size]
     room = np.diff(np.r_[np.arange(0, len(order), batch_size), len(order)])
-    generator.permutation(len(room))  # see UNUSED
     codes = 1 + int(max(pairs[:, 1].max(initial=-1), neighbours.max(initial=-1)))
     full, rest = _groups(order, size, _FreePairs(pairs, codes, order), neighbours)
     slots = _slots(room, size, generator)
-    for start in range(min(len(full), len(slots))):
-        generator.integers(start, len(slots), UNUSED)
     batches = _Batches(room, pairs, codes)
     for group, batch in zip(full, slots, strict=False):
         for row in group:

@@ -11,8 +11,8 @@ from soft_trainer.cli.__main__ import run_command
 from soft_trainer.data.judgments import Split
 from soft_trainer.evaluation.ranking import Ranking
 from soft_trainer.evaluation.results import RankedQueries, examples, load_ranks, save_ranks
-from soft_trainer.evaluation.significance import compare_paired, reciprocal_ranks
-from soft_trainer.studies.compare import Pairing, compare_patterns
+from soft_trainer.evaluation.significance import Interval, compare_paired, reciprocal_ranks
+from soft_trainer.studies.compare import Pairing, compare_patterns, verdict
 from soft_trainer.terminal import shortened
 
 
@@ -38,11 +38,24 @@ def test_the_command_says_how_much_how_sure_and_which_queries(make_run, capsys):
     out = capsys.readouterr().out
     expected = compare_paired(reciprocal_ranks([1, 2, 1, 9, 5] * 4), reciprocal_ranks([1, 1, 4, 9, 5] * 4))
     assert f"delta MRR {expected.delta:+.4f}" in out and "wins 4, losses 4, ties 12 of 20 queries" in out
-    assert f"{expected.interval.low:+.4f} to {expected.interval.high:+.4f}, p = {expected.p:.3f}" in out
+    assert f"({expected.interval.low:+.4f} to {expected.interval.high:+.4f}), p = {expected.p:.3f}" in out
+    assert out.startswith("Neither is clearly better: A ")
     assert "5 largest changes" in out and "+0.750  query 2" in out and "-0.500  query 1" in out
     block = out[out.index("+0.750  query 2") :].split("\n\n")[0].splitlines()
     assert block[1:3] == ["  A: rank 1", "    => 1. def f2(): pass"] and block[5] == "  B: rank 4"
     assert not any("=>" in line for line in block[5:])
+
+
+@pytest.mark.parametrize(
+    "a, b, interval, line",
+    [
+        (0.5, 0.4, (0.05, 0.15), "A is better: 0.500 against 0.400, +0.100 (+0.050 to +0.150)"),
+        (0.166, 0.376, (-0.241, -0.18), "B is better: 0.376 against 0.166, +0.210 (+0.180 to +0.241)"),
+        (0.5, 0.4, (-0.01, 0.21), "Neither is clearly better: A 0.500, B 0.400, A - B +0.100 (-0.010 to +0.210)"),
+    ],
+)
+def test_a_comparison_begins_with_its_verdict(a, b, interval, line):
+    assert verdict(a, b, Interval(*interval)) == line
 
 
 def test_queries_are_paired_by_url_whatever_their_order(ranked):

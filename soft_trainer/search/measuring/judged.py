@@ -185,18 +185,16 @@ def history_queries(
     repository: str | os.PathLike[str],
     language: str | None,
     output_dir: str | os.PathLike[str],
-    source_dir: str | os.PathLike[str] | None = None,
 ) -> tuple[list[JudgedQuery], MinedHistory]:
     """Makes queries from a repository's newest commits, and writes the tree before these commits to `output_dir`.
 
     Args:
         language: the language of the functions. By default, the most common one in the repository.
-        source_dir: a folder whose documented functions become training rows; see `mine_history`.
 
     Raises:
         UserError: the history cannot be mined (see `mine_history`), or the repository has no file in a known language.
     """
-    mined = mine_history(repository, language or history_language(repository), source_dir=source_dir)
+    mined = mine_history(repository, language or history_language(repository))
     with reporting_missing_objects(repository):
         write_tree(open_repository(repository), mined.cut, output_dir)
     targets: dict[str, set[str]] = defaultdict(set)
