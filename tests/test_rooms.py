@@ -39,11 +39,14 @@ ORDER = [
     ("errors",),
 ]
 # Search is a house with one door: these are all the rooms that it enters.
-SEARCH_ENTERS = {"source", "mining", "encoders", "identity", "files", "terminal", "errors"}
-# The folders of search form layers too.
-SEARCH_ORDER = ["measuring", "serving", "searching", "commits", "ranking", "index"]
+SEARCH_ENTERS = {"dataflow", "encoders", "errors", "files", "identity", "mining", "source", "terminal"}
+# The folders of search form layers too, with the modules at its root between them.
+SEARCH_ORDER = ["measuring", "serving", "code_index", "searching", "snapshot", "commits", "ranking", "index"]
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 FILES = sorted(PACKAGE.rglob("*.py"))
+MODULES = {
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__") for path in FILES
+}
 # The room that each name comes from which the package itself exports.
 HOMES = {
     alias.name: node.module.split(".")[0]
@@ -81,6 +84,55 @@ def test_nothing_imports_what_stands_above_it(path):
     for room in imported_rooms(ast.parse(path.read_text())) - {own}:
         assert room in LEVEL, f"{path}: {room} is in no room of ORDER"
         assert LEVEL[own] < LEVEL[room], f"{own} imports {room}, which is not below it"
+
+
+@pytest.mark.parametrize("path", (PACKAGE / "search").rglob("*.py"), ids=lambda path: path.stem)
+def test_search_is_a_house_with_one_door(path):
+    tree = ast.parse(path.read_text())
+    assert imported_rooms(tree) - {"search"} <= SEARCH_ENTERS
+    own = path.relative_to(PACKAGE / "search").with_suffix("").parts[0]
+    for node in ast.walk(tree):
+        if own != "__init__" and isinstance(node, ast.ImportFrom) and node.module.startswith("soft_trainer.search."):
+            room = node.module.split(".")[2]
+            assert SEARCH_ORDER.index(own) <= SEARCH_ORDER.index(room), f"{path}: {own} imports {room}, above it"
+
+
+def test_only_the_command_line_and_search_itself_enter_search():
+    for path in FILES:
+        if room_of(path) not in ("cli", "search"):
+            assert "search" not in imported_rooms(ast.parse(path.read_text())), path
+
+
+def test_rows_know_no_options_of_a_run():
+    for path in (PACKAGE / "data").rglob("*.py"):
+        assert imported_rooms(ast.parse(path.read_text())).isdisjoint({"options", "run"}), path
+
+
+def test_modules_import_one_another_without_circles():
+    imports = {}
+    for path in FILES:
+        name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+        imports[name] = {
+            node.module if f"{node.module}.{alias.name}" not in MODULES else f"{node.module}.{alias.name}"
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.ImportFrom) and node.module in MODULES
+            for alias in node.names
+        }
+    finished = set()
+    while ready := [name for name in imports.keys() - finished if imports[name] & imports.keys() <= finished | {name}]:
+        finished.update(ready)
+    assert imports.keys() == finished
+
+
+def test_an_import_inside_a_function_says_why():
+    for path in [*FILES, PACKAGE.parent / "run_codesearch.py"]:
+        lines = path.read_text().splitlines()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                inner = [each for each in node.body if isinstance(each, ast.Import | ast.ImportFrom)]
+                if inner:
+                    around = "\n".join(lines[inner[0].lineno - 3 : inner[-1].end_lineno])
+                    assert "#" in around, f"{path}:{inner[0].lineno} {node.name} hides an import"
 
 
 def test_every_room_has_its_place():

@@ -95,6 +95,7 @@ def _measure(options: Options, keep: bool) -> None:
 
 def _warn_of_unused(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions) -> None:
     """Warns about options, and settings in the encoder's folder, that have no effect here."""
+    # Imported here, so that errors about options need not wait for them.
     from soft_trainer.encoders.encoding import parse_dims
     from soft_trainer.encoders.loading import saved_truncate_dim
     from soft_trainer.options.declared import Values, unread_options

@@ -57,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int | None:
     """Indexes a folder, and prints what was indexed and what was skipped. Returns 1 if the folder contains no text."""
+    # Imported here, so that --help stays fast.
     from soft_trainer.cli.search import safe
     from soft_trainer.search import CodeIndex
     from soft_trainer.terminal import print_on_main
@@ -111,6 +112,7 @@ def _memory(commits: dict) -> str:
 
 def _stopped(arguments: argparse.Namespace) -> str:
     """Returns a line that says what an interrupted run left in the index and which command continues it."""
+    # Imported here, so that --help stays fast.
     from soft_trainer.errors import UserError
     from soft_trainer.search import CodeIndex
     from soft_trainer.search.index import store

@@ -173,6 +173,7 @@ def _print(results: list[SearchResult], arguments: argparse.Namespace, query: st
 
 def _serve(index: CodeIndex | CodeIndexes, arguments: argparse.Namespace, query: str) -> int:
     """Serves the page or the tools. Returns 130 when the user stops it."""
+    # Imported here, so that a plain search does not wait for the server.
     from soft_trainer.search.serving.served_index import ServedIndex
     from soft_trainer.search.serving.server import EDITOR, serve_page
     from soft_trainer.search.serving.tools import tool_server

@@ -12,10 +12,11 @@ A query takes these steps:
 from __future__ import annotations
 
 import os
+import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -27,12 +28,38 @@ from soft_trainer.search.ranking import ranking
 from soft_trainer.search.ranking.results import SearchResult
 from soft_trainer.search.snapshot import Snapshot
 
-if TYPE_CHECKING:
-    from soft_trainer.search.code_index import CodeIndex
-
 # A filter by one of these languages also allows the others in its list.
 _RELATED = {"typescript": ["tsx"], "c++": ["cpp"], "c#": ["csharp"], "js": ["javascript"], "ts": ["typescript", "tsx"]}
 SIMILAR_TERMS = 16  # the number of terms that represent a piece in a search for similar pieces
+
+
+class OneIndex(Protocol):
+    """The methods of one folder's index that a search calls. `CodeIndex` implements them."""
+
+    folder: str
+    database: sqlite3.Connection
+    notices: list[str]
+
+    def snapshot(self) -> AbstractContextManager[Snapshot]:
+        """Yields the index as it is now."""
+
+    def similarity_to(self, query: str, snapshot: Snapshot) -> np.ndarray:
+        """Computes each piece's similarity to a query, float32[pieces]."""
+
+    def noise(self, snapshot: Snapshot) -> float:
+        """Returns the similarity that unrelated pieces reach."""
+
+    def indexed_text(self, path: str) -> str | None:
+        """Returns a file's text as it was when indexed."""
+
+    def command(self, *options: str) -> str:
+        """Returns the command that indexes the folder with these options."""
+
+    def update(self, model: str | None = None, progress: bool = False, truncate_dim: int | None = None) -> bool:
+        """Brings the index up to date."""
+
+    def refresh(self, encode: bool = True) -> None:
+        """Updates the index before a search."""
 
 
 class Searchable(AbstractContextManager):
@@ -42,11 +69,11 @@ class Searchable(AbstractContextManager):
         labelled: the indexes, keyed by the label that precedes their paths.
     """
 
-    def __init__(self, labelled: dict[str, CodeIndex]):
+    def __init__(self, labelled: dict[str, OneIndex]):
         self._labelled = labelled
 
     @property
-    def members(self) -> list[CodeIndex]:
+    def members(self) -> list[OneIndex]:
         """The indexes that are searched."""
         return list(self._labelled.values())
 
@@ -167,7 +194,7 @@ class CodeIndexes(Searchable):
         'server/dates.py'
     """
 
-    def __init__(self, indexes: Sequence[CodeIndex]):
+    def __init__(self, indexes: Sequence[OneIndex]):
         if not indexes:
             raise UserError("indexes: one or more are expected")
         names = Counter(os.path.basename(index.folder) for index in indexes)
@@ -212,7 +239,7 @@ class _Part(NamedTuple):
     """One index in a view: the label of its paths, its snapshot, and the slice of all pieces that belongs to it."""
 
     label: str
-    index: CodeIndex
+    index: OneIndex
     snapshot: Snapshot
     pieces: slice
 
@@ -225,7 +252,7 @@ class _View:
         stack: closes the snapshots when it exits.
     """
 
-    def __init__(self, labelled: dict[str, CodeIndex], stack: ExitStack):
+    def __init__(self, labelled: dict[str, OneIndex], stack: ExitStack):
         self.parts: list[_Part] = []
         first = 0
         for label, index in labelled.items():

@@ -71,6 +71,7 @@ class StaticSearchEncoder:
     """
 
     def __init__(self, name: str, folder: Path, truncate_dim: int | None = None):
+        # Imported here, so that a search by words does not wait for them.
         from safetensors import SafetensorError, safe_open
         from tokenizers import Tokenizer
 

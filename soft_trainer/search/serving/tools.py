@@ -140,7 +140,7 @@ def _within(results: list[SearchResult], max_tokens: int) -> list[str]:
 @contextmanager
 def _tool_errors():
     """Decorates a tool so that a UserError is reported as an error of the protocol."""
-    from mcp.server.mcpserver.exceptions import ToolError
+    from mcp.server.mcpserver.exceptions import ToolError  # an optional dependency
 
     try:
         yield
