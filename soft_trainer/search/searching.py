@@ -2,11 +2,11 @@
 
 A query takes these steps:
 
-1. `parse_query` (ranking.py) extracts the query's significant words and their terms.
+1. `parse_query` (ranking/ranking.py) extracts the query's significant words and their terms.
 2. Each index provides a `Snapshot` (snapshot.py), which reads everything a search needs in one transaction. `_View`
    combines the snapshots.
-3. `score` (ranking.py) scores all files and pieces by words, by an encoder and by past commits.
-4. `order_pieces` (ranking.py) takes the best pieces that pass the filters, and the snapshots read their texts.
+3. `score` (ranking/ranking.py) scores all files and pieces by words, by an encoder and by past commits.
+4. `order_pieces` (ranking/ranking.py) takes the best pieces that pass the filters, and the snapshots read their texts.
 """
 
 from __future__ import annotations
