@@ -23,7 +23,7 @@ import torch
 from measuring import set_up
 
 RESULTS = Path(__file__).with_suffix(".jsonl")
-METHODS = ("InfoNCE", "InfoNCE + KL, all pairs")
+METHODS = ("InfoNCE", "InfoNCE + KL", "InfoNCE + KL, all pairs")
 SEEDS = (1, 2, 3)
 PIECES = 60  # enough to name ten files
 

@@ -67,8 +67,8 @@ def test_other_encoders_keep_theirs(options_after, encoder_dir, tmp_path):
     assert options_after(model=tmp_path / "plain")["estimator"] == "bm25"  # not saved for sentence-transformers
 
 
-DISTILLED = {"estimator": "trained_model", "loss": "info_nce", "distill_weight": 1.0, "distill_pairs": "all"}
-DISTILLED |= {"per_device_train_batch_size": 512, "learning_rate": 3e-3, "num_train_epochs": 5}
+DISTILLED = {"estimator": "trained_model", "loss": "info_nce", "distill_weight": 0.3}
+DISTILLED |= {"per_device_train_batch_size": 512, "learning_rate": 3e-3, "num_train_epochs": 10}
 
 
 @pytest.fixture
@@ -88,8 +88,8 @@ def test_a_distilled_encoder_learns_from_its_teacher_and_a_line_says_so(options_
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("This encoder learns from its teacher by default: --estimator trained_model")
     assert f"--estimator_model {teacher}" in line and line.endswith("--estimator none turns it off.")
-    given = {"distill_weight": 0.3, "num_train_epochs": 2}
-    words = ("--distill_weight", "0.3", "--epochs", "2")
+    given = {"distill_weight": 1.0, "num_train_epochs": 2}
+    words = ("--distill_weight", "1.0", "--epochs", "2")
     assert options_after(*words, model=static, names=expected) == expected | given
     assert options_after("--estimator", "none", model=static)["learning_rate"] == 2e-5
 
@@ -112,10 +112,10 @@ def test_python_trains_a_distilled_encoder_like_the_shell_and_it_keeps_its_teach
     rows = {"train_dataset": Dataset.from_list(rows), "processing_class": encoder.tokenizer}
     trainer = SoftInfoNCETrainer(encoder.model, arguments, **rows)
     assert repr(trainer.estimator) == f"TrainedModelEstimator(model_name_or_path={str(teacher)!r})"
-    assert trainer.plan.objective.compares_sides and trainer.args.learning_rate == 3e-3
+    assert trainer.plan.objective.distill_weight == 0.3 and trainer.args.learning_rate == 3e-3
     before = encoder.model.word_embedding.weight.clone()
     trainer.train()
-    assert trainer.state.global_step == 5 and not torch.equal(before, encoder.model.word_embedding.weight)
+    assert trainer.state.global_step == 10 and not torch.equal(before, encoder.model.word_embedding.weight)
     trainer.save_model()
     assert resolve_profile(tmp_path / "out").teacher == str(teacher)
 
