@@ -16,7 +16,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.machinery import PathFinder
@@ -266,6 +266,8 @@ def own_code(reference: str) -> str | None:
         reference: `module:name`.
     """
     top = reference.partition(":")[0].partition(".")[0]
+    if top == "__main__":
+        return None  # a notebook, or a script whose other lines need not matter
     importlib.invalidate_caches()
     spec = PathFinder.find_spec(top, [*sys.path, os.getcwd()])
     if spec is None:
@@ -278,8 +280,7 @@ def own_code(reference: str) -> str | None:
         files = _with_neighbours(Path(spec.origin))
     else:
         return None
-    # Names without folders, so that a package that was moved is the same.
-    return fingerprint(sorted([path.name, path.read_bytes()] for path in files))
+    return fingerprint(sorted(path.read_bytes() for path in files))
 
 
 def _with_neighbours(module: Path) -> set[Path]:
@@ -307,6 +308,49 @@ def _imported(path: Path) -> set[str]:
             elif isinstance(node, ast.ImportFrom) and node.module:
                 names.add(node.module.partition(".")[0])
     return names
+
+
+def function_fingerprint(function: Callable, seen: frozenset = frozenset()) -> str:
+    """Returns a hash of a function's source and of the plain values and functions of its module that it reads."""
+    function = inspect.unwrap(function)
+    try:
+        parts = [inspect.getsource(function)]
+    except OSError:  # entered in an interpreter
+        parts = _compiled(function.__code__)
+    seen = seen | {function}
+    for name in sorted(_names(function.__code__)):
+        value = function.__globals__.get(name)
+        if isinstance(value, bool | int | float | str | tuple):
+            parts.append([name, repr(value)])
+        elif inspect.isfunction(value) and value.__module__ == function.__module__ and value not in seen:
+            parts.append([name, function_fingerprint(value, seen)])
+    return fingerprint(parts)
+
+
+def _compiled(code) -> list:
+    """Returns the bytecode and the constants of code, also of its lambdas and inner functions."""
+    return [code.co_code, *(_compiled(each) if inspect.iscode(each) else repr(each) for each in code.co_consts)]
+
+
+def _names(code) -> set[str]:
+    """Returns the names of globals and attributes that code reads, also inside its lambdas and inner functions."""
+    names = {*code.co_names}
+    for inner in code.co_consts:
+        if inspect.iscode(inner):
+            names |= _names(inner)
+    return names
+
+
+def class_fingerprint(own: type) -> str:
+    """Returns a hash of the source of a user's class: of its module, or else of its methods alone."""
+    known = own_code(f"{own.__module__}:{own.__qualname__}")
+    if known is not None:
+        return known
+    methods = {}
+    for name, method in vars(own).items():
+        if inspect.isfunction(method):
+            methods[name] = function_fingerprint(method)
+    return fingerprint(methods)
 
 
 # ---- Comparison ----

@@ -16,7 +16,7 @@ from torch import Tensor
 from soft_trainer import choices, losses, weights
 from soft_trainer.comparisons import Comparison, GlobalPairs
 from soft_trainer.errors import UserError
-from soft_trainer.identity import fingerprint
+from soft_trainer.identity import function_fingerprint, own_code
 from soft_trainer.weights import (
     cancel_above_ratio,
     cancel_top_k,
@@ -150,10 +150,12 @@ class Objective:
 
     @property
     def sources(self) -> dict[str, str]:
-        """A hash of the source code of the loss and the weighting, as far as a user wrote them."""
-        functions = {self.loss: self.loss_function, self.weighting: self.weighting_function}
-        own = {name: function for name, function in functions.items() if ":" in name}
-        return {f"the source of {name}": _source(function) for name, function in own.items()}
+        """Hashes of the source of the user's own loss and weighting, with the modules that they are in."""
+        hashes = {}
+        for name, function in ((self.loss, self.loss_function), (self.weighting, self.weighting_function)):
+            if ":" in name:
+                hashes[f"the source of {name}"] = own_code(name) or function_fingerprint(function)
+        return hashes
 
     @property
     def smallest_batch(self) -> int:
@@ -373,14 +375,6 @@ def _find(option: str, name: str, known: Mapping[str, Callable]) -> Callable[...
     if not inspect.isfunction(function):
         raise UserError(f"{option}={name}: is no function")
     return function
-
-
-def _source(function: Callable) -> str:
-    """Returns a hash of a function's source code, or of its bytecode if the source is not in a file."""
-    try:
-        return fingerprint(inspect.getsource(function))
-    except OSError:
-        return fingerprint(inspect.unwrap(function).__code__.co_code)
 
 
 def _shape(value) -> str:

@@ -18,7 +18,13 @@ from soft_trainer.encoders.adapters import active_adapter, has_adapter
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json, reporting_disk_errors, write_json
-from soft_trainer.identity import differences, model_fingerprint, plain_settings, tokenizer_fingerprint
+from soft_trainer.identity import (
+    class_fingerprint,
+    differences,
+    model_fingerprint,
+    plain_settings,
+    tokenizer_fingerprint,
+)
 from soft_trainer.options.resolve import Plan
 from soft_trainer.options.training import step_options
 from soft_trainer.terminal import print_on_main
@@ -98,6 +104,9 @@ def start_settings(estimator, model, weights_before: Mapping | None) -> dict[str
         if isinstance(value, str | int | float | bool | None):
             plain[name] = value
     settings["estimator"] = [type(estimator).__name__, plain]
+    settings["the source of the estimator"] = None
+    if not type(estimator).__module__.startswith("soft_trainer."):
+        settings["the source of the estimator"] = class_fingerprint(type(estimator))
     settings["the estimator's encoder"] = getattr(estimator, "encoder_identity", None)
     return settings
 

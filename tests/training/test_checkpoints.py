@@ -1,11 +1,10 @@
 """A checkpoint continues the training that wrote it, and no other."""
 
 import copy
-import inspect
+import importlib
 import os
 import signal
 
-import own_losses
 import pytest
 import torch
 from trainings import settings_of
@@ -54,15 +53,49 @@ def test_another_setting_is_named(trainer_of, checkpoint, options, message):
         described(trainer_of(**options), checkpoint)
 
 
-def test_a_loss_of_another_source_is_named(trainer_of, tmp_path, monkeypatch):
-    options = {"loss": "own_losses:hinge"}
-    trainer = described(trainer_of(**options))
-    mark_complete(tmp_path, trainer.identity)
-    described(trainer_of(**options), str(tmp_path))
-    source = inspect.getsource(own_losses.hinge)
-    monkeypatch.setattr(inspect, "getsource", lambda function: source.replace("1 + scores", "2 + scores"))
-    with pytest.raises(UserError, match="the source of own_losses:hinge changed"):
-        described(trainer_of(**options), str(tmp_path))
+OWN_MODULE = """
+from {helper} import SIZE
+from soft_trainer.estimators.base import Estimator
+
+WEIGHT = 1.0
+
+
+def plain(scores, positives, negatives):
+    return scores.mean() * WEIGHT * SIZE
+
+
+class Same(Estimator):
+    def fit(self, split):
+        pass
+
+    def similarity(self, query_rows, code_rows):
+        return (query_rows[:, None] == code_rows[None]).float()
+"""
+
+
+@pytest.mark.parametrize("part", ["constant", "helper", "estimator"])
+def test_another_source_is_named(trainer_of, tmp_path, monkeypatch, part):
+    """The source of a loss is that of its module and of the modules beside it that it imports."""
+    name = f"own_{part}"
+    own = tmp_path / f"{name}.py"
+    helper = tmp_path / f"{name}_helper.py"
+    own.write_text(OWN_MODULE.replace("{helper}", f"{name}_helper"))
+    helper.write_text("SIZE = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    options = {"loss": f"{name}:plain", "estimator": None}
+    if part == "estimator":
+        options = {"estimator": importlib.import_module(name).Same()}
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    mark_complete(folder, described(trainer_of(**options)).identity)
+    described(trainer_of(**options), str(folder))
+    if part == "helper":
+        helper.write_text("SIZE = 2\n")
+    else:
+        own.write_text(own.read_text().replace("1.0", "-1.0"))
+    expected = "the source of the estimator" if part == "estimator" else f"the source of {name}:plain"
+    with pytest.raises(UserError, match=f"{expected} changed"):
+        described(trainer_of(**options), str(folder))
 
 
 def test_the_number_of_processes_is_named(trainer_of, checkpoint):
