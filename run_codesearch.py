@@ -35,6 +35,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: TrainingOpti
     from soft_trainer.options.defaults import apply_default_recipe
     from soft_trainer.options.resolve import check_options
     from soft_trainer.run.building import model_name
+    from soft_trainer.run.folder import RunFolder
     from soft_trainer.run.opening import open_run
     from soft_trainer.run.record import check_output_dir, default_output_dir
     from soft_trainer.training.checkpoints import last_checkpoint
@@ -53,7 +54,8 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: TrainingOpti
     check_pushes(data_args, args)
 
     # ---- Rows, before, train, after ----
-    trainer, measurements = prepare(model_args, data_args, args, opening)
+    files = RunFolder(args.output_dir, resumes=checkpoint is not None)
+    trainer, measurements = prepare(model_args, data_args, args, opening, files)
     train_and_measure(trainer, measurements, data_args, checkpoint)
 
     # ---- Push ----
@@ -62,7 +64,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: TrainingOpti
     distributed.close()
 
 
-def prepare(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions, opening):
+def prepare(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions, opening, files):
     """Returns the trainer with its rows, and the `Run` that measures it."""
     # Imported here for the same reason.
     from soft_trainer.data.statistics import data_statistics, statistics_table
@@ -85,9 +87,10 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, args: Training
         print_on_main(statistics_table(statistics, data_args.paper_language))
     for line in unread_options([data_args, model_args], Values(data_args, model_args, args)):
         print_on_main(line)
+    files.take_over(args.do_train)
     push_data(data.tables, data_args, args)
     trainer = build_trainer(model_args, data_args, args, data, profile, estimator, tokenizer)
-    return trainer, Run(trainer, data, model_args, data_args, statistics, evaluation_sets)
+    return trainer, Run(trainer, data, model_args, data_args, statistics, evaluation_sets, files)
 
 
 def train_and_measure(trainer, run, data_args: DataArguments, checkpoint: str | None) -> None:

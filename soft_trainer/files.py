@@ -8,7 +8,7 @@ import os
 import platform
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TextIO
@@ -20,6 +20,7 @@ from soft_trainer.errors import UserError
 # ---- The files of an output folder ----
 
 RECORD = "run.json"
+LISTED = "files"  # the part of the record that lists the run's files
 NUMBERS = "all_results.json"
 PROFILE_FILE = "soft_trainer.json"
 # The file names of peft.
@@ -86,18 +87,31 @@ def write_json(path: str | Path, value) -> None:
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
-def write_results(folder: str | Path, record: Mapping, **parts: Mapping[str, float]) -> None:
+def write_results(folder: str | Path, make_record: Callable[[], Mapping], **parts: Mapping[str, float]) -> None:
     """Writes a run's record, and its metrics to the same files as the examples of `transformers`.
 
     `PART_results.json` has the metrics of one part, `all_results.json` those of all parts, and `run.json` the record.
-    The record is written last, so a folder with a record is complete.
+    The record is made and written last, so a folder with a record is complete.
     """
     folder = Path(folder)
     for part, numbers in parts.items():
         if numbers:
             write_json(folder / f"{part}_results.json", dict(numbers))
     write_json(folder / NUMBERS, {name: number for numbers in parts.values() for name, number in numbers.items()})
-    write_json(folder / RECORD, record)
+    write_json(folder / RECORD, make_record())
+
+
+def listed_files(folder: str | Path) -> dict[str, dict] | None:
+    """Returns the files that a run's record lists, each with its hash and whether it may be pushed, or None."""
+    path = Path(folder) / RECORD
+    listed = None
+    if path.is_file():
+        listed = read_json(path).get(LISTED)
+    if not isinstance(listed, dict):
+        return None
+    # A record may come from somebody else, and names what is removed.
+    inside = [name for name in listed if not Path(name).is_absolute() and ".." not in Path(name).parts]
+    return {name: listed[name] for name in inside}
 
 
 def write_rows(rows: Mapping[str, Iterable[dict]], folder: str | Path) -> None:

@@ -65,15 +65,15 @@ def _measure(options: Options, keep: bool) -> None:
     from soft_trainer import SoftInfoNCETrainer, distributed
     from soft_trainer.encoders.loading import profile_warnings
     from soft_trainer.evaluation.results import LABELS, metrics_table
-    from soft_trainer.files import write_results
     from soft_trainer.run.building import build_model, build_tokenizer, model_label
+    from soft_trainer.run.folder import RunFolder
     from soft_trainer.run.opening import load_run, open_run
-    from soft_trainer.run.record import Run, check_output_dir, flat_results
+    from soft_trainer.run.record import Run, check_output_dir
 
     model_args, data_args, args = options
-    check_output_dir(*options)
     distributed.use_the_cores()
     opening = open_run(*options)
+    check_output_dir(*options)
     profile = opening.profile
     data, sets = load_run(opening, data_args, args)
     tokenizer = build_tokenizer(model_args, profile, None)
@@ -82,13 +82,15 @@ def _measure(options: Options, keep: bool) -> None:
     for warning in profile_warnings(trainer.model, profile):
         print_on_main(warning)
     _warn_of_unused(*options)
-    run = Run(trainer, data, model_args, data_args, {}, sets)
+    files = RunFolder(args.output_dir)
+    files.take_over(trains=False)
+    run = Run(trainer, data, model_args, data_args, {}, sets, files)
     run.measure("trained", data_args.lexical)
     if distributed.rank_and_world_size()[0] == 0:
         sys.stdout.write(metrics_table(run.results, {**LABELS, "trained": model_label(model_args)}) + "\n")
         if keep:
             record = {name: value for name, value in run.record().items() if name not in ABOUT_TRAINING}
-            write_results(args.output_dir, record, eval=flat_results(run.results))
+            run.write(record)
             print_on_main(f"Written to {args.output_dir}")
     distributed.close()
 

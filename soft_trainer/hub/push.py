@@ -20,6 +20,7 @@ from soft_trainer.files import (
     ADAPTER_FILES,
     CARD,
     EVAL_RESULTS,
+    LISTED,
     MERGED_ADAPTER,
     NUMBERS,
     PROFILE_FILE,
@@ -29,6 +30,7 @@ from soft_trainer.files import (
     TOKENIZER_FILES,
     WEIGHT_FILES,
     WHOLE_FILES,
+    listed_files,
     read_json,
     write_text,
 )
@@ -178,7 +180,7 @@ def _commit(
 
 def _contents(folder: Path, repo_id: str, revision: str | None, repo_type: str) -> dict[str, Path | bytes]:
     """Returns the files to push, keyed by name. If the content must change, it is given as bytes."""
-    paths = _encoder_files(folder) if repo_type == "model" else folder.rglob("*")
+    paths = _listed(folder, encoder_files(folder)) if repo_type == "model" else folder.rglob("*")
     contents: dict[str, Path | bytes] = {}
     for path in sorted(paths):
         if path.is_file():
@@ -189,6 +191,7 @@ def _contents(folder: Path, repo_id: str, revision: str | None, repo_type: str) 
     names = {}
     if RECORD in contents:
         record = read_json(folder / RECORD)
+        record.pop(LISTED, None)
         names = places_of(record)
         contents[RECORD] = _as_json(without_places(record, names))
     for name in (ADAPTER_CONFIG, f"{MERGED_ADAPTER}/{ADAPTER_CONFIG}"):
@@ -206,7 +209,18 @@ def _contents(folder: Path, repo_id: str, revision: str | None, repo_type: str) 
     return contents
 
 
-def _encoder_files(folder: Path) -> set[Path]:
+def _listed(folder: Path, paths: set[Path]) -> set[Path]:
+    """Returns the files that the record of the run lists, and names the others. Without a list, returns all."""
+    listed = listed_files(folder)
+    if listed is None:
+        return paths
+    pushed = {folder / name for name, each in listed.items() if each.get("pushed")} | {folder / RECORD}
+    if others := sorted(path.relative_to(folder).as_posix() for path in paths - pushed if path.is_file()):
+        logger.warning("%s: not pushed, because run.json does not list them: %s", folder, ", ".join(others))
+    return paths & pushed
+
+
+def encoder_files(folder: Path) -> set[Path]:
     """Returns the files in an encoder's folder that may be shared. None of them contains rows."""
     from transformers.dynamic_module_utils import get_relative_import_files  # slow, and --help should not wait for it
 

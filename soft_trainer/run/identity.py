@@ -12,10 +12,11 @@ from pathlib import Path
 
 from soft_trainer.errors import UserError
 from soft_trainer.files import PROFILE_FILE, TOKENIZER_FILES, WEIGHT_FILES
-from soft_trainer.identity import file_fingerprint, fingerprint, folder_fingerprint, own_code
-from soft_trainer.options.declared import Reference, references
+from soft_trainer.identity import file_fingerprint, fingerprint, folder_fingerprint, own_code, plain_settings
+from soft_trainer.options.declared import Reference, declared_options, references
 from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
+from soft_trainer.options.training import OF_TRANSFORMERS, SoftInfoNCETrainingArguments
 from soft_trainer.run.rows import source_folder
 from soft_trainer.source.git import open_repository
 from soft_trainer.source.languages import SOURCE_LANGUAGES
@@ -26,6 +27,22 @@ STUDIED = "study.json"  # the file with the settings that a study made a folder 
 # An encoder's own files. The folder of a run also has logs and results, on which no other run depends.
 ENCODER = (*WEIGHT_FILES, *TOKENIZER_FILES, PROFILE_FILE, STUDIED, "*.py", "modules.json", "[0-9]_*/*")
 ENCODER += ("sentence_bert_config.json", "config_sentence_transformers.json", "pytorch_model*.bin")
+
+
+def settings_of(model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments) -> dict:
+    """Returns the options that affect a run's result, in the form that they have after a round trip through JSON."""
+    declared = declared_options(model) | declared_options(data) | declared_options(args)
+    values = vars(model) | vars(data) | args.to_dict()
+    settings = {name: values[name] for name in OF_TRANSFORMERS}
+    settings |= {name: values[name] for name, each in declared.items() if each.results}
+    return plain_settings(settings)
+
+
+def run_identity(model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments) -> dict:
+    """Returns all that the results of a run depend on, as far as it is known before rows and encoder are loaded."""
+    options = vars(model) | vars(data) | vars(args)
+    processes = {"processes": args.world_size}
+    return settings_of(model, data, args) | content(options, args.output_dir) | processes
 
 
 def content(options: Mapping[str, object], apart: str | os.PathLike | None = None) -> dict[str, str]:

@@ -24,18 +24,21 @@ from soft_trainer.evaluation.results import change_of_mrr, examples, metrics_tab
 from soft_trainer.evaluation.retrieval import RetrievalOutput, answer_pairs, by_query, means
 from soft_trainer.files import PROFILE_FILE, RECORD, read_json, write_results
 from soft_trainer.hub.model_card import write_model_card
-from soft_trainer.identity import differences, plain_settings
-from soft_trainer.options.declared import changed_options, declared_options
+from soft_trainer.options.declared import changed_options
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.places import PLACES, local_names, shared_name
-from soft_trainer.options.training import OF_TRANSFORMERS, SoftInfoNCETrainingArguments
+from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.run.building import model_label, model_name
 from soft_trainer.run.evaluation_sets import EvaluationSet
+from soft_trainer.run.folder import RunFolder, check_inputs_apart
+from soft_trainer.run.identity import changes, run_identity, settings_of
 from soft_trainer.run.run_data import RunData
 from soft_trainer.terminal import print_on_main
 from soft_trainer.trainer import SoftInfoNCETrainer
 from soft_trainer.training.reporting import training_numbers
+
+IDENTITY = "depends on"  # the part of a record with all that the results depend on
 
 
 def default_output_dir(model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments) -> str:
@@ -47,31 +50,26 @@ def default_output_dir(model: ModelArguments, data: DataArguments, args: SoftInf
     return f"outputs/{model_label(model)}-{names}-{weights}"
 
 
-def settings_of(model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments) -> dict:
-    """Returns the options that affect a run's result, in the form that they have after a round trip through JSON."""
-    declared = declared_options(model) | declared_options(data) | declared_options(args)
-    values = vars(model) | vars(data) | args.to_dict()
-    settings = {name: values[name] for name in OF_TRANSFORMERS}
-    settings |= {name: values[name] for name, each in declared.items() if each.results}
-    return plain_settings(settings)
-
-
 def check_output_dir(model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments) -> None:
     """Checks that the output folder does not contain another run, unless `overwrite` is set.
 
     Raises:
-        UserError: the folder contains another run. The message gives the folder and the options that differ.
+        UserError: the folder contains another run. The message gives the folder and what differs. Or an option names
+            something in the folder that the run would remove.
     """
-    path = Path(args.output_dir) / RECORD
-    if args.overwrite or not path.is_file():
+    if not (Path(args.output_dir) / RECORD).is_file():
+        return
+    if args.do_train:
+        check_inputs_apart(args.output_dir, (model, data, args), vars(model) | vars(data) | vars(args))
+    if args.overwrite:
         return
     try:
-        then = read_json(path)["options"]
+        then = read_json(Path(args.output_dir) / RECORD)[IDENTITY]
     except (UserError, KeyError, TypeError):
-        then = {}  # not the record of a training run
-    changed = differences(then, settings_of(model, data, args))
+        then = {}  # not the record of a training run, or that of another version
+    changed = changes(then, run_identity(model, data, args))
     if changed or not then:
-        reason = "; ".join(changed[:3]) or "its record is not that of a training run"
+        reason = "; ".join(changed[:3]) if then else "its record is not that of a training run"
         raise UserError(
             f"{args.output_dir} contains another run ({reason}): set another --output_dir, or --overwrite true"
         )
@@ -96,6 +94,7 @@ class Run:
         data: the run's rows.
         statistics: the result of `data_statistics`.
         evaluation_sets: the sets to measure in addition to valid and test.
+        files: the output folder, as it was before the run wrote to it.
     """
 
     def __init__(
@@ -106,6 +105,7 @@ class Run:
         data_args: DataArguments,
         statistics: dict,
         evaluation_sets: Sequence[EvaluationSet] = (),
+        files: RunFolder | None = None,
     ):
         self.trainer = trainer
         trainer.writes_card = False
@@ -113,6 +113,8 @@ class Run:
         self.model_args = model_args
         self.data_args = data_args
         self.folder = Path(trainer.args.output_dir)
+        self.files = files or RunFolder(self.folder)
+        self.identity = run_identity(model_args, data_args, trainer.args)
         self.on_main = distributed.rank_and_world_size()[0] == 0
         self.languages = data_args.languages or languages_in(data.tables)
         self.evaluation_sets = evaluation_sets
@@ -182,11 +184,11 @@ class Run:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         record = self.record()
-        write_results(self.folder, record, train=training_numbers(self.trainer.state), eval=flat_results(self.results))
         has_encoder = (self.folder / PROFILE_FILE).is_file()
         # A run that only measures keeps the card of an encoder that an earlier training left in the folder.
         if self.data_args.model_card and has_encoder and self.trainer.args.do_train:
             write_model_card(self.folder, record)
+        self.write(record, train=training_numbers(self.trainer.state))
         if self.results:
             print_on_main(f"\n{metrics_table(self.results)}\n")
         if self.rankings and self.data_args.examples:
@@ -201,6 +203,10 @@ class Run:
         if (source := self.data_args.source_dir or self.data_args.history) and has_encoder:
             command = shlex.join(["soft-trainer", "search", "--folder", source, "--model", str(self.folder)])
             print_on_main(f'Search the same tree: {command} "what it does"')
+
+    def write(self, record: Mapping, **parts: Mapping[str, float]) -> None:
+        """Writes the metrics, and finally the record with the list of the run's files."""
+        write_results(self.folder, lambda: self.files.record(record), **parts, eval=flat_results(self.results))
 
     def _print_examples(self) -> None:
         """Prints sample queries with their best codes, from test if it was measured."""
@@ -240,6 +246,7 @@ class Run:
             "dataset": data.rows_name,
             "languages": self.languages,
             "options": settings_of(model, data, args),
+            IDENTITY: self.identity,
             "encoder": dataclasses.asdict(trainer.encoder) | named,
             "estimator": estimator,
             "results": self.results,

@@ -22,6 +22,8 @@ from soft_trainer.evaluation.significance import (
     reciprocal_ranks,
     stratified_bootstrap,
 )
+from soft_trainer.files import RECORD, listed_files
+from soft_trainer.identity import file_fingerprint
 from soft_trainer.terminal import shortened, table
 
 
@@ -37,7 +39,19 @@ def ranks_of(run: str | Path, split: str, system: str = "trained") -> RankedQuer
         if not path.is_file():
             present = ", ".join(sorted(file.name for file in path.parent.glob("ranks-*.parquet"))) or "none"
             raise UserError(f"{path.parent}: no ranks of {split} by the {system} encoder; files of ranks: {present}")
+        _check_listed(path)
     return load_ranks(path)
+
+
+def _check_listed(path: Path) -> None:
+    """Raises UserError if the record of a run lists its files, and not this one as it is."""
+    listed = listed_files(path.parent)
+    if listed is None:
+        return
+    if path.name not in listed:
+        raise UserError(f"{path}: not from the run in this folder, whose {RECORD} does not list it: evaluate again")
+    if listed[path.name].get("hash") != file_fingerprint(path):
+        raise UserError(f"{path}: has changed since the run in this folder wrote it: evaluate again")
 
 
 def _ranks_file(run: Path, split: str, system: str) -> Path:

@@ -12,7 +12,7 @@ import numpy as np
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.results import LABELS
 from soft_trainer.evaluation.significance import difference_text, holm, randomisation_test, stratified_bootstrap
-from soft_trainer.files import NUMBERS, RECORD, read_json, write_text
+from soft_trainer.files import NUMBERS, RECORD, listed_files, read_json, write_text
 from soft_trainer.studies.compare import Pairing, SetComparison, p_text, ranks_of
 from soft_trainer.studies.pictures import draw_pictures
 from soft_trainer.terminal import table
@@ -92,7 +92,8 @@ def _read_run(folder: Path, root: Path) -> ReportedRun:
         parts = parts[:-1]
     log = []
     state = folder / "trainer_state.json"
-    if state.is_file():
+    listed = listed_files(folder)
+    if state.is_file() and (listed is None or state.name in listed):
         log = read_json(state)["log_history"]
     return ReportedRun(folder, "/".join(parts), seed, record, log)
 
