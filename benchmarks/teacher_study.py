@@ -40,6 +40,7 @@ METHODS: dict[str, tuple[dict | None, dict]] = {
     "positive-aware weights": (AWARE, {}),
     "InfoNCE + KL": ({"loss": "info_nce"}, TERM),
     "InfoNCE + KL, all pairs": ({"loss": "info_nce", "distill_pairs": "all"}, TERM),
+    "InfoNCE + KL to the start": ({"loss": "info_nce", "teacher": "start"}, TERM),
     "MultipleNegativesRankingLoss": (None, {}),
     "GISTEmbedLoss": (None, {"contrasts": (True, False)}),
     "model2vec": (None, {}),
@@ -80,13 +81,15 @@ class TeacherStudy(Study):
         """Trains with `SoftInfoNCETrainer`."""
         from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments, load_encoder
 
+        options = dict(options)
+        estimator = self.estimator(options.pop("teacher", None))
         if "weight" in settings:
             # The teacher's scores are cosines x 20.
             term = {"distill_weight": settings["weight"], "distill_temperature": SCALE * settings["temperature"]}
-            options = options | term
+            options |= term
         callbacks = []
         if options != {"loss": "info_nce"}:
-            callbacks.append(self.estimator())
+            callbacks.append(estimator)
         encoder = load_encoder(self.model, device="cpu")
         args = SoftInfoNCETrainingArguments(folder, **self.shared(512, settings["rate"], seed), **options)
         trainer = SoftInfoNCETrainer(
@@ -100,10 +103,16 @@ class TeacherStudy(Study):
         trainer.train()
         return encoder.model.word_embedding.weight.numpy(force=True)
 
-    def estimator(self):
-        """Returns a `TrainedModelEstimator` that reads the teacher's embeddings instead of encoding the rows."""
-        from soft_trainer.estimators.frozen_encoder import TrainedModelEstimator
+    def estimator(self, teacher: str | None):
+        """Returns a `TrainedModelEstimator` that reads the teacher's embeddings instead of encoding the rows.
 
+        Args:
+            teacher: "start" for the static encoder before training as its own teacher.
+        """
+        from soft_trainer.estimators.frozen_encoder import InitialModelEstimator, TrainedModelEstimator
+
+        if teacher == "start":
+            return InitialModelEstimator(cache_dir=None)
         embeddings = {"query": self.teacher_queries, "code": self.teacher_codes}
 
         class SavedTeacher(TrainedModelEstimator):
