@@ -84,7 +84,7 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, args: Training
         tokenizer = build_tokenizer(model_args, profile, data.tables.get("train"))
         statistics = data_statistics(data.tables, profile, tokenizer)
     if statistics:
-        print_on_main(statistics_table(statistics, data_args.paper_language))
+        print_on_main(statistics_table(statistics, data_args.paper_language, complete=not data.sources))
     for line in unread_options([data_args, model_args], Values(data_args, model_args, args)):
         print_on_main(line)
     files.take_over(args.do_train)

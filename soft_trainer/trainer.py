@@ -67,8 +67,8 @@ class SoftInfoNCETrainer(SavingTrainer):
         args: `SoftInfoNCETrainingArguments` or plain `transformers.TrainingArguments`. If no callback has an
             estimator, the former use the command line's default estimator, and the latter train with InfoNCE.
         train_dataset: pairs of a query and a code with the columns that `load_rows` recognises, as a `Dataset`, a data
-            frame or a list of dicts, or a `Split` of queries, corpus and judgments. The attribute `train_dataset` has
-            the pairs, `train_split` the `Split`.
+            frame or a list of dicts, or a `Split` of queries, corpus and judgments. A dict has several sources, each
+            with its own batches. The attribute `train_dataset` has the pairs, `train_split` the `Split`.
         eval_dataset: such pairs, rows with a query and the `url` of its code, a `Split`, or a dict of them.
         codebase: the corpus that is ranked for the queries, as rows with a `url` and a code, or as a dict with the
             keys of `eval_dataset`. By default, the codes of `eval_dataset`.
@@ -111,7 +111,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         if trains and find_estimator_callback(callbacks) is None:
             callbacks += with_estimators(apply_default_options(args, encoder, first))
         callback = find_estimator_callback(callbacks)
-        split = as_split(train_dataset, "train_dataset", self.columns)
+        split = as_split(train_dataset, "train_dataset", self.columns, encoder)
         eval_dataset, codebase = as_evaluations(eval_dataset, codebase, self.columns)
         resolve(args, callback and callback.estimator)  # refuses before anything is set up
         super().__init__(
@@ -225,7 +225,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         """Returns the loader of global batches. Each process's workers collate its share of a batch."""
         self.resolve()  # `auto_find_batch_size` may have made the batches smaller
         batches = self._train_batches()
-        return train_loader(batches, self._rows, self.plan, self.args, self.train_dataset)
+        return train_loader(batches, self._rows, self.plan, self.args, self.train_split)
 
     def prepare_rows(self) -> None:
         """Fits the estimator, then finds negatives and similar pairs. Called before a checkpoint is loaded."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -50,6 +50,18 @@ class EqualIds:
     def number(self) -> int:
         """The number of ids."""
         return int(max(self.queries.max(initial=-1), self.codes.max(initial=-1))) + 1
+
+    @classmethod
+    def joined(cls, parts: Sequence[EqualIds]) -> EqualIds:
+        """Joins the ids of several sources. Ids of different sources are different."""
+        queries = []
+        codes = []
+        start = 0
+        for part in parts:
+            queries.append(part.queries + start)
+            codes.append(part.codes + start)
+            start += part.number
+        return cls(np.concatenate(queries).astype(np.int32), np.concatenate(codes).astype(np.int32))
 
     def matrix(self) -> sparse.csr_matrix:
         """Returns all pairs with equal ids, csr[Q, C]."""
@@ -116,11 +128,14 @@ class Split:
         queries: the queries' columns, one row per query, without an index mapping.
         corpus: the codes' columns, one row per code, without an index mapping.
         judgments: the codes that answer each query.
+        sources: the number of pairs from each source, keyed by name and in the order of the pairs. Empty if there is
+            only one source.
     """
 
     queries: Dataset
     corpus: Dataset
     judgments: Judgments
+    sources: Mapping[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """The number of queries."""
@@ -192,12 +207,39 @@ class Split:
             wrong = _matrix(pairs[~answers], unknown, shape)
         return cls(flat(queries), flat(corpus), Judgments(right, wrong, pairs[answers], gain))
 
+    @classmethod
+    def joined(cls, parts: Mapping[str, Split]) -> Split:
+        """Joins the splits of several sources, which have the same columns. Ids of different sources differ.
+
+        Equal texts are still found by `RightAnswers`, from whatever source they are.
+        """
+        judged = [part.judgments for part in parts.values()]
+        if all(isinstance(each.answers, EqualIds) for each in judged):
+            answers = EqualIds.joined([each.answers for each in judged])
+        else:
+            answers = sparse.block_diag([each.right for each in judged], format="csr")
+        wrong = None
+        if any(each.wrong is not None for each in judged):
+            blocks = [sparse.csr_matrix(each.answers.shape) if each.wrong is None else each.wrong for each in judged]
+            wrong = sparse.block_diag(blocks, format="csr")
+        pairs = []
+        start = np.zeros(2, dtype=np.int64)
+        for each in judged:
+            pairs.append(each.pairs() + start)
+            start += each.answers.shape
+        queries = flat(concatenate_datasets([part.queries for part in parts.values()]))
+        corpus = flat(concatenate_datasets([part.corpus for part in parts.values()]))
+        counts = {name: len(part.judgments.pairs()) for name, part in parts.items()}
+        return cls(queries, corpus, Judgments(answers, wrong, np.concatenate(pairs)), counts)
+
     def fingerprint(self) -> str:
-        """Returns a hash of the queries, the corpus and the judgments."""
+        """Returns a hash of the queries, the corpus, the judgments and the sources."""
         answers = self.judgments.answers
         if isinstance(answers, EqualIds):
             answers = [answers.queries, answers.codes]
         judged = [answers, self.judgments.wrong, self.judgments.pairs()]
+        if self.sources:
+            judged.append([*self.sources.items()])
         return fingerprint(rows_fingerprint(self.queries), rows_fingerprint(self.corpus), judged)
 
     def pair_rows(self) -> Dataset:

@@ -10,9 +10,11 @@ import pyarrow as pa
 from datasets import Dataset, Value
 
 from soft_trainer.data.columns import ANY_COLUMNS, TEXT_ID, ColumnNames, standard_rows, with_text_ids
+from soft_trainer.data.joining import join_sources
 from soft_trainer.data.judgments import CODE_COLUMNS, QUERY_COLUMNS, Split
 from soft_trainer.data.row_files import with_plain_text
 from soft_trainer.data.tokens import columns_in
+from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 
 
@@ -59,14 +61,25 @@ def as_rows(rows, name: str) -> Dataset | Split | None:
     )
 
 
-def as_split(rows, name: str, columns: ColumnNames = ANY_COLUMNS) -> Split | None:
+def as_split(
+    rows, name: str, columns: ColumnNames = ANY_COLUMNS, profile: EncoderProfile | None = None
+) -> Split | None:
     """Converts pairs of a query and a code to a `Split`. Anything that `as_rows` converts is accepted.
+
+    Args:
+        rows: the pairs, or a dict of several sources.
+        profile: the encoder's profile, which is needed to join several sources.
 
     Raises:
         UserError: the rows have another type, a named column is missing, or no row has a code.
     """
     if rows is None or isinstance(rows, Split):
         return rows
+    if isinstance(rows, Mapping):
+        if not rows:
+            raise UserError(f"{name}: the dict has no data set")
+        parts = {key: as_split(part, f"{name}[{key!r}]", columns) for key, part in rows.items()}
+        return join_sources(parts, profile)
     (pairs,) = standard_rows({name: as_rows(rows, name)}, name, columns).values()
     for column in columns_in(pairs, (*CODE_COLUMNS, *QUERY_COLUMNS)):
         if pairs.features[column] == Value("null"):

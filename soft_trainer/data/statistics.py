@@ -43,8 +43,12 @@ def data_statistics(data: DatasetDict, profile: EncoderProfile, tokenizer) -> di
     return statistics
 
 
-def statistics_table(statistics: dict[str, dict], paper_language: str | None = None) -> str:
-    """Formats `data_statistics` as a Markdown table, with the paper's row counts if `paper_language` is given."""
+def statistics_table(statistics: dict[str, dict], paper_language: str | None = None, complete: bool = True) -> str:
+    """Formats `data_statistics` as a Markdown table, with the paper's row counts if `paper_language` is given.
+
+    Args:
+        complete: whether these are all splits, so that the table names those that are missing.
+    """
     paper = {}
     if paper_language is not None:
         paper = dict(zip(SPLITS, PAPER_ROWS[paper_language], strict=True))
@@ -59,6 +63,6 @@ def statistics_table(statistics: dict[str, dict], paper_language: str | None = N
             row += shown or [None] * 4
         rows.append(row)
     for split in SPLITS[:3]:
-        if "train" in statistics and split not in statistics:
+        if complete and "train" in statistics and split not in statistics:
             rows.append([f"{split}: none"] + [None] * (len(headers) - 1))
     return table(headers, rows)

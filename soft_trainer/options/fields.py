@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 
 from soft_trainer.choices import ESTIMATORS, LOSSES, WEIGHTINGS
+from soft_trainer.errors import UserError
 from soft_trainer.options.declared import ReadIf, check_values, option, unset
 from soft_trainer.source.languages import CODESEARCHNET_LANGUAGES
 
@@ -56,7 +57,8 @@ class DataArguments:
     )
     data_dir: str | None = data_option(
         "Rows: a file or folder of JSON lines, CSV or Parquet, a saved data set, or a name on the Hub. {language} is "
-        "replaced by each language. Rows without valid, test and codebase are split.",
+        "replaced by each language. Rows without valid, test and codebase are split. Several sources are "
+        "comma-separated; each is measured by itself.",
         refers_to="rows",
     )
     query_column: str | None = data_option("Column of --data_dir with the query.", read_if=OWN_ROWS)
@@ -156,6 +158,17 @@ class DataArguments:
         return [] if self.language is None else self.language.split(",")
 
     @property
+    def sources(self) -> dict[str, str]:
+        """The sources of `data_dir`, keyed by name, if there are several. A path may contain a comma."""
+        if not self.data_dir or "," not in self.data_dir or os.path.exists(self.data_dir):
+            return {}
+        places = [place.strip() for place in self.data_dir.split(",") if place.strip()]
+        named = {os.path.basename(os.path.abspath(place)).split(".")[0]: place for place in places}
+        if len(named) < len(places):
+            raise UserError(f"data_dir={self.data_dir}: two sources have the same name; rename one of them")
+        return named
+
+    @property
     def _reads_codesearchnet(self) -> bool:
         return self.dataset_name == CODESEARCHNET and not (self.data_dir or self.source_dir or self.history)
 
@@ -173,6 +186,8 @@ class DataArguments:
         own = self.data_dir or self.history or self.source_dir
         if self.push_data_to_hub or not own:
             return self.push_data_to_hub or self.dataset_name
+        if self.sources:
+            return "+".join(self.sources)
         if own == self.data_dir and "{language}" not in own and not os.path.exists(own):
             return own  # a name on the Hub
         return os.path.basename(os.path.abspath(own.replace("{language}", "")))
@@ -278,6 +293,12 @@ class SoftInfoNCEOptions(LossOptions):
     )
     group_size: int = option(
         8, "Rows per group, for train_sampling_strategy similar.", least=1, read_if=SIMILAR, group="batches"
+    )
+    source_sampling: str = option(
+        "proportional",
+        "With several sources, how many batches come from each: proportional to its rows, round_robin, or shares such "
+        "as NAME=0.2. A batch comes from one source.",
+        group="batches",
     )
     negatives_per_query: int = option(
         0,

@@ -61,7 +61,8 @@ def check_sources(arguments: DataArguments) -> None:
             raise UserError(f"{name}={folder}: no such folder")
     for name, language in itertools.product(("data_dir", "eval_data_dir"), _loaded_languages(arguments)):
         sources = _in_place(getattr(arguments, name) or "", language)
-        for source in [sources] if name == "data_dir" else sources.split(","):
+        whole = name == "data_dir" and not arguments.sources
+        for source in [sources] if whole else sources.split(","):
             if source.strip() and not (Path(source.strip()).exists() or HUB_NAME.fullmatch(source.strip())):
                 raise UserError(f"{name}={source.strip()}: no such folder or file")
     _choose_language(arguments)
@@ -109,6 +110,8 @@ def load_local(arguments: DataArguments, needed: Sequence[str] = SPLITS) -> dict
     Raises:
         UserError: the rows cannot be read, or the corpus lacks the code for a query.
     """
+    if arguments.sources:
+        return None
     sources = {name: _in_place(arguments.data_dir or "", name) for name in _loaded_languages(arguments)}
     elsewhere = arguments.source_dir or arguments.history or len({*sources.values()}) < len(sources)
     elsewhere = elsewhere or any(has_judged_splits(Path(source)) for source in sources.values())
@@ -149,6 +152,8 @@ def load_data(
     Raises:
         UserError: the rows cannot be read, or cannot be used for training or evaluation (see `check_rows`).
     """
+    if arguments.sources:
+        return _load_sources(arguments, profile, mined_dir, needed)
     _choose_language(arguments)
     check_languages(arguments.languages, _reader(arguments, profile))
     source = arguments.data_dir
@@ -185,6 +190,28 @@ def load_data(
         data = drop_unusable_rows(data, profile)
     check_rows(data, profile)
     return RunData.of_tables(data)
+
+
+def _load_sources(
+    arguments: DataArguments, profile: EncoderProfile, mined_dir: str | Path, needed: Sequence[str]
+) -> RunData:
+    """Loads each source by itself, and joins their training rows."""
+    if len(arguments.languages) > 1:
+        raise UserError(f"data_dir={arguments.data_dir}: several sources are read for one language at a time")
+    if arguments.push_data_to_hub:
+        raise UserError("push_data_to_hub: pushes the rows of one source")
+    sources = {}
+    for name, place in arguments.sources.items():
+        sources[name] = load_data(dataclasses.replace(arguments, data_dir=place), profile, mined_dir, needed)
+    data = RunData.of_sources(sources, profile)
+    rows = []
+    for name, own in sources.items():
+        sizes = []
+        for split in SPLITS[:3]:
+            sizes.append(len(own.splits[split].judgments.pairs()) if split in own.splits else "none")
+        rows.append((name, *sizes))
+    print_on_main(table(("source", *SPLITS[:3]), rows))
+    return data
 
 
 def _judged_data(arguments: DataArguments, folder: Path, profile: EncoderProfile, needed: Sequence[str]) -> RunData:

@@ -23,7 +23,8 @@ from soft_trainer.evaluation.results import METRICS
 from soft_trainer.evaluation.retrieval import shorter_metric
 from soft_trainer.options.resolve import Plan, check_codes
 from soft_trainer.terminal import nearest
-from soft_trainer.training.sampler import GlobalBatchSampler, languages_of
+from soft_trainer.training.prepared_rows import make_sampler
+from soft_trainer.training.sampler import languages_of
 
 
 def check_rows_of(plan: Plan, args, estimator, split: Split) -> None:
@@ -33,13 +34,10 @@ def check_rows_of(plan: Plan, args, estimator, split: Split) -> None:
         UserError: a check fails. The message says what is missing or which batch size works.
     """
     strategy = plan.train_sampling_strategy
-    size = plan.batch_size * plan.processes
     languages = ()
     if strategy == "one_language":
         languages = languages_of(split.pair_rows())
-    drop_last = args.dataloader_drop_last
-    # The constructor raises UserError if there are too few rows.
-    GlobalBatchSampler(len(split.judgments.pairs()), size, strategy=strategy, drop_last=drop_last, languages=languages)
+    make_sampler(split, plan, args, languages=languages)  # raises UserError if there are too few rows
     check_codes(plan.objective, plan.global_batch_size)
     if isinstance(estimator, Estimator):
         estimator.check(split)

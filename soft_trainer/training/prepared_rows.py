@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from datasets import Dataset
 from transformers import TrainingArguments
 
 from soft_trainer.data.judgments import RightAnswers, Split
 from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.errors import UserError
 from soft_trainer.estimators.neighbours import LeftOut
 from soft_trainer.options.resolve import Plan
 from soft_trainer.terminal import print_on_main
 from soft_trainer.training.batches import TrainBatches, right_answers
 from soft_trainer.training.negatives import OwnNegatives, below_ratio
 from soft_trainer.training.sampler import EpochDataLoader, GlobalBatchSampler, data_seed, languages_of
+from soft_trainer.training.sources import SourceSampler
 
 CANDIDATES = 64  # the number of similar codes to consider as negatives for each query
 NEIGHBOURS = 32  # the number of nearest codes to find for each query, to form groups of similar pairs
@@ -74,12 +75,12 @@ def prepare_rows(split: Split, plan: Plan, estimator, encoder: EncoderProfile, s
 
 
 def train_loader(
-    batches: TrainBatches, rows: PreparedRows, plan: Plan, args: TrainingArguments, pairs: Dataset
+    batches: TrainBatches, rows: PreparedRows, plan: Plan, args: TrainingArguments, split: Split
 ) -> EpochDataLoader:
     """Returns the data loader for training. It yields global batches, and each process's workers collate its share.
 
     Args:
-        pairs: the training pairs. Their languages are read for "one_language".
+        split: the training rows. Their languages are read for "one_language".
     """
     strategy = plan.train_sampling_strategy
     read = {}
@@ -89,14 +90,30 @@ def train_loader(
     elif strategy == "group_by_length":
         read["lengths"] = batches.lengths()
     elif strategy == "one_language":
-        read["languages"] = languages_of(pairs)
-    sampler = GlobalBatchSampler(
-        len(batches),
-        plan.batch_size * plan.processes,
-        strategy,
-        data_seed(args),
-        args.dataloader_drop_last,
-        similar=rows.similar,
-        **read,
-    )
+        read["languages"] = languages_of(split.pair_rows())
+    sampler = make_sampler(split, plan, args, similar=rows.similar, **read)
     return EpochDataLoader.for_training(batches, sampler, args)
+
+
+def make_sampler(split: Split, plan: Plan, args: TrainingArguments, **read) -> GlobalBatchSampler | SourceSampler:
+    """Returns the sampler of global batches. Each batch has rows from one source.
+
+    Args:
+        read: what the strategy reads; see `GlobalBatchSampler`.
+
+    Raises:
+        UserError: there are too few rows, or `source_sampling` does not fit the sources.
+    """
+    sampling = plan.options.source_sampling
+    arguments = {
+        "batch_size": plan.batch_size * plan.processes,
+        "strategy": plan.train_sampling_strategy,
+        "seed": data_seed(args),
+        "drop_last": args.dataloader_drop_last,
+        **read,
+    }
+    if split.sources:
+        return SourceSampler(split.sources, sampling, **arguments)
+    if sampling not in ("proportional", "round_robin"):
+        raise UserError(f"source_sampling={sampling}: there is only one source of training rows")
+    return GlobalBatchSampler(len(split.judgments.pairs()), **arguments)

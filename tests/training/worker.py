@@ -72,6 +72,9 @@ def train(folder: Path, name: str, options: dict, results: Path) -> None:
     terminated_at = options.pop("terminated_at", None)
     options["per_device_train_batch_size"] = options.pop("batch") // world_size
     rows = Dataset.from_list(json.loads((folder / "rows.json").read_text()))
+    train = rows
+    if sources := options.pop("sources", None):
+        train = {"first": rows.select(range(sources)), "rest": rows.select(range(sources, len(rows)))}
     lora = options.pop("lora", None)
     estimator = ExactInitialModel(cache_dir=None) if options.pop("initial_model", False) else BM25Estimator()
     encoder = load_encoder(folder / "encoder", device="cpu")
@@ -81,7 +84,7 @@ def train(folder: Path, name: str, options: dict, results: Path) -> None:
     trainer = RecordingTrainer(
         model=encoder.model,
         args=(TrainingArguments if plain else SoftInfoNCETrainingArguments)(**options),
-        train_dataset=rows,
+        train_dataset=train,
         eval_dataset=rows.select(range(9)),
         codebase=rows.select(range(pool or len(rows))),
         processing_class=encoder.tokenizer,
