@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,13 +20,11 @@ from scipy import sparse
 from torch import Tensor
 
 from soft_trainer.data.array_cache import flat
-from soft_trainer.errors import UserError
+from soft_trainer.data.named_negatives import NEGATIVES, with_negatives
 from soft_trainer.identity import fingerprint, rows_fingerprint
 
 QUERY_COLUMNS = ("docstring", "docstring_tokens")
 CODE_COLUMNS = ("original_string", "code", "code_tokens")
-URL = re.compile(r"code:[0-9a-f]{32}$|https?://\S+$")  # an id, which cannot be a code
-NEGATIVES = "negatives"  # a column of codes, as texts or urls, that do not answer the row's query
 
 
 @dataclass(frozen=True)
@@ -171,7 +168,9 @@ class Split:
         corpus = _without(rows, (*QUERY_COLUMNS, NEGATIVES))
         wrong = None
         if NEGATIVES in rows.column_names:
-            corpus, wrong = _with_negatives(rows, corpus, urls)
+            corpus, pairs = with_negatives(rows, corpus, urls)
+            unknown = np.full(len(pairs), np.nan, dtype=np.float32)
+            wrong = _matrix(pairs, unknown, (len(rows), len(corpus)))
         added = np.full(max(0, len(corpus) - len(rows)), None, dtype=object)
         answers = _equal(urls, np.concatenate([urls, added]))
         places = np.arange(len(rows))
@@ -382,59 +381,3 @@ def _equal(left: np.ndarray, right: np.ndarray) -> EqualIds:
     numbers[unknown] = numbers.max(initial=-1) + 1 + places[unknown]
     numbers = numbers.astype(np.int32)
     return EqualIds(numbers[: len(left)], numbers[len(left) :])
-
-
-def _with_negatives(rows: Dataset, corpus: Dataset, urls: np.ndarray) -> tuple[Dataset, sparse.csr_matrix]:
-    """Adds codes that occur only in `negatives` to the corpus. Returns the corpus and the wrong pairs."""
-    row_of = {}
-    texts = _code_texts(corpus)
-    for row in reversed(range(len(rows))):  # if several rows are equal, the first stays
-        row_of[texts[row]] = row
-        if urls[row] is not None:
-            row_of[urls[row]] = row
-    added = []
-    pairs = []
-    for query, names in enumerate(rows[NEGATIVES]):
-        for name in _names(names, query):
-            code = row_of.get(name)
-            if code is None:
-                if URL.match(name):
-                    raise UserError(
-                        f"negatives, row {query + 1}: no row has the url {name[:80]!r}; give the code's text"
-                    )
-                code = len(rows) + len(added)
-                row_of[name] = code
-                added.append(_code_row(name, corpus, query))
-            if code != query:
-                pairs.append((query, code))
-    if added:
-        corpus = concatenate_datasets([corpus, Dataset.from_list(added, features=corpus.features)])
-    pairs = np.unique(np.array(pairs, dtype=np.int64).reshape(-1, 2), axis=0)
-    unknown = np.full(len(pairs), np.nan, dtype=np.float32)
-    return corpus, _matrix(pairs, unknown, (len(rows), len(corpus)))
-
-
-def _names(names, row: int) -> list[str]:
-    """Returns a row's negatives as a list of strings."""
-    if names is None:
-        return []
-    if isinstance(names, str):
-        names = [names]
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise UserError(f"negatives, row {row + 1}: a list of codes or urls is expected, not {names!r:.80}")
-    return [name for name in names if name.strip()]
-
-
-def _code_texts(corpus: Dataset) -> list[str]:
-    """Returns each row's code, to match negatives against. Tokens are joined by single spaces."""
-    if "code" in corpus.column_names:
-        return [code or "" for code in corpus["code"]]
-    return [" ".join(tokens or ()) for tokens in corpus["code_tokens"]]
-
-
-def _code_row(code: str, corpus: Dataset, row: int) -> dict:
-    """Makes a corpus row for a code without a query, in the language of the row that mentions it."""
-    values = {"original_string": code, "code": code, "code_tokens": code.split()}
-    if "language" in corpus.column_names:
-        values["language"] = corpus[row]["language"]
-    return {name: values.get(name) for name in corpus.column_names}

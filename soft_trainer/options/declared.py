@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 import operator
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -173,7 +174,9 @@ def references(kinds: Iterable, options: Mapping[str, object]) -> list[Reference
         for name, declared in declared_options(kind).items():
             value = options.get(name)
             if declared.refers_to and value:
-                values = str(value).split(",") if declared.several else [str(value)]
+                values = [str(value)]
+                if declared.several and not os.path.exists(values[0]):  # a path may contain a comma
+                    values = values[0].split(",")
                 found[name] = Reference(name, declared.refers_to, tuple(part.strip() for part in values))
     return list(found.values())
 

@@ -60,6 +60,7 @@ class DataArguments:
         "replaced by each language. Rows without valid, test and codebase are split. Several sources are "
         "comma-separated; each is measured by itself.",
         refers_to="rows",
+        several=True,
     )
     query_column: str | None = data_option("Column of --data_dir with the query.", read_if=OWN_ROWS)
     code_column: str | None = data_option("Column of --data_dir with the code.", read_if=OWN_ROWS)
