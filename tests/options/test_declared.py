@@ -76,6 +76,6 @@ def test_every_option_that_names_a_place_says_what_it_refers_to():
 
 
 def test_references_are_in_parts_only_if_the_option_takes_several():
-    options = {"data_dir": "a, b", "eval_data_dir": "c, d", "loss": None, "estimator": "mine:Own", "seed": 3}
+    options = {"source_dir": "a, b", "eval_data_dir": "c, d", "loss": None, "estimator": "mine:Own", "seed": 3}
     found = {each.option: each.values for each in references((DataArguments, TrainingOptions), options)}
-    assert found == {"data_dir": ("a, b",), "eval_data_dir": ("c", "d"), "estimator": ("mine:Own",)}
+    assert found == {"source_dir": ("a, b",), "eval_data_dir": ("c", "d"), "estimator": ("mine:Own",)}
