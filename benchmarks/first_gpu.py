@@ -28,7 +28,7 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback
 
 from soft_trainer import load_encoder
-from soft_trainer.data.codesearchnet import load_hub
+from soft_trainer.data.layouts.codesearchnet import load_hub
 from soft_trainer.evaluation.significance import difference_text
 from soft_trainer.files import write_json, write_rows, write_text
 from soft_trainer.studies.compare import compare_patterns

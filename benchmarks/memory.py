@@ -27,7 +27,7 @@ from starting_point import add_encoder_options, begin, label
 from transformers import TrainerCallback
 
 from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments
-from soft_trainer.data.codesearchnet import load_folder
+from soft_trainer.data.layouts.codesearchnet import load_folder
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.terminal import table
 

@@ -66,13 +66,13 @@ def make_rows(folder: Path, rows: int) -> None:
 
 
 def load(folder: Path):
-    from soft_trainer.data.codesearchnet import load_jsonl
+    from soft_trainer.data.layouts.codesearchnet import load_jsonl
 
     return load_jsonl(folder / "train.jsonl")
 
 
 def _load(folder: Path) -> Callable:
-    from soft_trainer.data.codesearchnet import load_jsonl  # the import does not count
+    from soft_trainer.data.layouts.codesearchnet import load_jsonl  # the import does not count
 
     return lambda: load_jsonl(folder / "train.jsonl")
 

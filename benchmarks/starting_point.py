@@ -10,7 +10,7 @@ import torch
 from datasets import Dataset
 from measuring import numbers
 
-from soft_trainer.data.codesearchnet import load_folder
+from soft_trainer.data.layouts.codesearchnet import load_folder
 from soft_trainer.data.tokens import SIDES, side_texts
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import load_model, load_tokenizer

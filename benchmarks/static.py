@@ -30,7 +30,7 @@ from measuring import machine, numbers, set_up
 from transformers import TrainerCallback
 
 from soft_trainer import BM25Estimator, SoftInfoNCETrainer, SoftInfoNCETrainingArguments, load_encoder
-from soft_trainer.data.codesearchnet import load_folder
+from soft_trainer.data.layouts.codesearchnet import load_folder
 from soft_trainer.terminal import table
 
 WARM_UP = 3  # steps before the clock starts: they allocate memory and load kernels

@@ -83,7 +83,7 @@ class Study:
 
     def __init__(self, data: Path, model: Path):
         from soft_trainer import load_encoder
-        from soft_trainer.data.codesearchnet import load_folder
+        from soft_trainer.data.layouts.codesearchnet import load_folder
         from soft_trainer.data.tokens import side_texts
 
         self.data = data

@@ -18,8 +18,9 @@ from git_repositories import grown
 
 import soft_trainer
 from soft_trainer import identity
-from soft_trainer.data import array_cache, codesearchnet, filtering, row_files, tokens
+from soft_trainer.data import array_cache, filtering, tokens
 from soft_trainer.data.judgments import Split
+from soft_trainer.data.layouts import codesearchnet, tables
 from soft_trainer.encoders import scratch
 from soft_trainer.encoders.encoding import Encoder
 from soft_trainer.estimators import frozen_encoder, neighbours
@@ -94,7 +95,7 @@ def jsonl(world):
 
 
 def json_of_any_columns(world):
-    return row_files._read_file(world.file("any.jsonl"))
+    return tables._read_file(world.file("any.jsonl"))
 
 
 def ids(world):
@@ -189,7 +190,14 @@ READERS = {
 }
 # The modules of these functions.
 MODULES = {
-    *("data.row_files", "data.codesearchnet", "data.filtering", "data.judgments", "data.tokens", "run.rows"),
+    *(
+        "data.layouts.tables",
+        "data.layouts.codesearchnet",
+        "data.filtering",
+        "data.judgments",
+        "data.tokens",
+        "run.rows",
+    ),
     *("encoders.scratch", "estimators.bm25", "estimators.frozen_encoder"),
 }
 

@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 from datasets import Dataset, DatasetDict, concatenate_datasets
 
-from soft_trainer.data.codesearchnet import SIDES_OF, SPLITS, corpus_of, load_folder, split_files, splits_in
 from soft_trainer.data.columns import (
     COLUMNS_OF,
     PAIRS,
@@ -23,12 +22,13 @@ from soft_trainer.data.columns import (
     texts_of,
     with_text_ids,
 )
-from soft_trainer.data.judged_files import has_judged_splits, load_judged_splits
 from soft_trainer.data.judgments import Split
+from soft_trainer.data.layouts.codesearchnet import SIDES_OF, SPLITS, corpus_of, load_folder, split_files, splits_in
+from soft_trainer.data.layouts.judged import has_judged_splits, load_judged_splits
+from soft_trainer.data.layouts.tables import format_of, is_saved, read_splits, row_files, split_of
 from soft_trainer.data.places import place_of
 from soft_trainer.data.python_rows import from_frame
 from soft_trainer.data.row_checks import blank_rows, check_targets
-from soft_trainer.data.row_files import format_of, is_saved, read_splits, row_files, split_of
 from soft_trainer.data.tokens import columns_in
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json_lines

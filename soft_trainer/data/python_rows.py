@@ -12,7 +12,7 @@ from datasets import Dataset, Value
 from soft_trainer.data.columns import ANY_COLUMNS, TEXT_ID, ColumnNames, standard_rows, with_text_ids
 from soft_trainer.data.joining import join_sources
 from soft_trainer.data.judgments import CODE_COLUMNS, QUERY_COLUMNS, Split
-from soft_trainer.data.row_files import with_plain_text
+from soft_trainer.data.layouts.tables import with_plain_text
 from soft_trainer.data.tokens import columns_in
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError

@@ -9,9 +9,9 @@ from torch import Tensor
 from transformers import TrainingArguments
 
 from soft_trainer import distributed
-from soft_trainer.data.codesearchnet import corpus_of
 from soft_trainer.data.columns import ANY_COLUMNS, ColumnNames, has_code
 from soft_trainer.data.judgments import Judgments, Split
+from soft_trainer.data.layouts.codesearchnet import corpus_of
 from soft_trainer.data.python_rows import as_evaluations, as_rows
 from soft_trainer.data.row_checks import check_targets
 from soft_trainer.encoders.encoding import comparable, shorten

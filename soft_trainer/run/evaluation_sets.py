@@ -36,16 +36,10 @@ from pathlib import Path
 from datasets import Dataset
 
 from soft_trainer.data.any_rows import is_codesearchnet, load_tables
-from soft_trainer.data.codesearchnet import SPLITS, languages_in, load_folder
-from soft_trainer.data.judged_files import (
-    files_of,
-    graded_split,
-    has_judged_splits,
-    load_judged_splits,
-    read_annotations,
-    read_relevance,
-)
 from soft_trainer.data.judgments import Split
+from soft_trainer.data.layouts.annotations import graded_split, read_annotations, read_relevance
+from soft_trainer.data.layouts.codesearchnet import SPLITS, languages_in, load_folder
+from soft_trainer.data.layouts.judged import files_of, has_judged_splits, load_judged_splits
 from soft_trainer.data.row_checks import check_targets, check_texts, drop_unusable_rows
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError

@@ -13,7 +13,7 @@ from datasets import Dataset, DatasetDict, concatenate_datasets
 from transformers import TrainingArguments
 
 from soft_trainer.data.any_rows import load_tables
-from soft_trainer.data.codesearchnet import (
+from soft_trainer.data.layouts.codesearchnet import (
     SPLITS,
     check_languages,
     languages_in,
@@ -22,9 +22,9 @@ from soft_trainer.data.codesearchnet import (
     select_by_urls,
     splits_in,
 )
-from soft_trainer.data.judged_files import has_judged_splits, load_judged_splits
+from soft_trainer.data.layouts.judged import has_judged_splits, load_judged_splits
+from soft_trainer.data.layouts.tables import HUB_NAME
 from soft_trainer.data.row_checks import check_rows, check_texts, check_urls, drop_unusable_rows
-from soft_trainer.data.row_files import HUB_NAME
 from soft_trainer.data.tokens import columns_in
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError

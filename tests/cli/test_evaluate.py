@@ -9,7 +9,7 @@ from refusals import refused
 from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments, load_encoder
 from soft_trainer.cli.__main__ import parse_command, run_command
 from soft_trainer.cli.evaluate import training_arguments
-from soft_trainer.data.codesearchnet import load_folder
+from soft_trainer.data.layouts.codesearchnet import load_folder
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.results import load_ranks
 from soft_trainer.files import write_rows

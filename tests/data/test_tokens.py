@@ -11,7 +11,7 @@ from datasets import Dataset, concatenate_datasets, load_from_disk
 from refusals import refused
 
 from soft_trainer.data import tokens
-from soft_trainer.data.codesearchnet import load_folder
+from soft_trainer.data.layouts.codesearchnet import load_folder
 from soft_trainer.data.tokens import TokenColumn, column_of, column_texts, text_column, tokenized
 from soft_trainer.encoders.encoding import pad, tokenize
 from soft_trainer.encoders.profiles import EncoderProfile

@@ -9,7 +9,7 @@ import yaml
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from server import WRITE_TOKEN
 
-from soft_trainer.data.codesearchnet import HUB_COLUMNS
+from soft_trainer.data.layouts.codesearchnet import HUB_COLUMNS
 
 NAME = "code-search-net/code_search_net"
 SCRIPT = {"code_search_net.py": b"raise SystemExit", "README.md": b"---\nlicense: other\n---\n"}

@@ -10,7 +10,7 @@ from refusals import refused
 from server import READ_TOKEN, WRITE_TOKEN
 
 import soft_trainer
-from soft_trainer.data.codesearchnet import load_folder
+from soft_trainer.data.layouts.codesearchnet import load_folder
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.profiles import PROFILES

@@ -13,7 +13,7 @@ from conftest import ROOT
 from huggingface_hub import HfApi
 from server import WRITE_TOKEN
 
-from soft_trainer.data.published import PARQUET_BRANCH
+from soft_trainer.data.layouts.published import PARQUET_BRANCH
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
 

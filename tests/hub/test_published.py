@@ -11,8 +11,8 @@ from server import WRITE_TOKEN
 
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.data.any_rows import load_tables
-from soft_trainer.data.codesearchnet import load_hub
-from soft_trainer.data.published import PARQUET_BRANCH, load_published
+from soft_trainer.data.layouts.codesearchnet import load_hub
+from soft_trainer.data.layouts.published import PARQUET_BRANCH, load_published
 from soft_trainer.encoders.loading import load_encoder
 
 

@@ -11,7 +11,7 @@ from git_repositories import LINK, SUBMODULE, Repository, function, grown
 from refusals import refused
 
 from soft_trainer.cli.__main__ import run_command
-from soft_trainer.data.codesearchnet import load_folder
+from soft_trainer.data.layouts.codesearchnet import load_folder
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.mining.history import mine_history
 from soft_trainer.options.fields import DataArguments

@@ -14,8 +14,9 @@ from git_repositories import grown
 from refusals import refused
 
 from soft_trainer.cli.__main__ import run_command
-from soft_trainer.data import codesearchnet, python_rows
-from soft_trainer.data.codesearchnet import languages_in
+from soft_trainer.data import python_rows
+from soft_trainer.data.layouts import codesearchnet
+from soft_trainer.data.layouts.codesearchnet import languages_in
 from soft_trainer.data.row_checks import check_rows
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError

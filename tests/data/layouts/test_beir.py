@@ -9,7 +9,7 @@ import pytest
 from refusals import refused
 
 from soft_trainer import load_rows
-from soft_trainer.data.beir import is_beir, load_beir
+from soft_trainer.data.layouts.beir import is_beir, load_beir
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.run.evaluation_sets import load_evaluation_sets

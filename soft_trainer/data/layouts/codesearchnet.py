@@ -16,7 +16,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from soft_trainer.data.array_cache import cached_dataset
-from soft_trainer.data.published import load_published, reading_hub
+from soft_trainer.data.layouts.published import load_published, reading_hub
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json_lines, written_aside
 from soft_trainer.identity import code_fingerprint, file_fingerprint, fingerprint

@@ -8,9 +8,16 @@ import pytest
 from datasets import Dataset, DatasetDict, Features
 from refusals import refused
 
-from soft_trainer.data import published
-from soft_trainer.data.codesearchnet import FEATURES, SPLITS, check_languages, load_folder, load_hub, select_by_urls
 from soft_trainer.data.judgments import Split
+from soft_trainer.data.layouts import published
+from soft_trainer.data.layouts.codesearchnet import (
+    FEATURES,
+    SPLITS,
+    check_languages,
+    load_folder,
+    load_hub,
+    select_by_urls,
+)
 from soft_trainer.data.row_checks import check_rows, check_targets
 from soft_trainer.encoders.profiles import EncoderProfile
 

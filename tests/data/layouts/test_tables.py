@@ -7,7 +7,7 @@ import pytest
 from refusals import refused
 
 from soft_trainer.data.any_rows import load_tables
-from soft_trainer.data.row_files import row_files
+from soft_trainer.data.layouts.tables import row_files
 
 LINES = "".join(json.dumps({"query": f"q{n}", "code": f"c{n}"}) + "\n" for n in range(10))
 

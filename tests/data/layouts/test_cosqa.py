@@ -4,7 +4,7 @@ import pytest
 from refusals import refused
 
 from soft_trainer.data.any_rows import load_tables
-from soft_trainer.data.judged_files import has_judged_splits
+from soft_trainer.data.layouts.judged import has_judged_splits
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.run.rows import load_data

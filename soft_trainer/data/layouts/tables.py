@@ -12,7 +12,7 @@ from datasets import Dataset, Features, LargeList, List, Value, concatenate_data
 from datasets.exceptions import DatasetGenerationError
 
 from soft_trainer.data.array_cache import cached_dataset
-from soft_trainer.data.published import load_published
+from soft_trainer.data.layouts.published import load_published
 from soft_trainer.errors import UserError
 from soft_trainer.identity import file_fingerprint, fingerprint
 

@@ -1,0 +1,120 @@
+"""Reads the published files of CoSQA and CoSQA+. Rows get CodeSearchNet's columns; tokens are split at white space."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from datasets import Dataset
+
+from soft_trainer.data.judgments import Split
+from soft_trainer.data.layouts.annotations import entries_of, graded_split, parsed_list, query_row
+from soft_trainer.data.layouts.beir import SPLIT_OF
+from soft_trainer.errors import UserError
+
+# The files with the queries, codes and pairs of CoSQA+. If both files of pairs exist, the first, smaller one is read.
+_PLUS = (
+    ("test_agent_query.json", "test_agent_codebase.json", "test_agent_pairs_true.json"),
+    ("test_agent_query.json", "test_agent_codebase.json", "test_agent_pairs.json"),
+    ("query.json", "gpt4o_augment_codebase.json", "gpt4o_augment_query_code_pairs_for_search.json"),
+    ("query.json", "gpt4o_augment_codebase.json", "gpt4o_augment_query_code_pairs.json"),
+)
+_COSQA = re.compile(r"cosqa-retrieval-(train|dev|test)\b.*\.json")
+_COSQA_CODES = ("code_idx_map.json", "code_idx_map.txt")
+_LANGUAGE = "python"
+
+
+# ---- CoSQA and CoSQA+ ----
+
+
+def has_cosqa(files: Mapping[str, Path]) -> bool:
+    return any(_COSQA.fullmatch(name) or name in _COSQA_CODES for name in files)
+
+
+def has_cosqa_plus(files: Mapping[str, Path]) -> bool:
+    return not files.keys().isdisjoint(itertools.chain(*_PLUS))
+
+
+def load_cosqa(folder: Path, files: Mapping[str, Path]) -> dict[str, Split]:
+    """Returns CoSQA's splits. Codes are identified by their numbers in `code_idx_map`."""
+    found = list(filter(None, map(_COSQA.fullmatch, sorted(files))))
+    codes = files.get(_COSQA_CODES[0]) or files.get(_COSQA_CODES[1])
+    if found:
+        missing = "code_idx_map.txt (or .json)"
+    else:
+        missing = "cosqa-retrieval-dev*.json or -test*.json"
+    if codes is None or not found:
+        raise UserError(f"{folder}: CoSQA needs {missing} as well, plain or as .gz")
+    numbers = entries_of(codes, dict)
+    row_of = {int(number): row for row, number in enumerate(numbers.values())}
+    if len(row_of) < len(numbers):
+        raise UserError(f"{codes}: two codes have the same number")
+    corpus = Dataset.from_list([_code_row(code, number) for code, number in numbers.items()])
+    splits = {}
+    for match in found:
+        name = SPLIT_OF[match[1]]
+        if name in splits:
+            raise UserError(f"{folder}: several files hold the {match[1]} queries of CoSQA, {match[0]} too: keep one")
+        splits[name] = _cosqa_split(files[match[0]], corpus, row_of, judged_codes=name == "train")
+    return splits
+
+
+def _cosqa_split(path: Path, corpus: Dataset, row_of: Mapping[int, int], judged_codes: bool) -> Split:
+    """Returns one file's entries as queries with one right code each. Pairs with label 0 are left out."""
+
+    def read(entry: dict) -> tuple[dict, int] | None:
+        row = query_row(entry["doc"], _LANGUAGE)
+        if not int(entry.get("label", 1)):
+            return None
+        number = int(entry["retrieval_idx"])
+        if number not in row_of:
+            raise UserError(f"retrieval_idx {number} is not in code_idx_map")
+        return row, row_of[number]
+
+    entries = list(filter(None, parsed_list(path, read)))
+    if not entries:
+        raise UserError(f"{path}: no query has a right code")
+    rows, codes = zip(*entries, strict=True)
+    codes = np.array(codes)
+    if judged_codes:
+        kept, codes = np.unique(codes, return_inverse=True)
+        corpus = corpus.select(kept)
+    pairs = np.stack([np.arange(len(rows)), codes], axis=1)
+    return Split.from_grades(Dataset.from_list(list(rows)), corpus, pairs, np.ones(len(rows)))
+
+
+def load_cosqa_plus(folder: Path, files: Mapping[str, Path]) -> Split:
+    """Returns CoSQA+'s queries and corpus."""
+    names = max(_PLUS, key=lambda names: len(files.keys() & {*names}))
+    missing = [name for name in names if name not in files]
+    if missing:
+        raise UserError(f"{folder}: CoSQA+ needs {' and '.join(missing)} as well, plain or as .gz")
+    queries, codes, pairs = map(files.get, names)
+    texts = {number: (_LANGUAGE, text, number) for number, text in _numbered(queries, "query").items()}
+    corpus = Dataset.from_list([_code_row(code, number) for number, code in _numbered(codes, "code").items()])
+    labels = parsed_list(pairs, lambda row: (int(row["query-idx"]), str(int(row["code-idx"])), int(row["label"])))
+    # The same file has the pairs of training and dev queries.
+    right = [(texts[query], code, 1.0) for query, code, label in labels if label and query in texts]
+    return graded_split(right, corpus, pairs, queries=texts.values())
+
+
+def _numbered(path: Path, name: str) -> dict[int, str]:
+    """Reads a list of {"NAME-idx": number, NAME: text}, and returns the texts keyed by number."""
+
+    def read(row: dict) -> tuple[int, str]:
+        if not isinstance(row[name], str):
+            raise UserError(f"{name} is {row[name]!r}, a text is expected")
+        return int(row[f"{name}-idx"]), row[name]
+
+    pairs = parsed_list(path, read)
+    texts = dict(pairs)
+    if len(texts) < len(pairs):
+        raise UserError(f"{path}: two entries have the same {name}-idx")
+    return texts
+
+
+def _code_row(code: str, url: object) -> dict:
+    return {"code": code, "code_tokens": code.split(), "original_string": code, "language": _LANGUAGE, "url": str(url)}

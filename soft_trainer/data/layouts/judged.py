@@ -1,0 +1,45 @@
+"""Recognises the layouts with judgments, and reads them: BEIR, CoSQA and CoSQA+."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from soft_trainer.data.judgments import Split
+from soft_trainer.data.layouts.beir import is_beir, load_beir
+from soft_trainer.data.layouts.cosqa import has_cosqa, has_cosqa_plus, load_cosqa, load_cosqa_plus
+from soft_trainer.errors import UserError
+
+
+def files_of(folder: Path) -> dict[str, Path]:
+    """Returns a folder's files, keyed by name without `.gz`. A plain file takes precedence over its gzipped copy."""
+    return {path.name.removesuffix(".gz"): path for path in sorted(folder.iterdir(), reverse=True)}
+
+
+def has_judged_splits(folder: Path) -> bool:
+    """Returns True if `load_judged_splits` can read a folder."""
+    if not folder.is_dir():
+        return False
+    files = files_of(folder)
+    return is_beir(folder) or has_cosqa(files) or has_cosqa_plus(files)
+
+
+def load_judged_splits(folder: Path) -> dict[str, Split]:
+    """Reads train, valid and test from a folder of BEIR, CoSQA or CoSQA+. Missing splits are left out.
+
+    The corpus for train has only judged codes. CoSQA+ has only test.
+
+    Raises:
+        UserError: a file is missing or cannot be read, or a judgment is about an unknown query or code. The message
+            gives the file and the row.
+    """
+    if is_beir(folder):
+        return load_beir(folder)
+    files = files_of(folder)
+    if not has_cosqa_plus(files):
+        return load_cosqa(folder, files)
+    splits = {}
+    if has_cosqa(files):
+        splits = load_cosqa(folder, files)
+        if "test" in splits:
+            raise UserError(f"{folder}: both CoSQA and CoSQA+ have queries for test: keep each in its own folder")
+    return splits | {"test": load_cosqa_plus(folder, files)}
