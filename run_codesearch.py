@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.parse import parse
-from soft_trainer.terminal import exit_on_user_error, print_on_main, quiet_libraries
+from soft_trainer.terminal import exit_on_user_error, one_line_errors, print_on_main, quiet_libraries
 
 OPTIONS = (ModelArguments, DataArguments, TrainingOptions)
 
@@ -55,8 +55,10 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: TrainingOpti
 
     # ---- Rows, before, train, after ----
     files = RunFolder(args.output_dir, resumes=checkpoint is not None)
-    trainer, measurements = prepare(model_args, data_args, args, opening, files)
-    train_and_measure(trainer, measurements, data_args, checkpoint)
+    with one_line_errors():
+        trainer, measurements = prepare(model_args, data_args, args, opening, files)
+    with one_line_errors(lambda: not args.do_train or trainer.state.global_step > 0):
+        train_and_measure(trainer, measurements, data_args, checkpoint)
 
     # ---- Push ----
     if args.push_to_hub:

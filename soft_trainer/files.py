@@ -190,11 +190,11 @@ def reporting_disk_errors(folder: str | Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError, RuntimeError) as error:
-        # `torch.save` reports a full disk as a plain RuntimeError of its archive writer.
-        if isinstance(error, RuntimeError) and "inline_container" not in str(error):
-            raise
         absolute = Path(folder).absolute()
         free = shutil.disk_usage(next(path for path in (absolute, *absolute.parents) if path.is_dir())).free / 2**20
+        # `torch.save` reports a full disk as a plain RuntimeError, usually of its archive writer.
+        if isinstance(error, RuntimeError) and "inline_container" not in str(error) and free >= 1:
+            raise
         raise UserError(
             f"cannot save to {folder}: {str(error).splitlines()[0]}; {free:,.0f} MiB are free there. Everything saved "
             "before is as it was: make room or choose another output_dir"

@@ -158,6 +158,11 @@ class Objective:
         return hashes
 
     @property
+    def leaves_out(self) -> bool:
+        """True if the loss can leave out columns, as masks and cancellation ask: by `negatives`, or by weights."""
+        return not self.read_by_loss.isdisjoint(("negatives", "weights"))
+
+    @property
     def smallest_batch(self) -> int:
         """The smallest batch size N with enough negatives: 2, or for Eq. 4 a number that depends on alpha and beta."""
         if self.cancel == "top_k":

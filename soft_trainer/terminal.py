@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from soft_trainer.errors import UserError
 
@@ -133,6 +133,32 @@ def nearest(name, known: Iterable[str], otherwise: str = "--help lists them all"
     if near:
         return f"; did you mean {near[0]!r}?"
     return f"; {otherwise}"
+
+
+TRACEBACK = "SOFT_TRAINER_TRACEBACK"  # the environment variable that shows where an error came from
+
+
+@contextlib.contextmanager
+def one_line_errors(begun: Callable[[], bool] = bool) -> Iterator[None]:
+    """Turns any exception into a UserError, because before the first step an option is its likely cause.
+
+    Args:
+        begun: returns True once the first step has been taken. Exceptions then stay what they are.
+
+    Raises:
+        UserError: the body raised an exception, and SOFT_TRAINER_TRACEBACK is not set.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if os.environ.get(TRACEBACK) or begun():
+            raise
+        if isinstance(error, OSError) and (isinstance(error, WRONG_PLACE) or error.errno in FULL_DISK):
+            raise
+        words = " ".join(str(error).split())
+        raise UserError(f"{type(error).__name__}: {words} ({TRACEBACK}=1 shows where)") from error
 
 
 # A file instead of a folder, a folder instead of a file, or a location that the user may not write to.

@@ -378,7 +378,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         if "loss" in logs:
             if self.estimator_callback is not None:
                 logs |= self.estimator_callback.statistics()
-            if self.plan.options.duplicates != "ignore":
+            if self.plan.masks_duplicates:
                 logs["duplicates_masked"] = self._duplicates_masked
             if self._overflows is not None:
                 logs["fp16_overflows"] = self._overflows.count

@@ -26,12 +26,12 @@ VALUES = {
     "nan": "num_train_epochs alpha score_scale",
     -1: """
         num_train_epochs temperature examples
-        data_flow_length distill_weight negatives_per_query
+        data_flow_length distill_weight negatives_per_query learning_rate seed
     """,
     0: """
         per_device_train_batch_size per_device_eval_batch_size
         gradient_cache_chunk_size lora_r logging_steps beta max_train_rows
-        vocabulary_size query_length
+        vocabulary_size query_length gradient_accumulation_steps
     """,
     "true": "merge_lora fp16 tf32 bf16_full_eval load_best_model_at_end",
 }

@@ -156,6 +156,8 @@ def _eval_results(record: Mapping) -> list[EvalResult]:
         "dataset_name": f"{dataset} ({languages})" if languages else dataset,
         "dataset_config": languages,
     }
+    if chosen_rows(record):
+        own = {"dataset_type": "code-search", "dataset_name": f"some rows of {own['dataset_name']}"}
     results = []
     for split, systems in record["results"].items():
         trained = systems.get("trained", {})
@@ -178,6 +180,14 @@ def _eval_results(record: Mapping) -> list[EvalResult]:
     return results
 
 
+def chosen_rows(record: Mapping) -> bool:
+    """Returns True if options left out rows of the data set, so that its name does not stand for the test set."""
+    options = record.get("options") or {}
+    if options.get("dataset_name") != record["dataset"]:
+        return False  # rows of the user's own, as they are pushed
+    return any(options.get(name) for name in ("filters", "split_urls", "drop_unusable"))
+
+
 def _write_leaderboard_results(path: Path, record: Mapping) -> None:
     """Writes the MRR on each language's test set to `path`. If there is none, deletes an earlier run's file."""
     dataset = _hub_name(record["dataset"])
@@ -188,7 +198,7 @@ def _write_leaderboard_results(path: Path, record: Mapping) -> None:
     entries = []
     for split, task in tasks.items():
         trained = record["results"].get(split, {}).get("trained")
-        if dataset and trained:
+        if dataset and trained and not chosen_rows(record):
             corpus = f"MRR of {trained['queries']:,} queries over {trained['pool_size']:,} codes"
             today = datetime.now(UTC).date().isoformat()
             entries.append(EvalResultEntry(dataset, task, round(trained["mrr"], 4), date=today, notes=corpus))

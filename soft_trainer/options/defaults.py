@@ -36,7 +36,9 @@ def apply_default_recipe(
     given = args.named | changed_options(args).keys() | changed_options(data_args).keys()
     declared = declared_options(data_args) | declared_options(args)
     chosen = any(name in declared and declared[name].group in ("weights", "batches") for name in given)
-    if not model or not args.do_train or chosen or profile.score_function != "cosine":
+    # In Python, `train` trains, whatever the parts of a run are.
+    measures = not args.do_train and hasattr(args, "given")
+    if not model or measures or chosen or profile.score_function != "cosine":
         return
     if repository_file(model, "modules.json", revision) is None:
         return

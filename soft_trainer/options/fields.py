@@ -38,6 +38,9 @@ ESTIMATOR = ReadIf(
 )
 BM25 = ReadIf(lambda o: o.estimator == "bm25", "the estimator is not bm25")
 OWN_ROWS = ReadIf(lambda o: bool(o.data_dir or o.eval_data_dir), "neither data_dir nor eval_data_dir is given")
+FROM_HUB = ReadIf(
+    lambda o: not (o.data_dir or o.source_dir or o.history), "the rows come from data_dir, source_dir or history"
+)
 MINED = ReadIf(lambda o: o.source_dir is not None and o.history is None, "no source_dir is mined")
 
 
@@ -53,6 +56,7 @@ class DataArguments:
         CODESEARCHNET,
         "Data set on the Hub: CodeSearchNet, or one that --push_data_to_hub pushed. With --do_predict, none evaluates "
         "only on --eval_data_dir.",
+        read_if=FROM_HUB,
         refers_to="rows",
     )
     data_dir: str | None = data_option(

@@ -26,6 +26,9 @@ REFUSED = {
     "label_smoothing_factor": "Soft-InfoNCE's weights soften the loss",
     "fp16_full_eval": "evaluation runs in the precision of training",
     "bf16_full_eval": "evaluation runs in the precision of training, use bf16",
+    "prediction_loss_only": "an evaluation ranks, and computes no loss",
+    "eval_accumulation_steps": "an evaluation keeps only the embeddings",
+    "include_for_metrics": "compute_metrics gets ranks, top codes and targets",
     "ddp_static_graph": "the number of forward passes changes from batch to batch",
 }
 REFUSED_OF_ACCELERATOR = {
@@ -41,6 +44,9 @@ RANGES = {
     "num_train_epochs": Declared(least=0),
     "per_device_train_batch_size": Declared(least=1),
     "per_device_eval_batch_size": Declared(least=1),
+    "gradient_accumulation_steps": Declared(least=1),
+    "seed": Declared(least=0),
+    "learning_rate": Declared(least=0),
 }
 
 
@@ -83,7 +89,16 @@ class Plan:
     def effective_batches(self) -> dict[str, object]:
         """The options for batches and negatives that have an effect, keyed by name."""
         effective = effective_options(SoftInfoNCEOptions, Values(self.objective, self.options, self))
-        return {name: value for name, value in effective.items() if not hasattr(self.objective, name)}
+        found = {name: value for name, value in effective.items() if not hasattr(self.objective, name)}
+        if self.options.duplicates == "mask" and not self.objective.leaves_out:
+            name = self.objective.loss.rpartition(":")[2]
+            found["duplicates"] = f"not masked (`{name}` takes no negatives)"
+        return found
+
+    @property
+    def masks_duplicates(self) -> bool:
+        """True if a batch's duplicates are no negatives."""
+        return self.options.duplicates != "ignore" and self.objective.leaves_out
 
     def unread(self, args: TrainingArguments) -> list[str]:
         """Returns a warning for each training option that was given but has no effect."""
@@ -148,6 +163,8 @@ def resolve_loss(options: SoftInfoNCEOptions, estimator=None) -> Objective:
         raise UserError(f"weighting={loss.weighting}: {loss.loss} has no weights, only soft_info_nce")
     if options.duplicates == "positives" and not loss.reads_further_answers:
         raise UserError(f"duplicates=positives: loss={loss.loss} does not read `also`, the other right answers")
+    if loss.cancel != "none" and not loss.leaves_out:
+        raise UserError(f"cancel={loss.cancel}: loss={loss.loss} takes no `negatives`, so it cannot leave any out")
     if loss.needs_similarity and estimator is None:
         raise UserError(
             f"{loss.settings_that_need_similarity} needs an estimator: pass callbacks=[EstimatorCallback(...)], or "
@@ -221,6 +238,15 @@ def _check_together(args) -> None:
         raise UserError(
             "auto_find_batch_size: works on one process only, since several would wait for the one that has run out "
             "of memory; use gradient_cache_chunk_size for large batches"
+        )
+    named = getattr(args, "named", ())
+    for name, strategy in (("save_steps", "save_strategy"), ("eval_steps", "eval_strategy")):
+        value = getattr(getattr(args, strategy), "value", None)
+        if name in named and value != "steps":
+            raise UserError(f"{name}={getattr(args, name):g}: has no effect with {strategy}={value}; set it to steps")
+    if args.dataloader_persistent_workers and not args.dataloader_num_workers:
+        raise UserError(
+            "dataloader_persistent_workers: there are no workers; set --dataloader_num_workers, 2 for example"
         )
     if args.save_strategy == "best" and args.eval_strategy == "no":
         raise UserError(

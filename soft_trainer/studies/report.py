@@ -218,10 +218,7 @@ def results_table(
     """Returns a table of all methods on one evaluation set, with untrained systems first."""
     rows = []
     for system in ("untrained", "lexical"):
-        for run in chain.from_iterable(methods.values()):
-            if system in run.results.get(name, {}):
-                rows.append([LABELS[system], None, run.results[name][system]["mrr"], None, None, None])
-                break
+        rows += [[*row, None, None, None] for row in _before_training(methods, name, system)]
     by_name = {each.method: each for each in differences}
     for method, runs in methods.items():
         measured = [run.results[name]["trained"]["mrr"] for run in runs if "trained" in run.results.get(name, {})]
@@ -238,6 +235,19 @@ def results_table(
         rows.append(row)
     headers = ["method", "seeds", "MRR", "difference (95 %)", "p", "seeds without a partner"]
     return table(headers, rows, floats=".4f", text=["p"])
+
+
+def _before_training(methods: Mapping[str, Sequence[ReportedRun]], name: str, system: str) -> list[list]:
+    """Returns a row with the MRR of a system that no run trains, or one for each method if runs begin differently."""
+    measured = {}
+    for method, runs in methods.items():
+        found = [run.results[name][system]["mrr"] for run in runs if system in run.results.get(name, {})]
+        if found:
+            measured[method] = found
+    values = {round(value, 4) for value in chain.from_iterable(measured.values())}
+    if len(values) == 1:
+        return [[LABELS[system], None, values.pop()]]
+    return [[f"{LABELS[system]} of {method}", len(found), float(np.mean(found))] for method, found in measured.items()]
 
 
 def runs_table(runs: Sequence[ReportedRun]) -> str:

@@ -130,12 +130,12 @@ def _difference(checkpoint: str, identity: Mapping) -> str | None:
 
 @contextmanager
 def saving_checkpoint(folder: str | Path) -> Iterator[None]:
-    """Reports disk errors like `reporting_disk_errors`, and removes an unfinished checkpoint."""
+    """Reports disk errors like `reporting_disk_errors`, and removes a checkpoint that any error left unfinished."""
     try:
         with reporting_disk_errors(folder):
             (Path(folder) / MARKER).unlink(missing_ok=True)
             yield
-    except UserError:
+    except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
 

@@ -151,6 +151,7 @@ def test_the_shell_python_and_a_recipe_make_the_same_plan(encoder_dir, kind, opt
         return trained(args, [choose_estimator(data_args, profile.query_columns)])
 
     python = trained(SoftInfoNCETrainingArguments(**options, **fixed))
+    assert python == trained(SoftInfoNCETrainingArguments(**options, **fixed, do_eval=True))
     words = as_argv(options | {"model": str(folder), "score_function": "cosine"})
     assert python == parsed(words) == parsed(["--config", str(tmp_path / "recipe.yaml")])
     assert (python[0].train_sampling_strategy == "similar") == (

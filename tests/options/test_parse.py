@@ -16,7 +16,7 @@ from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.parse import make_parser, parse, short_help
 from soft_trainer.options.recipes import read_recipe
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
-from soft_trainer.terminal import exit_on_user_error
+from soft_trainer.terminal import exit_on_user_error, one_line_errors
 
 
 @dataclass
@@ -201,6 +201,19 @@ def test_an_error_is_one_line_and_exit_code_2(capsys, error, line):
 def test_other_errors_stay_what_they_are(error):
     with pytest.raises(type(error)), exit_on_user_error():
         raise error
+
+
+def test_before_the_first_step_any_error_is_one_line(monkeypatch):
+    with (
+        refused("RuntimeError: TensorBoard is not installed. (SOFT_TRAINER_TRACEBACK=1 shows where)"),
+        one_line_errors(),
+    ):
+        raise RuntimeError("TensorBoard is\nnot installed.")
+    with pytest.raises(ZeroDivisionError), one_line_errors(lambda: True):
+        raise ZeroDivisionError
+    monkeypatch.setenv("SOFT_TRAINER_TRACEBACK", "1")
+    with pytest.raises(ZeroDivisionError), one_line_errors():
+        raise ZeroDivisionError
 
 
 # ---- Help ----

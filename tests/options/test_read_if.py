@@ -32,6 +32,7 @@ COMMAND = [
     ("bm25_idf", "lucene", {"estimator": "simcse"}, {}),
     ("bm25_scope", "corpus", {"estimator": "none"}, {"estimator": "bm25"}),
     ("bm25_document_column", "code", {"estimator": "initial_model"}, {"estimator": "bm25"}),
+    ("dataset_name", "ann/rows", {"data_dir": "rows"}, {}),
     ("query_column", "question", {}, {"data_dir": "rows"}),
     ("code_column", "answer", {}, {"data_dir": "rows"}),
     ("id_column", "number", {}, {"data_dir": "rows"}),

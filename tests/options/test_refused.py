@@ -38,11 +38,11 @@ WORKS = """
     resume_from_checkpoint
 """.split()
 # Options some of whose values are refused: those of tests/test_bad_inputs.py.
-REFUSED_VALUES = {"accelerator_config", "fp16", "report_to"}
+REFUSED_VALUES = {"dataloader_persistent_workers", "accelerator_config", "fp16", "report_to"}
 # Options of evaluations by batches, of labels, tokens and kernels for other models: nothing here reads them.
 UNREAD = """
-    batch_eval_metrics include_for_metrics use_liger_kernel enable_jit_checkpoint dataloader_in_order
-    dataloader_persistent_workers prediction_loss_only eval_accumulation_steps eval_do_concat_batches
+    batch_eval_metrics use_liger_kernel enable_jit_checkpoint dataloader_in_order
+    eval_do_concat_batches
     eval_use_gather_object label_names length_column_name average_tokens_across_devices liger_kernel_config
 """.split()
 # Options that only `Trainer` deals with: neither read nor affected here.
@@ -92,6 +92,7 @@ def test_what_works_is_used_in_a_test(name):
 
 OTHER_VALUES = {
     "label_smoothing_factor": 0.1,
+    "include_for_metrics": ["loss"],
     "ddp_static_graph": True,
     "dispatch_batches": True,
 }

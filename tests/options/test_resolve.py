@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from refusals import refused
 
 from soft_trainer import BM25Estimator
 from soft_trainer.errors import UserError
@@ -79,3 +80,27 @@ def test_settings_without_an_effect_are_not_named(tmp_path):
     expected = {"loss": "soft_info_nce", "alpha": 1.5, "beta": 0.5, "temperature": 1.0, "floor": 0.1}
     assert plan.effective_loss == expected | {"cancel": "top_k", "cancel_k": 3}
     assert plan.effective_batches == {"negatives_per_query": 2, "negative_ratio": 0.95}
+
+
+def test_a_loss_without_negatives_promises_no_masks(tmp_path):
+    """What an own function can do is read from its signature."""
+    with refused("cancel=top_k: loss=own_losses:info_nce takes no `negatives`"):
+        resolve(args_of(tmp_path, loss="own_losses:info_nce", cancel="top_k"), BM25Estimator())
+    plan = resolve(args_of(tmp_path, loss="own_losses:info_nce"))
+    assert plan.effective_batches["duplicates"] == "not masked (`info_nce` takes no negatives)"
+    assert not plan.masks_duplicates and resolve(args_of(tmp_path)).masks_duplicates
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"save_steps": 20}, "save_steps=20: has no effect with save_strategy=epoch"),
+        ({"eval_steps": 20}, "eval_steps=20: has no effect with eval_strategy=no"),
+        ({"dataloader_persistent_workers": True, "dataloader_num_workers": 0}, "there are no workers"),
+        ({"seed": -1}, "seed=-1: must be 0 or more"),
+        ({"learning_rate": -1.0}, "learning_rate=-1: must be 0 or more"),
+    ],
+)
+def test_what_would_be_ignored_or_fail_late_is_refused(tmp_path, options, words):
+    with refused(words):
+        resolve(args_of(tmp_path, **options))

@@ -6,7 +6,14 @@ import pytest
 from refusals import refused
 
 from soft_trainer.cli.__main__ import run_command
-from soft_trainer.studies.report import by_method, choose_baseline, compare_with, find_runs, write_report
+from soft_trainer.studies.report import (
+    by_method,
+    choose_baseline,
+    compare_with,
+    find_runs,
+    results_table,
+    write_report,
+)
 
 GOOD = [1, 2, 1, 1] * 6
 BAD = [2, 4, 3, 1] * 6
@@ -85,3 +92,16 @@ def test_runs_that_cannot_be_read_are_named(make_run, tmp_path):
         find_runs([tmp_path / "nothing"])
     with refused("no finished run was found"):
         find_runs([unfinished])
+
+
+def test_encoders_that_begin_differently_have_a_row_each(make_run, tmp_path):
+    def results(mrr):
+        return {"test": {"untrained": {"mrr": mrr}, "trained": {"mrr": 0.9}}}
+
+    make_run("a", [1, 2], results=results(0.25))
+    make_run("b", [1, 2], results=results(0.25))
+    runs = by_method(find_runs([tmp_path / "outputs"])[0])
+    assert "untrained encoder of" not in results_table("test", runs, [], {})
+    make_run("c", [1, 2], results=results(0.75))
+    table = results_table("test", by_method(find_runs([tmp_path / "outputs"])[0]), [], {})
+    assert "untrained encoder of a" in table and "untrained encoder of c" in table and "0.75" in table

@@ -4,6 +4,7 @@ import copy
 import importlib
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from transformers import TrainerCallback
 
 from soft_trainer import BM25Estimator
 from soft_trainer.errors import UserError
-from soft_trainer.training.checkpoints import MARKER, identify, mark_complete, newest_complete
+from soft_trainer.training.checkpoints import MARKER, identify, mark_complete, newest_complete, saving_checkpoint
 
 
 @pytest.fixture
@@ -179,3 +180,18 @@ def test_other_weights_to_merge_with_are_named(trainer_of, model, tmp_path):
     described(trainer_of(merge_ratio=0.5), str(tmp_path))
     with pytest.raises(UserError, match="the weights to merge with changed"):
         described(trainer_of(merge_ratio=0.5, arguments={"model": other}), str(tmp_path))
+
+
+@pytest.mark.parametrize("error", [ValueError("a library's"), KeyboardInterrupt()])
+def test_no_error_leaves_half_a_checkpoint(tmp_path, error):
+    folder = tmp_path / "checkpoint-5"
+    folder.mkdir()
+    with pytest.raises(type(error)), saving_checkpoint(folder):
+        raise error
+    assert not folder.exists()
+
+
+def test_a_full_disk_is_one_line_whatever_torch_says(tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))
+    with pytest.raises(UserError, match="0 MiB are free there"), saving_checkpoint(tmp_path / "checkpoint-5"):
+        raise RuntimeError("basic_ios::clear: iostream error")
