@@ -39,8 +39,8 @@ def local_names(kinds: Iterable, options: Mapping[str, object]) -> dict[str, str
     """
     names = {}
     for reference in references(kinds, options):
-        if reference.kind == "code" and all(":" in value for value in reference.values):
-            continue  # a function or a class
+        if reference.kind == "code" and not any("/" in value or "\\" in value for value in reference.values):
+            continue  # a function, a class, or a folder here
         may_be_on_hub = reference.kind in ("rows", "encoder")
         shared = [shared_name(value, may_be_on_hub) for value in reference.values]
         names |= dict(zip(reference.values, shared, strict=True))

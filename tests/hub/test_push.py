@@ -9,6 +9,7 @@ from server import FINE_REPO, FINE_TOKEN, READ_TOKEN, WRITE_TOKEN
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.errors import UserError
 from soft_trainer.hub.push import check_push, later_command, push_folder
+from soft_trainer.options.declared import declared_options
 from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.places import PLACES, local_names
@@ -130,6 +131,35 @@ def test_relative_paths_and_file_urls_stay_here_too(here, folder, tmp_path, monk
     shared = json.loads(Path(hf_hub_download(REPO, "run.json", cache_dir=folder / ".cache")).read_text())
     assert shared["options"]["data_dir"] == "rows, new" and shared["options"]["eval_data_dir"] == "enc,x,lab/rows"
     assert shared["base_model"] == "enc" and shared["options"]["estimator_model"] == "teacher" and PLACES not in shared
+
+
+KINDS = (ModelArguments, DataArguments, TrainingOptions)
+PATHS = [name for kind in KINDS for name, each in declared_options(kind).items() if each.refers_to not in ("", "code")]
+PATHS += ["source_dir", "extra_source_dir"]
+FORMS = ("canary{}/end", "../canary{}/end", "file:///srv/canary{}/end", "~/canary{}/a, b/end/", "C:\\canary{}\\end")
+
+
+def test_no_form_of_a_path_in_any_option_is_pushed(here, folder, tmp_path, monkeypatch):
+    """Thirty names and more, one for each option that can hold a path and each form of a path."""
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    for number, form in enumerate(FORMS):
+        options = {name: form.format(f"{number}{name}") for name in PATHS}
+        for name in PATHS[:: number + 1]:
+            if form.startswith("canary"):
+                (work / options[name]).mkdir(parents=True)
+        if form.startswith("canary"):  # a relative path that is not there may be a name on the Hub
+            options = {name: value for name, value in options.items() if (work / value).is_dir()}
+        places = local_names(KINDS, options)
+        (folder / "run.json").write_text(
+            json.dumps({"options": options, "seen": list(options.values()), PLACES: places})
+        )
+        monkeypatch.chdir(tmp_path)
+        push_folder(folder, REPO, WRITE_TOKEN, path_in_repo=f"form-{number}")
+        monkeypatch.chdir(work)
+    assert here.holding("canary") == [] and here.holding("end") != []
+    assert len(PATHS) * len(FORMS) >= 30
 
 
 @pytest.mark.slow

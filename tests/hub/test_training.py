@@ -276,8 +276,12 @@ def test_an_adapter_then_the_merged_encoder_are_pushed_and_load_by_name(train, b
     assert "peft" not in card.data.tags and "with a merged LoRA adapter" in card.text
 
 
-def test_no_path_of_this_machine_is_pushed(train, base, data_dir, tmp_path):
+@pytest.mark.parametrize("relative", [False, True])
+def test_no_path_of_this_machine_is_pushed(train, base, data_dir, tmp_path, monkeypatch, relative):
     private = tmp_path / "kanarien"
+    if relative:
+        monkeypatch.chdir(tmp_path)
+        private = Path("kanarien")
     options = {"model_name_or_path": private / "base", "data_dir": private / "rows", "eval_data_dir": private / "rows"}
     shutil.copytree(base, options["model_name_or_path"])
     shutil.copytree(data_dir, options["data_dir"])
