@@ -19,6 +19,7 @@ from soft_trainer.encoders import hub_files, profiles
 from soft_trainer.encoders.adapters import has_adapter, import_peft, load_adapter, merge_adapter
 from soft_trainer.encoders.encoding import Encoder, check_dims
 from soft_trainer.encoders.hub_files import reading
+from soft_trainer.encoders.onnx_encoder import open_exported
 from soft_trainer.encoders.profiles import EncoderProfile, check_lengths
 from soft_trainer.encoders.static import StaticModel, is_static
 from soft_trainer.errors import UserError
@@ -33,6 +34,7 @@ def load_encoder(
     device: str | torch.device | None = None,
     trust_remote_code: bool = False,
     truncate_dim: int | None = None,
+    backend: str = "torch",
 ) -> Encoder:
     """Loads an encoder from a folder or the Hub, ready to encode queries and codes.
 
@@ -44,6 +46,8 @@ def load_encoder(
         trust_remote_code: whether to run code that comes with the model. Read it first.
         truncate_dim: the number of leading dimensions to keep, for an encoder that was trained for this. By default,
             the number in the sentence-transformers files, or all dimensions.
+        backend: "torch", or "onnx" for a folder that `soft-trainer export` has written to. The latter has the methods
+            `encode_queries`, `encode_codes` and `score`.
 
     Raises:
         UserError: the folder or repository does not exist, it has no tokenizer or no safetensors weights, a profile
@@ -56,9 +60,13 @@ def load_encoder(
         >>> codes = encoder.encode_codes(["def lines(path): return open(path).readlines()"])
         >>> encoder.score(queries, codes)  # Tensor[1, 1]
     """
+    if backend not in ("torch", "onnx"):
+        raise UserError(f"backend={backend!r}: use torch or onnx")
     name_or_path = _own_snapshot(name_or_path, revision, trust_remote_code) or name_or_path
     profile = profiles.resolve_profile(name_or_path, revision=revision)
     tokenizer = load_tokenizer(name_or_path, profile, revision, trust_remote_code)
+    if backend == "onnx":
+        return open_exported(name_or_path, tokenizer, profile, truncate_dim)
     model = load_model(name_or_path, profile, revision, trust_remote_code)
     if has_adapter(model):
         merge_adapter(model)

@@ -185,7 +185,10 @@ class CodeIndex(Searchable):
         with _disk_errors(self.index_dir), store.write_lock(self.index_dir, wait, store.ENCODING_LOCK) as held:
             if not held:
                 return
-            encoder = self._encoder(name, truncate_dim)
+            precision = None
+            if not asked or (model is None and name == self.model):
+                precision = self._precision
+            encoder = self._encoder(name, truncate_dim, precision)
             if wait or encoder.identity == self._embeddings.get("identity"):
                 vectors.embed_pieces(self.database, self.index_dir, encoder, progress)
                 self._keep(encoder)
@@ -249,7 +252,7 @@ class CodeIndex(Searchable):
         for _ in range(24):
             word = letters.choices("bcdfghjklmnpqrstvwxyz", k=letters.randint(3, 9))
             texts.append("".join(word))
-        embeddings = self._encoder(self.model, self.truncate_dim).queries(texts)
+        embeddings = self._encoder(self.model, self.truncate_dim, self._precision).queries(texts)
         similarity = [snapshot.similarity(embedding) for embedding in embeddings]
         return float(np.nanmax(similarity))
 
@@ -273,7 +276,12 @@ class CodeIndex(Searchable):
         """The state of the embeddings, such as their encoder's `identity`, or {} if there are none."""
         return store.get_meta(self.database, "vectors", {})
 
-    def _encoder(self, name: str, truncate_dim: int | None) -> vectors.SearchEncoder:
+    @property
+    def _precision(self) -> str:
+        """The precision of the embeddings; see `open_encoder`."""
+        return self._embeddings.get("precision", vectors.TORCH)
+
+    def _encoder(self, name: str, truncate_dim: int | None, precision: str | None) -> vectors.AnyEncoder:
         """Returns the encoder with this name or in this folder, and keeps it for the next call.
 
         It is loaded again if another process has embedded the index with newer weights from the same place.
@@ -282,9 +290,9 @@ class CodeIndex(Searchable):
             UserError: the encoder cannot be loaded.
         """
         known = self.encoders.get((name, truncate_dim, self._embeddings.get("identity")))
-        return known or self._keep(vectors.open_encoder(name, truncate_dim))
+        return known or self._keep(vectors.open_encoder(name, truncate_dim, precision))
 
-    def _keep(self, encoder: vectors.SearchEncoder) -> vectors.SearchEncoder:
+    def _keep(self, encoder: vectors.AnyEncoder) -> vectors.AnyEncoder:
         """Caches an encoder in memory until the embeddings change."""
         choice = encoder.name, encoder.truncate_dim, self._embeddings.get("identity")
         if choice not in self.encoders:  # another thread may be reading it
@@ -327,7 +335,7 @@ class CodeIndex(Searchable):
     def load_encoder(self) -> None:
         """Loads the index's encoder, which takes seconds. Raises UserError if it cannot be loaded."""
         if self.model is not None:
-            self._encoder(self.model, self.truncate_dim)
+            self._encoder(self.model, self.truncate_dim, self._precision)
 
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:
@@ -357,7 +365,7 @@ class CodeIndex(Searchable):
             return unknown
         name = snapshot.state["model"]
         try:
-            encoder = self._encoder(name, snapshot.state["truncate_dim"])
+            encoder = self._encoder(name, snapshot.state["truncate_dim"], self._precision)
             embedding = encoder.queries([query])[0]
             if encoder.identity != snapshot.state["identity"]:
                 raise UserError(f"{name} has changed; `{self.command('--model', name)}` encodes with it as it is now")

@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from soft_trainer.errors import UserError
+from soft_trainer.search.index.onnx import SAMPLE, OnnxSearchEncoder, open_onnx
 from soft_trainer.search.index.static import StaticSearchEncoder, static_folder
 from soft_trainer.search.index.store import get_meta, set_meta, transaction
 from soft_trainer.terminal import LINE_SECONDS, Progress, duration, print_on_main
@@ -91,8 +92,16 @@ class SearchEncoder:
         return self._comparable(self._encoder_of_codes.encode_codes(texts, known)).float().cpu().numpy()
 
 
-def open_encoder(name: str, truncate_dim: int | None = None) -> SearchEncoder | StaticSearchEncoder:
-    """Opens an encoder, given its folder or Hub name. A static encoder is opened without torch.
+AnyEncoder = SearchEncoder | StaticSearchEncoder | OnnxSearchEncoder
+TORCH = "torch"
+
+
+def open_encoder(name: str, truncate_dim: int | None = None, precision: str | None = None) -> AnyEncoder:
+    """Opens an encoder, given its folder or Hub name. A static or exported encoder is opened without torch.
+
+    Args:
+        precision: how the embeddings of an index were made: "torch", or the precision of the exported weights. None
+            means that no embeddings exist yet.
 
     Raises:
         UserError: the encoder cannot be loaded.
@@ -100,6 +109,10 @@ def open_encoder(name: str, truncate_dim: int | None = None) -> SearchEncoder | 
     folder = static_folder(name)
     if folder is not None:
         return StaticSearchEncoder(name, folder, truncate_dim)
+    if precision != TORCH:
+        exported = open_onnx(name, truncate_dim, precision)
+        if exported is not None:
+            return exported
     return SearchEncoder(name, truncate_dim)
 
 
@@ -117,6 +130,8 @@ def embed_pieces(database: sqlite3.Connection, index_dir: Path, encoder: SearchE
 
     Other processes and threads may change the index at the same time, but only one at a time may encode.
     """
+    if getattr(encoder, "undecided", False):
+        encoder.choose(_sample(database))
     state = _state_for(database, encoder)
     # The rows of all encoded texts by digest, including texts of files that have changed or disappeared.
     slots: dict[bytes, int] = {}
@@ -158,6 +173,7 @@ def _state_for(database: sqlite3.Connection, encoder: SearchEncoder) -> dict:
     """Returns the state of the embeddings, and deletes them all if the encoder or its dimensions have changed."""
     state = get_meta(database, "vectors", {})
     kept = {"model": encoder.name, "truncate_dim": encoder.truncate_dim, "identity": encoder.identity}
+    kept["precision"] = getattr(encoder, "precision", TORCH)
     if {key: state.get(key) for key in kept} != kept:
         example = encoder.codes(["def example(): pass"], ["python"])
         # A power of two scales embeddings to about length one, because half precision ends at 65,504.
@@ -171,6 +187,22 @@ def _state_for(database: sqlite3.Connection, encoder: SearchEncoder) -> dict:
             database.execute("DELETE FROM vectors")
             set_meta(database, "vectors", state)
     return state
+
+
+def _sample(database: sqlite3.Connection) -> list[str]:
+    """Returns pieces from all over the index, about as many as `SAMPLE`."""
+    (files,) = database.execute("SELECT count(*) FROM files").fetchone()
+    step = max(1, files // SAMPLE)
+    texts = []
+    for path, places, blob in database.execute("SELECT path, pieces, text FROM files JOIN contents ON file = id"):
+        step -= 1
+        if step:
+            continue
+        step = max(1, files // SAMPLE)
+        lines = zlib.decompress(blob).decode(errors="replace").split("\n")
+        for start, end, name in json.loads(places)[: 1 + SAMPLE // max(files, 1)]:
+            texts.append(embedded_text(path, name, "\n".join(lines[start - 1 : end])))
+    return texts[:SAMPLE]
 
 
 def vector_file(index_dir: Path, number: int) -> Path:

@@ -1,0 +1,33 @@
+"""Export an encoder to ONNX, which searches and other programs run without torch.
+
+soft-trainer export DIR --onnx
+soft-trainer export DIR --onnx --int8
+soft-trainer export USER/NAME --onnx --output_dir DIR
+
+It writes DIR/onnx/model.onnx, and with --int8 a smaller and faster model with weights of 8-bit integers.
+`SentenceTransformer(DIR, backend="onnx")` and `load_encoder(DIR, backend="onnx")` load them. An index exports its
+encoder itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from soft_trainer.errors import UserError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options."""
+    parser.add_argument("model", metavar="DIR", help="the encoder's folder, or with --output_dir a name on the Hub")
+    parser.add_argument("--onnx", action="store_true", help="export to ONNX, the only format so far")
+    parser.add_argument("--int8", action="store_true", help="also write weights of 8-bit integers")
+    parser.add_argument("--output_dir", help="folder in which to write onnx/ (default: the encoder's own)")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Writes the files."""
+    if not arguments.onnx:
+        raise UserError("export: name the format, --onnx")
+    from soft_trainer.encoders.onnx import export_onnx, print_exported  # imports torch, which takes seconds
+
+    print_exported(export_onnx(arguments.model, arguments.output_dir, arguments.int8))

@@ -1,0 +1,157 @@
+"""Exports encoders to ONNX, in the layout of `SentenceTransformer(DIR, backend="onnx")`, and loads them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import logging
+import tempfile
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from soft_trainer.encoders.encoding import Encoder
+from soft_trainer.encoders.loading import load_encoder
+from soft_trainer.encoders.onnx_encoder import FOLDER, NEEDS_EXTRA, session_settings
+from soft_trainer.encoders.onnx_session import FLOAT_FILE, INT8_FILE, OnnxSession, has_onnxruntime
+from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.encoders.static import is_static
+from soft_trainer.errors import UserError
+from soft_trainer.files import reporting_disk_errors
+from soft_trainer.terminal import print_on_main
+
+OPSET = 18
+TOLERANCE = 1e-3  # the largest difference of an exported encoder's embeddings, scaled to length one
+PROBES = ("sort a list", "def read(path):\n    return open(path).read()  # größer 'a  b'\n", "x", "a b c " * 400)
+
+
+def export_onnx(model: str | Path, output_dir: str | Path | None = None, int8: bool = False) -> list[Path]:
+    """Exports an encoder's transformer, from token ids to token vectors, as `onnx/model.onnx`.
+
+    Pooling, prompts and lengths stay in the files next to it, which sentence-transformers and this package read.
+
+    Args:
+        model: the encoder's folder, or a Hub name if `output_dir` is given.
+        output_dir: the folder in which to write `onnx/`. By default, the encoder's own.
+        int8: also write the weights as 8-bit integers, one scale per channel.
+
+    Returns:
+        The files.
+
+    Raises:
+        UserError: the extra `onnx` is missing, the encoder is static, reads data flow or has no fast tokenizer, its
+            exported embeddings differ from its own, or the folder cannot be written to.
+    """
+    folder = Path(output_dir or model)
+    if output_dir is None and not folder.is_dir():
+        raise UserError(f"{model}: no such folder; an encoder of the Hub needs --output_dir")
+    encoder = load_encoder(model, device="cpu")
+    check_exportable(encoder, str(model))
+    with reporting_disk_errors(folder):
+        (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".onnx-", dir=folder) as aside:
+            written = write_onnx(encoder, Path(aside), int8)
+            return [path.replace(folder / FOLDER / path.name) for path in written]
+
+
+def check_exportable(encoder: Encoder, name: str) -> None:
+    """Raises UserError if an encoder cannot be exported. The message says why."""
+    if not has_onnxruntime():
+        raise UserError(NEEDS_EXTRA)
+    if is_static(encoder.model.config):
+        raise UserError(f"{name}: a static encoder needs no export; it runs without torch as it is")
+    if encoder.profile.data_flow_length:
+        raise UserError(f"{name}: it reads data flow, which needs torch; --data_flow_length 0 trains one without")
+    if not encoder.tokenizer.is_fast:
+        raise UserError(f"{name}: its tokenizer has no tokenizer.json, so it needs transformers")
+
+
+def write_onnx(encoder: Encoder, folder: Path, int8: bool) -> list[Path]:
+    """Writes the ONNX files to a folder, and compares their embeddings with the encoder's. Returns the files.
+
+    Raises:
+        UserError: the model cannot be exported, or the embeddings differ by more than `TOLERANCE`.
+    """
+    path = folder / FLOAT_FILE
+    wrapped = _Transformer(encoder.model, encoder.profile).eval()
+    example = encoder.tokenizer(["sort a list", "x"], padding=True, return_tensors="pt")
+    axes = {name: {0: "batch", 1: "length"} for name in ("input_ids", "attention_mask", "last_hidden_state")}
+    if encoder.profile.pooling == "pooler":
+        axes["last_hidden_state"] = {0: "batch"}
+    attention = encoder.model.config._attn_implementation
+    encoder.model.set_attn_implementation("eager")  # tracing fixes the sizes that fused attention chooses by
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            # optimum exports only with transformers below 4.58. The newer exporter of torch takes 6 to 11 s for MiniLM
+            # instead of 0.7 s, needs onnxscript, and writes two files.
+            torch.onnx.export(
+                wrapped,
+                (example["input_ids"], example["attention_mask"]),
+                path,
+                input_names=["input_ids", "attention_mask"],
+                output_names=["last_hidden_state"],
+                dynamic_axes=axes,
+                opset_version=OPSET,
+                dynamo=False,
+            )
+    except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+        raise UserError(f"this model cannot be exported to ONNX: {str(error).splitlines()[0]}") from error
+    finally:
+        encoder.model.set_attn_implementation(attention)
+    check_embeddings(encoder, path)
+    if not int8:
+        return [path]
+    quantize(path, folder / INT8_FILE)
+    return [path, folder / INT8_FILE]
+
+
+def quantize(path: Path, target: Path) -> None:
+    """Writes a model with weights of 8-bit integers, and activations quantised as they come."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic  # an optional dependency
+
+    logger = logging.getLogger()
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # a hint for another kind of quantisation
+    try:
+        quantize_dynamic(path, target, per_channel=True, weight_type=QuantType.QInt8)
+    finally:
+        logger.setLevel(level)
+
+
+def check_embeddings(encoder: Encoder, path: Path) -> None:
+    """Raises UserError if an exported encoder's embeddings of `PROBES` differ from the encoder's own."""
+    session = OnnxSession(
+        path, encoder.tokenizer.backend_tokenizer, session_settings(encoder.tokenizer, encoder.profile)
+    )
+    for side, encode in (("query", encoder.encode_queries), ("code", encoder.encode_codes)):
+        own = dataclasses.replace(encoder, truncate_dim=None)
+        expected = getattr(own, encode.__name__)(list(PROBES)).cpu().numpy()
+        found = session.encode(PROBES, side)
+        largest = float((np.abs(found - expected).max(1) / np.linalg.norm(expected, axis=1)).max())
+        if not largest <= TOLERANCE:
+            raise UserError(f"the exported model's embeddings differ by {largest:.2g}, so it is not written")
+
+
+class _Transformer(nn.Module):
+    """The part of an encoder that is exported: token vectors, or the output of its pooler."""
+
+    def __init__(self, model: nn.Module, profile: EncoderProfile):
+        super().__init__()
+        self.model = model
+        self.output = "pooler_output" if profile.pooling == "pooler" else "last_hidden_state"
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Returns Tensor[B, L, d], or Tensor[B, d] from a pooler."""
+        return getattr(self.model(input_ids=input_ids, attention_mask=attention_mask), self.output)
+
+
+def print_exported(files: Sequence[Path]) -> None:
+    """Prints the files with their sizes."""
+    for path in files:
+        print_on_main(f"Written: {path}, {path.stat().st_size / 2**20:,.0f} MiB")
