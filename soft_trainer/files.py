@@ -30,6 +30,8 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 WHOLE_FILES = ("config.json", "model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json")
 ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
 MERGED_ADAPTER = "adapter"  # the subfolder for the adapter if the folder has the merged encoder
+# An export of the weights, which must not outlive them.
+ONNX_FILES = ("onnx/model.onnx", "onnx/model_qint8_*.onnx")
 WEIGHT_FILES = (*WHOLE_FILES, *ADAPTER_FILES, *(f"{MERGED_ADAPTER}/{name}" for name in ADAPTER_FILES))
 TOKENIZER_FILES = """
     tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json chat_template.jinja

@@ -14,7 +14,7 @@ from soft_trainer.encoders.adapters import check_apart_from_base, has_adapter, m
 from soft_trainer.encoders.loading import pooling_layer
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.static import is_static, saved_config, saved_tensors
-from soft_trainer.files import MERGED_ADAPTER, WEIGHT_FILES, reporting_disk_errors, write_json
+from soft_trainer.files import MERGED_ADAPTER, ONNX_FILES, WEIGHT_FILES, reporting_disk_errors, write_json
 
 
 def export_encoder(
@@ -57,8 +57,9 @@ def export_encoder(
                     place.parent.mkdir(exist_ok=True)
                     path.replace(place)
                     written.add(place)
-        # Otherwise, AutoModel would load an adapter onto weights that an earlier run left there.
-        for pattern in WEIGHT_FILES:
+        # Otherwise, AutoModel would load an adapter onto weights that an earlier run left there, and
+        # SentenceTransformer an export of them.
+        for pattern in (*WEIGHT_FILES, *ONNX_FILES):
             for path in {*folder.glob(pattern)} - written:
                 path.unlink()
     return folder

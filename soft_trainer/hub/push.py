@@ -23,6 +23,7 @@ from soft_trainer.files import (
     LISTED,
     MERGED_ADAPTER,
     NUMBERS,
+    ONNX_FILES,
     PROFILE_FILE,
     PUSHED_ROWS,
     RECORD,
@@ -48,7 +49,7 @@ NEVER_PUSHED = (*PICKLES, ".*", "*/.*", "*.tmp", "*__pycache__*")
 # may contain private source code.
 ENCODER_FILES = (
     *("README.md", EVAL_RESULTS, RECORD, NUMBERS, "train_results.json", "eval_results.json", PROFILE_FILE),
-    *(*WEIGHT_FILES, *TOKENIZER_FILES),
+    *(*WEIGHT_FILES, *ONNX_FILES, *TOKENIZER_FILES),
     *("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"),
     *("[0-9]_*/config.json", "[0-9]_*/model.safetensors"),
 )
@@ -150,7 +151,7 @@ def push_folder(
 def _replaced_files(folder: Path, repo_type: str) -> tuple[str, ...]:
     """Returns patterns for the files that a push replaces as a whole: weights, or a run's rows."""
     if repo_type == "model":
-        return (*WHOLE_FILES, *ADAPTER_FILES)
+        return (*WHOLE_FILES, *ADAPTER_FILES, *ONNX_FILES)
     if repo_type == "dataset" and folder.name == PUSHED_ROWS:  # other data sets may be pushed file by file
         return ROW_FILES
     return ()

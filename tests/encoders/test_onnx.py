@@ -1,0 +1,94 @@
+"""Exported encoders give the embeddings of their own folders."""
+
+import copy
+
+import pytest
+import torch
+from refusals import refused
+
+from soft_trainer.cli.__main__ import run_command
+from soft_trainer.encoders.adapters import add_lora
+from soft_trainer.encoders.export import export_encoder
+from soft_trainer.encoders.loading import load_encoder
+from soft_trainer.encoders.onnx import export_onnx
+from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
+from soft_trainer.options.model import ModelArguments
+
+pytest.importorskip("onnxruntime")
+pytestmark = pytest.mark.slow
+
+LENGTHS = {"query_length": 10, "code_length": 24}
+EXPORTED = {
+    "unixcoder": PROFILES["unixcoder"].replace(**LENGTHS),
+    "codebert": PROFILES["codebert"].replace(**LENGTHS),
+    "mean, cosine": EncoderProfile(query_prefix="query: ", score_function="cosine", score_scale=20.0, **LENGTHS),
+    "cls": EncoderProfile(pooling="cls", normalize=True, **LENGTHS),
+    "cls after the prompt": EncoderProfile(pooling="cls", query_prefix="query: ", include_prompt=False, **LENGTHS),
+    "mean after the prompt": EncoderProfile(query_prefix="query: ", include_prompt=False, **LENGTHS),
+    "last token": EncoderProfile(pooling="last_token", **LENGTHS),
+}
+TEXTS = ["  two spaces first", "def f(x):\n    return x", "much too long " * 30, "a </s> inside", "x"]
+
+
+def export(encoder, folder):
+    return export_encoder(encoder.model, encoder.tokenizer, encoder.profile, folder)
+
+
+def assert_equal(folder, tolerance=1e-4, **options):
+    """Compares the exported encoder in a folder with the one that torch runs."""
+    ours, theirs = load_encoder(folder, device="cpu", **options), load_encoder(folder, backend="onnx", **options)
+    for name in ("encode_queries", "encode_codes"):
+        found, expected = getattr(theirs, name)(TEXTS), getattr(ours, name)(TEXTS)
+        torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+    queries, codes = theirs.encode_queries(TEXTS), theirs.encode_codes(TEXTS)
+    torch.testing.assert_close(theirs.score(queries, codes), ours.score(queries, codes))
+
+
+@pytest.mark.parametrize("profile", EXPORTED.values(), ids=EXPORTED.keys())
+def test_an_exported_encoder_has_the_same_embeddings(profile, encoder_of, tmp_path):
+    folder = export(encoder_of(profile), tmp_path)
+    (file,) = export_onnx(folder)
+    assert file == folder / "onnx" / "model.onnx"
+    assert_equal(folder)
+    assert_equal(folder, truncate_dim=8)
+
+
+def test_a_merged_adapter_is_exported_and_new_weights_remove_the_old_export(encoder_of, tmp_path):
+    pytest.importorskip("peft")
+    encoder = encoder_of(EXPORTED["mean, cosine"])
+    add_lora(encoder.model, ModelArguments(lora_r=2), None)
+    with torch.no_grad():
+        for name, parameter in encoder.model.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(std=0.1)
+    folder = export_encoder(copy.deepcopy(encoder.model), encoder.tokenizer, encoder.profile, tmp_path, merge=True)
+    run_command(["export", str(folder), "--onnx"])
+    assert_equal(folder)
+    export(encoder_of(EXPORTED["mean, cosine"]), tmp_path)
+    assert not list(tmp_path.glob("onnx/*.onnx"))
+    with refused("no onnx/model.onnx; `soft-trainer export"):
+        load_encoder(folder, backend="onnx")
+
+
+def test_weights_of_8_bits_are_near(encoder_of, tmp_path):
+    folder = export(encoder_of(EXPORTED["mean, cosine"]), tmp_path)
+    export_onnx(folder, int8=True)
+    exact, near = load_encoder(folder, device="cpu").encode_codes(TEXTS), None
+    near = load_encoder(folder, backend="onnx").encode_codes(TEXTS)
+    assert not torch.equal(exact, near) and torch.cosine_similarity(exact, near).min() > 0.9
+
+
+def test_what_cannot_be_exported_says_why(encoder_of, tmp_path, monkeypatch):
+    graph = export(encoder_of(PROFILES["graphcodebert"].replace(**LENGTHS, data_flow_length=8)), tmp_path / "graph")
+    with refused("it reads data flow, which needs torch"):
+        export_onnx(graph)
+    with refused("an encoder of the Hub needs --output_dir"):
+        export_onnx("USER/NAME")
+    with refused("export: name the format, --onnx"):
+        run_command(["export", str(graph)])
+    with refused("backend='tf': use torch or onnx"):
+        load_encoder(graph, backend="tf")
+    plain = export(encoder_of(EXPORTED["cls"]), tmp_path / "plain")
+    monkeypatch.setattr("soft_trainer.encoders.onnx.has_onnxruntime", lambda: False)
+    with refused("ONNX needs the extra"):
+        export_onnx(plain)
