@@ -54,6 +54,7 @@ class StubEncoder(vectors.SearchEncoder):
 def stub(monkeypatch):
     """Replaces the encoder by the stub; returns the stub's class."""
     monkeypatch.setattr(vectors, "SearchEncoder", StubEncoder)
+    monkeypatch.setattr(vectors, "open_onnx", lambda *choice: None)
     StubEncoder.encoded, StubEncoder.weights, StubEncoder.code_side = [], 1.0, ""
     return StubEncoder
 
