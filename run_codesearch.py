@@ -89,9 +89,9 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, args: Training
         print_on_main(statistics_table(statistics, data_args.paper_language, complete=not data.sources))
     for line in unread_options([data_args, model_args], Values(data_args, model_args, args)):
         print_on_main(line)
-    files.take_over(args.do_train)
-    push_data(data.tables, data_args, args)
     trainer = build_trainer(model_args, data_args, args, data, profile, estimator, tokenizer)
+    files.take_over(args.do_train)  # as late as possible: an earlier run's files stay if this one cannot begin
+    push_data(data.tables, data_args, args)
     return trainer, Run(trainer, data, model_args, data_args, statistics, evaluation_sets, files)
 
 

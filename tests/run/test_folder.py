@@ -145,3 +145,6 @@ def test_a_run_that_takes_the_folder_over_leaves_nothing_of_the_earlier_one(scri
     }
     with refused("no ranks of valid"):
         ranks_of(tmp_path, "valid")
+    # A run that cannot begin removes nothing.
+    assert script(**tiny | again | {"seed": 8, "report_to": "nothing"}, output_dir=tmp_path)[0] == 2
+    assert ranks_of(tmp_path, "test")
