@@ -14,15 +14,12 @@ README = (Path(__file__).parents[1] / "README.md").read_text()
 
 def test_the_page_is_short_and_its_first_lines_show_how():
     assert len(README.split()) <= 950
-    top = "\n".join(README.splitlines()[:60])
-    for words in (
-        "accelerate launch run_codesearch.py --language ruby",
-        "```python",
-        "AutoModel.from_pretrained",
-        "push_to_hub",
-    ):
-        assert words in top
-    assert "No table of the paper was reproduced" in top
+    first = "\n".join(README.splitlines()[:60])
+    for words in ("soft-trainer search", "soft-trainer train --config quickstart", "## What training gains", "+0.011"):
+        assert words in first
+    for words in ("accelerate launch run_codesearch.py --language ruby", "AutoModel.from_pretrained", "push_to_hub"):
+        assert words in README
+    assert "No table of the paper was reproduced" in README
 
 
 @pytest.mark.slow
