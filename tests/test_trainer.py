@@ -240,7 +240,8 @@ def test_an_interruption_says_what_is_kept_and_how_to_go_on(trainer_of, from_com
     def interrupt(model):
         raise KeyboardInterrupt
 
-    trainer = trainer_of(max_steps=4, save_strategy=save_strategy, save_steps=1)
+    saving = {"save_strategy": save_strategy} | ({"save_steps": 1} if save_strategy == "steps" else {})
+    trainer = trainer_of(max_steps=4, **saving)
     trainer.add_callback(after_two_steps("on_step_begin", interrupt))
     if from_command:
         trainer.args.given = frozenset()

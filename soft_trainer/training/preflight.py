@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -205,8 +204,10 @@ def first_encoder(
     if arguments.get("compute_loss_func") is not None:
         raise UserError("compute_loss_func: is not called; choose a loss with args.loss, or override compute_loss")
     if make is not None:
-        arguments["model_init"] = partial(_made_model, make)
         model = _made_model(make)
+        # `Trainer` calls it at once. It then gets the model that exists already.
+        waiting = [model]
+        arguments["model_init"] = lambda trial=None: waiting.pop() if waiting else _made_model(make, trial)
     model, tokenizer, profile = given_encoder(model, tokenizer, profile)
     if tokenizer is None:
         raise UserError("processing_class: SoftInfoNCETrainer needs the encoder's tokenizer")
