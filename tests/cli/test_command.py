@@ -114,8 +114,6 @@ def test_the_version_and_without_a_command_the_overview(capsys):
         (["train", "quickstart"], "unexpected 'quickstart': a value follows the name of its option"),
         (["evaluate", "m", "--data-dir", "x"], "unknown option --data-dir; did you mean '--data_dir'?"),
         (["evaluate", "m", "--lexical", "maybe"], "argument --lexical: "),
-        (["simcse", "--temperature", "hot"], "simcse: was removed in version 0.2.0; use examples/simcse.py"),
-        (["weights", "--querry", "1"], "weights: was removed in version 0.2.0; use `soft-trainer report`"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else "",
 )

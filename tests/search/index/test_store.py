@@ -17,7 +17,8 @@ from soft_trainer.search.index import store
 WRITER = """
 import sys, time
 import numpy as np
-from soft_trainer.search import CodeIndex, updating, vectors
+from soft_trainer.search import CodeIndex
+from soft_trainer.search.index import updating, vectors
 updating.SEGMENT_POSTINGS, vectors.COMMIT_TEXTS = 300, 8
 class Stub(vectors.SearchEncoder):
     name, truncate_dim, identity = "stub", None, "stub"
@@ -27,6 +28,7 @@ class Stub(vectors.SearchEncoder):
         time.sleep(0.04)
         return self.queries(texts)
 vectors.SearchEncoder = Stub
+vectors.open_onnx = lambda *choice: None
 print("ready", flush=True)
 CodeIndex.build(sys.argv[1], sys.argv[2], model="stub")
 """
