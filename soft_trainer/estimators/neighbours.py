@@ -105,7 +105,7 @@ class LeftOut:
         return own_scores
 
     def contain(self, queries: np.ndarray, codes: np.ndarray) -> np.ndarray:
-        """Returns True where a code, int64[B, K], is left out for the query in the same row, bool[B, K]."""
+        """Returns a mask, bool[B, K], that is True where a code, int64[B, K], is excluded for the query in its row."""
         found = codes == self.own[queries][:, None]
         if self.answers is None:
             return found

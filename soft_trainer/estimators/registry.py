@@ -82,7 +82,7 @@ def _known(
 
 
 def _users_own(name: str):
-    """Creates a user's own estimator, given as `module:Class`. The class is called without arguments."""
+    """Creates a user-defined estimator from `module:Class`. The class is called without arguments."""
     own_class = import_reference("estimator", name)
     try:
         estimator = own_class()

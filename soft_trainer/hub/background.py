@@ -1,4 +1,4 @@
-"""Pushes a run's results: its rows as a data set, checkpoints in the background, and the output folder."""
+"""Pushes checkpoints in the background, and the output folder at the end. `dataset.py` pushes rows."""
 
 from __future__ import annotations
 

@@ -246,7 +246,7 @@ class CodeIndex(Searchable):
         return shlex.join(["soft-trainer", "index", self.folder, *place, *options])
 
     def noise(self, snapshot: Snapshot) -> float:
-        """Returns the highest similarity of any piece to meaningless random letters."""
+        """Returns the highest similarity that any piece reaches to random letters, which mean nothing."""
         letters = random.Random(0)
         texts = []
         for _ in range(24):

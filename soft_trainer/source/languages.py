@@ -1,6 +1,6 @@
 """Describes each language for mining and search.
 
-A new language needs an entry in `SOURCE_LANGUAGES`, its grammar in `GRAMMARS` in `dataflow/source.py`, and the package
+A new language needs an entry in `SOURCE_LANGUAGES`, its grammar in `GRAMMARS` in `source/grammars.py`, and the package
 of the grammar in `setup.cfg`.
 """
 

@@ -51,7 +51,7 @@ def readable(source: bytes | str, path: str, strict: bool = False) -> bytes | st
 
     Args:
         source: the bytes of the file, or the reason why they were not read. A reason is returned unchanged.
-        path: the path of the file. Its extension tells code from prose.
+        path: the path of the file. Its extension distinguishes code from prose.
         strict: True to accept only hand-written files in UTF-8, as mining does.
     """
     if isinstance(source, str):

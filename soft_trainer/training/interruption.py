@@ -1,4 +1,4 @@
-"""Saves a checkpoint on SIGTERM, and says after Ctrl-C how to continue."""
+"""Saves a checkpoint on SIGTERM, and explains after Ctrl-C how to resume."""
 
 from __future__ import annotations
 

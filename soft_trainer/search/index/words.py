@@ -72,7 +72,7 @@ for _ending, _least in _ENDINGS:
 
 @lru_cache(maxsize=200_000)
 def stem(word: str) -> str:
-    """Removes a word's endings: `validates`, `validating`, `validator` and `validation` all become `valid`.
+    """Reduces a word to its stem: `validates`, `validating`, `validator` and `validation` all become `valid`.
 
     The stem need not be a word. It only has to be the same for all forms of a word. A published stemmer in Python
     takes ten times as long.
