@@ -3,8 +3,8 @@
 python benchmarks/onnx_search.py speed ENCODER DATA_DIR
 python benchmarks/onnx_search.py quality ENCODER DATA_DIR
 
-ENCODER is a folder, DATA_DIR has CodeSearchNet files. Each way of running the encoder is measured in a process of its
-own with the same pieces. Run it alone on the machine.
+ENCODER is a folder, DATA_DIR has CodeSearchNet files. Each way of running the encoder is measured in a separate
+process with the same pieces. Run it alone on the machine.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def quality(way: str, encoder: str, folder: Path) -> dict:
 
 
 def main() -> None:
-    """Measures every way in a process of its own, and prints the table."""
+    """Measures each way in a separate process, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("speed", "quality"))
     parser.add_argument("encoder")

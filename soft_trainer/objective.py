@@ -34,7 +34,7 @@ NEED_SIMILARITY = {"cancel": "none", "distill_weight": 0}
 
 
 class AnswerRows:
-    """Gives each right answer of each query a row of its own.
+    """Gives each right answer of each query a separate row.
 
     Args:
         positives: LongTensor[B], the column of each query's own code.

@@ -127,12 +127,19 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
-def nearest(name, known: Iterable[str], otherwise: str = "--help lists them all") -> str:
-    """Returns the end of a message about an unknown name: the closest known name, or else the text `otherwise`."""
-    near = difflib.get_close_matches(str(name), list(known), n=1)
-    if near:
-        return f"; did you mean {near[0]!r}?"
-    return f"; {otherwise}"
+def nearest(name, known: Iterable[str], otherwise: str = "--help lists them all", number: int = 1) -> str:
+    """Returns the end of a message about an unknown name: the closest known names, or else the text `otherwise`.
+
+    Args:
+        number: the maximum number of names. With more than one, `otherwise` follows them.
+    """
+    near = difflib.get_close_matches(str(name), list(known), n=number)
+    if not near:
+        return f"; {otherwise}"
+    suggestion = f"; did you mean {' or '.join(map(repr, near))}?"
+    if number == 1:
+        return suggestion
+    return f"{suggestion} {otherwise[0].upper()}{otherwise[1:]}"
 
 
 TRACEBACK = "SOFT_TRAINER_TRACEBACK"  # the environment variable that shows where an error came from

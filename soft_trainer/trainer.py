@@ -50,7 +50,7 @@ from soft_trainer.training.defaults import apply_default_options
 from soft_trainer.training.finite import FiniteGuard, OverflowCounter
 from soft_trainer.training.gradient_cache import cached_backward
 from soft_trainer.training.prepared_rows import PreparedRows, prepare_rows, train_loader
-from soft_trainer.training.reporting import ProgressLines, banner, warnings_of
+from soft_trainer.training.reporting import ProgressLines, ResumeLine, banner, warnings_of
 from soft_trainer.training.sampler import EpochDataLoader, data_seed
 from soft_trainer.training.saving import SavingTrainer
 
@@ -140,12 +140,17 @@ class SoftInfoNCETrainer(SavingTrainer):
         if self.accelerator.scaler:
             self._overflows = OverflowCounter(lambda: self.accelerator.scaler)
             self.add_callback(self._overflows)
-        if args.disable_tqdm or not shows_bars():
+        self._show_progress()
+        self._bind_estimator()
+        self.resolve()
+
+    def _show_progress(self) -> None:
+        """Adds a line for a resumed training, and lines in place of progress bars where there is no terminal."""
+        self.add_callback(ResumeLine(lambda: self._checkpoint))
+        if self.args.disable_tqdm or not shows_bars():
             for bar in (PrinterCallback, ProgressCallback):
                 self.remove_callback(bar)
             self.add_callback(ProgressLines(lambda: self._guard.mean_loss()))
-        self._bind_estimator()
-        self.resolve()
 
     def _bind_estimator(self) -> None:
         """Gives the encoder to the estimator, whose defaults may depend on it."""

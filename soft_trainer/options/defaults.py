@@ -12,6 +12,8 @@ from soft_trainer.options.recipes import RECIPES, read_recipe
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main
 
+SCRATCH_RATE = 1e-3
+STATIC_RATE = 3e-3  # chosen on valid in benchmarks/static_study.md
 RECIPE = "hard_batches.yaml"
 DISTILLED_RECIPE = "distilled.yaml"
 
@@ -27,8 +29,9 @@ def apply_default_recipe(
 
     `recipes/distilled.yaml` helps an encoder that `soft-trainer distil` made, if its teacher can be loaded.
     `recipes/hard_batches.yaml` helps other pretrained encoders that have sentence-transformers files and cosine
-    scores. Such an encoder can find and weight similar rows before it is trained. Options that were given keep their
-    values. A run that sets any option for batches or weights keeps the usual defaults, and so do all other encoders.
+    scores. Such an encoder can find and weight similar rows before it is trained. Other static encoders, and encoders
+    from scratch, get a higher learning rate. Options that were given keep their values. A run that sets any option
+    for batches or weights keeps the usual defaults, and so do all other encoders.
 
     Args:
         model: the folder or Hub name of the pretrained encoder, or None for an encoder from scratch.
@@ -38,18 +41,31 @@ def apply_default_recipe(
     chosen = any(name in declared and declared[name].group in ("weights", "batches") for name in given)
     # In Python, `train` trains, whatever the parts of a run are.
     measures = not args.do_train and hasattr(args, "given")
-    if not model or measures or chosen or profile.score_function != "cosine":
-        return
-    if repository_file(model, "modules.json", revision) is None:
-        return
-    teacher = loadable_teacher(profile)
+    suits = model and not measures and not chosen and profile.score_function == "cosine"
+    suits = suits and repository_file(model, "modules.json", revision) is not None
+    teacher = None
+    if suits:
+        teacher = loadable_teacher(profile)
     if teacher is not None:
         values = read_recipe(RECIPES / DISTILLED_RECIPE) | {"estimator_model": teacher}
         options = _set_options(values, (data_args, args), given)
         print_on_main(f"This encoder learns from its teacher by default: {options}. --estimator none turns it off.")
-    elif args.per_device_train_batch_size * args.world_size >= 2 * args.group_size:
+    elif profile.name == "static" or model is None:
+        if not measures and "learning_rate" not in given:
+            _set_rate(args, profile)
+    elif suits and args.per_device_train_batch_size * args.world_size >= 2 * args.group_size:
         options = _set_options(read_recipe(RECIPES / RECIPE), (data_args, args), given)
         print_on_main(f"This encoder gets hard batches by default: {options}. --estimator bm25 turns them off.")
+
+
+def _set_rate(args: SoftInfoNCETrainingArguments, profile: EncoderProfile) -> None:
+    """Sets the learning rate of an encoder that 2e-5 would leave as it is, and prints it."""
+    args.learning_rate = SCRATCH_RATE
+    kind = "An encoder from scratch"
+    if profile.name == "static":
+        args.learning_rate = STATIC_RATE
+        kind = "A static encoder"
+    print_on_main(f"{kind} gets --learning_rate {args.learning_rate:g} by default.")
 
 
 def loadable_teacher(profile: EncoderProfile) -> str | None:

@@ -349,7 +349,9 @@ class TrainingOptions(SoftInfoNCEOptions):
     overwrite: bool = not_in_results(
         False, "Write into an output folder that contains the results of another run.", evaluation=True
     )
-    per_device_train_batch_size: int = training_option(32, "Batch size per process, in pairs.")
+    per_device_train_batch_size: int = training_option(
+        32, "Batch size per process, in pairs.", aliases=("batch_size",)
+    )
     per_device_eval_batch_size: int = not_in_results(
         64, "Texts that each process encodes at once in evaluation.", evaluation=True
     )
@@ -360,7 +362,9 @@ class TrainingOptions(SoftInfoNCEOptions):
     disable_tqdm: bool | None = not_in_results(
         None, "Print lines instead of progress bars. Default: only without a terminal.", evaluation=True
     )
-    learning_rate: float = training_option(2e-5, "Peak learning rate of AdamW.")
+    learning_rate: float = training_option(
+        2e-5, "Peak learning rate of AdamW. From scratch 1e-3, and for static encoders 3e-3.", aliases=("lr",)
+    )
     num_train_epochs: float = training_option(10.0, "Passes over the training rows.", aliases=("epochs",))
     train_sampling_strategy: str = option(
         "random",

@@ -87,7 +87,7 @@ def _checked_recipe(options: Mapping, actions: Mapping, place: str) -> dict:
     checked = {}
     for key, value in options.items():
         if key not in actions:
-            raise UserError(f"{place}unknown option {key!r}{nearest(key, actions)}")
+            raise UserError(f"{place}unknown option {key!r}{_near(key, actions)}")
         if isinstance(value, list) and actions[key].nargs is None:
             value = ",".join(map(_word, value))
         checked[key] = value
@@ -98,7 +98,12 @@ def _refuse_word(word: str, actions: Mapping) -> None:
     """Raises UserError for an unexpected argument on the command line. The message suggests a similar option."""
     if not word.startswith("-"):
         raise UserError(f"unexpected {word!r}: a value follows the name of its option, as in --config quickstart")
-    raise UserError(f"unknown option {word}{nearest(word.lstrip('-'), actions)}")
+    raise UserError(f"unknown option {word}{_near(word.lstrip('-'), actions)}")
+
+
+def _near(name: str, actions: Mapping) -> str:
+    """Returns the end of a message about an unknown option."""
+    return nearest(name, actions, "--help_all lists all options", number=3)
 
 
 class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):

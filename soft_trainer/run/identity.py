@@ -118,7 +118,7 @@ def _tree(root: Path, apart: str | os.PathLike | None) -> str:
 
 
 def launched_with(launcher: str) -> dict[str, str]:
-    """Returns a launcher's command, on which the number of processes depends, and the content of its own files."""
+    """Returns a launcher's command, which decides the number of processes, and the content of the files it names."""
     found = {"launcher": launcher}
     files = [word for word in shlex.split(launcher)[1:] if os.path.isfile(word)]
     if files:

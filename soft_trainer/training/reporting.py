@@ -186,6 +186,23 @@ def warnings_of(args: TrainingArguments, plan: Plan, encoder: EncoderProfile, mo
     return warnings
 
 
+class ResumeLine(TrainerCallback):
+    """Prints the checkpoint that training resumes from, with its step.
+
+    Args:
+        checkpoint: returns the checkpoint's folder, or None.
+    """
+
+    def __init__(self, checkpoint: Callable[[], str | None]):
+        self._checkpoint = checkpoint
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Prints the line, if training resumes."""
+        if self._checkpoint():
+            step = f"step {state.global_step:,} of {state.max_steps:,}"
+            print_on_main(f"Resuming from {self._checkpoint()}, {step}")
+
+
 class ProgressLines(TrainerCallback):
     """Prints step, loss, speed and remaining time at most every ten seconds, and metrics after each evaluation.
 

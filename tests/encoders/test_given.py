@@ -1,4 +1,4 @@
-"""What the trainer takes as its encoder and its rows."""
+"""The trainer takes encoders by name or object, and rows with the usual columns."""
 
 import pytest
 from datasets import Dataset

@@ -1,4 +1,4 @@
-"""Exported encoders give the embeddings of their own folders."""
+"""Exported encoders give the same embeddings as their folders."""
 
 import copy
 

@@ -91,18 +91,28 @@ def test_a_distilled_encoder_learns_from_its_teacher_and_a_line_says_so(options_
     given = {"distill_weight": 1.0, "num_train_epochs": 2}
     words = ("--distill_weight", "1.0", "--epochs", "2")
     assert options_after(*words, model=static, names=expected) == expected | given
-    assert options_after("--estimator", "none", model=static)["learning_rate"] == 2e-5
+    own_choice = options_after("--estimator", "none", model=static)
+    assert (own_choice["learning_rate"], own_choice["num_train_epochs"]) == (3e-3, 10)
 
 
 def test_a_teacher_that_is_gone_or_has_changed_is_not_used(options_after, static, teacher, encoder_dir, capsys):
     weights = load_file(teacher / "model.safetensors")
     name = next(iter(weights))
     save_file(weights | {name: weights[name] + 1}, teacher / "model.safetensors", metadata={"format": "pt"})
-    assert options_after(model=static) == CHOSEN
+    left = options_after(model=static)
+    assert (left["learning_rate"], left["train_sampling_strategy"], left["weighting"]) == (3e-3, "random", "eq4")
     assert f"because {teacher} has changed since; to use it anyway" in capsys.readouterr().err
     shutil.rmtree(teacher)
-    assert options_after(model=static) == CHOSEN
+    assert options_after(model=static) == left
     assert "trains without its teacher, which cannot be loaded" in capsys.readouterr().err
+
+
+def test_an_encoder_from_scratch_gets_a_rate_that_moves_it(options_after, capsys):
+    scratch = ("--from_scratch", "32x1")
+    assert options_after(*scratch, model=None)["learning_rate"] == 1e-3
+    assert "An encoder from scratch gets --learning_rate 0.001 by default." in capsys.readouterr().err
+    assert options_after(*scratch, "--lr", "1e-4", model=None)["learning_rate"] == 1e-4
+    assert options_after("--from_scratch", "32x0", model=None)["learning_rate"] == 3e-3
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.options.declared import declared_options
 from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.options.parse import make_parser, parse, short_help
+from soft_trainer.options.parse import OF_A_RUN, make_parser, parse, short_help
 from soft_trainer.options.recipes import read_recipe
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import exit_on_user_error, one_line_errors
@@ -242,3 +242,14 @@ def test_help_all_lists_the_options_of_transformers_too(capsys):
 def test_a_training_has_few_options_of_its_own():
     kinds = (ModelArguments, DataArguments, TrainingOptions)
     assert sum(len(declared_options(kind)) for kind in kinds) <= 85
+
+
+def test_an_unknown_option_lists_the_nearest_names():
+    with refused("unknown option --learning_rat; did you mean 'learning_rate'", "--help_all lists all options"):
+        parse(OF_A_RUN, ["--learning_rat", "1"])
+
+
+@pytest.mark.parametrize("alias, name", [("lr", "learning_rate"), ("batch_size", "per_device_train_batch_size")])
+def test_short_names_of_common_options(alias, name):
+    *_, args = parse(OF_A_RUN, [f"--{alias}", "1"])
+    assert getattr(args, name) == 1 and name in args.given

@@ -83,7 +83,7 @@ def test_settings_without_an_effect_are_not_named(tmp_path):
 
 
 def test_a_loss_without_negatives_promises_no_masks(tmp_path):
-    """What an own function can do is read from its signature."""
+    """The signature of an own function says what it can do."""
     with refused("cancel=top_k: loss=own_losses:info_nce takes no `negatives`"):
         resolve(args_of(tmp_path, loss="own_losses:info_nce", cancel="top_k"), BM25Estimator())
     plan = resolve(args_of(tmp_path, loss="own_losses:info_nce"))

@@ -1,4 +1,4 @@
-"""What a run depends on, against its readers: a change is refused by name, or it may change for a reason."""
+"""All that a run depends on, against its readers: a change is refused by name, or it may change for a reason."""
 
 import pytest
 from git_repositories import Repository

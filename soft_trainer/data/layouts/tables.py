@@ -128,7 +128,7 @@ def row_files(source: Path) -> list[tuple[Path, str]]:
 
 
 def _check_no_copies(files: Sequence[tuple[Path, str]], named: bool) -> None:
-    """Raises UserError if two files seem to have the same rows: both named for a split, or alike but for the format.
+    """Raises UserError if two files seem to have the same rows: both named for a split, or equal but for the format.
 
     Args:
         named: whether the names of the files say which split they belong to.
