@@ -4,10 +4,10 @@
 # ///
 """Reads a trained encoder in LangChain and LlamaIndex, which load its folder with sentence-transformers.
 
-    uv run examples/langchain_llamaindex.py MODEL "sort a list" "def f(xs): return sorted(xs)" "def g(): exit()"
+    python examples/langchain_llamaindex.py MODEL "sort a list" "def f(xs): return sorted(xs)" "def g(): exit()"
 
-They need huggingface_hub below 2, and soft-trainer needs 2.4. Give them an environment without soft-trainer, as
-`uv run` does: a folder that soft-trainer saved needs none of its code.
+They need huggingface_hub below 2, and soft-trainer needs 2.4. Give them an environment without soft-trainer:
+a folder that soft-trainer saved needs none of its code.
 """
 
 import sys

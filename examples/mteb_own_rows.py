@@ -4,7 +4,7 @@
 # ///
 """Measures an encoder with mteb on your own rows.
 
-    uv run examples/mteb_own_rows.py MODEL ROWS
+    python examples/mteb_own_rows.py MODEL ROWS
 
 ROWS is anything that `soft_trainer.load_rows` reads: a folder, a file, a data set on the Hub. Every query of test is
 ranked against the whole corpus. Change `OwnRows` to measure other queries, corpora or grades.

@@ -4,7 +4,7 @@
 # ///
 """Weighs negatives with your own estimator: codes that share names with a query's own code count less.
 
-    uv run examples/own_estimator.py ROWS outputs/names
+    python examples/own_estimator.py ROWS outputs/names
 
 In the shell: `soft-trainer train --data_dir ROWS --estimator own_estimator:SharedNames`, in this folder.
 """

@@ -4,7 +4,7 @@
 # ///
 """Trains with your own loss and your own weights.
 
-    uv run examples/own_loss.py ROWS outputs/softplus
+    python examples/own_loss.py ROWS outputs/softplus
 
 In the shell, in this folder:
 

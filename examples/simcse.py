@@ -4,7 +4,7 @@
 # ///
 """Trains the sentence encoder of the SimCSE estimator with sentence-transformers' own trainer.
 
-    uv run examples/simcse.py ROWS OUTPUT_DIR
+    python examples/simcse.py ROWS OUTPUT_DIR
     soft-trainer train --estimator simcse --estimator_model OUTPUT_DIR ...
 
 ROWS is anything that `soft_trainer.load_rows` reads; several, comma-separated, are joined. Every query is its own

@@ -4,7 +4,7 @@
 # ///
 """Fine-tunes an encoder on a CSV with the columns `question` and `answer`, and finds answers with it.
 
-uv run examples/train_csv.py pairs.csv outputs/csv --model sentence-transformers/all-MiniLM-L6-v2
+python examples/train_csv.py pairs.csv outputs/csv --model sentence-transformers/all-MiniLM-L6-v2
 """
 
 import argparse

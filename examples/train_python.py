@@ -4,7 +4,7 @@
 # ///
 """Trains with your own arguments, callback and metrics, as with any `transformers.Trainer`.
 
-uv run examples/train_python.py ROWS outputs/python --model microsoft/unixcoder-base
+python examples/train_python.py ROWS outputs/python --model microsoft/unixcoder-base
 """
 
 import argparse

@@ -4,7 +4,7 @@
 # ///
 """Exports the embeddings of a corpus to FAISS and to Qdrant, and searches both.
 
-uv run examples/vector_stores.py MODEL ROWS OUTPUT_DIR "sort a list"
+python examples/vector_stores.py MODEL ROWS OUTPUT_DIR "sort a list"
 """
 
 import argparse

@@ -9,3 +9,8 @@ class UserError(ValueError):
 
 
 SetupError = UserError
+
+
+def extra_needed(what: str, extra: str) -> str:
+    """Returns the message for a missing optional dependency, with a command that works in a clone."""
+    return f"{what} needs the extra: pip install -c constraints.txt -e '.[{extra}]'"

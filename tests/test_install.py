@@ -72,3 +72,22 @@ def test_lowest_takes_the_lower_bounds(required, tmp_path):
     bounds = {requirement.name: str(requirement.specifier).removeprefix(">=") for requirement in required}
     assert f"torch=={bounds['torch']}" in lines and f"peft=={bounds['peft']}" in lines
     assert len(lines) == len((ROOT / "constraints.txt").read_text().splitlines())
+
+
+def test_every_line_that_installs_an_extra_works_in_a_clone():
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    extras = set(config["options.extras_require"])
+    places = [
+        *ROOT.glob("soft_trainer/**/*.py"),
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("*.md"),
+        *ROOT.glob("examples/*"),
+    ]
+    found = set()
+    for path in places:
+        if path.is_file():
+            text = path.read_text(errors="replace")
+            assert "pip install 'soft-trainer" not in text and "pip install soft-trainer" not in text, path
+            found.update(re.findall(r"pip install -c constraints.txt -e '\.\[(\w+)\]'", text))
+    assert found - {"test"} and found <= extras

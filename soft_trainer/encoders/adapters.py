@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from soft_trainer.encoders.hub_files import lasting_name, reading, repository_file
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, extra_needed
 from soft_trainer.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
 PREFIX = "base_model.model."  # peft puts it before the name of every weight in a file
@@ -24,7 +24,7 @@ def import_peft():
     try:
         import peft
     except ImportError as error:
-        raise UserError("LoRA needs the extra: pip install 'soft-trainer[lora]'") from error
+        raise UserError(extra_needed("LoRA", "lora")) from error
     return peft
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from soft_trainer.encoders.encoding import prompt_length, score
 from soft_trainer.encoders.onnx_session import FLOAT_FILE, INT8_FILE, OnnxSession, has_onnxruntime
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, extra_needed
 
 FOLDER = "onnx"
-NEEDS_EXTRA = "ONNX needs the extra: pip install -c constraints.txt -e '.[onnx]'"
+NEEDS_EXTRA = extra_needed("ONNX", "onnx")
 
 
 def session_settings(tokenizer, profile: EncoderProfile) -> dict[str, object]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, extra_needed
 from soft_trainer.source.source_files import MAX_DEPTH, MAX_FILE_BYTES, decoded
 
 try:
@@ -31,7 +31,7 @@ def open_repository(path: str | os.PathLike[str]) -> pygit2.Repository:
             commit.
     """
     if pygit2 is None:
-        raise UserError("history needs the extra: pip install 'soft-trainer[history]'")
+        raise UserError(extra_needed("history", "history"))
     before = pygit2.settings.owner_validation
     # The validation protects programs that obey a repository's settings. This one ignores them.
     pygit2.settings.owner_validation = False

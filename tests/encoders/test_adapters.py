@@ -171,7 +171,7 @@ def test_damaged_and_missing_weights_of_an_adapter(folder):
 def test_without_peft_one_line_names_the_extra(adapted, folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     for call in (lambda: load_encoder(folder), lambda: add_lora(adapted, ModelArguments(lora_r=4))):
-        with refused("pip install 'soft-trainer[lora]'"):
+        with refused("pip install -c constraints.txt -e '.[lora]'"):
             call()
 
 

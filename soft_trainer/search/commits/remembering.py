@@ -97,6 +97,8 @@ def remember(
     if not store.get_meta(database, "history", True):
         forget(database)
         return []
+    if git.pygit2 is None:
+        return ["Commits are not used: pip install -c constraints.txt -e '.[history]'"]
     problems = []
     try:
         read_commits(database, *place, tip, progress)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 
 import soft_trainer
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, extra_needed
 from soft_trainer.search.ranking.results import SearchResult, check_query
 from soft_trainer.search.serving.served_index import ServedIndex
 
@@ -28,7 +28,7 @@ def tool_server(served: ServedIndex):
         from mcp.server.mcpserver.tools import Tool
         from mcp.types import ToolAnnotations
     except ImportError as error:
-        raise UserError("--mcp needs the extra: pip install 'soft-trainer[mcp]'") from error
+        raise UserError(extra_needed("--mcp", "mcp")) from error
     tools = []
     for function in (*_searches(served), _reader(served)):
         hints = ToolAnnotations(read_only_hint=True, open_world_hint=False)

@@ -123,7 +123,7 @@ def test_the_tools_say_that_they_only_read(tree):
 
 def test_the_extra_is_named_where_it_is_missing(tree, monkeypatch):
     monkeypatch.setitem(sys.modules, "mcp.server", None)
-    with pytest.raises(UserError, match=r"soft-trainer\[mcp\]"):
+    with pytest.raises(UserError, match=r"-e '\.\[mcp\]'"):
         tools.tool_server(ServedIndex(CodeIndex.build(tree)))
 
 
