@@ -31,7 +31,7 @@ def apply_default_recipe(
     `recipes/hard_batches.yaml` helps other pretrained encoders that have sentence-transformers files and cosine
     scores. Such an encoder can find and weight similar rows before it is trained. Other static encoders, and encoders
     from scratch, get a higher learning rate. Options that were given keep their values. A run that sets any option
-    for batches or weights keeps the usual defaults, and so do all other encoders.
+    for batches or weights gets no recipe, and neither do all other encoders.
 
     Args:
         model: the folder or Hub name of the pretrained encoder, or None for an encoder from scratch.

@@ -363,7 +363,7 @@ class TrainingOptions(SoftInfoNCEOptions):
         None, "Print lines instead of progress bars. Default: only without a terminal.", evaluation=True
     )
     learning_rate: float = training_option(
-        2e-5, "Peak learning rate of AdamW. From scratch 1e-3, and for static encoders 3e-3.", aliases=("lr",)
+        2e-5, "Peak learning rate of AdamW. With --from_scratch 1e-3, for static encoders 3e-3.", aliases=("lr",)
     )
     num_train_epochs: float = training_option(10.0, "Passes over the training rows.", aliases=("epochs",))
     train_sampling_strategy: str = option(

@@ -103,7 +103,8 @@ def _refuse_word(word: str, actions: Mapping) -> None:
 
 def _near(name: str, actions: Mapping) -> str:
     """Returns the end of a message about an unknown option."""
-    return nearest(name, actions, "--help_all lists all options", number=3)
+    names = [known for known in actions if "-" not in known]  # the parser knows --learning-rate too
+    return nearest(str(name).replace("-", "_"), names, "--help_all lists all options", number=3)
 
 
 class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):

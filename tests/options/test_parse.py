@@ -245,7 +245,9 @@ def test_a_training_has_few_options_of_its_own():
 
 
 def test_an_unknown_option_lists_the_nearest_names():
-    with refused("unknown option --learning_rat; did you mean 'learning_rate'", "--help_all lists all options"):
+    with refused(
+        "unknown option --learning_rat; did you mean 'learning_rate' or 'merge_ratio'", "--help_all lists all options"
+    ):
         parse(OF_A_RUN, ["--learning_rat", "1"])
 
 
