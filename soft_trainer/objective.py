@@ -16,7 +16,7 @@ from torch import Tensor
 from soft_trainer import choices, losses, weights
 from soft_trainer.comparisons import Comparison, GlobalPairs
 from soft_trainer.errors import UserError
-from soft_trainer.identity import function_fingerprint, own_code
+from soft_trainer.fingerprints import function_fingerprint, own_code
 from soft_trainer.weights import (
     cancel_above_ratio,
     cancel_top_k,

@@ -17,7 +17,7 @@ from datasets import Dataset, load_from_disk
 from git_repositories import grown
 
 import soft_trainer
-from soft_trainer import identity
+from soft_trainer import fingerprints
 from soft_trainer.data import array_cache, filtering, tokens
 from soft_trainer.data.judgments import Split
 from soft_trainer.data.layouts import codesearchnet, tables
@@ -26,7 +26,7 @@ from soft_trainer.encoders.encoding import Encoder
 from soft_trainer.estimators import frozen_encoder, neighbours
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.neighbours import LeftOut
-from soft_trainer.identity import rows_fingerprint
+from soft_trainer.fingerprints import rows_fingerprint
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.run import rows as run_rows
 
@@ -255,7 +255,7 @@ CASES = [(reader, part) for reader, parts in READERS.items() for part in parts]
 @pytest.mark.parametrize(("reader", "part"), CASES, ids=lambda value: getattr(value, "__name__", value))
 def test_a_cache_is_read_only_if_nothing_has_changed(reader, part, world, monkeypatch):
     last = []  # whether what was asked for was there
-    find = identity.kept_files
+    find = fingerprints.kept_files
 
     def spy(*asked):
         files = find(*asked)

@@ -32,14 +32,14 @@ ORDER = [
     ("source",),
     ("metrics",),
     ("choices",),
-    ("identity",),
+    ("fingerprints",),
     ("files",),
     ("terminal",),
     ("distributed",),
     ("errors",),
 ]
 # Search is a house with one door: these are all the rooms that it enters.
-SEARCH_ENTERS = {"dataflow", "encoders", "errors", "files", "identity", "mining", "source", "terminal"}
+SEARCH_ENTERS = {"dataflow", "encoders", "errors", "files", "fingerprints", "mining", "source", "terminal"}
 # The folders of search form layers too, with the modules at its root between them.
 SEARCH_ORDER = ["measuring", "serving", "code_index", "searching", "snapshot", "commits", "ranking", "index"]
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}

@@ -17,7 +17,7 @@ from transformers.utils import logging
 from soft_trainer import distributed
 from soft_trainer.errors import UserError
 from soft_trainer.files import written_aside
-from soft_trainer.identity import fingerprint, keep_files, kept_files, rows_fingerprint
+from soft_trainer.fingerprints import fingerprint, keep_files, kept_files, rows_fingerprint
 
 logger = logging.get_logger(__name__)
 

@@ -14,7 +14,7 @@ from soft_trainer import dataflow
 from soft_trainer.data.array_cache import flat
 from soft_trainer.data.tokens import PARSED_AT_ONCE, TokenColumn, mapped, processes_for
 from soft_trainer.errors import UserError
-from soft_trainer.identity import code_fingerprint
+from soft_trainer.fingerprints import code_fingerprint
 from soft_trainer.mining.duplicates import exact_duplicates, hash_tokens, minhash, near_duplicates
 from soft_trainer.mining.rules import COLUMNS, ROW_RULES, RULES, first_broken
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from soft_trainer.data.array_cache import flat
 from soft_trainer.data.named_negatives import NEGATIVES, with_negatives
-from soft_trainer.identity import fingerprint, rows_fingerprint
+from soft_trainer.fingerprints import fingerprint, rows_fingerprint
 
 QUERY_COLUMNS = ("docstring", "docstring_tokens")
 CODE_COLUMNS = ("original_string", "code", "code_tokens")

@@ -18,7 +18,7 @@ from soft_trainer.dataflow import DATA_FLOW_LANGUAGES
 from soft_trainer.dataflow.inputs import graph_embeddings, graph_features, pad_graph_features
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.identity import encoder_fingerprint
+from soft_trainer.fingerprints import encoder_fingerprint
 from soft_trainer.terminal import Progress
 
 if TYPE_CHECKING:  # slow to import, and not needed for token ids

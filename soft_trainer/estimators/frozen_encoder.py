@@ -21,7 +21,7 @@ from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import CodeValues, Estimator, Rows, as_array
 from soft_trainer.estimators.neighbours import LeftOut, Neighbours, cached_neighbours, nearest_rows
-from soft_trainer.identity import code_fingerprint, fingerprint
+from soft_trainer.fingerprints import code_fingerprint, fingerprint
 
 
 class EncodedRowsEstimator(Estimator):

@@ -20,7 +20,7 @@ from soft_trainer import distributed
 from soft_trainer.data.array_cache import load_arrays, store_arrays
 from soft_trainer.data.judgments import RightAnswers
 from soft_trainer.errors import UserError
-from soft_trainer.identity import code_fingerprint, fingerprint
+from soft_trainer.fingerprints import code_fingerprint, fingerprint
 from soft_trainer.terminal import Progress, print_on_main
 
 EXACT_ROWS = 50_000  # up to this many codes, every query is compared with every code

@@ -17,7 +17,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.evaluation.ranking import Ranking
 from soft_trainer.evaluation.retrieval import MAP, NDCG, best_answers, shorter_titles
 from soft_trainer.files import written_aside
-from soft_trainer.identity import fingerprint
+from soft_trainer.fingerprints import fingerprint
 from soft_trainer.terminal import shortened, table
 
 METRICS = {"mrr": "MRR", "recall@1": "recall@1", "recall@5": "recall@5", "recall@10": "recall@10"}

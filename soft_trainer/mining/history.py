@@ -15,7 +15,7 @@ from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from soft_trainer import identity
+from soft_trainer import fingerprints
 from soft_trainer.errors import UserError
 from soft_trainer.files import check_writable, write_rows
 from soft_trainer.mining.changes import CHANGE_RULES, Change, ChangeReader, function_url, read_functions
@@ -127,7 +127,7 @@ def history_state(repository: str | os.PathLike[str]) -> str:
     Raises:
         UserError: the repository cannot be opened.
     """
-    return identity.fingerprint(_name_of(repository), git.commits_oldest_first(git.open_repository(repository)))
+    return fingerprints.fingerprint(_name_of(repository), git.commits_oldest_first(git.open_repository(repository)))
 
 
 def _name_of(repository: str | os.PathLike[str]) -> str:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from soft_trainer import identity
+from soft_trainer import fingerprints
 from soft_trainer.errors import UserError
 from soft_trainer.files import check_writable, write_rows
 from soft_trainer.mining.duplicates import exact_duplicates, hash_tokens, minhash, near_duplicates
@@ -196,8 +196,8 @@ def tree_state(source_dir: str | os.PathLike[str], language: str) -> str:
     for path in _source_files(source_dir, language):
         file = Path(source_dir, path)
         if file.is_file():
-            contents[path] = identity.file_fingerprint(file)
-    return identity.fingerprint(contents)
+            contents[path] = fingerprints.file_fingerprint(file)
+    return fingerprints.fingerprint(contents)
 
 
 def main_language(paths: Iterable[str], place: str | os.PathLike[str]) -> str:

@@ -15,7 +15,7 @@ from soft_trainer.encoders.loading import load_config, load_model, load_tokenize
 from soft_trainer.encoders.profiles import EncoderProfile, check_lengths, resolve_profile
 from soft_trainer.encoders.scratch import kept_tokenizer, parse_size, random_model
 from soft_trainer.errors import UserError
-from soft_trainer.identity import rows_fingerprint
+from soft_trainer.fingerprints import rows_fingerprint
 from soft_trainer.options.model import ModelArguments
 
 DEFAULT_MODEL = "microsoft/unixcoder-base"

@@ -13,8 +13,8 @@ from pathlib import Path
 from soft_trainer import distributed
 from soft_trainer.errors import UserError
 from soft_trainer.files import LISTED, PUSHED_ROWS, RECORD, UNMERGED, listed_files
+from soft_trainer.fingerprints import file_fingerprint
 from soft_trainer.hub.push import encoder_files
-from soft_trainer.identity import file_fingerprint
 from soft_trainer.options.declared import references
 from soft_trainer.terminal import print_on_main
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from soft_trainer.errors import UserError
 from soft_trainer.files import PROFILE_FILE, TOKENIZER_FILES, WEIGHT_FILES
-from soft_trainer.identity import file_fingerprint, fingerprint, folder_fingerprint, own_code, plain_settings
+from soft_trainer.fingerprints import file_fingerprint, fingerprint, folder_fingerprint, own_code, plain_settings
 from soft_trainer.options.declared import Reference, declared_options, references
 from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments

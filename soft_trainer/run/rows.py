@@ -28,7 +28,7 @@ from soft_trainer.data.row_checks import check_rows, check_texts, check_urls, dr
 from soft_trainer.data.tokens import columns_in
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.identity import code_fingerprint, fingerprint, keep_files, kept_files
+from soft_trainer.fingerprints import code_fingerprint, fingerprint, keep_files, kept_files
 from soft_trainer.options.fields import CODESEARCHNET, COLUMN_OPTIONS, DataArguments
 from soft_trainer.run.run_data import RunData
 from soft_trainer.source.source_files import source_folder

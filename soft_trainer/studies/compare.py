@@ -23,7 +23,7 @@ from soft_trainer.evaluation.significance import (
     stratified_bootstrap,
 )
 from soft_trainer.files import RECORD, listed_files
-from soft_trainer.identity import file_fingerprint
+from soft_trainer.fingerprints import file_fingerprint
 from soft_trainer.terminal import shortened, table
 
 

@@ -18,7 +18,7 @@ from soft_trainer.encoders.adapters import active_adapter, has_adapter
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json, reporting_disk_errors, write_json
-from soft_trainer.identity import (
+from soft_trainer.fingerprints import (
     class_fingerprint,
     differences,
     model_fingerprint,

@@ -9,7 +9,7 @@ from soft_trainer.encoders import scratch
 from soft_trainer.encoders.encoding import encode, pad, tokenize
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.encoders.scratch import kept_tokenizer, parse_size, random_model, train_tokenizer
-from soft_trainer.identity import fingerprint
+from soft_trainer.fingerprints import fingerprint
 
 UNIXCODER = PROFILES["unixcoder"].replace(query_length=8, code_length=12)
 

@@ -19,7 +19,7 @@ from soft_trainer.data.array_cache import cached_dataset
 from soft_trainer.data.layouts.published import load_published, reading_hub
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json_lines, written_aside
-from soft_trainer.identity import code_fingerprint, file_fingerprint, fingerprint
+from soft_trainer.fingerprints import code_fingerprint, file_fingerprint, fingerprint
 from soft_trainer.source.languages import CODESEARCHNET_LANGUAGES, LANGUAGE_OF_ENDING, SOURCE_LANGUAGES
 from soft_trainer.terminal import print_on_main
 

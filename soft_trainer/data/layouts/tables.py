@@ -14,7 +14,7 @@ from datasets.exceptions import DatasetGenerationError
 from soft_trainer.data.array_cache import cached_dataset
 from soft_trainer.data.layouts.published import load_published
 from soft_trainer.errors import UserError
-from soft_trainer.identity import file_fingerprint, fingerprint
+from soft_trainer.fingerprints import file_fingerprint, fingerprint
 
 # The recognised names of splits.
 

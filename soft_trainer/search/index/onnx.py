@@ -15,7 +15,7 @@ import numpy as np
 from soft_trainer.encoders.onnx_session import FILES, OnnxSession, has_onnxruntime, normalized
 from soft_trainer.errors import UserError
 from soft_trainer.files import ADAPTER_CONFIG, TOKENIZER_FILES, WHOLE_FILES, read_json, write_json
-from soft_trainer.identity import file_fingerprint, fingerprint
+from soft_trainer.fingerprints import file_fingerprint, fingerprint
 from soft_trainer.search.index.store import cache_dir
 from soft_trainer.terminal import print_on_main
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json
-from soft_trainer.identity import file_fingerprint, fingerprint
+from soft_trainer.fingerprints import file_fingerprint, fingerprint
 from soft_trainer.search.index.store import cache_dir
 
 WEIGHTS = "model.safetensors"

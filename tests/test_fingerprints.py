@@ -12,9 +12,9 @@ from datasets import Dataset, concatenate_datasets
 from scipy import sparse
 from transformers import PythonBackend
 
-from soft_trainer import identity
+from soft_trainer import fingerprints
 from soft_trainer.encoders.adapters import add_lora
-from soft_trainer.identity import (
+from soft_trainer.fingerprints import (
     encoder_fingerprint,
     file_fingerprint,
     fingerprint,
@@ -140,9 +140,9 @@ def test_tokenizers_written_in_python_are_known_by_their_files_and_settings(tmp_
 @pytest.fixture
 def old_file(tmp_path, monkeypatch):
     """A file that has not changed for a while, and a folder of kept hashes."""
-    monkeypatch.setattr(identity, "FILES", tmp_path / "kept")
-    monkeypatch.setattr(identity, "RECENT", -1.0)
-    monkeypatch.setattr(identity, "LARGE", 0)
+    monkeypatch.setattr(fingerprints, "FILES", tmp_path / "kept")
+    monkeypatch.setattr(fingerprints, "RECENT", -1.0)
+    monkeypatch.setattr(fingerprints, "LARGE", 0)
     path = tmp_path / "weights.bin"
     path.write_bytes(b"weights")
     return path
@@ -151,7 +151,7 @@ def old_file(tmp_path, monkeypatch):
 def test_a_file_that_has_not_changed_is_read_once(old_file, monkeypatch):
     before = file_fingerprint(old_file)
     with monkeypatch.context() as patched:
-        patched.setattr(identity.xxhash, "xxh3_128", None)  # nothing can be hashed
+        patched.setattr(fingerprints.xxhash, "xxh3_128", None)  # nothing can be hashed
         assert file_fingerprint(old_file) == before
     for path in (old_file.parent / "kept").iterdir():
         path.write_text("damaged")
@@ -168,7 +168,7 @@ def test_another_content_of_the_same_size_and_time_is_noticed(old_file):
 
 
 def test_a_file_that_has_just_changed_is_read_again(old_file, monkeypatch):
-    monkeypatch.setattr(identity, "RECENT", 60.0)
+    monkeypatch.setattr(fingerprints, "RECENT", 60.0)
     file_fingerprint(old_file)
     assert not (old_file.parent / "kept").exists()
 
@@ -220,7 +220,7 @@ PROFILE_CHANGES = [
 
 
 @pytest.mark.parametrize("change", [*CHANGES, *PROFILE_CHANGES], ids=str)
-def test_a_change_changes_the_identity(model, tokenizer, profile, change):
+def test_a_change_changes_the_fingerprint(model, tokenizer, profile, change):
     if change == "the settings of an adapter":
         add_lora(model, ModelArguments(lora_r=2))
     before, tokenizer = encoder_fingerprint(model, tokenizer, profile), copy.deepcopy(tokenizer)
@@ -232,7 +232,7 @@ def test_a_change_changes_the_identity(model, tokenizer, profile, change):
     assert encoder_fingerprint(model, tokenizer, profile) != before
 
 
-def test_what_leaves_embeddings_as_they_are_leaves_the_identity(model, tokenizer, profile):
+def test_what_leaves_embeddings_as_they_are_leaves_the_fingerprint(model, tokenizer, profile):
     before = encoder_fingerprint(model, tokenizer, profile)
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer(["a text"], truncation=True, max_length=5, padding=True)
