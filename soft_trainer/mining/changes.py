@@ -21,6 +21,7 @@ from soft_trainer.source.source_files import decoded, readable
 
 # A query may ask for a constructor or for a function of two lines, so they stay.
 CHANGE_RULES = ("tests",)
+INCOMPLETE = "an object is missing"
 MAX_FUNCTIONS = 5  # a commit that changes more is left out
 MAX_CHANGED_FILES = 100  # a commit that changes more source files is taken for a mechanical one
 
@@ -91,6 +92,13 @@ class ChangeReader:
             if not change.outcome:
                 change.outcome = self._read_functions(deltas, change)
         return change
+
+    def read_if_complete(self, commit_id: str) -> Change:
+        """Returns the change that a commit makes. It is empty if an object is missing, as in a partial clone."""
+        try:
+            return self.read(commit_id)
+        except (pygit2.GitError, OSError):
+            return Change(commit_id, "", "", INCOMPLETE)
 
     def _deltas(self, commit: pygit2.Commit) -> list[pygit2.DiffDelta]:
         """Returns the source files that a commit changes, compared with its first parent."""

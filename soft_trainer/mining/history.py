@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from soft_trainer import fingerprints
 from soft_trainer.errors import UserError
 from soft_trainer.files import check_writable, write_rows
-from soft_trainer.mining.changes import CHANGE_RULES, Change, ChangeReader, function_url, read_functions
+from soft_trainer.mining.changes import CHANGE_RULES, INCOMPLETE, Change, ChangeReader, function_url, read_functions
 from soft_trainer.mining.duplicates import exact_duplicates, hash_tokens
 from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, first_broken, mined_language
 from soft_trainer.mining.tree import each_in_order, explained, main_language
@@ -85,11 +85,19 @@ def mine_history(
             )
         _reader.cache_clear()
         read = partial(_read_change, repository, language)
-        history = _History(opened, language, list(each_in_order(read, order, num_workers, "commit", _AT_ONCE)))
+        changes = list(each_in_order(read, order, num_workers, "commit", _AT_ONCE))
+        incomplete = sum(change.outcome == INCOMPLETE for change in changes)
+        if incomplete:
+            lacking = f"{incomplete:,} of {len(order):,} commits are left out, since they lack an object"
+            print_on_main(f"{repository}: {lacking}; {git.REFETCH}")
+        history = _History(opened, language, changes)
         corpus, places = history.corpus()
         rows, counts = history.pairs(places.keys())
         if folder is not None:
             rows["train"] += history.documented(folder)
+        if history.missing_files:
+            lacking = f"{len(history.missing_files):,} source files of the trees are left out, since they are missing"
+            print_on_main(f"{repository}: {lacking}; {git.REFETCH}")
     missing = [split for split in rows if not rows[split]]
     if missing:
         raise UserError(f"{repository}: the history is too short; no row is left for {', '.join(missing)}")
@@ -122,12 +130,14 @@ def mine_history_to(
 
 
 def history_state(repository: str | os.PathLike[str]) -> str:
-    """Returns a fingerprint of all commit ids and of the repository's name, which is part of every row.
+    """Returns a fingerprint of all commits that can be read, and of the repository's name, which is part of every row.
 
     Raises:
         UserError: the repository cannot be opened.
     """
-    return fingerprints.fingerprint(_name_of(repository), git.commits_oldest_first(git.open_repository(repository)))
+    opened = git.open_repository(repository)
+    commits = git.commits_oldest_first(opened)
+    return fingerprints.fingerprint(_name_of(repository), commits, git.missing_objects_state(opened))
 
 
 def _name_of(repository: str | os.PathLike[str]) -> str:
@@ -166,8 +176,7 @@ _reader = cache(ChangeReader)  # one in each process
 
 
 def _read_change(repository: str | os.PathLike[str], language: str, commit_id: str) -> Change:
-    with git.reporting_missing_objects(repository):
-        return _reader(repository, (language,)).read(commit_id)
+    return _reader(repository, (language,)).read_if_complete(commit_id)
 
 
 class _History:
@@ -182,6 +191,7 @@ class _History:
         test_start: the index of the oldest test commit.
         valid_start: the index of the oldest valid commit.
         cut: the id of the commit before the oldest test commit. Its tree is the corpus.
+        missing_files: the paths of the source files that could not be read, as in a partial clone.
 
     Raises:
         UserError: there are too few commits for three splits.
@@ -191,6 +201,7 @@ class _History:
         self.repository = repository
         self.language = language
         self.changes = changes
+        self.missing_files: set[str] = set()
         kept = [index for index, change in enumerate(changes) if change.functions and change.parent]
         tested = max(1, math.floor(len(kept) * TEST_SHARE))
         validated = max(1, math.floor(len(kept) * VALID_SHARE))
@@ -342,7 +353,11 @@ class _History:
         for path, oid in git.tree_files(self.repository, commit):
             if mined_language(path) != self.language:
                 continue
-            file = read_functions(self.repository, oid, path)
+            try:
+                file = read_functions(self.repository, oid, path)
+            except (git.pygit2.GitError, OSError):
+                self.missing_files.add(path)
+                continue
             for name, function in file.functions.items():
                 row = file.row(function) | {"url": function_url(renamed.get(path, path), name)}
                 if not function.node.has_error and not first_broken(row, rules):

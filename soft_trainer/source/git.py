@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from soft_trainer.errors import UserError, extra_needed
@@ -20,6 +20,7 @@ try:
 except ImportError:  # It is optional. `open_repository`, which everything else needs first, reports this.
     pygit2 = None
 
+REFETCH = "`git fetch --refetch --no-filter` fetches what a partial clone lacks"
 REGULAR_FILES = (0o100644, 0o100755, 0o100664)  # no links, no submodules
 
 
@@ -62,8 +63,8 @@ def reporting_missing_objects(path: str | os.PathLike[str]) -> Iterator[None]:
         raise
     except (pygit2.GitError, OSError) as error:
         raise UserError(
-            f"{path}: an object of the history cannot be read ({' '.join(str(error).split())}); a partial clone lacks "
-            "old files: clone without --filter, or fetch them with `git backfill` or `git fetch --refetch`"
+            f"{path}: an object of the history cannot be read ({' '.join(str(error).split())}); clone it again, or "
+            f"try this: {REFETCH}"
         ) from error
 
 
@@ -91,6 +92,17 @@ def commits_oldest_first(repository: pygit2.Repository, tip: str | None = None, 
     return [str(commit.id) for commit in walker]
 
 
+def missing_objects_state(repository: pygit2.Repository) -> list[str]:
+    """Returns the names of the packs in a partial clone, which change when missing objects are fetched.
+
+    Returns an empty list for any other repository.
+    """
+    packs = Path(repository.path, "objects", "pack")
+    if not any(packs.glob("*.promisor")):
+        return []
+    return sorted(path.name for path in packs.glob("*.pack"))
+
+
 def tree_files(repository: pygit2.Repository, commit: str) -> Iterator[tuple[str, pygit2.Oid]]:
     """Yields the path and the blob id of each regular file in a commit's tree, ordered by path.
 
@@ -112,9 +124,11 @@ def tree_files(repository: pygit2.Repository, commit: str) -> Iterator[tuple[str
 
 
 def write_tree(repository: pygit2.Repository, commit: str, folder: str | os.PathLike[str]) -> None:
-    """Writes a commit's regular files below `folder`, except those over `MAX_FILE_BYTES`."""
+    """Writes a commit's regular files below `folder`, except those that are missing or over `MAX_FILE_BYTES`."""
     for path, oid in tree_files(repository, commit):
-        content = blob(repository, oid)
+        content = None
+        with suppress(pygit2.GitError, OSError):
+            content = blob(repository, oid)
         if isinstance(content, bytes):
             target = Path(folder, path)
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -122,7 +136,11 @@ def write_tree(repository: pygit2.Repository, commit: str, folder: str | os.Path
 
 
 def blob(repository: pygit2.Repository, oid: pygit2.Oid) -> bytes | str:
-    """Returns the content of a blob, or the reason to skip it."""
+    """Returns the content of a blob, or the reason to skip it.
+
+    Raises:
+        GitError: the blob is missing.
+    """
     _, size = repository.odb.read_header(oid)
     if size <= MAX_FILE_BYTES:
         return read_object(repository, oid).data

@@ -288,19 +288,38 @@ def test_a_shallow_clone_gives_what_it_has(repository, tmp_path, capsys):
     assert sizes(mined) == {"train": 10, "valid": 1, "test": 1, "codebase": 5}
 
 
+def remove(repository, place):
+    oid = str(repository.git.revparse_single(place).id)
+    (repository.path / ".git/objects" / oid[:2] / oid[2:]).unlink()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_commits_and_files_that_lack_an_object_are_left_out_and_counted(tmp_path, capsys, workers):
+    repository = grown(tmp_path, 40)
+    whole = mine(repository)
+    remove(repository, "HEAD~30:src/f0.py")
+    remove(repository, f"{whole.cut}:src/f1.py")
+    mined = mine_history(tmp_path, "python", tmp_path, workers)
+    err = capsys.readouterr().err
+    assert f"{tmp_path}: 4 of 41 commits are left out, since they lack an object; `git fetch" in err
+    assert "1 source files of the trees are left out, since they are missing" in err
+    assert mined.commits["an object is missing"] == 4 and mined.cut == whole.cut
+    assert {row["path"] for row in mined.rows["codebase"]} == {f"src/f{i}.py" for i in (0, 2, 3, 4)}
+    assert {row["path"] for row in mined.rows["train"] if row["source"] == "documentation"} >= {"src/f0.py"}
+
+
 def test_places_without_a_history_get_one_line(tmp_path, capsys):
     Repository(tmp_path / "empty")
     (tmp_path / "folder").mkdir()
     grown(tmp_path / "short", 2)
     damaged = grown(tmp_path / "damaged")
-    blob = damaged.git.revparse_single("HEAD~8:src/f0.py").id
-    (tmp_path / "damaged/.git/objects" / str(blob)[:2] / str(blob)[2:]).unlink()
+    remove(damaged, "HEAD~8")
     for name, message in {
         "empty": "has no commit",
         "folder": "no readable git repository",
         "missing": "no readable git repository",
         "short": "only 2 of 3 commits change python functions",
-        "damaged": "clone without --filter",
+        "damaged": "clone it again",
     }.items():
         for workers in (1, 2):
             with refused(message):

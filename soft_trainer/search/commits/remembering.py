@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from soft_trainer.errors import UserError
-from soft_trainer.mining.changes import Change, ChangeReader
+from soft_trainer.mining.changes import INCOMPLETE, Change, ChangeReader
 from soft_trainer.search.commits.memory_weight import choose_weight
 from soft_trainer.search.index import store
 from soft_trainer.search.index.git_files import repository_of
@@ -26,7 +26,6 @@ from soft_trainer.source import git
 from soft_trainer.terminal import Progress
 
 MAX_SUBJECT = 300  # characters
-UNREADABLE = "an object is missing"
 PARSE_SECONDS = 2.0  # a file that takes longer is treated as having no functions
 MIN_SHOWN = 200  # fewer commits are read without a progress bar
 MAX_GROWTH = 0.1  # the weight is chosen again when the number of commits has grown by this share
@@ -108,7 +107,7 @@ def remember(
     state = State.of(database)
     if state and state.unreadable:
         lacking = f"{state.unreadable:,} of {state.read:,} commits are left out, since they lack an object"
-        problems.append(f"{lacking}; clone again without --filter, and index with --history false and then true")
+        problems.append(f"{lacking}; {git.REFETCH}, then index with --history false and with --history true")
     if state and (state.measured is None or abs(state.kept - state.weighed) > MAX_GROWTH * state.weighed):
         choice = choose_weight(database)
         state.weight = choice.weight
@@ -181,7 +180,7 @@ def _read_to_target(reader: ChangeReader, database: sqlite3.Connection, state: S
     waiting = git.commits_oldest_first(reader.repository, state.target, state.head)[state.done :]
     label = "Reading commits" if progress and len(waiting) >= MIN_SHOWN else None
     with Progress(label, len(waiting), "commit") as bar:
-        changes = (_read(reader, commit) for commit in waiting)
+        changes = (reader.read_if_complete(commit) for commit in waiting)
         while some := list(islice(changes, _AT_ONCE)):
             with store.transaction(database):
                 for change in some:
@@ -191,14 +190,6 @@ def _read_to_target(reader: ChangeReader, database: sqlite3.Connection, state: S
     state.head = state.target
     state.target = ""
     state.done = 0
-
-
-def _read(reader: ChangeReader, commit: str) -> Change:
-    """Returns the change made by a commit. It is empty if an object is missing, as in a partial clone."""
-    try:
-        return reader.read(commit)
-    except (git.pygit2.GitError, OSError):
-        return Change(commit, "", "", UNREADABLE)
 
 
 def _keep(change: Change, reader: ChangeReader, database: sqlite3.Connection, state: State) -> None:
@@ -214,7 +205,7 @@ def _keep(change: Change, reader: ChangeReader, database: sqlite3.Connection, st
         if old.startswith(prefix) and new.startswith(prefix):
             moved = old[len(prefix) :], state.number, new[len(prefix) :], change.commit
             database.execute("INSERT OR REPLACE INTO renames VALUES (?, ?, ?, ?)", moved)
-    state.unreadable += change.outcome == UNREADABLE
+    state.unreadable += change.outcome == INCOMPLETE
     state.number += 1
     state.read += 1
     state.done += 1
