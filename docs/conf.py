@@ -3,7 +3,10 @@
 The source is the whole repository, so that pages may link to recipes, benchmarks and examples as files do on disk.
 """
 
+import inspect
+
 import soft_trainer
+from soft_trainer.options import reference
 
 project = "soft_trainer"
 version = release = soft_trainer.__version__
@@ -16,6 +19,7 @@ exclude_patterns = ["**/.venv/**", "outputs/**"]
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_heading_anchors = 4
+myst_enable_extensions = ["deflist"]  # of options
 default_role = "code"  # of `names` in docstrings
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the signatures have them
@@ -25,3 +29,24 @@ suppress_warnings = ["myst.header"]  # pages begin at any level of heading where
 
 html_theme = "furo"
 html_title = "soft_trainer"
+
+
+def insert_options(app, page: str, source: list[str]) -> None:
+    """Adds the entries of all options to their page."""
+    if page == "docs/options":
+        source[0] += "\n" + reference.options_page()
+
+
+def shorten_signature(app, what, name, thing, options, signature, returns):
+    """Shows the package's own options in the signature of the training arguments, and none of `transformers`."""
+    if name != "soft_trainer.SoftInfoNCETrainingArguments":
+        return None
+    parameters = inspect.signature(thing).parameters
+    names = [field.name for field, _ in reference.declared_fields(thing)]
+    shown = [str(parameters[name].replace(annotation=inspect.Parameter.empty)) for name in names]
+    return "(" + ", ".join([*shown, "**kwargs"]) + ")", returns
+
+
+def setup(app) -> None:
+    app.connect("source-read", insert_options)
+    app.connect("autodoc-process-signature", shorten_signature)

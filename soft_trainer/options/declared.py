@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import math
 import operator
 import os
+import re
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -36,10 +39,12 @@ class ReadIf:
     Args:
         holds: returns True if the option is read, given the `Values` of a run.
         otherwise: the reason to give if the option is not read.
+        when: the condition in words, such as "with cancel=ratio", for the documentation.
     """
 
     holds: Callable[[Values], bool]
     otherwise: str
+    when: str
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,16 @@ class Declared:
         if self.below is not None:
             return f"from {self.least} to below {self.below}"
         return f"{self.least} or more"
+
+    @property
+    def values(self) -> str:
+        """The valid values of the option, in words, or "" if its type says enough."""
+        if self.choices:
+            own = ["module:name"] if self.own else []
+            return ", ".join([*self.choices, *own])
+        if self.least is None and self.above is None:
+            return ""
+        return self.range
 
     def check(self, name: str, value) -> None:
         """Checks a value of the option. None is always valid and means the default.
@@ -179,6 +194,36 @@ def references(kinds: Iterable, options: Mapping[str, object]) -> list[Reference
                     values = values[0].split(",")
                 found[name] = Reference(name, declared.refers_to, tuple(part.strip() for part in values))
     return list(found.values())
+
+
+def option_facts(field: dataclasses.Field) -> list[str]:
+    """Returns sentences about an option: its help, its values, its default, and when it is read.
+
+    The command line's `--name` becomes `name`, which is the option's name in Python and in recipes.
+    """
+    text = field.metadata["help"]
+    declared = text.declared
+    facts = [re.sub(r"--(\w+)", r"`\1`", text)]
+    told = declared.choices and all(choice in text for choice in declared.choices)
+    if declared.values and not told and declared.values not in text:
+        facts.append(f"Values: {declared.values}.")
+    if declared.default is not None:
+        facts.append(f"Default: {declared.default!r}.")
+    if declared.read_if:
+        facts.append(f"Read only {declared.read_if.when}.")
+    return facts
+
+
+def documented(kind: type) -> type:
+    """Adds the declared options to the docstring of a dataclass, in place of the word `OPTIONS`."""
+    lines = []
+    for field in dataclasses.fields(kind):
+        if isinstance(field.metadata.get("help"), Help):
+            facts = f"{field.name}: {' '.join(option_facts(field))}"
+            lines.append(textwrap.fill(facts, 110, subsequent_indent="    "))
+    options = textwrap.indent("\n".join(lines), "    ")
+    kind.__doc__ = inspect.cleandoc(kind.__doc__).replace("OPTIONS", options)
+    return kind
 
 
 def evaluation_options(kind) -> tuple[str, ...]:

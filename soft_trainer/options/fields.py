@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from soft_trainer.choices import ESTIMATORS, LOSSES, WEIGHTINGS
 from soft_trainer.errors import UserError
-from soft_trainer.options.declared import ReadIf, check_values, option, unset
+from soft_trainer.options import conditions
+from soft_trainer.options.conditions import loss_reads
+from soft_trainer.options.declared import check_values, documented, option, unset
 from soft_trainer.source.languages import CODESEARCHNET_LANGUAGES
 
 CODESEARCHNET = "code-search-net/code_search_net"
@@ -20,33 +22,21 @@ CANCELLATIONS = ("none", "top_k", "ratio")
 STRATEGIES = ("random", "sequential", "no_duplicates", "group_by_length", "one_language", "similar")
 
 not_in_results = functools.partial(option, results=False)  # affects only what is printed or kept, or the speed
+output_option = functools.partial(not_in_results, group="output")
 data_option = functools.partial(option, None, group="data", common=True, evaluation=True)
 training_option = functools.partial(option, group="training", common=True)
 COLUMN_OPTIONS = ("query_column", "code_column", "id_column")
 PARTS = ("do_train", "do_eval", "do_predict")  # the parts of a run
 
 
-def reads_estimator(o) -> bool:
-    """Returns True if the loss, the batches or additional negatives may depend on the estimator."""
-    loss = o.loss != "info_nce" or o.cancel != "none" or o.distill_weight > 0
-    return loss or o.train_sampling_strategy == "similar" or o.negatives_per_query > 0
-
-
-ESTIMATOR = ReadIf(
-    lambda o: o.estimator in (None, "none") or reads_estimator(o),
-    "loss=info_nce has no weights, and neither batches nor negatives come from an estimator",
-)
-BM25 = ReadIf(lambda o: o.estimator == "bm25", "the estimator is not bm25")
-OWN_ROWS = ReadIf(lambda o: bool(o.data_dir or o.eval_data_dir), "neither data_dir nor eval_data_dir is given")
-FROM_HUB = ReadIf(
-    lambda o: not (o.data_dir or o.source_dir or o.history), "the rows come from data_dir, source_dir or history"
-)
-MINED = ReadIf(lambda o: o.source_dir is not None and o.history is None, "no source_dir is mined")
-
-
+@documented
 @dataclass
 class DataArguments:
-    """Options for the rows to train and evaluate on, and for the estimator that supplies the weights."""
+    """Options for the rows to train and evaluate on, and for the estimator that supplies the weights.
+
+    Args:
+    OPTIONS
+    """
 
     language: str | None = data_option(
         f"Programming languages, comma-separated: {', '.join(CODESEARCHNET_LANGUAGES)}. Rows from --data_dir may be "
@@ -56,7 +46,7 @@ class DataArguments:
         CODESEARCHNET,
         "Data set on the Hub: CodeSearchNet, or one that --push_data_to_hub pushed. With --do_predict, none evaluates "
         "only on --eval_data_dir.",
-        read_if=FROM_HUB,
+        read_if=conditions.FROM_HUB,
         refers_to="rows",
     )
     data_dir: str | None = data_option(
@@ -66,11 +56,11 @@ class DataArguments:
         refers_to="rows",
         several=True,
     )
-    query_column: str | None = data_option("Column of --data_dir with the query.", read_if=OWN_ROWS)
-    code_column: str | None = data_option("Column of --data_dir with the code.", read_if=OWN_ROWS)
+    query_column: str | None = data_option("Column of --data_dir with the query.", read_if=conditions.OWN_ROWS)
+    code_column: str | None = data_option("Column of --data_dir with the code.", read_if=conditions.OWN_ROWS)
     id_column: str | None = data_option(
         "Column of --data_dir with the code's id. Default: url in CodeSearchNet's columns, otherwise the code's text.",
-        read_if=OWN_ROWS,
+        read_if=conditions.OWN_ROWS,
         common=False,
     )
     drop_unusable: bool = option(False, "Leave out rows without a text, and print how many.", evaluation=True)
@@ -88,7 +78,7 @@ class DataArguments:
     extra_source_dir: str | None = unset(
         "Another source tree to train on. Copies of functions in valid, test and codebase are left out. 'installed' "
         "stands for the packages installed in this Python.",
-        read_if=MINED,
+        read_if=conditions.MINED,
         refers_to="code",
     )
     history: str | None = unset(
@@ -98,7 +88,7 @@ class DataArguments:
         refers_to="repository",
     )
     mining_keep: str | None = unset(
-        "Mining rules to skip, comma-separated, such as short_functions.", read_if=MINED, evaluation=True
+        "Mining rules to skip, comma-separated, such as short_functions.", read_if=conditions.MINED, evaluation=True
     )
     filters: str | None = unset(
         "Rules that drop rows, comma-separated: names in soft_trainer.mining.rules.RULES, or the groups graphcodebert "
@@ -110,7 +100,7 @@ class DataArguments:
         evaluation=True,
         refers_to="rows",
     )
-    push_data_to_hub: str | None = not_in_results(
+    push_data_to_hub: str | None = output_option(
         None, "USER/NAME of a data set to push the rows to, as they are used for training."
     )
     max_train_rows: int | None = unset(
@@ -119,13 +109,13 @@ class DataArguments:
     lexical: bool = not_in_results(
         True, "Also rank by lexical BM25, a baseline that needs no training.", evaluation=True
     )
-    model_card: bool = not_in_results(True, "Write README.md, the model card, into the output folder.")
-    examples: int = not_in_results(5, "Test queries to show with their top functions at the end.", least=0)
+    model_card: bool = output_option(True, "Write README.md, the model card, into the output folder.")
+    examples: int = output_option(5, "Test queries to show with their top functions at the end.", least=0)
     estimator: str | None = option(
         "bm25",
         f"Estimator that supplies the weights: {', '.join(ESTIMATORS)}, or module:Class. initial_model is the encoder "
         "before training. sentence-transformers encoders use the one in the recipe hard_batches.",
-        read_if=ESTIMATOR,
+        read_if=conditions.ESTIMATOR,
         refers_to="code",
         group="weights",
         common=True,
@@ -141,13 +131,21 @@ class DataArguments:
         refers_to="place",
     )
     bm25_idf: str = option(
-        "okapi", "Inverse document frequency of BM25: okapi, robertson or lucene.", read_if=BM25, group="weights"
+        "okapi",
+        "Inverse document frequency of BM25: okapi, robertson or lucene.",
+        read_if=conditions.BM25,
+        group="weights",
     )
     bm25_scope: str = option(
-        "batch", "Where BM25's statistics come from: batch or corpus.", read_if=BM25, group="weights"
+        "batch",
+        "Where BM25's statistics come from: batch or corpus.",
+        read_if=conditions.BM25,
+        group="weights",
     )
     bm25_document_column: str | None = unset(
-        "Column to score queries against, instead of other queries.", read_if=BM25, group="weights"
+        "Column to score queries against, instead of other queries.",
+        read_if=conditions.BM25,
+        group="weights",
     )
 
     def __post_init__(self):
@@ -198,16 +196,6 @@ class DataArguments:
         return os.path.basename(os.path.abspath(own.replace("{language}", "")))
 
 
-TOP_K = ReadIf(lambda o: o.cancel == "top_k", "only cancel=top_k reads it")
-RATIO = ReadIf(lambda o: o.cancel == "ratio", "only cancel=ratio reads it")
-DISTILLED = ReadIf(lambda o: o.distill_weight > 0, "distill_weight is 0")
-
-
-def loss_reads(name: str) -> ReadIf:
-    """Returns the condition that the loss or its weighting has an argument with this name."""
-    return ReadIf(lambda o: name in o.reads, "neither the loss nor its weights read it")
-
-
 # The default is the estimator's attribute, or 1 if it has none. `Objective` itself has BM25's values as defaults.
 estimator_default = functools.partial(unset, of_estimator=1.0)
 # Options that determine the paper's weights.
@@ -228,15 +216,19 @@ class LossOptions:
         refers_to="code",
         common=True,
     )
-    alpha: float | None = weighing_default("Weight of the similarity in Eq. 4.", least=0, read_if=loss_reads("alpha"))
-    beta: float | None = weighing_default("Constant of Eq. 4.", above=0, read_if=loss_reads("beta"))
+    alpha: float | None = weighing_default(
+        "Weight of the similarity in Eq. 4.",
+        least=0,
+        read_if=loss_reads("alpha", conditions.EQ4),
+    )
+    beta: float | None = weighing_default("Constant of Eq. 4.", above=0, read_if=loss_reads("beta", conditions.EQ4))
     temperature: float | None = weighing_default(
         "Temperature of the softmax of similarities, or of positive_aware weights.",
         least=0,
-        read_if=loss_reads("temperature"),
+        read_if=loss_reads("temperature", conditions.SIMILARITIES),
     )
     floor: float = weighing(
-        0.1, "Smallest weight of a negative in Eq. 4.", least=0, most=1, read_if=loss_reads("floor")
+        0.1, "Smallest weight of a negative in Eq. 4.", least=0, most=1, read_if=loss_reads("floor", conditions.EQ4)
     )
     weighting: str = weighing(
         "eq4",
@@ -250,7 +242,7 @@ class LossOptions:
     margin: float | None = weighing_default(
         "positive_aware: a negative has weight 1 if it is less similar than the positive by at least this much.",
         of_estimator=0.0,
-        read_if=loss_reads("margin"),
+        read_if=loss_reads("margin", conditions.POSITIVE_AWARE),
     )
     distill_weight: float = option(
         0.0,
@@ -259,30 +251,40 @@ class LossOptions:
         least=0,
     )
     distill_temperature: float | None = estimator_default(
-        "Temperature of the estimator's softmax in that loss.", above=0, read_if=DISTILLED
+        "Temperature of the estimator's softmax in that loss.", above=0, read_if=conditions.DISTILLED
     )
     distill_pairs: str = option(
         "query_code",
         "What that loss compares: query_code, or all for the mean over queries with codes, codes with queries, "
         "queries with queries, and codes with codes.",
         choices=("query_code", "all"),
-        read_if=DISTILLED,
+        read_if=conditions.DISTILLED,
     )
     infonce_weight: float = weighing(
-        1.3, "Weight of InfoNCE in kl_regularization.", least=0, read_if=loss_reads("infonce_weight")
+        1.3,
+        "Weight of InfoNCE in kl_regularization.",
+        least=0,
+        read_if=loss_reads("infonce_weight", conditions.KL),
     )
     kl_weight: float = weighing(
-        0.7, "Weight of the divergence in kl_regularization.", least=0, read_if=loss_reads("kl_weight")
+        0.7,
+        "Weight of the divergence in kl_regularization.",
+        least=0,
+        read_if=loss_reads("kl_weight", conditions.KL),
     )
     cancel: str = weighing("none", "False-negative cancellation: none, top_k or ratio.", choices=CANCELLATIONS)
-    cancel_k: int = weighing(3, "How many of the most similar negatives top_k cancels.", least=0, read_if=TOP_K)
-    cancel_ratio: float = weighing(
-        0.5, "ratio cancels negatives above this share of the positive's similarity.", least=0, read_if=RATIO
+    cancel_k: int = weighing(
+        3,
+        "How many of the most similar negatives top_k cancels.",
+        least=0,
+        read_if=conditions.TOP_K,
     )
-
-
-SIMILAR = ReadIf(lambda o: o.train_sampling_strategy == "similar", "only train_sampling_strategy=similar reads it")
-OWN_NEGATIVES = ReadIf(lambda o: o.negatives_per_query > 0, "negatives_per_query is 0")
+    cancel_ratio: float = weighing(
+        0.5,
+        "ratio cancels negatives above this share of the positive's similarity.",
+        least=0,
+        read_if=conditions.RATIO,
+    )
 
 
 @dataclass
@@ -297,7 +299,7 @@ class SoftInfoNCEOptions(LossOptions):
         group="batches",
     )
     group_size: int = option(
-        8, "Rows per group, for train_sampling_strategy similar.", least=1, read_if=SIMILAR, group="batches"
+        8, "Rows per group, for train_sampling_strategy similar.", least=1, read_if=conditions.SIMILAR, group="batches"
     )
     source_sampling: str = option(
         "proportional",
@@ -315,7 +317,7 @@ class SoftInfoNCEOptions(LossOptions):
     negative_ratio: float = option(
         0.95,
         "Maximum similarity of such a negative if the estimator found it, relative to the query's own code.",
-        read_if=OWN_NEGATIVES,
+        read_if=conditions.OWN_NEGATIVES,
         group="batches",
     )
     gather_negatives: bool | None = unset("Use the codes of all processes as negatives. Default: yes.")
@@ -339,14 +341,13 @@ class TrainingOptions(SoftInfoNCEOptions):
 
     FULL = "SoftInfoNCETrainingArguments"
 
-    output_dir: str | None = not_in_results(
+    output_dir: str | None = output_option(
         None,
         "Where to write. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR.",
-        group="output",
         common=True,
         refers_to="place",
     )
-    overwrite: bool = not_in_results(
+    overwrite: bool = output_option(
         False, "Write into an output folder that contains the results of another run.", evaluation=True
     )
     per_device_train_batch_size: int = training_option(
@@ -358,8 +359,8 @@ class TrainingOptions(SoftInfoNCEOptions):
     seed: int = training_option(42, "Random seed for rows, batches, dropout and new weights.")
     bf16: bool = training_option(False, "Train and encode in bfloat16.", evaluation=True)
     use_cpu: bool = not_in_results(False, "Use the CPU even if there is a GPU.", evaluation=True)
-    push_to_hub: bool = not_in_results(False, "Push the encoder to the Hub at the end.", group="output", common=True)
-    disable_tqdm: bool | None = not_in_results(
+    push_to_hub: bool = output_option(False, "Push the encoder to the Hub at the end.", common=True)
+    disable_tqdm: bool | None = output_option(
         None, "Print lines instead of progress bars. Default: only without a terminal.", evaluation=True
     )
     learning_rate: float = training_option(
@@ -374,7 +375,7 @@ class TrainingOptions(SoftInfoNCEOptions):
         group="batches",
         common=True,
     )
-    merge_lora: bool = not_in_results(False, "Save the whole encoder, with the adapter merged into its weights.")
+    merge_lora: bool = output_option(False, "Save the whole encoder, with the adapter merged into its weights.")
     merge_ratio: float | None = unset(
         "At the end, merge the weights before and after training. This is the share of the latter, from 0 to 1. "
         "OUTPUT_DIR/unmerged keeps the trained encoder.",

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 from soft_trainer.encoders.profiles import DTYPES, POOLINGS, PROFILES, SCORE_FUNCTIONS
 from soft_trainer.errors import UserError
-from soft_trainer.options.declared import ReadIf, check_values, option, unset
-
-# None means the value in the encoder's profile. `soft-trainer evaluate` has these options too.
-of_profile = functools.partial(unset, evaluation=True)
-FROM_SCRATCH = ReadIf(lambda o: o.from_scratch is not None, "only from_scratch reads it")
-PRETRAINED = ReadIf(lambda o: o.from_scratch is None, "from_scratch loads no encoder")
+from soft_trainer.options.declared import ReadIf, check_values, documented, option, unset
 
 
+def of_profile(help: str, **declared):
+    """Declares an option whose default is the value in the encoder's profile. `soft-trainer evaluate` has it too."""
+    if "Default:" not in help:
+        help += " Default: the encoder's."
+    return unset(help, evaluation=True, **declared)
+
+
+FROM_SCRATCH = ReadIf(lambda o: o.from_scratch is not None, "only from_scratch reads it", "with from_scratch")
+PRETRAINED = ReadIf(lambda o: o.from_scratch is None, "from_scratch loads no encoder", "without from_scratch")
+
+
+@documented
 @dataclass
 class ModelArguments:
     """Options for the encoder, how it reads texts, and a LoRA adapter to train instead of all its weights.
 
     A profile setting that is None is taken from the encoder's profile.
+
+    Args:
+    OPTIONS
 
     Raises:
         UserError: a value is invalid, or another LoRA option is given without `lora_r`.

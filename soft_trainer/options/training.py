@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from dataclasses import dataclass, field
 
@@ -9,7 +10,7 @@ from transformers import TrainingArguments
 
 from soft_trainer.errors import UserError
 from soft_trainer.objective import name_functions
-from soft_trainer.options.declared import declared_options
+from soft_trainer.options.declared import declared_options, documented
 from soft_trainer.options.fields import PARTS, TrainingOptions
 
 # Options of `transformers` that affect results. The package's own options declare this with `results`.
@@ -43,6 +44,15 @@ def _default(name: str, value):
     return field(default=value, metadata=TrainingArguments.__dataclass_fields__[name].metadata)
 
 
+class _SignatureOfInit:
+    """The signature of a class whose `__new__` takes anything: that of its `__init__`."""
+
+    def __get__(self, instance, owner: type) -> inspect.Signature:
+        parameters = list(inspect.signature(owner.__init__).parameters.values())
+        return inspect.Signature(parameters[1:])
+
+
+@documented
 @dataclass
 class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     """Extends `transformers.TrainingArguments` with options for the loss, the batches and the negatives.
@@ -51,11 +61,15 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     incomplete batch is dropped, the best model is the one with the highest `mrr`, NaN losses appear in the log, and
     DDP does not broadcast buffers. For some encoders, `options/defaults.py` chooses other defaults.
 
+    Args:
+    OPTIONS
+
     Attributes:
         named: the names of the options that the caller set.
     """
 
     named = frozenset()
+    __signature__ = _SignatureOfInit()
 
     logging_steps: float = _default("logging_steps", 50)
     logging_nan_inf_filter: bool = _default("logging_nan_inf_filter", False)

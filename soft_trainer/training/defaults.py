@@ -7,8 +7,9 @@ from transformers import PreTrainedModel
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.registry import make_estimator
+from soft_trainer.options.conditions import reads_estimator
 from soft_trainer.options.defaults import apply_default_recipe
-from soft_trainer.options.fields import DataArguments, reads_estimator
+from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 
 

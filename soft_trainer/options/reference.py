@@ -1,0 +1,125 @@
+"""Writes the reference of options from their declarations: the stub that editors read, and the page of the site.
+
+`python -m soft_trainer.options.reference` writes the stub. `docs/conf.py` inserts the page's entries.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+from transformers import TrainingArguments
+
+from soft_trainer.options.declared import Declared, declared_options, option_facts
+from soft_trainer.options.fields import DataArguments
+from soft_trainer.options.model import ModelArguments
+from soft_trainer.options.resolve import RANGES, REFUSED
+from soft_trainer.options.training import SoftInfoNCETrainingArguments
+
+STUB = Path(__file__).with_name("training.pyi")
+# The groups of options with their titles, in the order of the page.
+GROUPS = {
+    "model": "Encoder",
+    "data": "Rows",
+    "weights": "Loss and weights",
+    "batches": "Batches and negatives",
+    "training": "Training",
+    "output": "Output",
+}
+# The classes with the group of their options that declare none.
+CLASSES = {ModelArguments: "model", DataArguments: "data", SoftInfoNCETrainingArguments: "training"}
+STUB_HEAD = '''\
+"""Declares the training arguments for editors. `python -m soft_trainer.options.reference` writes this file."""
+
+from dataclasses import dataclass
+
+from transformers import TrainingArguments
+
+from soft_trainer.options.fields import TrainingOptions
+
+OF_TRANSFORMERS: tuple[str, ...]
+OF_SCHEDULE: set[str]
+
+def step_options(args: TrainingArguments) -> dict[str, object]: ...
+
+@dataclass
+class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
+'''
+
+
+def stub() -> str:
+    """Returns the stub of `training.py`, in which every option has its help as a docstring."""
+    doc = textwrap.indent(f'"""{SoftInfoNCETrainingArguments.__doc__}\n"""', "    ")
+    lines = [STUB_HEAD + doc, "", "    named: frozenset[str]"]
+    for field, _ in declared_fields(SoftInfoNCETrainingArguments):
+        default = repr(field.default).replace("'", '"')
+        lines.append(f"    {field.name}: {annotation(SoftInfoNCETrainingArguments, field.name)} = {default}")
+        words = f'"""{" ".join(option_facts(field))}"""'
+        lines += textwrap.wrap(words, 119, initial_indent="    ", subsequent_indent="    ")
+    return "\n".join(lines) + "\n"
+
+
+def options_page() -> str:
+    """Returns all options of `soft-trainer train` as Markdown: a definition list for each group."""
+    entries: dict[str, list[str]] = {group: [] for group in GROUPS}
+    for kind, group in CLASSES.items():
+        for field, declared in declared_fields(kind):
+            entries[declared.group or group].append(_entry(field, declared))
+    parts = [f"## {title}\n\n{''.join(entries[group])}" for group, title in GROUPS.items()]
+    return "\n".join([*parts, _table_of_transformers()])
+
+
+def declared_fields(kind: type) -> Iterator[tuple[dataclasses.Field, Declared]]:
+    """Yields the fields of a dataclass that the package declares, with their declarations."""
+    declared = declared_options(kind)
+    for field in dataclasses.fields(kind):
+        if field.name in declared:
+            yield field, declared[field.name]
+
+
+def annotation(kind: type, name: str) -> str:
+    """Returns the type of a field as its declaration spells it. (`HfArgumentParser` changes the types of fields.)"""
+    for owner in kind.__mro__:
+        spelled = vars(owner).get("__annotations__", {}).get(name)
+        if spelled is not None:
+            return spelled
+    raise AttributeError(name)
+
+
+def _entry(field: dataclasses.Field, declared: Declared) -> str:
+    """Returns an option's entry in a definition list: its names, and what is known about it."""
+    names = [f"`{name.removeprefix('--')}`" for name in (field.name, *field.metadata.get("aliases", ()))]
+    facts = option_facts(field)
+    if declared.default is None and "Default:" not in facts[0]:
+        facts.append("Default: none.")
+    if declared.evaluation:
+        facts.append("`soft-trainer evaluate` has this option too.")
+    text = " ".join(facts).replace("{", "\\{").replace("'module:name'", "`module:name`")
+    return f"({field.name})=\n{', '.join(names)}\n: {text}\n\n"
+
+
+def _table_of_transformers() -> str:
+    """Returns a table of the options that `transformers` declares, with the defaults of this package."""
+    ours = declared_options(SoftInfoNCETrainingArguments)
+    original = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
+    lines = ["## Options of transformers\n", "| option | default | note |", "|:--|:--|:--|"]
+    for field in dataclasses.fields(SoftInfoNCETrainingArguments):
+        if field.name in ours:
+            continue
+        notes = []
+        if field.default != original[field.name]:
+            notes.append(f"`{original[field.name]}` in `transformers`")
+        if field.name in RANGES:
+            notes.append(RANGES[field.name].range)
+        if field.name in REFUSED:
+            notes.append(f"cannot be turned on: {REFUSED[field.name]}")
+        default = getattr(field.default, "value", field.default)
+        shown = "" if default in (None, "", dataclasses.MISSING) else f"`{default}`"
+        lines.append(f"| `{field.name}` | {shown} | {'; '.join(notes)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    STUB.write_text(stub())

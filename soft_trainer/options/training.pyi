@@ -1,0 +1,187 @@
+"""Declares the training arguments for editors. `python -m soft_trainer.options.reference` writes this file."""
+
+from dataclasses import dataclass
+
+from transformers import TrainingArguments
+
+from soft_trainer.options.fields import TrainingOptions
+
+OF_TRANSFORMERS: tuple[str, ...]
+OF_SCHEDULE: set[str]
+
+def step_options(args: TrainingArguments) -> dict[str, object]: ...
+
+@dataclass
+class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
+    """Extends `transformers.TrainingArguments` with options for the loss, the batches and the negatives.
+
+    Some defaults differ from those of `transformers`: batches of 32, 10 epochs and a `learning_rate` of 2e-5. The last
+    incomplete batch is dropped, the best model is the one with the highest `mrr`, NaN losses appear in the log, and
+    DDP does not broadcast buffers. For some encoders, `options/defaults.py` chooses other defaults.
+
+    Args:
+        output_dir: Where to write. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR.
+        per_device_train_batch_size: Batch size per process, in pairs. Default: 32.
+        num_train_epochs: Passes over the training rows. Default: 10.0.
+        learning_rate: Peak learning rate of AdamW. With `from_scratch` 1e-3, for static encoders 3e-3. Default:
+            2e-05.
+        bf16: Train and encode in bfloat16. Default: False.
+        disable_tqdm: Print lines instead of progress bars. Default: only without a terminal.
+        per_device_eval_batch_size: Texts that each process encodes at once in evaluation. Default: 64.
+        push_to_hub: Push the encoder to the Hub at the end. Default: False.
+        seed: Random seed for rows, batches, dropout and new weights. Default: 42.
+        use_cpu: Use the CPU even if there is a GPU. Default: False.
+        train_sampling_strategy: How rows are grouped into batches: random, sequential, no_duplicates (no query or
+            code twice), group_by_length, one_language, or similar (groups of rows that the estimator finds similar).
+            Default: 'random'.
+        loss: soft_info_nce, info_nce, weighted_info_nce, bce, kl_regularization, or your own function as module:name.
+            Default: soft_info_nce with an estimator, otherwise info_nce.
+        alpha: Weight of the similarity in Eq. 4. Default: the estimator's. Values: 0 or more. Read only with
+            loss=soft_info_nce and weighting=eq4.
+        beta: Constant of Eq. 4. Default: the estimator's. Values: above 0. Read only with loss=soft_info_nce and
+            weighting=eq4.
+        temperature: Temperature of the softmax of similarities, or of positive_aware weights. Default: the
+            estimator's. Values: 0 or more. Read only with a loss that uses similarities, which all but info_nce do.
+        floor: Smallest weight of a negative in Eq. 4. Values: from 0 to 1. Default: 0.1. Read only with
+            loss=soft_info_nce and weighting=eq4.
+        weighting: How similarities become weights: eq4 compares negatives with each other, positive_aware compares
+            them with the positive; or your own function as module:name. Default: 'eq4'.
+        margin: positive_aware: a negative has weight 1 if it is less similar than the positive by at least this much.
+            Default: the estimator's. Read only with loss=soft_info_nce and weighting=positive_aware.
+        distill_weight: Weight of an additional loss, the KL divergence between the estimator's scores and the
+            encoder's over the negatives. 0 turns it off. Values: 0 or more. Default: 0.0.
+        distill_temperature: Temperature of the estimator's softmax in that loss. Default: the estimator's. Values:
+            above 0. Read only with distill_weight above 0.
+        distill_pairs: What that loss compares: query_code, or all for the mean over queries with codes, codes with
+            queries, queries with queries, and codes with codes. Default: 'query_code'. Read only with distill_weight
+            above 0.
+        infonce_weight: Weight of InfoNCE in kl_regularization. Values: 0 or more. Default: 1.3. Read only with
+            loss=kl_regularization.
+        kl_weight: Weight of the divergence in kl_regularization. Values: 0 or more. Default: 0.7. Read only with
+            loss=kl_regularization.
+        cancel: False-negative cancellation: none, top_k or ratio. Default: 'none'.
+        cancel_k: How many of the most similar negatives top_k cancels. Values: 0 or more. Default: 3. Read only with
+            cancel=top_k.
+        cancel_ratio: ratio cancels negatives above this share of the positive's similarity. Values: 0 or more.
+            Default: 0.5. Read only with cancel=ratio.
+        duplicates: What to do with a negative that has the query's or the code's text: mask leaves it out, positives
+            treats it as a right answer, ignore treats it as a negative. Default: 'mask'.
+        group_size: Rows per group, for train_sampling_strategy similar. Values: 1 or more. Default: 8. Read only with
+            train_sampling_strategy=similar.
+        source_sampling: With several sources, how many batches come from each: proportional to its rows, round_robin,
+            or shares such as NAME=0.2. A batch comes from one source. Default: 'proportional'.
+        negatives_per_query: Negatives for each query in addition to those in the batch. They come from the rows'
+            column `negatives`, or else from the codes that the estimator finds most similar. Values: 0 or more.
+            Default: 0.
+        negative_ratio: Maximum similarity of such a negative if the estimator found it, relative to the query's own
+            code. Default: 0.95. Read only with negatives_per_query above 0.
+        gather_negatives: Use the codes of all processes as negatives. Default: yes.
+        gradient_cache_chunk_size: Encode this many texts at a time and cache the gradients of their embeddings, for
+            large batches in little memory. Values: 1 or more.
+        matryoshka_dims: Numbers of leading dimensions to use as embeddings too, such as 768,256,64.
+        overwrite: Write into an output folder that contains the results of another run. Default: False.
+        merge_lora: Save the whole encoder, with the adapter merged into its weights. Default: False.
+        merge_ratio: At the end, merge the weights before and after training. This is the share of the latter, from 0
+            to 1. OUTPUT_DIR/unmerged keeps the trained encoder.
+
+    Attributes:
+        named: the names of the options that the caller set.
+    """
+
+    named: frozenset[str]
+    output_dir: str | None = None
+    """Where to write. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR."""
+    per_device_train_batch_size: int = 32
+    """Batch size per process, in pairs. Default: 32."""
+    num_train_epochs: float = 10.0
+    """Passes over the training rows. Default: 10.0."""
+    learning_rate: float = 2e-05
+    """Peak learning rate of AdamW. With `from_scratch` 1e-3, for static encoders 3e-3. Default: 2e-05."""
+    bf16: bool = False
+    """Train and encode in bfloat16. Default: False."""
+    disable_tqdm: bool | None = None
+    """Print lines instead of progress bars. Default: only without a terminal."""
+    per_device_eval_batch_size: int = 64
+    """Texts that each process encodes at once in evaluation. Default: 64."""
+    push_to_hub: bool = False
+    """Push the encoder to the Hub at the end. Default: False."""
+    seed: int = 42
+    """Random seed for rows, batches, dropout and new weights. Default: 42."""
+    use_cpu: bool = False
+    """Use the CPU even if there is a GPU. Default: False."""
+    train_sampling_strategy: str = "random"
+    """How rows are grouped into batches: random, sequential, no_duplicates (no query or code twice), group_by_length,
+    one_language, or similar (groups of rows that the estimator finds similar). Default: 'random'."""
+    loss: str | None = None
+    """soft_info_nce, info_nce, weighted_info_nce, bce, kl_regularization, or your own function as module:name.
+    Default: soft_info_nce with an estimator, otherwise info_nce."""
+    alpha: float | None = None
+    """Weight of the similarity in Eq. 4. Default: the estimator's. Values: 0 or more. Read only with
+    loss=soft_info_nce and weighting=eq4."""
+    beta: float | None = None
+    """Constant of Eq. 4. Default: the estimator's. Values: above 0. Read only with loss=soft_info_nce and
+    weighting=eq4."""
+    temperature: float | None = None
+    """Temperature of the softmax of similarities, or of positive_aware weights. Default: the estimator's. Values: 0 or
+    more. Read only with a loss that uses similarities, which all but info_nce do."""
+    floor: float = 0.1
+    """Smallest weight of a negative in Eq. 4. Values: from 0 to 1. Default: 0.1. Read only with loss=soft_info_nce and
+    weighting=eq4."""
+    weighting: str = "eq4"
+    """How similarities become weights: eq4 compares negatives with each other, positive_aware compares them with the
+    positive; or your own function as module:name. Default: 'eq4'."""
+    margin: float | None = None
+    """positive_aware: a negative has weight 1 if it is less similar than the positive by at least this much. Default:
+    the estimator's. Read only with loss=soft_info_nce and weighting=positive_aware."""
+    distill_weight: float = 0.0
+    """Weight of an additional loss, the KL divergence between the estimator's scores and the encoder's over the
+    negatives. 0 turns it off. Values: 0 or more. Default: 0.0."""
+    distill_temperature: float | None = None
+    """Temperature of the estimator's softmax in that loss. Default: the estimator's. Values: above 0. Read only with
+    distill_weight above 0."""
+    distill_pairs: str = "query_code"
+    """What that loss compares: query_code, or all for the mean over queries with codes, codes with queries, queries
+    with queries, and codes with codes. Default: 'query_code'. Read only with distill_weight above 0."""
+    infonce_weight: float = 1.3
+    """Weight of InfoNCE in kl_regularization. Values: 0 or more. Default: 1.3. Read only with
+    loss=kl_regularization."""
+    kl_weight: float = 0.7
+    """Weight of the divergence in kl_regularization. Values: 0 or more. Default: 0.7. Read only with
+    loss=kl_regularization."""
+    cancel: str = "none"
+    """False-negative cancellation: none, top_k or ratio. Default: 'none'."""
+    cancel_k: int = 3
+    """How many of the most similar negatives top_k cancels. Values: 0 or more. Default: 3. Read only with
+    cancel=top_k."""
+    cancel_ratio: float = 0.5
+    """ratio cancels negatives above this share of the positive's similarity. Values: 0 or more. Default: 0.5. Read
+    only with cancel=ratio."""
+    duplicates: str = "mask"
+    """What to do with a negative that has the query's or the code's text: mask leaves it out, positives treats it as a
+    right answer, ignore treats it as a negative. Default: 'mask'."""
+    group_size: int = 8
+    """Rows per group, for train_sampling_strategy similar. Values: 1 or more. Default: 8. Read only with
+    train_sampling_strategy=similar."""
+    source_sampling: str = "proportional"
+    """With several sources, how many batches come from each: proportional to its rows, round_robin, or shares such as
+    NAME=0.2. A batch comes from one source. Default: 'proportional'."""
+    negatives_per_query: int = 0
+    """Negatives for each query in addition to those in the batch. They come from the rows' column `negatives`, or else
+    from the codes that the estimator finds most similar. Values: 0 or more. Default: 0."""
+    negative_ratio: float = 0.95
+    """Maximum similarity of such a negative if the estimator found it, relative to the query's own code. Default:
+    0.95. Read only with negatives_per_query above 0."""
+    gather_negatives: bool | None = None
+    """Use the codes of all processes as negatives. Default: yes."""
+    gradient_cache_chunk_size: int | None = None
+    """Encode this many texts at a time and cache the gradients of their embeddings, for large batches in little
+    memory. Values: 1 or more."""
+    matryoshka_dims: str | None = None
+    """Numbers of leading dimensions to use as embeddings too, such as 768,256,64."""
+    overwrite: bool = False
+    """Write into an output folder that contains the results of another run. Default: False."""
+    merge_lora: bool = False
+    """Save the whole encoder, with the adapter merged into its weights. Default: False."""
+    merge_ratio: float | None = None
+    """At the end, merge the weights before and after training. This is the share of the latter, from 0 to 1.
+    OUTPUT_DIR/unmerged keeps the trained encoder."""
