@@ -1,24 +1,38 @@
-"""Names and types of what the package exports; `__init__.py` imports each on first use."""
+"""Names and types of what the package exports; `__init__.py` imports each on first use. Editors need the `as`."""
 
-from .data.any_rows import load_rows
-from .dataflow import extract_data_flow
-from .encoders.distilling import distil_static
-from .encoders.loading import load_encoder
-from .encoders.profiles import PROFILES, EncoderProfile
-from .errors import SetupError, UserError
-from .estimators.base import Estimator
-from .estimators.bm25 import BM25Estimator
-from .estimators.callback import EstimatorCallback
-from .estimators.frozen_encoder import InitialModelEstimator, SimCSEEstimator, TrainedModelEstimator
-from .evaluation.retrieval import RetrievalOutput
-from .losses import binary_cross_entropy, info_nce, kl_regularized_info_nce, soft_info_nce, weighted_info_nce
-from .merging import merge_encoders
-from .objective import Objective
-from .options.fields import DataArguments
-from .options.model import ModelArguments
-from .options.training import SoftInfoNCETrainingArguments
-from .trainer import SoftInfoNCETrainer
-from .weights import cancel_above_ratio, cancel_top_k, negative_weights
+from .data.any_rows import load_rows as load_rows
+from .dataflow import extract_data_flow as extract_data_flow
+from .encoders.distilling import distil_static as distil_static
+from .encoders.loading import load_encoder as load_encoder
+from .encoders.profiles import PROFILES as PROFILES, EncoderProfile as EncoderProfile
+from .errors import SetupError as SetupError, UserError as UserError
+from .estimators.base import Estimator as Estimator
+from .estimators.bm25 import BM25Estimator as BM25Estimator
+from .estimators.callback import EstimatorCallback as EstimatorCallback
+from .estimators.frozen_encoder import (
+    InitialModelEstimator as InitialModelEstimator,
+    SimCSEEstimator as SimCSEEstimator,
+    TrainedModelEstimator as TrainedModelEstimator,
+)
+from .evaluation.retrieval import RetrievalOutput as RetrievalOutput
+from .losses import (
+    binary_cross_entropy as binary_cross_entropy,
+    info_nce as info_nce,
+    kl_regularized_info_nce as kl_regularized_info_nce,
+    soft_info_nce as soft_info_nce,
+    weighted_info_nce as weighted_info_nce,
+)
+from .merging import merge_encoders as merge_encoders
+from .objective import Objective as Objective
+from .options.fields import DataArguments as DataArguments
+from .options.model import ModelArguments as ModelArguments
+from .options.training import SoftInfoNCETrainingArguments as SoftInfoNCETrainingArguments
+from .trainer import SoftInfoNCETrainer as SoftInfoNCETrainer
+from .weights import (
+    cancel_above_ratio as cancel_above_ratio,
+    cancel_top_k as cancel_top_k,
+    negative_weights as negative_weights,
+)
 
 __version__: str
 __all__ = [

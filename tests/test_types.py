@@ -1,5 +1,6 @@
 """Type checkers know everything that the packages export."""
 
+import ast
 import json
 import os
 import subprocess
@@ -19,6 +20,14 @@ def test_dir_lists_the_exports():
     assert "soft_trainer.SoftInfoNCETrainer" in EXPORTS
     assert "soft_trainer.search.CodeIndex" in EXPORTS
     assert set(soft_trainer.__all__) == set(dir(soft_trainer))
+
+
+@pytest.mark.parametrize("package", [soft_trainer, soft_trainer.search])
+def test_editors_see_every_export(package):
+    """Jedi, which Jupyter uses, reads no `__all__`: it sees a name of a stub only if `as` repeats it."""
+    stub = ast.parse(Path(package.__file__).with_suffix(".pyi").read_text())
+    imported = [name for node in stub.body if isinstance(node, ast.ImportFrom) for name in node.names]
+    assert imported and not [name.name for name in imported if name.asname != name.name]
 
 
 @pytest.mark.slow

@@ -44,8 +44,8 @@ class DataArguments:
     )
     dataset_name: str = option(
         CODESEARCHNET,
-        "Data set on the Hub: CodeSearchNet, or one that --push_data_to_hub pushed. With --do_predict, none evaluates "
-        "only on --eval_data_dir.",
+        "Data set on the Hub: CodeSearchNet, or one that --push_data_to_hub pushed. With --do_predict, none "
+        "evaluates only the sets of --eval_data_dir.",
         read_if=conditions.FROM_HUB,
         refers_to="rows",
     )

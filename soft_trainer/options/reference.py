@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,8 @@ GROUPS = {
 }
 # The classes with the group of their options that declare none.
 CLASSES = {ModelArguments: "model", DataArguments: "data", SoftInfoNCETrainingArguments: "training"}
+# Names of options, values and functions in a text, unless they are code already.
+CODE = re.compile(r"(?<![`\w/.])(?:\w+=[\w.]*\w|module:\w+|[\w.]*\w_\w[\w.]*\w)(?![`\w/])")
 STUB_HEAD = '''\
 """Declares the training arguments for editors. `python -m soft_trainer.options.reference` writes this file."""
 
@@ -95,8 +98,9 @@ def _entry(field: dataclasses.Field, declared: Declared) -> str:
     if declared.default is None and "Default:" not in facts[0]:
         facts.append("Default: none.")
     if declared.evaluation:
-        facts.append("`soft-trainer evaluate` has this option too.")
-    text = " ".join(facts).replace("{", "\\{").replace("'module:name'", "`module:name`")
+        facts.append("Also an option of `evaluate`.")
+    text = " ".join(facts).replace("{", "\\{")
+    text = CODE.sub(r"`\g<0>`", text)
     return f"({field.name})=\n{', '.join(names)}\n: {text}\n\n"
 
 

@@ -1,5 +1,5 @@
-from .code_index import CodeIndex
-from .ranking.results import SearchResult
-from .searching import CodeIndexes
+from .code_index import CodeIndex as CodeIndex
+from .ranking.results import SearchResult as SearchResult
+from .searching import CodeIndexes as CodeIndexes
 
 __all__ = ["CodeIndex", "CodeIndexes", "SearchResult"]

@@ -3,8 +3,7 @@
 import time
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from soft_trainer.dataflow import DATA_FLOW_LANGUAGES, extract_data_flow
 

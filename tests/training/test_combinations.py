@@ -7,8 +7,7 @@ from functools import partial
 import pytest
 import torch
 from datasets import Dataset
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from torch.nn import functional as F
 from trainings import still
 
