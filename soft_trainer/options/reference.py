@@ -32,7 +32,7 @@ GROUPS = {
 # The classes with the group of their options that declare none.
 CLASSES = {ModelArguments: "model", DataArguments: "data", SoftInfoNCETrainingArguments: "training"}
 # Names of options, values and functions in a text, unless they are code already.
-CODE = re.compile(r"(?<![`\w/.])(?:\w+=[\w.]*\w|module:\w+|[\w.]*\w_\w[\w.]*\w)(?![`\w/])")
+CODE = re.compile(r"(?<![`'\w/.])(?:\w+=[\w.]*\w|module:\w+|[\w.]*\w_\w[\w.]*\w)(?![`\w/])")
 STUB_HEAD = '''\
 """Declares the training arguments for editors. `python -m soft_trainer.options.reference` writes this file."""
 
