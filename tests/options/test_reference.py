@@ -47,7 +47,7 @@ def test_the_page_has_every_option_once():
     assert not [name for name in others if page.count(f"\n| `{name}` |") != 1]
     assert "--" not in page.replace(":--", "")
     assert "\n`learning_rate`, `lr`\n: Peak learning rate" in page
-    assert "Read only with cancel=ratio." in page
+    assert "Read only with `cancel=ratio`." in page
 
 
 @pytest.mark.parametrize("name", ["alpha", "beta", "floor", "temperature", "margin", "infonce_weight", "kl_weight"])
