@@ -20,6 +20,7 @@ from soft_trainer.errors import UserError
 # ---- The files of an output folder ----
 
 RECORD = "run.json"
+STUDIED = "study.json"  # what a study made a run's folder with
 LISTED = "files"  # the part of the record that lists the run's files
 NUMBERS = "all_results.json"
 PROFILE_FILE = "soft_trainer.json"

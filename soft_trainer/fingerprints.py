@@ -27,7 +27,7 @@ import xxhash
 from huggingface_hub.constants import HF_HOME
 
 from soft_trainer.errors import UserError
-from soft_trainer.files import read_json, write_json
+from soft_trainer.files import PROFILE_FILE, STUDIED, TOKENIZER_FILES, WEIGHT_FILES, read_json, write_json
 from soft_trainer.terminal import print_on_main
 
 FILES = Path(HF_HOME) / "soft_trainer" / "files"  # stores the hashes of files
@@ -40,6 +40,8 @@ RECENT = 2.0  # seconds; within them, a file may change again without a new modi
 _UNREAD_PROFILE = {"name", "score_scale", "query_columns", "code_columns", "matryoshka_dims"}
 _UNREAD_PROFILE |= {"teacher", "teacher_identity"}
 _UNREAD_CONFIG = {"_name_or_path", "architectures", "transformers_version", "torch_dtype", "dtype", "use_cache"}
+_ENCODER_FILES = (*WEIGHT_FILES, *TOKENIZER_FILES, PROFILE_FILE, STUDIED, "*.py", "modules.json", "[0-9]_*/*")
+_ENCODER_FILES += ("sentence_bert_config.json", "config_sentence_transformers.json", "pytorch_model*.bin")
 _UNREAD_ADAPTER = {"base_model_name_or_path", "inference_mode", "revision", "task_type", "peft_version"}
 
 
@@ -71,6 +73,18 @@ def _add(digest, value) -> None:
         _add(digest, [type(value).__name__.encode(), repr(value).encode(errors="surrogatepass")])
     else:
         raise TypeError(f"{type(value).__name__} has no fingerprint")
+
+
+def plain_settings(settings):
+    """Returns settings, which are a mapping or a list, in the form that they have after a round trip through JSON."""
+    return json.loads(json.dumps(settings, default=_plain))
+
+
+def _plain(value):
+    """Converts a value that JSON cannot represent. Sets are sorted, because their order differs between processes."""
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=repr)
+    return str(value)
 
 
 # ---- Rows ----
@@ -144,13 +158,6 @@ def model_fingerprint(model, weights: Mapping) -> str:
     return digest.hexdigest()
 
 
-def _plain(value):
-    """Converts a value that JSON cannot represent. Sets are sorted, because their order differs between processes."""
-    if isinstance(value, set | frozenset):
-        return sorted(value, key=repr)
-    return str(value)
-
-
 def _without(settings: dict, unread: set[str]) -> dict:
     return {key: value for key, value in settings.items() if key not in unread}
 
@@ -205,6 +212,20 @@ def folder_fingerprint(folder: str | os.PathLike, apart: str | os.PathLike | Non
         if path.is_file() and not hidden:
             files[place.as_posix()] = file_fingerprint(path)
     return fingerprint(files)
+
+
+def encoder_files_fingerprint(folder: str | os.PathLike) -> str | None:
+    """Returns a hash of the files of the encoder in a folder, or None if there is none. It is not loaded.
+
+    A run's folder also has logs and results, which are left out.
+    """
+    root = Path(folder)
+    files = {}
+    for pattern in _ENCODER_FILES:
+        for path in root.glob(pattern):
+            if path.is_file():
+                files[path.relative_to(root).as_posix()] = file_fingerprint(path)
+    return fingerprint(files) if files else None
 
 
 def kept_files(record: Path, made_from: str) -> list[Path] | None:
@@ -351,21 +372,3 @@ def class_fingerprint(own: type) -> str:
         if inspect.isfunction(method):
             methods[name] = function_fingerprint(method)
     return fingerprint(methods)
-
-
-# ---- Comparison ----
-
-
-def plain_settings(settings):
-    """Returns settings, which are a mapping or a list, in the form that they have after a round trip through JSON."""
-    return json.loads(json.dumps(settings, default=_plain))
-
-
-def differences(then: Mapping, now: Mapping) -> list[str]:
-    """Describes the settings that differ between two mappings with the same keys, as in "seed was 1, is 2"."""
-    lines = []
-    for name in now:
-        if name in then and then[name] != now[name]:
-            hashed = HASH.fullmatch(str(then[name])) and HASH.fullmatch(str(now[name]))
-            lines.append(f"{name} changed" if hashed else f"{name} was {then[name]}, is {now[name]}")
-    return lines

@@ -150,11 +150,12 @@ class Objective:
 
     @property
     def sources(self) -> dict[str, str]:
-        """Hashes of the source of the user's own loss and weighting, with the modules that they are in."""
+        """Hashes of the source of the user's own loss and weighting, keyed by option, with the modules they are in."""
         hashes = {}
-        for name, function in ((self.loss, self.loss_function), (self.weighting, self.weighting_function)):
+        for option, function in (("loss", self.loss_function), ("weighting", self.weighting_function)):
+            name = getattr(self, option)
             if ":" in name:
-                hashes[f"the source of {name}"] = own_code(name) or function_fingerprint(function)
+                hashes[option] = own_code(name) or function_fingerprint(function)
         return hashes
 
     @property

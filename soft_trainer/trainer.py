@@ -49,6 +49,7 @@ from soft_trainer.training.collator import ChunkCost, PairCollator, Side
 from soft_trainer.training.defaults import apply_default_options
 from soft_trainer.training.finite import FiniteGuard, OverflowCounter
 from soft_trainer.training.gradient_cache import cached_backward
+from soft_trainer.training.identity import Loaded, fitted, option_values, run_identity, started
 from soft_trainer.training.prepared_rows import PreparedRows, prepare_rows, train_loader
 from soft_trainer.training.reporting import ProgressLines, ResumeLine, banner, warnings_of
 from soft_trainer.training.sampler import EpochDataLoader, data_seed
@@ -134,6 +135,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         self._duplicates_masked = 0
         self._guard: FiniteGuard | None = None
         self.evaluations: list[tuple[int, bool, dict]] = []  # step, whether during training, metrics
+        self.identity = {}
         self._weights_before: dict[str, Tensor] | None = None
         self.merging: dict | None = None  # ratio, base and unmerged encoder of the last training, if it merged
         self._overflows: OverflowCounter | None = None
@@ -442,19 +444,23 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.resolve()
         checkpoint = self._checkpoint
         preflight.check_start(self.estimator, self.train_dataset, checkpoint, self.state.global_step)
-        read = (self.args, self.plan, self.encoder, self.model, self.processing_class, self.train_split)
-        self.identity = checkpoints.identify(lambda: checkpoints.training_settings(*read), checkpoint)
-        check_evaluations(self.args, self.eval_dataset, self.codebase)
         self._keep_weights()
+        self.identity = checkpoints.identify(self.describe_identity, checkpoint)
+        check_evaluations(self.args, self.eval_dataset, self.codebase)
         loss = reporting.loss_table(self.plan, self.estimator)
         table = banner(loss, self._setup_table(), self.encoder, self.accelerator.distributed_type.value)
         warnings = warnings_of(self.args, self.plan, self.encoder, self.model)
         print_on_main("\n".join([table, *warnings]))
         self.prepare_rows()
-        start = (self.estimator, self.model, self._weights_before)
-        self.identity |= checkpoints.identify(lambda: checkpoints.start_settings(*start), checkpoint)
+        self.identity |= checkpoints.identify(lambda: fitted(self.estimator), checkpoint)
         self._guard = FiniteGuard(self.train_dataset)
         self._duplicates_masked = 0
+
+    def describe_identity(self) -> dict[str, dict]:
+        """Returns all that the results depend on, as far as it is known before the estimator is fitted."""
+        encoder = (self.encoder, self.model, self.processing_class)
+        loaded = Loaded(self.plan, *encoder, self.train_split, self.estimator, self._weights_before)
+        return run_identity(option_values(self.args), started(self.args), self.args.output_dir, loaded)
 
     def _keep_weights(self) -> None:
         """Copies the weights before training if they will be merged.

@@ -6,7 +6,7 @@ import torch
 
 from soft_trainer import BM25Estimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
-from soft_trainer.training.checkpoints import start_settings, training_settings
+from soft_trainer.training import identity
 from soft_trainer.training.reporting import warnings_of
 
 OWN = {"negatives_per_query": 2, "negative_ratio": 10.0}
@@ -49,11 +49,9 @@ def fitted(trainer):
     return trainer
 
 
-def settings_of(trainer):
-    """Returns all settings that a checkpoint of a trainer keeps."""
-    encoder = (trainer.encoder, trainer.model, trainer.processing_class)
-    settings = training_settings(trainer.args, trainer.plan, *encoder, trainer.train_split)
-    return settings | start_settings(trainer.estimator, trainer.model, trainer._weights_before)
+def identity_of(trainer):
+    """Returns all that a checkpoint of a trainer keeps to compare runs."""
+    return trainer.describe_identity() | identity.fitted(trainer.estimator)
 
 
 def warned(trainer) -> list[str]:

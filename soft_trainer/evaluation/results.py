@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,8 +18,8 @@ from soft_trainer.errors import UserError
 from soft_trainer.evaluation.ranking import Ranking
 from soft_trainer.evaluation.retrieval import MAP, NDCG, best_answers, shorter_titles
 from soft_trainer.files import written_aside
-from soft_trainer.fingerprints import fingerprint
-from soft_trainer.terminal import shortened, table
+from soft_trainer.fingerprints import encoder_files_fingerprint, fingerprint
+from soft_trainer.terminal import print_on_main, shortened, table
 
 METRICS = {"mrr": "MRR", "recall@1": "recall@1", "recall@5": "recall@5", "recall@10": "recall@10"}
 CHANGE = "mrr_change"  # compared with before training
@@ -47,6 +48,7 @@ def save_ranks(
     query_columns: Sequence[str],
     code_columns: Sequence[str],
     by_query: Mapping[str, np.ndarray] | None = None,
+    encoder: str | Path | None = None,
 ) -> None:
     """Writes each query's `url`, `rank` (starting at 1) and top codes to a Parquet file.
 
@@ -57,6 +59,7 @@ def save_ranks(
     Args:
         query_columns, code_columns: the columns that may contain the texts. The first one that exists is used.
         by_query: other measures of each query, float64[Q] each.
+        encoder: the folder of the encoder that ranked, if there is one. Its fingerprint is kept with the ranks.
     """
     urls = np.array(split.corpus["url"][:], dtype=object)
     query = text_column(split.queries, query_columns, "query")
@@ -79,6 +82,9 @@ def save_ranks(
     }
     columns["key"], corpus = _identity(split, query_columns, code_columns)
     facts = {"pool_size": str(len(urls)), "corpus": corpus}
+    made_by = encoder and encoder_files_fingerprint(encoder)
+    if made_by:
+        facts |= {"encoder": made_by, "encoder_folder": os.path.relpath(encoder, Path(path).parent)}
     with written_aside(path) as aside:
         pq.write_table(pa.table(columns).replace_schema_metadata(facts), aside)
 
@@ -117,6 +123,22 @@ class RankedQueries:
         self.queries: list[str] = rows["key"].to_pylist()  # fingerprints of queries with their right answers
         self.pool_size = int(rows.schema.metadata[b"pool_size"])  # the number of codes in the corpus
         self.corpus: bytes = rows.schema.metadata[b"corpus"]  # the fingerprint of the corpus
+        self.encoder: bytes | None = rows.schema.metadata.get(b"encoder")  # the fingerprint of the encoder's files
+
+    def check_encoder(self) -> None:
+        """Checks that the encoder is still the one that made these ranks. An encoder that is gone has not changed.
+
+        Raises:
+            UserError: the encoder next to the ranks has changed. For one in another folder, a warning is printed.
+        """
+        folder = os.path.normpath(self.path.parent / self.rows.schema.metadata.get(b"encoder_folder", b".").decode())
+        now = encoder_files_fingerprint(folder)
+        if self.encoder is None or now is None or now.encode() == self.encoder:
+            return
+        problem = f"{self.path}: the encoder in {folder} has changed since these ranks were made: evaluate again"
+        if folder == os.path.normpath(self.path.parent):
+            raise UserError(problem)
+        print_on_main(f"warning: {problem}")
 
     def query(self, row: int) -> str:
         """Returns the text of one query."""

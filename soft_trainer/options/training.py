@@ -10,7 +10,7 @@ from transformers import TrainingArguments
 
 from soft_trainer.errors import UserError
 from soft_trainer.objective import name_functions
-from soft_trainer.options.declared import declared_options, documented
+from soft_trainer.options.declared import documented
 from soft_trainer.options.fields import PARTS, TrainingOptions
 
 # Options of `transformers` that affect results. The package's own options declare this with `results`.
@@ -35,8 +35,6 @@ OF_TRANSFORMERS = (
     "warmup_steps",
     "weight_decay",
 )
-# Options that may change when training resumes: where it ends, and whether the best checkpoint is loaded.
-OF_SCHEDULE = {"num_train_epochs", "max_steps", "do_train", "load_best_model_at_end"}
 
 
 def _default(name: str, value):
@@ -109,10 +107,3 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
         self.output_dir = folder  # keep None, so that the script can choose a folder
         if workers < 0 and self.device.type != "cpu":
             self.dataloader_num_workers = 4
-
-
-def step_options(args: TrainingArguments) -> dict[str, object]:
-    """Returns the options that affect a training step. Plain `TrainingArguments` only have those of `transformers`."""
-    declared = declared_options(args) | declared_options(SoftInfoNCETrainingArguments)
-    names = {*(name for name, each in declared.items() if each.results), *OF_TRANSFORMERS} - OF_SCHEDULE
-    return {name: getattr(args, name) for name in sorted(names) if hasattr(args, name)}

@@ -32,13 +32,11 @@ from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.run.building import model_label, model_name
 from soft_trainer.run.evaluation_sets import EvaluationSet
 from soft_trainer.run.folder import RunFolder, check_inputs_apart
-from soft_trainer.run.identity import changes, run_identity, settings_of
 from soft_trainer.run.run_data import RunData
 from soft_trainer.terminal import print_on_main
 from soft_trainer.trainer import SoftInfoNCETrainer
+from soft_trainer.training.identity import IDENTITY, OUTPUT_FOLDER, differences, option_values, run_identity, started
 from soft_trainer.training.reporting import training_numbers
-
-IDENTITY = "depends on"  # the part of a record with all that the results depend on
 
 
 def default_output_dir(model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments) -> str:
@@ -60,14 +58,15 @@ def check_output_dir(model: ModelArguments, data: DataArguments, args: SoftInfoN
     if not (Path(args.output_dir) / RECORD).is_file():
         return
     if args.do_train:
-        check_inputs_apart(args.output_dir, (model, data, args), vars(model) | vars(data) | vars(args))
+        check_inputs_apart(args.output_dir, (model, data, args), option_values(model, data, args))
     if args.overwrite:
         return
     try:
         then = read_json(Path(args.output_dir) / RECORD)[IDENTITY]
     except (UserError, KeyError, TypeError):
         then = {}  # not the record of a training run, or that of another version
-    changed = changes(then, run_identity(model, data, args))
+    identity = run_identity(option_values(model, data, args), started(args), args.output_dir)
+    changed = differences(then, identity, OUTPUT_FOLDER)
     if changed or not then:
         reason = "; ".join(changed[:3]) if then else "its record is not that of a training run"
         raise UserError(
@@ -114,11 +113,13 @@ class Run:
         self.data_args = data_args
         self.folder = Path(trainer.args.output_dir)
         self.files = files or RunFolder(self.folder)
-        self.identity = run_identity(model_args, data_args, trainer.args)
+        options = option_values(model_args, data_args, trainer.args)
+        self.identity = run_identity(options, started(trainer.args), self.folder)
         self.on_main = distributed.rank_and_world_size()[0] == 0
         self.languages = data_args.languages or languages_in(data.tables)
         self.evaluation_sets = evaluation_sets
         self.sets = [*split_sets(trainer.args, data, data_args.languages), *evaluation_sets]
+        self.encoder_folder: str | Path | None = None  # of the encoder that was measured last
         self.results: dict[str, dict[str, dict]] = {evaluation_set.name: {} for evaluation_set in self.sets}
         self.rankings: dict[str, Ranking] = {}
         self.ranks_before: dict[str, Tensor] = {}
@@ -132,6 +133,7 @@ class Run:
             lexical: whether to rank by lexical BM25 too, a baseline that needs no training, and by both together. This
                 is slow for a large corpus, so it is best done after training.
         """
+        self.encoder_folder = self.folder if system == "trained" else self.model_args.model_name_or_path
         with_corpus = defaultdict(list)  # each corpus is encoded once
         for evaluation_set in self.sets:
             with_corpus[evaluation_set.split.corpus._fingerprint].append(evaluation_set)
@@ -235,18 +237,21 @@ class Run:
                 if name.startswith("bm25_"):
                     estimator[name] = value
         described = trainer.describe()
-        options = vars(model) | vars(data) | vars(args)
+        options = option_values(model, data, args)
         places = local_names((model, data, args), options)
         for name in (described.get("merging", {}).get("base"), trainer.encoder.teacher):
             if name:
                 places = {name: shared_name(name)} | places
+        # The trainer knows the rows and the encoder that were loaded, but only some of the options.
+        known = self.identity | trainer.identity
+        identity = {group: names | self.identity.get(group, {}) for group, names in known.items()}
         return described | {
             PLACES: places,
             "base_model": None if model.from_scratch else model_name(model),
             "dataset": data.rows_name,
             "languages": self.languages,
-            "options": settings_of(model, data, args),
-            IDENTITY: self.identity,
+            "options": self.identity["options"],
+            IDENTITY: identity,
             "encoder": dataclasses.asdict(trainer.encoder) | named,
             "estimator": estimator,
             "results": self.results,
@@ -271,7 +276,9 @@ class Run:
             self.folder.mkdir(parents=True, exist_ok=True)
             path = self.folder / f"ranks-{name}-{system}.parquet"
             code_columns = ("code", *profile.code_columns)
-            save_ranks(path, evaluation_set.split, ranking, profile.query_columns, code_columns, output.by_query)
+            columns = profile.query_columns, code_columns
+            encoder = None if system == "lexical" else self.encoder_folder
+            save_ranks(path, evaluation_set.split, ranking, *columns, output.by_query, encoder)
 
 
 class FollowOtherQueries(TrainerCallback):

@@ -31,7 +31,7 @@ def ranks_of(run: str | Path, split: str, system: str = "trained") -> RankedQuer
     """Reads ranks from a run's output folder, or from a file of ranks.
 
     Raises:
-        UserError: the run has no ranks for this split and system.
+        UserError: the run has no ranks for this split and system, or they are not those of its encoder.
     """
     path = Path(run)
     if path.is_dir():
@@ -40,7 +40,9 @@ def ranks_of(run: str | Path, split: str, system: str = "trained") -> RankedQuer
             present = ", ".join(sorted(file.name for file in path.parent.glob("ranks-*.parquet"))) or "none"
             raise UserError(f"{path.parent}: no ranks of {split} by the {system} encoder; files of ranks: {present}")
         _check_listed(path)
-    return load_ranks(path)
+    ranked = load_ranks(path)
+    ranked.check_encoder()
+    return ranked
 
 
 def _check_listed(path: Path) -> None:

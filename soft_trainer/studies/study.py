@@ -16,16 +16,20 @@ from pathlib import Path
 import yaml
 
 from soft_trainer.errors import UserError
-from soft_trainer.files import RECORD, read_json, write_json
-from soft_trainer.options.fields import DataArguments
-from soft_trainer.options.model import ModelArguments
+from soft_trainer.files import RECORD, STUDIED, read_json, write_json
 from soft_trainer.options.parse import parse
 from soft_trainer.options.recipes import read_recipe
-from soft_trainer.options.training import SoftInfoNCETrainingArguments
-from soft_trainer.run import identity
-from soft_trainer.run.identity import STUDIED
 from soft_trainer.terminal import print_on_main, table
 from soft_trainer.training.checkpoints import newest_complete
+from soft_trainer.training.identity import (
+    KINDS,
+    STUDY,
+    changed_versions,
+    differences,
+    launched_with,
+    option_values,
+    run_identity,
+)
 
 KEYS = ("launcher", "options", "output_dir", "runs", "seeds")
 PLACEHOLDER = re.compile(r"\{([\w.-]+)\}")
@@ -133,11 +137,10 @@ def _filled(value, known: Mapping):
     return PLACEHOLDER.sub(text_of, value)
 
 
-def check_options(run: PlannedRun) -> None:
-    """Raises UserError if a run has an unknown option or an invalid value."""
-    kinds = (ModelArguments, DataArguments, SoftInfoNCETrainingArguments)
+def check_options(run: PlannedRun) -> tuple:
+    """Returns the parsed options of a run. Raises UserError if an option is unknown or has an invalid value."""
     try:
-        parse(kinds, [], options={**run.options, "use_cpu": True})  # the device is not checked
+        return parse(KINDS, [], options={**run.options, "use_cpu": True})  # the device is not checked
     except UserError as error:
         raise UserError(f"{run.name}: {error}") from error
 
@@ -145,14 +148,19 @@ def check_options(run: PlannedRun) -> None:
 # ---- The folder of a run ----
 
 
-def settings_of(study: Study, run: PlannedRun) -> dict[str, str]:
-    """Returns what determines a run, before anything is loaded: options, what they refer to, and the launcher."""
-    options = identity.settings(run.options, without=("output_dir",))
-    return options | identity.content(run.options, study.output_dir) | identity.launched_with(study.launcher)
+def identity_of(study: Study, run: PlannedRun) -> dict[str, dict]:
+    """Returns all that a run's results depend on, as far as it is known before anything is loaded.
+
+    An option that is not given counts as such, even where its default is given in another run: some defaults depend on
+    the encoder.
+    """
+    parts = check_options(run)
+    given = {name: value for name, value in option_values(*parts).items() if name in parts[0].given}
+    return run_identity(given, launched_with(study.launcher), study.output_dir)
 
 
 def state_of(study: Study, run: PlannedRun) -> tuple[str, list[str]]:
-    """Returns a run's state ("new", "stopped", "done" or "changed") and the settings that have changed."""
+    """Returns a run's state ("new", "stopped", "done" or "changed") and what has changed since it was made."""
     folder = study.folder(run)
     made_with = _read(folder / STUDIED)
     finished = "training" in (_read(folder / RECORD) or {})
@@ -160,11 +168,12 @@ def state_of(study: Study, run: PlannedRun) -> tuple[str, list[str]]:
         if finished:
             return "changed", ["made without the study"]
         return "new", []
-    changes = identity.changes(made_with, settings_of(study, run))
+    identity = identity_of(study, run)
+    changes = differences(made_with, identity, STUDY)
     if changes:
         return "changed", changes
     if finished:
-        return "done", []
+        return "done", changed_versions(made_with, identity)
     if newest_complete(folder):
         return "stopped", []
     return "new", []
@@ -232,15 +241,15 @@ def run_all(study: Study, redo: bool = False) -> int:
 
 def _make(study: Study, run: PlannedRun, title: str) -> str:
     """Starts a run in another process, unless it is done, and returns its outcome."""
-    state, _ = state_of(study, run)
+    state, upgraded = state_of(study, run)
     if state == "done":
-        return "done before"
+        return "; ".join(["done before", *upgraded])
     folder = study.folder(run)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOG).open("ab") as log:
         if not _lock(log):
             return "held by another study, or by a run that one left over"
-        write_json(folder / STUDIED, settings_of(study, run))
+        write_json(folder / STUDIED, identity_of(study, run))
         (folder / RECIPE).write_text(yaml.safe_dump(dict(run.options), sort_keys=True))
         print_on_main(f"{title}: {'resumes' if state == 'stopped' else 'starts'}; output in {folder / LOG}")
         start = log.tell()

@@ -2,55 +2,34 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from transformers import TrainingArguments
-
 from soft_trainer import distributed
-from soft_trainer.data.judgments import Split
-from soft_trainer.encoders.adapters import active_adapter, has_adapter
-from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json, reporting_disk_errors, write_json
-from soft_trainer.fingerprints import (
-    class_fingerprint,
-    differences,
-    model_fingerprint,
-    plain_settings,
-    tokenizer_fingerprint,
-)
-from soft_trainer.options.resolve import Plan
-from soft_trainer.options.training import step_options
+from soft_trainer.fingerprints import plain_settings
 from soft_trainer.terminal import print_on_main
-
-# ---- The run that a checkpoint belongs to ----
+from soft_trainer.training.identity import IDENTITY, RESUME, changed_versions, differences
 
 MARKER = "complete.json"
-FORMAT = 1  # the version of checkpoints and of how batches are drawn; training resumes only in the same version
-# Settings that cannot be read from an adapter's weights.
-ADAPTER = ("peft_type", "r", "lora_alpha", "lora_dropout", "use_rslora")
-# Estimator arguments that do not affect similarities, or that the fingerprint of the encoder covers.
-_UNREAD = {"cache_dir", "batch_size", "trust_remote_code", "model_name_or_path"}
 
 
 def identify(describe: Callable[[], Mapping], checkpoint: str | None) -> dict[str, object]:
-    """Returns the settings to store in checkpoints, after comparing them with the checkpoint to resume from.
+    """Returns the identity to store in checkpoints, after comparing it with that of the checkpoint to resume from.
 
     Only the main process does this, because other processes may not have the weights or the folder. They get an empty
     dict.
 
     Args:
-        describe: returns `training_settings` or `start_settings`.
+        describe: returns the identity of the run, or a group of it.
         checkpoint: the folder of the checkpoint to resume from, or None.
 
     Raises:
-        UserError: the settings differ, or the checkpoint contains only weights.
+        UserError: the run differs, or the checkpoint contains only weights.
     """
     identity = {}
     problem = None
@@ -64,65 +43,20 @@ def identify(describe: Callable[[], Mapping], checkpoint: str | None) -> dict[st
     return identity
 
 
-def training_settings(args: TrainingArguments, plan: Plan, encoder: EncoderProfile, model, tokenizer, split: Split):
-    """Returns the settings of a training run, with fingerprints of its rows, tokenizer and frozen weights."""
-    frozen = {name: tensor for name, tensor in model.named_parameters() if not tensor.requires_grad}
-    profile = dataclasses.asdict(encoder)
-    del profile["name"]
-    del profile["matryoshka_dims"]  # training reads the option with that name instead
-    del profile["teacher"]  # it may have moved, and the estimator is compared by what it is
-    del profile["teacher_identity"]
-    adapter = model.peft_config[active_adapter(model)] if has_adapter(model) else None
-    return (
-        step_options(args)
-        | profile
-        | dataclasses.asdict(plan.objective)
-        | plan.objective.sources
-        | {f"the adapter's {name}": getattr(adapter, name, None) for name in ADAPTER}
-        | {
-            "format": FORMAT,
-            "save_only_model": args.save_only_model,
-            "dtype": str(model.dtype),
-            "processes": args.world_size,
-            "the training rows": split.fingerprint(),
-            "the tokenizer": tokenizer_fingerprint(tokenizer),
-            "the model's configuration or frozen weights": model_fingerprint(model, frozen),
-        }
-    )
-
-
-def start_settings(estimator, model, weights_before: Mapping | None) -> dict[str, object]:
-    """Returns the fitted estimator's arguments, with fingerprints of its encoder and the weights to merge with."""
-    settings = {"the weights to merge with": None, "estimator": None}
-    if weights_before:
-        settings["the weights to merge with"] = model_fingerprint(model, weights_before)
-    if estimator is None:
-        return settings
-    plain = {}
-    for name in sorted(inspect.signature(type(estimator)).parameters.keys() - _UNREAD):
-        value = getattr(estimator, name, None)
-        if isinstance(value, str | int | float | bool | None):
-            plain[name] = value
-    settings["estimator"] = [type(estimator).__name__, plain]
-    settings["the source of the estimator"] = None
-    if not type(estimator).__module__.startswith("soft_trainer."):
-        settings["the source of the estimator"] = class_fingerprint(type(estimator))
-    settings["the estimator's encoder"] = getattr(estimator, "encoder_identity", None)
-    return settings
-
-
 def _difference(checkpoint: str, identity: Mapping) -> str | None:
     """Returns the reason why training cannot resume from a checkpoint, or None if it can."""
-    then = read_json(Path(checkpoint) / MARKER)["training"]
-    if then.get("save_only_model"):
+    marker = read_json(Path(checkpoint) / MARKER)
+    if marker["weights only"]:
         return f"{checkpoint}: it contains only weights (save_only_model), so a run cannot be resumed from it"
-    changed = differences(then, identity)
-    if not changed:
-        return None
-    return (
-        f"{checkpoint}: {'; '.join(changed[:3])}. A training continues with the settings that it began with; only its "
-        "length, logging and saving may change. Leave resume_from_checkpoint out to begin another one"
-    )
+    then = marker[IDENTITY]
+    if changed := differences(then, identity, RESUME):
+        return (
+            f"{checkpoint}: {'; '.join(changed[:3])}. A training continues with the settings that it began with; only "
+            "its length, logging and saving may change. Leave resume_from_checkpoint out to begin another one"
+        )
+    if upgraded := changed_versions(then, identity):
+        print_on_main(f"warning: {checkpoint}: {'; '.join(upgraded)}. The numbers of this training may depend on it")
+    return None
 
 
 # ---- Complete checkpoints ----
@@ -140,11 +74,11 @@ def saving_checkpoint(folder: str | Path) -> Iterator[None]:
         raise
 
 
-def mark_complete(folder: str | Path, training: Mapping) -> None:
-    """Marks a checkpoint as complete by writing a file with the time, the run's settings and all file sizes.
+def mark_complete(folder: str | Path, identity: Mapping, weights_only: bool = False) -> None:
+    """Marks a checkpoint as complete by writing a file with the time, the run's identity and all file sizes.
 
     Args:
-        training: the settings that a run must share with this one to resume from the checkpoint.
+        weights_only: True if the checkpoint lacks the optimizer, so that no training can resume from it.
 
     Raises:
         UserError: the file cannot be written. The checkpoint has then been removed.
@@ -155,14 +89,16 @@ def mark_complete(folder: str | Path, training: Mapping) -> None:
         for path in sorted(folder.rglob("*")):
             if path.is_file():
                 sizes[str(path.relative_to(folder))] = path.stat().st_size
-        write_json(folder / MARKER, {"written": time.time(), "training": training, "sizes": sizes})
+        marker = {"written": time.time(), "weights only": weights_only, IDENTITY: identity, "sizes": sizes}
+        write_json(folder / MARKER, marker)
 
 
 def _written(folder: Path) -> float | None:
     """Returns the time when a checkpoint was marked complete, or None if a file is missing or has a different size."""
     with suppress(OSError, UserError, KeyError, AttributeError):  # no marker of this version, or a missing file
         marker = read_json(folder / MARKER)
-        if all((folder / name).stat().st_size == size for name, size in marker["sizes"].items()):
+        whole = all((folder / name).stat().st_size == size for name, size in marker["sizes"].items())
+        if whole and IDENTITY in marker:
             return marker["written"]
     return None
 

@@ -25,7 +25,7 @@ class SavingTrainer(Trainer):
     Attributes:
         encoder: the profile to save with the encoder.
         plan: the training plan, which gives the Matryoshka dimensions.
-        identity: the settings that a run must share to resume from this run's checkpoints.
+        identity: all that the results depend on (`identity.py`), on the main process.
         writes_card: True if `push_to_hub` writes the model card, or False if the card has already been written.
     """
 
@@ -65,7 +65,7 @@ class SavingTrainer(Trainer):
             self.args.save_total_limit = limit
         distributed.barrier()
         if self.args.should_save:
-            mark_complete(folder, self.identity)
+            mark_complete(folder, self.identity, self.args.save_only_model)
             rotate_checkpoints(run, limit, self.state.best_model_checkpoint, use_mtime=True)
 
     def _checkpoint_folder(self, run: str) -> Path:

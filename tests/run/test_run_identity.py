@@ -1,87 +1,37 @@
-"""All that a run depends on, against its readers: a change is refused by name, or it may change for a reason."""
+"""Everything that a run depends on, against everything that compares runs, as one table.
+
+The caches of rows and embeddings have a table of their own in `test_readers.py`: what changed is made again there.
+"""
+
+import copy
+import importlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import pytest
 from git_repositories import Repository
+from trainings import bm25, identity_of, initial
 
+from soft_trainer.encoders.adapters import add_lora
+from soft_trainer.errors import UserError
+from soft_trainer.files import write_json
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
-from soft_trainer.run.identity import changes, run_identity
-from soft_trainer.studies.study import PlannedRun, Study, settings_of
+from soft_trainer.run.record import check_output_dir
+from soft_trainer.studies import study as studies
+from soft_trainer.studies.study import PlannedRun, Study, plan, state_of
+from soft_trainer.training import identity
+from soft_trainer.training.checkpoints import identify, mark_complete
+from soft_trainer.training.identity import IDENTITY, launched_with, option_values, run_identity, started
 
 KINDS = (ModelArguments, DataArguments, SoftInfoNCETrainingArguments)
-# Options that change results: refused by name, by a study and by the check of an output folder.
-OPTIONS = {
-    "loss": "bce",
-    "alpha": 2.0,
-    "temperature": 0.5,
-    "floor": 0.2,
-    "weighting": "positive_aware",
-    "cancel": "top_k",
-    "distill_weight": 0.5,
-    "estimator": "initial_model",
-    "train_sampling_strategy": "no_duplicates",
-    "duplicates": "ignore",
-    "negatives_per_query": 2,
-    "gather_negatives": False,
-    "matryoshka_dims": "32,16",
-    "max_train_rows": 5,
-    "filters": "graphcodebert",
-    "drop_unusable": True,
-    "language": "go",
-    "pooling": "cls",
-    "query_length": 8,
-    "lora_r": 4,
-    "seed": 7,
-    "learning_rate": 1e-3,
-    "num_train_epochs": 2.0,
-    "max_steps": 9,
-    "per_device_train_batch_size": 7,
-    "gradient_accumulation_steps": 2,
-    "optim": "sgd",
-    "merge_ratio": 0.5,
+FILES = {
+    "table_loss.py": "import table_helper\ndef plain(scores, positives, negatives):\n    return scores.mean()\n",
+    "table_package/__init__.py": "",
+    "table_package/inner.py": "class Own:\n    alpha = beta = temperature = 1.0\n",
 }
-# Options that change no result. A study says that they changed, because it makes what it was asked to make.
-HARMLESS = {"examples": 1, "lexical": False, "model_card": False, "per_device_eval_batch_size": 3, "logging_steps": 9}
-# Files whose content changes although no option does, and the name that is refused.
-CONTENT = {
-    "rows/train.jsonl": "the content of data_dir",
-    "judged/test.jsonl": "the content of eval_data_dir",
-    "tree/a.py": "the content of source_dir",
-    "extra/b.py": "the content of extra_source_dir",
-    "urls/train.txt": "the content of split_urls",
-    "encoder/model.safetensors": "the content of model_name_or_path",
-    "encoder/tokenizer.json": "the content of model_name_or_path",
-    "encoder/1_Pooling/config.json": "the content of model_name_or_path",
-    "teacher/config.json": "the content of estimator_model",
-    "table_loss.py": "the content of loss",
-    "table_helper.py": "the content of loss",
-    "table_package/inner.py": "the content of estimator",
-}
-# Files on which no result depends.
-UNREAD = (
-    "encoder/README.md",
-    "encoder/log.txt",
-    "tree/notes.txt",
-    "tree/.hidden/c.py",
-    "tree/out/mine.py",
-    "other.py",
-)
-
-
-@pytest.fixture
-def place(tmp_path, monkeypatch):
-    """A folder with all that options can refer to."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in (*CONTENT, *UNREAD, "table_package/__init__.py"):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("import table_helper\n" if name == "table_loss.py" else "first = 1\n")
-    Repository(tmp_path / "history").commit("add a", {"a.py": "def a():\n    return 1\n"})
-    return tmp_path
-
-
 REFERRING = {
     "data_dir": "rows",
     "eval_data_dir": "judged",
@@ -96,68 +46,368 @@ REFERRING = {
 }
 
 
-def of_folder(options: dict) -> dict:
-    """Returns the identity with which a run checks its output folder."""
+@dataclass(frozen=True)
+class Change:
+    """A change, and how each reader names it. None: the change is free.
+
+    Args:
+        early: the line of the check of an output folder and of a study, which both ask before anything is loaded.
+        resume: the beginning of the line of a training that resumes from a checkpoint.
+        options: the options that change.
+        file: the file whose content changes.
+        trainer: returns the trainer's arguments that change, from those that it has.
+        study: a study's line, where it differs. By default, an option that was not given is new.
+    """
+
+    early: str | None
+    resume: str | None
+    options: Mapping = field(default_factory=dict)
+    file: str = ""
+    trainer: Callable[[dict], dict] | None = None
+    study: str | None = ""
+
+
+def option(name: str, value, resume: str | None = "", **more) -> Change:
+    """Returns the change of an option that affects results."""
+    return Change(f"{name} was ", f"{name} was " if resume == "" else resume, {name: value}, **more)
+
+
+def harmless(name: str, value) -> Change:
+    """Returns the change of an option that affects no result."""
+    return Change(None, None, {name: value}, study=None)
+
+
+def content(file: str, name: str, resume: str | None = "", trainer=None) -> Change:
+    """Returns the change of a file that an option refers to."""
+    line = f"the content of {name} changed"
+    return Change(line, line if resume == "" else resume, file=file, trainer=trainer, study=line)
+
+
+def other_rows(parts: dict) -> dict:
+    return {"train_dataset": parts["train_dataset"].select(range(20))}
+
+
+def other_profile(**changes):
+    return lambda parts: {"encoder": parts["encoder"].replace(**changes)}
+
+
+def other_tokenizer(parts: dict) -> dict:
+    tokenizer = copy.deepcopy(parts["processing_class"])
+    tokenizer.add_tokens(["another"])
+    return {"processing_class": tokenizer}
+
+
+def other_weights(parts: dict) -> dict:
+    model = copy.deepcopy(parts["model"])
+    model.embeddings.word_embeddings.weight.data[0, 0] += 1
+    return {"model": model}
+
+
+def other_dropout(parts: dict) -> dict:
+    model = copy.deepcopy(parts["model"])
+    model.config.hidden_dropout_prob = 0.5
+    return {"model": model}
+
+
+def frozen(parts: dict) -> dict:
+    model = copy.deepcopy(parts["model"])
+    model.embeddings.requires_grad_(False)
+    return {"model": model}
+
+
+def adapter(parts: dict) -> dict:
+    model = copy.deepcopy(parts["model"])
+    model.config._name_or_path = "encoder"
+    add_lora(model, ModelArguments(lora_r=4))
+    return {"model": model}
+
+
+def other_estimator(parts: dict) -> dict:
+    return {"estimator": initial()}
+
+
+def encoded_by_another(parts: dict) -> dict:
+    parts["estimator"].encoder_identity = "of another encoder"
+    return {}
+
+
+BEST = {"load_best_model_at_end": True, "save_strategy": "epoch", "eval_strategy": "epoch"}
+TABLE = {
+    # Options that change results
+    "loss": option("loss", "bce", "the objective's loss was soft_info_nce, is bce"),
+    "alpha": option("alpha", 2.0, "the objective's alpha was"),
+    "temperature": option("temperature", 0.5, "the objective's temperature was"),
+    "floor": option("floor", 0.2, "the objective's floor was"),
+    "weighting": option("weighting", "positive_aware", "the objective's weighting was"),
+    "cancellation": option("cancel", "top_k", "the objective's cancel was"),
+    "teacher in the loss": option("distill_weight", 0.5, "the objective's distill_weight was"),
+    "estimator": option("estimator", "initial_model", "the estimator was", trainer=other_estimator),
+    "sampling": option("train_sampling_strategy", "no_duplicates"),
+    "duplicates": option("duplicates", "ignore"),
+    "own negatives": option("negatives_per_query", 2),
+    "gathering": option("gather_negatives", False),
+    "dimensions": option("matryoshka_dims", "32,16"),
+    "number of rows": option("max_train_rows", 5, "the training rows changed", trainer=other_rows),
+    "filters": option("filters", "graphcodebert", "the training rows changed", trainer=other_rows),
+    "dropped rows": option("drop_unusable", True, "the training rows changed", trainer=other_rows),
+    "language": option("language", "go", "the training rows changed", trainer=other_rows),
+    "pooling": option("pooling", "cls", "the encoder's pooling was", trainer=other_profile(pooling="cls")),
+    "length": option("query_length", 8, "the encoder's query_length was", trainer=other_profile(query_length=8)),
+    "adapter": option("lora_r", 4, "the encoder's configuration or frozen weights changed", trainer=adapter),
+    "seed": option("seed", 7),
+    "learning rate": option("learning_rate", 1e-3),
+    "batch": option("per_device_train_batch_size", 7),
+    "accumulation": option("gradient_accumulation_steps", 2),
+    "optimizer": option("optim", "sgd"),
+    "merging": option("merge_ratio", 0.5),
+    "precision": option("bf16", True),
+    # A longer training
+    "steps": option("max_steps", 9, None),
+    "epochs": option("num_train_epochs", 2.0, None),
+    "best checkpoint": Change("load_best_model_at_end was ", None, BEST),
+    # Options that change none
+    "examples": harmless("examples", 1),
+    "lexical BM25": harmless("lexical", False),
+    "model card": harmless("model_card", False),
+    "evaluation batch": harmless("per_device_eval_batch_size", 3),
+    "logging": harmless("logging_steps", 9),
+    "saving": harmless("save_total_limit", 1),
+    "progress bars": harmless("disable_tqdm", True),
+    # Content that options refer to
+    "rows": content("rows/train.jsonl", "data_dir", "the training rows changed", other_rows),
+    "evaluation rows": content("judged/test.jsonl", "eval_data_dir", None),
+    "mined tree": content("tree/a.py", "source_dir", "the training rows changed", other_rows),
+    "another tree": content("extra/b.py", "extra_source_dir", "the training rows changed", other_rows),
+    "lists of urls": content("urls/train.txt", "split_urls", "the training rows changed", other_rows),
+    "weights": content("encoder/model.safetensors", "model_name_or_path", None, other_weights),
+    "frozen weights": content(
+        "encoder/config.json", "model_name_or_path", "the encoder's configuration or frozen weights changed", frozen
+    ),
+    "dropout": content(
+        "encoder/config.json", "model_name_or_path", "the encoder's configuration or frozen weights", other_dropout
+    ),
+    "tokenizer": content("encoder/tokenizer.json", "model_name_or_path", "the tokenizer changed", other_tokenizer),
+    "saved pooling": content(
+        "encoder/1_Pooling/config.json",
+        "model_name_or_path",
+        "the encoder's pooling was",
+        other_profile(pooling="cls"),
+    ),
+    "estimator's encoder": content(
+        "teacher/config.json", "estimator_model", "the estimator's encoder was", encoded_by_another
+    ),
+    "own loss": content("table_loss.py", "loss"),
+    "a helper of it": content("table_helper.py", "loss"),
+    "own estimator": content("table_package/inner.py", "estimator"),
+    "history": content("history", "history", "the training rows changed", other_rows),
+    # Files that nothing reads
+    "card of the encoder": Change(None, None, file="encoder/README.md", study=None),
+    "log beside the encoder": Change(None, None, file="encoder/log.txt", study=None),
+    "another kind of file": Change(None, None, file="tree/notes.txt", study=None),
+    "hidden file": Change(None, None, file="tree/.hidden/c.py", study=None),
+    "what runs write": Change(None, None, file="tree/out/mine.py", study=None),
+    "another module": Change(None, None, file="other.py", study=None),
+}
+# What is stored of one group, and the line that then says what it is now. None: the change is free.
+ELSEWHERE = {
+    "processes": ("start", {"processes": 2}, "processes was 2, is 1"),
+    "precision of the launcher": ("start", {"mixed_precision": "bf16"}, "mixed_precision"),
+    "format": ("start", {"format": 99}, f"format was 99, is {identity.FORMAT}"),
+    "library": ("versions", {"torch": "1.0"}, None),
+    "python": ("versions", {"python": "3.99"}, None),
+}
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder with all that options can refer to."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in {*FILES, "table_helper.py", *(change.file for change in TABLE.values())} - {"", "history"}:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(FILES.get(name, "first = 1\n"))
+    Repository(tmp_path / "history").commit("add a", {"a.py": "def a():\n    return 1\n"})
+    return tmp_path
+
+
+def change_content(place, file: str) -> None:
+    if file == "history":
+        Repository(place / file).commit("amended", {"a.py": "def a():\n    return 2\n"})
+    elif file:
+        with (place / file).open("a") as written:
+            written.write("second = 2\n")
+
+
+# ---- The readers ----
+
+
+def parts_of(options: Mapping) -> list:
+    """Returns the options of a run as its classes."""
     given = {"language": "python", "output_dir": "tree/out", "use_cpu": True, "report_to": "none", **options}
     parts = []
     for kind in KINDS:
         parts.append(kind(**{name: value for name, value in given.items() if name in kind.__dataclass_fields__}))
-    return run_identity(*parts)
+    return parts
 
 
-def of_study(options: dict, place, launcher: str = "accelerate launch") -> dict:
-    """Returns the identity of a study's cell."""
-    return settings_of(Study(place / "tree" / "out", launcher, ()), PlannedRun("a/1", options))
+class OutputFolder:
+    """The check of an output folder that has the results of a run."""
+
+    def __init__(self, place, trainer_of):
+        self.stored = place / "tree" / "out" / "run.json"
+        self.stored.parent.mkdir(parents=True, exist_ok=True)
+
+    def store(self, options: Mapping, change: Callable) -> None:
+        parts = parts_of(options)
+        write_json(self.stored, {IDENTITY: run_identity(option_values(*parts), started(parts[-1]), "tree/out")})
+
+    def lines(self, options: Mapping, change: Callable) -> str:
+        try:
+            check_output_dir(*parts_of(options))
+        except UserError as error:
+            return str(error).split("contains another run (")[1]
+        return ""
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_an_option_that_changes_results_is_named(name, place):
-    plain = {"loss": "soft_info_nce", "language": "python"}
-    changed = plain | {name: OPTIONS[name]}
-    assert any(line.startswith(f"{name} was ") for line in changes(of_folder(plain), of_folder(changed)))
-    found = changes(of_study(plain, place), of_study(changed, place))
-    assert [line.split(" ")[0] for line in found] == [name]
+class Cell:
+    """A study with a finished run."""
+
+    def __init__(self, place, trainer_of):
+        self.root = place / "tree" / "out"
+        self.stored = self.root / "a" / "1" / "study.json"
+
+    def _run(self, options: Mapping) -> tuple[Study, PlannedRun]:
+        run = PlannedRun("a/1", options)
+        return Study(self.root, "accelerate launch", (run,)), run
+
+    def store(self, options: Mapping, change: Callable) -> None:
+        study, run = self._run(options)
+        study.folder(run).mkdir(parents=True)
+        write_json(study.folder(run) / "study.json", studies.identity_of(study, run))
+        write_json(study.folder(run) / "run.json", {"training": {}})
+        assert state_of(study, run) == ("done", [])
+
+    def lines(self, options: Mapping, change: Callable) -> str:
+        study, run = self._run(options)
+        state, lines = state_of(study, run)
+        assert state == ("changed" if lines else "done")
+        return "; ".join(lines)
 
 
-@pytest.mark.parametrize("name", HARMLESS)
-def test_an_option_that_changes_none_may_change_for_a_folder(name, place):
-    assert changes(of_folder({}), of_folder({name: HARMLESS[name]})) == []
-    assert changes(of_study({}, place), of_study({name: HARMLESS[name]}, place)) == [f"{name} is new or gone"]
+class Resume:
+    """A training that resumes from a checkpoint."""
+
+    def __init__(self, place, trainer_of):
+        self.checkpoint = place / "checkpoint-1"
+        self.stored = self.checkpoint / "complete.json"
+        self.trainer_of = trainer_of
+
+    def _trainer(self, options: Mapping, change: Callable | None):
+        names = SoftInfoNCETrainingArguments.__dataclass_fields__
+        given = {name: value for name, value in options.items() if name in names}
+        estimator = bm25()
+        if options.get("estimator") == REFERRING["estimator"]:
+            estimator = importlib.import_module("table_package.inner").Own()
+        plain = self.trainer_of(estimator=estimator, **given)
+        if change is None:
+            return plain
+        parts = {"model": plain.model, "processing_class": plain.processing_class, "encoder": plain.encoder}
+        changed = change(parts | {"train_dataset": plain.train_dataset, "estimator": estimator})
+        estimator = changed.pop("estimator", estimator)
+        return self.trainer_of(estimator=estimator, arguments=changed, **given)
+
+    def store(self, options: Mapping, change: Callable | None) -> None:
+        self.checkpoint.mkdir()
+        mark_complete(self.checkpoint, identity_of(self._trainer(options, None)))
+
+    def lines(self, options: Mapping, change: Callable | None) -> str:
+        trainer = self._trainer(options, change)
+        trainer._checkpoint = None
+        trainer._keep_weights()
+        try:
+            identify(lambda: identity_of(trainer), str(self.checkpoint))
+        except UserError as error:
+            return str(error).partition(": ")[2].partition(". A training continues")[0]
+        return ""
 
 
-@pytest.mark.parametrize("file", CONTENT)
-def test_changed_content_is_named(file, place):
-    before = of_folder(REFERRING), of_study(REFERRING, place)
-    (place / file).write_text("import table_helper\nsecond = 2\n")
-    after = of_folder(REFERRING), of_study(REFERRING, place)
-    for then, now in zip(before, after, strict=True):
-        assert changes(then, now) == [f"{CONTENT[file]} changed"]
+@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("reader", [OutputFolder, Cell, Resume])
+def test_a_reader_names_what_changed(reader, name, place, trainer_of):
+    change = TABLE[name]
+    plain = REFERRING if change.file else {"language": "python"}
+    asked = reader(place, trainer_of)
+    asked.store(plain, None)
+    change_content(place, change.file)
+    lines = asked.lines({**plain, **change.options}, change.trainer)
+    expected = {OutputFolder: change.early, Cell: change.study, Resume: change.resume}[reader]
+    if expected == "":
+        known = next(iter(change.options)) in plain
+        expected = change.early if known else f"{next(iter(change.options))} is new or gone"
+    if expected is None:
+        assert lines == ""
+    else:
+        assert expected in lines
 
 
-def test_an_amended_commit_is_named(place):
-    before = of_folder(REFERRING), of_study(REFERRING, place)
-    Repository(place / "history").commit("amended", {"a.py": "def a():\n    return 2\n"})
-    after = of_folder(REFERRING), of_study(REFERRING, place)
-    for then, now in zip(before, after, strict=True):
-        assert changes(then, now) == ["the content of history changed"]
+@pytest.mark.parametrize("name", ELSEWHERE)
+@pytest.mark.parametrize("reader", [OutputFolder, Cell, Resume])
+def test_a_reader_names_what_differed_elsewhere(reader, name, place, trainer_of, capsys):
+    group, changed, expected = ELSEWHERE[name]
+    asked = reader(place, trainer_of)
+    asked.store({}, None)
+    path = asked.stored
+    stored = json.loads(path.read_text())
+    stored.get(IDENTITY, stored)[group].update(changed)
+    path.write_text(json.dumps(stored))
+    if expected is not None:
+        assert expected in asked.lines({}, None)
+    elif reader is Cell:
+        assert state_of(*asked._run({}))[0] == "done"
+        assert f"{next(iter(changed))} was " in plan(asked._run({})[0])
+    else:
+        assert asked.lines({}, None) == ""
+        named = f"{next(iter(changed))} was " in capsys.readouterr().err
+        assert named == (reader is Resume)
 
 
-def test_processes_are_named(place):
-    before = of_folder({})
-    assert changes(before, before | {"processes": 2}) == ["processes was 1, is 2"]
-    (line,) = changes(of_study({}, place), of_study({}, place, "accelerate launch --num_processes 2"))
-    assert line.startswith("launcher was accelerate launch, is accelerate launch --num_processes 2")
-
-
-@pytest.mark.parametrize("file", UNREAD)
-def test_files_that_nothing_reads_may_change(file, place):
-    before = of_folder(REFERRING), of_study(REFERRING, place)
-    (place / file).write_text("second = 2\n")
-    assert before == (of_folder(REFERRING), of_study(REFERRING, place))
+def test_every_free_name_has_its_reason():
+    for reader in (identity.OUTPUT_FOLDER, identity.STUDY, identity.RESUME):
+        assert all(len(reason.split()) > 3 for reason in reader.values())
+        assert reader.keys() <= identity.result_options() | {"versions"}
 
 
 def test_content_that_moved_is_the_same(place):
     """A name is no content. The option itself has changed, and says so."""
-    before = of_folder(REFERRING)
+    before = identity.content(REFERRING)
     (place / "rows").rename(place / "moved")
-    assert changes(before, of_folder(REFERRING | {"data_dir": "moved"})) == ["data_dir was rows, is moved"]
+    assert identity.content(REFERRING | {"data_dir": "moved"}) == before
+
+
+SAME_LAUNCHERS = [
+    "accelerate launch --num_processes 2 --mixed_precision bf16",
+    "accelerate launch --mixed-precision=bf16 --num-processes=2",
+    "accelerate  launch  --num_processes 2 --mixed_precision bf16 --main_process_port 29501",
+]
+
+
+@pytest.mark.parametrize("launcher", SAME_LAUNCHERS)
+def test_the_spelling_of_a_launcher_does_not_count(launcher):
+    assert launched_with(launcher) == launched_with(SAME_LAUNCHERS[0])
+
+
+def test_the_number_of_processes_of_a_launcher_counts(tmp_path, monkeypatch):
+    monkeypatch.setattr(identity, "default_config_file", str(tmp_path / "default.yaml"))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert launched_with("accelerate launch") == launched_with("accelerate launch --num_processes 1")
+    assert launched_with("torchrun --nproc-per-node 4")["processes"] == 4
+    assert launched_with("mpirun -np 3 python")["processes"] == 3
+    assert launched_with("env A=1 accelerate launch --num_processes=2")["processes"] == 2
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    assert launched_with("accelerate launch")["processes"] == 8
+    (tmp_path / "default.yaml").write_text("num_processes: 5\n")
+    before = launched_with("accelerate launch")
+    assert before["processes"] == 5
+    (tmp_path / "default.yaml").write_text("num_processes: 5\nmixed_precision: bf16\n")
+    assert launched_with("accelerate launch") != before

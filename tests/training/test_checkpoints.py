@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from trainings import settings_of
+from trainings import identity_of
 from transformers import TrainerCallback
 
 from soft_trainer import BM25Estimator
@@ -30,7 +30,7 @@ def described(trainer, checkpoint=None):
     """Returns the trainer after it was compared with a checkpoint."""
     trainer._checkpoint = checkpoint
     trainer._keep_weights()
-    trainer.identity = identify(lambda: settings_of(trainer), checkpoint)
+    trainer.identity = identify(lambda: identity_of(trainer), checkpoint)
     return trainer
 
 
@@ -44,7 +44,7 @@ OTHER = {
     "accumulation": ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps was 1, is 2"),
     "sampling": ({"train_sampling_strategy": "sequential"}, "train_sampling_strategy was random, is sequential"),
     "dimensions": ({"matryoshka_dims": "32,16"}, "matryoshka_dims was None, is 32,16"),
-    "estimator": ({"estimator": BM25Estimator(k1=2.0)}, "estimator was"),
+    "estimator": ({"estimator": BM25Estimator(k1=2.0)}, "the estimator's k1 was 1.2, is 2.0"),
 }
 
 
@@ -94,14 +94,15 @@ def test_another_source_is_named(trainer_of, tmp_path, monkeypatch, part):
         helper.write_text("SIZE = 2\n")
     else:
         own.write_text(own.read_text().replace("1.0", "-1.0"))
-    expected = "the source of the estimator" if part == "estimator" else f"the source of {name}:plain"
-    with pytest.raises(UserError, match=f"{expected} changed"):
+    option = "estimator" if part == "estimator" else "loss"
+    with pytest.raises(UserError, match=f"the content of {option} changed"):
         described(trainer_of(**options), str(folder))
 
 
 def test_the_number_of_processes_is_named(trainer_of, checkpoint):
     trainer = described(trainer_of())
-    settings = settings_of(trainer) | {"processes": 2}
+    settings = identity_of(trainer)
+    settings["start"]["processes"] = 2
     with pytest.raises(UserError, match="processes was 1, is 2"):
         identify(lambda: settings, checkpoint)
 
@@ -114,7 +115,7 @@ def test_other_rows_weights_and_tokenizers_are_named(trainer_of, checkpoint, dat
     changes = {
         "the training rows changed": {"train_dataset": dataset.select(range(23, -1, -1))},
         "the tokenizer changed": {"processing_class": other},
-        "the model's configuration": {"model": dropout},
+        "the encoder's configuration": {"model": dropout},
         "query_length was 16": {"encoder": profile.replace(query_length=8)},
     }
     for message, arguments in changes.items():
