@@ -35,6 +35,7 @@ from soft_trainer.files import (
     read_json,
     write_text,
 )
+from soft_trainer.fingerprints import file_fingerprint
 from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.places import PLACES, local_names, shared_name, without_places
@@ -211,13 +212,23 @@ def _contents(folder: Path, repo_id: str, revision: str | None, repo_type: str) 
 
 
 def _listed(folder: Path, paths: set[Path]) -> set[Path]:
-    """Returns the files that the record of the run lists, and names the others. Without a list, returns all."""
+    """Returns the files that the record of the run lists. Without a list, returns all.
+
+    A warning names the others, and those that have changed since. The user may have changed the card.
+    """
     listed = listed_files(folder)
     if listed is None:
         return paths
     pushed = {folder / name for name, each in listed.items() if each.get("pushed")} | {folder / RECORD}
     if others := sorted(path.relative_to(folder).as_posix() for path in paths - pushed if path.is_file()):
         logger.warning("%s: not pushed, because run.json does not list them: %s", folder, ", ".join(others))
+    changed = []
+    for name, each in listed.items():
+        if name != CARD and folder / name in paths and each.get("hash") != file_fingerprint(folder / name):
+            changed.append(name)
+    if changed:
+        what = "changed since the run, so its results may not be those of this encoder"
+        logger.warning("%s: %s: %s", folder, what, ", ".join(changed))
     return paths & pushed
 
 

@@ -6,21 +6,30 @@ The caches of rows and embeddings have a table of their own in `test_readers.py`
 import copy
 import importlib
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import pytest
+import torch
 from git_repositories import Repository
+from refusals import refused
 from trainings import bm25, identity_of, initial
 
+from soft_trainer.data.judgments import Split
 from soft_trainer.encoders.adapters import add_lora
 from soft_trainer.errors import UserError
+from soft_trainer.evaluation.ranking import Ranking
+from soft_trainer.evaluation.results import save_ranks
 from soft_trainer.files import write_json
+from soft_trainer.hub.push import _contents
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
+from soft_trainer.run.folder import RunFolder
 from soft_trainer.run.record import check_output_dir
 from soft_trainer.studies import study as studies
+from soft_trainer.studies.compare import ranks_of
 from soft_trainer.studies.study import PlannedRun, Study, plan, state_of
 from soft_trainer.training import identity
 from soft_trainer.training.checkpoints import identify, mark_complete
@@ -411,3 +420,71 @@ def test_the_number_of_processes_of_a_launcher_counts(tmp_path, monkeypatch):
     assert before["processes"] == 5
     (tmp_path / "default.yaml").write_text("num_processes: 5\nmixed_precision: bf16\n")
     assert launched_with("accelerate launch") != before
+
+
+# ---- Ranks, and the encoder that made them ----
+
+# What changes in the folder of a run, and whether its ranks are then those of another encoder.
+BESIDE_RANKS = {
+    "model.safetensors": True,
+    "config.json": True,
+    "tokenizer.json": True,
+    "1_Pooling/config.json": True,
+    "soft_trainer.json": True,
+    "README.md": False,
+    "log.txt": False,
+    "trainer_state.json": False,
+}
+
+
+@pytest.fixture
+def ranked(encoder_dir, dataset, tmp_path):
+    """The folder of a run, with its encoder and the ranks that it made."""
+    folder = tmp_path / "ranked"
+    shutil.copytree(encoder_dir, folder)
+    files = RunFolder(tmp_path / "ranked")
+    files._before = {}
+    (folder / "README.md").write_text("# Card\n")
+    (folder / "trainer_state.json").write_text("{}")
+    split = Split.from_pairs(dataset)
+    ranking = Ranking(torch.ones(24, dtype=torch.long), torch.zeros(24, 3, dtype=torch.long), torch.ones(24, 3))
+    for system in ("trained", "lexical"):
+        encoder = folder if system == "trained" else None
+        path = folder / f"ranks-test-{system}.parquet"
+        save_ranks(path, split, ranking, ("docstring",), ("code",), encoder=encoder)
+    write_json(folder / "run.json", files.record({}))
+    return folder
+
+
+@pytest.mark.parametrize("file", BESIDE_RANKS)
+def test_ranks_of_another_encoder_are_refused_and_a_push_names_it(file, ranked, caplog):
+    ranks_of(ranked, "test")
+    with (ranked / file).open("a") as written:
+        written.write(" ")
+    ranks_of(ranked, "test", "lexical")
+    _contents(ranked, "ann/encoder", None, "model")
+    assert ("changed since the run" in caplog.text and file in caplog.text) == BESIDE_RANKS[file]
+    if BESIDE_RANKS[file]:
+        with refused(f"the encoder in {ranked} has changed since these ranks were made: evaluate again"):
+            ranks_of(ranked, "test")
+        with refused("has changed since these ranks were made"):
+            ranks_of(ranked / "ranks-test-trained.parquet", "test")
+    else:
+        ranks_of(ranked, "test")
+
+
+def test_ranks_outlive_their_encoder_and_name_one_elsewhere(ranked, dataset, tmp_path, capsys):
+    measured = tmp_path / "measured"
+    measured.mkdir()
+    ranking = Ranking(torch.ones(24, dtype=torch.long), torch.zeros(24, 3, dtype=torch.long), torch.ones(24, 3))
+    path = measured / "ranks-test-untrained.parquet"
+    save_ranks(path, Split.from_pairs(dataset), ranking, ("docstring",), ("code",), encoder=ranked)
+    ranks_of(measured, "test", "untrained")
+    assert capsys.readouterr().err == ""
+    (ranked / "model.safetensors").write_text("of another training")
+    ranks_of(measured, "test", "untrained")
+    assert f"the encoder in {ranked} has changed since" in capsys.readouterr().err
+    for path in ranked.rglob("*"):
+        if path.is_file() and path.suffix != ".parquet" and path.name != "run.json":
+            path.unlink()
+    ranks_of(ranked, "test")
