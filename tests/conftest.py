@@ -214,7 +214,7 @@ def write_folder(rows, tmp_path):
     it is.
     """
 
-    from soft_trainer.data.layouts.codesearchnet import SPLITS
+    from soft_trainer.data.layouts.files import SPLITS
 
     def write(compressed: bool = False, **changed):
         usual = {"train": rows[:8], "valid": rows[8:10], "test": rows[10:12], "codebase": rows[8:12]}

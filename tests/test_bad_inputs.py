@@ -6,7 +6,7 @@ from pathlib import Path
 import datasets
 import pytest
 
-from soft_trainer.data.layouts.codesearchnet import SPLITS
+from soft_trainer.data.layouts.files import SPLITS
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.files import write_rows
 

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from datasets import Dataset, DatasetDict, concatenate_datasets
+from datasets import Dataset, DatasetDict
 
 from soft_trainer.data.columns import (
+    ANY_COLUMNS,
     COLUMNS_OF,
-    PAIRS,
-    QUERIES,
     ColumnNames,
     chosen_columns,
     has_code,
@@ -23,15 +22,15 @@ from soft_trainer.data.columns import (
     with_text_ids,
 )
 from soft_trainer.data.judgments import Split
-from soft_trainer.data.layouts.codesearchnet import SIDES_OF, SPLITS, corpus_of, load_folder, split_files, splits_in
+from soft_trainer.data.layouts.codesearchnet import corpus_of, is_codesearchnet, load_folder, splits_in
+from soft_trainer.data.layouts.files import SIDES_OF, SPLITS
 from soft_trainer.data.layouts.judged import has_judged_splits, load_judged_splits
-from soft_trainer.data.layouts.tables import format_of, is_saved, read_splits, row_files, split_of
+from soft_trainer.data.layouts.tables import is_saved, read_splits, row_files
 from soft_trainer.data.places import place_of
 from soft_trainer.data.python_rows import from_frame
 from soft_trainer.data.row_checks import blank_rows, check_targets
 from soft_trainer.data.tokens import columns_in
 from soft_trainer.errors import UserError
-from soft_trainer.files import read_json_lines
 from soft_trainer.mining.packages import assign_splits
 from soft_trainer.terminal import print_on_main, table
 
@@ -60,23 +59,23 @@ def load_rows(
     Raises:
         UserError: the rows cannot be read, a column is missing or not text, or a row (see the message) has no text.
     """
-    tables = load_tables(source, query_column, code_column, id_column, needed=None)
+    if not isinstance(source, pd.DataFrame) and has_judged_splits(Path(source)):
+        return load_judged_splits(Path(source))
+    tables = load_tables(source, ColumnNames(query_column, code_column, id_column))
     if not tables.keys() - {"codebase"}:
         raise UserError(f"{source}: no rows")
     return splits_of(tables)
 
 
-def splits_of(tables: Mapping[str, Dataset | Split]) -> dict[str, Split]:
-    """Makes splits from tables. A code answers the queries with the same url. Splits are returned unchanged.
+def splits_of(tables: Mapping[str, Dataset]) -> dict[str, Split]:
+    """Makes splits from tables. A code answers the queries with the same url.
 
     Raises:
         UserError: a query has no right answer in the corpus.
     """
     splits = {}
     for name, rows in tables.items():
-        if isinstance(rows, Split):
-            splits[name] = rows
-        elif name == "train":
+        if name == "train":
             splits[name] = Split.from_pairs(rows)
         elif name != "codebase":
             check_targets(rows, tables.get("codebase"), name)
@@ -86,29 +85,19 @@ def splits_of(tables: Mapping[str, Dataset | Split]) -> dict[str, Split]:
 
 def load_tables(
     source: str | Path | pd.DataFrame,
-    query_column: str | None = None,
-    code_column: str | None = None,
-    id_column: str | None = None,
-    needed: Sequence[str] | None = SPLITS,
-    split: bool = True,
+    names: ColumnNames = ANY_COLUMNS,
+    needed: Sequence[str] = SPLITS,
     check: bool = True,
-) -> DatasetDict | dict[str, Split | Dataset]:
-    """Loads the tables train, valid, test and codebase. Folders of judgments give a `Split` instead; see `load_rows`.
+) -> DatasetDict:
+    """Loads the tables train, valid, test and codebase, those that exist, from a place that has no judgments.
 
     Args:
-        needed: the splits that must exist. If None, those that exist are returned.
-        split: if False, only `test` is returned, with the rows of test, of valid if there is no test, or else all
-            rows.
+        needed: the splits that are used. Training rows without other splits are split if train is not all that is
+            needed. If train is not needed, it is left out unless there is nothing else.
         check: whether to raise an error for rows without a query or a code.
     """
-    if not isinstance(source, pd.DataFrame) and has_judged_splits(Path(source)):
-        splits = load_judged_splits(Path(source))
-        return splits | {"codebase": splits[list(splits)[-1]].corpus}
-    names = ColumnNames(query_column, code_column, id_column)
-    data = _read(source, names, needed, split, check)
-    if not split:
-        return _undivided(data)
-    if list(data) == ["train"] and (needed is None or set(needed) - {"train"}):
+    data = _read(source, names, needed, check)
+    if list(data) == ["train"] and "train" in needed and {*needed} - {"train"}:
         data = _split(data["train"])
     if "codebase" not in data:
         held_out = splits_in(data, ("valid", "test"))
@@ -118,65 +107,28 @@ def load_tables(
 
 
 def _read(
-    source: str | Path | pd.DataFrame, names: ColumnNames, needed: Sequence[str] | None, split: bool, check: bool
+    source: str | Path | pd.DataFrame, names: ColumnNames, needed: Sequence[str], check: bool
 ) -> dict[str, Dataset]:
-    """Reads tables of rows, and gives them CodeSearchNet's columns and ids. The arguments are those of `load_rows`."""
-    framed = isinstance(source, pd.DataFrame)
-    if not framed and not any(names) and split and is_codesearchnet(Path(source)):
-        alone = list(split_files(Path(source))) == ["train"]  # the other splits are then made from it
-        data = load_folder(source, needed=["train"] if alone else {*(needed or ())} - {"codebase"})
-        if check:
-            _check_texts(data, COLUMNS_OF, source)
-        if alone or "train" not in data:
-            return with_text_ids(data)
-        return with_text_ids(data) | {"train": data["train"]}  # its training rows need no urls
-    if framed:
+    """Reads tables of rows, and gives them CodeSearchNet's columns and ids; see `load_tables`."""
+    name = str(source)
+    if isinstance(source, pd.DataFrame):
         name = "the data frame"
         data = {"train": from_frame(source)}
+    elif not any(names) and is_codesearchnet(Path(source)):
+        data = load_folder(source)
     else:
-        name = str(source)
         data = read_splits(name)
+    for split, rows in data.items():
+        if not len(rows):
+            raise UserError(f"{name}: {split} has no rows")
+    if "train" not in needed and data.keys() - {"train", "codebase"}:
+        data.pop("train", None)
     if check:
         _check_texts(data, chosen_columns(data, names.query, names.code, name, quiet=True), source)
     return with_text_ids(standard_rows(data, name, names, partial(_place, source)))
 
 
-def _undivided(data: Mapping[str, Dataset]) -> DatasetDict:
-    """Returns a test split with its corpus.
-
-    It has the rows of test if that exists, otherwise those of valid, otherwise all rows. Its corpus is `codebase`, or
-    the codes of these rows if there is no `codebase`.
-    """
-    pairs = {}
-    for name, rows in data.items():
-        if name != "codebase" and columns_in(rows, QUERIES):
-            pairs[name] = rows
-    parts = list(pairs.values()) or list(data.values())
-    chosen = pairs.get("test") or pairs.get("valid") or concatenate_datasets(parts)
-    if "codebase" in data or "url" in chosen.column_names:
-        _check_sides(chosen, ["query"])
-    else:
-        _check_sides(chosen, COLUMNS_OF)
-    return DatasetDict(test=chosen, codebase=data.get("codebase") or corpus_of([chosen]))
-
-
 # ---- Columns ----
-
-
-def is_codesearchnet(folder: Path, query_column: str | None = None) -> bool:
-    """Returns True if a folder has JSON lines in CodeSearchNet's columns. The first row decides."""
-    if not folder.is_dir():
-        return False
-    files = split_files(folder)
-    if not files:
-        return not is_saved(folder) and not any(map(format_of, folder.iterdir()))
-    if not {*map(split_of, folder.iterdir())} <= {None, *files}:
-        return False  # a split has another name or format, such as `dev.jsonl` or `test.csv`
-    try:
-        _, row = next(read_json_lines(next(iter(files.values()))), (None, {}))
-    except UserError:
-        return True  # CodeSearchNet's reader raises a better error
-    return bool({*QUERIES} & row.keys()) or not (query_column in row or any({*pair} <= row.keys() for pair in PAIRS))
 
 
 def _check_texts(
@@ -209,7 +161,7 @@ def _place(source: str | Path | pd.DataFrame, split: str, row: int) -> str:
     path = Path(source)
     files = []
     if path.exists() and not is_saved(path):
-        files = [file for file, named in row_files(path) if named == split]
+        files = row_files(path).get(split)
     if files:
         return place_of(files, row - 1)
     return f"{source}, {split}, row {row}"
@@ -218,7 +170,7 @@ def _place(source: str | Path | pd.DataFrame, split: str, row: int) -> str:
 # ---- Splits ----
 
 
-def _check_sides(rows: Dataset, sides: Iterable[str]) -> None:
+def check_sides(rows: Dataset, sides: Iterable[str]) -> None:
     """Raises UserError if the rows have no column for queries or none for codes."""
     for side in sides:
         if not columns_in(rows, COLUMNS_OF[side]):
@@ -228,7 +180,7 @@ def _check_sides(rows: Dataset, sides: Iterable[str]) -> None:
 
 def _split(rows: Dataset) -> dict[str, Dataset]:
     """Splits rows into about 80 % train, 10 % valid and 10 % test, and prints the size of each."""
-    _check_sides(rows, COLUMNS_OF)
+    check_sides(rows, COLUMNS_OF)
     groups = []
     for column in columns_in(rows, REPOSITORIES)[:1]:
         groups = list(map(str, rows[column]))

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict
 
-from soft_trainer.data.layouts.codesearchnet import SIDES_OF, SPLITS
+from soft_trainer.data.layouts.files import SIDES_OF, SPLITS
 from soft_trainer.data.tokens import check_language_column, text_column
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from datasets import DatasetDict
 
-from soft_trainer.data.layouts.codesearchnet import SIDES_OF, SPLITS
+from soft_trainer.data.layouts.files import SIDES_OF, SPLITS
 from soft_trainer.data.tokens import SIDES, tokenized
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.terminal import table

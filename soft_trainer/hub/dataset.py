@@ -12,7 +12,8 @@ from huggingface_hub import DatasetCard, DatasetCardData
 from transformers import TrainingArguments
 
 from soft_trainer import distributed
-from soft_trainer.data.layouts.codesearchnet import FEATURES, FILE_FEATURES, HUB_SPLITS, languages_in
+from soft_trainer.data.languages import languages_in
+from soft_trainer.data.layouts.codesearchnet import FEATURES, FILE_FEATURES, HUB_SPLITS
 from soft_trainer.files import PUSHED_ROWS, ROW_FILES, reporting_disk_errors, write_rows, write_text
 from soft_trainer.hub.push import push_folder
 from soft_trainer.options.fields import DataArguments

@@ -35,15 +35,19 @@ from pathlib import Path
 
 from datasets import Dataset
 
-from soft_trainer.data.any_rows import is_codesearchnet, load_tables
+from soft_trainer.data.any_rows import check_sides, load_tables, splits_of
 from soft_trainer.data.judgments import Split
-from soft_trainer.data.layouts.annotations import graded_split, read_annotations, read_relevance
-from soft_trainer.data.layouts.codesearchnet import SPLITS, languages_in, load_folder
-from soft_trainer.data.layouts.judged import files_of, has_judged_splits, load_judged_splits
-from soft_trainer.data.row_checks import check_targets, check_texts, drop_unusable_rows
+from soft_trainer.data.languages import languages_in
+from soft_trainer.data.layouts.annotations import read_annotations, read_relevance
+from soft_trainer.data.layouts.codesearchnet import corpus_of, load_folder
+from soft_trainer.data.layouts.files import SPLITS, files_of
+from soft_trainer.data.layouts.graded import graded_split
+from soft_trainer.data.layouts.judged import has_judged_splits, load_judged_splits
+from soft_trainer.data.row_checks import check_texts, drop_unusable_rows
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.options.fields import COLUMN_OPTIONS, DataArguments
+from soft_trainer.options.fields import DataArguments
+from soft_trainer.run.rows import column_names
 from soft_trainer.terminal import print_on_main
 
 
@@ -74,10 +78,10 @@ def load_evaluation_sets(
     sets: list[EvaluationSet] = []
     taken = {*SPLITS, *(f"{split}-{language}" for split in SPLITS for language in arguments.languages)}
     for folder in (Path(name.strip()) for name in (arguments.eval_data_dir or "").split(",") if name.strip()):
-        parts = {}
-        if folder.is_dir():
-            parts = dict(_published_sets(folder, arguments, codebase))
-        parts = parts or {"rows": _all_rows(folder, arguments, profile)}
+        parts = dict(_judged_sets(folder, arguments, codebase))
+        if not parts or "test.jsonl" in files_of(folder):
+            name, split = _set_of_rows(folder, arguments, profile)
+            parts[name] = split
         for part, split in parts.items():
             name = folder.resolve().name + (f"-{part}" if len(parts) > 1 else "")
             if name in taken:
@@ -93,13 +97,16 @@ def load_evaluation_sets(
     return sets
 
 
-def _all_rows(source: Path, arguments: DataArguments, profile: EncoderProfile) -> Split:
-    """Loads test, or else valid, or else all rows, with their corpus."""
+def _set_of_rows(source: Path, arguments: DataArguments, profile: EncoderProfile) -> tuple[str, Split]:
+    """Returns test, or else valid, or else all rows, with their corpus. The name is that of the split, or "rows"."""
     try:
-        columns = [getattr(arguments, name) for name in COLUMN_OPTIONS]
-        data = load_tables(source, *columns, split=False, check=not arguments.drop_unusable)
+        data = load_tables(source, column_names(arguments), ("valid", "test"), check=not arguments.drop_unusable)
         if arguments.drop_unusable:
             data = drop_unusable_rows(data, profile)
+        name = next(name for name in ("test", "valid", "train", "codebase") if name in data)
+        check_sides(data[name], ("query",) if "codebase" in data else ("query", "code"))
+        corpus = data.get("codebase") or corpus_of([data[name]])
+        split = splits_of({"test": data[name], "codebase": corpus})["test"]
     except UserError as error:
         looked_for = ""
         if source.is_dir():
@@ -111,29 +118,16 @@ def _all_rows(source: Path, arguments: DataArguments, profile: EncoderProfile) -
                 f"{', '.join(names[:8]) or 'nothing'}{' ...' if len(names) > 8 else ''}"
             )
         raise UserError(f"eval_data_dir={error}{looked_for}") from None
-    return _by_url(source, data["test"], data["codebase"])
+    return name.replace("train", "rows"), split
 
 
-def _by_url(source: Path, queries: Dataset, corpus: Dataset) -> Split:
-    """Returns a split in which a query's right answer is the code with the same url.
-
-    Raises:
-        UserError: the corpus has no code for a query.
-    """
-    try:
-        check_targets(queries, corpus, "test")
-    except UserError as error:
-        raise UserError(f"{source}: {error}") from None
-    return Split.from_urls(queries, corpus)
-
-
-def _published_sets(folder: Path, arguments: DataArguments, codebase: Dataset | None) -> Iterator[tuple[str, Split]]:
-    """Yields each set in a folder with its name."""
+def _judged_sets(folder: Path, arguments: DataArguments, codebase: Dataset | None) -> Iterator[tuple[str, Split]]:
+    """Yields each set of judged queries in a folder with its name."""
     if has_judged_splits(folder):
         splits = load_judged_splits(folder)
         measured = {"valid": "dev", "test": "test"}
         if splits.keys().isdisjoint(measured):
-            raise UserError(f"{folder}: it has judgments only for training, none to evaluate on")
+            raise UserError(f"{folder}: has judgments only for training, none to evaluate on")
         yield from ((part, splits[split]) for split, part in measured.items() if split in splits)
     files = files_of(folder)
     for part, name, read, gain in (
@@ -141,24 +135,10 @@ def _published_sets(folder: Path, arguments: DataArguments, codebase: Dataset | 
         ("relevance", "relevance.jsonl", read_relevance, "linear"),
     ):
         if name in files:
-            if "codebase.jsonl" in files:
-                corpus = load_folder(folder, ("codebase",))["codebase"]
-            else:
-                corpus = codebase
+            corpus = load_folder(folder, ("codebase",)).get("codebase", codebase)
             if corpus is None:
                 raise UserError(f"{folder}: {name} has no corpus: neither the folder nor the run has a codebase")
             if "url" not in corpus.column_names:
                 raise UserError(f"{folder}: {name} names codes by url; its codebase has no url")
             languages = arguments.languages or languages_in({"codebase": corpus})
             yield part, graded_split(read(files[name], languages), corpus, files[name], gain)
-    # If the columns are others, `_all_rows` reads them.
-    if "test.jsonl" in files and is_codesearchnet(folder, arguments.query_column):
-        if "codebase.jsonl" in files:
-            splits = load_folder(folder, ("test", "codebase"))
-        else:
-            splits = load_tables(folder, needed=("test",))
-        if "codebase" not in splits:
-            raise UserError(
-                f"{folder}: test.jsonl has no corpus: there is no codebase.jsonl, nor code in all of valid and test"
-            )
-        yield "test", _by_url(folder, splits["test"], splits["codebase"])

@@ -15,7 +15,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from soft_trainer import distributed
 from soft_trainer.data.judgments import Split
-from soft_trainer.data.layouts.codesearchnet import languages_in
+from soft_trainer.data.languages import languages_in
 from soft_trainer.data.tokens import column_texts, text_column
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.lexical import lexical_rankings

@@ -13,15 +13,10 @@ from datasets import Dataset, DatasetDict, concatenate_datasets
 from transformers import TrainingArguments
 
 from soft_trainer.data.any_rows import load_tables
-from soft_trainer.data.layouts.codesearchnet import (
-    SPLITS,
-    check_languages,
-    languages_in,
-    load_folder,
-    load_hub,
-    select_by_urls,
-    splits_in,
-)
+from soft_trainer.data.columns import ColumnNames
+from soft_trainer.data.languages import check_languages, languages_in
+from soft_trainer.data.layouts.codesearchnet import load_folder, load_hub, select_by_urls, splits_in
+from soft_trainer.data.layouts.files import SPLITS
 from soft_trainer.data.layouts.judged import has_judged_splits, load_judged_splits
 from soft_trainer.data.layouts.tables import HUB_NAME
 from soft_trainer.data.row_checks import check_rows, check_texts, check_urls, drop_unusable_rows
@@ -114,8 +109,9 @@ def load_local(arguments: DataArguments, needed: Sequence[str] = SPLITS) -> dict
         return None
     sources = {name: _in_place(arguments.data_dir or "", name) for name in _loaded_languages(arguments)}
     elsewhere = arguments.source_dir or arguments.history or len({*sources.values()}) < len(sources)
-    elsewhere = elsewhere or any(has_judged_splits(Path(source)) for source in sources.values())
-    if elsewhere or not all(source and Path(source).exists() for source in sources.values()):
+    for source in sources.values():
+        elsewhere = elsewhere or not source or not Path(source).exists() or has_judged_splits(Path(source))
+    if elsewhere:
         return None  # `load_data` reads them, or raises an error
     loaded = {}
     for language, source in sources.items():
@@ -131,8 +127,12 @@ def _chooses_rows(arguments: DataArguments) -> bool:
 
 
 def _load_rows(source: str, arguments: DataArguments, needed: Sequence[str]) -> DatasetDict:
-    columns = [getattr(arguments, name) for name in COLUMN_OPTIONS]
-    return load_tables(source, *columns, needed, check=not _chooses_rows(arguments))
+    return load_tables(source, column_names(arguments), needed, check=not _chooses_rows(arguments))
+
+
+def column_names(arguments: DataArguments) -> ColumnNames:
+    """Returns the names of columns that the options give."""
+    return ColumnNames(*(getattr(arguments, name) for name in COLUMN_OPTIONS))
 
 
 def load_data(

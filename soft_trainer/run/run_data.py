@@ -10,7 +10,7 @@ from datasets import DatasetDict
 from soft_trainer.data.any_rows import splits_of
 from soft_trainer.data.joining import join_sources
 from soft_trainer.data.judgments import Split
-from soft_trainer.data.layouts.codesearchnet import rows_in
+from soft_trainer.data.languages import rows_in
 from soft_trainer.encoders.profiles import EncoderProfile
 
 

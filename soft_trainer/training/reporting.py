@@ -11,7 +11,7 @@ from datasets import Dataset
 from transformers import PreTrainedModel, TrainerCallback, TrainerState, TrainingArguments
 
 from soft_trainer.data.judgments import Split
-from soft_trainer.data.layouts.codesearchnet import languages_in
+from soft_trainer.data.languages import languages_in
 from soft_trainer.data.statistics import data_statistics
 from soft_trainer.encoders.adapters import active_adapter, has_adapter
 from soft_trainer.encoders.loading import profile_warnings

@@ -204,7 +204,7 @@ def test_an_evaluation_set_is_all_rows(pairs, tmp_path):
         ("a.csv", "query,code\nx,1\ny,2\n", {}, "column 'code' holds int64, text is expected"),
         ("a.jsonl", '{"query": "x"\n', {}, "a.jsonl: cannot be read: "),
         ("a.csv", "query,code\nx,y\nz,a\n", {}, "2 rows (2 different ones) are too few to split"),
-        ("folder/readme.md", "text", {}, "neither train.jsonl nor train.jsonl.gz is there"),
+        ("folder/readme.md", "text", {}, "folder: no rows; JSON lines, CSV or Parquet are read"),
         (None, None, {}, "no such folder or file, and no name on the Hub"),
     ],
 )

@@ -8,6 +8,7 @@ from refusals import refused
 
 from soft_trainer import load_rows
 from soft_trainer.data.any_rows import load_tables
+from soft_trainer.data.columns import ColumnNames
 from soft_trainer.data.judgments import Split
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.options.fields import DataArguments
@@ -35,15 +36,15 @@ def test_the_web_page_of_a_row_is_no_id(answers):
 
 
 def test_a_named_column_is_the_id(answers):
-    data = load_tables(answers, id_column="number")
+    data = load_tables(answers, ColumnNames(id="number"))
     assert {*data["test"]["url"]} <= set(map(str, range(200)))
     with refused("pages.jsonl, line 21", "its url, 'https://example.org/0', has another code in", "line 1"):
-        load_tables(answers, id_column="url")
+        load_tables(answers, ColumnNames(id="url"))
     with refused("id_column=name: no such column"):
-        load_tables(answers, id_column="name")
+        load_tables(answers, ColumnNames(id="name"))
     frame = pd.read_json(answers, lines=True).assign(number=["7", " ", *map(str, range(198))])
     with refused("the data frame, row 2: column 'number', the id, is missing or empty"):
-        load_tables(frame, id_column="number")
+        load_tables(frame, ColumnNames(id="number"))
 
 
 def test_the_column_that_was_named_is_read_whatever_the_profile_prefers(answers, tmp_path):

@@ -7,12 +7,13 @@ from datasets import Dataset
 from refusals import refused
 
 from soft_trainer.data.any_rows import load_tables
+from soft_trainer.data.columns import ColumnNames
 from soft_trainer.data.python_rows import as_evaluations, as_split
 
 
 def test_names_of_columns_are_texts_and_different():
     frame = pd.DataFrame({0: [f"q{n}" for n in range(9)], 1: [f"c{n}" for n in range(9)]})
-    assert load_tables(frame, query_column="0", code_column="1")["train"].column_names[:2] == ["docstring", "code"]
+    assert load_tables(frame, ColumnNames("0", "1"))["train"].column_names[:2] == ["docstring", "code"]
     twice = pd.concat([frame, frame], axis=1)
     with refused("the data frame: two columns are called '0'"):
         load_tables(twice)

@@ -160,7 +160,7 @@ def test_cosqa_plus_reads_files_of_one_set_of_names(cosqa_plus):
         ("cosqa", 1, '[{"docstring": "x"}]', ["entry 1", "'doc'"]),
         ("cosqa", 1, '[{"doc": 3, "retrieval_idx": 0}]', ["entry 1", "not as published"]),
         ("cosqa", 1, '[{"doc": "x", "retrieval_idx": 9}]', ["entry 1: retrieval_idx 9 is not in code_idx_map"]),
-        ("cosqa", 1, '[{"doc": " ", "retrieval_idx": 0}]', ["'docstring_tokens'", "row 1"]),
+        ("cosqa", 1, '[{"doc": " ", "retrieval_idx": 0}]', ["entry 1: the query is blank"]),
         ("cosqa_plus", 0, None, ["CoSQA+ needs", PLUS_FILES[0]]),
         ("cosqa_plus", 2, None, ["CoSQA+ needs", PLUS_FILES[2]]),
         ("cosqa_plus", 0, '[{"query": "x"}]', ["entry 1", "query-idx"]),
@@ -264,7 +264,7 @@ def test_two_files_of_one_part_and_two_sets_of_one_name_are_refused(cosqa, tmp_p
     with refused("other results called test"):
         load(cosqa.rename(tmp_path / "test"))
     (tmp_path / "test/cosqa-retrieval-dev-99.json").write_text(json.dumps(QUERIES[:1]))
-    with refused("several files hold the dev queries of CoSQA, cosqa-retrieval-dev-99.json too"):
+    with refused("cosqa-retrieval-dev-500.json and cosqa-retrieval-dev-99.json both have rows of valid"):
         load(tmp_path / "test")
 
 
@@ -328,7 +328,7 @@ def test_rows_without_a_codebase_are_ranked_against_the_codes_of_valid_and_test(
     urls = [json.loads(line)["url"] for split in ("valid", "test") for line in lines[split].splitlines()]
     assert len(found.split.queries) == 4 and found.split.corpus["url"][:] == urls
     queries = lines_of(*({"docstring": row["docstring"], "url": row["url"]} for row in rows))
-    with refused("test.jsonl has no corpus: there is no codebase.jsonl"):
+    with refused("no column for the code: the rows have docstring, url"):
         load(written(tmp_path / "queries", **{"test.jsonl": queries}))
 
 

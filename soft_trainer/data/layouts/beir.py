@@ -7,21 +7,21 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 from datasets import Dataset
 
 from soft_trainer.data.judgments import Split
+from soft_trainer.data.layouts.files import SPLIT_NAMES, SPLITS, files_of, files_of_splits
+from soft_trainer.data.layouts.graded import split_of_grades
 from soft_trainer.errors import UserError
 from soft_trainer.files import UNREADABLE, open_text, read_json_lines
-from soft_trainer.terminal import print_on_main
 
-SPLIT_OF = {"train": "train", "dev": "valid", "valid": "valid", "validation": "valid", "test": "test"}
+TEXT_FILES = ("corpus.jsonl", "queries.jsonl")
 
 
 def is_beir(folder: Path) -> bool:
     """Returns True if a folder has BEIR's layout."""
-    return bool(_file(folder / "corpus.jsonl") and _file(folder / "queries.jsonl") and _qrels(folder))
+    return {*TEXT_FILES} <= files_of(folder).keys() and bool(_qrels(folder))
 
 
 def load_beir(folder: str | Path) -> dict[str, Split]:
@@ -36,49 +36,25 @@ def load_beir(folder: str | Path) -> dict[str, Split]:
             line.
     """
     folder = Path(folder)
-    corpus_ids, corpus = _rows(_file(folder / "corpus.jsonl"), "code")
-    query_ids, queries = _rows(_file(folder / "queries.jsonl"), "docstring")
+    corpus_file, query_file = map(files_of(folder).get, TEXT_FILES)
+    corpus_ids, corpus = _rows(corpus_file, "code")
+    query_ids, queries = _rows(query_file, "docstring")
     corpus = corpus.add_column("url", corpus_ids)
     splits = {}
     for split, path in _qrels(folder).items():
         grades = _grades(path, query_ids, corpus_ids)
-        splits[split] = _split(queries, corpus, grades, path, judged_codes=split == "train")
+        splits[split] = split_of_grades(queries, corpus, grades, path, judged_codes=split == "train")
     return splits
-
-
-def _split(queries: Dataset, corpus: Dataset, grades: pd.DataFrame, path: Path, judged_codes: bool) -> Split:
-    """Makes a split from judgments. If `judged_codes`, the corpus contains only judged codes."""
-    answered = np.unique(grades["query"][grades["grade"] > 0])
-    if not len(answered):
-        raise UserError(f"{path}: no query has a right answer, a score above 0")
-    asked = grades["query"].nunique()
-    if len(answered) < asked:
-        print_on_main(f"{path}: {asked - len(answered):,} of {asked:,} queries have no right answer")
-    codes = np.arange(len(corpus))
-    if judged_codes:
-        codes = np.unique(grades["code"])
-        corpus = corpus.select(codes)
-    kept = grades[grades["query"].isin(answered)]
-    places = [np.searchsorted(answered, kept["query"]), np.searchsorted(codes, kept["code"])]
-    return Split.from_grades(queries.select(answered), corpus, np.stack(places, axis=1), kept["grade"])
 
 
 def _qrels(folder: Path) -> dict[str, Path]:
     """Returns the judgment file for each split."""
-    found = {}
-    for name, split in SPLIT_OF.items():
-        path = _file(folder / "qrels" / f"{name}.tsv")
-        if path:
-            found.setdefault(split, path)
-    return found
 
+    def split_of(name: str) -> str | None:
+        return SPLIT_NAMES.get(name.removesuffix(".tsv")) if name.endswith(".tsv") else None
 
-def _file(path: Path) -> Path | None:
-    """Returns a file, or its gzipped copy, or None if neither exists."""
-    for candidate in (path, path.with_name(f"{path.name}.gz")):
-        if candidate.is_file():
-            return candidate
-    return None
+    found = files_of_splits(folder / "qrels", split_of)
+    return {split: found[split][0] for split in SPLITS if split in found}
 
 
 def _rows(path: Path, column: str) -> tuple[list[str], Dataset]:
@@ -92,6 +68,8 @@ def _rows(path: Path, column: str) -> tuple[list[str], Dataset]:
         if name in rows:
             raise UserError(f"{place}: repeats the _id {name!r}")
         whole = f"{row.get('title') or ''} {text}".strip()
+        if not whole:
+            raise UserError(f"{place}: the text is blank")
         rows[name] = {column: whole, f"{column}_tokens": whole.split(), "language": row.get("language")}
     if not rows:
         raise UserError(f"{path}: no rows")

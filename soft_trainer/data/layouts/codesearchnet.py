@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -16,11 +15,14 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from soft_trainer.data.array_cache import cached_dataset
+from soft_trainer.data.columns import PAIRS, QUERIES
+from soft_trainer.data.languages import rows_in
+from soft_trainer.data.layouts.files import SPLITS, files_of_splits
 from soft_trainer.data.layouts.published import load_published, reading_hub
+from soft_trainer.data.layouts.tables import row_files
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json_lines, written_aside
 from soft_trainer.fingerprints import code_fingerprint, file_fingerprint, fingerprint
-from soft_trainer.source.languages import CODESEARCHNET_LANGUAGES, LANGUAGE_OF_ENDING, SOURCE_LANGUAGES
 from soft_trainer.terminal import print_on_main
 
 TEXTS = ("repo", "path", "func_name", "original_string", "language", "code", "docstring", "url", "partition")
@@ -28,8 +30,6 @@ TOKEN_LISTS = ("code_tokens", "docstring_tokens")
 FEATURES = Features({name: Value("string") for name in TEXTS} | {name: List(Value("string")) for name in TOKEN_LISTS})
 # A user's file may also have `negatives`: urls or texts of codes that are wrong for the row's query.
 FILE_FEATURES = Features(FEATURES | {"source": Value("string"), "negatives": List(Value("string"))})
-SPLITS = ("train", "valid", "test", "codebase")
-SIDES_OF = {"train": ("query", "code"), "valid": ("query",), "test": ("query",), "codebase": ("code",)}
 
 HUB_COLUMNS = {
     "repository_name": "repo",
@@ -46,64 +46,37 @@ HUB_SPLITS = {"train": "train", "valid": "validation", "test": "test"}
 WRITTEN_AT_ONCE = 1000  # rows
 
 
-def check_languages(languages: Sequence[str], reader: str | None = "CodeSearchNet") -> None:
-    """Checks the names of languages.
-
-    Args:
-        reader: the part of the run that supports only some languages, for the message. If None, any name is allowed.
-
-    Raises:
-        UserError: `reader` does not support a language, or a name is empty or repeated.
-    """
-    if reader == "mining":
-        known = tuple(SOURCE_LANGUAGES)
-    else:
-        known = CODESEARCHNET_LANGUAGES
-    for name in languages:
-        if not name or languages.count(name) > 1:
-            raise UserError(f"language={name!r}: give each language once, comma-separated")
-        if reader and name not in known:
-            raise UserError(f"language={name!r}: {reader} knows only {', '.join(known)}")
+def is_codesearchnet(folder: Path, query_column: str | None = None) -> bool:
+    """Returns True if all of a folder's splits are JSON lines in CodeSearchNet's columns. The first row decides."""
+    files = files_of_splits(folder, _split_of)
+    if not files or files != row_files(folder):
+        return False  # a split has another name or format, such as `dev.jsonl` or `test.csv`
+    try:
+        first = min(files, key=SPLITS.index)
+        _, row = next(read_json_lines(files[first][0]), (None, {}))
+    except UserError:
+        return True  # `load_folder` raises a better error
+    return bool({*QUERIES} & row.keys()) or not (query_column in row or any({*pair} <= row.keys() for pair in PAIRS))
 
 
-def load_folder(
-    folder: str | Path, splits: Sequence[str] = SPLITS, needed: Sequence[str] | None = None
-) -> DatasetDict:
+def load_folder(folder: str | Path, splits: Sequence[str] = SPLITS) -> DatasetDict:
     """Reads a folder's splits from `SPLIT.jsonl` or `SPLIT.jsonl.gz`. The rows are cached and memory-mapped.
 
     Args:
-        needed: the splits that must exist. By default, all of `splits`.
+        splits: the splits to read, those that exist.
 
     Raises:
-        UserError: a file is missing, or a row is not a JSON object. The message gives the file and the row.
+        UserError: a row is not a JSON object. The message gives the file and the row.
     """
-    folder = Path(folder)
-    files = split_files(folder)
-    for split in splits:
-        if split not in files and (needed is None or split in needed):
-            others = ", ".join(sorted(path.name for path in folder.glob(f"{split}.*") if path.is_file()))
-            hint = ""
-            if others:
-                hint = f"; rows are read from JSON lines, not from {others}"
-            if not folder.is_dir():
-                hint = ": no such folder"
-            raise UserError(f"{folder}: neither {split}.jsonl nor {split}.jsonl.gz is there{hint}")
-    loaded = DatasetDict()
-    for split in splits:
-        if split in files:
-            loaded[split] = load_jsonl(files[split])
-    return loaded
+    files = files_of_splits(Path(folder), _split_of)
+    return DatasetDict({split: load_jsonl(files[split][0]) for split in splits if split in files})
 
 
-def split_files(folder: Path) -> dict[str, Path]:
-    """Returns each split's file in a folder. A plain file takes precedence over a gzipped one."""
-    files = {}
-    for split in SPLITS:
-        for ending in (".gz", ""):
-            path = folder / f"{split}.jsonl{ending}"
-            if path.is_file():
-                files[split] = path
-    return files
+def _split_of(name: str) -> str | None:
+    split = name.removesuffix(".jsonl")
+    if name != split and split in SPLITS:
+        return split
+    return None
 
 
 def load_jsonl(path: Path) -> Dataset:
@@ -168,7 +141,7 @@ def load_hub(dataset_name: str, language: str | None) -> DatasetDict:
     with reading_hub(name):
         folder = _pushed_folder(dataset_name)
     if folder is not None:
-        loaded = load_folder(folder, needed=())
+        loaded = load_folder(folder)
         for split, rows in loaded.items():
             if language is None or "language" not in rows.column_names:
                 continue
@@ -200,7 +173,7 @@ def _pushed_folder(dataset_name: str) -> Path | None:
         folder = Path(snapshot_download(dataset_name, repo_type="dataset", allow_patterns=patterns))
     except LocalEntryNotFoundError:  # without a network, `datasets` may still have a cached copy
         return None
-    if split_files(folder):
+    if files_of_splits(folder, _split_of):
         return folder
     return None
 
@@ -215,30 +188,6 @@ def corpus_of(parts: Sequence[Dataset]) -> Dataset:
     rows = concatenate_datasets(list(parts))
     repeated = pd.Series(rows["url"][:]).duplicated().to_numpy()
     return rows.select(np.flatnonzero(~repeated))
-
-
-def rows_in(rows: Dataset, language: str) -> Dataset:
-    """Selects the rows in one language."""
-    places = np.flatnonzero(np.array(rows["language"][:], dtype=object) == language)
-    if len(places) == len(rows):
-        return rows
-    return rows.select(places)
-
-
-def languages_in(data: Mapping[str, Dataset]) -> list[str]:
-    """Returns the languages of rows, most common first.
-
-    They come from the column `language`, or from file extensions if there is no such column. If neither is known, the
-    list is empty.
-    """
-    counts: Counter[str] = Counter()
-    for rows in data.values():
-        if "language" in rows.column_names:
-            counts.update(filter(None, rows["language"]))
-        elif "path" in rows.column_names:
-            for path in rows["path"]:
-                counts.update(filter(None, [LANGUAGE_OF_ENDING.get(PurePosixPath(path or "").suffix)]))
-    return sorted(counts, key=counts.get, reverse=True)
 
 
 def select_by_urls(data: DatasetDict, folder: str | Path) -> DatasetDict:

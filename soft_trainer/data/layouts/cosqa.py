@@ -7,12 +7,12 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
+import pandas as pd
 from datasets import Dataset
 
 from soft_trainer.data.judgments import Split
-from soft_trainer.data.layouts.annotations import entries_of, graded_split, parsed_list, query_row
-from soft_trainer.data.layouts.beir import SPLIT_OF
+from soft_trainer.data.layouts.files import SPLIT_NAMES, files_of_splits
+from soft_trainer.data.layouts.graded import entries_of, graded_split, parsed, parsed_list, query_row, split_of_grades
 from soft_trainer.errors import UserError
 
 # The files with the queries, codes and pairs of CoSQA+. If both files of pairs exist, the first, smaller one is read.
@@ -31,7 +31,7 @@ _LANGUAGE = "python"
 
 
 def has_cosqa(files: Mapping[str, Path]) -> bool:
-    return any(_COSQA.fullmatch(name) or name in _COSQA_CODES for name in files)
+    return any(_cosqa_name(name) or name in _COSQA_CODES for name in files)
 
 
 def has_cosqa_plus(files: Mapping[str, Path]) -> bool:
@@ -40,7 +40,7 @@ def has_cosqa_plus(files: Mapping[str, Path]) -> bool:
 
 def load_cosqa(folder: Path, files: Mapping[str, Path]) -> dict[str, Split]:
     """Returns CoSQA's splits. Codes are identified by their numbers in `code_idx_map`."""
-    found = list(filter(None, map(_COSQA.fullmatch, sorted(files))))
+    found = files_of_splits(folder, _cosqa_name)
     codes = files.get(_COSQA_CODES[0]) or files.get(_COSQA_CODES[1])
     if found:
         missing = "code_idx_map.txt (or .json)"
@@ -52,14 +52,14 @@ def load_cosqa(folder: Path, files: Mapping[str, Path]) -> dict[str, Split]:
     row_of = {int(number): row for row, number in enumerate(numbers.values())}
     if len(row_of) < len(numbers):
         raise UserError(f"{codes}: two codes have the same number")
-    corpus = Dataset.from_list([_code_row(code, number) for code, number in numbers.items()])
-    splits = {}
-    for match in found:
-        name = SPLIT_OF[match[1]]
-        if name in splits:
-            raise UserError(f"{folder}: several files hold the {match[1]} queries of CoSQA, {match[0]} too: keep one")
-        splits[name] = _cosqa_split(files[match[0]], corpus, row_of, judged_codes=name == "train")
-    return splits
+    corpus = _corpus(codes, {number: code for code, number in numbers.items()})
+    return {split: _cosqa_split(paths[0], corpus, row_of, split == "train") for split, paths in found.items()}
+
+
+def _cosqa_name(name: str) -> str | None:
+    """Returns the split of a file of CoSQA's queries, or None for other files."""
+    match = _COSQA.fullmatch(name)
+    return match and SPLIT_NAMES[match[1]]
 
 
 def _cosqa_split(path: Path, corpus: Dataset, row_of: Mapping[int, int], judged_codes: bool) -> Split:
@@ -78,12 +78,8 @@ def _cosqa_split(path: Path, corpus: Dataset, row_of: Mapping[int, int], judged_
     if not entries:
         raise UserError(f"{path}: no query has a right code")
     rows, codes = zip(*entries, strict=True)
-    codes = np.array(codes)
-    if judged_codes:
-        kept, codes = np.unique(codes, return_inverse=True)
-        corpus = corpus.select(kept)
-    pairs = np.stack([np.arange(len(rows)), codes], axis=1)
-    return Split.from_grades(Dataset.from_list(list(rows)), corpus, pairs, np.ones(len(rows)))
+    grades = pd.DataFrame({"query": range(len(rows)), "code": codes, "grade": 1.0})
+    return split_of_grades(Dataset.from_list(list(rows)), corpus, grades, path, judged_codes)
 
 
 def load_cosqa_plus(folder: Path, files: Mapping[str, Path]) -> Split:
@@ -94,7 +90,7 @@ def load_cosqa_plus(folder: Path, files: Mapping[str, Path]) -> Split:
         raise UserError(f"{folder}: CoSQA+ needs {' and '.join(missing)} as well, plain or as .gz")
     queries, codes, pairs = map(files.get, names)
     texts = {number: (_LANGUAGE, text, number) for number, text in _numbered(queries, "query").items()}
-    corpus = Dataset.from_list([_code_row(code, number) for number, code in _numbered(codes, "code").items()])
+    corpus = _corpus(codes, _numbered(codes, "code"))
     labels = parsed_list(pairs, lambda row: (int(row["query-idx"]), str(int(row["code-idx"])), int(row["label"])))
     # The same file has the pairs of training and dev queries.
     right = [(texts[query], code, 1.0) for query, code, label in labels if label and query in texts]
@@ -116,5 +112,12 @@ def _numbered(path: Path, name: str) -> dict[int, str]:
     return texts
 
 
-def _code_row(code: str, url: object) -> dict:
+def _corpus(path: Path, texts: Mapping[int, str]) -> Dataset:
+    """Returns the corpus of a file's codes, which are keyed by number."""
+    return Dataset.from_list(parsed(((path, entry) for entry in texts.items()), lambda entry: _code_row(*entry)))
+
+
+def _code_row(url: object, code: str) -> dict:
+    if not code.strip():
+        raise UserError(f"code {url} is blank")
     return {"code": code, "code_tokens": code.split(), "original_string": code, "language": _LANGUAGE, "url": str(url)}

@@ -7,18 +7,12 @@ from pathlib import Path
 from soft_trainer.data.judgments import Split
 from soft_trainer.data.layouts.beir import is_beir, load_beir
 from soft_trainer.data.layouts.cosqa import has_cosqa, has_cosqa_plus, load_cosqa, load_cosqa_plus
+from soft_trainer.data.layouts.files import files_of
 from soft_trainer.errors import UserError
-
-
-def files_of(folder: Path) -> dict[str, Path]:
-    """Returns a folder's files, keyed by name without `.gz`. A plain file takes precedence over its gzipped copy."""
-    return {path.name.removesuffix(".gz"): path for path in sorted(folder.iterdir(), reverse=True)}
 
 
 def has_judged_splits(folder: Path) -> bool:
     """Returns True if `load_judged_splits` can read a folder."""
-    if not folder.is_dir():
-        return False
     files = files_of(folder)
     return is_beir(folder) or has_cosqa(files) or has_cosqa_plus(files)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import glob
+import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,19 +13,21 @@ from datasets import Dataset, Features, LargeList, List, Value, concatenate_data
 from datasets.exceptions import DatasetGenerationError
 
 from soft_trainer.data.array_cache import cached_dataset
+from soft_trainer.data.layouts.files import SHARD, SPLIT_NAMES, files_of_splits
 from soft_trainer.data.layouts.published import load_published
 from soft_trainer.errors import UserError
 from soft_trainer.fingerprints import file_fingerprint, fingerprint
 
-# The recognised names of splits.
-
-SPLIT_NAMES = {
-    "train": "train", "training": "train", "valid": "valid", "validation": "valid", "val": "valid", "dev": "valid",
-    "test": "test", "codebase": "codebase", "corpus": "codebase",
-}  # fmt: skip
 FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 READ_AS = {"csv": {"keep_default_na": False, "na_values": [""]}}  # `null` and `NA` are ordinary words
-SHARD = re.compile(r"-\d+-of-\d+$")  # in the names of the Hub's files, `train-00000-of-00002.parquet`
+# What `datasets` says of a file with only a header and of an empty saved data set, pandas of an empty file, and Arrow
+# of an empty Parquet file.
+WITHOUT_ROWS = (
+    "corresponds to no data",
+    "list index out of range",
+    "No columns to parse",
+    "BatchSize must be greater than 0",
+)
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -33,17 +36,20 @@ def is_saved(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("dataset_dict.json", "dataset_info.json"))
 
 
-def format_of(path: Path) -> str | None:
+def format_of(name: str) -> str | None:
     """Returns the format of a file of rows, or None for other kinds of files."""
-    if path.is_file():
-        return FORMATS.get(Path(path.name.removesuffix(".gz")).suffix.lower())
-    return None
+    return FORMATS.get(Path(name.removesuffix(".gz")).suffix.lower())
 
 
-def split_of(path: Path) -> str | None:
+def split_of(name: str) -> str | None:
     """Returns the split for which a file is named, or None if there is none."""
-    if format_of(path):
-        return SPLIT_NAMES.get(SHARD.sub("", path.name.split(".")[0].lower()))
+    return SPLIT_NAMES.get((_base(name) or "").lower())
+
+
+def _base(name: str) -> str | None:
+    """Returns the name of a file of rows without endings and the number of its shard, or None for other files."""
+    if format_of(name):
+        return SHARD.sub("", name.split(".")[0])
     return None
 
 
@@ -84,10 +90,9 @@ def _reading(source: str | Path) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except (OSError, ValueError, DatasetGenerationError, StopIteration) as error:
+    except (OSError, ValueError, IndexError, DatasetGenerationError, StopIteration) as error:
         reason = (str(error.__cause__ or error).strip() or "it has no rows").splitlines()[0]
-        # The words of `datasets` for a file with nothing but a header, and of pandas for an empty one.
-        if "corresponds to no data" in reason or "No columns to parse" in reason:
+        if any(words in reason for words in WITHOUT_ROWS):
             reason = "it has no rows"
         raise UserError(f"{source}: cannot be read: {reason}") from error
 
@@ -108,39 +113,22 @@ def with_plain_text(rows: Dataset) -> Dataset:
     return rows.cast(features)
 
 
-def row_files(source: Path) -> list[tuple[Path, str]]:
-    """Returns a single file of rows, or those in a folder, each with its split.
+def row_files(source: Path) -> dict[str, list[Path]]:
+    """Returns the files of each split: a single file of rows, or those in a folder.
 
     If no file is named for a split, all of them belong to train. Otherwise, files without a split are left out.
+
+    Raises:
+        UserError: two files seem to have the same rows: both are named for a split, or equal but for the format.
     """
-    paths = [source]
-    if source.is_dir():
-        # A plain file takes precedence over its gzipped copy.
-        plain = {path.name.removesuffix(".gz"): path for path in sorted(source.iterdir(), reverse=True)}
-        paths = [plain[name] for name in sorted(plain)]
-    paths = list(filter(format_of, paths))
-    splits = list(map(split_of, paths))
-    if not any(splits):
-        splits = ["train"] * len(paths)
-    files = [(path, split) for path, split in zip(paths, splits, strict=True) if split]
-    _check_no_copies(files, named=any(map(split_of, paths)))
-    return files
-
-
-def _check_no_copies(files: Sequence[tuple[Path, str]], named: bool) -> None:
-    """Raises UserError if two files seem to have the same rows: both named for a split, or equal but for the format.
-
-    Args:
-        named: whether the names of the files say which split they belong to.
-    """
-    first: dict[str, tuple[Path, tuple]] = {}
-    for path, split in files:
-        whole, shard = SHARD.subn("", path.name.split(".")[0])
-        kind = (whole, format_of(path), shard)
-        other, other_kind = first.setdefault(split if named else whole, (path, kind))
-        shards = shard and kind == other_kind
-        if other is not path and not shards:
-            raise UserError(f"{path.parent}: {other.name} and {path.name} both have rows of {split}: keep one of them")
+    if not source.is_dir():
+        split = split_of(source.name) or "train"
+        return {split: [source]} if format_of(source.name) else {}
+    named = files_of_splits(source, split_of)
+    if named:
+        return named
+    unnamed = list(itertools.chain.from_iterable(files_of_splits(source, _base).values()))
+    return {"train": unnamed} if unnamed else {}
 
 
 def _read_files(source: Path) -> dict[str, Dataset]:
@@ -148,17 +136,12 @@ def _read_files(source: Path) -> dict[str, Dataset]:
     files = row_files(source)
     if not files:
         raise UserError(f"{source}: no rows; JSON lines, CSV or Parquet are read, such as train.jsonl or rows.csv")
-    parts: dict[str, list[Dataset]] = {}
-    for path, split in files:
-        with _reading(path):
-            rows = _read_file(path)
-        parts.setdefault(split, []).append(with_plain_text(rows))
-    return {split: concatenate_datasets(rows) for split, rows in parts.items()}
+    return {split: concatenate_datasets(list(map(_read_file, paths))) for split, paths in files.items()}
 
 
 def _read_file(path: Path) -> Dataset:
     """Reads one file with the reader for its format. The rows are cached under a fingerprint of the file's content."""
-    reader = format_of(path)
+    reader = format_of(path.name)
     options = READ_AS.get(reader, {})
     made_from = fingerprint(file_fingerprint(path), reader, repr(options))
 
@@ -166,4 +149,5 @@ def _read_file(path: Path) -> Dataset:
         kept = {"cache_dir": str(stored.with_suffix("")), "download_mode": "force_redownload"}
         return load_dataset(reader, data_files=glob.escape(str(path)), split="train", **kept, **options)
 
-    return cached_dataset(made_from, build)
+    with _reading(path):
+        return with_plain_text(cached_dataset(made_from, build))

@@ -1,142 +1,295 @@
 """The same ten cases in every layout: the splits that are read, or the line that is printed."""
 
+import csv
 import gzip
+import io
 import json
 
+import pandas as pd
 import pytest
+from datasets import Dataset, DatasetDict
 from refusals import refused
 
 from soft_trainer import load_rows
-from soft_trainer.data.layouts.codesearchnet import languages_in
+from soft_trainer.data.languages import languages_in
+from soft_trainer.data.layouts import tables
+from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.options.fields import DataArguments
+from soft_trainer.run.evaluation_sets import load_evaluation_sets
 
-NUMBERS = range(30)
-SPLITS = {"train": range(20), "valid": range(20, 25), "test": range(25, 30)}
 HEAD = "query-id\tcorpus-id\tscore\n"
+ALL = {"train": 20, "valid": 5, "test": 5}
 
 
-def lines(rows) -> str:
+def pair(n: int, **changes) -> dict:
+    return {"query": f"adds {n}", "code": f"x + {n}", "id": f"{n}"} | changes
+
+
+def good_rows() -> dict[str, list[dict]]:
+    numbers = {"train": range(20), "valid": range(20, 25), "test": range(25, 30)}
+    return {split: [pair(n) for n in own] for split, own in numbers.items()}
+
+
+def named(rows: list[dict], **names: str) -> list[dict]:
+    """Returns rows with other names of columns. Columns without a new name stay, apart from the id."""
+    columns = {"query": "question", "code": "answer", "id": None} | names
+    kept = []
+    for row in rows:
+        kept.append({columns.get(name, name): value for name, value in row.items() if columns.get(name, name)})
+    return kept
+
+
+# ---- Writers: each returns the text or the bytes of every file ----
+
+
+def lines(rows: list[dict]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def table(n: int) -> dict:
-    return {"question": f"adds {n}", "answer": f"x + {n}"}
+def json_lines(splits: dict) -> dict:
+    return {f"{split}.jsonl": lines(named(rows)) for split, rows in splits.items()}
 
 
-def published(n: int) -> dict:
-    return {"docstring": f"adds {n}", "code": f"x + {n}", "url": f"u{n}"}
+def csv_files(splits: dict) -> dict:
+    files = {}
+    for split, rows in splits.items():
+        text = io.StringIO()
+        table = named(rows)
+        if table:
+            writer = csv.DictWriter(text, table[0])
+            writer.writeheader()
+            writer.writerows(table)
+        files[f"{split}.csv"] = text.getvalue()
+    return files
 
 
-def qrels(rows) -> str:
-    return HEAD + "".join(f"q{n}\tc{n}\t1\n" for n in rows)
+def parquet(splits: dict) -> dict:
+    return {f"{split}.parquet": pd.DataFrame(named(rows)).to_parquet(None) for split, rows in splits.items()}
 
 
-def entry(n: int) -> dict:
-    return {"doc": f"adds {n}", "retrieval_idx": n}
+def codesearchnet(splits: dict) -> dict:
+    names = {"query": "docstring", "code": "code", "id": "url"}
+    return {f"{split}.jsonl": lines(named(rows, **names)) for split, rows in splits.items()}
 
 
-GOOD = {
-    "tables": {f"{split}.jsonl": lines(map(table, rows)) for split, rows in SPLITS.items()},
-    "codesearchnet": {f"{split}.jsonl": lines(map(published, rows)) for split, rows in SPLITS.items()},
-    "beir": {
-        "corpus.jsonl": lines({"_id": f"c{n}", "text": f"x + {n}"} for n in NUMBERS),
-        "queries.jsonl": lines({"_id": f"q{n}", "text": f"adds {n}"} for n in NUMBERS),
-        "qrels/train.tsv": qrels(SPLITS["train"]),
-        "qrels/dev.tsv": qrels(SPLITS["valid"]),
-        "qrels/test.tsv": qrels(SPLITS["test"]),
-    },
-    "cosqa": {
-        "code_idx_map.txt": json.dumps({f"x + {n}": n for n in NUMBERS}),
-        "cosqa-retrieval-train-20.json": json.dumps([entry(n) for n in SPLITS["train"]]),
-        "cosqa-retrieval-dev-5.json": json.dumps([entry(n) for n in SPLITS["valid"]]),
-        "cosqa-retrieval-test-5.json": json.dumps([entry(n) for n in SPLITS["test"]]),
-    },
+def beir(splits: dict) -> dict:
+    whole = [row for rows in splits.values() for row in rows]
+    corpus = named([{name: row[name] for name in row if name != "query"} for row in whole], code="text", id="_id")
+    files = {
+        "corpus.jsonl": lines(corpus),
+        "queries.jsonl": lines([{"_id": row["id"], "text": row["query"]} for row in whole]),
+    }
+    for split, rows in splits.items():
+        name = split.replace("valid", "dev")
+        files[f"qrels/{name}.tsv"] = HEAD + "".join(f"{row['id']}\t{row['id']}\t1\n" for row in rows)
+    return files
+
+
+def cosqa(splits: dict) -> dict:
+    codes = {row.get("code", f"y{row['id']}"): int(row["id"]) for rows in splits.values() for row in rows}
+    files = {"code_idx_map.txt": json.dumps(codes)}
+    for split, rows in splits.items():
+        name = split.replace("valid", "dev")
+        queries = [{"doc": row["query"], "retrieval_idx": int(row["id"])} for row in rows]
+        files[f"cosqa-retrieval-{name}-{len(rows)}.json"] = json.dumps(queries)
+    return files
+
+
+def annotations(splits: dict) -> dict:
+    rows = splits["test"]
+    judged = [{"query": row["query"], "url": row["id"], "relevance": 1} for row in rows]
+    names = {"query": None, "code": "code", "id": "url"}
+    return {"relevance.jsonl": lines(judged), "codebase.jsonl": lines(named(rows, **names))}
+
+
+FILES = {
+    "json lines": json_lines,
+    "csv": csv_files,
+    "parquet": parquet,
+    "codesearchnet": codesearchnet,
+    "beir": beir,
+    "cosqa": cosqa,
+    "annotations": annotations,
 }
-ALL = {"train": 20, "valid": 5, "test": 5}
-WITHOUT_VALID = {"train": 20, "test": 5}
-# The file that a case changes, and the one with valid.
-FILE = {"tables": "test.jsonl", "codesearchnet": "test.jsonl", "beir": "corpus.jsonl", "cosqa": "code_idx_map.txt"}
-VALID = {
-    "tables": "valid.jsonl",
-    "codesearchnet": "valid.jsonl",
-    "beir": "qrels/dev.tsv",
-    "cosqa": "cosqa-retrieval-dev-5.json",
+LAYOUTS = (*FILES, "saved", "frame", "hub")
+
+
+# ---- Cases ----
+
+
+def without_code(rows: list[dict]) -> list[dict]:
+    return [{name: value for name, value in row.items() if name != "code"} for row in rows]
+
+
+CHANGES = {  # to the rows of test
+    "empty file": lambda rows: [],
+    "missing column": without_code,
+    "blank text": lambda rows: [*rows[:-1], rows[-1] | {"code": " "}],
+    "duplicate id": lambda rows: [*rows, rows[-1]],
+    "wrong type": lambda rows: [row | {"code": int(row["id"])} for row in rows],
 }
-# (layout, case): what the file holds instead, and the sizes of the splits or the words of the error.
-CASES = {
-    ("tables", "empty file"): ("", "test.jsonl: cannot be read: it has no rows"),
-    ("tables", "missing column"): (lines([{"question": "x"}]), "no corpus to rank these queries against"),
-    ("tables", "blank text"): (lines([table(1), table(2) | {"answer": " "}]), "test.jsonl, line 2: column 'answer'"),
-    ("tables", "duplicate id"): (lines([table(25)] * 2), ALL | {"test": 2}),
-    ("tables", "wrong type"): (lines([table(1) | {"answer": 3}]), "column 'answer' holds int64, text is expected"),
-    ("codesearchnet", "empty file"): ("", "test.jsonl: no rows"),
-    ("codesearchnet", "missing column"): (lines([{"docstring": "x"}]), "no corpus to rank these queries against"),
-    ("codesearchnet", "blank text"): (lines([published(1) | {"docstring": " "}]), "test.jsonl, line 1: column"),
-    ("codesearchnet", "duplicate id"): (lines([published(25)] * 2), ALL | {"test": 2}),
-    ("codesearchnet", "wrong type"): (lines([published(1) | {"code": 3}]), "test.jsonl, row 1: code is int"),
-    ("beir", "empty file"): ("", "corpus.jsonl: no rows"),
-    ("beir", "missing column"): (lines([{"_id": "c0"}]), "corpus.jsonl, row 1: BEIR's columns _id and text"),
-    ("beir", "blank text"): (lines({"_id": f"c{n}", "text": ""} for n in NUMBERS), ALL),  # refused with the profile
-    ("beir", "duplicate id"): (lines([{"_id": "c0", "text": "x"}] * 2), "corpus.jsonl, row 2: repeats the _id 'c0'"),
-    ("beir", "wrong type"): (lines([{"_id": "c0", "text": 3}]), "corpus.jsonl, row 1: BEIR's columns _id and text"),
-    ("cosqa", "empty file"): ("{}", "code_idx_map.txt: no rows"),
-    ("cosqa", "missing column"): (json.dumps({"x": 0}), "is not in code_idx_map"),
-    ("cosqa", "blank text"): (json.dumps({" " * n: n for n in NUMBERS}), ALL),  # refused with the profile
-    ("cosqa", "duplicate id"): (json.dumps({"x": 0, "y": 0}), "two codes have the same number"),
-    ("cosqa", "wrong type"): ("[]", "code_idx_map.txt"),
+TWICE = ALL | {"test": 6}
+NO_CORPUS = "no corpus to rank these queries against"
+FEW = "column 'answer' is missing or empty, as in 1 of 5 rows of test"
+NUMBERS = "column 'answer' holds int64, text is expected"
+EXPECTED = {
+    "json lines": (
+        "test.jsonl: cannot be read: it has no rows",
+        NO_CORPUS,
+        f"test.jsonl, line 5: {FEW}",
+        TWICE,
+        NUMBERS,
+    ),
+    "csv": ("test.csv: cannot be read: it has no rows", NO_CORPUS, f"test.csv, line 6: {FEW}", TWICE, NUMBERS),
+    "parquet": (
+        "test.parquet: cannot be read: it has no rows",
+        NO_CORPUS,
+        f"test.parquet, row 5: {FEW}",
+        TWICE,
+        NUMBERS,
+    ),
+    "saved": ("saved: cannot be read: it has no rows", NO_CORPUS, f"saved, test, row 5: {FEW}", TWICE, NUMBERS),
+    "hub": ("someone/rows: test has no rows", NO_CORPUS, f"rows, test, row 5: {FEW}", TWICE, NUMBERS),
+    "codesearchnet": (
+        "test.jsonl: no rows",
+        NO_CORPUS,
+        "test.jsonl, line 5: column 'code' is missing or empty, as in 1 of 5 rows of test",
+        TWICE,
+        "test.jsonl, row 1: code is int, expected str",
+    ),
+    "beir": (
+        "test.tsv: no query has a right answer",
+        "corpus.jsonl, row 26: BEIR's columns _id and text are expected",
+        "corpus.jsonl, row 30: the text is blank",
+        "corpus.jsonl, row 31: repeats the _id '29'",
+        "corpus.jsonl, row 26: BEIR's columns _id and text are expected, both texts",
+    ),
+    "cosqa": (
+        "cosqa-retrieval-test-0.json: no rows",
+        ALL,  # codes are keys there, so there is no column that could be missing
+        "code_idx_map.txt: code 29 is blank",
+        TWICE,
+        ALL,  # a key is always text
+    ),
+    "annotations": (
+        "codebase.jsonl: no rows",
+        "relevance: no column for the code: the rows have url",
+        "codebase: column 'code' is missing or empty in row 5",
+        {"test": 5},
+        "codebase.jsonl, row 1: code is int, expected str",
+    ),
 }
 
 
 @pytest.fixture
-def write(tmp_path):
-    """Writes a layout's good files, with changes; returns the folder."""
+def read(tmp_path, monkeypatch):
+    """Writes rows in a layout, and reads them."""
 
-    def make(layout: str, changes: dict | None = None, packed: bool = False, plain: bool = True):
-        for name, content in (GOOD[layout] | (changes or {})).items():
+    def write_files(files: dict, packed: bool, plain: bool) -> None:
+        for name, content in files.items():
             path = tmp_path / name
             path.parent.mkdir(exist_ok=True)
-            if content is not None and plain:
-                path.write_text(content)
-            if content is not None and packed:
-                path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(content.encode()))
-        return tmp_path
+            content = content if isinstance(content, bytes) else content.encode()
+            if plain:
+                path.write_bytes(content)
+            if packed:
+                path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(content))
 
-    return make
+    def run(layout: str, splits: dict, packed: bool = False, plain: bool = True) -> dict:
+        if layout in FILES:
+            write_files(FILES[layout](splits), packed, plain)
+        if layout == "annotations":
+            (found,) = load_evaluation_sets(DataArguments(eval_data_dir=str(tmp_path)), EncoderProfile())
+            return {"test": found.split}
+        if layout == "frame":
+            return load_rows(pd.DataFrame(named([row for rows in splits.values() for row in rows])))
+        columns = named(splits["train"])[0]
+        data = {}
+        for split, rows in splits.items():
+            data[split] = Dataset.from_list(named(rows)) if rows else Dataset.from_dict({name: [] for name in columns})
+        if layout == "saved":
+            DatasetDict(data).save_to_disk(tmp_path / "saved")
+            return load_rows(tmp_path / "saved")
+        if layout == "hub":
+            monkeypatch.setattr(tables, "load_published", lambda name: DatasetDict(data))
+            return load_rows("someone/rows")
+        return load_rows(tmp_path)
+
+    return run
 
 
 def sizes(splits: dict) -> dict:
+    """Checks that each query has its own code, and returns the number of queries of each split."""
     for split in splits.values():
         for query, code in split.judgments.pairs():
             number = split.queries["docstring"][query].split()[-1]
-            assert split.corpus["code"][code].split()[-1:] in ([number], [])  # a blank code has none
+            assert split.corpus["code"][code].split()[-1].lstrip("y") == number
     return {name: len(split) for name, split in splits.items()}
 
 
-@pytest.mark.parametrize("layout", GOOD)
-@pytest.mark.parametrize("kinds", [{}, {"packed": True, "plain": False}, {"packed": True}], ids=["good", "gz", "both"])
-def test_files_are_read_once_plain_or_gzipped(write, layout, kinds):
-    assert sizes(load_rows(write(layout, **kinds))) == ALL
+def expected_sizes(layout: str, sizes: dict) -> dict:
+    return {"test": sizes["test"]} if layout == "annotations" else sizes
 
 
-@pytest.mark.parametrize("layout", GOOD)
-def test_a_split_may_be_missing(write, layout):
-    assert sizes(load_rows(write(layout, {VALID[layout]: None}))) == WITHOUT_VALID
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "frame"])
+def test_good_rows_are_read(read, layout):
+    assert sizes(read(layout, good_rows())) == expected_sizes(layout, ALL)
 
 
-@pytest.mark.parametrize(("layout", "case"), CASES)
-def test_a_case_is_read_or_refused_in_one_line(write, layout, case):
-    content, expected = CASES[layout, case]
-    folder = write(layout, {FILE[layout]: content})
+def test_the_rows_of_a_data_frame_are_split(read):
+    found = sizes(read("frame", good_rows()))
+    assert found.keys() == ALL.keys() and sum(found.values()) == 30
+
+
+@pytest.mark.parametrize("layout", [name for name in FILES if name != "parquet"])  # which compresses by itself
+@pytest.mark.parametrize("plain", [False, True], ids=["gz", "both"])
+def test_files_are_read_once_plain_or_gzipped(read, layout, plain):
+    assert sizes(read(layout, good_rows(), packed=True, plain=plain)) == expected_sizes(layout, ALL)
+
+
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name not in ("frame", "annotations")])
+def test_a_split_may_be_missing(read, layout):
+    splits = good_rows()
+    del splits["valid"]
+    assert sizes(read(layout, splits)) == {"train": 20, "test": 5}
+
+
+@pytest.mark.parametrize("layout", EXPECTED)
+@pytest.mark.parametrize("case", CHANGES)
+def test_a_case_is_read_or_refused_in_one_line(read, layout, case):
+    splits = good_rows()
+    splits["test"] = CHANGES[case](splits["test"])
+    expected = EXPECTED[layout][[*CHANGES].index(case)]
     if isinstance(expected, dict):
-        assert sizes(load_rows(folder)) == expected
+        assert sizes(read(layout, splits)) == expected
         return
     with refused(expected):
-        load_rows(folder)
+        read(layout, splits)
 
 
-@pytest.mark.parametrize("layout", ["tables", "codesearchnet", "beir"])
-def test_rows_of_several_languages_say_theirs(write, layout):
-    name = FILE[layout]
-    rows = [json.loads(line) for line in GOOD[layout][name].splitlines()]
-    spoken = lines(row | {"language": ("go", "go", "java")[n % 3]} for n, row in enumerate(rows))
-    splits = load_rows(write(layout, {name: spoken}))
-    assert languages_in({"test": splits["test"].corpus}) == ["go", "java"]
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("empty file", "the data frame: train has no rows"),
+        ("missing column", "no column for the query: the rows have question; give it with --query_column"),
+        ("blank text", "the data frame, row 30: column 'answer' is missing or empty, as in 1 of 30 rows"),
+        ("wrong type", NUMBERS),
+    ],
+)
+def test_a_case_of_a_data_frame_is_refused_in_one_line(read, case, words):
+    change = CHANGES[case]
+    splits = good_rows()
+    whole = [row for rows in splits.values() for row in rows]
+    with refused(words):
+        read("frame", {"train": change(whole)})
+
+
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "cosqa"])  # which is Python
+def test_rows_of_several_languages_say_theirs(read, layout):
+    splits = good_rows()
+    spoken = {"go": 3, "java": 2}
+    for rows in splits.values():
+        for n, row in enumerate(rows):
+            row["language"] = [*spoken][n % 5 >= spoken["go"]]
+    found = read(layout, splits)
+    assert {*languages_in({"test": found["test"].corpus})} == {"go", "java"}

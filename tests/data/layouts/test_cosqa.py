@@ -3,7 +3,7 @@ import json
 import pytest
 from refusals import refused
 
-from soft_trainer.data.any_rows import load_tables
+from soft_trainer import load_rows
 from soft_trainer.data.layouts.judged import has_judged_splits
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.options.fields import DataArguments
@@ -49,14 +49,14 @@ def test_cosqa_is_the_rows_of_a_run(cosqa):
 def test_a_code_without_a_number_is_named(cosqa):
     (cosqa / "cosqa-retrieval-train-4.json").write_text(json.dumps([entry(1), entry(7)]))
     with refused("cosqa-retrieval-train-4.json, entry 2: retrieval_idx 17 is not in code_idx_map"):
-        load_tables(cosqa)
+        load_rows(cosqa)
     (cosqa / "cosqa-retrieval-train-4.json").write_text(json.dumps([entry(1, label=0)]))
     with refused("no query has a right code"):
-        load_tables(cosqa)
+        load_rows(cosqa)
 
 
 def test_python_trains_on_cosqa(cosqa, trainer_of):
-    rows = load_tables(cosqa)
+    rows = load_rows(cosqa)
     arguments = {"train_dataset": rows["train"], "eval_dataset": rows["test"], "codebase": None}
     trainer = trainer_of(per_device_train_batch_size=2, estimator=None, duplicates="positives", arguments=arguments)
     batch = next(iter(trainer.get_train_dataloader()))

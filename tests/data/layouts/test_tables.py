@@ -21,7 +21,10 @@ def write(folder, *names):
 
 def test_a_plain_file_takes_precedence_over_its_gzipped_copy(tmp_path):
     write(tmp_path, "train.jsonl", "train.jsonl.gz", "test.jsonl.gz")
-    assert [path.name for path, _ in row_files(tmp_path)] == ["test.jsonl.gz", "train.jsonl"]
+    assert {split: path.name for split, [path] in row_files(tmp_path).items()} == {
+        "test": "test.jsonl.gz",
+        "train": "train.jsonl",
+    }
     assert len(load_tables(tmp_path, needed=("train",))["train"]) == 10
 
 
@@ -36,10 +39,10 @@ def test_two_files_of_the_same_rows_are_refused(tmp_path, names):
 
 def test_shards_and_files_of_different_names_are_read_together(tmp_path):
     write(tmp_path, "train-00000-of-00002.parquet", "train-00001-of-00002.parquet")
-    assert len(row_files(tmp_path)) == 2
+    assert len(row_files(tmp_path)["train"]) == 2
     other = tmp_path / "other"
     other.mkdir()
-    assert len(row_files(write(other, "a.csv", "b.csv"))) == 2
+    assert len(row_files(write(other, "a.csv", "b.csv"))["train"]) == 2
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl"])

@@ -1,0 +1,57 @@
+"""Checks the names of languages, and finds those of rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+
+import numpy as np
+from datasets import Dataset
+
+from soft_trainer.errors import UserError
+from soft_trainer.source.languages import CODESEARCHNET_LANGUAGES, LANGUAGE_OF_ENDING, SOURCE_LANGUAGES
+
+
+def check_languages(languages: Sequence[str], reader: str | None = "CodeSearchNet") -> None:
+    """Checks the names of languages.
+
+    Args:
+        reader: the part of the run that supports only some languages, for the message. If None, any name is allowed.
+
+    Raises:
+        UserError: `reader` does not support a language, or a name is empty or repeated.
+    """
+    if reader == "mining":
+        known = tuple(SOURCE_LANGUAGES)
+    else:
+        known = CODESEARCHNET_LANGUAGES
+    for name in languages:
+        if not name or languages.count(name) > 1:
+            raise UserError(f"language={name!r}: give each language once, comma-separated")
+        if reader and name not in known:
+            raise UserError(f"language={name!r}: {reader} knows only {', '.join(known)}")
+
+
+def languages_in(data: Mapping[str, Dataset]) -> list[str]:
+    """Returns the languages of rows, most common first.
+
+    They come from the column `language`, or from file extensions if there is no such column. If neither is known, the
+    list is empty.
+    """
+    counts: Counter[str] = Counter()
+    for rows in data.values():
+        if "language" in rows.column_names:
+            counts.update(filter(None, rows["language"]))
+        elif "path" in rows.column_names:
+            for path in rows["path"]:
+                counts.update(filter(None, [LANGUAGE_OF_ENDING.get(PurePosixPath(path or "").suffix)]))
+    return sorted(counts, key=counts.get, reverse=True)
+
+
+def rows_in(rows: Dataset, language: str) -> Dataset:
+    """Selects the rows in one language."""
+    places = np.flatnonzero(np.array(rows["language"][:], dtype=object) == language)
+    if len(places) == len(rows):
+        return rows
+    return rows.select(places)

@@ -1,0 +1,58 @@
+"""Finds the files of a folder and the split that each belongs to, for every layout."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from soft_trainer.errors import UserError
+
+SPLITS = ("train", "valid", "test", "codebase")
+SIDES_OF = {"train": ("query", "code"), "valid": ("query",), "test": ("query",), "codebase": ("code",)}
+# The recognised names of splits.
+SPLIT_NAMES = {
+    "train": "train", "training": "train", "valid": "valid", "validation": "valid", "val": "valid", "dev": "valid",
+    "test": "test", "codebase": "codebase", "corpus": "codebase",
+}  # fmt: skip
+SHARD = re.compile(r"-\d+-of-\d+$")  # in the names of the Hub's files, `train-00000-of-00002.parquet`
+
+
+def files_of(folder: Path) -> dict[str, Path]:
+    """Returns a folder's files, keyed by name without `.gz`. A plain file takes precedence over its gzipped copy."""
+    if not folder.is_dir():
+        return {}
+    paths = sorted(filter(Path.is_file, folder.iterdir()), reverse=True)
+    found = {path.name.removesuffix(".gz"): path for path in paths}
+    return dict(sorted(found.items()))
+
+
+def files_of_splits(folder: Path, split_of: Callable[[str], str | None]) -> dict[str, list[Path]]:
+    """Returns the files of each split that has any. Several files are shards of one.
+
+    Args:
+        split_of: returns the split of a file, given its name without `.gz`, or None for other files.
+
+    Raises:
+        UserError: two files that are not shards of one have the rows of the same split.
+    """
+    found: dict[str, list[Path]] = {}
+    for name, path in files_of(folder).items():
+        split = split_of(name)
+        if split:
+            found.setdefault(split, []).append(path)
+    for split, paths in found.items():
+        check_shards(paths, split)
+    return found
+
+
+def check_shards(paths: list[Path], split: str) -> None:
+    """Raises UserError if several files of a split are not shards of one."""
+    kinds = set()
+    for path in paths:
+        name, *endings = path.name.removesuffix(".gz").split(".")
+        whole, shards = SHARD.subn("", name)
+        kinds.add((whole, *endings, path if shards == 0 else ""))
+    if len(kinds) > 1:
+        names = " and ".join(path.name for path in paths[:2])
+        raise UserError(f"{paths[0].parent}: {names} both have rows of {split}: keep one of them")
