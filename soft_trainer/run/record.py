@@ -133,7 +133,9 @@ class Run:
             lexical: whether to rank by lexical BM25 too, a baseline that needs no training, and by both together. This
                 is slow for a large corpus, so it is best done after training.
         """
-        self.encoder_folder = self.folder if system == "trained" else self.model_args.model_name_or_path
+        self.encoder_folder = self.model_args.model_name_or_path
+        if system == "trained" and self.trainer.args.do_train:
+            self.encoder_folder = self.folder
         with_corpus = defaultdict(list)  # each corpus is encoded once
         for evaluation_set in self.sets:
             with_corpus[evaluation_set.split.corpus._fingerprint].append(evaluation_set)

@@ -103,8 +103,8 @@ def _difference(name: str, before: Mapping, after: Mapping) -> str:
 
 
 def changed_versions(then: Mapping, now: Mapping) -> list[str]:
-    """Describes the libraries whose versions differ between two identities."""
-    return differences(then, {"versions": now["versions"]}, {})
+    """Describes the libraries whose versions differ between two identities, if they are known."""
+    return differences(then, {"versions": now["versions"]} if "versions" in now else {}, {})
 
 
 # ---- The identity ----

@@ -13,6 +13,7 @@ from soft_trainer.data.layouts.codesearchnet import load_folder
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.results import load_ranks
 from soft_trainer.files import write_rows
+from soft_trainer.fingerprints import encoder_files_fingerprint
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.studies.report import find_runs
 
@@ -43,6 +44,8 @@ def test_an_encoder_is_measured_by_its_first_dimensions(encoder_dir, data_dir, t
     assert "MRR by 8 dimensions" in header
     numbers = json.loads((tmp_path / "out/all_results.json").read_text())
     assert {"test_mrr", "test_mrr_8"} <= numbers.keys() and "test_mrr_32" not in numbers
+    ranks = load_ranks(tmp_path / "out" / "ranks-test-trained.parquet")
+    assert ranks.encoder.decode() == encoder_files_fingerprint(encoder_dir)  # which is not in the output folder
     with pytest.raises(UserError, match="matryoshka_dims=64: must be a whole number from 1 to 32"):
         run_command([*words, "--matryoshka_dims", "64", "--overwrite", "true"])
 

@@ -335,7 +335,8 @@ class Resume:
         trainer._checkpoint = None
         trainer._keep_weights()
         try:
-            identify(lambda: identity_of(trainer), str(self.checkpoint))
+            identify(trainer.describe_identity, str(self.checkpoint))
+            identify(lambda: identity.fitted(trainer.estimator), str(self.checkpoint))
         except UserError as error:
             return str(error).partition(": ")[2].partition(". A training continues")[0]
         return ""
