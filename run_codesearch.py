@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.options.parse import parse
+from soft_trainer.options.parse import given_options, parse
 from soft_trainer.terminal import exit_on_user_error, one_line_errors, print_on_main, quiet_libraries
 
 OPTIONS = (ModelArguments, DataArguments, TrainingOptions)
@@ -27,6 +27,20 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def run(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions) -> None:
     """Loads, measures, trains, measures again, reports and pushes."""
+    from soft_trainer import distributed  # imported here, so that --help need not wait for it
+
+    with one_line_errors(given_options(model_args, data_args, args)) as beginning:
+        opening, checkpoint = check(model_args, data_args, args)
+        trainer, measurements = prepare(model_args, data_args, args, opening, checkpoint)
+        beginning.over = lambda: trainer.state.global_step > 0
+        train_and_measure(trainer, measurements, data_args, checkpoint)
+    if args.push_to_hub:
+        print_on_main(f"Pushed: {trainer.push_to_hub()}")
+    distributed.close()
+
+
+def check(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions):
+    """Checks options and local rows, before the Hub is asked for anything. Returns them, and where to resume from."""
     # Imported here, so that --help and a wrong option need not wait for them.
     from transformers import set_seed
 
@@ -35,12 +49,10 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: TrainingOpti
     from soft_trainer.options.defaults import apply_default_recipe
     from soft_trainer.options.resolve import check_options
     from soft_trainer.run.building import model_name
-    from soft_trainer.run.folder import RunFolder
     from soft_trainer.run.opening import open_run
     from soft_trainer.run.record import check_output_dir, default_output_dir
     from soft_trainer.training.checkpoints import last_checkpoint
 
-    # ---- Options and local rows, before the Hub is asked for anything ----
     check_options(args)
     opening = open_run(model_args, data_args, args)
     pretrained = None if model_args.from_scratch else model_name(model_args)
@@ -52,21 +64,10 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: TrainingOpti
     if checkpoint is None:
         check_output_dir(model_args, data_args, args)
     check_pushes(data_args, args)
-
-    # ---- Rows, before, train, after ----
-    files = RunFolder(args.output_dir, resumes=checkpoint is not None)
-    with one_line_errors():
-        trainer, measurements = prepare(model_args, data_args, args, opening, files)
-    with one_line_errors(lambda: not args.do_train or trainer.state.global_step > 0):
-        train_and_measure(trainer, measurements, data_args, checkpoint)
-
-    # ---- Push ----
-    if args.push_to_hub:
-        print_on_main(f"Pushed: {trainer.push_to_hub()}")
-    distributed.close()
+    return opening, checkpoint
 
 
-def prepare(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions, opening, files):
+def prepare(model_args, data_args, args: TrainingOptions, opening, checkpoint: str | None):
     """Returns the trainer with its rows, and the `Run` that measures it."""
     # Imported here for the same reason.
     from soft_trainer.data.statistics import data_statistics, statistics_table
@@ -75,9 +76,11 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, args: Training
     from soft_trainer.run.building import build_tokenizer
     from soft_trainer.run.checks import check_before_loading
     from soft_trainer.run.estimator import choose_estimator
+    from soft_trainer.run.folder import RunFolder
     from soft_trainer.run.opening import load_run
     from soft_trainer.run.record import Run
 
+    files = RunFolder(args.output_dir, resumes=checkpoint is not None)
     profile = opening.profile
     estimator = choose_estimator(data_args, profile.query_columns, model_args.trust_remote_code)
     data, evaluation_sets = load_run(opening, data_args, args)

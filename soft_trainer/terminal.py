@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
+import linecache
 import logging
 import os
+import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from soft_trainer.errors import UserError
 
@@ -145,27 +148,59 @@ def nearest(name, known: Iterable[str], otherwise: str = "--help lists them all"
 TRACEBACK = "SOFT_TRAINER_TRACEBACK"  # the environment variable that shows where an error came from
 
 
+class Beginning:
+    """The part of a run in which an option is the likely cause of any error. It is over once `over` returns True."""
+
+    over: Callable[[], bool] = staticmethod(bool)
+
+
 @contextlib.contextmanager
-def one_line_errors(begun: Callable[[], bool] = bool) -> Iterator[None]:
-    """Turns any exception into a UserError, because before the first step an option is its likely cause.
+def one_line_errors(options: Mapping[str, object] | None = None) -> Iterator[Beginning]:
+    """Turns any exception into a UserError, until `over` of the `Beginning` that it yields returns True.
 
     Args:
-        begun: returns True once the first step has been taken. Exceptions then stay what they are.
+        options: the options that the user gave. The message begins with the one that caused the error, if it is known.
 
     Raises:
         UserError: the body raised an exception, and SOFT_TRAINER_TRACEBACK is not set.
     """
+    beginning = Beginning()
     try:
-        yield
+        yield beginning
     except UserError:
         raise
     except Exception as error:
-        if os.environ.get(TRACEBACK) or begun():
+        if os.environ.get(TRACEBACK) or beginning.over():
             raise
-        if isinstance(error, OSError) and (isinstance(error, WRONG_PLACE) or error.errno in FULL_DISK):
-            raise
+        kind = "" if isinstance(error, OSError) and error.errno else f"{type(error).__name__}: "
         words = " ".join(str(error).split())
-        raise UserError(f"{type(error).__name__}: {words} ({TRACEBACK}=1 shows where)") from error
+        cause = _cause(error, words, options or {})
+        raise UserError(f"{cause}{kind}{words} ({TRACEBACK}=1 shows where)") from error
+
+
+def _cause(error: Exception, words: str, options: Mapping[str, object]) -> str:
+    """Returns `option=value: ` for the option that an error is about, or "".
+
+    The error names the option or its value, or the option is read where the error was raised.
+    """
+    read = []
+    for frame in traceback.extract_tb(error.__traceback__):
+        # The condition of an error stands above the line that raises it.
+        lines = linecache.getlines(frame.filename)[max(frame.lineno - 4, 0) : frame.end_lineno]
+        read.append("".join(lines))
+    given = {name: value for name, value in options.items() if value is not None}
+    for name, value in given.items():
+        if re.search(rf"\b{name}\b", words):
+            return f"{name}={value}: "
+    for name, value in given.items():
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, str) and len(each) > 3 and each.lower() in words.lower():
+                return f"{name}={each}: "
+    for lines in reversed(read):
+        for name, value in given.items():
+            if re.search(rf"\b(args|self)\.{name}\b", lines):
+                return f"{name}={value}: "
+    return ""
 
 
 # A file instead of a folder, a folder instead of a file, or a location that the user may not write to.

@@ -190,3 +190,21 @@ def test_a_bad_input_is_one_line(script, places, data_dir, tmp_path, monkeypatch
     assert code == 2 and len(errors) == 1 and lines[-1] == errors[0], lines
     assert not any("Traceback" in line for line in lines)
     assert at(places, word) in errors[0]
+
+
+# Options with which a library fails, and the option that the line names. Nothing has checked them before.
+LIBRARIES = {
+    "report_to=wandb: RuntimeError": {"report_to": "wandb"},
+    "use_liger_kernel=True: ImportError": {"use_liger_kernel": "true"},
+    "lr_scheduler_kwargs={'a': 1}: TypeError": {"lr_scheduler_kwargs": '{"a": 1}'},
+    "optim_args=a: ValueError": {"optim_args": "a"},
+    "torch_compile_backend=a: ValueError": {"torch_compile_backend": "a"},
+    "dataloader_prefetch_factor=2: ValueError": {"dataloader_prefetch_factor": 2},
+}
+
+
+@pytest.mark.parametrize("words", LIBRARIES)
+def test_an_error_of_a_library_before_the_first_step_names_its_option(script, data_dir, words):
+    code, lines = script(data_dir=data_dir, output_dir="out", **BASE, **LIBRARIES[words])
+    assert code == 2 and not any("Traceback" in line for line in lines), lines
+    assert lines[-1].startswith(f"error: {words}")

@@ -15,10 +15,10 @@ import sys
 import tempfile
 
 from soft_trainer.cli.shared_options import add_shared_options
-from soft_trainer.options.declared import evaluation_options
+from soft_trainer.options.declared import changed_options, evaluation_options
 from soft_trainer.options.fields import CODESEARCHNET, DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.terminal import print_on_main
+from soft_trainer.terminal import one_line_errors, print_on_main
 
 SHARED = {kind: evaluation_options(kind) for kind in (DataArguments, TrainingOptions, ModelArguments)}
 Options = tuple[ModelArguments, DataArguments, TrainingOptions]
@@ -38,8 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Evaluates the encoder and prints a table. If there is an output folder, writes ranks and results to it."""
     with tempfile.TemporaryDirectory(prefix="soft-trainer-") as temporary:
-        options = training_arguments(arguments, arguments.output_dir or temporary)
-        _measure(options, bool(arguments.output_dir))
+        with one_line_errors():
+            options = training_arguments(arguments, arguments.output_dir or temporary)
+        given = {name: value for part in options for name, value in changed_options(part).items()}
+        with one_line_errors(given):
+            _measure(options, bool(arguments.output_dir))
 
 
 def training_arguments(arguments: argparse.Namespace, folder: str) -> Options:

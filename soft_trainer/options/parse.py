@@ -15,7 +15,7 @@ from soft_trainer.options.declared import declared_options
 from soft_trainer.options.fields import PARTS, DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.recipes import read_recipe, recipe_path
-from soft_trainer.terminal import nearest
+from soft_trainer.terminal import nearest, one_line_errors
 
 
 def parse(
@@ -61,21 +61,38 @@ def parse(
         options = read_recipe(recipe_path(named.config))
     options = _checked_recipe(options or {}, actions, place)
     argv = [*as_argv(options), *argv]
-    try:
-        *parsed, rest = parser.parse_args_into_dataclasses(
-            argv, return_remaining_strings=True, look_for_args_file=False
-        )
-    except (argparse.ArgumentError, ValueError, ImportError, FileNotFoundError) as error:
-        raise UserError(str(error)) from error
+    given = _given_words(argv, actions)
+    with one_line_errors(given):
+        try:
+            *parsed, rest = parser.parse_args_into_dataclasses(
+                argv, return_remaining_strings=True, look_for_args_file=False
+            )
+        except argparse.ArgumentError as error:
+            raise UserError(str(error)) from error
     if rest:
         _refuse_word(rest[0].split("=")[0], actions)
-    # The parser also accepts --learning-rate for --learning_rate, and --epochs for --num_train_epochs.
-    words = (word.removeprefix("--").split("=")[0] for word in argv if word.startswith("--"))
-    given = frozenset(actions[word].dest if word in actions else word for word in words)
     for instance in parsed:
-        instance.given = given
-        instance.named = given
+        instance.given = instance.named = frozenset(given)
     return tuple(parsed[: len(dataclass_types)])
+
+
+def _given_words(argv: Sequence[str], actions: Mapping) -> dict[str, str]:
+    """Returns the first word after each option of a command line, keyed by the option's name."""
+    given = {}
+    for word, following in zip(argv, [*argv[1:], ""], strict=False):
+        if word.startswith("--"):
+            name, _, value = word.removeprefix("--").partition("=")
+            # The parser also accepts --learning-rate for --learning_rate, and --epochs for --num_train_epochs.
+            given[actions[name].dest if name in actions else name] = value or following
+    return given
+
+
+def given_options(*parts) -> dict[str, object]:
+    """Returns the values of the options that were given to `parse`, from the dataclasses that it returned."""
+    given = {}
+    for part in parts:
+        given |= {name: getattr(part, name) for name in getattr(part, "given", ()) if hasattr(part, name)}
+    return given
 
 
 def _checked_recipe(options: Mapping, actions: Mapping, place: str) -> dict:

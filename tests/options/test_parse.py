@@ -4,6 +4,7 @@ import errno
 import importlib
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from refusals import refused
@@ -203,13 +204,48 @@ def test_other_errors_stay_what_they_are(error):
         raise error
 
 
-def test_before_the_first_step_any_error_is_one_line(monkeypatch):
-    with (
-        refused("RuntimeError: TensorBoard is not installed. (SOFT_TRAINER_TRACEBACK=1 shows where)"),
-        one_line_errors(),
-    ):
-        raise RuntimeError("TensorBoard is\nnot installed.")
-    with pytest.raises(ZeroDivisionError), one_line_errors(lambda: True):
+def read_by_a_library(args):
+    if args.liger:
+        raise ImportError("You need another package.")
+
+
+def given_to_a_library(args):
+    return int(
+        "many words",
+        base=args.seed,
+    )
+
+
+OPTIONS = {"report_to": ["tensorboard"], "liger": True, "seed": 3, "data_dir": "/a/rows", "history": None}
+ERRORS = {
+    "named": (KeyError("seed"), "seed=3: KeyError: 'seed' (SOFT_TRAINER_TRACEBACK=1 shows where)"),
+    "its value": (
+        RuntimeError("TensorBoard is\nnot installed."),
+        "report_to=tensorboard: RuntimeError: TensorBoard is not installed. (SOFT_TRAINER_TRACEBACK=1 shows where)",
+    ),
+    "a place": (OSError(5, "Input/output error", "/a/rows/x"), "data_dir=/a/rows: [Errno 5] Input/output error:"),
+    "unknown": (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero (SOFT_"),
+}
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_before_the_first_step_any_error_is_one_line(error):
+    raised, line = ERRORS[error]
+    with pytest.raises(UserError) as refusal, one_line_errors(OPTIONS):
+        raise raised
+    assert str(refusal.value).startswith(line)
+
+
+def test_an_option_is_named_that_is_read_where_a_library_fails():
+    with refused("liger=True: ImportError: You need another package."), one_line_errors(OPTIONS):
+        read_by_a_library(SimpleNamespace(liger=True))
+    with refused("seed=3: ValueError: invalid literal"), one_line_errors(OPTIONS):
+        given_to_a_library(SimpleNamespace(seed=3))
+
+
+def test_after_it_and_on_request_there_is_a_traceback(monkeypatch):
+    with pytest.raises(ZeroDivisionError), one_line_errors() as beginning:
+        beginning.over = lambda: True
         raise ZeroDivisionError
     monkeypatch.setenv("SOFT_TRAINER_TRACEBACK", "1")
     with pytest.raises(ZeroDivisionError), one_line_errors():
