@@ -3,6 +3,7 @@
 import copy
 import importlib
 import os
+import resource
 import signal
 from types import SimpleNamespace
 
@@ -196,3 +197,32 @@ def test_a_full_disk_is_one_line_whatever_torch_says(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))
     with pytest.raises(UserError, match="0 MiB are free there"), saving_checkpoint(tmp_path / "checkpoint-5"):
         raise RuntimeError("basic_ios::clear: iostream error")
+
+
+class FilesEnd(TrainerCallback):
+    """Lets no file grow beyond some bytes after the third step, as a full disk does."""
+
+    def __init__(self, most: int):
+        self.most = most
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 3:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (self.most, resource.RLIM_INFINITY))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [100, 20_000, 200_000], ids=["the first file", "the weights", "the optimizer"])
+def test_a_disk_that_fills_up_leaves_the_last_complete_checkpoint(trainer_of, tmp_path, most):
+    options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 5}
+    trainer = trainer_of(**options)
+    trainer.add_callback(FilesEnd(most))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with pytest.raises(UserError, match="cannot save to .*checkpoint-4: .*Everything saved before is as it was"):
+            trainer.train()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["checkpoint-2"]
+    again = trainer_of(**options)
+    again.train(resume_from_checkpoint="last")
+    assert again.state.global_step == 5
