@@ -21,6 +21,7 @@ from soft_trainer.errors import UserError
 
 RECORD = "run.json"
 STUDIED = "study.json"  # what a study made a run's folder with
+IDENTITY = "depends on"  # the part of a run's record, and of a checkpoint's marker, with all that it depends on
 LISTED = "files"  # the part of the record that lists the run's files
 NUMBERS = "all_results.json"
 PROFILE_FILE = "soft_trainer.json"

@@ -45,6 +45,8 @@ from soft_trainer.files import (
     write_text,
 )
 from soft_trainer.hub.push import load_arguments
+from soft_trainer.options.declared import declared_options
+from soft_trainer.options.fields import DataArguments
 
 logger = logging.getLogger(__name__)
 
@@ -185,7 +187,8 @@ def chosen_rows(record: Mapping) -> bool:
     options = record.get("options") or {}
     if options.get("dataset_name") != record["dataset"]:
         return False  # rows of the user's own, as they are pushed
-    return any(options.get(name) for name in ("filters", "split_urls", "drop_unusable"))
+    declared = declared_options(DataArguments).items()
+    return any(each.chooses_rows and options.get(name) for name, each in declared)
 
 
 def _write_leaderboard_results(path: Path, record: Mapping) -> None:

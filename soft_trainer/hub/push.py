@@ -20,6 +20,7 @@ from soft_trainer.files import (
     ADAPTER_FILES,
     CARD,
     EVAL_RESULTS,
+    IDENTITY,
     LISTED,
     MERGED_ADAPTER,
     NUMBERS,
@@ -191,20 +192,23 @@ def _contents(folder: Path, repo_id: str, revision: str | None, repo_type: str) 
         pushed = filter_repo_objects(contents, ignore_patterns=[*NEVER_PUSHED])
         return {name: contents[name] for name in pushed}
     names = {}
+    # A path in an older record, or in a profile, is often relative to the folder where the run was started.
+    roots = folder.resolve().parents
     if RECORD in contents:
         record = read_json(folder / RECORD)
-        record.pop(LISTED, None)
-        names = places_of(record)
+        for local in (LISTED, IDENTITY):  # the files of this folder, and fingerprints of others on this machine
+            record.pop(local, None)
+        names = places_of(record, roots)
         contents[RECORD] = _as_json(without_places(record, names))
     for name in (ADAPTER_CONFIG, f"{MERGED_ADAPTER}/{ADAPTER_CONFIG}"):
         if name in contents:
             config = read_json(folder / name)
             base = str(config.get("base_model_name_or_path"))
-            contents[name] = _as_json(without_places(config, {base: shared_name(base)} | names))
+            contents[name] = _as_json(without_places(config, {base: shared_name(base, roots=roots)} | names))
     if PROFILE_FILE in contents:
         profile = read_json(folder / PROFILE_FILE)
         if teacher := profile.get("teacher"):
-            profile["teacher"] = names.get(teacher, shared_name(teacher))
+            profile["teacher"] = names.get(teacher, shared_name(teacher, roots=roots))
             contents[PROFILE_FILE] = _as_json(profile)
     if CARD in contents:
         contents[CARD] = named_card((folder / CARD).read_text(encoding="utf-8"), repo_id, revision).encode()
@@ -247,10 +251,13 @@ def encoder_files(folder: Path) -> set[Path]:
     return found
 
 
-def places_of(record: dict) -> dict[str, str]:
+def places_of(record: dict, roots: Sequence[Path] = ()) -> dict[str, str]:
     """Takes the places on the machine of a run out of its record, and returns the name to show for each.
 
-    If the record lacks them, because a merge or an earlier version wrote it, they are those that its options name.
+    If the record lacks them, because an earlier version wrote it, they are those that its options name.
+
+    Args:
+        roots: see `shared_name`.
     """
     known = record.pop(PLACES, None)
     if known is not None:
@@ -258,8 +265,8 @@ def places_of(record: dict) -> dict[str, str]:
     kinds = (ModelArguments, DataArguments, TrainingOptions)
     merging = record.get("merging") or {}
     encoders = [record.get("base_model"), merging.get("base"), *merging.get("models", ())]
-    names = {str(name): shared_name(str(name)) for name in encoders if name}
-    return names | local_names(kinds, record.get("options") or {})
+    names = {str(name): shared_name(str(name), roots=roots) for name in encoders if name}
+    return names | local_names(kinds, record.get("options") or {}, roots)
 
 
 def _as_json(value) -> bytes:

@@ -66,6 +66,7 @@ class Declared:
     evaluation: bool = False
     refers_to: str = ""
     several: bool = False
+    chooses_rows: bool = False
 
     @property
     def range(self) -> str:
@@ -137,6 +138,7 @@ def option(default, help: str, *, aliases: Sequence[str] = (), **declared):
             `group`: the heading in `--help`. All options that choose weights or batches are in "weights" or "batches".
             `refers_to`: what the value names: "rows", an "encoder", "code" (a function or class as module:name, or a
                 source tree), a "repository" or another "place". With `several=True`, it is a list with commas.
+            `chooses_rows=True`: the option leaves rows of an evaluation set out.
             `common=True`: `--help` shows the option. `--help_all` shows all options.
             `evaluation=True`: `soft-trainer evaluate` has the option too.
     """

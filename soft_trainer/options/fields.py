@@ -63,7 +63,9 @@ class DataArguments:
         read_if=conditions.OWN_ROWS,
         common=False,
     )
-    drop_unusable: bool = option(False, "Leave out rows without a text, and print how many.", evaluation=True)
+    drop_unusable: bool = option(
+        False, "Leave out rows without a text, and print how many.", evaluation=True, chooses_rows=True
+    )
     eval_data_dir: str | None = data_option(
         "Additional evaluation sets, comma-separated: folders with the files of CoSQA or CoSQA+, annotationStore.csv "
         "or relevance.jsonl, or any rows that --data_dir accepts (soft_trainer.run.evaluation_sets). "
@@ -94,10 +96,12 @@ class DataArguments:
         "Rules that drop rows, comma-separated: names in soft_trainer.mining.rules.RULES, or the groups graphcodebert "
         "and codesearchnet.",
         evaluation=True,
+        chooses_rows=True,
     )
     split_urls: str | None = unset(
         "Folder with lists of urls: train.txt, valid.txt, test.txt and codebase.txt.",
         evaluation=True,
+        chooses_rows=True,
         refers_to="rows",
     )
     push_data_to_hub: str | None = output_option(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from pathlib import PureWindowsPath
+from pathlib import Path, PureWindowsPath
 
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
@@ -16,10 +16,15 @@ PLACES = "places of the machine"  # the part of a record with the places, which 
 HIDDEN = "local"  # the name of a place whose path has no last part
 
 
-def shared_name(value: str, may_be_on_hub: bool = True) -> str:
-    """Returns a name on the Hub unchanged. Of any other place, it returns the last part of the path."""
+def shared_name(value: str, may_be_on_hub: bool = True, roots: Iterable[Path] = ()) -> str:
+    """Returns a name on the Hub unchanged. Of any other place, it returns the last part of the path.
+
+    Args:
+        roots: folders in which a relative path may exist, besides the current one.
+    """
     name = published_name(value)
-    if may_be_on_hub and (name != value.rstrip("/") or not os.path.exists(value)):
+    exists = any(os.path.exists(os.path.join(root, value)) for root in ("", *roots))
+    if may_be_on_hub and (name != value.rstrip("/") or not exists):
         try:
             validate_repo_id(name.partition("@")[0])
             return name
@@ -29,20 +34,21 @@ def shared_name(value: str, may_be_on_hub: bool = True) -> str:
     return PureWindowsPath(os.path.abspath(os.path.expanduser(value))).name or HIDDEN
 
 
-def local_names(kinds: Iterable, options: Mapping[str, object]) -> dict[str, str]:
+def local_names(kinds: Iterable, options: Mapping[str, object], roots: Iterable[Path] = ()) -> dict[str, str]:
     """Returns the places on this machine that options name, each with the name that may leave it.
 
     Call it where the run is made: elsewhere, a relative path cannot be told from a name on the Hub.
 
     Args:
         kinds, options: see `references`.
+        roots: see `shared_name`.
     """
     names = {}
     for reference in references(kinds, options):
         if reference.kind == "code" and not any("/" in value or "\\" in value for value in reference.values):
             continue  # a function, a class, or a folder here
         may_be_on_hub = reference.kind in ("rows", "encoder")
-        shared = [shared_name(value, may_be_on_hub) for value in reference.values]
+        shared = [shared_name(value, may_be_on_hub, roots) for value in reference.values]
         names |= dict(zip(reference.values, shared, strict=True))
         names[str(options[reference.option])] = ",".join(shared)
     return {value: name for value, name in names.items() if value != name}

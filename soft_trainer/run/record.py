@@ -22,7 +22,7 @@ from soft_trainer.evaluation.lexical import lexical_rankings
 from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
 from soft_trainer.evaluation.results import change_of_mrr, examples, metrics_table, save_ranks
 from soft_trainer.evaluation.retrieval import RetrievalOutput, answer_pairs, by_query, means
-from soft_trainer.files import PROFILE_FILE, RECORD, read_json, write_results
+from soft_trainer.files import IDENTITY, PROFILE_FILE, RECORD, read_json, write_results
 from soft_trainer.hub.model_card import write_model_card
 from soft_trainer.options.declared import changed_options
 from soft_trainer.options.fields import DataArguments
@@ -35,7 +35,7 @@ from soft_trainer.run.folder import RunFolder, check_inputs_apart
 from soft_trainer.run.run_data import RunData
 from soft_trainer.terminal import print_on_main
 from soft_trainer.trainer import SoftInfoNCETrainer
-from soft_trainer.training.identity import IDENTITY, OUTPUT_FOLDER, differences, option_values, run_identity, started
+from soft_trainer.training.identity import OUTPUT_FOLDER, differences, option_values, run_identity, started
 from soft_trainer.training.reporting import training_numbers
 
 

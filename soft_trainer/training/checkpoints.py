@@ -10,10 +10,10 @@ from pathlib import Path
 
 from soft_trainer import distributed
 from soft_trainer.errors import UserError
-from soft_trainer.files import read_json, reporting_disk_errors, write_json
+from soft_trainer.files import IDENTITY, read_json, reporting_disk_errors, write_json
 from soft_trainer.fingerprints import plain_settings
 from soft_trainer.terminal import print_on_main
-from soft_trainer.training.identity import IDENTITY, RESUME, changed_versions, differences
+from soft_trainer.training.identity import RESUME, changed_versions, differences
 
 MARKER = "complete.json"
 

@@ -56,7 +56,6 @@ from soft_trainer.source.git import open_repository
 from soft_trainer.source.languages import SOURCE_LANGUAGES
 from soft_trainer.source.source_files import SKIPPED_FOLDERS, source_folder
 
-IDENTITY = "depends on"  # the part of a run's record, and of a checkpoint's marker, with the identity
 FORMAT = 2  # the version of checkpoints and of how batches are drawn
 KINDS = (ModelArguments, DataArguments, TrainingOptions)
 _CONTENT = "the content of {}"

@@ -116,9 +116,10 @@ def test_results_on_the_test_set_are_what_a_leaderboard_reads(encoder_of, record
     write_model_card(folder, record | {"languages": ["ruby"]})
     (only,) = parse_eval_result_entries(yaml.safe_load(path.read_text()))
     assert only.task_id == "ruby"
-    filtered = {"dataset_name": record["dataset"], "filters": "graphcodebert"}
-    write_model_card(folder, record | {"languages": ["ruby"], "options": filtered})
-    assert not path.exists() and "some rows of code-search-net" in (folder / "README.md").read_text()
+    for filtered in ({"filters": "graphcodebert"}, {"split_urls": "urls"}, {"drop_unusable": True}):
+        options = {"dataset_name": record["dataset"], **filtered}
+        write_model_card(folder, record | {"languages": ["ruby"], "options": options})
+        assert not path.exists() and "some rows of code-search-net" in (folder / "README.md").read_text()
     write_model_card(folder, record | {"dataset": "our rows"})  # on no leaderboard
     assert not path.exists()
 

@@ -107,6 +107,23 @@ def test_paths_of_this_machine_stay_here(here, folder):
     }
 
 
+def test_relative_paths_of_an_older_record_and_of_a_teacher_stay_here(here, folder, tmp_path, monkeypatch):
+    """They are looked for where the run was probably started: in the folders around its output folder."""
+    (tmp_path / "canary" / "enc").mkdir(parents=True)
+    record = {
+        "options": {"data_dir": "canary/enc", "model_name_or_path": "microsoft/unixcoder-base"},
+        "base_model": "canary/enc",
+        "depends on": {"loaded": {"the estimator's folder": "canary"}},
+    }
+    (folder / "run.json").write_text(json.dumps(record))
+    (folder / "soft_trainer.json").write_text(json.dumps({"teacher": "canary/enc", "teacher_identity": "0" * 32}))
+    monkeypatch.chdir("/")
+    push_folder(folder, REPO, WRITE_TOKEN)
+    assert here.holding("canary") == []
+    record = json.loads(Path(hf_hub_download(REPO, "run.json", cache_dir=folder / ".cache")).read_text())
+    assert record["options"] == {"data_dir": "enc", "model_name_or_path": "microsoft/unixcoder-base"}
+
+
 def test_relative_paths_and_file_urls_stay_here_too(here, folder, tmp_path, monkeypatch):
     """The record is written where the paths exist, and may be pushed from elsewhere."""
     (tmp_path / "work" / "canary" / "enc").mkdir(parents=True)

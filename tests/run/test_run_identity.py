@@ -21,7 +21,7 @@ from soft_trainer.encoders.adapters import add_lora
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.ranking import Ranking
 from soft_trainer.evaluation.results import save_ranks
-from soft_trainer.files import write_json
+from soft_trainer.files import IDENTITY, write_json
 from soft_trainer.hub.push import _contents
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
@@ -33,7 +33,7 @@ from soft_trainer.studies.compare import ranks_of
 from soft_trainer.studies.study import PlannedRun, Study, plan, state_of
 from soft_trainer.training import identity
 from soft_trainer.training.checkpoints import identify, mark_complete
-from soft_trainer.training.identity import IDENTITY, launched_with, option_values, run_identity, started
+from soft_trainer.training.identity import launched_with, option_values, run_identity, started
 
 KINDS = (ModelArguments, DataArguments, SoftInfoNCETrainingArguments)
 FILES = {
