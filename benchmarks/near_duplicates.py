@@ -33,7 +33,7 @@ SETTINGS = {
     "learning_rate": 3e-3,
     "distill_weight": 0,
     "save_strategy": "no",
-    "eval_strategy": "no",
+    "eval_strategy": "epoch",
     "lexical": False,
     "use_cpu": True,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
+import json
 import linecache
 import logging
 import os
@@ -225,5 +226,16 @@ def exit_on_user_error() -> Iterator[None]:
         wrong_place = isinstance(error, WRONG_PLACE) and error.filename is not None
         if isinstance(error, OSError) and not wrong_place and error.errno not in FULL_DISK:
             raise
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        line = f"error: {' '.join(str(error).split())}"
+        sys.stderr.write(f"{line}\n")
+        _tell_launcher(line)
         sys.exit(2)
+
+
+def _tell_launcher(line: str) -> None:
+    """Writes the line where torch's launcher of several processes looks for what its last lines say."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path and _is_main():
+        details = {"py_callstack": line, "timestamp": str(int(time.time()))}
+        with contextlib.suppress(OSError), open(path, "w") as file:
+            json.dump({"message": {"message": line, "extraInfo": details}}, file)

@@ -51,7 +51,7 @@ from soft_trainer.training.finite import FiniteGuard, OverflowCounter
 from soft_trainer.training.gradient_cache import cached_backward
 from soft_trainer.training.identity import Loaded, fitted, option_values, run_identity, started
 from soft_trainer.training.prepared_rows import PreparedRows, prepare_rows, train_loader
-from soft_trainer.training.reporting import ProgressLines, ResumeLine, banner, warnings_of
+from soft_trainer.training.reporting import ProgressLines, QuietBar, ResumeLine, banner, warnings_of
 from soft_trainer.training.sampler import EpochDataLoader, data_seed
 from soft_trainer.training.saving import SavingTrainer
 
@@ -147,12 +147,19 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.resolve()
 
     def _show_progress(self) -> None:
-        """Adds a line for a resumed training, and lines in place of progress bars where there is no terminal."""
+        """Adds a line for a resumed training, and lines of progress, above a bar if there is a terminal.
+
+        A notebook keeps the table of `transformers`.
+        """
         self.add_callback(ResumeLine(lambda: self._checkpoint))
+        shown = self.pop_callback(ProgressCallback)
         if self.args.disable_tqdm or not shows_bars():
-            for bar in (PrinterCallback, ProgressCallback):
-                self.remove_callback(bar)
-            self.add_callback(ProgressLines(lambda: self._guard.mean_loss()))
+            self.remove_callback(PrinterCallback)
+        elif shown is None:
+            return
+        else:
+            self.add_callback(QuietBar)
+        self.add_callback(ProgressLines(lambda: self._guard.mean_loss()))
 
     def _bind_estimator(self) -> None:
         """Gives the encoder to the estimator, whose defaults may depend on it."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from datasets import Dataset
-from transformers import PreTrainedModel, TrainerCallback, TrainerState, TrainingArguments
+from transformers import PreTrainedModel, ProgressCallback, TrainerCallback, TrainerState, TrainingArguments
 
 from soft_trainer.data.judgments import Split
 from soft_trainer.data.languages import languages_in
@@ -203,8 +203,17 @@ class ResumeLine(TrainerCallback):
             print_on_main(f"Resuming from {self._checkpoint()}, {step}")
 
 
+class QuietBar(ProgressCallback):
+    """A progress bar without `transformers`' dictionaries of logged numbers. `ProgressLines` says what people read."""
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        """Prints nothing."""
+
+
 class ProgressLines(TrainerCallback):
     """Prints step, loss, speed and remaining time at most every ten seconds, and metrics after each evaluation.
+
+    On a terminal, the lines stand above the bar.
 
     Args:
         loss: returns the mean loss since its last call, or None if there was no step.

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from transformers import TrainerState
+from transformers.utils.notebook import NotebookProgressCallback
 
 from soft_trainer import terminal
 from soft_trainer.training import reporting
@@ -42,11 +43,21 @@ def test_lines_come_at_most_every_ten_seconds_and_show_the_loss(trainer_of, monk
     assert [line.split(":")[0] for line in lines if "eval_mrr" in line] == ["step 4 of 8", "step 8 of 8"]
 
 
-def test_a_terminal_keeps_its_bar(trainer_of, monkeypatch, capsys):
+def test_a_terminal_has_lines_above_its_bar_and_no_dictionaries(trainer_of, monkeypatch, capsys):
     monkeypatch.setattr("soft_trainer.trainer.shows_bars", lambda: True)
-    trainer_of(max_steps=1, disable_tqdm=False).train()
-    output = capsys.readouterr().err
-    assert "1/1" in output and "step 1 of 1" not in output
+    trainer = trainer_of(max_steps=1, disable_tqdm=False, logging_steps=1)
+    trainer.train()
+    output = capsys.readouterr()
+    assert "1/1" in output.err and "step 1 of 1: loss" in output.err
+    assert any("loss" in entry for entry in trainer.state.log_history)
+    assert "{" not in output.err + output.out
+
+
+def test_a_notebook_keeps_its_table(trainer_of, monkeypatch):
+    monkeypatch.setattr("transformers.trainer.DEFAULT_PROGRESS_CALLBACK", NotebookProgressCallback)
+    monkeypatch.setattr("soft_trainer.trainer.shows_bars", lambda: True)
+    callbacks = [type(one).__name__ for one in trainer_of(max_steps=1, disable_tqdm=False).callback_handler.callbacks]
+    assert "NotebookProgressCallback" in callbacks and "ProgressLines" not in callbacks
 
 
 @pytest.mark.parametrize("readable", [True, False])
