@@ -40,8 +40,9 @@ RECENT = 2.0  # seconds; within them, a file may change again without a new modi
 _UNREAD_PROFILE = {"name", "score_scale", "query_columns", "code_columns", "matryoshka_dims"}
 _UNREAD_PROFILE |= {"teacher", "teacher_identity"}
 _UNREAD_CONFIG = {"_name_or_path", "architectures", "transformers_version", "torch_dtype", "dtype", "use_cache"}
-_ENCODER_FILES = (*WEIGHT_FILES, *TOKENIZER_FILES, PROFILE_FILE, STUDIED, "*.py", "modules.json", "[0-9]_*/*")
+_ENCODER_FILES = (*WEIGHT_FILES, *TOKENIZER_FILES, PROFILE_FILE, STUDIED, "modules.json", "[0-9]_*/*")
 _ENCODER_FILES += ("sentence_bert_config.json", "config_sentence_transformers.json", "pytorch_model*.bin")
+_NAME_CODE = ("config.json", "tokenizer_config.json", "modules.json")  # as module.Class
 _UNREAD_ADAPTER = {"base_model_name_or_path", "inference_mode", "revision", "task_type", "peft_version"}
 
 
@@ -220,11 +221,12 @@ def encoder_files_fingerprint(folder: str | os.PathLike) -> str | None:
     A run's folder also has logs and results, which are left out.
     """
     root = Path(folder)
-    files = {}
-    for pattern in _ENCODER_FILES:
-        for path in root.glob(pattern):
-            if path.is_file():
-                files[path.relative_to(root).as_posix()] = file_fingerprint(path)
+    paths = {path for pattern in _ENCODER_FILES for path in root.glob(pattern)}
+    settings = "".join(path.read_text(errors="replace") for path in sorted(paths) if path.name in _NAME_CODE)
+    code = [*root.glob("*.py")]
+    if any(f"{path.stem}." in settings for path in code):  # otherwise somebody's own scripts
+        paths.update(code)
+    files = {path.relative_to(root).as_posix(): file_fingerprint(path) for path in paths if path.is_file()}
     return fingerprint(files) if files else None
 
 

@@ -18,10 +18,14 @@ OF_TRANSFORMERS = (
     "adam_beta1",
     "adam_beta2",
     "adam_epsilon",
+    "auto_find_batch_size",
     "data_seed",
     "dataloader_drop_last",
+    "deepspeed",
     "do_train",
     "fp16",
+    "fsdp",
+    "fsdp_config",
     "gradient_accumulation_steps",
     "load_best_model_at_end",
     "lr_scheduler_kwargs",
@@ -32,9 +36,15 @@ OF_TRANSFORMERS = (
     "optim",
     "optim_args",
     "optim_target_modules",
+    "tf32",
+    "torch_compile",
+    "use_liger_kernel",
     "warmup_steps",
     "weight_decay",
 )
+
+
+OF_FILES = ("deepspeed", "fsdp_config")  # those that may name a file
 
 
 def _default(name: str, value):

@@ -51,7 +51,7 @@ from soft_trainer.options.declared import Reference, declared_options, reference
 from soft_trainer.options.fields import DataArguments, LossOptions, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.resolve import Plan
-from soft_trainer.options.training import OF_TRANSFORMERS
+from soft_trainer.options.training import OF_FILES, OF_TRANSFORMERS
 from soft_trainer.source.git import open_repository
 from soft_trainer.source.languages import SOURCE_LANGUAGES
 from soft_trainer.source.source_files import SKIPPED_FOLDERS, source_folder
@@ -198,15 +198,15 @@ def launched_with(launcher: str) -> dict[str, object]:
     The spelling and the order of options do not matter, nor does the number if it is the default.
     """
     options = _launcher_options(launcher)
-    processes = [options.pop(name)[0] for name in _PROCESSES if options.get(name)]
-    if options["launcher"][:2] == ["accelerate", "launch"]:
+    processes = [" ".join(options.pop(name)[:1]) for name in _PROCESSES if name in options]
+    if any(os.path.basename(word).startswith("accelerate") for word in options["launcher"]):
         config = options.setdefault("config_file", [default_config_file])[0]
         if os.path.isfile(config):
             processes.append((yaml.safe_load(Path(config).read_bytes()) or {}).get("num_processes"))
         else:
             del options["config_file"]
-        processes.append(torch.cuda.device_count() or 1)
-    found = {"processes": next((int(number) for number in processes if str(number).isdigit()), 1)}
+        processes.append(torch.cuda.device_count())
+    found = {"processes": str(next(filter(None, processes), 1))}
     for name, words in sorted(options.items()):
         if name not in _UNREAD:
             values = [file_fingerprint(word) if os.path.isfile(word) else word for word in words]
@@ -241,6 +241,9 @@ def content(options: Mapping[str, object], apart: str | os.PathLike | None = Non
     """
     languages = str(options.get("language") or "").split(",")
     found = {}
+    for name in OF_FILES:
+        if os.path.isfile(str(options.get(name))):
+            found[_CONTENT.format(name)] = file_fingerprint(str(options[name]))
     for reference in references(KINDS, options):
         hashed = []
         for value in reference.values:
@@ -272,9 +275,10 @@ def _of(reference: Reference, value: str, apart: str | os.PathLike | None) -> st
 def _repository(folder: Path) -> str | None:
     """Returns a hash of the current commit, whose id depends on all that is mined from a history."""
     try:
-        return fingerprint(str(open_repository(folder).head.target))
+        repository = open_repository(folder)
     except UserError:  # the run itself says what is wrong
         return None
+    return None if repository.head_is_unborn else fingerprint(str(repository.head.target))
 
 
 def _tree(root: Path, apart: str | os.PathLike | None) -> str:

@@ -22,6 +22,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.evaluation.ranking import Ranking
 from soft_trainer.evaluation.results import save_ranks
 from soft_trainer.files import IDENTITY, write_json
+from soft_trainer.fingerprints import encoder_files_fingerprint
 from soft_trainer.hub.push import _contents
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
@@ -30,6 +31,7 @@ from soft_trainer.run.folder import RunFolder
 from soft_trainer.run.record import check_output_dir
 from soft_trainer.studies import study as studies
 from soft_trainer.studies.compare import ranks_of
+from soft_trainer.studies.report import ReportedRun, compare_with
 from soft_trainer.studies.study import PlannedRun, Study, plan, state_of
 from soft_trainer.training import identity
 from soft_trainer.training.checkpoints import identify, mark_complete
@@ -170,6 +172,7 @@ TABLE = {
     "optimizer": option("optim", "sgd"),
     "merging": option("merge_ratio", 0.5),
     "precision": option("bf16", True),
+    "batch that fits": option("auto_find_batch_size", True),
     # A longer training
     "steps": option("max_steps", 9, None),
     "epochs": option("num_train_epochs", 2.0, None),
@@ -388,6 +391,33 @@ def test_every_free_name_has_its_reason():
         assert reader.keys() <= identity.result_options() | {"versions"}
 
 
+def test_the_content_of_a_configuration_of_transformers_counts(tmp_path):
+    path = tmp_path / "zero.json"
+    path.write_text("{}")
+    before = identity.content({"deepspeed": str(path)})
+    path.write_text('{"fp16": true}')
+    assert identity.content({"deepspeed": str(path)}) != before
+
+
+def test_code_beside_an_encoder_counts_if_the_encoder_names_it(encoder_dir, tmp_path):
+    folder = tmp_path / "own"
+    shutil.copytree(encoder_dir, folder)
+    plain = encoder_files_fingerprint(folder)
+    (folder / "layers.py").write_text("SIZE = 1")
+    assert encoder_files_fingerprint(folder) == plain  # a script of the user's
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModel": "modeling_own.Own"}}))
+    (folder / "modeling_own.py").write_text("from .layers import SIZE")
+    before = encoder_files_fingerprint(folder)
+    (folder / "layers.py").write_text("SIZE = 2")
+    assert encoder_files_fingerprint(folder) != before
+
+
+def test_a_repository_without_a_commit_has_no_content(tmp_path):
+    Repository(tmp_path / "empty")
+    assert identity.content({"history": str(tmp_path / "empty")}) == {}
+
+
 def test_content_that_moved_is_the_same(place):
     """A name is no content. The option itself has changed, and says so."""
     before = identity.content(REFERRING)
@@ -411,14 +441,16 @@ def test_the_number_of_processes_of_a_launcher_counts(tmp_path, monkeypatch):
     monkeypatch.setattr(identity, "default_config_file", str(tmp_path / "default.yaml"))
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     assert launched_with("accelerate launch") == launched_with("accelerate launch --num_processes 1")
-    assert launched_with("torchrun --nproc-per-node 4")["processes"] == 4
-    assert launched_with("mpirun -np 3 python")["processes"] == 3
-    assert launched_with("env A=1 accelerate launch --num_processes=2")["processes"] == 2
+    assert launched_with("torchrun --nproc-per-node 4")["processes"] == "4"
+    assert launched_with("mpirun -np 3 python")["processes"] == "3"
+    assert launched_with("torchrun --nproc_per_node gpu")["processes"] == "gpu"
+    assert launched_with("env A=1 accelerate launch --num_processes=2")["processes"] == "2"
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
-    assert launched_with("accelerate launch")["processes"] == 8
+    assert launched_with("accelerate launch")["processes"] == "8"
+    assert launched_with("python -m accelerate.commands.launch")["processes"] == "8"
     (tmp_path / "default.yaml").write_text("num_processes: 5\n")
     before = launched_with("accelerate launch")
-    assert before["processes"] == 5
+    assert before["processes"] == "5"
     (tmp_path / "default.yaml").write_text("num_processes: 5\nmixed_precision: bf16\n")
     assert launched_with("accelerate launch") != before
 
@@ -472,6 +504,18 @@ def test_ranks_of_another_encoder_are_refused_and_a_push_names_it(file, ranked, 
             ranks_of(ranked / "ranks-test-trained.parquet", "test")
     else:
         ranks_of(ranked, "test")
+
+
+def test_a_report_names_ranks_of_another_encoder(ranked, tmp_path):
+    shutil.copytree(ranked, tmp_path / "baseline")
+    methods = {}
+    for folder in (tmp_path / "baseline", ranked):
+        methods[folder.name] = [ReportedRun(folder, folder.name, 1, {"results": {"test": {}}}, [])]
+    (differences, problems) = compare_with("baseline", methods, "test")
+    assert len(differences) == 1 and not problems
+    (ranked / "model.safetensors").write_text("of another training")
+    (differences, problems) = compare_with("baseline", methods, "test")
+    assert not differences and "has changed since these ranks were made" in problems[0]
 
 
 def test_ranks_outlive_their_encoder_and_name_one_elsewhere(ranked, dataset, tmp_path, capsys):
