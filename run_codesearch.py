@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.options.parse import given_options, parse
+from soft_trainer.options.parse import parse
 from soft_trainer.terminal import exit_on_user_error, one_line_errors, print_on_main, quiet_libraries
 
 OPTIONS = (ModelArguments, DataArguments, TrainingOptions)
@@ -29,7 +29,7 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: TrainingOpti
     """Loads, measures, trains, measures again, reports and pushes."""
     from soft_trainer import distributed  # imported here, so that --help need not wait for it
 
-    with one_line_errors(given_options(model_args, data_args, args)) as beginning:
+    with one_line_errors(getattr(args, "given", {})) as beginning:
         opening, checkpoint = check(model_args, data_args, args)
         trainer, measurements = prepare(model_args, data_args, args, opening, checkpoint)
         beginning.over = lambda: trainer.state.global_step > 0

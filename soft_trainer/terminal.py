@@ -174,7 +174,10 @@ def one_line_errors(options: Mapping[str, object] | None = None) -> Iterator[Beg
         if os.environ.get(TRACEBACK) or beginning.over():
             raise
         kind = "" if isinstance(error, OSError) and error.errno else f"{type(error).__name__}: "
-        words = " ".join(str(error).split())
+        text = str(error)
+        if "Traceback (most recent call last)" in text:  # of another process
+            text = text.strip().splitlines()[-1]
+        words = " ".join(text.split())
         cause = _cause(error, words, options or {})
         raise UserError(f"{cause}{kind}{words} ({TRACEBACK}=1 shows where)") from error
 

@@ -195,8 +195,8 @@ def test_a_bad_input_is_one_line(script, places, data_dir, tmp_path, monkeypatch
 # Options with which a library fails, and the option that the line names. Nothing has checked them before.
 LIBRARIES = {
     "report_to=wandb: RuntimeError": {"report_to": "wandb"},
-    "use_liger_kernel=True: ImportError": {"use_liger_kernel": "true"},
-    "lr_scheduler_kwargs={'a': 1}: TypeError": {"lr_scheduler_kwargs": '{"a": 1}'},
+    "use_liger_kernel=true: ImportError": {"use_liger_kernel": "true"},
+    'lr_scheduler_kwargs={"a": 1}: TypeError': {"lr_scheduler_kwargs": '{"a": 1}'},
     "optim_args=a: ValueError": {"optim_args": "a"},
     "torch_compile_backend=a: ValueError": {"torch_compile_backend": "a"},
     "dataloader_prefetch_factor=2: ValueError": {"dataloader_prefetch_factor": 2},

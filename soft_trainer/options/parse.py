@@ -37,8 +37,8 @@ def parse(
         options: the options of a recipe that has already been read. They are ignored if `--config` is given.
 
     Returns:
-        One instance of each dataclass. The attribute `given` of each instance has the names of all options that were
-        given.
+        One instance of each dataclass. The attribute `given` of each instance has all options that were given, each
+        with the first word of its value.
 
     Raises:
         SystemExit: `--help` or `--help_all` was printed.
@@ -72,7 +72,8 @@ def parse(
     if rest:
         _refuse_word(rest[0].split("=")[0], actions)
     for instance in parsed:
-        instance.given = instance.named = frozenset(given)
+        instance.given = given
+        instance.named = frozenset(given)
     return tuple(parsed[: len(dataclass_types)])
 
 
@@ -84,14 +85,6 @@ def _given_words(argv: Sequence[str], actions: Mapping) -> dict[str, str]:
             name, _, value = word.removeprefix("--").partition("=")
             # The parser also accepts --learning-rate for --learning_rate, and --epochs for --num_train_epochs.
             given[actions[name].dest if name in actions else name] = value or following
-    return given
-
-
-def given_options(*parts) -> dict[str, object]:
-    """Returns the values of the options that were given to `parse`, from the dataclasses that it returned."""
-    given = {}
-    for part in parts:
-        given |= {name: getattr(part, name) for name in getattr(part, "given", ()) if hasattr(part, name)}
     return given
 
 

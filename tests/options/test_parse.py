@@ -66,7 +66,7 @@ def test_short_names_stand_for_long_ones(recipe):
     for words in (["--model", "here", "--epochs=3"], ["--config", recipe("model: here\nepochs: 3\n")]):
         model, training = parse((ModelArguments, TrainingOptions), words)
         assert (model.model_name_or_path, training.num_train_epochs) == ("here", 3)
-        assert {"model_name_or_path", "num_train_epochs"} <= model.given
+        assert {"model_name_or_path", "num_train_epochs"} <= model.given.keys()
     assert "--num_train_epochs VALUE, --epochs VALUE" in short_help((TrainingOptions,)).format_help()
 
 
@@ -234,6 +234,12 @@ ERRORS = {
         "report_to=tensorboard: RuntimeError: TensorBoard is not installed. (SOFT_TRAINER_TRACEBACK=1 shows where)",
     ),
     "a place": (OSError(5, "Input/output error", "/a/rows/x"), "data_dir=/a/rows: [Errno 5] Input/output error:"),
+    "of a data worker": (
+        RuntimeError(
+            "Caught KeyError in worker process 0.\nTraceback (most recent call last):\n  File\nKeyError: 'url'\n"
+        ),
+        "RuntimeError: KeyError: 'url' (SOFT_",
+    ),
     "unknown": (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero (SOFT_"),
 }
 
