@@ -294,6 +294,9 @@ def own_code(reference: str) -> str | None:
     importlib.invalidate_caches()
     spec = PathFinder.find_spec(top, [*sys.path, os.getcwd()])
     if spec is None:
+        with suppress(ValueError):
+            spec = importlib.util.find_spec(top)  # by the finder of an editable installation
+    if spec is None:
         return None
     if spec.submodule_search_locations:
         files = []

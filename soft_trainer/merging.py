@@ -21,7 +21,7 @@ from soft_trainer.encoders.hub_files import published_name, saved_adapter
 from soft_trainer.encoders.loading import MISSING_WEIGHTS, load_config, load_model, load_tokenizer
 from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
 from soft_trainer.errors import UserError
-from soft_trainer.files import ADAPTER_CONFIG, LISTED, RECORD, UNMERGED, read_json, write_json
+from soft_trainer.files import ADAPTER_CONFIG, IDENTITY, LISTED, RECORD, UNMERGED, read_json, write_json
 from soft_trainer.hub.model_card import environment, write_model_card
 from soft_trainer.options.places import PLACES, shared_name
 from soft_trainer.terminal import print_on_main
@@ -181,7 +181,8 @@ def _record(base: str | Path, models: Sequence[str | Path], ratio: float) -> dic
     merging = {"ratio": ratio, "base": str(base), "models": [str(name) for name in models]}
     places = known.get(PLACES, {}) | {name: shared_name(name) for name in (merging["base"], *merging["models"])}
     fresh = {PLACES: places, "model_id": None, "results": {}, "environment": environment(), "merging": merging}
-    known.pop(LISTED, None)  # the files are those of another folder
+    for name in (LISTED, IDENTITY):  # the files are those of another folder, and the run is not the only one
+        known.pop(name, None)
     return empty | {section: {} for section in sections} | known | fresh
 
 

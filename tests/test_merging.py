@@ -177,12 +177,14 @@ def test_card_and_record_say_what_was_merged(before, folder_of, tmp_path):
     known = json.loads((bare / "run.json").read_text()) | {
         "dataset": "someone/rows", "languages": ["go"], "base_model": str(base), "training": {"steps": 7},
         "loss": {"loss": "info_nce"}, "results": {"test": {"trained": {"mrr": 0.4321, "pool_size": 3}}},
+        "depends on": {"options": {"seed": 1}},
     }  # fmt: skip
     (model / "run.json").write_text(json.dumps(known))
     merged = merge_encoders(base, [model], 0.5, tmp_path / "merged")
     record = json.loads((merged / "run.json").read_text())
     assert record["merging"] == {"ratio": 0.5, "base": str(base), "models": [str(model)]}
     assert record["training"] == {"steps": 7} and record["results"] == {}  # those of another encoder
+    assert "depends on" not in record  # or a run with the options of the first could write here
     card = (merged / "README.md").read_text()
     assert sentence in card and "someone/rows" in card and "0.432" not in card
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from soft_trainer.errors import UserError
 
+FILES_OF_TRANSFORMERS = ("deepspeed", "fsdp_config")  # its options that may name a file
 DEFAULT_OF_ESTIMATOR = " Default: the estimator's."
 
 
@@ -170,7 +171,7 @@ class Reference(NamedTuple):
 
     Args:
         option: the name of the option.
-        kind: "rows", "encoder", "code", "repository" or "place".
+        kind: "rows", "encoder", "code", "repository", "place", or "file" for an option of `transformers`.
         values: the names, of which there are several only if the option takes a list.
     """
 
@@ -187,6 +188,9 @@ def references(kinds: Iterable, options: Mapping[str, object]) -> list[Reference
         options: the values, keyed by name. Those that are None, and those that are missing, refer to nothing.
     """
     found = {}
+    for name in FILES_OF_TRANSFORMERS:
+        if isinstance(options.get(name), str):
+            found[name] = Reference(name, "file", (options[name],))
     for kind in kinds:
         for name, declared in declared_options(kind).items():
             value = options.get(name)

@@ -44,9 +44,6 @@ OF_TRANSFORMERS = (
 )
 
 
-OF_FILES = ("deepspeed", "fsdp_config")  # those that may name a file
-
-
 def _default(name: str, value):
     """Redeclares an option of `transformers` with a different default."""
     return field(default=value, metadata=TrainingArguments.__dataclass_fields__[name].metadata)

@@ -51,7 +51,7 @@ from soft_trainer.options.declared import Reference, declared_options, reference
 from soft_trainer.options.fields import DataArguments, LossOptions, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.resolve import Plan
-from soft_trainer.options.training import OF_FILES, OF_TRANSFORMERS
+from soft_trainer.options.training import OF_TRANSFORMERS
 from soft_trainer.source.git import open_repository
 from soft_trainer.source.languages import SOURCE_LANGUAGES
 from soft_trainer.source.source_files import SKIPPED_FOLDERS, source_folder
@@ -241,9 +241,6 @@ def content(options: Mapping[str, object], apart: str | os.PathLike | None = Non
     """
     languages = str(options.get("language") or "").split(",")
     found = {}
-    for name in OF_FILES:
-        if os.path.isfile(str(options.get(name))):
-            found[_CONTENT.format(name)] = file_fingerprint(str(options[name]))
     for reference in references(KINDS, options):
         hashed = []
         for value in reference.values:

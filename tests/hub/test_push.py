@@ -9,7 +9,7 @@ from server import FINE_REPO, FINE_TOKEN, READ_TOKEN, WRITE_TOKEN
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.errors import UserError
 from soft_trainer.hub.push import check_push, later_command, push_folder
-from soft_trainer.options.declared import declared_options
+from soft_trainer.options.declared import FILES_OF_TRANSFORMERS, declared_options
 from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.places import PLACES, local_names
@@ -152,7 +152,7 @@ def test_relative_paths_and_file_urls_stay_here_too(here, folder, tmp_path, monk
 
 KINDS = (ModelArguments, DataArguments, TrainingOptions)
 PATHS = [name for kind in KINDS for name, each in declared_options(kind).items() if each.refers_to not in ("", "code")]
-PATHS += ["source_dir", "extra_source_dir"]
+PATHS += ["source_dir", "extra_source_dir", *FILES_OF_TRANSFORMERS]
 FORMS = ("canary{}/end", "../canary{}/end", "file:///srv/canary{}/end", "~/canary{}/a, b/end/", "C:\\canary{}\\end")
 
 

@@ -7,8 +7,11 @@ import copy
 import importlib
 import json
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.abc import MetaPathFinder
+from importlib.util import spec_from_file_location
 
 import pytest
 import torch
@@ -416,6 +419,23 @@ def test_code_beside_an_encoder_counts_if_the_encoder_names_it(encoder_dir, tmp_
 def test_a_repository_without_a_commit_has_no_content(tmp_path):
     Repository(tmp_path / "empty")
     assert identity.content({"history": str(tmp_path / "empty")}) == {}
+
+
+class OfAnEditableInstallation(MetaPathFinder):
+    def __init__(self, path):
+        self.path = path
+
+    def find_spec(self, fullname, path=None, target=None):
+        return spec_from_file_location(fullname, self.path) if fullname == "table_editable" else None
+
+
+def test_own_code_counts_that_only_a_finder_finds(tmp_path, monkeypatch):
+    module = tmp_path / "elsewhere.py"
+    module.write_text("def plain(scores):\n    return scores.mean()\n")
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, OfAnEditableInstallation(module)])
+    before = identity.content({"loss": "table_editable:plain"})
+    module.write_text("def plain(scores):\n    return 2 * scores.mean()\n")
+    assert before and identity.content({"loss": "table_editable:plain"}) != before
 
 
 def test_content_that_moved_is_the_same(place):
