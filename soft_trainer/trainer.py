@@ -466,7 +466,8 @@ class SoftInfoNCETrainer(SavingTrainer):
     def describe_identity(self) -> dict[str, dict]:
         """Returns all that the results depend on, as far as it is known before the estimator is fitted."""
         encoder = (self.encoder, self.model, self.processing_class)
-        loaded = Loaded(self.plan, *encoder, self.train_split, self.estimator, self._weights_before)
+        evaluated = () if self.args.eval_strategy == "no" else (self.eval_dataset, self.codebase)
+        loaded = Loaded(self.plan, *encoder, self.train_split, self.estimator, self._weights_before, evaluated)
         return run_identity(option_values(self.args), started(self.args), self.args.output_dir, loaded)
 
     def _keep_weights(self) -> None:

@@ -13,7 +13,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.files import IDENTITY, read_json, reporting_disk_errors, write_json
 from soft_trainer.fingerprints import plain_settings
 from soft_trainer.terminal import print_on_main
-from soft_trainer.training.identity import RESUME, changed_versions, differences
+from soft_trainer.training.identity import changed_versions, differences, free_to_resume
 
 MARKER = "complete.json"
 
@@ -49,7 +49,7 @@ def _difference(checkpoint: str, identity: Mapping) -> str | None:
     if marker["weights only"]:
         return f"{checkpoint}: it contains only weights (save_only_model), so a run cannot be resumed from it"
     then = marker[IDENTITY]
-    if changed := differences(then, identity, RESUME):
+    if changed := differences(then, identity, free_to_resume(identity)):
         return (
             f"{checkpoint}: {'; '.join(changed[:3])}. A training continues with the settings that it began with; only "
             "its length, logging and saving may change. Leave resume_from_checkpoint out to begin another one"

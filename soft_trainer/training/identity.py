@@ -44,13 +44,14 @@ from soft_trainer.fingerprints import (
     model_fingerprint,
     own_code,
     plain_settings,
+    rows_fingerprint,
     tokenizer_fingerprint,
 )
 from soft_trainer.hub.model_card import environment
 from soft_trainer.options.declared import Reference, declared_options, references
 from soft_trainer.options.fields import DataArguments, LossOptions, TrainingOptions
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.options.resolve import Plan
+from soft_trainer.options.resolve import FALLING, Plan
 from soft_trainer.options.training import OF_TRANSFORMERS
 from soft_trainer.source.git import open_repository
 from soft_trainer.source.languages import SOURCE_LANGUAGES
@@ -71,6 +72,14 @@ RESUME = {"versions": "a training outlives an upgrade; a line names what changed
 RESUME |= dict.fromkeys(declared_options(LossOptions), "the objective that they make is compared")
 RESUME |= dict.fromkeys(("num_train_epochs", "max_steps", "do_train"), "a training may go on for longer")
 RESUME |= {"load_best_model_at_end": "it decides after the last step"}
+
+
+def free_to_resume(identity: Mapping) -> dict[str, str]:
+    """Returns the names that may change when a training resumes, with the reasons."""
+    options = identity.get("options", {})
+    if options.get("load_best_model_at_end") or options.get("lr_scheduler_type") in FALLING:
+        return RESUME
+    return RESUME | {"the evaluation rows": "no weight depends on them"}
 
 
 def differences(then: Mapping, now: Mapping, may_change: Mapping[str, str]) -> list[str]:
@@ -115,6 +124,7 @@ class Loaded:
 
     Args:
         weights_before: the weights to merge with, or None.
+        evaluated: what is ranked during training: queries and corpora, as the trainer has them.
     """
 
     plan: Plan
@@ -124,6 +134,7 @@ class Loaded:
     split: Split
     estimator: object
     weights_before: Mapping | None
+    evaluated: tuple
 
 
 def run_identity(
@@ -311,6 +322,15 @@ def _own_code(loaded: Loaded) -> dict[str, str]:
     return {_CONTENT.format(option): hashed for option, hashed in sources.items()}
 
 
+def _rows(rows) -> object:
+    """Returns fingerprints of rows, or of several sets of them."""
+    if isinstance(rows, Mapping):
+        return {name: _rows(each) for name, each in rows.items()}
+    if isinstance(rows, Split):
+        return rows.fingerprint()
+    return None if rows is None else rows_fingerprint(rows)
+
+
 def _described(loaded: Loaded) -> dict[str, object]:
     """Returns the rows, the tokenizer, the encoder, the objective and the estimator of a trainer."""
     model = loaded.model
@@ -318,6 +338,7 @@ def _described(loaded: Loaded) -> dict[str, object]:
     frozen = {name: tensor for name, tensor in model.named_parameters() if not tensor.requires_grad}
     found = {
         "the training rows": loaded.split.fingerprint(),
+        "the evaluation rows": fingerprint([_rows(each) for each in loaded.evaluated]),
         "the tokenizer": tokenizer_fingerprint(loaded.tokenizer),
         "the encoder's type": str(model.dtype),
         "the encoder's configuration or frozen weights": model_fingerprint(model, frozen),

@@ -179,7 +179,7 @@ TABLE = {
     # A longer training
     "steps": option("max_steps", 9, None),
     "epochs": option("num_train_epochs", 2.0, None),
-    "best checkpoint": Change("load_best_model_at_end was ", None, BEST),
+    "best checkpoint of evaluations that begin": Change("load_best_model_at_end was ", "the evaluation rows", BEST),
     # Options that change none
     "examples": harmless("examples", 1),
     "lexical BM25": harmless("lexical", False),

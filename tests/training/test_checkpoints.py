@@ -13,6 +13,7 @@ from trainings import identity_of
 from transformers import TrainerCallback
 
 from soft_trainer import BM25Estimator
+from soft_trainer.data.judgments import Split
 from soft_trainer.errors import UserError
 from soft_trainer.training.checkpoints import MARKER, identify, mark_complete, newest_complete, saving_checkpoint
 
@@ -131,6 +132,22 @@ def test_other_rows_weights_and_tokenizers_are_named(trainer_of, checkpoint, dat
 def test_length_logging_and_saving_may_change(trainer_of, checkpoint):
     options = {"max_steps": 9, "num_train_epochs": 7, "logging_steps": 3, "save_strategy": "steps", "save_steps": 5}
     described(trainer_of(**options, save_total_limit=1, output_dir="elsewhere"), checkpoint)
+
+
+@pytest.mark.parametrize("kind", ["dataset", "split", "several"])
+def test_evaluation_rows_count_where_they_choose_the_weights(trainer_of, tmp_path, dataset, kind):
+    def arguments(number):
+        few = dataset.select(range(number))
+        kinds = {"dataset": few, "split": Split.from_pairs(few), "several": {"a": few, "b": few}}
+        corpora = {"a": dataset, "b": dataset} if kind == "several" else dataset
+        return {"eval_dataset": kinds[kind], "codebase": None if kind == "split" else corpora}
+
+    best = {"load_best_model_at_end": True, "eval_strategy": "steps", "save_strategy": "steps", "eval_steps": 1}
+    mark_complete(tmp_path, described(trainer_of(**best, save_steps=1, arguments=arguments(9))).identity)
+    described(trainer_of(**best, save_steps=1, arguments=arguments(9)), str(tmp_path))
+    described(trainer_of(**best | {"load_best_model_at_end": False}, arguments=arguments(8)), str(tmp_path))
+    with pytest.raises(UserError, match="the evaluation rows changed"):
+        described(trainer_of(**best, save_steps=1, arguments=arguments(8)), str(tmp_path))
 
 
 def test_the_encoder_of_an_estimator_is_compared(trainer_of, checkpoint):
