@@ -43,9 +43,6 @@ from transformers import TrainingArguments
 from soft_trainer.options.fields import TrainingOptions
 
 OF_TRANSFORMERS: tuple[str, ...]
-OF_SCHEDULE: set[str]
-
-def step_options(args: TrainingArguments) -> dict[str, object]: ...
 
 @dataclass
 class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
