@@ -76,7 +76,7 @@ def write_rows(folders: list[Path], target: Path) -> None:
 
 def measure(arm: str, seed: int, model: str, rows: Path) -> dict:
     """Trains one arm with one seed, and returns its MRR on valid and test."""
-    given = SETTINGS | ARMS[arm] | {"seed": seed, "model_name_or_path": model, "data_dir": rows, "do_eval": True}
+    given = SETTINGS | ARMS[arm] | {"seed": seed, "model_name_or_path": model, "data_dir": rows}
     words = []
     for name, value in given.items():
         words += [f"--{name}", str(value)]
