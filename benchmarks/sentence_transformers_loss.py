@@ -30,9 +30,9 @@ from soft_trainer import (
     load_encoder,
 )
 from soft_trainer.data.layouts.codesearchnet import load_folder
+from soft_trainer.evaluation.figures import COLORS, new_figure, save_png
 from soft_trainer.files import write_json
 from soft_trainer.sentence_transformers import SoftInfoNCELoss, with_rows
-from soft_trainer.studies.figures import COLORS, new_figure, save_png
 from soft_trainer.terminal import table
 
 LENGTH = 64

@@ -24,6 +24,7 @@ STUDIED = "study.json"  # what a study made a run's folder with
 IDENTITY = "depends on"  # the part of a run's record, and of a checkpoint's marker, with all that it depends on
 LISTED = "files"  # the part of the record that lists the run's files
 NUMBERS = "all_results.json"
+TRAINING_PICTURE = "training.png"  # loss and MRR by step, which the card shows
 PROFILE_FILE = "soft_trainer.json"
 # The file names of peft.
 ADAPTER_CONFIG = "adapter_config.json"

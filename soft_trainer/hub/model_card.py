@@ -10,6 +10,7 @@ The record is a dict that JSON can represent:
     training        a table {name: value}: batch per process, processes, N, precision, epochs, seed ...
     results         {split: {"untrained" | "lexical" | "trained": metrics}} from `evaluation.ranking.retrieval_metrics`
     statistics      the result of `data.statistics.data_statistics`
+    samples         the first training pairs, (query, code)
     environment     a table {name: version}, the result of `environment()`
 
 The card leaves out settings that are None and sections without content. The profile comes from the folder.
@@ -22,7 +23,7 @@ import json
 import logging
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,6 +41,7 @@ from soft_trainer.files import (
     EVAL_RESULTS,
     MERGED_ADAPTER,
     PROFILE_FILE,
+    TRAINING_PICTURE,
     UNMERGED,
     read_json,
     write_text,
@@ -47,6 +49,7 @@ from soft_trainer.files import (
 from soft_trainer.hub.push import load_arguments
 from soft_trainer.options.declared import declared_options
 from soft_trainer.options.fields import DataArguments
+from soft_trainer.terminal import table
 
 logger = logging.getLogger(__name__)
 
@@ -93,12 +96,13 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
         adapter = "adapter"
     elif (folder / MERGED_ADAPTER / ADAPTER_CONFIG).is_file():
         adapter = "merged"
-    base = "an encoder with random weights"
+    base = None
     if record["base_model"]:
         base = _shown_name(record["base_model"])
     encoder_name, encoder_revision = base_of(folder)  # an adapter's base, or the folder
     path = repository_file(encoder_name, "config.json", encoder_revision)
     config = read_json(path) if path else {}
+    samples = table(("query", "code"), _cells(record.get("samples") or []), text=("query", "code"))
     with_code = "auto_map" in config
     return ModelCard.from_template(
         card_data(record, name, adapter, bool(profile.matryoshka_dims)),
@@ -117,9 +121,27 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
         query_prefix=json.dumps(profile.query_prefix),
         code_prefix=json.dumps(profile.code_prefix),
         results=metrics_table(results) if any(results.values()) else None,
-        settings={**record["loss"], **record["training"]},
+        settings=_settings_table({**record["loss"], **record["training"]}),
+        samples=samples if record.get("samples") else None,
+        pairs=record["statistics"].get("train", {}).get("rows") if record["statistics"] else None,
+        picture=TRAINING_PICTURE if (folder / TRAINING_PICTURE).is_file() else None,
+        static=config.get("model_type") == "xlnet" and config.get("n_layer") == 0,
         statistics=statistics_table(record["statistics"]) if record["statistics"] else None,
     )
+
+
+def _settings_table(settings: Mapping[str, object]) -> str:
+    """Formats the settings that are not None."""
+    shown = []
+    for name, value in settings.items():
+        if value is not None:
+            shown.append((name, f"{value:g}" if isinstance(value, float) else str(value)))
+    return table(("setting", "value"), _cells(shown), text=("setting", "value"))
+
+
+def _cells(rows: Iterable[Sequence[str]]) -> list[list[str]]:
+    """Escapes what Markdown and the template's readers would not take as text."""
+    return [[cell.replace("|", "\\|").replace("<", "&lt;") for cell in row] for row in rows]
 
 
 def card_data(record: Mapping, name: str, adapter: str | None = None, matryoshka: bool = False) -> ModelCardData:

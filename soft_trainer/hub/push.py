@@ -30,6 +30,7 @@ from soft_trainer.files import (
     RECORD,
     ROW_FILES,
     TOKENIZER_FILES,
+    TRAINING_PICTURE,
     WEIGHT_FILES,
     WHOLE_FILES,
     listed_files,
@@ -50,8 +51,8 @@ NEVER_PUSHED = (*PICKLES, ".*", "*/.*", "*.tmp", "*__pycache__*")
 # Patterns of the only files that are pushed from an encoder's folder. Logs, ranks, rows and a user's own files there
 # may contain private source code.
 ENCODER_FILES = (
-    *("README.md", EVAL_RESULTS, RECORD, NUMBERS, "train_results.json", "eval_results.json", PROFILE_FILE),
-    *(*WEIGHT_FILES, *ONNX_FILES, *TOKENIZER_FILES),
+    *("README.md", TRAINING_PICTURE, EVAL_RESULTS, RECORD, NUMBERS, "train_results.json", "eval_results.json"),
+    *(PROFILE_FILE, *WEIGHT_FILES, *ONNX_FILES, *TOKENIZER_FILES),
     *("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"),
     *("[0-9]_*/config.json", "[0-9]_*/model.safetensors"),
 )
@@ -237,7 +238,7 @@ def _listed(folder: Path, paths: set[Path]) -> set[Path]:
 
 
 def encoder_files(folder: Path) -> set[Path]:
-    """Returns the files in an encoder's folder that may be shared. None of them contains rows."""
+    """Returns the files in an encoder's folder that may be shared. None of them contains a user's own rows."""
     from transformers.dynamic_module_utils import get_relative_import_files  # slow, and --help should not wait for it
 
     found = set()

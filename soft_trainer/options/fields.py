@@ -188,6 +188,13 @@ class DataArguments:
         return self.language if published else None
 
     @property
+    def from_hub(self) -> bool:
+        """True if the rows come from the Hub, where others have seen them."""
+        if self.data_dir and not self.sources:
+            return "{language}" not in self.data_dir and not os.path.exists(self.data_dir)
+        return not (self.data_dir or self.history or self.source_dir)
+
+    @property
     def rows_name(self) -> str:
         """The rows' name on the Hub, or the name of the folder that they come from."""
         own = self.data_dir or self.history or self.source_dir
@@ -195,8 +202,8 @@ class DataArguments:
             return self.push_data_to_hub or self.dataset_name
         if self.sources:
             return "+".join(self.sources)
-        if own == self.data_dir and "{language}" not in own and not os.path.exists(own):
-            return own  # a name on the Hub
+        if self.from_hub:
+            return own
         return os.path.basename(os.path.abspath(own.replace("{language}", "")))
 
 

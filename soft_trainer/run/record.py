@@ -16,7 +16,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from soft_trainer import distributed
 from soft_trainer.data.judgments import Split
 from soft_trainer.data.languages import languages_in
-from soft_trainer.data.tokens import column_texts, text_column
+from soft_trainer.data.tokens import column_texts, side_texts, text_column
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.lexical import lexical_rankings
 from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
@@ -32,11 +32,14 @@ from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.run.building import model_label, model_name
 from soft_trainer.run.evaluation_sets import EvaluationSet
 from soft_trainer.run.folder import RunFolder, check_inputs_apart
+from soft_trainer.run.picture import draw_training
 from soft_trainer.run.run_data import RunData
-from soft_trainer.terminal import print_on_main
+from soft_trainer.terminal import print_on_main, shortened
 from soft_trainer.trainer import SoftInfoNCETrainer
 from soft_trainer.training.identity import OUTPUT_FOLDER, differences, option_values, run_identity, started
 from soft_trainer.training.reporting import training_numbers
+
+CARD_SAMPLES = 3  # training pairs
 
 
 def default_output_dir(model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments) -> str:
@@ -190,8 +193,10 @@ class Run:
         record = self.record()
         has_encoder = (self.folder / PROFILE_FILE).is_file()
         # A run that only measures keeps the card of an encoder that an earlier training left in the folder.
-        if self.data_args.model_card and has_encoder and self.trainer.args.do_train:
-            write_model_card(self.folder, record)
+        if has_encoder and self.trainer.args.do_train:
+            draw_training(self.folder, self.trainer.state.log_history)
+            if self.data_args.model_card:
+                write_model_card(self.folder, record)
         self.write(record, train=training_numbers(self.trainer.state))
         if self.results:
             print_on_main(f"\n{metrics_table(self.results)}\n")
@@ -259,7 +264,19 @@ class Run:
             "results": self.results,
             "statistics": self.statistics,
             "weights": histogram,
+            "samples": self._samples(),
         }
+
+    def _samples(self) -> list[tuple[str, str]]:
+        """Returns the first training pairs, shortened, for the card. Rows that are not on the Hub stay private."""
+        split = self.trainer.train_split
+        if split is None or not self.data_args.from_hub:
+            return []
+        pairs = split.judgments.pairs()[:CARD_SAMPLES]
+        profile = self.trainer.encoder
+        queries = side_texts(split.queries.select(pairs[:, 0]), "query", profile)
+        codes = side_texts(split.corpus.select(pairs[:, 1]), "code", profile)
+        return [(shortened(query), shortened(code)) for query, code in zip(queries, codes, strict=True)]
 
     def _add(self, evaluation_set: EvaluationSet, system: str, output: RetrievalOutput) -> None:
         """Stores a ranking and its metrics, and writes each query's rank to a file."""

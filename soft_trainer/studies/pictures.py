@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from soft_trainer.studies.figures import COLORS, new_figure, save_png
+from soft_trainer.evaluation.figures import COLORS, new_figure, save_png
 
 SIZE = (6.4, 4.4)  # inches
 DASHES = ("-", "--", ":", "-.")

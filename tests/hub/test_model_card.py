@@ -142,9 +142,18 @@ def test_a_base_from_the_cache_of_the_hub_has_its_published_name(card_of, tmp_pa
     assert "`microsoft/unixcoder-base`" in body and str(tmp_path) not in body.replace(str(tmp_path / "encoder"), "")
 
 
+def test_samples_and_the_picture_are_shown_where_there_are_any(card_of, tmp_path):
+    header, body = card_of(CODEBERT)
+    assert "training.png" not in body and "The first pairs" not in body
+    (tmp_path / "encoder" / "training.png").write_bytes(b"")
+    _, body = card_of(CODEBERT, samples=[["sort | a list", "def f(x): return x < 1"]])
+    assert "![loss and MRR by step](training.png)" in body
+    assert "| sort \\| a list | def f(x): return x &lt; 1 |" in body
+
+
 def test_body_says_what_the_record_says(card_of):
     _, body = card_of(PROFILES_IN_CARDS["unixcoder"])
-    figures = ["0.712", "0.200", "0.300", "24,927", "12.5%", "4,360", "loss: soft_info_nce", "learning rate: 2e-05"]
+    figures = ["0.712", "0.200", "0.300", "24,927", "12.5%", "4,360", "soft_info_nce", "2e-05"]
     assert not [said for said in (*figures, "torch") if said not in body]
     assert "cancel" not in body
     assert "truncated to 12 tokens and codes to 20" in body
@@ -153,7 +162,7 @@ def test_body_says_what_the_record_says(card_of):
 def test_card_before_training_has_no_results_and_data_flow_is_said_to_be_ours_alone(card_of):
     header, body = card_of(CODEBERT, results={}, base_model=None)
     assert "model-index" not in header and "## Results" not in body
-    assert "random weights" in body
+    assert "It was trained from scratch on" in body
     _, body = card_of(PROFILES["graphcodebert"].replace(query_length=12, code_length=20))
     assert "data flow" in body and 'language="python"' in body
 

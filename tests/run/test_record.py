@@ -16,6 +16,7 @@ from soft_trainer.files import write_json
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.run.evaluation_sets import EvaluationSet
+from soft_trainer.run.picture import draw_training
 from soft_trainer.run.record import Run, check_output_dir
 from soft_trainer.run.run_data import RunData
 
@@ -199,3 +200,12 @@ def test_train_alone_and_human_queries_and_then_the_queries_alone(script, folder
     assert (
         list(measured) == ["untrained", "lexical", "combined"] and not (tmp_path / "again/model.safetensors").exists()
     )
+
+
+def test_the_course_of_a_training_is_drawn_from_two_values_on(tmp_path, monkeypatch):
+    log = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.5, "eval_mrr": 0.2}]
+    path = draw_training(tmp_path, log)
+    assert path.name == "training.png" and path.read_bytes().startswith(b"\x89PNG")
+    assert draw_training(tmp_path, log[:1]) is None
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert draw_training(tmp_path, log) is None
