@@ -30,5 +30,6 @@ def draw_training(folder: Path, history: Sequence[Mapping]) -> Path | None:
         axes = figure.add_subplot(1, len(drawn), place)
         axes.plot(*zip(*points[name], strict=True), color=COLORS[place - 1], marker=".")
         axes.set_xlabel("step")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_title(VALUES[name])
     return save_png(figure, folder / TRAINING_PICTURE)
