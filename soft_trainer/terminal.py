@@ -185,22 +185,25 @@ def one_line_errors(options: Mapping[str, object] | None = None) -> Iterator[Beg
 def _cause(error: Exception, words: str, options: Mapping[str, object]) -> str:
     """Returns `option=value: ` for the option that an error is about, or "".
 
-    The error names the option or its value, or the option is read where the error was raised.
+    The error names the option or its value, or it is in the user's own code, or a line on the way to it reads the
+    option.
     """
-    read = []
-    for frame in traceback.extract_tb(error.__traceback__):
-        # The condition of an error stands above the line that raises it.
-        lines = linecache.getlines(frame.filename)[max(frame.lineno - 4, 0) : frame.end_lineno]
-        read.append("".join(lines))
+    frames = traceback.extract_tb(error.__traceback__)
+    files = " ".join([words, *(frame.filename for frame in frames)])
     given = {name: value for name, value in options.items() if value is not None}
     for name, value in given.items():
         if re.search(rf"\b{name}\b", words):
             return f"{name}={value}: "
     for name, value in given.items():
         for each in value if isinstance(value, list) else [value]:
-            if isinstance(each, str) and len(each) > 3 and each.lower() in words.lower():
+            module, is_reference, _ = str(each).partition(":")
+            own = is_reference and f"{module.replace('.', '/')}.py" in files
+            if own or (isinstance(each, str) and len(each) > 3 and each.lower() in words.lower()):
                 return f"{name}={each}: "
-    for lines in reversed(read):
+    above = 4  # the condition of an error stands above the line that raises it
+    for frame in reversed(frames):
+        lines = "".join(linecache.getlines(frame.filename)[max(frame.lineno - above, 0) : frame.end_lineno])
+        above = 1
         for name, value in given.items():
             if re.search(rf"\b(args|self)\.{name}\b", lines):
                 return f"{name}={value}: "

@@ -27,6 +27,7 @@ VALUES = {
     -1: """
         num_train_epochs temperature examples
         data_flow_length distill_weight negatives_per_query learning_rate seed
+        data_seed adam_beta1 adam_beta2 neftune_noise_alpha
     """,
     0: """
         per_device_train_batch_size per_device_eval_batch_size

@@ -46,6 +46,10 @@ RANGES = {
     "per_device_eval_batch_size": Declared(least=1),
     "gradient_accumulation_steps": Declared(least=1),
     "seed": Declared(least=0),
+    "data_seed": Declared(least=0),
+    "adam_beta1": Declared(least=0, below=1),
+    "adam_beta2": Declared(least=0, below=1),
+    "neftune_noise_alpha": Declared(least=0),
     "learning_rate": Declared(least=0),
 }
 

@@ -259,6 +259,23 @@ def test_an_option_is_named_that_is_read_where_a_library_fails():
         given_to_a_library(SimpleNamespace(seed=3))
 
 
+def test_an_error_in_the_own_code_of_a_user_names_its_option(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_with_an_error.py").write_text("def f(:\n")
+    args = SimpleNamespace(output_dir="out")
+    options = {"output_dir": "out", "estimator": "own_with_an_error:F"}
+    with refused("estimator=own_with_an_error:F: SyntaxError: "), one_line_errors(options):
+        assert args.output_dir == "out"
+        importlib.import_module("own_with_an_error")
+    with refused("ZeroDivisionError: division by zero"), one_line_errors(options):
+        assert args.output_dir == "out"
+        divide(args)
+
+
+def divide(args):
+    return 1 / 0
+
+
 def test_after_it_and_on_request_there_is_a_traceback(monkeypatch):
     with pytest.raises(ZeroDivisionError), one_line_errors() as beginning:
         beginning.over = lambda: True
