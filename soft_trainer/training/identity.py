@@ -336,7 +336,9 @@ def _described(loaded: Loaded) -> dict[str, object]:
     model = loaded.model
     estimator = loaded.estimator
     frozen = {name: tensor for name, tensor in model.named_parameters() if not tensor.requires_grad}
-    found = {
+    adapter = model.peft_config[active_adapter(model)] if has_adapter(model) else None
+    found = {f"the adapter's {name}": getattr(adapter, name, None) for name in _ADAPTER}
+    found |= {
         "the training rows": loaded.split.fingerprint(),
         "the evaluation rows": fingerprint([_rows(each) for each in loaded.evaluated]),
         "the tokenizer": tokenizer_fingerprint(loaded.tokenizer),
@@ -348,9 +350,6 @@ def _described(loaded: Loaded) -> dict[str, object]:
         for name, value in dataclasses.asdict(values).items():
             if name not in _UNREAD_PROFILE:
                 found[f"the {owner}'s {name}"] = value
-    if has_adapter(model):
-        adapter = model.peft_config[active_adapter(model)]
-        found |= {f"the adapter's {name}": getattr(adapter, name, None) for name in _ADAPTER}
     if loaded.weights_before:
         found["the weights to merge with"] = model_fingerprint(model, loaded.weights_before)
     if estimator is not None:

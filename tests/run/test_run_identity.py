@@ -167,7 +167,7 @@ TABLE = {
     "language": option("language", "go", "the training rows changed", trainer=other_rows),
     "pooling": option("pooling", "cls", "the encoder's pooling was", trainer=other_profile(pooling="cls")),
     "length": option("query_length", 8, "the encoder's query_length was", trainer=other_profile(query_length=8)),
-    "adapter": option("lora_r", 4, "the encoder's configuration or frozen weights changed", trainer=adapter),
+    "adapter": option("lora_r", 4, "the adapter's r was None, is 4", trainer=adapter),
     "seed": option("seed", 7),
     "learning rate": option("learning_rate", 1e-3),
     "batch": option("per_device_train_batch_size", 7),
