@@ -28,6 +28,7 @@ napoleon_use_rtype = False
 suppress_warnings = ["myst.header"]  # pages begin at any level of heading where they are parts of others
 
 html_theme = "furo"
+html_extra_path = ["site"]  # an index.html at the root, which leads to the landing page
 html_title = "soft_trainer"
 
 

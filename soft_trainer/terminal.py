@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
+import itertools
 import json
 import linecache
 import logging
@@ -18,12 +19,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from soft_trainer.errors import UserError
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+IN_NOTEBOOK = "ipykernel"  # a module that only the kernel of a notebook imports
 LINE_SECONDS = 10  # between two lines of progress, where no progress bar is shown
 
 
 def shows_bars() -> bool:
     """Returns True if a progress bar is readable: standard error is a terminal, or a notebook shows it."""
-    return sys.stderr.isatty() or "ipykernel" in sys.modules
+    return sys.stderr.isatty() or IN_NOTEBOOK in sys.modules
 
 
 def quiet_libraries() -> None:
@@ -41,10 +43,27 @@ def quiet_libraries() -> None:
 
 
 def print_on_main(text: str) -> None:
-    """Writes `text` to standard error, on the main process only. It replaces the line of a progress bar."""
-    if _is_main():
+    """Writes `text` to standard error, on the main process only. It replaces the line of a progress bar.
+
+    In a notebook, where standard error is a red box, it is an output of the cell, and tables are HTML.
+    """
+    if _is_main() and IN_NOTEBOOK in sys.modules:
+        _display(text)
+    elif _is_main():
         sys.stderr.write(f"\r{text}\n" if shows_bars() else f"{text}\n")
         sys.stderr.flush()
+
+
+def _display(text: str) -> None:
+    """Shows text in a notebook."""
+    from IPython.display import HTML, display
+
+    for is_table, lines in itertools.groupby(text.strip("\n").splitlines(), lambda line: line.startswith("|")):
+        if not is_table:
+            sys.stdout.write("\n".join(lines) + "\n")
+            continue
+        header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+        display(HTML(tabulated(rows, header, tablefmt="html", disable_numparse=True)))
 
 
 class Progress:
@@ -101,14 +120,19 @@ def table(headers: Sequence[str], rows: Sequence[Sequence], floats: str = ".3f",
     Args:
         text: the headers of columns whose values are never parsed as numbers.
     """
-    from tabulate import tabulate  # slow to import
-
     unparsed = []
     if rows:  # without rows, tabulate has no columns to index
         unparsed = [headers.index(header) for header in text]
-    return tabulate(
+    return tabulated(
         rows, headers, tablefmt="pipe", floatfmt=floats, missingval="", intfmt=",", disable_numparse=unparsed
     )
+
+
+def tabulated(rows: Sequence[Sequence], headers: Sequence[str], **options) -> str:
+    """Calls `tabulate`, which is slow to import."""
+    from tabulate import tabulate
+
+    return tabulate(rows, headers, **options)
 
 
 def shortened(text: str, width: int = 100) -> str:
