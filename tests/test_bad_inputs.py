@@ -44,7 +44,7 @@ BAD = [
     ({"learning_rate": "fast"}, "learning_rate"),
     ({"per_device_train_batch_size": -4}, "per_device_train_batch_size"),
     ({"per_device_train_batch_size": 17}, "dataloader_drop_last"),
-    ({"per_device_train_batch_size": 3}, "the smallest N that works is 5"),
+    ({"per_device_train_batch_size": 3}, "the smallest N that works is 5; raise per_device_train_batch_size"),
     ({"per_device_train_batch_size": 8, "alpha": 6.0}, "the smallest N that works is 14"),
     ({"lora_r": 4, "lora_dropout": 1}, "lora_dropout"),
     ({"lora_r": 4}, "from scratch"),

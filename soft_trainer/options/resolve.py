@@ -197,7 +197,8 @@ def check_codes(loss: Objective, codes: int) -> None:
         settings += f", alpha={loss.alpha:g}, beta={loss.beta:g} (beta must be above alpha / (N - 1))"
     if codes < least:
         raise UserError(
-            f"a query is compared with N={codes} codes, too few for {settings}: the smallest N that works is {least}"
+            f"a query is compared with N={codes} codes, too few for {settings}: the smallest N that works is {least}; "
+            "raise per_device_train_batch_size"
         )
 
 
