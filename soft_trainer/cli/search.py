@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from soft_trainer.errors import UserError
 from soft_trainer.search.index.words import WORD, stem, terms
-from soft_trainer.search.ranking.results import SearchResult, check_query, parse_place, query_terms
+from soft_trainer.search.ranking.results import SearchResult, check_query, parse_place, query_terms, weak_notices
 from soft_trainer.source.source_files import source_folder
 from soft_trainer.terminal import print_on_main
 
@@ -110,7 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
         results = index.similar(*place, limit, lexical=arguments.lexical)
     else:
         results = index.search(query, limit, lexical=arguments.lexical, **filters)
-    for notice in index.notices:
+    for notice in [*index.notices, *weak_notices(results)]:
         print_on_main(safe(notice))
     try:
         _print(results, arguments, query, filters)
@@ -203,13 +203,15 @@ def safe(text: str) -> str:
 
 
 def format_results(results: Iterable[SearchResult], query: str, colour: bool) -> str:
-    """Formats each result's path, line, name and score, and the lines with the most query terms."""
+    """Formats each result's path, line, name and score, and the lines with the most query terms. Marks weak ones."""
     wanted = query_terms(query)
     blocks = []
     for result in results:
         place = f"{safe(result.path)}:{result.start_line}"
         name = safe(result.name)
         score = f"{result.score:.2f}"
+        if result.weak:
+            score += "  weak"
         if colour:
             place = f"{_BOLD}{place}{_END}"
             name = f"{_GREEN}{name}{_END}"

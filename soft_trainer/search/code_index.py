@@ -247,6 +247,8 @@ class CodeIndex(Searchable):
 
     def noise(self, snapshot: Snapshot) -> float:
         """Returns the highest similarity that any piece reaches to random letters, which mean nothing."""
+        if snapshot.noise is not None:
+            return snapshot.noise
         letters = random.Random(0)
         texts = []
         for _ in range(24):
@@ -254,7 +256,8 @@ class CodeIndex(Searchable):
             texts.append("".join(word))
         embeddings = self._encoder(self.model, self.truncate_dim, self._precision).queries(texts)
         similarity = [snapshot.similarity(embedding) for embedding in embeddings]
-        return float(np.nanmax(similarity))
+        snapshot.noise = float(np.nanmax(similarity))
+        return snapshot.noise
 
     @property
     def model(self) -> str | None:

@@ -7,6 +7,7 @@ A query takes these steps:
    combines the snapshots.
 3. `score` (ranking/ranking.py) scores all files and pieces by words, by an encoder and by past commits.
 4. `order_pieces` (ranking/ranking.py) takes the best pieces that pass the filters, and the snapshots read their texts.
+   `is_weak` (ranking/weakness.py) marks those that may be there by chance.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -26,6 +28,7 @@ from soft_trainer.search.index.store import joined_segments
 from soft_trainer.search.index.words import source_words, terms
 from soft_trainer.search.ranking import ranking
 from soft_trainer.search.ranking.results import SearchResult
+from soft_trainer.search.ranking.weakness import is_weak
 from soft_trainer.search.snapshot import Snapshot
 
 # A filter by one of these languages also allows the others in its list.
@@ -116,9 +119,9 @@ class Searchable(AbstractContextManager):
             if commits:
                 votes = view.votes(parsed)
             scores = ranking.score(parsed, view.segments, similarity, votes.shares)
-            if not (scores.matched or view.stands_out(similarity)):
+            if not (scores.matched or any(view.stands_out(similarity, part.pieces) for part in view.parts)):
                 return []
-            return view.best(scores, allowed, limit, votes)
+            return view.best(parsed, scores, similarity, allowed, limit, votes)
 
     def similar(self, path: str, line: int, limit: int = 10, lexical: bool = False) -> list[SearchResult]:
         """Finds pieces like the one at a line of a file, best first.
@@ -137,7 +140,7 @@ class Searchable(AbstractContextManager):
             others[piece] = False
             query = view.query_like(piece)
             scores = ranking.score(query, view.segments, similarity)
-            return view.best(scores, others, limit)
+            return view.best(query, scores, similarity, others, limit)
 
     def languages(self) -> list[str]:
         """Returns the languages of the files, most common first."""
@@ -322,14 +325,25 @@ class _View:
         return Votes(np.concatenate(shares), commits)
 
     def best(
-        self, scores: ranking.Scores, allowed: np.ndarray | None, limit: int, votes: Votes = NO_VOTES
+        self,
+        query: ranking.Query,
+        scores: ranking.Scores,
+        similarity: np.ndarray | None,
+        allowed: np.ndarray | None,
+        limit: int,
+        votes: Votes = NO_VOTES,
     ) -> list[SearchResult]:
         """Returns the best pieces that the filters allow, with the commits that voted for them."""
         results = []
         for piece, score in ranking.order_pieces(scores, self.segments, allowed, limit):
             part = self._part_of(piece)
             commits = votes.commits.get(piece, ())
-            results.append(part.snapshot.result(piece - part.pieces.start, score, part.label, commits))
+            result = part.snapshot.result(piece - part.pieces.start, score, part.label, commits)
+            file = int(self.segments.owners[piece])
+            weak = is_weak(query, scores, file, result.commits)
+            if weak and self.stands_out(similarity, slice(piece, piece + 1)):
+                weak = False
+            results.append(replace(result, weak=weak))
         return results
 
     def piece_at(self, path: str, line: int) -> int:
@@ -360,15 +374,16 @@ class _View:
         chosen = sorted(weights, key=lambda term: (-weights[term], term))[:SIMILAR_TERMS]
         return ranking.Query("sentence", (), dict.fromkeys(chosen, 1.0))
 
-    def stands_out(self, similarity: np.ndarray | None) -> bool:
-        """Returns True if some piece is more similar to the query than any piece is to random letters."""
-        if similarity is None:
+    def stands_out(self, similarity: np.ndarray | None, pieces: slice) -> bool:
+        """Returns True if one of these pieces is more similar to the query than any piece is to random letters.
+
+        Args:
+            pieces: pieces of one part.
+        """
+        if similarity is None or np.isnan(similarity[pieces]).all():
             return False
-        for part in self.parts:
-            own = similarity[part.pieces]
-            if not np.isnan(own).all() and np.nanmax(own) > part.index.noise(part.snapshot):
-                return True
-        return False
+        part = self._part_of(pieces.start)
+        return bool(np.nanmax(similarity[pieces]) > part.index.noise(part.snapshot))
 
     def _part_of(self, piece: int) -> _Part:
         """Returns the part that contains a piece."""

@@ -25,6 +25,7 @@ class Snapshot:
 
     Attributes:
         state: the state of the embeddings, or None if the index has no encoder.
+        noise: the similarity that random letters reach, once it has been computed.
     """
 
     def __init__(self, database: sqlite3.Connection, index_dir: Path):
@@ -32,6 +33,7 @@ class Snapshot:
         self.segments = store.Segments(database)
         self.languages: list[str] = store.get_meta(database, "languages", [])
         self.memory = CommitMemory(database, self.segments)
+        self.noise: float | None = None
         self.state: dict | None = store.get_meta(database, "vectors")
         if self.state:
             self.vectors = vectors.open_vectors(index_dir, self.state)

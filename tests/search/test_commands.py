@@ -27,7 +27,7 @@ def test_index_and_search(command, tree):
     code, out, _ = command("search", "--folder", tree, "parse date", "--json", "--path", "src/**")
     rows = [json.loads(line) for line in out.splitlines()]
     assert code == 0 and rows[0]["name"] == "parse_date"
-    assert list(rows[0]) == ["path", "start_line", "end_line", "language", "name", "score", "text", "commits"]
+    assert list(rows[0]) == ["path", "start_line", "end_line", "language", "name", "score", "text", "commits", "weak"]
 
 
 def test_commands_that_are_shown_can_be_run(command, tree, stub, monkeypatch):

@@ -96,11 +96,14 @@ class Scores(NamedTuple):
         files: float[files], 0 for a file that does not match.
         pieces: float[pieces].
         matched: True if the index contains a word of the query, or if a commit voted.
+        containing: the files that contain each term, as arrays in ascending order: in their text, in their own name,
+            and in the names of their folders.
     """
 
     files: np.ndarray
     pieces: np.ndarray
     matched: bool
+    containing: dict[str, tuple[np.ndarray, ...]]
 
 
 def score(
@@ -142,7 +145,7 @@ def score(
 def with_votes(scores: Scores, segments: Segments, votes: np.ndarray) -> Scores:
     """Adds commits' votes to the scores of pieces. A file gets the highest vote for any of its pieces."""
     files = scores.files + np.maximum.reduceat(votes, segments.firsts[:-1])
-    return Scores(files, scores.pieces + votes, scores.matched or bool(votes.any()))
+    return Scores(files, scores.pieces + votes, scores.matched or bool(votes.any()), scores.containing)
 
 
 def _share(similarity: np.ndarray) -> np.ndarray:
@@ -181,6 +184,7 @@ class _Gathered:
         self.text, self.piece_words, self.piece_names = np.zeros((3, pieces), np.float32)
         self.piece_summary, self.piece_defined = np.zeros((2, pieces), np.float32)
         self.total = 0.0
+        self.containing: dict[str, tuple[np.ndarray, ...]] = {}
 
     def add(self, term: str, weight: float) -> None:
         """Adds one term's contribution."""
@@ -190,6 +194,7 @@ class _Gathered:
         if not len(pieces) and not len(named) and not len(own):
             return
         files, starts = self._files(pieces)
+        self.containing[term] = (files, self.owners[own], self.owners[folders])
         rarity = inverse_frequency(len(files), len(self.file_text))
         if len(pieces):
             self.text[pieces] += (
@@ -238,7 +243,7 @@ class _Gathered:
             files += np.maximum.reduceat(similar, segments.firsts[:-1])
             pieces += similar
         files *= discounts(segments, files > 0) * segments.live
-        return Scores(files, pieces, self.total > 0)
+        return Scores(files, pieces, self.total > 0, self.containing)
 
     def _files(self, pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the distinct files of pieces, in ascending order.
@@ -280,7 +285,8 @@ def order_pieces(
         allowed: bool[pieces], the pieces that may be returned. By default, all.
         limit: the maximum number of pieces.
     """
-    files, pieces, _ = scores
+    files = scores.files
+    pieces = scores.pieces
     if allowed is not None:
         keep = np.zeros(len(files), bool)
         keep[segments.owners[allowed]] = True

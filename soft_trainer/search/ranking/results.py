@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from soft_trainer.errors import UserError
@@ -32,6 +33,7 @@ class SearchResult:
         score: higher is better. Scores of different queries cannot be compared.
         text: the text of the lines.
         commits: the commits that changed the piece and whose subjects resemble the query.
+        weak: True if the result may be there by chance: its file contains a single word of the query, or none.
     """
 
     path: str
@@ -42,6 +44,7 @@ class SearchResult:
     score: float
     text: str
     commits: tuple[Commit, ...] = ()
+    weak: bool = False
 
     def as_dict(self) -> dict:
         """Returns the fields as a dict, for `--json`."""
@@ -72,6 +75,13 @@ class SearchResult:
 def _terms(text: str) -> set[str]:
     """Returns the terms of a text."""
     return {term for word in WORD.findall(text) for term in terms(word)}
+
+
+def weak_notices(results: Sequence[SearchResult]) -> list[str]:
+    """Returns a notice if there are results, but only weak ones."""
+    if results and all(result.weak for result in results):
+        return ["only weak results, which may be there by chance: none has two words of the query"]
+    return []
 
 
 def check_query(query: str, limit: int) -> None:

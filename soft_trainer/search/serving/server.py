@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 from soft_trainer.errors import UserError
 from soft_trainer.search.ranking.ranking import parse_query
-from soft_trainer.search.ranking.results import parse_place, query_terms
+from soft_trainer.search.ranking.results import parse_place, query_terms, weak_notices
 from soft_trainer.search.serving.colouring import open_at
 from soft_trainer.search.serving.served_index import ServedIndex
 
@@ -55,6 +55,7 @@ class PageServer(ThreadingHTTPServer):
             link = self.editor.replace("{path}", path).replace("{line}", str(result.start_line))
             inside = open_at(texts[result.path], result.language, result.start_line)
             rows.append(result.as_dict() | {"lines": lines, "editor": link, "open": inside})
+        notices += weak_notices(results)
         telling = [word.lower() for word in parse_query(query).words]
         taken = 1000 * (time.perf_counter() - started)
         return {"results": rows, "words": telling, "milliseconds": taken, "notices": notices}

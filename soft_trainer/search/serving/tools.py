@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import soft_trainer
 from soft_trainer.errors import UserError, extra_needed
-from soft_trainer.search.ranking.results import SearchResult, check_query
+from soft_trainer.search.ranking.results import SearchResult, check_query, weak_notices
 from soft_trainer.search.serving.served_index import ServedIndex
 
 MAX_RESULTS = 50
@@ -56,7 +56,8 @@ def _searches(served: ServedIndex) -> tuple[Callable[..., str], ...]:
         Use it when you know what the code does but not what it is called ("how dates are parsed", "where retries are
         limited"), or to find where a name is defined. Use grep, not this, for every use of an exact name or string:
         this gives the few best places, not all of them. Each result has path, lines, name and signature; as many of
-        the best as fit into max_tokens have their text, and `read` gives the lines of the others.
+        the best as fit into max_tokens have their text, and `read` gives the lines of the others. A result marked
+        "(weak)" has a single word of the query, or none, and may be there by chance; it is given without its text.
 
         Args:
             query: a symbol such as parse_date, or a description such as "how dates are parsed".
@@ -116,20 +117,22 @@ def _shown(results: list[SearchResult], notices: list[str], max_tokens: int) -> 
     answer = [_fenced("\n\n".join(shown))] if shown else []
     if len(shown) < len(results):
         answer.append(f"{len(results) - len(shown)} more results do not fit into max_tokens={max_tokens}.")
-    return "\n\n".join([*answer, *notices]) or "Nothing found."
+    return "\n\n".join([*answer, *weak_notices(results), *notices]) or "Nothing found."
 
 
 def _within(results: list[SearchResult], max_tokens: int) -> list[str]:
-    """Fits results into about `max_tokens`. The best ones get their full text, the others only their signature."""
+    """Fits results into about `max_tokens`. The best ones get their full text, weak and other ones their signature."""
     left = TOKEN_LETTERS * max_tokens - len(_fenced(""))
     shown = []
     for place, result in enumerate(results):
         title = f"{result.path}:{result.start_line}-{result.end_line} {result.name}".rstrip()
+        if result.weak:
+            title += " (weak)"
         reserved = 100 * (len(results) - place - 1)  # for the titles and signatures of the others
         subjects = "".join(f"\nchanged by: {commit.subject}" for commit in result.commits)
         whole = _titled(title, result.text + subjects)
         short = _titled(title, result.signature()[1].strip()[:200])
-        text = whole if len(whole) + reserved <= left else short
+        text = short if result.weak or len(whole) + reserved > left else whole
         if len(text) > left:
             break
         shown.append(text)

@@ -47,6 +47,8 @@ def test_the_page_and_its_data(server):
     answer = json.loads(get(server, f"/{server.token}/search?q=parse+date")[2])
     assert answer["results"][0]["name"] == "parse_date" and answer["results"][0]["lines"]
     assert json.loads(get(server, f"/{server.token}/search?q=date&path=*.go")[2])["results"] == []
+    answer_to_stray = json.loads(get(server, f"/{server.token}/search?q=xqzv+parse")[2])
+    assert answer_to_stray["results"][0]["weak"] and "only weak results" in answer_to_stray["notices"][0]
     assert "python" in json.loads(get(server, f"/{server.token}/about")[2])["languages"]
     assert answer["results"][0]["editor"] == f"vscode://file/{server.served.index.folder}/src/shop/dates.py:1"
     lines = json.loads(get(server, f"/{server.token}/lines?path=README.md&start=-9&end=1")[2])

@@ -1,0 +1,68 @@
+"""Tells results that may be there by chance from the others.
+
+If a query asks for something that the index does not contain, a stray word of it usually occurs somewhere. A result is
+weak if its file contains a single part of the query, or none. `docs/search.md` says how often this is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from soft_trainer.search.index.words import stem, telling_terms, terms, whole
+from soft_trainer.search.ranking.ranking import Query, Scores
+from soft_trainer.search.ranking.results import Commit
+
+ENOUGH = 2  # the number of parts that a strong result contains, if the query has as many
+
+
+def is_weak(query: Query, scores: Scores, file: int, commits: Iterable[Commit] = ()) -> bool:
+    """Returns True if a file, and the commits that voted for it, contain too few of the query's words.
+
+    Args:
+        scores: the scores for the query.
+        file: the number of the file.
+    """
+    said = set()
+    for commit in commits:
+        said.update(telling_terms(commit.subject))
+
+    def contains(term: str) -> bool:
+        return term in said or any(_is_in(file, files) for files in scores.containing.get(term, ()))
+
+    found, count = count_found(query.words, contains)
+    return found < min(ENOUGH, count)
+
+
+def count_found(words: Sequence[str], contains: Callable[[str], bool]) -> tuple[int, int]:
+    """Counts the parts of a query that something contains, and all of its parts.
+
+    A part is a word, or a word within an identifier: `parse_date` has two. A text that contains the whole identifier
+    contains its parts. If it contains `RouteGroup`, it contains "route group".
+
+    Args:
+        words: the words of the query.
+        contains: a function that tells whether a term is contained.
+    """
+    found: dict[str, bool] = {}
+    for size in (1, 2, 3):
+        for start in range(len(words) - size + 1):
+            some = words[start : start + size]
+            joined = contains(stem("".join(map(whole, some))))
+            for word in some:
+                for part in _parts(word):
+                    found[part] = found.get(part, False) or joined or contains(part)
+    return sum(found.values()), len(found)
+
+
+def _parts(word: str) -> Sequence[str]:
+    """Returns the stemmed parts of an identifier, or a word's stem."""
+    known = terms(word)
+    return known[1:] or known
+
+
+def _is_in(number: int, ascending: np.ndarray) -> bool:
+    """Returns True if an array in ascending order contains a number."""
+    place = np.searchsorted(ascending, number)
+    return bool(place < len(ascending) and ascending[place] == number)

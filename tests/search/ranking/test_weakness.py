@@ -1,0 +1,92 @@
+"""Results that are there by chance are called weak."""
+
+import json
+
+import pytest
+from git_repositories import Repository
+
+from soft_trainer.search import CodeIndex
+from soft_trainer.search.commits import remembering
+from soft_trainer.search.commits.memory_weight import Choice
+from soft_trainer.search.index.words import telling_terms
+from soft_trainer.search.ranking.ranking import parse_query
+from soft_trainer.search.ranking.weakness import count_found
+
+
+@pytest.mark.parametrize(
+    ("query", "text", "expected"),
+    [
+        ("xqzv nothing", "nothing", (1, 2)),
+        ("parse dates", "date_parser", (2, 2)),
+        ("the parsing of parsers", "parse", (1, 1)),
+        ("parse_date", "parseDate", (2, 2)),
+        ("parse_xqzv", "parse", (1, 2)),
+        ("route group", "routegroup", (2, 2)),
+        ("set up tools", "setuptools", (3, 3)),
+        ("Parser.parse_url", "parse", (1, 2)),
+        ("x" * 80, "nothing", (0, 0)),
+    ],
+)
+def test_parts_of_a_query_are_counted(query, text, expected):
+    contained = set(telling_terms(text))
+    assert count_found(parse_query(query).words, contained.__contains__) == expected
+
+
+@pytest.mark.parametrize(
+    ("query", "weak"),
+    [
+        ("xqzv parse", True),
+        ("parse_xqzv", True),
+        ("parse", False),
+        ("parse date", False),
+        ("shop cart", False),  # a folder and a name
+        ("how is a date parsed by the xqzv wvvq", False),
+    ],
+)
+def test_a_stray_word_gives_a_weak_result(tree, query, weak):
+    assert CodeIndex.build(tree).search(query)[0].weak == weak
+
+
+def test_code_like_a_piece_is_never_weak(tree):
+    assert not any(result.weak for result in CodeIndex.build(tree).similar("src/shop/dates.py", 4))
+
+
+def test_an_embedding_that_stands_out_is_not_weak(tree, stub):
+    words = CodeIndex.build(tree).search("xqzv parse")
+    assert words[0].weak
+    index = CodeIndex.build(tree, model="stub")
+    index.noise = lambda snapshot: 2.0  # more than any similarity
+    assert index.search("xqzv parse")[0].weak
+    index.noise = lambda snapshot: -2.0
+    assert not any(result.weak for result in index.search("xqzv parse"))
+
+
+def test_the_noise_of_a_snapshot_is_computed_once(tree, stub, monkeypatch):
+    index = CodeIndex.build(tree, model="stub")
+    asked = []
+    embed = stub.queries
+    monkeypatch.setattr(stub, "queries", lambda self, texts: asked.append(len(texts)) or embed(self, texts))
+    index.search("xqzv parse")
+    index.search("xqzv wvvq cart")
+    assert asked == [1, 24, 1]
+
+
+def test_subjects_of_commits_count(tmp_path, monkeypatch):
+    monkeypatch.setattr(remembering, "choose_weight", lambda _: Choice(1.0, 60, {"0.0": 0.4, "1.0": 0.5}))
+    repository = Repository(tmp_path / "tree")
+    text = "def f1(value):\n    return value + 1\n"
+    repository.commit("Light the lantern before the harbour opens", {"a.py": text})
+    (tmp_path / "tree/a.py").write_text(text)
+    index = CodeIndex.build(tmp_path / "tree")
+    assert not index.search("lantern in the harbour")[0].weak
+    assert index.search("lantern xqzv")[0].weak
+
+
+def test_the_shell_says_which_results_are_weak(tree, command):
+    command("index", tree)
+    code, out, err = command("search", "--folder", tree, "xqzv parse", "-n", 1)
+    assert code == 0 and out.splitlines()[0].endswith("  weak") and err.startswith("only weak results")
+    row = json.loads(command("search", "--folder", tree, "xqzv parse", "-n", 1, "--json")[1])
+    assert row["weak"] is True
+    _, out, err = command("search", "--folder", tree, "parse date", "-n", 1)
+    assert "weak" not in out + err
