@@ -14,6 +14,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.search.ranking.ranking import parse_query
 from soft_trainer.search.ranking.results import parse_place, query_terms, weak_notices
 from soft_trainer.search.serving.colouring import open_at
+from soft_trainer.search.serving.examples import example_queries
 from soft_trainer.search.serving.served_index import ServedIndex
 
 PAGE = Path(__file__).with_name("page.html")
@@ -74,10 +75,14 @@ class PageServer(ThreadingHTTPServer):
         return {"start_line": start, "text": shown, "open": open_at(text, options.get("language", ""), start)}
 
     def about(self, _: dict[str, str]) -> dict:
-        """Returns the folder and the languages that the user can choose from."""
+        """Returns the folder, its number of files, the languages to choose from, and example queries."""
         index = self.served.index
         with self.served.lock:
-            return {"folder": index.folder, "languages": index.languages()}
+            files = 0
+            for member in index.members:
+                files += member.database.execute("SELECT count(*) FROM files").fetchone()[0]
+            languages = index.languages()
+            return {"folder": index.folder, "files": files, "languages": languages, "examples": example_queries(index)}
 
 
 class _Handler(BaseHTTPRequestHandler):

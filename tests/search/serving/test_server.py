@@ -10,10 +10,13 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from git_repositories import Repository
 from trees import write_tree
 
 from soft_trainer.errors import UserError
 from soft_trainer.search import CodeIndex
+from soft_trainer.search.commits import remembering
+from soft_trainer.search.commits.memory_weight import Choice
 from soft_trainer.search.serving.colouring import open_at
 from soft_trainer.search.serving.served_index import ServedIndex
 from soft_trainer.search.serving.server import PAGE, PageServer, serve_page
@@ -49,7 +52,8 @@ def test_the_page_and_its_data(server):
     assert json.loads(get(server, f"/{server.token}/search?q=date&path=*.go")[2])["results"] == []
     answer_to_stray = json.loads(get(server, f"/{server.token}/search?q=xqzv+parse")[2])
     assert answer_to_stray["results"][0]["weak"] and "only weak results" in answer_to_stray["notices"][0]
-    assert "python" in json.loads(get(server, f"/{server.token}/about")[2])["languages"]
+    about = json.loads(get(server, f"/{server.token}/about")[2])
+    assert "python" in about["languages"] and about["files"] == 7 and len(about["examples"]) == 3
     assert answer["results"][0]["editor"] == f"vscode://file/{server.served.index.folder}/src/shop/dates.py:1"
     lines = json.loads(get(server, f"/{server.token}/lines?path=README.md&start=-9&end=1")[2])
     assert lines == {"start_line": 1, "text": "# Shop", "open": ""}
@@ -139,7 +143,10 @@ def test_the_page_in_a_browser(server):
         words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", "--virtual-time-budget=4000"]
         return subprocess.run([*words, server.url + state], capture_output=True, text=True, check=True).stdout
 
+    dom = shown("")
+    assert "7 files can be searched. For example:" in dom and dom.count("<br><button>") == 3
     dom = shown("#q=parse+date&path=*.py")
+    assert '<p class="hint" id="start" hidden="">' in dom
     assert dom.index("src/shop/dates.py:1") < dom.index("open in the editor") and "server.go" not in dom
     assert 'href="vscode://file/' in dom and "<script>alert" not in dom
     assert '<span class="comment">Parse</span>' in dom.replace("<mark>", "").replace("</mark>", "")
@@ -152,6 +159,22 @@ def test_the_page_in_a_browser(server):
     dom = shown("#q=wanted+words&path=long.py")
     assert dom.count("<li") == 2 and '<span class="keyword">for</span>' not in dom
     assert "results like src/shop/dates.py:1" in shown("#like=src/shop/dates.py:1")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("chromium"), reason="needs Chromium")
+def test_commits_below_a_result_have_a_label(tmp_path, monkeypatch):
+    monkeypatch.setattr(remembering, "choose_weight", lambda _: Choice(1.0, 60, {"0.0": 0.4, "1.0": 0.5}))
+    files = {"a.py": "def f1(value):\n    return value + 1\n", "b.py": "def harbour():\n    return 0\n"}
+    repository = Repository(write_tree(tmp_path / "tree", files))
+    repository.commit("Light the lantern before the harbour opens", {"a.py": files["a.py"]})
+    with PageServer(ServedIndex(CodeIndex.build(tmp_path / "tree"), update=False)) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", "--virtual-time-budget=4000"]
+        dom = subprocess.run([*words, f"{server.url}#q=harbour"], capture_output=True, text=True, check=True).stdout
+        server.shutdown()
+    label = dom.index("changed by commits whose subjects are like the query</div>")
+    assert label < dom.index("Light the lantern") and dom.count('class="commit label"') == 1
 
 
 def test_a_port_out_of_range_is_named(tree):

@@ -1,0 +1,66 @@
+"""Makes example queries for the start page from an index: the name of a function, and sentences from documentation."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import sqlite3
+import zlib
+from collections.abc import Iterator
+
+from soft_trainer.search.index.listing import maybe_vendored
+from soft_trainer.search.index.pieces import TEXT_LANGUAGES, first_paragraph
+from soft_trainer.search.searching import Searchable
+from soft_trainer.source.names import identifier_words, is_test_path
+
+EXAMPLES = 3
+_FILES = 60  # to look at, at most
+_SENTENCE = re.compile(r"[A-Z]\w*(?:,? [\w'-]+){2,8}(?=\.|$)")  # without code, numbers in brackets, or addresses
+_MARKS = re.compile(r"^[\s*/#]+", re.MULTILINE)  # of comments
+
+
+def example_queries(index: Searchable) -> list[str]:
+    """Returns up to three queries: the name of a function, and the first sentences of functions' documentation.
+
+    The same index gives the same queries.
+    """
+    name = ""
+    sentences: list[str] = []
+    others: list[str] = []
+    for member in index.members:
+        for own, sentence in _functions(member.database):
+            if not name:
+                name = own
+            elif sentence and sentence not in sentences:
+                sentences.append(sentence)
+            elif own not in (name, *others):
+                others.append(own)
+            if len(sentences) == EXAMPLES - 1:
+                break
+    chosen = [name, *sentences, *others]
+    return [query for query in chosen if query][:EXAMPLES]
+
+
+def _functions(database: sqlite3.Connection) -> Iterator[tuple[str, str]]:
+    """Yields the name of one function in each of several files, and the first sentence of its documentation or ""."""
+    last = database.execute("SELECT coalesce(max(id), -1) FROM files").fetchone()[0]
+    numbers = random.Random(0).sample(range(last + 1), min(last + 1, _FILES))
+    query = "SELECT path, language, pieces, text FROM files JOIN contents ON file = id WHERE id = ?"
+    for number in numbers:
+        row = database.execute(query, (number,)).fetchone()
+        if row is None or row[1] in TEXT_LANGUAGES or maybe_vendored(row[0]) or is_test_path(row[0], row[1]):
+            continue
+        lines = zlib.decompress(row[3]).split(b"\n")
+        found = []
+        for start, end, name in json.loads(row[2]):
+            own = re.split(r"[.:#]+", name)[-1]
+            if len(identifier_words(own)) > 1 and not own.startswith("_"):
+                text = first_paragraph(b"\n".join(lines[start - 1 : end])).decode(errors="replace")
+                sentence = _SENTENCE.match(" ".join(_MARKS.sub("", text).split()))
+                if sentence:
+                    found.append((own, sentence[0]))
+                else:
+                    found.append((own, ""))
+        # One with a sentence is the better example.
+        yield from sorted(found, key=lambda pair: not pair[1])[:1]
