@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from soft_trainer.errors import messages_for_shell
 from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.parse import parse
@@ -22,7 +23,8 @@ OPTIONS = (ModelArguments, DataArguments, TrainingOptions)
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parses the options of the command line and runs."""
-    run(*parse(OPTIONS, argv, description=__doc__))
+    with messages_for_shell():
+        run(*parse(OPTIONS, argv, description=__doc__))
 
 
 def run(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions) -> None:

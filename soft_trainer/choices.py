@@ -1,4 +1,6 @@
-"""Lists the losses, weightings and estimators by name, once. It imports nothing, so that `--help` is fast."""
+"""Lists the losses, weightings and estimators by name, once. It imports no library, so that `--help` is fast."""
+
+from soft_trainer.errors import for_caller
 
 # name -> the function in `losses.py`
 LOSSES = {
@@ -20,8 +22,11 @@ ESTIMATORS = {
 }
 # Estimators that find similar rows, which similar batches and mined negatives need, as messages list them.
 FIND_NEIGHBOURS = "bm25, simcse, trained_model or initial_model"
-# Estimators that compare queries with codes, as messages list them.
-COMPARE_CODES = (
-    "an encoder (--estimator initial_model), or BM25Estimator(document_column='code_tokens') "
-    "(--bm25_document_column code_tokens)"
-)
+
+
+def compare_codes() -> str:
+    """Returns the estimators that compare queries with codes, as messages list them."""
+    return for_caller(
+        "an encoder (--estimator initial_model), or --estimator bm25 --bm25_document_column code_tokens",
+        "an encoder (InitialModelEstimator()), or BM25Estimator(document_column='code_tokens')",
+    )

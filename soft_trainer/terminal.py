@@ -155,7 +155,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
-def nearest(name, known: Iterable[str], otherwise: str = "--help lists them all", number: int = 1) -> str:
+def nearest(name, known: Iterable[str], otherwise: str, number: int = 1) -> str:
     """Returns the end of a message about an unknown name: the closest known names, or else the text `otherwise`.
 
     Args:

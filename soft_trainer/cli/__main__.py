@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 import soft_trainer
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, messages_for_shell
 from soft_trainer.terminal import exit_on_user_error, nearest, quiet_libraries
 
 # Each command is a module of the same name in this folder, with `add_arguments(parser)` and `run(arguments)`. Its
@@ -40,6 +40,7 @@ COMMANDS = {
     "push": "push a folder to the Hub",
 }
 PROGRAM = "soft-trainer"
+LISTED = "--help lists them all"  # the end of a message about an unknown name
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -50,7 +51,7 @@ class CommandParser(argparse.ArgumentParser):
         for word in itertools.takewhile(lambda word: word != "--", args or ()):
             option = word.split("=")[0]
             if word.startswith("--") and option not in self._option_string_actions:
-                raise UserError(f"unknown option {option}{nearest(option, self._option_string_actions)}")
+                raise UserError(f"unknown option {option}{nearest(option, self._option_string_actions, LISTED)}")
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str):
@@ -76,7 +77,7 @@ def overview() -> argparse.ArgumentParser:
 def command_module(name: str) -> ModuleType:
     """Returns a command's module. Raises UserError if the command is unknown, and suggests the nearest."""
     if name not in COMMANDS:
-        raise UserError(f"unknown command {name!r}{nearest(name, COMMANDS)}")
+        raise UserError(f"unknown command {name!r}{nearest(name, COMMANDS, LISTED)}")
     return importlib.import_module(f"soft_trainer.cli.{name.replace('-', '_')}")
 
 
@@ -119,8 +120,9 @@ def run_command(argv: Sequence[str]) -> int:
         parser.parse_args(argv[:1])  # --help and --version end here
         sys.stderr.write(parser.format_help())
         return 2
-    command, arguments = parse_command(argv)
-    return command.run(*arguments) or 0
+    with messages_for_shell():
+        command, arguments = parse_command(argv)
+        return command.run(*arguments) or 0
 
 
 def main() -> None:

@@ -60,5 +60,5 @@ def _chosen(study, names: list[str]):
             chosen.append(run)
     for name in names:
         if name not in known:
-            raise UserError(f"only={name}: no such run{nearest(name, known)}")
+            raise UserError(f"only={name}: no such run{nearest(name, known, '--dry_run lists them all')}")
     return dataclasses.replace(study, runs=chosen)

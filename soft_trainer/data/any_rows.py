@@ -30,7 +30,7 @@ from soft_trainer.data.places import place_of
 from soft_trainer.data.python_rows import from_frame
 from soft_trainer.data.row_checks import blank_rows, check_targets
 from soft_trainer.data.tokens import columns_in
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, name_option
 from soft_trainer.mining.packages import assign_splits
 from soft_trainer.terminal import print_on_main, table
 
@@ -150,7 +150,7 @@ def _check_texts(
                 counts = f"{len(blank):,} of {len(rows):,} rows"
                 raise UserError(
                     f"{place}: column {names[0]!r} is missing or empty, as in {counts} of {split}; "
-                    "--drop_unusable true leaves such rows out"
+                    f"{name_option('drop_unusable', True)} leaves such rows out"
                 )
 
 

@@ -13,7 +13,7 @@ from datasets import Dataset, DatasetDict
 from soft_trainer.data.layouts.files import SIDES_OF, SPLITS
 from soft_trainer.data.tokens import check_language_column, text_column
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, name_option
 from soft_trainer.terminal import print_on_main, table
 
 SHOWN = 5  # rows to list in an error message
@@ -130,7 +130,7 @@ def _check_filled(rows: Dataset, column: str, split: str) -> None:
         if column in ("url", "language"):
             hint = ""
         else:
-            hint = "; --drop_unusable true leaves such rows out"
+            hint = f"; {name_option('drop_unusable', True)} leaves such rows out"
         raise UserError(f"{split}: column {column!r} is {state} in {_rows(empty)}{hint}")
 
 

@@ -16,7 +16,7 @@ from soft_trainer.data.array_cache import cached_dataset
 from soft_trainer.dataflow.inputs import graph_features
 from soft_trainer.encoders.encoding import tokenize_with_lengths
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, name_option
 from soft_trainer.fingerprints import code_fingerprint, fingerprint, rows_fingerprint, tokenizer_fingerprint
 
 SIDES = ("query", "code")
@@ -107,9 +107,9 @@ def text_column(dataset: Dataset, columns: Sequence[str], side: str) -> str:
 
 def check_language_column(rows: Dataset, name: str) -> None:
     """Raises UserError if the rows, which the message calls `name`, have no column `language`."""
-    why = "which an encoder with data flow needs to parse the code: add it to the rows, or give one --language"
     if "language" not in rows.column_names:
-        raise UserError(f"{name}: no column 'language', {why}")
+        remedy = f"add it to the rows, or give one {name_option('language')}"
+        raise UserError(f"{name}: no column 'language', which an encoder with data flow needs to parse code: {remedy}")
 
 
 def arrow_texts(values: pa.ChunkedArray) -> list[str]:

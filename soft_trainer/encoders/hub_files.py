@@ -12,7 +12,7 @@ from pathlib import Path
 from huggingface_hub import _CACHED_NO_EXIST, errors, hf_hub_download, try_to_load_from_cache
 from safetensors import SafetensorError
 
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, name_option
 from soft_trainer.files import ADAPTER_CONFIG, read_json
 
 logger = logging.getLogger(__name__)
@@ -149,8 +149,8 @@ def _problem(error: Exception, folder: Path, revision: str | None) -> str:
         return "its model has no such attn_implementation; use eager, sdpa or flash_attention_2"
     if "trust_remote_code" in str(error):
         return (
-            "its code comes with the model and runs only if you say so: read it, then give --trust_remote_code true "
-            "(in Python trust_remote_code=True)"
+            "its code comes with the model and runs only if you say so: read it, then set "
+            f"{name_option('trust_remote_code', True)}"
         )
     if "backend tokenizer" in str(error):
         return no_tokenizer(folder)

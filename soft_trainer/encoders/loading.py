@@ -22,7 +22,7 @@ from soft_trainer.encoders.hub_files import reading
 from soft_trainer.encoders.onnx_encoder import open_exported
 from soft_trainer.encoders.profiles import EncoderProfile, check_lengths
 from soft_trainer.encoders.static import StaticModel, is_static
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, name_option
 from soft_trainer.files import read_json
 
 MISSING_WEIGHTS = "_missing_weights"  # this attribute of a loaded model lists the weights that its files lack
@@ -244,12 +244,12 @@ def profile_warnings(model: torch.nn.Module, profile: EncoderProfile) -> list[st
     if profile.pooling == "cls" and any(getattr(module, "is_causal", False) for module in model.modules()):
         warnings.append(
             f"warning: pooling=cls: {type(model).__name__} is a decoder, whose first token sees no other, so all "
-            "texts with the same first token have the same embedding; use --pooling last_token"
+            f"texts with the same first token have the same embedding; use {name_option('pooling', 'last_token')}"
         )
     if not profile.include_prompt and profile.pooling == "last_token":
         warnings.append("warning: include_prompt=False has no effect: pooling=last_token reads no prompt's token")
     elif not (profile.include_prompt or profile.query_prefix or profile.code_prefix):
-        warnings.append("warning: include_prompt=False has no effect without --query_prompt or --code_prompt")
+        warnings.append("warning: include_prompt=False has no effect without query_prompt or code_prompt")
     return warnings
 
 

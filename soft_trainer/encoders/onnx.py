@@ -21,7 +21,7 @@ from soft_trainer.encoders.onnx_encoder import FOLDER, NEEDS_EXTRA, session_sett
 from soft_trainer.encoders.onnx_session import FLOAT_FILE, INT8_FILE, OnnxSession, has_onnxruntime
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.static import is_static
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, name_option
 from soft_trainer.files import reporting_disk_errors
 from soft_trainer.terminal import print_on_main
 
@@ -49,7 +49,7 @@ def export_onnx(model: str | Path, output_dir: str | Path | None = None, int8: b
     """
     folder = Path(output_dir or model)
     if output_dir is None and not folder.is_dir():
-        raise UserError(f"{model}: no such folder; an encoder of the Hub needs --output_dir")
+        raise UserError(f"{model}: no such folder; an encoder on the Hub needs {name_option('output_dir')}")
     encoder = load_encoder(model, device="cpu")
     check_exportable(encoder, str(model))
     with reporting_disk_errors(folder):
@@ -66,7 +66,9 @@ def check_exportable(encoder: Encoder, name: str) -> None:
     if is_static(encoder.model.config):
         raise UserError(f"{name}: a static encoder needs no export; it runs without torch as it is")
     if encoder.profile.data_flow_length:
-        raise UserError(f"{name}: it reads data flow, which needs torch; --data_flow_length 0 trains one without")
+        raise UserError(
+            f"{name}: reads data flow, which needs torch; {name_option('data_flow_length', 0)} trains one without"
+        )
     if not encoder.tokenizer.is_fast:
         raise UserError(f"{name}: its tokenizer has no tokenizer.json, so it needs transformers")
 

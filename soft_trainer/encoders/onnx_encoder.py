@@ -12,7 +12,7 @@ from torch import Tensor
 from soft_trainer.encoders.encoding import prompt_length, score
 from soft_trainer.encoders.onnx_session import FLOAT_FILE, INT8_FILE, OnnxSession, has_onnxruntime
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import UserError, extra_needed
+from soft_trainer.errors import UserError, extra_needed, for_caller
 
 FOLDER = "onnx"
 NEEDS_EXTRA = extra_needed("ONNX", "onnx")
@@ -55,7 +55,8 @@ def open_exported(folder: str | Path, tokenizer, profile: EncoderProfile, trunca
     """
     files = [path for name in (INT8_FILE, FLOAT_FILE) if (path := Path(folder) / FOLDER / name).is_file()]
     if not files:
-        raise UserError(f"{folder}: no {FOLDER}/{FLOAT_FILE}; `soft-trainer export {folder} --onnx` writes it")
+        command = for_caller(f"soft-trainer export {folder} --onnx", f'export_onnx("{folder}")')
+        raise UserError(f"{folder}: no {FOLDER}/{FLOAT_FILE}; `{command}` writes it")
     if not has_onnxruntime():
         raise UserError(NEEDS_EXTRA)
     session = OnnxSession(files[0], tokenizer.backend_tokenizer, session_settings(tokenizer, profile), truncate_dim)

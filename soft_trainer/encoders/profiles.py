@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from soft_trainer.encoders.hub_files import base_of, published_name, reading, repository_file
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, name_option
 from soft_trainer.files import PROFILE_FILE, read_json, write_json
 
 POOLINGS = ("mean", "cls", "last_token", "pooler")
@@ -259,7 +259,7 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
         raise UserError(
             f"{name_or_path}: its sentence-transformers modules ({', '.join(modules)}; pooling {pooling}; "
             f"{similarity}) go beyond what a profile can express (pooling {', '.join(POOLINGS)}; cosine or dot); to "
-            f"ignore them, give --profile one of {', '.join(PROFILES)}"
+            f"ignore them, set {name_option('profile')} to one of {', '.join(PROFILES)}"
         )
     length = transformer.get("max_seq_length") or read("tokenizer_config.json").get("model_max_length")
     if length and length < NO_LENGTH:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from soft_trainer.choices import COMPARE_CODES
+from soft_trainer.choices import compare_codes
 from soft_trainer.data.judgments import Split
 from soft_trainer.encoders.encoding import Encoder
 from soft_trainer.errors import UserError
@@ -129,7 +129,7 @@ class CodeValues:
         if self.first is not None:
             rows = self.first[rows]
             if (rows < 0).any():
-                raise UserError(f"a code has no query, but the estimator compares queries; use {COMPARE_CODES}")
+                raise UserError(f"a code has no query, but the estimator compares queries; use {compare_codes()}")
         return rows
 
     def neighbours(
@@ -167,7 +167,7 @@ def check_codes_have_queries(estimator, split: Split, codes: np.ndarray) -> None
     if len(without):
         raise UserError(
             f"negatives: {len(without):,} of them have no query, but {type(estimator).__name__} compares queries; use "
-            f"{COMPARE_CODES}"
+            f"{compare_codes()}"
         )
 
 

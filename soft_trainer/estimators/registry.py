@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from soft_trainer.choices import ESTIMATORS
-from soft_trainer.data.array_cache import DEFAULT_FOLDER, REMEDY, refusal_of
+from soft_trainer.data.array_cache import DEFAULT_FOLDER, refusal_of, remedy
 from soft_trainer.encoders.hub_files import split_revision
 from soft_trainer.encoders.loading import load_tokenizer
 from soft_trainer.encoders.profiles import resolve_profile
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, name_option
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.objective import import_reference
 from soft_trainer.terminal import print_on_main
@@ -69,11 +69,11 @@ def _known(
     if name == "bm25":
         options |= bm25
     elif folder is not None and (refusal := refusal_of(Path(folder))):
-        raise UserError(f"estimator_cache_dir={folder}: {refusal}; {REMEDY}")
+        raise UserError(f"estimator_cache_dir={folder}: {refusal}; {remedy()}")
     if name in DEFAULT_MODELS:
         model = model or DEFAULT_MODELS[name]
         if model is None:
-            raise UserError(f"estimator={name}: name its folder or Hub name with --estimator_model")
+            raise UserError(f"estimator={name}: name its folder or Hub name with {name_option('estimator_model')}")
         base, revision = split_revision(model)
         # Raises an error for a missing encoder now rather than when the estimator is fitted.
         load_tokenizer(base, resolve_profile(base, revision=revision), revision, trust_remote_code)

@@ -13,7 +13,7 @@ from transformers.trainer_utils import HubStrategy
 from transformers.utils import logging
 
 from soft_trainer import distributed
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, for_caller
 from soft_trainer.hub.push import check_push, push_folder, reason
 from soft_trainer.options.fields import DataArguments
 
@@ -31,7 +31,8 @@ def check_pushes(data: DataArguments, args: TrainingArguments) -> None:
     if name := data.push_data_to_hub:
         own_rows = data.source_dir or data.history or data.data_dir
         if not own_rows:
-            raise UserError("push_data_to_hub: give rows of your own with --source_dir, --history or --data_dir")
+            places = for_caller("--source_dir, --history or --data_dir", "source_dir, history or data_dir")
+            raise UserError(f"push_data_to_hub: give rows of your own with {places}")
         check_push(name, args.hub_token, args.hub_private_repo, "dataset")
     if args.push_to_hub:
         check_push(_model_id(args), args.hub_token, args.hub_private_repo)

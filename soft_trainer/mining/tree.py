@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from soft_trainer import fingerprints
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, name_option
 from soft_trainer.files import check_writable, write_rows
 from soft_trainer.mining.duplicates import exact_duplicates, hash_tokens, minhash, near_duplicates
 from soft_trainer.mining.packages import PARTITIONS, assign_splits, package_names
@@ -213,7 +213,7 @@ def main_language(paths: Iterable[str], place: str | os.PathLike[str]) -> str:
     counts = Counter(filter(None, map(mined_language, paths)))
     if not counts:
         known = ", ".join(SOURCE_LANGUAGES)
-        raise UserError(f"{place}: no source file in one of {known}; choose with --language")
+        raise UserError(f"{place}: no source file in one of {known}; choose with {name_option('language')}")
     return max(SOURCE_LANGUAGES, key=counts.__getitem__)
 
 

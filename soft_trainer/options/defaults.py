@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
+from soft_trainer.choices import ESTIMATORS
 from soft_trainer.encoders.hub_files import repository_file
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, for_caller, name_option
 from soft_trainer.options.declared import changed_options, declared_options
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.recipes import RECIPES, read_recipe
@@ -49,13 +52,15 @@ def apply_default_recipe(
     if teacher is not None:
         values = read_recipe(RECIPES / DISTILLED_RECIPE) | {"estimator_model": teacher}
         options = _set_options(values, (data_args, args), given)
-        print_on_main(f"This encoder learns from its teacher by default: {options}. --estimator none turns it off.")
+        other = for_caller("--estimator none", "callbacks=[BM25Estimator()]")
+        print_on_main(f"This encoder learns from its teacher by default: {options}. {other} turns it off.")
     elif profile.name == "static" or model is None:
         if not measures and "learning_rate" not in given:
             _set_rate(args, profile)
     elif suits and args.per_device_train_batch_size * args.world_size >= 2 * args.group_size:
         options = _set_options(read_recipe(RECIPES / RECIPE), (data_args, args), given)
-        print_on_main(f"This encoder gets hard batches by default: {options}. --estimator bm25 turns them off.")
+        other = for_caller("--estimator bm25", "callbacks=[BM25Estimator()]")
+        print_on_main(f"This encoder gets hard batches by default: {options}. {other} turns them off.")
 
 
 def _set_rate(args: SoftInfoNCETrainingArguments, profile: EncoderProfile) -> None:
@@ -65,7 +70,7 @@ def _set_rate(args: SoftInfoNCETrainingArguments, profile: EncoderProfile) -> No
     if profile.name == "static":
         args.learning_rate = STATIC_RATE
         kind = "A static encoder"
-    print_on_main(f"{kind} gets --learning_rate {args.learning_rate:g} by default.")
+    print_on_main(f"{kind} gets {name_option('learning_rate', args.learning_rate)} by default.")
 
 
 def loadable_teacher(profile: EncoderProfile) -> str | None:
@@ -82,19 +87,33 @@ def loadable_teacher(profile: EncoderProfile) -> str | None:
         return None
     if same:
         return profile.teacher
+    anyway = for_caller(
+        f"give --config distilled --estimator_model {profile.teacher}",
+        f'pass callbacks=[TrainedModelEstimator("{profile.teacher}")], loss="info_nce" and distill_weight',
+    )
     print_on_main(
         f"This encoder trains without its teacher, because {profile.teacher} has changed since; to use it anyway, "
-        f"give --config distilled --estimator_model {profile.teacher}"
+        f"{anyway}"
     )
     return None
 
 
 def _set_options(values: dict, targets: tuple, given: set[str]) -> str:
-    """Sets the options of a recipe that were not given. Returns them as words of a command."""
+    """Sets the options of a recipe that were not given. Returns them as the caller would write them."""
     changed = []
     for name, value in values.items():
         target = next((target for target in targets if hasattr(target, name)), None)
         if target is not None and name not in given:
             setattr(target, name, value)
-            changed.append(f"--{name} {value}")
-    return " ".join(changed)
+            changed.append(_words(name, value, values))
+    return for_caller(" ", ", ").join(filter(None, changed))
+
+
+def _words(name: str, value, recipe: dict) -> str:
+    """Returns an option of a recipe as the caller would write it. In Python, a callback has all of an estimator."""
+    if name == "estimator_model":
+        return for_caller(name_option(name, value), "")
+    if name == "estimator":
+        model = json.dumps(recipe["estimator_model"]) if "estimator_model" in recipe else ""
+        return for_caller(name_option(name, value), f"callbacks=[{ESTIMATORS[value].partition(':')[2]}({model})]")
+    return name_option(name, value)

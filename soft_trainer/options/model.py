@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from soft_trainer.encoders.profiles import DTYPES, POOLINGS, PROFILES, SCORE_FUNCTIONS
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, name_option
 from soft_trainer.options.declared import ReadIf, check_values, documented, option, unset
 
 
@@ -107,4 +107,4 @@ class ModelArguments:
         check_values(self)
         for name in ("lora_alpha", "lora_dropout", "lora_target_modules"):
             if self.lora_r is None and getattr(self, name) is not None:
-                raise UserError(f"{name}: has no effect without --lora_r, 16 for example")
+                raise UserError(f"{name}: has no effect without {name_option('lora_r')}, 16 for example")

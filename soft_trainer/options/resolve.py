@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields
 
 from transformers import SchedulerType, TrainingArguments
 
-from soft_trainer.choices import COMPARE_CODES, FIND_NEIGHBOURS
+from soft_trainer.choices import FIND_NEIGHBOURS, compare_codes
 from soft_trainer.encoders.encoding import parse_dims
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, for_caller, name_option
 from soft_trainer.files import check_writable
 from soft_trainer.objective import Objective, name_functions
 from soft_trainer.options.declared import (
@@ -170,12 +170,12 @@ def resolve_loss(options: SoftInfoNCEOptions, estimator=None) -> Objective:
     if loss.cancel != "none" and not loss.leaves_out:
         raise UserError(f"cancel={loss.cancel}: loss={loss.loss} takes no `negatives`, so it cannot leave any out")
     if loss.needs_similarity and estimator is None:
+        giving = for_caller("--estimator bm25", "pass callbacks=[BM25Estimator()]")
         raise UserError(
-            f"{loss.settings_that_need_similarity} needs an estimator: pass callbacks=[EstimatorCallback(...)], or "
-            "use loss=info_nce"
+            f"{loss.settings_that_need_similarity} needs an estimator: {giving}, or {name_option('loss', 'info_nce')}"
         )
     if aware and not getattr(estimator, "compares_codes", True):
-        raise UserError(f"weighting=positive_aware: {name} does not compare queries with codes; use {COMPARE_CODES}")
+        raise UserError(f"weighting=positive_aware: {name} does not compare queries with codes; use {compare_codes()}")
     if loss.compares_sides and not getattr(estimator, "compares_sides", False):
         raise UserError(
             f"distill_pairs=all: {name} does not compare queries with queries and codes with codes; use "
@@ -251,11 +251,13 @@ def _check_together(args) -> None:
             raise UserError(f"{name}={getattr(args, name):g}: has no effect with {strategy}={value}; set it to steps")
     if args.dataloader_persistent_workers and not args.dataloader_num_workers:
         raise UserError(
-            "dataloader_persistent_workers: there are no workers; set --dataloader_num_workers, 2 for example"
+            "dataloader_persistent_workers: there are no workers; set "
+            f"{name_option('dataloader_num_workers')}, 2 for example"
         )
     if args.save_strategy == "best" and args.eval_strategy == "no":
         raise UserError(
-            "save_strategy=best: saves after an evaluation, and there is none; set --eval_strategy epoch, for example"
+            "save_strategy=best: saves after an evaluation, and there is none; set "
+            f"{name_option('eval_strategy', 'epoch')}, for example"
         )
     if args.n_gpu > 1:
         raise UserError(
@@ -264,11 +266,13 @@ def _check_together(args) -> None:
         )
     # `args.mixed_precision` includes the launcher's choice.
     if args.mixed_precision == "fp16" and args.device.type == "cpu":
-        raise UserError("fp16 needs a GPU: use bf16 (--bf16 true, or the launcher's --mixed_precision bf16) on a CPU")
+        raise UserError(
+            f"fp16 needs a GPU: on a CPU, use {name_option('bf16', True)}, or bf16 in the launcher's settings"
+        )
     # These schedules would lower the learning rate while the encoder improves.
     name = SchedulerType(args.lr_scheduler_type).value
     if name in FALLING and (args.lr_scheduler_kwargs or {}).get("mode") != "max":
         raise UserError(
             f"lr_scheduler_type={name}: {args.metric_for_best_model} is better when larger; set "
-            '--lr_scheduler_kwargs \'{"mode": "max"}\''
+            + for_caller('--lr_scheduler_kwargs \'{"mode": "max"}\'', 'lr_scheduler_kwargs={"mode": "max"}')
         )

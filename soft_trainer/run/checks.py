@@ -7,7 +7,7 @@ from soft_trainer.encoders.encoding import check_dims
 from soft_trainer.encoders.hub_files import saved_adapter
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.scratch import parse_size
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, name_option
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
@@ -45,7 +45,7 @@ def check_before_loading(
     check_new_adapter(model_args, args.merge_lora)
     if scratch and isinstance(estimator, InitialModelEstimator):
         raise UserError(
-            f"estimator=initial_model: with --from_scratch {scratch} the encoder starts at random, "
+            f"estimator=initial_model: with {name_option('from_scratch', scratch)} the encoder starts at random, "
             "and so would the weights; use bm25, simcse or trained_model"
         )
     if args.do_train:
@@ -72,4 +72,4 @@ def check_new_adapter(model_args: ModelArguments, merge: bool) -> None:
         if new and saved:
             raise UserError(f"lora_r: {name} is an adapter, which is trained as it is; leave out the LoRA options")
     if merge and not (new or saved):
-        raise UserError("merge_lora: no adapter to merge; set --lora_r, 16 for example")
+        raise UserError(f"merge_lora: no adapter to merge; set {name_option('lora_r')}, 16 for example")

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from soft_trainer import distributed
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, name_option
 from soft_trainer.files import LISTED, PUSHED_ROWS, RECORD, UNMERGED, listed_files
 from soft_trainer.fingerprints import file_fingerprint
 from soft_trainer.hub.push import encoder_files
@@ -98,5 +98,5 @@ def check_inputs_apart(output_dir: str | Path, kinds: Sequence, options: Mapping
             if reference.kind != "place" and os.path.exists(value) and inside:
                 raise UserError(
                     f"{reference.option}={value}: is in the output folder, whose earlier files the run would remove; "
-                    "set another --output_dir"
+                    f"set another {name_option('output_dir')}"
                 )

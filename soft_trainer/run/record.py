@@ -17,7 +17,7 @@ from soft_trainer import distributed
 from soft_trainer.data.judgments import Split
 from soft_trainer.data.languages import languages_in
 from soft_trainer.data.tokens import column_texts, side_texts, text_column
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, name_option
 from soft_trainer.evaluation.lexical import lexical_rankings
 from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
 from soft_trainer.evaluation.results import change_of_mrr, examples, metrics_table, save_ranks
@@ -73,7 +73,8 @@ def check_output_dir(model: ModelArguments, data: DataArguments, args: SoftInfoN
     if changed or not then:
         reason = "; ".join(changed[:3]) if then else "its record is not that of a training run"
         raise UserError(
-            f"{args.output_dir} contains another run ({reason}): set another --output_dir, or --overwrite true"
+            f"{args.output_dir} contains another run ({reason}): set another {name_option('output_dir')}, or "
+            f"{name_option('overwrite', True)}"
         )
 
 
@@ -207,7 +208,7 @@ class Run:
             size = sum(path.stat().st_size for folder in checkpoints for path in folder.rglob("*"))
             print_on_main(
                 f"{self.folder}/{PREFIX_CHECKPOINT_DIR}-* takes {size / 2**20:,.0f} MiB, optimizer included: keep it "
-                "for --resume_from_checkpoint last, or delete it"
+                f"for {name_option('resume_from_checkpoint', 'last')}, or delete it"
             )
         if (source := self.data_args.source_dir or self.data_args.history) and has_encoder:
             command = shlex.join(["soft-trainer", "search", "--folder", source, "--model", str(self.folder)])

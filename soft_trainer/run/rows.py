@@ -22,7 +22,7 @@ from soft_trainer.data.layouts.tables import HUB_NAME
 from soft_trainer.data.row_checks import check_rows, check_texts, check_urls, drop_unusable_rows
 from soft_trainer.data.tokens import columns_in
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, name_option
 from soft_trainer.fingerprints import code_fingerprint, fingerprint, keep_files, kept_files
 from soft_trainer.options.fields import CODESEARCHNET, COLUMN_OPTIONS, DataArguments
 from soft_trainer.run.run_data import RunData
@@ -92,7 +92,7 @@ def _in_place(source: str, language: str | None) -> str:
         UserError: no language was given.
     """
     if language is None and "{language}" in source:
-        raise UserError(f"{source}: set --language, which replaces {{language}}")
+        raise UserError(f"{source}: set {name_option('language')}, which replaces {{language}}")
     return source.replace("{language}", language or "")
 
 
@@ -244,14 +244,15 @@ def _check_needed(data: Mapping[str, Dataset], needed: Sequence[str]) -> None:
     """Raises UserError if a split that the run needs is missing."""
     if missing := [split for split in needed if split not in data]:
         raise UserError(
-            f"no rows of {', '.join(missing)}: name a folder by --data_dir, a tree by --source_dir or --history"
+            f"no rows of {', '.join(missing)}: name a folder with {name_option('data_dir')}, or a tree with "
+            f"{name_option('source_dir')} or {name_option('history')}"
         )
 
 
 def _reader(arguments: DataArguments, profile: EncoderProfile | None = None) -> str | None:
     """Returns the part of the run that supports only some languages, or None if all parts support any."""
     if arguments.filters:
-        return "--filters"
+        return name_option("filters")
     if profile and profile.data_flow_length:
         return "data flow"
     if arguments.source_dir or arguments.history:
@@ -376,7 +377,7 @@ def _mined(arguments: DataArguments, language: str, folder: Path) -> Path:
 
 
 def _with_extra_rows(data: DatasetDict, arguments: DataArguments, language: str, folder: Path) -> DatasetDict:
-    """Adds functions from `--extra_source_dir` to train, except copies of functions in other splits."""
+    """Adds functions from `extra_source_dir` to train, except copies of functions in other splits."""
     extra = dataclasses.replace(arguments, source_dir=arguments.extra_source_dir, history=None)
 
     def marks(rows: Dataset) -> Iterator[set]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, for_caller, name_option
 from soft_trainer.search.index import store, vectors
 from soft_trainer.search.index.git_files import repository_of
 from soft_trainer.search.index.listing import maybe_vendored
@@ -21,7 +21,6 @@ from soft_trainer.search.index.updating import apply_changes, find_changes, tidy
 from soft_trainer.search.searching import Searchable
 from soft_trainer.search.snapshot import Snapshot
 
-_NO_ENCODER = "the index has no encoder; name one with --model"
 MAX_WAIT = 1.0  # seconds that a search spends on embeddings of changed files
 
 
@@ -83,7 +82,9 @@ class CodeIndex(Searchable):
             raise UserError(f"{folder}: no such folder; give the root of a source tree")
         target = Path(index_dir or store.default_index_dir(real))
         if truncate_dim is not None and model is None and not (target / store.DATABASE).is_file():
-            raise UserError(f"truncate_dim={truncate_dim}: {_NO_ENCODER}")
+            raise UserError(
+                f"truncate_dim={truncate_dim}: the index has no encoder; name one with {name_option('model')}"
+            )
         store.make_index_dir(target, real)
         with _disk_errors(target), store.write_lock(target):
             database = store.connect(target, create=True)
@@ -115,7 +116,7 @@ class CodeIndex(Searchable):
         with _disk_errors(Path(index_dir)):
             index = cls(index_dir, store.connect(Path(index_dir)))
         if index.folder is None:
-            raise UserError(f"{index_dir}: no index there; make one with `soft-trainer index DIR`")
+            raise UserError(f"{index_dir}: no index there; {store.how_to_index()}")
         return index
 
     def update(
@@ -144,7 +145,10 @@ class CodeIndex(Searchable):
     def _update_words(self, progress: bool, wait: bool) -> bool:
         """Reads changed files. If another process is writing to the index, waits for it or leaves the work to it."""
         if not os.path.isdir(self.folder):
-            raise UserError(f"{self.folder}: the indexed folder is missing; search with --no_update, or index again")
+            remedy = for_caller(
+                "search with --no_update, or index again", "search without `update`, or build it again"
+            )
+            raise UserError(f"{self.folder}: the indexed folder is missing; {remedy}")
         with _disk_errors(self.index_dir):
             if not find_changes(self.database, self.folder):
                 return False
@@ -223,7 +227,9 @@ class CodeIndex(Searchable):
         else:
             name = os.fspath(model)
         if name is None and truncate_dim is not None:
-            raise UserError(f"truncate_dim={truncate_dim}: {_NO_ENCODER}")
+            raise UserError(
+                f"truncate_dim={truncate_dim}: the index has no encoder; name one with {name_option('model')}"
+            )
         if truncate_dim is None and name == self.model:
             truncate_dim = self.truncate_dim
         return name, truncate_dim
@@ -361,7 +367,7 @@ class CodeIndex(Searchable):
         missing = vectors.unencoded(self.database)
         if missing:
             _, pieces = self._counts()
-            remedy = self.remedy or f"`{self.command()}` finishes"
+            remedy = self.remedy or f"`{for_caller(self.command(), 'index.update()')}` encodes the others"
             self.notices.append(f"{pieces - missing:,} of {pieces:,} pieces have embeddings; {remedy}")
         unknown = np.full(len(snapshot.slots), np.nan, np.float32)
         if (snapshot.slots < 0).all():
@@ -371,7 +377,8 @@ class CodeIndex(Searchable):
             encoder = self._encoder(name, snapshot.state["truncate_dim"], self._precision)
             embedding = encoder.queries([query])[0]
             if encoder.identity != snapshot.state["identity"]:
-                raise UserError(f"{name} has changed; `{self.command('--model', name)}` encodes with it as it is now")
+                command = for_caller(self.command("--model", name), f'index.update(model="{name}")')
+                raise UserError(f"{name} has changed; `{command}` encodes with it as it is now")
         except UserError as error:
             self.notices.append(f"searching only by words: {error}")
             return unknown

@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, for_caller, name_option
 from soft_trainer.search.commits.memory import NO_VOTES, Votes
 from soft_trainer.search.index.store import joined_segments
 from soft_trainer.search.index.words import source_words, terms
@@ -181,7 +181,11 @@ class Searchable(AbstractContextManager):
             if not view.segments.live.any():
                 folders = ", ".join(index.folder for index in self.members)
                 commands = "; ".join(f"`{index.command('--skipped')}`" for index in self.members)
-                raise UserError(f"nothing is indexed of {folders}; {commands} indexes it and lists what is left out")
+                remedy = for_caller(
+                    f"{commands} indexes it and lists what is left out",
+                    "`skipped()` of an index lists what is left out",
+                )
+                raise UserError(f"nothing is indexed of {folders}; {remedy}")
             yield view
 
 
@@ -291,7 +295,7 @@ class _View:
         encoded = [part for part in self.parts if part.snapshot.state]
         encoders = {part.snapshot.state["identity"] for part in encoded}
         if len(encoders) > 1:
-            why = "the indexes have different encoders, so name one with --model"
+            why = f"the indexes have different encoders, so name one with {name_option('model')}"
             encoded[0].index.notices.append(f"searching only by words: {why}")
         if len(encoders) != 1:
             return None

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import yaml
 
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, name_option
 from soft_trainer.files import RECORD, STUDIED, read_json, write_json
 from soft_trainer.options.parse import parse
 from soft_trainer.options.recipes import read_recipe
@@ -37,7 +37,7 @@ RECIPE = "recipe.yaml"
 LOG = "log.txt"
 
 # Options that a run cannot set, because the study does.
-_OF_STUDY = {"seed": "the study's `seeds` decide", "output_dir": "the study's `output_dir`, or --output_dir, decides"}
+_OF_STUDY = {"seed": "the study's `seeds` decide", "output_dir": "the study's `output_dir` decides"}
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, outpu
     content = read_recipe(path)
     if "runs" not in content:
         raise UserError(
-            f"{path}: no runs, so it is not a study; `soft-trainer train --config` takes a recipe of one run"
+            f"{path}: has no runs, so it is not a study; `soft-trainer train` takes it with {name_option('config')}"
         )
     for name in content:
         if name not in KEYS:
@@ -131,7 +131,9 @@ def _filled(value, known: Mapping):
 
     def text_of(match: re.Match) -> str:
         if match[1] not in known:
-            raise UserError(f"{match[0]}: no option or run has this name: --set {match[1]}=...")
+            raise UserError(
+                f"{match[0]}: no option or run has this name; set it with {name_option('set')} {match[1]}=..."
+            )
         return str(known[match[1]])
 
     return PLACEHOLDER.sub(text_of, value)
@@ -216,12 +218,13 @@ def run_all(study: Study, redo: bool = False) -> int:
         if not redo:
             raise UserError(
                 f"{study.folder(run)}: was made with other settings: {'; '.join(changes)}. Write to another "
-                "--output_dir, or delete and repeat such runs with --redo"
+                f"{name_option('output_dir')}, or delete and repeat such runs with {name_option('redo')}"
             )
         with (study.folder(run) / LOG).open("ab") as log:
             if not _lock(log):
                 raise UserError(
-                    f"{study.folder(run)}: its run is still in progress in another study; stop it before --redo"
+                    f"{study.folder(run)}: its run is still in progress in another study; stop it before "
+                    f"{name_option('redo')}"
                 )
             shutil.rmtree(study.folder(run))
     outcomes = []

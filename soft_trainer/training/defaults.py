@@ -25,7 +25,7 @@ def apply_default_options(
         model: the encoder before training.
 
     Returns:
-        A list with the estimator. It is empty for plain `TrainingArguments`, if `--estimator` was given, or if no
+        A list with the estimator. It is empty for plain `TrainingArguments`, if `estimator` was given, or if no
         option reads an estimator.
     """
     if not isinstance(args, SoftInfoNCETrainingArguments) or "estimator" in args.named or not reads_estimator(args):

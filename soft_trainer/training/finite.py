@@ -10,6 +10,8 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import TrainerCallback
 
+from soft_trainer.errors import name_option
+
 
 class NotFiniteError(RuntimeError):
     """The loss is NaN or infinite, or gradients overflowed in too many consecutive steps."""
@@ -133,7 +135,7 @@ class OverflowCounter(TrainerCallback):
         if self._in_a_row >= self.MOST:
             steps = f"{self._in_a_row} steps in a row, up to step {state.global_step}"
             raise NotFiniteError(
-                f"fp16 gradients overflowed in {steps}, and the loss scale fell to {scale:g}: train in bf16 (--bf16 "
-                "true, --fp16 false) or float32, or lower the learning rate"
+                f"fp16 gradients overflowed in {steps}, and the loss scale fell to {scale:g}: train in bf16 "
+                f"({name_option('bf16', True)}, {name_option('fp16', False)}) or float32, or lower the learning rate"
             )
         self._pending = DelayedNumber(self._scaler()._get_scale_async())

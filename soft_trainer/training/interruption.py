@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from transformers import TrainerCallback
 
 from soft_trainer import distributed
+from soft_trainer.errors import for_caller
 from soft_trainer.training.checkpoints import newest_complete
 
 
@@ -18,14 +19,12 @@ def how_to_continue(args) -> str:
     """Returns text for a message: the newest complete checkpoint, and how to resume from it.
 
     Args:
-        args: the training arguments. If they come from `parse`, the text suggests a command, otherwise a Python call.
+        args: the training arguments.
     """
-    if hasattr(args, "given"):
-        start = "the same command"
-        resume = "the same command with --resume_from_checkpoint last"
-    else:
-        start = "trainer.train()"
-        resume = 'trainer.train(resume_from_checkpoint="last")'
+    start = for_caller("the same command", "trainer.train()")
+    resume = for_caller(
+        "the same command with --resume_from_checkpoint last", 'trainer.train(resume_from_checkpoint="last")'
+    )
     checkpoint = newest_complete(args.output_dir) if args.output_dir else None
     if checkpoint is None:
         return f"no checkpoint has been written; {start} starts from the first step"

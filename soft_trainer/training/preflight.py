@@ -15,7 +15,7 @@ from soft_trainer.encoders.encoding import check_dims
 from soft_trainer.encoders.given import given_encoder
 from soft_trainer.encoders.loading import MISSING_WEIGHTS, add_padding_token, check_model
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, name_option
 from soft_trainer.estimators.base import Estimator, check_codes_have_queries
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.evaluation.results import METRICS
@@ -148,10 +148,10 @@ def _check_loadable(model: PreTrainedModel, pushes: bool) -> None:
     saved = adapters.adapter_state(model)
     for missing in getattr(model, MISSING_WEIGHTS, ()):
         if missing not in saved:
-            pooler = ", or --pooling mean" if missing.startswith("pooler.") else ""
+            pooler = f", or {name_option('pooling', 'mean')}" if missing.startswith("pooler.") else ""
             raise UserError(
                 f"model: its base has no {missing}, so it starts at random, and an adapter does not save it: set "
-                f"--merge_lora true{pooler}"
+                f"{name_option('merge_lora', True)}{pooler}"
             )
     base = adapters.base_name(model)
     if not base:
@@ -162,7 +162,7 @@ def _check_loadable(model: PreTrainedModel, pushes: bool) -> None:
     if pushes and Path(base).is_dir():
         raise UserError(
             f"push_to_hub: the adapter needs its base, {base}, which exists only on this machine: set "
-            "--merge_lora true, or push the base and train from its name"
+            f"{name_option('merge_lora', True)}, or push the base and train from its name"
         )
 
 

@@ -16,6 +16,7 @@ from soft_trainer.data.statistics import data_statistics
 from soft_trainer.encoders.adapters import active_adapter, has_adapter
 from soft_trainer.encoders.loading import profile_warnings
 from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.errors import for_caller, name_option
 from soft_trainer.options.resolve import Plan
 from soft_trainer.terminal import LINE_SECONDS, duration, print_on_main, table
 
@@ -164,8 +165,9 @@ def warnings_of(args: TrainingArguments, plan: Plan, encoder: EncoderProfile, mo
     if half:
         name = str(half.pop()).removeprefix("torch.")
         warnings.append(
-            f"warning: the weights themselves are {name}, so small updates are lost: load the model in "
-            "float32 (--dtype float32) and use autocast instead, --bf16 true or --fp16 true"
+            f"warning: the weights themselves are {name}, so small updates are lost: load the model in float32 "
+            f"({for_caller('--dtype', 'dtype=')} float32) and set {name_option('bf16', True)} or "
+            f"{name_option('fp16', True)} instead"
         )
     warnings += profile_warnings(model, encoder)
     revision = None
@@ -174,7 +176,7 @@ def warnings_of(args: TrainingArguments, plan: Plan, encoder: EncoderProfile, mo
     if revision and not getattr(args, "merge_lora", False):
         warnings.append(
             f"warning: the adapter belongs to revision {revision} of its base, but AutoModel and SentenceTransformer "
-            "load the base's main branch: use load_encoder, or --merge_lora true"
+            f"load the base's main branch: use load_encoder, or set {name_option('merge_lora', True)}"
         )
     dims = plan.dims
     size = model.config.hidden_size

@@ -9,7 +9,7 @@ import numpy as np
 from torch.utils.data import BatchSampler, DataLoader, Dataset, default_convert
 from transformers import TrainingArguments
 
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, name_option
 from soft_trainer.training.clusters import similar_batches
 
 TRIES = 64  # random batches to try for a row with a repeated text, before trying all batches with room
@@ -68,7 +68,8 @@ class GlobalBatchSampler(BatchSampler):
         if drop_last and min(counts) < batch_size:
             raise UserError(
                 f"{min(counts)}{smallest} training rows do not fill one batch of {batch_size} (per-process batch x "
-                "processes): use a smaller batch, or --dataloader_drop_last false"
+                f"processes): set a smaller {name_option('per_device_train_batch_size')}, or "
+                f"{name_option('dataloader_drop_last', False)}"
             )
         self.batches = sum(count // batch_size if drop_last else -(-count // batch_size) for count in counts)
         self.rows = rows

@@ -20,7 +20,7 @@ from soft_trainer.data.languages import rows_in
 from soft_trainer.data.layouts.files import SPLITS, files_of_splits
 from soft_trainer.data.layouts.published import load_published, reading_hub
 from soft_trainer.data.layouts.tables import row_files
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, name_option
 from soft_trainer.files import read_json_lines, written_aside
 from soft_trainer.fingerprints import code_fingerprint, file_fingerprint, fingerprint
 from soft_trainer.terminal import print_on_main
@@ -149,7 +149,7 @@ def load_hub(dataset_name: str, language: str | None) -> DatasetDict:
             if not loaded[split]:
                 others = ", ".join(sorted(set(rows["language"][:]) - {None}))
                 found = f"{split} has no row in {language}, only {others}"
-                raise UserError(f"{dataset_name}: {found}; choose with --language")
+                raise UserError(f"{dataset_name}: {found}; choose with {name_option('language')}")
         return loaded
     loaded = load_published(dataset_name, language)
     splits = {}
@@ -200,7 +200,7 @@ def select_by_urls(data: DatasetDict, folder: str | Path) -> DatasetDict:
     """
     rows = concatenate_datasets(splits_in(data))
     if "url" not in rows.column_names:
-        raise UserError("--split_urls selects rows by url, but no row has the column 'url'")
+        raise UserError("split_urls: selects rows by url, but no row has the column 'url'")
     first: dict[str, int] = {}
     for row, url in enumerate(rows["url"][:]):
         first.setdefault(url, row)
@@ -208,7 +208,9 @@ def select_by_urls(data: DatasetDict, folder: str | Path) -> DatasetDict:
     for split in SPLITS:
         path = Path(folder) / f"{split}.txt"
         if not path.is_file():
-            raise UserError(f"{path}: no such file; --split_urls needs {', '.join(f'{s}.txt' for s in SPLITS)}")
+            raise UserError(
+                f"{path}: no such file; {name_option('split_urls')} needs {', '.join(f'{s}.txt' for s in SPLITS)}"
+            )
         urls = dict.fromkeys(filter(None, map(str.strip, path.read_text().splitlines())))
         places = []
         for url in urls:

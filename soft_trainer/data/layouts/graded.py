@@ -10,7 +10,7 @@ import pandas as pd
 from datasets import Dataset
 
 from soft_trainer.data.judgments import Split
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, name_option
 from soft_trainer.files import read_json
 from soft_trainer.terminal import print_on_main
 
@@ -62,7 +62,8 @@ def graded_split(
     if not rows:
         raise UserError(
             f"{path}: none of {len(grades):,} queries has a relevant code in the corpus of {len(corpus):,}; judgments "
-            "must name codes as the corpus does, and only rows in --language are read from annotationStore.csv"
+            f"must name codes as the corpus does, and only rows in {name_option('language')} are read from "
+            "annotationStore.csv"
         )
     if absent or len(rows) < len(grades):
         without = len(grades) - len(rows)

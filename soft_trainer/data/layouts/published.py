@@ -11,7 +11,7 @@ from datasets.exceptions import DatasetGenerationError
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HTTPError
 
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, name_option
 from soft_trainer.terminal import shortened
 
 PARQUET_BRANCH = "refs/convert/parquet"  # of converted data sets; its files are CONFIGURATION/SPLIT/0000.parquet
@@ -66,5 +66,5 @@ def reading_hub(name: str) -> Iterator[None]:
         reason = shortened(str(cause or error), 200) or type(error).__name__
         raise UserError(
             f"{name} cannot be read from the Hub: {reason}; set HF_TOKEN for a private data set, or train without the "
-            "Hub: --data_dir takes a folder of rows, --source_dir a source tree"
+            f"Hub: {name_option('data_dir')} takes a folder of rows, {name_option('source_dir')} a source tree"
         ) from error

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, name_option
 from soft_trainer.mining.changes import INCOMPLETE, Change, ChangeReader
 from soft_trainer.search.commits.memory_weight import choose_weight
 from soft_trainer.search.index import store
@@ -107,7 +107,10 @@ def remember(
     state = State.of(database)
     if state and state.unreadable:
         lacking = f"{state.unreadable:,} of {state.read:,} commits are left out, since they lack an object"
-        problems.append(f"{lacking}; {git.REFETCH}, then index with --history false and with --history true")
+        problems.append(
+            f"{lacking}; {git.REFETCH}, then index with "
+            f"{name_option('history', False)} and with {name_option('history', True)}"
+        )
     if state and (state.measured is None or abs(state.kept - state.weighed) > MAX_GROWTH * state.weighed):
         choice = choose_weight(database)
         state.weight = choice.weight

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, for_caller
 
 DATABASE = "index.sqlite"
 LOCK = "lock"
@@ -70,11 +70,7 @@ def default_index_dir(folder: str | os.PathLike[str]) -> Path:
 
 
 def find_index_dir(folder: str | os.PathLike[str]) -> Path | None:
-    """Returns the index of a folder or of its nearest indexed parent, or None if there is none.
-
-    Raises:
-        UserError: the folder does not exist.
-    """
+    """Returns the index of a folder or of its nearest indexed parent, or None. Raises UserError without a folder."""
     real = Path(os.path.realpath(folder))
     if not real.is_dir():
         raise UserError(f"{folder}: no such folder; give a source tree or a folder in one")
@@ -128,6 +124,11 @@ def write_lock(index_dir: Path, wait: bool = True, name: str = LOCK) -> Iterator
         yield True
 
 
+def how_to_index() -> str:
+    """Returns the end of a message about a missing or older index."""
+    return for_caller("`soft-trainer index DIR` makes one", "`CodeIndex.build(DIR)` makes one")
+
+
 def connect(index_dir: Path, create: bool = False) -> sqlite3.Connection:
     """Opens the database.
 
@@ -139,7 +140,7 @@ def connect(index_dir: Path, create: bool = False) -> sqlite3.Connection:
     """
     path = index_dir / DATABASE
     if not create and not path.is_file():
-        raise UserError(f"{index_dir}: no index there; make one with `soft-trainer index DIR`")
+        raise UserError(f"{index_dir}: no index there; {how_to_index()}")
     _check_owner(index_dir)
     # SQLite cannot write its log to a read-only folder. The file is then opened as immutable.
     writable = os.access(index_dir, os.W_OK) and (create or os.access(path, os.W_OK))
@@ -158,9 +159,9 @@ def connect(index_dir: Path, create: bool = False) -> sqlite3.Connection:
         made = f"{index_dir}: format {version} of the index, and this version of soft_trainer has {FORMAT}"
         if version > FORMAT:
             raise UserError(f"{made}: a newer version made it; upgrade, or delete it and index again")
-        if version < FORMAT and not create:
-            raise UserError(f"{made}; rebuild it with `soft-trainer index DIR`")
         if version < FORMAT:
+            if not create:
+                raise UserError(f"{made}; {how_to_index()}")
             database.execute("PRAGMA auto_vacuum = INCREMENTAL")
             database.execute("PRAGMA journal_mode = WAL")
             with transaction(database):

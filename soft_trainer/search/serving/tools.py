@@ -28,7 +28,7 @@ def tool_server(served: ServedIndex):
         from mcp.server.mcpserver.tools import Tool
         from mcp.types import ToolAnnotations
     except ImportError as error:
-        raise UserError(extra_needed("--mcp", "mcp")) from error
+        raise UserError(extra_needed("The server for agents", "mcp")) from error
     tools = []
     for function in (*_searches(served), _reader(served)):
         hints = ToolAnnotations(read_only_hint=True, open_world_hint=False)
