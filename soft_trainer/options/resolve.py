@@ -198,7 +198,7 @@ def check_codes(loss: Objective, codes: int) -> None:
     if codes < least:
         raise UserError(
             f"a query is compared with N={codes} codes, too few for {settings}: the smallest N that works is {least}; "
-            "raise per_device_train_batch_size"
+            f"raise {name_option('per_device_train_batch_size')}"
         )
 
 
