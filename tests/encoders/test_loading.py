@@ -69,7 +69,7 @@ def remote(tokenizer, profile, tmp_path):
 
 @pytest.mark.parametrize("load", [load_encoder, lambda folder: load_model(folder, EncoderProfile())])
 def test_code_runs_only_on_request_and_the_refusal_names_the_option(remote, load):
-    with refused(f"{remote}: its code comes", "--trust_remote_code true", "trust_remote_code=True"):
+    with refused(f"{remote}: its code comes", "trust_remote_code=True"):
         load(remote)
 
 
@@ -252,9 +252,9 @@ def test_t5_gives_its_encoder_to_auto_model(tokenizer, tmp_path):
 @pytest.mark.parametrize(
     "changes, says",
     [
-        ({"include_prompt": False}, "no effect without --query_prompt or --code_prompt"),
+        ({"include_prompt": False}, "no effect without query_prompt or code_prompt"),
         ({"include_prompt": False, "query_prefix": "q: ", "pooling": "last_token"}, "pooling=last_token reads no"),
-        ({"pooling": "cls"}, "pooling=cls: .*is a decoder.* sees no other.*--pooling last_token"),
+        ({"pooling": "cls"}, 'pooling=cls: .*is a decoder.* sees no other.*pooling="last_token"'),
         ({"pooling": "last_token"}, None),
         ({"include_prompt": False, "query_prefix": "q: "}, None),
     ],

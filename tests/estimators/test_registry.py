@@ -38,7 +38,7 @@ def test_an_own_class_is_imported(tmp_path, monkeypatch):
     "options, says",
     [
         ({"estimator": "bm26"}, "use none, bm25, trained_model, simcse, initial_model"),
-        ({"estimator": "trained_model"}, "--estimator_model"),
+        ({"estimator": "trained_model"}, "estimator_model"),
         ({"estimator": "no_such_module:Mine"}, "No module named 'no_such_module'"),
         ({"estimator": "json:Mine"}, "Mine"),
         ({"estimator": "os:getcwd"}, "it has no method fit; an estimator has fit and similarity"),

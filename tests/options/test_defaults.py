@@ -37,7 +37,7 @@ def options_after(tmp_path, encoder_dir):
 
 def test_an_encoder_of_sentences_gets_hard_batches_and_a_line_says_so(options_after, capsys):
     assert options_after() == CHOSEN
-    assert "--estimator initial_model --train_sampling_strategy similar" in capsys.readouterr().err
+    assert 'callbacks=[InitialModelEstimator()], train_sampling_strategy="similar"' in capsys.readouterr().err
 
 
 def test_what_is_given_stays(options_after):
@@ -86,7 +86,7 @@ def test_a_distilled_encoder_learns_from_its_teacher_and_a_line_says_so(options_
     expected = DISTILLED | {"estimator_model": str(teacher), "train_sampling_strategy": "random"}
     assert options_after(model=static, names=expected) == expected
     line = capsys.readouterr().err.splitlines()[-1]
-    assert line.startswith("This encoder learns from its teacher by default: --estimator trained_model")
+    assert line.startswith("This encoder learns from its teacher by default: callbacks=[TrainedModelEstimator(")
     assert f"--estimator_model {teacher}" in line and line.endswith("--estimator none turns it off.")
     given = {"distill_weight": 1.0, "num_train_epochs": 2}
     words = ("--distill_weight", "1.0", "--epochs", "2")
@@ -110,7 +110,7 @@ def test_a_teacher_that_is_gone_or_has_changed_is_not_used(options_after, static
 def test_an_encoder_from_scratch_gets_a_rate_that_moves_it(options_after, capsys):
     scratch = ("--from_scratch", "32x1")
     assert options_after(*scratch, model=None)["learning_rate"] == 1e-3
-    assert "An encoder from scratch gets --learning_rate 0.001 by default." in capsys.readouterr().err
+    assert "An encoder from scratch gets learning_rate=0.001 by default." in capsys.readouterr().err
     assert options_after(*scratch, "--lr", "1e-4", model=None)["learning_rate"] == 1e-4
     assert options_after("--from_scratch", "32x0", model=None)["learning_rate"] == 3e-3
 

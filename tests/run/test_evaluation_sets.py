@@ -239,7 +239,7 @@ def test_codesearchnet_annotations_of_one_language(tmp_path, rows, pool):
     assert found.split.judgments.gain == "exponential"
     (both,) = load(tmp_path, pool, language="go,python")
     assert [number for _, _, number, _ in graded_rows(both)] == [0, 0, 1]
-    with pytest.raises(UserError, match="none of 0 queries .* rows in --language"):
+    with pytest.raises(UserError, match="none of 0 queries .* rows in language"):
         load(tmp_path, pool, language="ruby")
 
 

@@ -129,7 +129,7 @@ def test_rows_without_a_language_are_in_the_one_that_was_given(write_folder, row
     assert {language for split in data.values() for language in split["language"]} == {"python"}
     data = load(tmp_path, language="python", data_dir=str(folder), filters="unparseable,tests")
     assert set(data["train"]["language"]) == {"python"}
-    with pytest.raises(UserError, match="train: no column 'language'.*give one --language"):
+    with pytest.raises(UserError, match="train: no column 'language'.*give one language"):
         check_rows(codesearchnet.load_folder(folder), graphs)
 
 
@@ -144,7 +144,7 @@ def test_training_rows_need_no_url(write_folder, rows, tmp_path):
         load(tmp_path, language="python", data_dir=str(folder), split_urls=str(tmp_path))
     others = dict.fromkeys(("train", "valid", "test", "codebase"), '{"original_string": "x"}')
     folder = write_folder(**others)
-    with pytest.raises(UserError, match="--split_urls selects rows by url, but no row has the column 'url'"):
+    with pytest.raises(UserError, match="split_urls: selects rows by url, but no row has the column 'url'"):
         load(tmp_path, language="python", data_dir=str(folder), split_urls=str(tmp_path))
 
 
@@ -186,7 +186,7 @@ def test_the_language_is_that_of_the_rows_or_of_the_source_files(tmp_path, write
         assert DataArguments(**arguments).languages == []
         assert languages_in(load(tmp_path, **arguments)) == names
     assert DataArguments().language == "ruby" and DataArguments(dataset_name="USER/ROWS").language is None
-    with refused("rows/{language}: set --language, which replaces {language}"):
+    with refused("rows/{language}: set language, which replaces {language}"):
         load(tmp_path, data_dir="rows/{language}")
 
 

@@ -75,14 +75,14 @@ def test_updates_notices_and_encoders_of_several_indexes(tree, tmp_path, stub):
     assert both.search("brand_new")[0].path == "client/new.py" and both.notices == []
     CodeIndex.build(client, model="other")
     assert both.search("brand_new")[0].path == "client/new.py"
-    assert both.notices == ["searching only by words: the indexes have different encoders, so name one with --model"]
+    assert both.notices == ["searching only by words: the indexes have different encoders, so name one with model"]
 
 
 def test_no_index_at_all_is_refused(tmp_path):
     with refused("one or more are expected"):
         CodeIndexes([])
     (tmp_path / "a").mkdir()
-    with refused("nothing is indexed of", "soft-trainer index"):
+    with refused("nothing is indexed of", "`skipped()` of an index lists what is left out"):
         CodeIndexes([CodeIndex.build(tmp_path / "a")]).search("x")
 
 

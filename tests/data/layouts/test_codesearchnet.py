@@ -165,7 +165,7 @@ def test_a_hub_that_cannot_be_reached_names_the_ways_without_it(monkeypatch):
         raise ConnectionError("Couldn't reach the Hub\nand more lines")
 
     monkeypatch.setattr(published, "load_dataset", fail)
-    with refused("code-search-net/code_search_net", "--data_dir", "--source_dir"):
+    with refused("code-search-net/code_search_net", "data_dir", "source_dir"):
         load_hub("code-search-net/code_search_net", "ruby")
 
 
@@ -220,7 +220,7 @@ def test_a_url_may_hold_a_space_and_a_missing_list_of_urls_is_named(data, rows, 
     folder = write_lists(tmp_path / "lists", valid=[url], codebase=[url], **lists)
     assert select_by_urls(data, folder)["valid"]["url"][:] == [url]
     (folder / "codebase.txt").unlink()
-    with refused(folder / "codebase.txt", "--split_urls"):
+    with refused(folder / "codebase.txt", "split_urls"):
         select_by_urls(data, folder)
 
 
