@@ -101,7 +101,7 @@ KNOWN = "knows only ruby, python, java, javascript, php, go"
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        ({"data_dir": "here", "filters": "links"}, f"language='rust': --filters {KNOWN}"),
+        ({"data_dir": "here", "filters": "links"}, f"language='rust': filters {KNOWN}"),
         ({"data_dir": "here", "data_flow_length": 8}, f"language='rust': data flow {KNOWN}"),
         ({"source_dir": "here", "language": "perl"}, f"language='perl': mining {KNOWN}, c, rust"),
         ({}, f"language='rust': CodeSearchNet {KNOWN}"),
