@@ -10,6 +10,7 @@ import pytest
 from refusals import refused
 from trees import write_tree
 
+from soft_trainer.search.index import listing
 from soft_trainer.search.index.globs import path_filter
 from soft_trainer.search.index.listing import list_tree
 from soft_trainer.source.source_files import MAX_DEPTH, MAX_FILE_BYTES, read_text
@@ -193,3 +194,32 @@ def test_the_index_remembers_its_patterns(command, tree):
     assert "excluded: 3" in command("index", tree)[1]
     assert "excluded" not in command("index", tree, "--exclude", "")[1]
     assert command("search", "--folder", tree, "parse_date")[1].startswith("src/shop/dates.py")
+
+
+def test_an_ordinary_name_is_no_secret_and_of_no_kind():
+    endings = re.search(r"\(\?:(.*)\)", listing._ORDINARY.pattern)[1].split("|")
+    kinds = [end for ends in listing._KINDS.values() for end in ends] + list(listing._DATA_IF_LARGE)
+    names = listing._SECRETS.replace("*", "x").split() + kinds + ["x" + end for end in kinds]
+    names += [
+        "id_rsa.py",
+        "id_ed25519_old.go",
+        "x.min.js",
+        ".env.py",
+        "credentials.py",
+        "a b.py",
+        "a\u00e9.py",
+        "a.py\n",
+    ]
+    for stem in [*names, "plain", "Two_words3"]:
+        for name in [stem, *(f"{stem}.{ending}" for ending in endings)]:
+            if listing._ORDINARY.fullmatch(name):
+                assert not listing._reason_against_name(name) and not listing._kind(name.lower(), 1 << 30), name
+    assert listing._ORDINARY.fullmatch("plain.py") and not listing._ORDINARY.fullmatch("id_rsa.py")
+
+
+def test_most_files_are_judged_by_one_expression(tmp_path, monkeypatch):
+    write_tree(tmp_path, {"a.py": "x", "b/c.go": "x", "id_rsa.py": "x", "d.lock": "x"})
+    asked = []
+    monkeypatch.setattr(listing, "_reason_against_name", lambda name: asked.append(name) or "")
+    list_tree(str(tmp_path))
+    assert asked == ["d.lock", "id_rsa.py"]
