@@ -56,7 +56,7 @@ def print_on_main(text: str) -> None:
 
 def _display(text: str) -> None:
     """Shows text in a notebook."""
-    from IPython.display import HTML, display
+    from IPython.display import HTML, display  # only notebooks have it
 
     for is_table, lines in itertools.groupby(text.strip("\n").splitlines(), lambda line: line.startswith("|")):
         if not is_table:

@@ -52,7 +52,9 @@ def count_found(words: Sequence[str], contains: Callable[[str], bool]) -> tuple[
             joined = contains(stem("".join(map(whole, some))))
             for word in some:
                 for part in _parts(word):
-                    found[part] = found.get(part, False) or joined or contains(part)
+                    if part not in found:
+                        found[part] = contains(part)
+                    found[part] |= joined
     return sum(found.values()), len(found)
 
 
@@ -64,5 +66,7 @@ def _parts(word: str) -> Sequence[str]:
 
 def _is_in(number: int, ascending: np.ndarray) -> bool:
     """Returns True if an array in ascending order contains a number."""
-    place = np.searchsorted(ascending, number)
+    if not len(ascending):
+        return False
+    place = ascending.searchsorted(number)
     return bool(place < len(ascending) and ascending[place] == number)
