@@ -130,7 +130,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence], floats: str = ".3f",
 
 def tabulated(rows: Sequence[Sequence], headers: Sequence[str], **options) -> str:
     """Calls `tabulate`, which is slow to import."""
-    from tabulate import tabulate
+    from tabulate import tabulate  # slow to import
 
     return tabulate(rows, headers, **options)
 
