@@ -145,14 +145,7 @@ def show(results: dict[str, dict], level: str) -> str:
         means = [values(found, level, system).mean() for system in systems]
         gain = paired_bootstrap(values(found, level, TRAINED) - values(found, level, MEMORY))
         span = f"{means[3] - means[1]:+.3f} ({gain.low:+.3f} to {gain.high:+.3f})"
-        rows.append(
-            [
-                name.partition("+")[2],
-                queries,
-                *means,
-                f"{means[3] - means[1]:+.3f} ({gain.low:+.3f} to {gain.high:+.3f})",
-            ]
-        )
+        rows.append([name.partition("+")[2], queries, *means, span])
     means = np.mean([row[2:6] for row in rows], axis=0)
     pairs = ((TRAINED, MEMORY), (TRAINED, UNTRAINED), (UNTRAINED, MEMORY))
     spans = {}
