@@ -6,6 +6,7 @@ Duplicates are dropped across the whole tree. The same tree always gives the sam
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 from collections import Counter
@@ -180,7 +181,8 @@ def each_in_order(
     with Progress("Mining", len(items), unit) as bar, ExitStack() as stack:
         results = map(run, items)
         if workers > 1:
-            results = stack.enter_context(multiprocessing.Pool(workers)).imap(run, items, chunk)
+            # A forked process must not collect what it inherits: an ONNX session, for one, would wait for its threads.
+            results = stack.enter_context(multiprocessing.Pool(workers, gc.freeze)).imap(run, items, chunk)
         for result in results:
             bar.update(1)
             yield result

@@ -1,5 +1,6 @@
 """Trees to rows: splits, rules, what is skipped, and the command."""
 
+import gc
 import os
 import re
 from collections import Counter
@@ -11,7 +12,7 @@ from refusals import refused
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.files import read_json_lines
 from soft_trainer.mining.packages import assign_splits, package_names
-from soft_trainer.mining.tree import mine, mine_to, mining_table
+from soft_trainer.mining.tree import each_in_order, mine, mine_to, mining_table
 
 
 def python_tree(folder, packages=12):
@@ -206,3 +207,32 @@ def test_command_line_and_workers_change_nothing(tmp_path, capsys):
     assert len(read(tmp_path / "1", "train")) == 20
     for file in (tmp_path / "1").iterdir():
         assert file.read_bytes() == (tmp_path / "2" / file.name).read_bytes()
+
+
+class Threaded:
+    """An object whose end would wait for threads that a forked process does not have."""
+
+    def __init__(self, path):
+        self.path = path
+        self.itself = self
+
+    def __del__(self):
+        with open(self.path, "a") as file:
+            file.write(f"{os.getpid()}\n")
+
+
+def _collect(number: int) -> int:
+    gc.collect()
+    return number
+
+
+def test_a_worker_does_not_collect_what_it_inherits(tmp_path):
+    path = tmp_path / "collected"
+    gc.disable()
+    try:
+        Threaded(path)
+        assert list(each_in_order(_collect, range(4), 2, "item", 1)) == [0, 1, 2, 3]
+    finally:
+        gc.enable()
+    gc.collect()
+    assert path.read_text() == f"{os.getpid()}\n"
