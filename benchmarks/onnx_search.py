@@ -1,36 +1,37 @@
-"""Measures encoders on ONNX Runtime against torch: pieces per second, CPU seconds, and the MRR of 8-bit weights.
+"""Measures encoders on ONNX Runtime against torch: speed, memory, and what 8-bit weights cost in MRR and nDCG@10.
 
-python benchmarks/onnx_search.py speed ENCODER DATA_DIR
-python benchmarks/onnx_search.py quality ENCODER DATA_DIR
+    python benchmarks/onnx_search.py speed ENCODER DATA_DIR
+    python benchmarks/onnx_search.py quality ENCODER DATA_DIR
+    python benchmarks/onnx_search.py judged ENCODER TREES --queries QUERIES
 
-ENCODER is a folder, DATA_DIR has CodeSearchNet files. Each way of running the encoder is measured in a separate
-process with the same pieces. Run it alone on the machine.
+ENCODER is a folder. DATA_DIR has rows with a split valid, such as those of CodeSearchNet or CoSQA. TREES and QUERIES
+are those of `soft-trainer evaluate-search`. Each way of running the encoder is measured in a separate process with the
+same texts. Run `speed` alone on the machine.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from soft_trainer import load_rows
+from soft_trainer.search import CodeIndex
+from soft_trainer.search.index import onnx
+from soft_trainer.search.measuring import judged
 from soft_trainer.terminal import table
 
 WAYS = ("torch", "float32", "int8")
 PIECES = 300
 QUERIES = 400
-
-
-def rows_of(folder: Path, split: str) -> list[dict]:
-    """Reads one split."""
-    with gzip.open(folder / f"{split}.jsonl.gz", "rt") as lines:
-        return [json.loads(line) for line in lines]
 
 
 def encoder_of(way: str, encoder: str):
@@ -42,7 +43,7 @@ def encoder_of(way: str, encoder: str):
 
 def speed(way: str, encoder: str, folder: Path) -> dict:
     """Encodes pieces, and then one query in a new process that does nothing else."""
-    texts = [row["original_string"] for row in rows_of(folder, "codebase")[:PIECES]]
+    texts = load_rows(folder)["valid"].corpus["code"][:PIECES]
     opened = encoder_of(way, encoder)
     opened.codes(texts[:16], ["ruby"] * 16)
     wall = time.perf_counter()
@@ -54,39 +55,61 @@ def speed(way: str, encoder: str, folder: Path) -> dict:
     opening = f"open_encoder({encoder!r}, precision={way!r})"
     code = f"from soft_trainer.search.index.vectors import open_encoder; {opening}.queries(['parse a date'])"
     before = os.times()
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
     after = os.times()
+    assert status == 0, "the query failed"
     used = after.children_user + after.children_system - before.children_user - before.children_system
-    return cost | {"CPU s of a query": used}
+    return cost | {"CPU s of a query": used, "MiB of a query": usage.ru_maxrss / 1024}
 
 
 def quality(way: str, encoder: str, folder: Path) -> dict:
-    """Computes the MRR of queries over the whole corpus."""
-    corpus = rows_of(folder, "codebase")
-    queries = (rows_of(folder, "valid") + rows_of(folder, "test"))[:QUERIES]
+    """Computes the MRR of valid's first queries over the whole corpus."""
+    valid = load_rows(folder)["valid"]
     opened = encoder_of(way, encoder)
-    codes = opened.codes([" ".join(row["code_tokens"]) for row in corpus], ["ruby"] * len(corpus))
-    scores = opened.queries([" ".join(row["docstring_tokens"]) for row in queries]) @ codes.T
-    place = {row["url"]: number for number, row in enumerate(corpus)}
-    own = scores[np.arange(len(queries)), [place[row["url"]] for row in queries]]
-    return {"MRR": float((1 / (scores >= own[:, None]).sum(1)).mean())}
+    codes = opened.codes(texts_of(valid.corpus, "code_tokens"), ["python"] * len(valid.corpus))
+    scores = opened.queries(texts_of(valid.queries, "docstring_tokens")[:QUERIES]) @ codes.T
+    right = valid.judgments.first_codes()[:QUERIES]
+    own = scores[np.arange(len(scores)), right]
+    return {"queries": len(scores), "codes": len(codes), "MRR": float((1 / (scores >= own[:, None]).sum(1)).mean())}
+
+
+def texts_of(rows, column: str) -> list[str]:
+    """Returns texts of which only the tokens count."""
+    return [" ".join(tokens) for tokens in rows[column]]
+
+
+def judge(way: str, encoder: str, trees: Path, queries: Path) -> dict:
+    """Computes the nDCG@10 of a search by words and meaning, over all judged queries."""
+    onnx.LEAST_COSINE = {"torch": 2, "float32": 2, "int8": -1}[way]  # the weights are chosen here, not by a sample
+    outcomes = []
+    by_repository: dict[str, list] = {}
+    for query in judged.read_queries(queries):
+        by_repository.setdefault(query.tree, []).append(query)
+    for repository, own in by_repository.items():
+        with tempfile.TemporaryDirectory() as scratch:
+            index = CodeIndex.build(trees / repository, scratch, encoder)
+            outcomes += judged.ask(index, own, lexical=False)
+    ndcg = np.mean([outcome.measures.ndcg for outcome in outcomes])
+    return {"queries": len(outcomes), "nDCG@10": float(ndcg)}
 
 
 def main() -> None:
     """Measures each way in a separate process, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("speed", "quality"))
+    parser.add_argument("what", choices=("speed", "quality", "judged"))
     parser.add_argument("encoder")
     parser.add_argument("data_dir", type=Path)
+    parser.add_argument("--queries", type=Path)
     parser.add_argument("--one", choices=WAYS, help="measure this way, and print it as JSON")
     arguments = parser.parse_args()
     if arguments.one:
-        measure = {"speed": speed, "quality": quality}[arguments.what]
-        measured = measure(arguments.one, arguments.encoder, arguments.data_dir)
+        measure = {"speed": speed, "quality": quality, "judged": partial(judge, queries=arguments.queries)}
+        measured = measure[arguments.what](arguments.one, arguments.encoder, arguments.data_dir)
         print(json.dumps(measured))
         return
     rows = []
-    for way in WAYS:
+    for way in WAYS if arguments.what == "speed" else WAYS[1:]:  # float32 gives torch's embeddings
         words = [sys.executable, __file__, *sys.argv[1:], "--one", way]
         done = subprocess.run(words, check=True, capture_output=True, text=True)
         measured = json.loads(done.stdout.splitlines()[-1])
