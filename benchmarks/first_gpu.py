@@ -180,7 +180,7 @@ def page(folder: Path) -> str:
     ]
     training = records[0]["training"]
     pool = records[0]["results"]["test"]["trained"]
-    settings = [f"{name} {training[name]:g}" for name in ("epochs", "codes that each query meets", "learning rate")]
+    settings = [f"{name} {training[name]:g}" for name in ("epochs", "codes compared per query", "learning rate")]
     device = machine("cuda" if torch.cuda.is_available() else "cpu")
     sizes = f"{pool['queries']:,} test queries over {pool['pool_size']:,} codes"
     stop = f"stopped at step {resumed['step']} (exit code {resumed['code']}), then resumed"

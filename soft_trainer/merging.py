@@ -88,9 +88,9 @@ def merge_encoders(
     check_ratio(ratio)
     taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
     if not models:
-        raise UserError("merge: name one trained encoder or more")
+        raise UserError("merge: name at least one trained encoder")
     if taken:
-        raise UserError(f"output_dir={folder}: it holds something already; name a new folder")
+        raise UserError(f"output_dir={folder}: already exists and is not empty; name a new folder")
     record = _record(base, models, ratio)
     profile = resolve_profile(models[0])
     tokenizer = load_tokenizer(models[0], profile, trust_remote_code=trust_remote_code)

@@ -270,7 +270,7 @@ def test_a_half_written_checkpoint_is_passed_over(train, capsys):
     weights = last / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     assert newest_complete(trainer.args.output_dir).endswith("checkpoint-2")
-    assert "checkpoint-3: it is not complete" in capsys.readouterr().err
+    assert "checkpoint-3: incomplete" in capsys.readouterr().err
 
 
 def test_a_query_without_its_code_is_named(trainer_of, dataset):

@@ -86,16 +86,16 @@ def run(arguments: argparse.Namespace) -> int:
     mode = next((f"--{name}" for name in ("mcp", "serve", "similar") if getattr(arguments, name)), None)
     check_query("similar" if mode else query, limit)
     if mode:
-        why = f"it does nothing with {mode}"
+        why = f"has no effect with {mode}"
     else:
-        why = "it needs --serve"
+        why = "needs --serve"
     for name in _UNREAD[mode]:
         if getattr(arguments, name) not in (None, False, []):
             raise UserError(f"{name}: {why}; leave it out")
     if arguments.model and (arguments.no_update or arguments.lexical):
-        raise UserError("model: it does nothing with --no_update or --lexical; leave it out")
+        raise UserError("model: has no effect with --no_update or --lexical; leave it out")
     if arguments.index_dir and arguments.folder:
-        raise UserError("folder: it does nothing with --index_dir; leave it out")
+        raise UserError("folder: has no effect with --index_dir; leave it out")
     if mode == "--similar":
         place = parse_place(arguments.similar)
     else:

@@ -116,7 +116,9 @@ def cached_rows(
     if writes:
         refusal = refusal_of(path.parent, rows * width * np.dtype(dtype).itemsize)
     if distributed.any_process(refusal is not None):
-        raise UserError(f"estimator cache {path.parent}: {refusal or 'refused on another process'}; {remedy()}")
+        raise UserError(
+            f"estimator cache {path.parent}: {refusal or 'another process could not write there'}; {remedy()}"
+        )
     values = build().cpu().numpy().astype(dtype)
     failed = distributed.any_process(writes and not store_arrays(folder, key, {"rows": values}))  # waits for the file
     if not failed and path.exists():

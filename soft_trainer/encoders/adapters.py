@@ -40,7 +40,7 @@ def load_adapter(model: PreTrainedModel, name_or_path: str | Path, revision: str
     peft = import_peft()
     weights = repository_file(name_or_path, ADAPTER_WEIGHTS, revision)
     if weights is None:
-        raise UserError(f"{name_or_path}: it has {ADAPTER_CONFIG} but no {ADAPTER_WEIGHTS}")
+        raise UserError(f"{name_or_path}: has {ADAPTER_CONFIG} but no {ADAPTER_WEIGHTS}")
     with reading(name_or_path, revision):
         config = peft.PeftConfig.from_pretrained(str(weights.parent))
         config.inference_mode = False
@@ -71,7 +71,7 @@ def check_apart_from_base(model: PreTrainedModel, folder: str | Path | None, opt
     """Raises UserError if saving to `folder` would delete the adapter's base. The message begins with `option`."""
     if folder and Path(folder).is_dir() and base_name(model) == str(Path(folder).resolve()):
         raise UserError(
-            f"{option}{folder}: it is the folder of the adapter's base, which saving would delete: write to another "
+            f"{option}{folder}: this folder holds the adapter's base, which saving would delete: write to another "
             "folder"
         )
 
@@ -109,7 +109,9 @@ def add_lora(model: PreTrainedModel, options, revision: str | None = None) -> No
     """
     peft = import_peft()
     if has_adapter(model):
-        raise UserError("lora_r: the encoder has an adapter already, which is trained on; leave out the LoRA options")
+        raise UserError(
+            "lora_r: the encoder already has an adapter; training continues from it, so leave out the LoRA options"
+        )
     dropout = options.lora_dropout
     if dropout is None:
         dropout = 0.05

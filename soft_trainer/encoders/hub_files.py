@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from huggingface_hub import _CACHED_NO_EXIST, errors, hf_hub_download, try_to_load_from_cache
+from huggingface_hub import _CACHED_NO_EXIST, constants, errors, hf_hub_download, try_to_load_from_cache
 from safetensors import SafetensorError
 
 from soft_trainer.errors import UserError, name_option
@@ -70,7 +70,8 @@ def repository_file(
         except errors.LocalEntryNotFoundError:
             cached = try_to_load_from_cache(str(name_or_path), file, revision=revision)
             if expected and cached is not _CACHED_NO_EXIST:
-                logger.warning("The Hub cannot be reached: assuming that %s has no %s.", name_or_path, file)
+                reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "The Hub cannot be reached"
+                logger.warning("%s: assuming that %s has no %s.", reason, name_or_path, file)
         except errors.EntryNotFoundError:
             pass
     return None
@@ -124,7 +125,7 @@ def reading_base(name_or_path: str | Path) -> Iterator[None]:
         yield
     except UserError as error:
         raise UserError(
-            f"{name_or_path}: it is an adapter, and its base cannot be loaded: {error}; change "
+            f"{name_or_path}: the base of this adapter cannot be loaded: {error}; change "
             f"base_model_name_or_path in {ADAPTER_CONFIG} to its new folder"
         ) from error
 

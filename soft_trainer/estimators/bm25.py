@@ -160,11 +160,11 @@ def _column(dataset: Dataset, name: str, side: str) -> pa.ChunkedArray:
     """Returns a column of token lists. If it is missing, returns the text column of that name without `_tokens`."""
     column = next((column for column in (name, name.removesuffix("_tokens")) if column in dataset.column_names), None)
     if column is None:
-        raise UserError(f"BM25 reads column {name!r}, the {side} rows have: {', '.join(dataset.column_names)}")
+        raise UserError(f"BM25 reads column {name!r}, but the {side} rows have only {', '.join(dataset.column_names)}")
     values = dataset.with_format("arrow", columns=[column])[:][column]
     if values.null_count:
         row = values.is_null().index(True).as_py() + 1
-        raise UserError(f"BM25 reads column {column!r}, which has no value in row {row} of the training set")
+        raise UserError(f"BM25 reads column {column!r}, but row {row} of the training set has no value there")
     kind = values.type
     listed = isinstance(kind, pa.ListType | pa.LargeListType)
     if listed:

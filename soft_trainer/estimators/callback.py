@@ -100,5 +100,5 @@ def find_estimator_callback(callbacks) -> EstimatorCallback | None:
     """
     chosen = [callback for callback in callbacks or () if isinstance(callback, EstimatorCallback)]
     if len(chosen) > 1:
-        raise UserError("callbacks: one EstimatorCallback is expected")
+        raise UserError("callbacks: only one estimator is allowed")
     return next(iter(chosen), None)

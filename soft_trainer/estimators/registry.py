@@ -90,5 +90,5 @@ def _users_own(name: str):
         raise UserError(f"estimator={name!r}: {error}") from error
     for method in ("fit", "similarity"):
         if not callable(getattr(estimator, method, None)):
-            raise UserError(f"estimator={name!r}: it has no method {method}; an estimator has fit and similarity")
+            raise UserError(f"estimator={name!r}: has no method {method}; an estimator needs fit and similarity")
     return estimator

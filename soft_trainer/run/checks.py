@@ -70,6 +70,8 @@ def check_new_adapter(model_args: ModelArguments, merge: bool) -> None:
         name = model_name(model_args)
         saved = saved_adapter(name, model_args.model_revision)
         if new and saved:
-            raise UserError(f"lora_r: {name} is an adapter, which is trained as it is; leave out the LoRA options")
+            raise UserError(
+                f"lora_r: {name} is already an adapter; training continues from it, so leave out the LoRA options"
+            )
     if merge and not (new or saved):
         raise UserError(f"merge_lora: no adapter to merge; set {name_option('lora_r')}, 16 for example")

@@ -97,6 +97,6 @@ def check_inputs_apart(output_dir: str | Path, kinds: Sequence, options: Mapping
             inside = os.path.commonpath([folder, os.path.realpath(value)]) == folder
             if reference.kind != "place" and os.path.exists(value) and inside:
                 raise UserError(
-                    f"{reference.option}={value}: is in the output folder, whose earlier files the run would remove; "
+                    f"{reference.option}={value}: lies in the output folder, and the run would remove it; "
                     f"set another {name_option('output_dir')}"
                 )

@@ -165,7 +165,7 @@ def load_data(
     sources = [_in_place(source or "", language) for language in _loaded_languages(arguments)]
     if any(each and has_judged_splits(Path(each)) for each in sources):
         if len(sources) > 1:
-            raise UserError(f"data_dir={source}: folders of judgments are read for one language at a time")
+            raise UserError(f"data_dir={source}: folders of judgments can be read for only one language at a time")
         return _judged_data(arguments, Path(sources[0]), profile, needed)
     data = _load_languages(arguments, Path(mined_dir), needed, local)
     if arguments.split_urls:
@@ -197,7 +197,7 @@ def _load_sources(
 ) -> RunData:
     """Loads each source by itself, and joins their training rows."""
     if len(arguments.languages) > 1:
-        raise UserError(f"data_dir={arguments.data_dir}: several sources are read for one language at a time")
+        raise UserError(f"data_dir={arguments.data_dir}: several sources can be read for only one language at a time")
     if arguments.push_data_to_hub:
         raise UserError("push_data_to_hub: pushes the rows of one source")
     sources = {}

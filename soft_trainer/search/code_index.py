@@ -90,7 +90,7 @@ class CodeIndex(Searchable):
             database = store.connect(target, create=True)
             kept = store.get_meta(database, "folder", real)
             if kept != real and os.path.isdir(kept):
-                raise UserError(f"{target}: it is the index of {kept}; choose another index_dir")
+                raise UserError(f"{target}: already the index of {kept}; choose another index_dir")
             patterns = store.get_meta(database, "patterns", {})
             for kind, given in (("exclude", exclude), ("include", include)):
                 if isinstance(given, str):

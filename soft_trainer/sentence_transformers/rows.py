@@ -61,7 +61,7 @@ class LabelledRows:
     def __init__(self, train_dataset: Dataset):
         if LABEL not in getattr(train_dataset, "column_names", ()) or not len(train_dataset):
             raise UserError(
-                f"train_dataset: it has no column {LABEL!r} with a hash for each of its rows: train_dataset = "
+                f"train_dataset: no column {LABEL!r} with a hash for each of its rows: train_dataset = "
                 "with_rows(train_dataset), and a loss for each of several data sets"
             )
         columns = _texts_of(train_dataset)

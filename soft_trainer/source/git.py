@@ -77,7 +77,7 @@ def read_object(repository: pygit2.Repository, oid: pygit2.Oid | str):
     try:
         return repository[oid]
     except KeyError:
-        raise OSError(f"{oid} is missing") from None
+        raise OSError(f"object {oid} is missing") from None
 
 
 def commits_oldest_first(repository: pygit2.Repository, tip: str | None = None, known: str = "") -> list[str]:

@@ -23,7 +23,8 @@ TEST_NOTE = (
     "queries, 95 %. p: two-sided randomisation test over queries, after Holm's correction for all rows of this page."
 )
 SETTINGS = ("loss", "estimator", "weighting", "alpha", "beta", "temperature", "floor", "margin", "cancel")
-TRAINING = ("learning rate", "epochs", "codes that each query meets", "seconds a step, evaluations included")
+TRAINING = ("learning rate", "epochs", "codes compared per query", "seconds a step, evaluations included")
+OLDER_NAMES = {"codes compared per query": "codes that each query meets"}  # in records of earlier versions
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +83,7 @@ def _read_run(folder: Path, root: Path) -> ReportedRun:
     """Reads a run. Raises UserError if the run cannot be part of a report."""
     path = folder / RECORD
     if not path.is_file():
-        raise UserError(f"not finished: it has ranks but no {RECORD}")
+        raise UserError(f"unfinished: has ranks but no {RECORD}")
     record = read_json(path)
     if "loss" not in record or not record.get("results"):
         raise UserError("not a training run with results")
@@ -257,5 +258,10 @@ def runs_table(runs: Sequence[ReportedRun]) -> str:
         loss = run.record["loss"]
         training = run.record["training"]
         settings = ", ".join(f"{name} {loss[name]}" for name in SETTINGS if loss.get(name) is not None)
-        rows.append([str(run.folder), run.seed, settings, *map(training.get, TRAINING)])
+        rows.append([str(run.folder), run.seed, settings, *(_number(training, name) for name in TRAINING)])
     return table(["folder", "seed", "settings", *TRAINING], rows, floats="g")
+
+
+def _number(training: dict, name: str):
+    """Returns a number of a run's training, also from the record of an earlier version. None if it is missing."""
+    return training.get(name, training.get(OLDER_NAMES.get(name)))

@@ -51,11 +51,11 @@ def _difference(checkpoint: str, identity: Mapping) -> str | None:
     then = marker[IDENTITY]
     if changed := differences(then, identity, free_to_resume(identity)):
         return (
-            f"{checkpoint}: {'; '.join(changed[:3])}. A training continues with the settings that it began with; only "
-            "its length, logging and saving may change. Leave resume_from_checkpoint out to begin another one"
+            f"{checkpoint}: {'; '.join(changed[:3])}. A resumed run must use the settings it started with; only its "
+            "length, logging and saving may change. Leave resume_from_checkpoint out to start a new run"
         )
     if upgraded := changed_versions(then, identity):
-        print_on_main(f"warning: {checkpoint}: {'; '.join(upgraded)}. The numbers of this training may depend on it")
+        print_on_main(f"warning: {checkpoint}: {'; '.join(upgraded)}. This may change the results")
     return None
 
 
@@ -115,7 +115,7 @@ def newest_complete(output_dir: str | Path) -> str | None:
     for checkpoint in sort_checkpoints(str(output_dir), PREFIX_CHECKPOINT_DIR):
         written = _written(Path(checkpoint))
         if written is None:
-            print_on_main(f"warning: skipping {checkpoint}: it is not complete, or another version wrote it")
+            print_on_main(f"warning: skipping {checkpoint}: incomplete, or another version wrote it")
         else:
             times[checkpoint] = written
     return max(times, key=times.get, default=None)
@@ -147,7 +147,7 @@ def last_checkpoint(wanted: str | bool | None, output_dir: str | Path) -> str | 
     if not folder.is_dir():
         raise UserError(f"{named}: no such folder; `last` takes the newest checkpoint of the output folder")
     if no_state:
-        raise UserError(f"{named}: it has no trainer_state.json, so it is not a training checkpoint")
+        raise UserError(f"{named}: not a training checkpoint, because it has no trainer_state.json")
     if _written(folder) is None:
-        raise UserError(f"{named}: it is not complete (a file is missing or has changed), or another version wrote it")
+        raise UserError(f"{named}: incomplete (a file is missing or has changed), or another version wrote it")
     return str(wanted)

@@ -96,7 +96,7 @@ def check_own_collator(plan: Plan, prompt_lengths: Mapping[str, int]) -> None:
     if plan.options.negatives_per_query:
         raise UserError("data_collator: collates pairs, so it cannot be used with negatives_per_query")
     if any(prompt_lengths.values()):
-        raise UserError("data_collator: does not know which tokens are the prompt's; use include_prompt=True with it")
+        raise UserError("data_collator: cannot tell which tokens belong to the prompt; set include_prompt=True")
 
 
 def check_adapter(model: PreTrainedModel, args) -> None:

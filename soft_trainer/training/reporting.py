@@ -37,7 +37,7 @@ def setup_table(args: TrainingArguments, plan: Plan, model: PreTrainedModel, pre
     setup = {
         "pairs in a batch, per process": plan.batch_size,
         "processes": plan.processes,
-        "codes that each query meets": plan.global_batch_size,
+        "codes compared per query": plan.global_batch_size,
     }
     if args.gradient_accumulation_steps > 1:
         setup["accumulated batches"] = args.gradient_accumulation_steps

@@ -135,7 +135,7 @@ def test_an_adapter_is_neither_saved_over_its_base_nor_added_to_another(adapted,
         with refused("the folder of the adapter's base, which saving would delete"):
             export_encoder(adapted, tokenizer, profile, base, merge=merge)
     assert sorted(path.name for path in base.rglob("*")) == before
-    with refused("has an adapter already"):
+    with refused("already has an adapter"):
         add_lora(adapted, ModelArguments(lora_r=2))
 
 
@@ -143,7 +143,7 @@ def test_an_adapter_is_neither_saved_over_its_base_nor_added_to_another(adapted,
     "changes, words",
     [
         ({"base_model_name_or_path": "gone/base"},
-         ["it is an adapter, and its base cannot be loaded: ", "gone/base", "; change base_model_name_or_path in"]),
+         ["the base of this adapter cannot be loaded: ", "gone/base", "; change base_model_name_or_path in"]),
         ({"base_model_name_or_path": None}, ["no base_model_name"]),
         ({"base_model_name_or_path": "."}, ["names the adapter itself as its base"]),
         ({"peft_type": "GUESS"}, ["'GUESS' in its files is unknown"]),

@@ -41,7 +41,7 @@ def test_an_own_class_is_imported(tmp_path, monkeypatch):
         ({"estimator": "trained_model"}, "estimator_model"),
         ({"estimator": "no_such_module:Mine"}, "No module named 'no_such_module'"),
         ({"estimator": "json:Mine"}, "Mine"),
-        ({"estimator": "os:getcwd"}, "it has no method fit; an estimator has fit and similarity"),
+        ({"estimator": "os:getcwd"}, "has no method fit; an estimator needs fit and similarity"),
         ({"estimator": "bm25", "bm25_idf": "plus"}, "okapi, robertson, lucene"),
     ],
 )

@@ -97,7 +97,7 @@ def test_the_record_has_the_batch_that_fitted_and_the_optimizer(make_run, datase
     run.trainer._train_batch_size = 4  # as `auto_find_batch_size` leaves it
     run.trainer.resolve()
     training = run.record()["training"]
-    assert training["pairs in a batch, per process"] == training["codes that each query meets"] == 4
+    assert training["pairs in a batch, per process"] == training["codes compared per query"] == 4
     write_json(tmp_path / "run.json", run.record())
     for name, value in {"optim": "sgd", "max_grad_norm": 0.0, "lr_scheduler_kwargs": {"num_cycles": 2}}.items():
         other = make_run({}, lr_scheduler_type="cosine", **{name: value})

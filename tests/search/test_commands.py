@@ -52,7 +52,7 @@ def test_a_search_names_its_encoder_and_the_index_keeps_it(command, tree, stub):
     assert CodeIndex.open(store.find_index_dir(tree)).model == "stub"
     for option in ("--no_update", "--lexical"):
         code, _, err = command(*found, "--model", "stub", option)
-        assert code == 2 and "model: it does nothing with" in err
+        assert code == 2 and "model: has no effect with" in err
 
 
 @pytest.mark.slow
@@ -114,14 +114,14 @@ def test_bad_input_is_one_line_and_exit_code_2(command, tree, tmp_path):
     [
         (["x", "-n", "0"], "limit=0: 1 or more"),
         (["x", "--language", "cobol"], "language='cobol': the index has go, markdown, python, text"),
-        (["x", "--port", "80"], "port: it needs --serve"),
-        (["--serve", "--path", "*.py"], "path: it does nothing with --serve"),
-        (["--serve", "-n", "3"], "limit: it does nothing with --serve"),
-        (["--serve", "--json"], "json: it does nothing with --serve"),
-        (["--mcp", "--language", "go"], "language: it does nothing with --mcp"),
-        (["--mcp", "--name", "f"], "name: it does nothing with --mcp"),
-        (["--mcp", "parse a date"], "query: it does nothing with --mcp"),
-        (["--mcp", "--serve"], "serve: it does nothing with --mcp"),
+        (["x", "--port", "80"], "port: needs --serve"),
+        (["--serve", "--path", "*.py"], "path: has no effect with --serve"),
+        (["--serve", "-n", "3"], "limit: has no effect with --serve"),
+        (["--serve", "--json"], "json: has no effect with --serve"),
+        (["--mcp", "--language", "go"], "language: has no effect with --mcp"),
+        (["--mcp", "--name", "f"], "name: has no effect with --mcp"),
+        (["--mcp", "parse a date"], "query: has no effect with --mcp"),
+        (["--mcp", "--serve"], "serve: has no effect with --mcp"),
     ],
 )
 def test_an_option_is_honoured_or_refused(command, tree, words, message):

@@ -110,9 +110,9 @@ def test_the_command_searches_several_folders_and_similar_pieces(command, tree, 
     code, _, err = command("search", "--folder", tree, "--similar", "src/shop/dates.py")
     assert code == 2 and "path and line" in err
     code, _, err = command("search", "--folder", tree, "--similar", "src/shop/dates.py:4", "a query")
-    assert code == 2 and "query: it does nothing with --similar" in err
+    assert code == 2 and "query: has no effect with --similar" in err
     code, _, err = command("search", "--folder", tree, "--index_dir", tmp_path, "x")
-    assert code == 2 and "folder: it does nothing with --index_dir" in err
+    assert code == 2 and "folder: has no effect with --index_dir" in err
 
 
 def test_a_page_of_several_indexes(both):

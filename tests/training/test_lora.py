@@ -172,7 +172,7 @@ def test_a_checkpoint_with_other_settings_is_refused(adapted, model, trainer_of,
 
 
 def test_models_that_could_not_be_trained_or_saved(trainer_of, adapted, model, base):
-    with pytest.raises(UserError, match="output_dir=.*: it is the folder of the adapter's base"):
+    with pytest.raises(UserError, match="output_dir=.*: this folder holds the adapter's base"):
         trainer_of(arguments={"model": adapted()}, output_dir=str(base))
     frozen, unsaved, nameless = adapted().requires_grad_(False), adapted(), adapted()
     unsaved.embeddings.LayerNorm.weight.requires_grad_(True)

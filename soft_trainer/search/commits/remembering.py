@@ -102,7 +102,7 @@ def remember(
     try:
         read_commits(database, *place, tip, progress)
     except UserError as error:
-        problems.append(f"the commits are as they were: {error}")
+        problems.append(f"Commits were not read again: {error}")
     database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     state = State.of(database)
     if state and state.unreadable:

@@ -120,7 +120,7 @@ class TrackedFiles:
         return self._next(f"{path}/").startswith(f"{path}/")
 
     def _next(self, path: str) -> str:
-        """Returns the first tracked path that is not before `path` in alphabetical order, or "" if there is none."""
+        """Returns the first tracked path at or after `path` in alphabetical order, or "" if there is none."""
         place = bisect_left(self._paths, path)
         return "".join(self._paths[place : place + 1])
 

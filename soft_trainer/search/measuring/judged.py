@@ -134,7 +134,7 @@ def documentation_queries(folder: str, output_dir: str, count: int) -> list[Judg
         copy.write_bytes(bare)
         queries += [JudgedQuery("", text, frozenset([path]), (f"language {language}",)) for text in documents]
     if not queries:
-        raise UserError(f"{folder}: it has no documented function to make a query from")
+        raise UserError(f"{folder}: no documented function to make a query from")
     random.Random(0).shuffle(queries)
     return queries[:count]
 

@@ -80,7 +80,7 @@ def _terms(text: str) -> set[str]:
 def weak_notices(results: Sequence[SearchResult]) -> list[str]:
     """Returns a notice if there are results, but only weak ones."""
     if results and all(result.weak for result in results):
-        return ["only weak results, which may be there by chance: none has two words of the query"]
+        return ["only weak results, possibly by chance: none contains two words of the query"]
     return []
 
 

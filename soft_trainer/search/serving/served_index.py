@@ -140,6 +140,6 @@ class _Keeper:
 
 
 def read_commits(index_dir: Path) -> None:
-    """Reads new commits into an index. If this fails, the index stays as it is."""
+    """Reads new commits into an index. If this fails, the index does not change."""
     with suppress(UserError), CodeIndex.open(index_dir) as index:
         index.remember(wait=False)

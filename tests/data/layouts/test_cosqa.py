@@ -69,5 +69,5 @@ def test_a_folder_may_be_named_by_its_language(cosqa):
     arguments = DataArguments(data_dir=str(named.parent / "{language}"), language="python")
     assert len(load_data(arguments, EncoderProfile(), "unused").splits["test"].queries) == 2
     arguments = DataArguments(data_dir=str(named.parent / "{language}"), language="python,ruby")
-    with refused("folders of judgments are read for one language at a time"):
+    with refused("folders of judgments can be read for only one language at a time"):
         load_data(arguments, EncoderProfile(), "unused")

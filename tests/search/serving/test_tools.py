@@ -93,7 +93,7 @@ def test_a_weak_result_is_named_and_has_no_text(tree):
         CodeIndex.build(tree), ("search", {"query": "xqzv parse"}), ("search", {"query": "parse date", "limit": 1})
     )
     assert "src/shop/dates.py:1-5 parse_date (weak)\ndef parse_date(text):\n" in text and "fromisoformat" not in text
-    assert text.endswith("only weak results, which may be there by chance: none has two words of the query")
+    assert text.endswith("only weak results, possibly by chance: none contains two words of the query")
     assert "fromisoformat" in found and "weak" not in found
 
 
