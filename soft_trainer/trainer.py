@@ -74,7 +74,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         codebase: the corpus that is ranked for the queries, as rows with a `url` and a code, or as a dict with the
             keys of `eval_dataset`. By default, the codes of `eval_dataset`.
         processing_class: the tokenizer. By default, the one that belongs to a model that is given by name.
-        encoder: how texts are pooled and scored, their prompts and their maximum lengths. By default, they are inferred from the model.
+        encoder: pooling, score, prompts and maximum lengths. By default, they are inferred from the model.
         data_collator: turns features with `query_ids` and `code_ids` into `{"query": inputs, "code": inputs}`.
         callbacks: the trainer's callbacks. An estimator or an `EstimatorCallback` among them supplies the weights.
         query_column, code_column, id_column: the names of the rows' columns, if they are not recognised.

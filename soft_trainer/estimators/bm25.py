@@ -160,7 +160,9 @@ def _column(dataset: Dataset, name: str, side: str) -> pa.ChunkedArray:
     """Returns a column of token lists. If it is missing, returns the text column of that name without `_tokens`."""
     column = next((column for column in (name, name.removesuffix("_tokens")) if column in dataset.column_names), None)
     if column is None:
-        raise UserError(f"BM25 reads column {name!r}, but the {side} rows have only {', '.join(dataset.column_names)}")
+        raise UserError(
+            f"BM25 reads column {name!r}, but the {side} rows have only: {', '.join(dataset.column_names)}"
+        )
     values = dataset.with_format("arrow", columns=[column])[:][column]
     if values.null_count:
         row = values.is_null().index(True).as_py() + 1

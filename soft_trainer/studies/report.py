@@ -258,10 +258,10 @@ def runs_table(runs: Sequence[ReportedRun]) -> str:
         loss = run.record["loss"]
         training = run.record["training"]
         settings = ", ".join(f"{name} {loss[name]}" for name in SETTINGS if loss.get(name) is not None)
-        rows.append([str(run.folder), run.seed, settings, *(_number(training, name) for name in TRAINING)])
+        rows.append([str(run.folder), run.seed, settings, *(number_of(training, name) for name in TRAINING)])
     return table(["folder", "seed", "settings", *TRAINING], rows, floats="g")
 
 
-def _number(training: dict, name: str):
+def number_of(training: dict, name: str):
     """Returns a number of a run's training, also from the record of an earlier version. None if it is missing."""
-    return training.get(name, training.get(OLDER_NAMES.get(name)))
+    return training.get(name, training.get(OLDER_NAMES.get(name, name)))

@@ -132,7 +132,7 @@ def test_the_profile_of_somebody_elses_adapter_is_that_of_its_base(folder, profi
 def test_an_adapter_is_neither_saved_over_its_base_nor_added_to_another(adapted, base, tokenizer, profile):
     before = sorted(path.name for path in base.rglob("*"))
     for merge in (False, True):
-        with refused("the folder of the adapter's base, which saving would delete"):
+        with refused("this folder holds the adapter's base, which saving would delete"):
             export_encoder(adapted, tokenizer, profile, base, merge=merge)
     assert sorted(path.name for path in base.rglob("*")) == before
     with refused("already has an adapter"):
@@ -190,7 +190,7 @@ def test_target_modules(model):
 @pytest.mark.parametrize(
     "options, says",
     [
-        ({"lora_alpha": 32}, "lora_alpha: has no effect without --lora_r"),
+        ({"lora_alpha": 32}, "lora_alpha: has no effect without lora_r"),
         ({"lora_dropout": 0.0}, "lora_dropout: has no effect without"),
         ({"lora_target_modules": "query"}, "lora_target_modules: has no effect without"),
         ({"lora_r": 0}, "lora_r=0: must be 1 or more"),

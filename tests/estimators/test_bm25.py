@@ -217,7 +217,7 @@ def test_neighbours_are_kept_on_disk(tmp_path, monkeypatch):
         ({"idf": "tfidf"}, "idf='tfidf'.*okapi, robertson, lucene"),
         ({"scope": "epoch"}, "scope='epoch'.*batch, corpus"),
         ({"column": "words"}, "'words'.*docstring_tokens"),
-        ({"document_column": "words"}, "'words', the code rows have: gaps"),
+        ({"document_column": "words"}, "'words', but the code rows have only: gaps"),
         ({"document_column": "gaps"}, "gaps.*row 2"),
         ({"document_column": "stars"}, "'stars', which holds int64"),
         ({"document_column": "vectors"}, "'vectors', which holds list<.*double>"),

@@ -126,7 +126,7 @@ def test_changed_content_is_refused_like_a_changed_option(finished, tmp_path):
 def test_a_run_that_would_remove_what_it_reads_is_refused(finished, tmp_path):
     (tmp_path / "out" / "pushed_rows").mkdir()
     for name, value in {"model_name_or_path": "out", "data_dir": "out/pushed_rows"}.items():
-        with refused(f"{name}={value}: is in the output folder"):
+        with refused(f"{name}={value}: lies in the output folder"):
             check_output_dir(*finished(overwrite=True, **{name: value}))
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from trees import FILES, write_tree
 
+from soft_trainer.errors import messages_for_shell
 from soft_trainer.search.index import vectors
 from soft_trainer.terminal import exit_on_user_error
 
@@ -69,7 +70,7 @@ def command(capsys):
         module.add_arguments(parser)
         code = 0
         try:
-            with exit_on_user_error():
+            with exit_on_user_error(), messages_for_shell():
                 code = module.run(parser.parse_args([str(word) for word in words])) or 0
         except SystemExit as exit:
             code = exit.code

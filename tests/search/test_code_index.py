@@ -274,7 +274,7 @@ def test_a_file_is_wholly_in_the_index_or_not_at_all(tmp_path, monkeypatch):
         sizes.add(len(indexed))
         assert all(index.text_of(path) for path in indexed)
         if not indexed:
-            with refused("nothing is indexed", "soft-trainer index"):
+            with refused("nothing is indexed", "`skipped()`"):
                 index.search("function_3")
         else:
             found = {n: index.search(f"name_{n}_39", limit=1)[0].path for n in range(40)}

@@ -11,6 +11,7 @@ from soft_trainer.studies.report import (
     choose_baseline,
     compare_with,
     find_runs,
+    number_of,
     results_table,
     write_report,
 )
@@ -105,3 +106,9 @@ def test_encoders_that_begin_differently_have_a_row_each(make_run, tmp_path):
     make_run("c", [1, 2], results=results(0.75))
     table = results_table("test", by_method(find_runs([tmp_path / "outputs"])[0]), [], {})
     assert "untrained encoder of a" in table and "untrained encoder of c" in table and "0.75" in table
+
+
+def test_a_report_reads_the_older_name_of_a_number():
+    assert number_of({"codes that each query meets": 64}, "codes compared per query") == 64
+    assert number_of({"codes compared per query": 32}, "codes compared per query") == 32
+    assert number_of({}, "epochs") is None

@@ -72,7 +72,7 @@ def test_a_run_starts_from_a_recipe_whose_options_the_others_override(study_file
         ({"output_dir": None}, "name an output_dir"),
         ({"runs": {"a": {"data_dir": "{nothing}"}}}, "no option or run has this name"),
         ({"runs": {"a": {"seed": 7}}}, "a: seed: the study's `seeds` decide"),
-        ({"runs": {"a": {"output_dir": "b"}}}, "a: output_dir: the study's `output_dir`, or --output_dir, decides"),
+        ({"runs": {"a": {"output_dir": "b"}}}, "a: output_dir: the study's `output_dir` decides"),
     ],
 )
 def test_what_is_no_study_is_refused(study_file, changes, words):

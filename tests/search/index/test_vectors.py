@@ -63,7 +63,7 @@ def test_a_search_encodes_what_takes_a_second_and_no_more(tree, stub):
     index = CodeIndex.build(tree, model="stub")
     state = store.get_meta(index.database, "vectors")
     write_tree(tree, {"new.py": "def brand_new(): pass\n"})
-    remedy = f"12 of 13 pieces have embeddings; `soft-trainer index {tree}` finishes"
+    remedy = "12 of 13 pieces have embeddings; `index.update()` encodes the others"
     for rate, notices in ((0.5, [remedy]), (20, [])):
         store.set_meta(index.database, "vectors", state | {"rate": rate})
         stub.encoded.clear()
@@ -141,12 +141,12 @@ def test_the_number_of_dimensions_is_kept_and_another_one_encodes_again(tree, st
 
 
 def test_dimensions_without_an_encoder_are_refused_before_anything_is_read(tree):
-    with refused("truncate_dim=8: the index has no encoder; name one with --model"):
+    with refused("truncate_dim=8: the index has no encoder; name one with model"):
         CodeIndex.build(tree, tree.parent / "words", truncate_dim=8)
     assert not (tree.parent / "words").exists()
     index = CodeIndex.build(tree)
     write_tree(tree, {"new.py": "def brand_new(): pass\n"})
-    with refused("truncate_dim=8: the index has no encoder; name one with --model"):
+    with refused("truncate_dim=8: the index has no encoder; name one with model"):
         index.update(truncate_dim=8)
     assert index.text_of("new.py") is None
 
@@ -158,7 +158,7 @@ def test_a_search_never_encodes_everything_again(tree, stub):
     stub.encoded.clear()
     index.refresh()
     assert not stub.encoded and index.search("brand_new")[0].path == "new.py"
-    assert "stub has changed; `soft-trainer index" in index.notices[-1]
+    assert "stub has changed; `index.update(model=" in index.notices[-1]
     index.update()
     assert len(stub.encoded) > index.statistics()["pieces"]
 
