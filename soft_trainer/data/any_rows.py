@@ -175,7 +175,9 @@ def check_sides(rows: Dataset, sides: Iterable[str]) -> None:
     for side in sides:
         if not columns_in(rows, COLUMNS_OF[side]):
             known = ", ".join(rows.column_names)
-            raise UserError(f"no column for the {side}: the rows have {known}; give it with --{side}_column")
+            raise UserError(
+                f"no column for the {side}: the rows have {known}; give it with {name_option(f'{side}_column')}"
+            )
 
 
 def _split(rows: Dataset) -> dict[str, Dataset]:

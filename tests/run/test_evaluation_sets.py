@@ -288,10 +288,10 @@ def lines_of(*rows) -> str:
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({"a.csv": "foo,bar\nx,y\n"}, "no column for the query: the rows have foo, bar; give it with --query_column"),
+        ({"a.csv": "foo,bar\nx,y\n"}, "no column for the query: the rows have foo, bar; give it with query_column"),
         (
             {"a.csv": "docstring,bar\nx,y\n"},
-            "no column for the code: the rows have docstring, bar; give it with --code_c",
+            "no column for the code: the rows have docstring, bar; give it with code_c",
         ),
         ({"codebase.jsonl": lines_of({"code": "x", "url": "u"})}, "no column for the query: the rows have code, url"),
         (

@@ -55,7 +55,7 @@ def test_the_loader_passes_the_epoch_on():
 @pytest.mark.parametrize(
     "rows, options, words",
     [
-        (5, {}, "5 training rows do not fill one batch of 6.*dataloader_drop_last false"),
+        (5, {}, "5 training rows do not fill one batch of 6.*dataloader_drop_last=False"),
         (13, {"strategy": "one_language", "languages": ["ruby"] * 8 + ["go"] * 5},
          "5 go training rows do not fill one batch of 6"),
         (13, {"strategy": "one_language"}, "no column 'language'"),

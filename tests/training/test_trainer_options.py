@@ -154,9 +154,9 @@ def test_an_estimator_that_is_added_later_weighs(trainer_of):
 
 def test_two_estimators_are_refused(trainer_of):
     trainer = trainer_of()
-    with pytest.raises(UserError, match="one EstimatorCallback"):
+    with pytest.raises(UserError, match="only one estimator is allowed"):
         trainer.add_callback(EstimatorCallback(BM25Estimator()))
-    with pytest.raises(UserError, match="one EstimatorCallback"):
+    with pytest.raises(UserError, match="only one estimator is allowed"):
         trainer_of(arguments={"callbacks": [EstimatorCallback(BM25Estimator()) for _ in range(2)]})
 
 
