@@ -230,9 +230,9 @@ def test_all_processes_stop_if_one_is_terminated_in_the_last_steps_or_after_them
 @pytest.mark.parametrize(
     ("from_command", "save_strategy", "kept", "goes_on"),
     [
-        (True, "steps", "checkpoint-2 is kept", "--resume_from_checkpoint last"),
+        (True, "steps", "checkpoint-2 is kept", 'trainer.train(resume_from_checkpoint="last")'),
         (False, "steps", "checkpoint-2 is kept", 'trainer.train(resume_from_checkpoint="last")'),
-        (True, "no", "no checkpoint", "the same command"),
+        (True, "no", "no checkpoint", "trainer.train() starts from the first step"),
         (False, "no", "no checkpoint", "trainer.train()"),
     ],
 )

@@ -66,7 +66,7 @@ def test_a_merged_adapter_is_exported_and_new_weights_remove_the_old_export(enco
     assert_equal(folder)
     export(encoder_of(EXPORTED["mean, cosine"]), tmp_path)
     assert not list(tmp_path.glob("onnx/*.onnx"))
-    with refused("no onnx/model.onnx; `soft-trainer export"):
+    with refused("no onnx/model.onnx; `export_onnx("):
         load_encoder(folder, backend="onnx")
 
 
@@ -80,9 +80,9 @@ def test_weights_of_8_bits_are_near(encoder_of, tmp_path):
 
 def test_what_cannot_be_exported_says_why(encoder_of, tmp_path, monkeypatch):
     graph = export(encoder_of(PROFILES["graphcodebert"].replace(**LENGTHS, data_flow_length=8)), tmp_path / "graph")
-    with refused("it reads data flow, which needs torch"):
+    with refused("reads data flow, which needs torch"):
         export_onnx(graph)
-    with refused("an encoder of the Hub needs --output_dir"):
+    with refused("an encoder of the Hub needs output_dir"):
         export_onnx("USER/NAME")
     with refused("export: name the format, --onnx"):
         run_command(["export", str(graph)])

@@ -48,7 +48,7 @@ def test_a_loading_script_is_read_from_the_branch(here, parts):
     publish(here.url, parquet_files(parts, ON_BRANCH, "default", "ruby"), PARQUET_BRANCH)
     check_rows(load_hub(NAME, "ruby"))
     assert len(load_tables(NAME)["train"]) == 16  # without a configuration
-    with refused(f"{NAME} (php) cannot be read from the Hub", "--data_dir"):
+    with refused(f"{NAME} (php) cannot be read from the Hub", "data_dir"):
         load_hub(NAME, "php")
     here.stop()
     check_rows(load_hub(NAME, "ruby"))  # from the cache
@@ -78,7 +78,7 @@ def test_a_configuration_that_main_lacks_is_read_from_the_branch(here, parts):
 def test_every_failure_is_one_line_that_names_data_dir(here, files, words):
     if files is not None:
         publish(here.url, files)
-    with refused(f"{NAME} (ruby) cannot be read from the Hub", words, "--data_dir"):
+    with refused(f"{NAME} (ruby) cannot be read from the Hub", words, "data_dir"):
         load_published(NAME, "ruby")
 
 
@@ -104,6 +104,6 @@ def test_language_ruby_from_the_download_to_the_saved_encoder(here, parts, tmp_p
 def test_no_hub_is_one_line_of_the_command(here, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     here.stop()
-    with refused(f"{NAME} (ruby) cannot be read from the Hub", "--data_dir"):
+    with refused(f"{NAME} (ruby) cannot be read from the Hub", "data_dir"):
         run_command(["train", "--from_scratch", "32x1", "--use_cpu", "true"])
     assert not Path("outputs").exists()

@@ -164,7 +164,7 @@ def test_a_checkpoint_named_by_its_path_must_be_whole(trainer_of, tmp_path):
         folder = tmp_path / "out" / "checkpoint-2"
         kept = (folder / name).read_bytes()
         (folder / name).unlink()
-        with pytest.raises(UserError, match="not complete"):
+        with pytest.raises(UserError, match="incomplete"):
             trainer_of().train(resume_from_checkpoint=str(folder))
         (folder / name).write_bytes(kept)
     trainer_of().train(resume_from_checkpoint=str(folder))
