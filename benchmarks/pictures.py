@@ -3,8 +3,8 @@
 python benchmarks/pictures.py search          # docs/pictures/search.svg: what the search prints, without an encoder
 python benchmarks/pictures.py curve FOLDER    # docs/pictures/curve.png: the quickstart's MRR against the pairs seen
 
-FOLDER is the output of `soft-trainer train --config quickstart --eval_strategy steps --eval_steps 0.1`, in an environment
-with nothing but the package, because the quickstart trains on what is installed.
+FOLDER is the output of `soft-trainer train --config quickstart --eval_strategy steps --eval_steps 0.1`, trained in an
+environment with nothing but the package, because the quickstart trains on what is installed.
 """
 
 from __future__ import annotations

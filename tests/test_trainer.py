@@ -1,5 +1,6 @@
 """The trainer: its loss, its steps, its evaluation, and how it stops."""
 
+import contextlib
 import copy
 import os
 import signal
@@ -15,7 +16,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from soft_trainer import BM25Estimator, distributed, losses
 from soft_trainer.data.judgments import Split
 from soft_trainer.data.tokens import SIDES
-from soft_trainer.errors import UserError
+from soft_trainer.errors import UserError, messages_for_shell
 from soft_trainer.training.checkpoints import mark_complete, newest_complete
 from soft_trainer.training.collator import ChunkCost, PairCollator
 from soft_trainer.training.finite import NotFiniteError
@@ -230,9 +231,9 @@ def test_all_processes_stop_if_one_is_terminated_in_the_last_steps_or_after_them
 @pytest.mark.parametrize(
     ("from_command", "save_strategy", "kept", "goes_on"),
     [
-        (True, "steps", "checkpoint-2 is kept", 'trainer.train(resume_from_checkpoint="last")'),
+        (True, "steps", "checkpoint-2 is kept", "--resume_from_checkpoint last"),
         (False, "steps", "checkpoint-2 is kept", 'trainer.train(resume_from_checkpoint="last")'),
-        (True, "no", "no checkpoint", "trainer.train() starts from the first step"),
+        (True, "no", "no checkpoint", "the same command"),
         (False, "no", "no checkpoint", "trainer.train()"),
     ],
 )
@@ -243,9 +244,8 @@ def test_an_interruption_says_what_is_kept_and_how_to_go_on(trainer_of, from_com
     saving = {"save_strategy": save_strategy} | ({"save_steps": 1} if save_strategy == "steps" else {})
     trainer = trainer_of(max_steps=4, **saving)
     trainer.add_callback(after_two_steps("on_step_begin", interrupt))
-    if from_command:
-        trainer.args.given = frozenset()
-    with pytest.raises(KeyboardInterrupt, match="interrupted at step 2") as error:
+    caller = messages_for_shell() if from_command else contextlib.nullcontext()
+    with caller, pytest.raises(KeyboardInterrupt, match="interrupted at step 2") as error:
         trainer.train()
     assert kept in str(error.value) and goes_on in str(error.value) and "\n" not in str(error.value)
     assert ("--" in str(error.value)) == (from_command and save_strategy == "steps")

@@ -82,7 +82,7 @@ def test_what_cannot_be_exported_says_why(encoder_of, tmp_path, monkeypatch):
     graph = export(encoder_of(PROFILES["graphcodebert"].replace(**LENGTHS, data_flow_length=8)), tmp_path / "graph")
     with refused("reads data flow, which needs torch"):
         export_onnx(graph)
-    with refused("an encoder of the Hub needs output_dir"):
+    with refused("an encoder on the Hub needs output_dir"):
         export_onnx("USER/NAME")
     with refused("export: name the format, --onnx"):
         run_command(["export", str(graph)])
