@@ -3,7 +3,7 @@
     python benchmarks/large_tree.py --files 40000 --place /dev/shm/large
 
 The tree consists of copies of this Python's standard library and installed packages. In each copy, functions and
-classes have names of their own. It is kept in PLACE, with its index, and used again by the next call. Times are those
+classes have different names. It is kept in PLACE, with its index, and used again by the next call. Times are those
 of a new process with its children.
 """
 

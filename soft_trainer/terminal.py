@@ -19,13 +19,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from soft_trainer.errors import UserError
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-IN_NOTEBOOK = "ipykernel"  # a module that only the kernel of a notebook imports
 LINE_SECONDS = 10  # between two lines of progress, where no progress bar is shown
 
 
 def shows_bars() -> bool:
     """Returns True if a progress bar is readable: standard error is a terminal, or a notebook shows it."""
-    return sys.stderr.isatty() or IN_NOTEBOOK in sys.modules
+    return sys.stderr.isatty() or in_notebook()
+
+
+def in_notebook() -> bool:
+    """Returns True in the kernel of a notebook, which shows HTML."""
+    get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return get_shell is not None and hasattr(get_shell(), "kernel")
 
 
 def quiet_libraries() -> None:
@@ -47,7 +52,7 @@ def print_on_main(text: str) -> None:
 
     In a notebook, where standard error is a red box, it is an output of the cell, and tables are HTML.
     """
-    if _is_main() and IN_NOTEBOOK in sys.modules:
+    if _is_main() and in_notebook():
         _display(text)
     elif _is_main():
         sys.stderr.write(f"\r{text}\n" if shows_bars() else f"{text}\n")

@@ -100,9 +100,9 @@ def test_a_resumed_training_says_from_where(capsys):
 def test_a_notebook_shows_tables_as_html_and_text_in_the_cell(monkeypatch, capsys):
     shown = []
     display = SimpleNamespace(HTML=lambda text: text, display=shown.append)
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(display=display))
+    kernel = SimpleNamespace(kernel=None)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(display=display, get_ipython=lambda: kernel))
     monkeypatch.setitem(sys.modules, "IPython.display", display)
-    monkeypatch.setitem(sys.modules, terminal.IN_NOTEBOOK, SimpleNamespace())
     terminal.print_on_main(f"\nResults\n{terminal.table(('set', 'MRR'), [('a < b', 0.5)])}\nend\n")
     output = capsys.readouterr()
     assert output.out == "Results\nend\n" and not output.err
