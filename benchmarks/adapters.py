@@ -4,7 +4,7 @@
 
 Every run is one epoch of `run_codesearch.py` with InfoNCE: texts of 48 and 96 tokens unless `--lengths` says
 otherwise, batches of 32, cosine x 20, one seed, one thread. Finished runs are not repeated. The encoder of every run
-is then evaluated by its first dimensions. Times are CPU seconds; the MRR is that of the queries of test.
+is then evaluated by its first dimensions. Times are CPU seconds; the MRR is over the queries of test.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def main() -> None:
     guide = SentenceTransformer(options.model)
     model.max_seq_length = options.max_seq_length
     guide.max_seq_length = options.max_seq_length
-    pairs = pairs_of(load_rows(options.data_dir)["train"].pair_rows())
+    pairs = pairs_of(load_rows(options.data_dir)["train"].to_pairs())
     if options.mined_negatives:
         pairs = mine_hard_negatives(
             pairs,

@@ -6,7 +6,7 @@ Each scores all pairs of queries in a random batch, in turn, with k1 1.2, b 0.75
 Ours counts the tokens of all rows once ("fit"). rank_bm25 and bm25s build an index of the batch each time, as a
 training step would. A time is the mean over three batches; the table shows median and range over the repetitions.
 "difference" is the largest difference from ours with the same idf.
-One difference remains: bm25s has another idf and computes in float32. It is left out if it is not installed.
+One difference remains: bm25s has another idf and computes in float32. It is excluded if it is not installed.
 """
 
 from __future__ import annotations

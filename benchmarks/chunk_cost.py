@@ -156,7 +156,7 @@ def grid_table(times: dict[tuple[int, int], float], errors: dict[tuple[int, int]
 
 
 def constants_table(used: ChunkCost, fits: dict, hidden: int) -> str:
-    """The table of the constants in use and those of every fit."""
+    """Returns a table of the constants in use and the constants of every fit."""
     tokens = {"in use": (None, used)} | {name: (token, cost) for name, (token, cost, _) in fits.items()}
     flops = 24 * hidden**2
     rows = {

@@ -4,11 +4,14 @@
     python benchmarks/commit_memory.py run DIR REPOSITORY... [--model MODEL]
     python benchmarks/commit_memory.py collect DIR
     python benchmarks/commit_memory.py table
+    python benchmarks/commit_memory.py controls DIR REPOSITORY...
 
 REPOSITORY is a bare clone whose folder has a name of the list below (`owner+name`). `prepare` mines and indexes it in
 DIR/NAME; `run` does so too, and writes what was found for every query to DIR/NAME/found.json. What is there already is
 not run again. `collect` writes names, commit ids, weights and ranks (0: not found) to benchmarks/commit_memory.jsonl,
-and `table` prints the tables of the page.
+and `table` prints the tables of the page. `controls` puts the same queries to words with votes that do not come from
+the nearest subjects, and prints a table: the functions shuffled among the commits, how recently a function changed,
+how often, and memory with recency beside it.
 """
 
 from __future__ import annotations
@@ -16,18 +19,23 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+import sqlite3
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from soft_trainer.evaluation.significance import paired_bootstrap
+from soft_trainer.evaluation.significance import Interval, difference_text, paired_bootstrap
 from soft_trainer.files import write_json, write_text
 from soft_trainer.mining.history import MinedHistory
 from soft_trainer.search.code_index import CodeIndex
+from soft_trainer.search.commits.memory import CommitMemory
+from soft_trainer.search.index.store import Segments
 from soft_trainer.search.measuring import judged, verdict
 from soft_trainer.search.measuring.verdict import MEMORY, WORDS
+from soft_trainer.search.ranking import ranking
 from soft_trainer.terminal import table
 
 RESULTS = Path(__file__).with_suffix(".jsonl")
@@ -60,8 +68,18 @@ REPORTED = {
     "fastify+fastify": "javascript",
     "sharkdp+bat": "rust",
 }
-LANGUAGES = CHOSEN_ON | REPORTED
+CONTROLLED = {
+    "psf+requests": "python",
+    "psf+black": "python",
+    "pylint-dev+pylint": "python",
+    "pallets+flask": "python",
+    "pydata+xarray": "python",
+}
+LANGUAGES = CHOSEN_ON | REPORTED | CONTROLLED
+HALF_LIFE = {"alone": 100, "beside": 300}  # commits, for recency alone and beside memory
+CONTROL_WEIGHT = 0.3  # of recency and popularity
 POPULARITY = "popularity"
+BESIDE = "memory + recency"
 
 
 def popular(mined: MinedHistory) -> verdict.Search:
@@ -105,13 +123,90 @@ def run(repository: Path, folder: Path, model: str | None) -> None:
             searches[POPULARITY] = popular(mined)
         measured = {system: judged.score_search(queries, mined, search) for system, search in searches.items()}
         counts = index.statistics()
-    found |= {"queries": len(queries), "cut": mined.cut, "pieces": counts["pieces"], "commits": counts["commits"]}
+    found |= {"queries": len(queries), "cut": mined.cut, "chunks": counts["chunks"], "commits": counts["commits"]}
     for level in ("files", "functions"):
         for system, levels in measured.items():
             ranks = [round(1 / one.mrr) if one.mrr else 0 for one in levels[level]]
             recall = [round(one.recall, 3) for one in levels[level]]
             found.setdefault(level, {})[system] = {"ranks": ranks, "recall@10": recall}
     write_json(place, found)
+
+
+class Shuffled(CommitMemory):
+    """The memory of a repository whose commits each changed what another one changed."""
+
+    def __init__(self, database: sqlite3.Connection, segments: Segments):
+        super().__init__(database, segments)
+        others = np.random.default_rng(0).permutation(self.numbers)
+        self.other = dict(zip(self.numbers.tolist(), others.tolist(), strict=True))
+
+    def functions(self, number: int) -> list[list[int]]:
+        """Returns the chunks of the functions that another commit changed."""
+        return super().functions(self.other[number])
+
+
+def control_votes(memory: CommitMemory, shuffled: CommitMemory) -> dict[str, Callable[[ranking.Query], np.ndarray]]:
+    """Returns a function for each system that gives each chunk's weighted votes for a query, float32[chunks]."""
+    age = np.full(memory.number_of_chunks, np.inf)
+    changes = np.zeros(memory.number_of_chunks)
+    for commits_ago, number in enumerate(memory.numbers[::-1].tolist()):
+        changed = sorted(set().union(*memory.functions(number)))
+        age[changed] = np.minimum(age[changed], commits_ago)
+        changes[changed] += 1
+    recency = {name: CONTROL_WEIGHT * 0.5 ** (age / commits) for name, commits in HALF_LIFE.items()}
+    popularity = CONTROL_WEIGHT * np.log1p(changes) / max(np.log1p(changes).max(), 1e-9)
+    weight = memory.weight
+    return {
+        WORDS: lambda query: np.zeros(memory.number_of_chunks),
+        MEMORY: lambda query: weight * memory.votes(query).shares,
+        "shuffled": lambda query: weight * shuffled.votes(query).shares,
+        "recency": lambda query: recency["alone"],
+        POPULARITY: lambda query: popularity,
+        BESIDE: lambda query: weight * memory.votes(query).shares + recency["beside"],
+    }
+
+
+def controls(repository: Path, folder: Path) -> dict[str, np.ndarray]:
+    """Returns the reciprocal ranks of functions for each system of `control_votes`."""
+    queries, mined = prepare(repository, folder)
+    measured = {}
+    with CodeIndex.open(folder / "index") as index, index.snapshot() as snapshot:
+        segments = snapshot.segments
+        systems = control_votes(snapshot.memory, Shuffled(index.database, segments))
+        for name, votes in systems.items():
+
+            def search(text: str, votes: Callable = votes) -> list[judged.Place]:
+                query = ranking.parse_query(text)
+                scores = ranking.with_votes(ranking.score(query, segments), segments, np.float32(votes(query)))
+                chunks = ranking.order_chunks(scores, segments, None, judged.DEPTH)
+                results = [snapshot.result(chunk) for chunk, _ in chunks]
+                return [judged.Place(result.path, result.start_line, result.end_line) for result in results]
+
+            found = judged.score_search(queries, mined, search)["functions"]
+            measured[name] = np.array([one.mrr for one in found])
+    return measured
+
+
+def show_controls(measured: dict[str, dict[str, np.ndarray]]) -> str:
+    """Writes the table of the controls: MRR for each repository, their mean, and the difference of the means."""
+    names = list(next(iter(measured.values())))
+    rows = []
+    for repository, own in measured.items():
+        rows.append([repository.replace("+", "/"), len(own[WORDS]), *(own[name].mean() for name in names)])
+    rows.append(["mean", sum(row[1] for row in rows), *np.mean([row[2:] for row in rows], axis=0)])
+    lines = [table(["repository", "queries", *names], rows, floats=".3f"), ""]
+    for name, other in [(name, WORDS) for name in names[1:]] + [(MEMORY, "recency"), (BESIDE, MEMORY)]:
+        low, high = mean_interval([own[name] - own[other] for own in measured.values()])
+        mean = np.mean([(own[name] - own[other]).mean() for own in measured.values()])
+        lines.append(f"{name} against {other}: {difference_text(mean, Interval(low, high), digits=3)}")
+    return "\n".join(lines)
+
+
+def mean_interval(deltas: list[np.ndarray]) -> tuple[float, float]:
+    """Returns the 95 % interval of the mean of repositories. A resample draws the queries of each."""
+    generator = np.random.default_rng(0)
+    drawn = [[generator.choice(own, len(own)).mean() for own in deltas] for _ in range(10_000)]
+    return tuple(np.percentile(np.mean(drawn, axis=1), [2.5, 97.5]))
 
 
 def differences(found: dict, level: str, system: str, other: str) -> np.ndarray:
@@ -132,17 +227,14 @@ def show(results: dict[str, dict], names: list[str], level: str, system: str, ot
     for name in names:
         found = results[name]
         delta = differences(found, level, system, other)
-        strata.append([delta])
+        strata.append(delta)
         interval = paired_bootstrap(delta)
         means = [reciprocal_ranks(found, level, one).mean() for one in (other, system)]
         kept = found["commits"]["kept"]
         weight = found["commits"]["measured"]["weight"]
         span = f"{interval.low:+.3f} to {interval.high:+.3f}"
         rows.append([name.replace("+", "/"), LANGUAGES[name], kept, len(delta), weight, *means, delta.mean(), span])
-    # Every repository counts the same: a resample draws the queries of each.
-    generator = np.random.default_rng(0)
-    drawn = [[generator.choice(own[0], len(own[0])).mean() for own in strata] for _ in range(10_000)]
-    low, high = np.percentile(np.mean(drawn, axis=1), [2.5, 97.5])
+    low, high = mean_interval(strata)  # every repository counts the same
     means = np.mean([row[5:8] for row in rows], axis=0)
     rows.append(["mean", "", "", sum(row[3] for row in rows), "", *means, f"{low:+.3f} to {high:+.3f}"])
     headers = ["repository", "language", "commits", "queries", "weight", other, system, "difference", "95 % interval"]
@@ -153,27 +245,32 @@ def main() -> None:
     """Runs, collects, or prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("prepare", "run"):
+    for name in ("prepare", "run", "controls"):
         runs = commands.add_parser(name)
         runs.add_argument("work", type=Path)
         runs.add_argument("repositories", nargs="+", type=Path)
-    runs.add_argument("--model")
+        if name == "run":
+            runs.add_argument("--model")
     collects = commands.add_parser("collect")
     collects.add_argument("work", type=Path)
     commands.add_parser("table")
     arguments = parser.parse_args()
-    if arguments.command in ("prepare", "run"):
+    if arguments.command in ("prepare", "run", "controls"):
+        controlled = {}
         for repository in arguments.repositories:
             name = repository.parent.name if repository.name == "repo" else repository.name
             folder = arguments.work / name
             folder.mkdir(parents=True, exist_ok=True)
             if arguments.command == "prepare":
                 prepare(repository, folder)
+            elif arguments.command == "controls":
+                controlled[name] = controls(repository, folder)
             else:
                 run(repository, folder, arguments.model)
             used = sum(resource.getrusage(who)[0] for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-            sys.stdout.write(f"{name}: done, {used:.0f} CPU s so far\n")
-            sys.stdout.flush()
+            sys.stderr.write(f"{name}: done, {used:.0f} CPU s so far\n")
+        if controlled:
+            sys.stdout.write(f"{show_controls(controlled)}\n")
     elif arguments.command == "collect":
         names = [name for name in LANGUAGES if (arguments.work / name / "found.json").exists()]
         rows = [json.dumps({name: json.loads((arguments.work / name / "found.json").read_text())}) for name in names]

@@ -117,9 +117,9 @@ def resume(folder: Path) -> None:
     recipe = run_folder(folder, "bm25") / "recipe.yaml"
     options = ["--max_steps", "200", "--save_strategy", "steps", "--save_steps", "20", *TRAINING_ALONE]
 
-    def command(name: str, *more: str) -> list[str]:
+    def command(name: str) -> list[str]:
         train = [sys.executable, "-m", "soft_trainer.cli", "train", "--config", str(recipe)]
-        return [*train, "--output_dir", str(own / name), *options, *more]
+        return [*train, "--output_dir", str(own / name), *options]
 
     subprocess.run(command("whole"), check=True)
     stopped = subprocess.Popen(command("stopped"))
@@ -128,7 +128,7 @@ def resume(folder: Path) -> None:
     stopped.send_signal(signal.SIGTERM)
     code = stopped.wait()
     last = max(int(path.name.split("-")[1]) for path in (own / "stopped").glob("checkpoint-*"))
-    subprocess.run(command("stopped", "--resume_from_checkpoint", "last"), check=True)
+    subprocess.run(command("stopped"), check=True)
     whole, resumed = (load_file(own / name / "model.safetensors") for name in ("whole", "stopped"))
     difference = max(float((whole[name] - resumed[name]).abs().max()) for name in whole)
     write_json(folder / "resume.json", {"code": code, "step": last, "difference": difference})

@@ -41,18 +41,18 @@ COMMON = {
 OWN = {"negatives_per_query": 1, "negative_candidates": 20, "negative_ranks": "0,20"}
 SIMILAR = {"train_sampling_strategy": "similar"}
 NONE = {"estimator": "initial_model", "loss": "info_nce"}
-EQ4 = {"estimator": "initial_model", "alpha": 1.3, "beta": 0.7, "temperature": 2.0}
+LINEAR = {"estimator": "initial_model", "alpha": 1.3, "beta": 0.7, "temperature": 2.0}
 AWARE = {"estimator": "initial_model", "weighting": "positive_aware"}
 HARD = NONE | {"cancel": "ratio", "cancel_ratio": 0.95}
 # Name -> batches, weights, options. The first run of a kind of batches is the one without weights.
 RUNS = {
     "random-none": ("random", "none (InfoNCE)", {"estimator": "none"}),
     "own-none": ("random + 1 of 20 mined negatives per query", "none", NONE | OWN),
-    "own-eq4": ("random + 1 of 20 mined negatives per query", "Eq. 4", EQ4 | OWN),
+    "own-linear": ("random + 1 of 20 mined negatives per query", "Eq. 4", LINEAR | OWN),
     "own-pa": ("random + 1 of 20 mined negatives per query", "positive-aware", AWARE | OWN),
-    "own-hard": ("random + 1 of 20 mined negatives per query", "left out above 95 % of the own code's", HARD | OWN),
+    "own-hard": ("random + 1 of 20 mined negatives per query", "excluded above 95 % of the own code's", HARD | OWN),
     "similar-none": ("similar, 4 groups of 8", "none", NONE | SIMILAR),
-    "similar-eq4": ("similar, 4 groups of 8", "Eq. 4", EQ4 | SIMILAR),
+    "similar-linear": ("similar, 4 groups of 8", "Eq. 4", LINEAR | SIMILAR),
     "similar-pa": ("similar, 4 groups of 8", "positive-aware", AWARE | SIMILAR),
     "similar32-pa": ("similar, one group of 32", "positive-aware", AWARE | SIMILAR | {"group_size": 32}),
 }

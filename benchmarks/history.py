@@ -37,7 +37,7 @@ MAX_ROWS = {"history": 640, "documentation": 320}  # the newest pairs of commits
 TRAINING = {
     "score_function": "cosine", "score_scale": 20, "query_length": 48, "code_length": 96,
     "estimator": "initial_model", "train_sampling_strategy": "similar", "weighting": "positive_aware",
-    "duplicates": "positives", "learning_rate": 6e-5, "num_train_epochs": 2, "warmup_steps": 0.1,
+    "false_negatives": "positives", "learning_rate": 6e-5, "num_train_epochs": 2, "warmup_steps": 0.1,
     "per_device_train_batch_size": 32, "use_cpu": "true", "do_train": "true", "eval_strategy": "no",
     "save_strategy": "no", "lexical": "false", "model_card": "false", "overwrite": "true", "report_to": "none",
 }  # fmt: skip

@@ -4,8 +4,8 @@
 
 Two runs train without a stop, on one process and on two: a small encoder with dropout, three epochs of 160 rows, a
 checkpoint every four steps. For each kill a new run starts, and all its processes get SIGKILL at a random moment: on
-two processes in the second epoch or later, on one process at any time, even while it saves. The run is resumed by
-`--resume_from_checkpoint last` and must end with the same file of weights.
+two processes in the second epoch or later, on one process at any time, even while it saves or after the last step. The
+same command continues and must end with the same file of weights.
 """
 
 import argparse
@@ -28,7 +28,6 @@ from soft_trainer.terminal import table
 SCRIPT = Path(__file__).parents[1] / "run_codesearch.py"
 STEPS, ROWS = 30, 160
 OPTIONS = {
-    "language": "ruby",
     "from_scratch": "64x2",
     "vocabulary_size": 2000,
     "query_length": 16,
@@ -44,20 +43,18 @@ OPTIONS = {
 }
 
 
-def argv_of(folder: Path, data: dict, processes: int, resume: bool) -> list[str]:
+def argv_of(folder: Path, data: dict, processes: int) -> list[str]:
     """The script with its options; makes its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     batch = data["batch_size"] // processes
     options = OPTIONS | {"data_dir": data["data_dir"], "output_dir": folder, "per_device_train_batch_size": batch}
-    if resume:
-        options["resume_from_checkpoint"] = "last"
     return [str(SCRIPT), *as_argv(options)]
 
 
-def start(folder: Path, data: dict, processes: int, resume: bool) -> psutil.Popen:
+def start(folder: Path, data: dict, processes: int) -> psutil.Popen:
     """Starts the script."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    command = [sys.executable, *(launcher if processes > 1 else []), *argv_of(folder, data, processes, resume)]
+    command = [sys.executable, *(launcher if processes > 1 else []), *argv_of(folder, data, processes)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1"}
     with open(folder / "log.txt", "a") as log:
         return psutil.Popen(command, stdout=log, stderr=log, env=environment)
@@ -89,7 +86,7 @@ def kill(run: psutil.Popen) -> None:
 
 
 def signal_all(run: psutil.Popen, name: str) -> None:
-    """Calls a method of each process of the run; those that end meanwhile are left out."""
+    """Calls a method of each process of the run; those that end meanwhile are excluded."""
     processes = [run]
     with contextlib.suppress(psutil.NoSuchProcess):
         processes += run.children(recursive=True)
@@ -101,8 +98,8 @@ def signal_all(run: psutil.Popen, name: str) -> None:
 def kill_and_resume(folder: Path, data: dict, processes: int, generator: random.Random) -> tuple[str, str]:
     """The moment of the kill, and the digest of the final weights of the resumed run."""
     first = STEPS // 3 + 1 if processes > 1 else 0
-    wanted = generator.randint(first, STEPS - 1)
-    run = start(folder, data, processes, resume=False)
+    wanted = generator.randint(first, STEPS)
+    run = start(folder, data, processes)
     while steps_logged(folder) < wanted and run.poll() is None:
         time.sleep(0.005)
     time.sleep(generator.uniform(0, 0.4))
@@ -111,7 +108,7 @@ def kill_and_resume(folder: Path, data: dict, processes: int, generator: random.
     whole = [path.name for path in checkpoints if (path / "complete.json").exists()]
     broken = len(checkpoints) - len(whole)
     when = f"step {steps_logged(folder)}, newest checkpoint: {(whole or ['none'])[-1]}, half-written: {broken}"
-    finish(start(folder, data, processes, resume=True), folder)
+    finish(start(folder, data, processes), folder)
     return when, weights(folder)
 
 
@@ -131,7 +128,7 @@ def main() -> None:
     expected = {}
     for number in sorted(set(processes)):
         folder = root / f"whole-{number}"
-        finish(start(folder, data, number, resume=False), folder)
+        finish(start(folder, data, number), folder)
         expected[number] = weights(folder)
     rows = []
     for place, number in enumerate(processes, 1):

@@ -6,7 +6,7 @@
 Every setting trains in a separate process, with the trainer's loop, and the processes take turns. The large batch
 takes two steps. The small batch takes enough steps for an eighth of those examples. "peak" is the largest memory of
 the process during its steps, with libraries, memory-mapped rows, weights and optimizer. "growth" is the peak minus the
-memory before the first step. The time per example is that of the steps after the first, without collation. Ratios
+memory before the first step. The time per example covers the steps after the first, without collation. Ratios
 compare with the small batch in one chunk. By default a batch is split into chunks of similar length.
 """
 
@@ -75,7 +75,7 @@ def train(folder: str, data_dir: str, threads: int, setting: dict) -> dict[str, 
             disable_tqdm=True,
             save_strategy="no",
             logging_strategy="no",
-            duplicates="ignore",
+            false_negatives="ignore",
             **setting,
         ),
         train_dataset=rows,

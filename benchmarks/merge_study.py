@@ -5,7 +5,7 @@
     python benchmarks/merge_study.py run MODEL DATA --work DIR --phase confirm
     python benchmarks/merge_study.py run OTHER DATA --work DIR --phase repeat
 
-MODEL is the folder of all-MiniLM-L6-v2, OTHER that of the encoder that merge_study_encoder.py makes.
+MODEL is the folder of all-MiniLM-L6-v2, OTHER the folder that merge_study_encoder.py writes.
 DATA has mined/LANGUAGE (train, valid, test, codebase), cosqa, csn99/python.
 A cell is one training: phase/language/seed/method. Finished cells stand in merge_study.json with the rank of every
 query at every ratio and are not run again, so the study can be stopped at any time and continued elsewhere. Trainings
@@ -98,12 +98,12 @@ def half(query: str) -> str:
 
 
 class Set:
-    """Queries, the corpus that they are ranked against, and the right codes of each query.
+    """Queries, the corpus that they are ranked against, and the relevant codes of each query.
 
     Args:
         queries: texts.
-        right: the urls of each query's right codes; the best of their ranks counts.
-        codes: url -> code; those of `others` follow until there are `size`.
+        right: the urls of each query's relevant codes; the best of their ranks counts.
+        codes: url -> code. Codes of `others` are added until the corpus has `size` codes.
     """
 
     def __init__(self, queries: list[str], right: list[set[str]], codes: dict[str, str], others: Iterable, size: int):

@@ -29,7 +29,7 @@ def mined(package: str, folder: Path) -> list[dict]:
     """The documented functions of an installed package."""
     source = importlib.util.find_spec(package).submodule_search_locations[0]
     command = [sys.executable, "-m", "soft_trainer.cli", "mine", source, "--language", "python"]
-    subprocess.run([*command, "--output_dir", str(folder), "--num_workers", "1"], check=True)
+    subprocess.run([*command, "--output_dir", str(folder), "--num_workers", "1", "--overwrite"], check=True)
     return [row for part in ("train", "valid", "test") for row in read_rows(folder / f"{part}.jsonl.gz")]
 
 

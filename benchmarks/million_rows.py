@@ -110,10 +110,10 @@ def _library(side: str) -> Callable:
 def _text_ids(folder: Path) -> Callable:
     from soft_trainer.data.judgments import Split
     from soft_trainer.encoders.profiles import EncoderProfile
-    from soft_trainer.training.batches import right_answers
+    from soft_trainer.training.batches import relevant_codes
 
     rows = load(folder)
-    return lambda: right_answers(Split.from_pairs(rows), EncoderProfile())
+    return lambda: relevant_codes(Split.from_pairs(rows), EncoderProfile())
 
 
 def _bm25(document_column: str | None = None, neighbours: bool = False) -> Callable:
@@ -121,14 +121,14 @@ def _bm25(document_column: str | None = None, neighbours: bool = False) -> Calla
         """Loads what the stage reads, and returns the work to measure."""
         from soft_trainer.data.judgments import Split
         from soft_trainer.estimators.bm25 import BM25Estimator
-        from soft_trainer.estimators.neighbours import LeftOut
+        from soft_trainer.estimators.neighbours import Excluded
 
         split = Split.from_pairs(load(folder))
         estimator = BM25Estimator(document_column=document_column, cache_dir=None)
         if not neighbours:
             return lambda: estimator.fit(split)
         estimator.fit(split)
-        return lambda: estimator.neighbours(NEIGHBOURS, LeftOut(split.judgments.first_codes()))
+        return lambda: estimator.neighbours(NEIGHBOURS, Excluded(split.judgments.first_codes()))
 
     return stage
 
@@ -138,12 +138,12 @@ def _batches(strategy: str) -> Callable:
         """Loads what the stage reads, and returns the work to measure."""
         from soft_trainer.data.judgments import Split
         from soft_trainer.encoders.profiles import EncoderProfile
-        from soft_trainer.training.batches import right_answers
+        from soft_trainer.training.batches import relevant_codes
         from soft_trainer.training.sampler import GlobalBatchSampler
 
         rows = load(folder)
         split = Split.from_pairs(rows)
-        answers = right_answers(split, EncoderProfile())
+        answers = relevant_codes(split, EncoderProfile())
         ids = (answers.query_texts, answers.code_texts)
         near = np.random.default_rng(0).integers(0, len(rows), (len(rows), NEIGHBOURS))
         similar = {"pairs": split.judgments.pairs(), "neighbours": near}
@@ -155,7 +155,7 @@ def _batches(strategy: str) -> Callable:
 
 def _vectors(folder: Path) -> Callable:
     """Queries and codes in topics of topics, in about 50 of 384 dimensions, as encoders give them."""
-    from soft_trainer.estimators.neighbours import LeftOut, nearest_rows
+    from soft_trainer.estimators.neighbours import Excluded, nearest_rows
 
     with open(folder / "train.jsonl") as lines:
         rows = sum(1 for _ in lines)
@@ -177,7 +177,7 @@ def _vectors(folder: Path) -> Callable:
             values += 0.1 * normal(*values.shape)
             side[part] = values / np.linalg.norm(values, axis=1, keepdims=True)
         sides.append(side)
-    return lambda: nearest_rows(*sides, NEIGHBOURS, LeftOut(np.arange(rows)), exact_up_to=0)
+    return lambda: nearest_rows(*sides, NEIGHBOURS, Excluded(np.arange(rows)), exact_up_to=0)
 
 
 # Name -> what prepares the stage and returns the call that is measured. They run in this order; the last two find the

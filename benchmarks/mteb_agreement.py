@@ -1,4 +1,4 @@
-"""Compares our MRR and nDCG@10 with those of mteb, query by query, for one encoder on evaluation sets.
+"""Compares our MRR and nDCG@10 with mteb's, query by query, for one encoder on evaluation sets.
 
     OMP_NUM_THREADS=1 python benchmarks/mteb_agreement.py MODEL FOLDER [FOLDER ...]
 
@@ -32,7 +32,7 @@ from mteb_own_rows import OwnRows  # noqa: E402
 
 
 def measure_ours(encoder, split) -> tuple[np.ndarray, np.ndarray, int]:
-    """Returns our reciprocal rank and nDCG@10 of every query, and the number of queries with a tie at a right code."""
+    """Returns our reciprocal rank and nDCG@10 of every query, and the number of queries with a tied relevant code."""
     queries = comparable(encoder.profile, encoder.encode_queries(split.queries["docstring"][:], 64, True))
     codes = comparable(encoder.profile, encoder.encode_codes(split.corpus["code"][:], "python", 64, True))
     rows, targets = answer_pairs(split.judgments)
@@ -86,7 +86,7 @@ def main() -> None:
     encoder = load_encoder(arguments.model, device="cpu")
     options = DataArguments(language="python", eval_data_dir=",".join(arguments.folders))
     sets = load_evaluation_sets(options, encoder.profile)
-    headers = ["set", "queries", "codes", "right answers", "queries with ties", "our MRR, cut at 1,000", "mteb's"]
+    headers = ["set", "queries", "codes", "relevant codes", "queries with ties", "our MRR, cut at 1,000", "mteb's"]
     headers += ["our nDCG@10", "mteb's", "as mteb prints it", "difference", "largest of a query"]
     print(table(headers, [compare(arguments.model, encoder, each) for each in sets], ".7f"))
 

@@ -8,7 +8,7 @@ Protocol, written before the runs. The first 5,000 functions of the training row
 variants: as it is, and three times with another ending of its name, other numbers in its code, and words in its query
 that say so. That makes 20,000 pairs, each with three near-duplicates. Batches of 512, two epochs, Adam at 3e-3, seeds
 1 and 2. Arms: InfoNCE, Soft-InfoNCE with BM25's weights, positive-aware weights of the encoder before training, and
-InfoNCE in batches of similar rows. Valid and test are those of ROWS, without variants.
+InfoNCE in batches of similar rows. Valid and test come from ROWS, without variants.
 """
 
 from __future__ import annotations

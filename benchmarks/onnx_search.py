@@ -4,8 +4,8 @@
     python benchmarks/onnx_search.py quality ENCODER DATA_DIR
     python benchmarks/onnx_search.py judged ENCODER TREES --queries QUERIES
 
-ENCODER is a folder. DATA_DIR has rows with a split valid, such as those of CodeSearchNet or CoSQA. TREES and QUERIES
-are those of `soft-trainer evaluate-search`. Each way of running the encoder is measured in a separate process with the
+ENCODER is a folder. DATA_DIR has rows with a split valid, such as CodeSearchNet or CoSQA. TREES and QUERIES are
+given as to `soft-trainer evaluate-search`. Each way of running the encoder is measured in a separate process with the
 same texts. Run `speed` alone on the machine.
 """
 
@@ -24,36 +24,36 @@ from pathlib import Path
 import numpy as np
 
 from soft_trainer import load_rows
+from soft_trainer.encoders import onnx
 from soft_trainer.search import CodeIndex
-from soft_trainer.search.index import onnx
 from soft_trainer.search.measuring import judged
 from soft_trainer.terminal import table
 
 WAYS = ("torch", "float32", "int8")
-PIECES = 300
+CHUNKS = 300
 QUERIES = 400
 
 
 def encoder_of(way: str, encoder: str):
     """Opens the encoder."""
-    from soft_trainer.search.index.vectors import open_encoder
+    from soft_trainer.encoders.text_encoder import open_encoder
 
-    return open_encoder(encoder, precision=way)
+    return open_encoder(encoder, light=way != "torch", int8=way == "int8")
 
 
 def speed(way: str, encoder: str, folder: Path) -> dict:
-    """Encodes pieces, and then one query in a new process that does nothing else."""
-    texts = load_rows(folder)["valid"].corpus["code"][:PIECES]
+    """Encodes chunks, and then one query in a new process that does nothing else."""
+    texts = load_rows(folder)["valid"].corpus["code"][:CHUNKS]
     opened = encoder_of(way, encoder)
-    opened.codes(texts[:16], ["ruby"] * 16)
+    opened.encode(texts[:16], "code")
     wall = time.perf_counter()
     cpu = time.process_time()
-    opened.codes(texts, ["ruby"] * len(texts))
+    opened.encode(texts, "code")
     wall = time.perf_counter() - wall
     cpu = time.process_time() - cpu
-    cost = {"pieces/s": PIECES / wall, "CPU ms a piece": 1000 * cpu / PIECES}
-    opening = f"open_encoder({encoder!r}, precision={way!r})"
-    code = f"from soft_trainer.search.index.vectors import open_encoder; {opening}.queries(['parse a date'])"
+    cost = {"chunks/s": CHUNKS / wall, "CPU ms a chunk": 1000 * cpu / CHUNKS}
+    opening = f"open_encoder({encoder!r}, light={way != 'torch'}, int8={way == 'int8'})"
+    code = f"from soft_trainer.encoders.text_encoder import open_encoder; {opening}.encode(['parse a date'], 'query')"
     before = os.times()
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
@@ -67,8 +67,8 @@ def quality(way: str, encoder: str, folder: Path) -> dict:
     """Computes the MRR of valid's first queries over the whole corpus."""
     valid = load_rows(folder)["valid"]
     opened = encoder_of(way, encoder)
-    codes = opened.codes(texts_of(valid.corpus, "code_tokens"), ["python"] * len(valid.corpus))
-    scores = opened.queries(texts_of(valid.queries, "docstring_tokens")[:QUERIES]) @ codes.T
+    codes = opened.encode(texts_of(valid.corpus, "code_tokens"), "code")
+    scores = opened.encode(texts_of(valid.queries, "docstring_tokens")[:QUERIES], "query") @ codes.T
     right = valid.judgments.first_codes()[:QUERIES]
     own = scores[np.arange(len(scores)), right]
     return {"queries": len(scores), "codes": len(codes), "MRR": float((1 / (scores >= own[:, None]).sum(1)).mean())}

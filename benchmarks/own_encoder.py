@@ -56,7 +56,7 @@ def timed(*words: str) -> float:
 def train(repository: Path, language: str, encoder: str, folder: Path, seed: int) -> tuple[Path, float]:
     """Trains on the repository's commits unless that is done, and returns the encoder and its CPU seconds."""
     mined = folder / "mined"
-    if not (mined / "train.jsonl").exists():
+    if not (mined / "train.jsonl.gz").exists():
         timed("mine", "--history", str(repository), "--language", language, "--output_dir", str(mined))
     output = folder / f"trained_{seed}"
     kept = folder / f"trained_{seed}.json"
@@ -66,7 +66,7 @@ def train(repository: Path, language: str, encoder: str, folder: Path, seed: int
             "model_name_or_path": encoder,
             "data_dir": mined,
             "language": language,
-            "duplicates": "positives",
+            "false_negatives": "positives",
             "num_train_epochs": 2,
             "merge_ratio": 0.5,
             "query_length": 48,
@@ -115,7 +115,7 @@ def run(repository: Path, name: str, encoder: str, folder: Path) -> None:
             ranks = {level: [round(1 / one.mrr) if one.mrr else 0 for one in measured[level]] for level in LEVELS}
             found["ranks"][system] = ranks
             found["costs"][system] = costs
-            found |= {"pieces": index.statistics()["pieces"], "cut": mined.cut}
+            found |= {"chunks": index.statistics()["chunks"], "cut": mined.cut}
             write_json(place, found)
             sys.stdout.write(f"{name}, {system}: {costs}\n")
             sys.stdout.flush()
@@ -164,9 +164,9 @@ def costs(results: dict[str, dict]) -> str:
     for name, found in results.items():
         runs = [found["costs"][f"{TRAINED}, seed {seed}"] for seed in SEEDS]
         rows.append(
-            [name.partition("+")[2], found["pieces"], *(np.mean([run[cost] for run in runs]) for cost in names)]
+            [name.partition("+")[2], found["chunks"], *(np.mean([run[cost] for run in runs]) for cost in names)]
         )
-    return table(["", "pieces", *names], rows, floats=".1f")
+    return table(["", "chunks", *names], rows, floats=".1f")
 
 
 def main() -> None:

@@ -5,7 +5,7 @@
 The rows are repeated up to `--rows`. Every name and word of four letters or more gets the number of the copy, so no
 copy is a near duplicate, and caches help as little as possible. Each number of rows is measured in a separate process
 with an empty cache. Twenty times a second the memory of that process and its children is added up. "peak" counts all
-pages, shared ones once. "own" leaves out the pages of memory-mapped files, which the system can take back. "per row"
+pages, shared ones once. "own" excludes the pages of memory-mapped files, which the system can take back. "per row"
 is the own memory that a further row adds, from the smallest number of rows to this one, and about 0 if memory is
 constant. Filters keep eight bytes a band to find duplicates. The trainer and BM25 keep the results of the last two
 stages in memory.

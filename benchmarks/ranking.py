@@ -3,10 +3,10 @@
     python benchmarks/ranking.py [--queries 14918 --codes 43827 --dim 768] [--repeats 3] [--output FILE.md]
 
 All methods get the same embeddings. Each measurement runs in a separate process; methods take turns, and the table
-shows medians. The times are those of the call, the peak is that of the process with its libraries and the embeddings.
+shows medians. A time covers the call; the peak covers the process with its libraries and the embeddings.
 Some differences remain: faiss and the published script look at the first 1000 codes only; so does the evaluator, which
 also computes other metrics than the MRR; ours ranks every code, with ties, and keeps ten. faiss
-(`pip install faiss-cpu`) is left out if it is not installed.
+(`pip install faiss-cpu`) is excluded if it is not installed.
 """
 
 import argparse
@@ -36,7 +36,7 @@ LABELS = {
 
 
 def make_embeddings(kind: str, queries: int, codes: int, dim: int) -> dict[str, np.ndarray]:
-    """Makes normalised embeddings. Like those of encoders, `one-direction` lie near a common vector, 2 % copied."""
+    """Makes normalised embeddings. `one-direction` lie near a common vector, as an encoder's do; 2 % are copies."""
     rng = np.random.default_rng(0)
     code = rng.standard_normal((codes, dim), dtype=np.float32)
     targets = rng.permutation(codes)[:queries] if queries <= codes else rng.integers(0, codes, queries)

@@ -2,7 +2,7 @@
 
     python benchmarks/recipe_study.py [benchmarks/recipe_study.json]
 
-The final queries of a set are those of the protocol: test of Ruby, valid and test of Python and Go. The Python
+The final queries of a set are fixed by the protocol: test of Ruby, valid and test of Python and Go. The Python
 encoders rank CoSQA's web queries too. Intervals are over seeds and queries, the p over queries; Holm's correction is
 over the secondary comparisons.
 """

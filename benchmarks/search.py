@@ -2,7 +2,7 @@
 
     python benchmarks/search.py --folder DIR [--model NAME] [--rank_bm25]
 
-Times are wall times; those of the index come with CPU seconds, for a machine that is shared with others.
+Times are wall times. Indexing is shown in CPU seconds too, for a machine that is shared with others.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def main() -> None:
         place = Path(arguments.index_dir or f"{scratch}/index")
         index = timed(rows, "index", lambda: CodeIndex.build(arguments.folder, place))
         counts = index.statistics()
-        rows.append(("files, pieces", f"{counts['files']:,}, {counts['pieces']:,}"))
-        rows.append(("bytes on disk a piece", f"{counts['bytes'] / max(counts['pieces'], 1):,.0f}"))
+        rows.append(("files, chunks", f"{counts['files']:,}, {counts['chunks']:,}"))
+        rows.append(("bytes on disk a chunk", f"{counts['bytes'] / max(counts['chunks'], 1):,.0f}"))
         timed(rows, "change check, nothing changed", index.update)
         update_one(rows, index)
         rows.append(("query, lexical: p50, p95", latency(index, lexical=True)))

@@ -5,7 +5,7 @@
 DIR holds the rows that `million_rows.py` writes for that number. Every form has as many training pairs: one code for
 each query; four queries for each code; four codes for each query. A tiny encoder keeps the forward passes small, so
 that the table shows the work on rows: making the split, everything before the first batch, 200 batches of 128 with
-further right answers as positives, and ranking 10,000 queries. CPU seconds of the process and its workers.
+further relevant codes as positives, and ranking 10,000 queries. CPU seconds of the process and its workers.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def make_trainer(split: Split, folder: Path, strategy: str) -> SoftInfoNCETraine
         str(folder / "output"),
         per_device_train_batch_size=BATCH,
         train_sampling_strategy=strategy,
-        duplicates="positives",
+        false_negatives="positives",
         report_to=[],
         use_cpu=True,
     )

@@ -1,4 +1,4 @@
-"""Measures the seconds from the command to the first training step, and those of `--help`.
+"""Measures the seconds from the command to the first training step, and the seconds that `--help` takes.
 
     python benchmarks/startup.py [--repetitions 3] [--recipe recipes/quickstart.yaml]
 

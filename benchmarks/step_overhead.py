@@ -35,6 +35,7 @@ from soft_trainer import (
     SoftInfoNCETrainingArguments,
     TrainedModelEstimator,
 )
+from soft_trainer.criterion import Targets
 from soft_trainer.data.judgments import Split
 from soft_trainer.data.layouts.codesearchnet import load_folder
 from soft_trainer.encoders.export import export_encoder
@@ -92,7 +93,7 @@ def loss_seconds(trainer: SoftInfoNCETrainer, batch: Batch, width: int) -> float
     q, c = (torch.randn(size, width, generator=generator, requires_grad=True) for _ in range(2))
 
     def run():
-        trainer.batch_loss(q, c, batch).backward()
+        trainer.block_loss(q, c, batch, slice(None)).backward()
         q.grad = c.grad = None
 
     run()
@@ -105,6 +106,11 @@ def interval(ratios: list[float]) -> tuple[float, float]:
     return tuple(np.percentile(np.median(draws, axis=1), [2.5, 97.5]))
 
 
+def without_weights(targets: Targets) -> Targets:
+    """The targets of InfoNCE."""
+    return dataclasses.replace(targets, weights=None)
+
+
 def measure(case: dict, batch_size: int, pairs: int) -> list:
     """A row of the table."""
     plain, soft = case["plain"], case["soft"]
@@ -112,11 +118,11 @@ def measure(case: dict, batch_size: int, pairs: int) -> list:
     batches = first_batches(soft, pairs)
     drawing = seconds(lambda: list(loader.batch_sampler), 3) / len(loader)
     width = soft.model.config.hidden_size
-    unweighted = [dataclasses.replace(batch, loss_inputs=None) for batch in batches]
+    unweighted = [dataclasses.replace(batch, targets=without_weights(batch.targets)) for batch in batches]
     added = loss_seconds(soft, batches[0], width) - loss_seconds(plain, unweighted[0], width)
     rows = batches[0].rows
-    positives, negatives = batches[0].positives, batches[0].negatives
-    worker = seconds(lambda: soft.weigher(rows, batches[0].code_rows, positives, negatives), 50)
+    bare = without_weights(batches[0].targets)
+    worker = seconds(lambda: soft.target_maker.weighed(bare, rows, batches[0].code_rows), 50)
     times = []
     for place, (without, batch) in enumerate(zip(unweighted, batches, strict=True)):
         order = ((plain, without), (soft, batch))
@@ -145,8 +151,8 @@ def first_batches(trainer: SoftInfoNCETrainer, number: int) -> list[Batch]:
     return list(itertools.islice(trainer.get_train_dataloader(), number))
 
 
-def measure_own_negatives(own: SoftInfoNCETrainer, pairs: SoftInfoNCETrainer, number: int) -> list:
-    """A row of the table: steps with own negatives, and steps of random pairs with as many codes."""
+def measure_hard_negatives(own: SoftInfoNCETrainer, pairs: SoftInfoNCETrainer, number: int) -> list:
+    """A row of the table: steps with hard negatives, and steps of random pairs with as many codes."""
     times = []
     for place, batches in enumerate(zip(*(first_batches(way, number + 1) for way in (own, pairs)), strict=True)):
         order = ((own, 0), (pairs, 1)) if place % 2 else ((pairs, 1), (own, 0))
@@ -218,7 +224,7 @@ def main() -> None:
     make = functools.partial(make_trainer, model, rows, tokenizer, profile)
     cases = [(type(estimator).__name__, estimator, {}) for estimator in estimators]
     cases.append(("TrainedModel, similar", estimators[-1], SIMILAR))
-    own_negatives = []
+    hard_negatives = []
     for batch_size in map(int, options.batch_sizes.split(",")):
         plain = make(batch_size, None, folder, loss="info_nce")
         for name, estimator, settings in cases:
@@ -231,16 +237,16 @@ def main() -> None:
         own = make(batch_size, terms, folder, negatives_per_query=1, weighting="positive_aware")
         double = make(2 * batch_size, terms, folder, weighting="positive_aware")
         terms.fit(Split.from_pairs(rows))
-        own_negatives.append(measure_own_negatives(own, double, options.pairs))
-        sys.stderr.write(f"{own_negatives[-1]}\n")
+        hard_negatives.append(measure_hard_negatives(own, double, options.pairs))
+        sys.stderr.write(f"{hard_negatives[-1]}\n")
     headers = ["estimator", "batch", "InfoNCE step, ms", "added, ms", "of the step", "of 30 ms", "paired ratio (95 %)"]
     headers += ["in the worker, ms", "drawing, ms", "without cache, of the step"]
-    own_headers = ["queries", "codes with own negatives", "tokens", "step, ms"]
+    own_headers = ["queries", "codes with hard negatives", "tokens", "step, ms"]
     own_headers += ["codes of random pairs", "their tokens", "their step, ms", "ratio (95 %)"]
     threads = torch.get_num_threads()
     print(f"torch {torch.__version__}, {threads} threads, RoBERTa {options.size}, {options.clock} time\n")
     print(table(headers, results), "\n")
-    print(table(own_headers, own_negatives), "\n")
+    print(table(own_headers, hard_negatives), "\n")
     print(table(["estimator", "rows", "fit, s", "s per 10,000 rows"], fits))
 
 

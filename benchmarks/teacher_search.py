@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python benchmarks/teacher_search.py --data DIR --teacher FOLDER --work DIR --repositories DIR \
         --queries queries.jsonl.gz
 
-WORK is that of `teacher_study.py prepare`. The encoders are those of the study, seeds 1 to 3, with the settings it
+WORK is the folder of `teacher_study.py prepare`. The encoders come from the study: seeds 1 to 3, with the settings it
 chose. A row of the queries has `repo`, `query`, and the paths `relevant` and `secondary`. nDCG@10 of the files, each
 named once. `teacher_search.jsonl` gets every query's value.
 """
@@ -23,9 +23,9 @@ import torch
 from measuring import set_up
 
 RESULTS = Path(__file__).with_suffix(".jsonl")
-METHODS = ("InfoNCE", "InfoNCE + KL", "InfoNCE + KL, all pairs")
+METHODS = ("InfoNCE", "InfoNCE + KL")
 SEEDS = (1, 2, 3)
-PIECES = 60  # enough to name ten files
+CHUNKS = 60  # enough to name ten files
 
 
 def encoders(study: teacher_study.TeacherStudy, work: Path) -> dict[str, Path | None]:
@@ -82,7 +82,7 @@ def main() -> None:
             own = [row for row in queries if row["repo"] == repository]
             with tempfile.TemporaryDirectory() as place:
                 index = CodeIndex.build(arguments.repositories / repository, place, encoder, history=False)
-                found = [index.search(row["query"], PIECES, lexical=encoder is None) for row in own]
+                found = [index.search(row["query"], CHUNKS, lexical=encoder is None) for row in own]
             of_queries = []
             for row, results in zip(own, found, strict=True):
                 targets = {target["path"] if isinstance(target, dict) else target for target in row["relevant"]}

@@ -5,7 +5,7 @@
     python benchmarks/teacher_study.py table
 
 `prepare` distils the start and encodes the training rows with the teacher, into WORK. `run` tunes every method, then
-goes through the seeds, and leaves out what `teacher_study.jsonl` has already. A line of that file is a run: its
+goes through the seeds, and excludes what `teacher_study.jsonl` has already. A line of that file is a run: its
 settings, MRR on valid, seconds of the processor, and the rank of every test query.
 """
 
@@ -33,13 +33,12 @@ NEAREST = 100
 TEMPERATURE = {"temperature": TEMPERATURES}
 TERM = {"weight": (1.0, 0.3, 3.0)} | TEMPERATURE
 AWARE = {"weighting": "positive_aware"}
-# Name -> the options of ours, or None for another library's; and the values of the method's own settings, the first of
-# which are those of the first runs.
+# Name -> the options of ours, or None for another library's; and the values of the method's own settings. The first
+# runs use the first values.
 METHODS: dict[str, tuple[dict | None, dict]] = {
     "InfoNCE": ({"loss": "info_nce"}, {}),
     "positive-aware weights": (AWARE, {}),
     "InfoNCE + KL": ({"loss": "info_nce"}, TERM),
-    "InfoNCE + KL, all pairs": ({"loss": "info_nce", "distill_pairs": "all"}, TERM),
     "InfoNCE + KL to the start": ({"loss": "info_nce", "teacher": "start"}, TERM),
     "MultipleNegativesRankingLoss": (None, {}),
     "GISTEmbedLoss": (None, {"contrasts": (True, False)}),
@@ -250,7 +249,7 @@ def prepare(arguments: argparse.Namespace) -> None:
         for rows in rows_of.values():
             for column in ("docstring", "code"):
                 file.write("\n".join(rows[column]) + "\n")
-    distil_static(arguments.teacher, work / "start", 256, texts)
+    distil_static(arguments.teacher, work / "start", 256, texts, overwrite=True)
     started = time.process_time()
     estimator = TrainedModelEstimator(arguments.teacher, cache_dir=None)
     estimator.fit(Split.from_pairs(concatenate_datasets([rows_of[name] for name in TRAINED])))

@@ -1,6 +1,6 @@
-"""Measures how often the piece that a search shows first is one that answers the question.
+"""Measures how often the chunk that a search shows first is one that answers the question.
 
-    python benchmarks/shown_pieces.py [--model NAME] [--index_dir DIR]
+    python benchmarks/shown_chunks.py [--model NAME] [--index_dir DIR]
 
 line_queries.jsonl holds 60 questions about jinja2, joblib and this package, with the lines that answer them. They were
 written from the sources before any ranking saw them. The weights may be chosen on the half "choose"; the half "report"
@@ -52,7 +52,7 @@ def main() -> None:
     rows = sorted(
         ([mode, group, len(own), *means(own)] for (mode, group), own in outcomes.items()), key=lambda r: r[:2]
     )
-    headers = ["search by", "questions", "number", "first result", "in ten", "MRR@10", "right file", "piece of it"]
+    headers = ["search by", "questions", "number", "first result", "in ten", "MRR@10", "right file", "chunk of it"]
     sys.stdout.write(table(headers, rows, floats=".3f") + "\n")
 
 
@@ -67,7 +67,7 @@ def tree_of(name: str, place: Path) -> str | Path:
 
 
 def outcome(results: list[SearchResult], answers: list[dict]) -> tuple[float, ...]:
-    """Whether the first result answers, whether one of ten does, 1 / its rank; right file first, and its first piece.
+    """Whether the first result answers, whether one of ten does, 1 / its rank; right file first, and its first chunk.
 
     The last is NaN where no result is in a right file.
     """
