@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from soft_trainer.errors import messages_for_shell
 from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.parse import parse
@@ -23,84 +22,81 @@ OPTIONS = (ModelArguments, DataArguments, TrainingOptions)
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parses the options of the command line and runs."""
-    with messages_for_shell():
-        run(*parse(OPTIONS, argv, description=__doc__))
+    run(*parse(OPTIONS, argv, description=__doc__))
 
 
 def run(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions) -> None:
     """Loads, measures, trains, measures again, reports and pushes."""
-    from soft_trainer import distributed  # imported here, so that --help need not wait for it
+    # Imported here, so that --help need not wait for it.
+    from soft_trainer import distributed
 
-    with one_line_errors(getattr(args, "given", {})) as beginning:
-        opening, checkpoint = check(model_args, data_args, args)
-        trainer, measurements = prepare(model_args, data_args, args, opening, checkpoint)
-        beginning.over = lambda: trainer.state.global_step > 0
-        train_and_measure(trainer, measurements, data_args, checkpoint)
-    if args.push_to_hub:
-        print_on_main(f"Pushed: {trainer.push_to_hub()}")
+    with one_line_errors():
+        rows, folder = check(model_args, data_args, args)
+    with folder:
+        if folder.done:
+            push_again(model_args, data_args, args, rows)
+        else:
+            with one_line_errors():
+                trainer, measurements = prepare(model_args, data_args, args, rows, folder)
+            with one_line_errors(until=lambda: trainer.state.global_step > 0):
+                train_and_measure(trainer, measurements, data_args, folder)
+            if args.push_to_hub:
+                print_on_main(f"Pushed: {trainer.push_to_hub()}")
     distributed.close()
 
 
 def check(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions):
-    """Checks options and local rows, before the Hub is asked for anything. Returns them, and where to resume from."""
+    """Checks options, local rows and the output folder. Returns the profile with the rows, and the locked folder."""
     # Imported here, so that --help and a wrong option need not wait for them.
     from transformers import set_seed
 
     from soft_trainer import distributed
-    from soft_trainer.hub.background import check_pushes
-    from soft_trainer.options.defaults import apply_default_recipe
     from soft_trainer.options.resolve import check_options
-    from soft_trainer.run.building import model_name
-    from soft_trainer.run.opening import open_run
-    from soft_trainer.run.record import check_output_dir, default_output_dir
-    from soft_trainer.training.checkpoints import last_checkpoint
+    from soft_trainer.run.folder import RunFolder
+    from soft_trainer.run.opening import complete_options, open_run
 
     check_options(args)
-    opening = open_run(model_args, data_args, args)
-    pretrained = None if model_args.from_scratch else model_name(model_args)
-    apply_default_recipe(data_args, args, opening.profile, pretrained, model_args.model_revision)
-    args.output_dir = args.output_dir or default_output_dir(model_args, data_args, args)
+    profile, sources = open_run(model_args, data_args, args)
+    complete_options(model_args, data_args, args, profile)
     set_seed(args.seed)
     distributed.use_the_cores()
-    checkpoint = last_checkpoint(args.resume_from_checkpoint, args.output_dir)
-    if checkpoint is None:
-        check_output_dir(model_args, data_args, args)
-    check_pushes(data_args, args)
-    return opening, checkpoint
+    return (profile, sources), RunFolder.open(model_args, data_args, args)
 
 
-def prepare(model_args, data_args, args: TrainingOptions, opening, checkpoint: str | None):
+def prepare(model_args, data_args, args: TrainingOptions, rows, folder):
     """Returns the trainer with its rows, and the `Run` that measures it."""
     # Imported here for the same reason.
     from soft_trainer.data.statistics import data_statistics, statistics_table
+    from soft_trainer.hub.background import check_pushes
     from soft_trainer.hub.dataset import push_data
-    from soft_trainer.options.declared import Values, unread_options
+    from soft_trainer.options.option_spec import Values, unread_options
     from soft_trainer.run.building import build_tokenizer
     from soft_trainer.run.checks import check_before_loading
     from soft_trainer.run.estimator import choose_estimator
-    from soft_trainer.run.folder import RunFolder
+    from soft_trainer.run.folder import RemoveEarlierCheckpoints
     from soft_trainer.run.opening import load_run
     from soft_trainer.run.record import Run
 
-    files = RunFolder(args.output_dir, resumes=checkpoint is not None)
-    profile = opening.profile
+    check_pushes(data_args, args)
+    profile, _ = rows
     estimator = choose_estimator(data_args, profile.query_columns, model_args.trust_remote_code)
-    data, evaluation_sets = load_run(opening, data_args, args)
+    splits, evaluation_sets = load_run(model_args, data_args, args, *rows)
     with args.main_process_first(desc="loading the tokenizer"):
-        check_before_loading(model_args, data_args, args, estimator, data, profile)
-        tokenizer = build_tokenizer(model_args, profile, data.tables.get("train"))
-        statistics = data_statistics(data.tables, profile, tokenizer)
+        check_before_loading(model_args, data_args, args, estimator, splits, profile)
+        tokenizer = build_tokenizer(model_args, profile, splits.get("train"))
+        statistics = data_statistics(splits, profile, tokenizer)
     if statistics:
-        print_on_main(statistics_table(statistics, data_args.paper_language, complete=not data.sources))
+        print_on_main(statistics_table(statistics, data_args.paper_language, complete=not data_args.sources))
     for line in unread_options([data_args, model_args], Values(data_args, model_args, args)):
         print_on_main(line)
-    trainer = build_trainer(model_args, data_args, args, data, profile, estimator, tokenizer)
-    files.take_over(args.do_train)  # as late as possible: an earlier run's files stay if this one cannot begin
-    push_data(data.tables, data_args, args)
-    return trainer, Run(trainer, data, model_args, data_args, statistics, evaluation_sets, files)
+    trainer = build_trainer(model_args, data_args, args, splits, profile, estimator, tokenizer)
+    trainer.of_command = folder.fingerprint
+    trainer.add_callback(RemoveEarlierCheckpoints(folder))
+    push_data(splits, data_args, args)
+    return trainer, Run(trainer, splits, model_args, data_args, statistics, folder, evaluation_sets)
 
 
-def train_and_measure(trainer, run, data_args: DataArguments, checkpoint: str | None) -> None:
+def train_and_measure(trainer, run, data_args: DataArguments, folder) -> None:
     """Measures the encoder, trains it unless only measuring was asked for, measures it again, and reports."""
     # Imported here for the same reason.
     from soft_trainer.training.interruption import explaining_interruption
@@ -108,25 +104,40 @@ def train_and_measure(trainer, run, data_args: DataArguments, checkpoint: str | 
     with explaining_interruption(trainer.args):
         run.measure("untrained", data_args.lexical and not trainer.args.do_train)
         if trainer.args.do_train:
-            trainer.train(resume_from_checkpoint=checkpoint)
-            trainer.save_model()
-            trainer.save_state()
+            trainer.train(resume_from_checkpoint=folder.checkpoint)
+            folder.save_encoder(trainer)
             run.measure("trained", data_args.lexical)
         run.finish()
 
 
-def build_trainer(model_args, data_args, args, data, profile, estimator, tokenizer):
+def push_again(model_args, data_args: DataArguments, args: TrainingOptions, rows) -> None:
+    """Pushes what a finished run was asked to push."""
+    # Imported here for the same reason.
+    from soft_trainer import distributed
+    from soft_trainer.hub.background import Publisher
+    from soft_trainer.hub.dataset import push_data
+    from soft_trainer.run.opening import load_run
+
+    print_on_main(f"{args.output_dir}: already done; overwrite=true trains again")
+    if data_args.push_data_to_hub:
+        push_data(load_run(model_args, data_args, args, *rows)[0], data_args, args)
+    if args.push_to_hub and distributed.rank_and_world_size()[0] == 0:
+        print_on_main(f"Pushed: {Publisher(args).push(args.output_dir, 'End of training')}")
+
+
+def build_trainer(model_args, data_args, args, splits, profile, estimator, tokenizer):
     """Returns the trainer with its model, its rows and its callbacks."""
     # Imported here for the same reason.
     from soft_trainer import EstimatorCallback, SoftInfoNCETrainer
     from soft_trainer.run.building import build_model
+    from soft_trainer.run.rows import evaluated
 
     callbacks = [EstimatorCallback(estimator)] if estimator is not None else []
     return SoftInfoNCETrainer(
         model=build_model(model_args, profile, tokenizer),
         args=args,
-        train_dataset=data.splits.get("train") if args.do_train else None,
-        eval_dataset=data.evaluated("valid", data_args.languages),
+        train_dataset=splits.get("train") if args.do_train else None,
+        eval_dataset=evaluated(splits, "valid"),
         processing_class=tokenizer,
         encoder=profile,
         callbacks=callbacks,

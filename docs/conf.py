@@ -4,6 +4,8 @@ The source is the whole repository, so that pages may link to recipes, benchmark
 """
 
 import inspect
+import pydoc
+import re
 
 import soft_trainer
 from soft_trainer.options import reference
@@ -13,7 +15,7 @@ version = release = soft_trainer.__version__
 root_doc = "docs/index"
 include_patterns = [
     *("docs/*.md", "benchmarks/*.md", "recipes/*.md", "recipes/*/*.md", "recipes/*/*/*.md"),
-    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md"),
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
 ]
 exclude_patterns = ["**/.venv/**", "outputs/**"]
 
@@ -32,10 +34,17 @@ html_extra_path = ["site"]  # an index.html at the root, which leads to the land
 html_title = "soft_trainer"
 
 
-def insert_options(app, page: str, source: list[str]) -> None:
-    """Adds the entries of all options to their page."""
-    if page == "docs/options":
-        source[0] += "\n" + reference.options_page()
+def insert_signatures(app, page: str, source: list[str]) -> None:
+    """Adds the documentation of every name in the tables of the API page, which reads as a list on its own."""
+    if page == "docs/api":
+        parts = []
+        for name in re.findall(r"^\| `(soft_trainer\.[\w.]+)` \|", source[0], re.MULTILINE):
+            thing = pydoc.locate(name)
+            if inspect.isclass(thing):
+                parts.append(f".. autoclass:: {name}\n   :members:\n")
+            elif callable(thing):
+                parts.append(f".. autofunction:: {name}\n")
+        source[0] += "\n## In full\n\n```{eval-rst}\n" + "\n".join(parts) + "```\n"
 
 
 def shorten_signature(app, what, name, thing, options, signature, returns):
@@ -43,11 +52,11 @@ def shorten_signature(app, what, name, thing, options, signature, returns):
     if name != "soft_trainer.SoftInfoNCETrainingArguments":
         return None
     parameters = inspect.signature(thing).parameters
-    names = [field.name for field, _ in reference.declared_fields(thing)]
+    names = [field.name for field, _ in reference.option_fields(thing)]
     shown = [str(parameters[name].replace(annotation=inspect.Parameter.empty)) for name in names]
     return "(" + ", ".join([*shown, "**kwargs"]) + ")", returns
 
 
 def setup(app) -> None:
-    app.connect("source-read", insert_options)
+    app.connect("source-read", insert_signatures)
     app.connect("autodoc-process-signature", shorten_signature)

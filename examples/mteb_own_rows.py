@@ -47,7 +47,7 @@ class OwnRows(AbsTaskRetrieval):
         self.split = split
 
     def load_data(self, *args, **kwargs) -> None:
-        """Fills `dataset` with queries, corpus and the right codes of each query."""
+        """Fills `dataset` with queries, corpus and the relevant codes of each query."""
         queries = self.split.queries["docstring"][:]
         codes = self.split.corpus["code"][:]
         relevant = {str(query): {} for query in range(len(queries))}

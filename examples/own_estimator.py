@@ -2,7 +2,7 @@
 # requires-python = ">=3.11"
 # dependencies = ["soft-trainer"]
 # ///
-"""Weighs negatives with your own estimator: codes that share names with a query's own code count less.
+"""Weighs negatives with your own estimator: codes that share names with a query's positive count less.
 
     python examples/own_estimator.py ROWS outputs/names
 
@@ -13,13 +13,12 @@ import argparse
 import re
 
 import torch
-from transformers import AutoModel, AutoTokenizer
 
 from soft_trainer import Estimator, SoftInfoNCETrainer, SoftInfoNCETrainingArguments, load_rows
 
 
 class SharedNames(Estimator):
-    """The Jaccard similarity of the names in the query's own code and in another code."""
+    """The Jaccard similarity of the names in the query's positive and in another code."""
 
     alpha, beta, temperature = 1.3, 0.7, 0.1
 
@@ -49,10 +48,9 @@ def main() -> None:
     options = parser.parse_args()
     rows = load_rows(options.rows)
     trainer = SoftInfoNCETrainer(
-        model=AutoModel.from_pretrained(options.model, add_pooling_layer=False),
+        model=options.model,
         args=SoftInfoNCETrainingArguments(options.output_dir, num_train_epochs=options.epochs),
         train_dataset=rows["train"],
-        processing_class=AutoTokenizer.from_pretrained(options.model),
         callbacks=[SharedNames()],
     )
     trainer.train()

@@ -16,13 +16,12 @@ import argparse
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import AutoModel, AutoTokenizer
 
 from soft_trainer import BM25Estimator, SoftInfoNCETrainer, SoftInfoNCETrainingArguments, load_rows
 
 
 def softplus(scores: Tensor, positives: Tensor, *, weights: Tensor) -> Tensor:
-    """Pushes every negative below the query's own code; returns the mean over queries."""
+    """Pushes every negative below the query's positive; returns the mean over queries."""
     column = positives.unsqueeze(1)
     negatives = weights.scatter(1, column, 0.0)  # already 0 on columns that do not count
     return (F.softplus(scores - scores.gather(1, column)) * negatives).sum(1).mean()
@@ -43,12 +42,11 @@ def main() -> None:
     options = parser.parse_args()
     rows = load_rows(options.rows)
     trainer = SoftInfoNCETrainer(
-        model=AutoModel.from_pretrained(options.model, add_pooling_layer=False),
+        model=options.model,
         args=SoftInfoNCETrainingArguments(
             options.output_dir, num_train_epochs=options.epochs, loss=softplus, weighting=halves
         ),
         train_dataset=rows["train"],
-        processing_class=AutoTokenizer.from_pretrained(options.model),
         callbacks=[BM25Estimator()],
     )
     trainer.train()

@@ -9,7 +9,7 @@
 
 ROWS is anything that `soft_trainer.load_rows` reads; several, comma-separated, are joined. Every query is its own
 positive: two passes with different dropout give two views of it, as in unsupervised SimCSE (Gao et al., 2021). The
-settings are those of the paper's published run.
+paper's published run used the same settings.
 """
 
 import argparse

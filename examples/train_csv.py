@@ -10,8 +10,6 @@ python examples/train_csv.py pairs.csv outputs/csv --model sentence-transformers
 import argparse
 import sys
 
-from transformers import AutoModel, AutoTokenizer
-
 from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments, load_encoder, load_rows
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -23,11 +21,10 @@ options = parser.parse_args()
 
 rows = load_rows(options.csv, query_column="question", code_column="answer")
 trainer = SoftInfoNCETrainer(
-    model=AutoModel.from_pretrained(options.model),
+    model=options.model,
     args=SoftInfoNCETrainingArguments(options.output_dir, num_train_epochs=options.epochs),
     train_dataset=rows["train"],
     eval_dataset=rows["test"],
-    processing_class=AutoTokenizer.from_pretrained(options.model),
 )
 before = trainer.evaluate()["eval_mrr"]
 trainer.train()

@@ -10,7 +10,7 @@ python examples/train_python.py ROWS outputs/python --model microsoft/unixcoder-
 import argparse
 import sys
 
-from transformers import AutoModel, AutoTokenizer, TrainerCallback
+from transformers import TrainerCallback
 
 from soft_trainer import BM25Estimator, SoftInfoNCETrainer, SoftInfoNCETrainingArguments, load_rows
 
@@ -41,7 +41,7 @@ options = parser.parse_args()
 
 rows = load_rows(options.rows)
 trainer = SoftInfoNCETrainer(
-    model=AutoModel.from_pretrained(options.model, add_pooling_layer=False),
+    model=options.model,
     args=SoftInfoNCETrainingArguments(
         options.output_dir,
         num_train_epochs=options.epochs,
@@ -53,7 +53,6 @@ trainer = SoftInfoNCETrainer(
     ),
     train_dataset=rows["train"],
     eval_dataset=rows["valid"],
-    processing_class=AutoTokenizer.from_pretrained(options.model),
     callbacks=[BM25Estimator(), StopWhenGood(recall=0.95)],
     compute_metrics=compute_metrics,
 )

@@ -26,7 +26,7 @@ options.output_dir.mkdir(parents=True, exist_ok=True)
 
 codes = load_rows(options.rows)["test"].corpus["code"]
 encoder = load_encoder(options.model)
-# Of unit length, so that a dot product is the cosine; leave it out for an encoder with score_function "dot".
+# Of unit length, so that a dot product is the cosine; drop it for an encoder with score_function "dot".
 vectors = encoder.encode_codes(codes).float().cpu().numpy()
 query = encoder.encode_queries([options.query]).float().cpu().numpy()
 faiss.normalize_L2(vectors)

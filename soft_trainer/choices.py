@@ -1,7 +1,5 @@
 """Lists the losses, weightings and estimators by name, once. It imports no library, so that `--help` is fast."""
 
-from soft_trainer.errors import for_caller
-
 # name -> the function in `losses.py`
 LOSSES = {
     "soft_info_nce": "soft_info_nce",
@@ -11,7 +9,7 @@ LOSSES = {
     "kl_regularization": "kl_regularized_info_nce",
 }
 # name -> the function in `weights.py`
-WEIGHTINGS = {"eq4": "negative_weights", "positive_aware": "positive_aware_weights"}
+WEIGHTINGS = {"linear": "negative_weights", "positive_aware": "positive_aware_weights"}
 # name -> the class in `estimators/`, in the order of the paper's tables. Each constructor takes `cache_dir`.
 ESTIMATORS = {
     "none": None,
@@ -22,11 +20,5 @@ ESTIMATORS = {
 }
 # Estimators that find similar rows, which similar batches and mined negatives need, as messages list them.
 FIND_NEIGHBOURS = "bm25, simcse, trained_model or initial_model"
-
-
-def compare_codes() -> str:
-    """Returns the estimators that compare queries with codes, as messages list them."""
-    return for_caller(
-        "an encoder (--estimator initial_model), or --estimator bm25 --bm25_document_column code_tokens",
-        "an encoder (InitialModelEstimator()), or BM25Estimator(document_column='code_tokens')",
-    )
+# Estimators that compare queries with codes, as messages list them.
+COMPARE_CODES = "an encoder (initial_model, trained_model), or bm25 with bm25_document_column=code_tokens"

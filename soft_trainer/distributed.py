@@ -93,7 +93,11 @@ def from_main(value):
 
 def any_process(flag: bool) -> bool:
     """Returns True if `flag` is True on any process."""
-    return largest([int(flag)])[0] > 0
+    if not _is_distributed():
+        return flag
+    flags = torch.tensor([int(flag)], device=device())
+    dist.all_reduce(flags, dist.ReduceOp.MAX)
+    return bool(flags)
 
 
 def gather_numbers(number: int) -> list[int]:
@@ -101,15 +105,6 @@ def gather_numbers(number: int) -> list[int]:
     if _is_distributed():
         return gather(torch.tensor([number], device=device())).tolist()
     return [number]
-
-
-def largest(numbers: Sequence[int]) -> list[int]:
-    """Returns the maximum of each number over all processes."""
-    if not _is_distributed():
-        return list(numbers)
-    values = torch.tensor(numbers, device=device())
-    dist.all_reduce(values, dist.ReduceOp.MAX)
-    return values.tolist()
 
 
 def _is_distributed() -> bool:

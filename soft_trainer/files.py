@@ -20,9 +20,10 @@ from soft_trainer.errors import UserError
 # ---- The files of an output folder ----
 
 RECORD = "run.json"
-STUDIED = "study.json"  # what a study made a run's folder with
-IDENTITY = "depends on"  # the part of a run's record, and of a checkpoint's marker, with all that it depends on
+STUDIED = "study.json"  # the launcher with which a study made a run
+DEPENDS_ON = "depends on"  # the part of a run's record, and of a checkpoint's marker, with the run fingerprint
 LISTED = "files"  # the part of the record that lists the run's files
+RECORD_FORMAT = 3  # of `run.json`, since which it has no local path
 NUMBERS = "all_results.json"
 TRAINING_PICTURE = "training.png"  # loss and MRR by step, which the card shows
 PROFILE_FILE = "soft_trainer.json"
@@ -34,7 +35,7 @@ WHOLE_FILES = ("config.json", "model.safetensors", "model-*-of-*.safetensors", "
 ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
 MERGED_ADAPTER = "adapter"  # the subfolder for the adapter if the folder has the merged encoder
 # An export of the weights, which must not outlive them.
-ONNX_FILES = ("onnx/model.onnx", "onnx/model_qint8_*.onnx")
+ONNX_FILES = ("onnx/model.onnx", "onnx/model_qint8_*.onnx", "onnx/settings.json", "onnx/tokenizer.json")
 WEIGHT_FILES = (*WHOLE_FILES, *ADAPTER_FILES, *(f"{MERGED_ADAPTER}/{name}" for name in ADAPTER_FILES))
 TOKENIZER_FILES = """
     tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json chat_template.jinja
@@ -43,11 +44,32 @@ TOKENIZER_FILES = """
 EVAL_RESULTS = ".eval_results/code_search.yaml"  # the test set's MRR, in the format of the Hub's leaderboards
 # The rows of a run, in its folder PUSHED_ROWS. A repository has the splits of one run.
 ROW_FILES = ("train.jsonl.gz", "valid.jsonl.gz", "test.jsonl.gz", "codebase.jsonl.gz")
+MINED_JUDGMENTS = "relevance.jsonl.gz"  # beside the rows that were mined from a history
 PUSHED_ROWS = "pushed_rows"
+MINED_FROM = "mined_from.json"  # beside the rows that a run has mined
 UNMERGED = "unmerged"  # the subfolder for the trained encoder if the output folder has the merged one
 CARD = "README.md"
+PREVIOUS_CARD = f"{CARD}.previous"  # a card that its user had edited before another run replaced it
+RANKS = "ranks-*.parquet"
+CHECKPOINTS = "checkpoint-*"
+SENTENCE_TRANSFORMERS_FILES = (
+    *("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"),
+    *("[0-9]_*/config.json", "[0-9]_*/model.safetensors"),
+)
+ENCODER_FILES = (PROFILE_FILE, *WEIGHT_FILES, *ONNX_FILES, *TOKENIZER_FILES, *SENTENCE_TRANSFORMERS_FILES)
+# The results of an evaluation, and all that a training writes in the end.
+RESULT_FILES = (RECORD, NUMBERS, "eval_results.json", RANKS)
+TRAINING_FILES = (
+    *(*ENCODER_FILES, *RESULT_FILES, "train_results.json", CARD, TRAINING_PICTURE, EVAL_RESULTS),
+    *("training_args.json", "trainer_state.json"),
+)
 
 UNREADABLE = (OSError, EOFError, UnicodeDecodeError, zlib.error)
+
+
+def cache_dir() -> Path:
+    """Returns the package's folder in the user's cache directory."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "soft_trainer"
 
 
 @contextmanager
@@ -93,10 +115,10 @@ def write_json(path: str | Path, value) -> None:
 
 
 def write_results(folder: str | Path, make_record: Callable[[], Mapping], **parts: Mapping[str, float]) -> None:
-    """Writes a run's record, and its metrics to the same files as the examples of `transformers`.
+    """Writes a run's record, and its metrics to files named as in the examples of `transformers`.
 
-    `PART_results.json` has the metrics of one part, `all_results.json` those of all parts, and `run.json` the record.
-    The record is made and written last, so a folder with a record is complete.
+    `PART_results.json` has the metrics of one part, `all_results.json` has the metrics of all parts, and `run.json` is
+    the record. The record is made and written last, so a folder with a record is complete.
     """
     folder = Path(folder)
     for part, numbers in parts.items():
@@ -106,17 +128,40 @@ def write_results(folder: str | Path, make_record: Callable[[], Mapping], **part
     write_json(folder / RECORD, make_record())
 
 
-def listed_files(folder: str | Path) -> dict[str, dict] | None:
-    """Returns the files that a run's record lists, each with its hash and whether it may be pushed, or None."""
+def files_matching(folder: str | Path, patterns: Iterable[str]) -> list[str]:
+    """Returns the names of the files in a folder that match one of the patterns, relative to the folder."""
+    folder = Path(folder)
+    found = set()
+    for pattern in patterns:
+        for path in folder.glob(pattern):
+            if path.is_file():
+                found.add(path.relative_to(folder).as_posix())
+    return sorted(found)
+
+
+def check_free(folder: str | Path, patterns: Iterable[str], because: str = "") -> None:
+    """Raises UserError if a folder holds a file that would be replaced.
+
+    Args:
+        patterns: the names of the files that will be written.
+        because: why these files are not replaced, for the message.
+    """
+    held = files_matching(folder, patterns)
+    if held:
+        more = f" and {len(held) - 4} more" if len(held) > 4 else ""
+        raise UserError(
+            f"output_dir={folder}: has {', '.join(held[:4])}{more}, which would be overwritten{because}: set another "
+            "output_dir, or overwrite=true"
+        )
+
+
+def listed_files(folder: str | Path) -> dict[str, str] | None:
+    """Returns the files that a run's record lists, each with its hash, or None if it has no list."""
     path = Path(folder) / RECORD
     listed = None
     if path.is_file():
         listed = read_json(path).get(LISTED)
-    if not isinstance(listed, dict):
-        return None
-    # A record may come from somebody else, and names what is removed.
-    inside = [name for name in listed if not Path(name).is_absolute() and ".." not in Path(name).parts]
-    return {name: listed[name] for name in inside}
+    return listed if isinstance(listed, dict) else None
 
 
 def write_rows(rows: Mapping[str, Iterable[dict]], folder: str | Path) -> None:
@@ -151,7 +196,7 @@ def read_json(path: str | Path, kind: type = dict):
     except UNREADABLE as error:
         raise UserError(f"{path}: cannot be read as JSON in UTF-8: {error}") from error
     if not isinstance(values, kind):
-        raise UserError(f"{path}: a {'list' if kind is list else 'mapping'} is expected, not {values!r:.40}")
+        raise UserError(f"{path}: expected a {'list' if kind is list else 'mapping'}, not {values!r:.40}")
     return values
 
 

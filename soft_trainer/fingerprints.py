@@ -6,11 +6,11 @@ tokenizer, settings and code. Readers compare this fingerprint before they use t
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import importlib.util
 import inspect
 import json
+import operator
 import os
 import re
 import sys
@@ -27,7 +27,16 @@ import xxhash
 from huggingface_hub.constants import HF_HOME
 
 from soft_trainer.errors import UserError
-from soft_trainer.files import PROFILE_FILE, STUDIED, TOKENIZER_FILES, WEIGHT_FILES, read_json, write_json
+from soft_trainer.files import (
+    LISTED,
+    PROFILE_FILE,
+    RECORD,
+    TOKENIZER_FILES,
+    WEIGHT_FILES,
+    listed_files,
+    read_json,
+    write_json,
+)
 from soft_trainer.terminal import print_on_main
 
 FILES = Path(HF_HOME) / "soft_trainer" / "files"  # stores the hashes of files
@@ -40,7 +49,7 @@ RECENT = 2.0  # seconds; within them, a file may change again without a new modi
 _UNREAD_PROFILE = {"name", "score_scale", "query_columns", "code_columns", "matryoshka_dims"}
 _UNREAD_PROFILE |= {"teacher", "teacher_identity"}
 _UNREAD_CONFIG = {"_name_or_path", "architectures", "transformers_version", "torch_dtype", "dtype", "use_cache"}
-_ENCODER_FILES = (*WEIGHT_FILES, *TOKENIZER_FILES, PROFILE_FILE, STUDIED, "modules.json", "[0-9]_*/*")
+_ENCODER_FILES = (*WEIGHT_FILES, *TOKENIZER_FILES, PROFILE_FILE, "modules.json", "[0-9]_*/*")
 _ENCODER_FILES += ("sentence_bert_config.json", "config_sentence_transformers.json", "pytorch_model*.bin")
 _NAME_CODE = ("config.json", "tokenizer_config.json", "modules.json")  # as module.Class
 _UNREAD_ADAPTER = {"base_model_name_or_path", "inference_mode", "revision", "task_type", "peft_version"}
@@ -130,7 +139,7 @@ def tokenizer_fingerprint(tokenizer) -> str:
 def encoder_fingerprint(model, tokenizer, profile) -> str:
     """Returns a hash that changes with the weights, the configuration, the tokenizer or the profile.
 
-    The score scale and the names of columns are left out, because embeddings do not depend on them.
+    The score scale and the names of columns are excluded, because embeddings do not depend on them.
     """
     adapters = getattr(model, "peft_config", {})
     settings = {
@@ -195,30 +204,40 @@ def file_fingerprint(path: str | os.PathLike) -> str:
     return digest.hexdigest()
 
 
-def folder_fingerprint(folder: str | os.PathLike, apart: str | os.PathLike | None = None) -> str:
+def folder_fingerprint(
+    folder: str | os.PathLike, pattern: str = "*", except_in: str | os.PathLike | None = None
+) -> str:
     """Returns a hash of the names and contents of the files below a folder, or of a single file.
 
-    Hidden files and files in hidden folders are left out, and so is the folder `apart`.
+    Hidden files and files in hidden folders are skipped.
+
+    Args:
+        pattern: the names of the files that count.
+        except_in: a folder whose files are skipped.
     """
     root = Path(folder)
     if root.is_file():
         return file_fingerprint(root)
-    left_out = apart and Path(apart).resolve()
     files = {}
-    for path in root.rglob("*"):
-        place = path.relative_to(root)
-        hidden = any(part.startswith(".") for part in place.parts)
-        if left_out and path.resolve().is_relative_to(left_out):
-            continue
-        if path.is_file() and not hidden:
-            files[place.as_posix()] = file_fingerprint(path)
+    for path in root.rglob(pattern):
+        name = path.relative_to(root)
+        hidden = any(part.startswith(".") for part in name.parts)
+        skipped = except_in and path.resolve().is_relative_to(Path(except_in).resolve())
+        if path.is_file() and not hidden and not skipped:
+            files[name.as_posix()] = file_fingerprint(path)
     return fingerprint(files)
 
 
 def encoder_files_fingerprint(folder: str | os.PathLike) -> str | None:
-    """Returns a hash of the files of the encoder in a folder, or None if there is none. It is not loaded.
+    """Returns a hash of the files of the encoder in a folder, or None if there is none. It is not loaded."""
+    files = encoder_file_hashes(folder)
+    return fingerprint(files) if files else None
 
-    A run's folder also has logs and results, which are left out.
+
+def encoder_file_hashes(folder: str | os.PathLike) -> dict[str, str]:
+    """Returns the hash of each file of the encoder in a folder, keyed by the file's path in it.
+
+    A run's folder also has logs and results, which are excluded.
     """
     root = Path(folder)
     paths = {path for pattern in _ENCODER_FILES for path in root.glob(pattern)}
@@ -226,8 +245,18 @@ def encoder_files_fingerprint(folder: str | os.PathLike) -> str | None:
     code = [*root.glob("*.py")]
     if any(f"{path.stem}." in settings for path in code):  # otherwise somebody's own scripts
         paths.update(code)
-    files = {path.relative_to(root).as_posix(): file_fingerprint(path) for path in paths if path.is_file()}
-    return fingerprint(files) if files else None
+    return {path.relative_to(root).as_posix(): file_fingerprint(path) for path in paths if path.is_file()}
+
+
+def list_files(folder: str | os.PathLike, paths: Sequence[Path]) -> None:
+    """Adds files to the list in a run's record, if there is a record. Files that are gone leave the list."""
+    folder = Path(folder)
+    if listed_files(folder) is None:
+        return
+    record = read_json(folder / RECORD)
+    listed = record[LISTED] | {path.relative_to(folder).as_posix(): file_fingerprint(path) for path in paths}
+    record[LISTED] = {name: known for name, known in listed.items() if (folder / name).is_file()}
+    write_json(folder / RECORD, record)
 
 
 def kept_files(record: Path, made_from: str) -> list[Path] | None:
@@ -279,19 +308,30 @@ def code_fingerprint(*modules: str) -> str:
     return fingerprint(sources)
 
 
-def own_code(reference: str) -> str | None:
-    """Returns a hash of the source of a user's module, which is not imported, or None if there is no such file.
+def own_code(owner: str | Callable | type) -> str | None:
+    """Returns a hash of a user's code: the file of the module that defines it, or all files of its package.
 
-    A module in a package stands for all of the package. Any other module stands for itself and the modules beside it
-    that it imports, directly or not.
+    A function or class of a script or notebook counts by its source alone, because the script is edited to resume it.
 
     Args:
-        reference: `module:name`.
+        owner: a function, a class, or `module:name`, which is not imported.
+
+    Returns:
+        None if the source cannot be found.
     """
-    top = reference.partition(":")[0].partition(".")[0]
-    if top == "__main__":
-        return None  # a notebook, or a script whose other lines need not matter
+    if isinstance(owner, str):
+        module, _, name = owner.partition(":")
+    else:
+        module = owner.__module__
+        name = owner.__qualname__
+    if module == "__main__":
+        try:
+            return fingerprint(inspect.getsource(operator.attrgetter(name)(sys.modules[module])))
+        except (OSError, TypeError, AttributeError):  # entered in an interpreter
+            return None
+    top = module.partition(".")[0]
     importlib.invalidate_caches()
+    # An installed command does not look for modules in the current folder, as `python -m` does.
     spec = PathFinder.find_spec(top, [*sys.path, os.getcwd()])
     if spec is None:
         with suppress(ValueError):
@@ -299,81 +339,7 @@ def own_code(reference: str) -> str | None:
     if spec is None:
         return None
     if spec.submodule_search_locations:
-        files = []
-        for folder in spec.submodule_search_locations:
-            files += Path(folder).rglob("*.py")
-    elif spec.origin and Path(spec.origin).is_file():
-        files = _with_neighbours(Path(spec.origin))
-    else:
-        return None
-    return fingerprint(sorted(path.read_bytes() for path in files))
-
-
-def _with_neighbours(module: Path) -> set[Path]:
-    """Returns a module's file and those of the modules and packages in the same folder that it imports."""
-    found = set()
-    waiting = [module]
-    while waiting:
-        path = waiting.pop()
-        if path in found or not path.is_file():
-            continue
-        found.add(path)
-        for name in _imported(path):
-            waiting.append(module.parent / f"{name}.py")
-            waiting += (module.parent / name).rglob("*.py") if (module.parent / name / "__init__.py").is_file() else []
-    return found
-
-
-def _imported(path: Path) -> set[str]:
-    """Returns the first parts of the names of the modules that a file imports."""
-    names = set()
-    with suppress(SyntaxError, ValueError):  # importing the file says what is wrong
-        for node in ast.walk(ast.parse(path.read_bytes())):
-            if isinstance(node, ast.Import):
-                names |= {alias.name.partition(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                names.add(node.module.partition(".")[0])
-    return names
-
-
-def function_fingerprint(function: Callable, seen: frozenset = frozenset()) -> str:
-    """Returns a hash of a function's source and of the plain values and functions of its module that it reads."""
-    function = inspect.unwrap(function)
-    try:
-        parts = [inspect.getsource(function)]
-    except OSError:  # entered in an interpreter
-        parts = _compiled(function.__code__)
-    seen = seen | {function}
-    for name in sorted(_names(function.__code__)):
-        value = function.__globals__.get(name)
-        if isinstance(value, bool | int | float | str | tuple):
-            parts.append([name, repr(value)])
-        elif inspect.isfunction(value) and value.__module__ == function.__module__ and value not in seen:
-            parts.append([name, function_fingerprint(value, seen)])
-    return fingerprint(parts)
-
-
-def _compiled(code) -> list:
-    """Returns the bytecode and the constants of code, also of its lambdas and inner functions."""
-    return [code.co_code, *(_compiled(each) if inspect.iscode(each) else repr(each) for each in code.co_consts)]
-
-
-def _names(code) -> set[str]:
-    """Returns the names of globals and attributes that code reads, also inside its lambdas and inner functions."""
-    names = {*code.co_names}
-    for inner in code.co_consts:
-        if inspect.iscode(inner):
-            names |= _names(inner)
-    return names
-
-
-def class_fingerprint(own: type) -> str:
-    """Returns a hash of the source of a user's class: of its module, or else of its methods alone."""
-    known = own_code(f"{own.__module__}:{own.__qualname__}")
-    if known is not None:
-        return known
-    methods = {}
-    for name, method in vars(own).items():
-        if inspect.isfunction(method):
-            methods[name] = function_fingerprint(method)
-    return fingerprint(methods)
+        return fingerprint([folder_fingerprint(folder, "*.py") for folder in spec.submodule_search_locations])
+    if spec.origin and Path(spec.origin).is_file():
+        return file_fingerprint(spec.origin)
+    return None

@@ -1,9 +1,9 @@
 """Defines the paper's losses as pure functions of scores. They know no model, no process ranks and no tokenizer.
 
-`objective.py` calls them. All losses share these arguments:
+`criterion.py` calls them. The losses take these arguments, and `weights` or `similarity` where they read them:
 
     scores      Tensor[B, N], the scores of B queries against the N codes of the global batch
-    positives   LongTensor[B], the column of each query's own code; by default `arange(B)`
+    positives   LongTensor[B], the column of each query's positive; by default `arange(B)`
     negatives   BoolTensor[B, N], True where a column is a negative; by default everywhere but on the positive
     reduction   "mean" for the mean over queries, "none" for the loss of each query, Tensor[B]
 
@@ -131,7 +131,7 @@ def kl_regularized_info_nce(
 
 
 def _inputs(scores: Tensor, positives: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Returns the scores in float32 or higher, and the column of each query's own code."""
+    """Returns the scores in float32 or higher, and the column of each query's positive."""
     if positives is None:
         positives = torch.arange(len(scores), device=scores.device)
     if scores.dtype != torch.float64:

@@ -17,13 +17,22 @@ from transformers import PreTrainedModel
 from soft_trainer.encoders import adapters
 from soft_trainer.encoders.adapters import has_adapter, set_adapter_state
 from soft_trainer.encoders.export import export_encoder
-from soft_trainer.encoders.hub_files import published_name, saved_adapter
+from soft_trainer.encoders.hub_files import public_name, published_name, saved_adapter
 from soft_trainer.encoders.loading import MISSING_WEIGHTS, load_config, load_model, load_tokenizer
 from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
 from soft_trainer.errors import UserError
-from soft_trainer.files import ADAPTER_CONFIG, IDENTITY, LISTED, RECORD, UNMERGED, read_json, write_json
-from soft_trainer.hub.model_card import environment, write_model_card
-from soft_trainer.options.places import PLACES, shared_name
+from soft_trainer.files import (
+    ADAPTER_CONFIG,
+    DEPENDS_ON,
+    LISTED,
+    RECORD,
+    RECORD_FORMAT,
+    UNMERGED,
+    read_json,
+    write_json,
+)
+from soft_trainer.hub.model_card import environment, license_of, write_model_card
+from soft_trainer.hub.push import written_files
 from soft_trainer.terminal import print_on_main
 
 
@@ -107,7 +116,7 @@ def merge_encoders(
         adapters.set_adapter_state(merged, scale_adapter(merged, ratio), models[0])
     export_encoder(merged, tokenizer, profile, folder)
     write_model_card(folder, record)
-    write_json(folder / RECORD, record)
+    write_json(folder / RECORD, record | {LISTED: written_files(folder)})
     return folder
 
 
@@ -171,18 +180,22 @@ def _difference(one: tuple[PreTrainedModel, dict], other: tuple[PreTrainedModel,
 
 def _record(base: str | Path, models: Sequence[str | Path], ratio: float) -> dict:
     """Returns a merge's record: the first model's record, if any, with the merged models but without results."""
+    known = {}
     path = Path(models[0], RECORD)
-    if path.is_file():
+    if path.is_file() and read_json(path).get("format") == RECORD_FORMAT:  # an older one may have local paths
         known = read_json(path)
-    else:
-        known = {}
     sections = ("encoder", "loss", "training", "estimator", "statistics")
-    empty = {"base_model": str(base), "dataset": None, "languages": [], "weights": None}
-    merging = {"ratio": ratio, "base": str(base), "models": [str(name) for name in models]}
-    places = known.get(PLACES, {}) | {name: shared_name(name) for name in (merging["base"], *merging["models"])}
-    fresh = {PLACES: places, "model_id": None, "results": {}, "environment": environment(), "merging": merging}
-    for name in (LISTED, IDENTITY):  # the files are those of another folder, and the run is not the only one
-        known.pop(name, None)
+    empty = {"base_model": public_name(base), "license": license_of(base), "dataset": None, "languages": []}
+    empty |= {"weights": None}
+    merging = {"ratio": ratio, "base": public_name(base), "models": [public_name(name) for name in models]}
+    fresh = {
+        "format": RECORD_FORMAT,
+        "model_id": None,
+        "results": {},
+        "environment": environment(),
+        "merging": merging,
+    }
+    known.pop(DEPENDS_ON, None)  # the run is not the only one
     return empty | {section: {} for section in sections} | known | fresh
 
 

@@ -7,14 +7,12 @@ import difflib
 import errno
 import itertools
 import json
-import linecache
 import logging
 import os
-import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from soft_trainer.errors import UserError
 
@@ -43,7 +41,7 @@ def quiet_libraries() -> None:
             os.environ.setdefault(name, "1")
         if hub := sys.modules.get("huggingface_hub.utils"):  # it has read the variable already
             hub.disable_progress_bars()
-    # It warns that it orders checkpoints with equal modification times by their steps, which is right.
+    # It warns that it orders checkpoints with equal modification times by their steps, as it should.
     logging.getLogger("transformers.trainer_utils").setLevel(logging.ERROR)
 
 
@@ -112,7 +110,7 @@ class Progress:
 
 
 def _is_main() -> bool:
-    if "torch" not in sys.modules:  # so there is no process group, and importing torch would take seconds
+    if "torch" not in sys.modules:  # without torch, no process group exists, and importing torch would take seconds
         return True
     from soft_trainer import distributed
 
@@ -175,68 +173,38 @@ def nearest(name, known: Iterable[str], otherwise: str, number: int = 1) -> str:
     return f"{suggestion} {otherwise[0].upper()}{otherwise[1:]}"
 
 
+def similar(name: str, known: Iterable[str]) -> str:
+    """Returns the end of a message that lists the known names: the closest one, or "" if none is close."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
 TRACEBACK = "SOFT_TRAINER_TRACEBACK"  # the environment variable that shows where an error came from
 
 
-class Beginning:
-    """The part of a run in which an option is the likely cause of any error. It is over once `over` returns True."""
-
-    over: Callable[[], bool] = staticmethod(bool)
-
-
 @contextlib.contextmanager
-def one_line_errors(options: Mapping[str, object] | None = None) -> Iterator[Beginning]:
-    """Turns any exception into a UserError, until `over` of the `Beginning` that it yields returns True.
-
-    Args:
-        options: the options that the user gave. The message begins with the one that caused the error, if it is known.
+def one_line_errors(until: Callable[[], bool] = bool) -> Iterator[None]:
+    """Turns any exception into a UserError of one line, as long as `until()` is false.
 
     Raises:
-        UserError: the body raised an exception, and SOFT_TRAINER_TRACEBACK is not set.
+        UserError: the body raised an exception, and SOFT_TRAINER_TRACEBACK is not set. The message has the exception's
+            type and text, and the file and line of the last frame.
     """
-    beginning = Beginning()
     try:
-        yield beginning
+        yield
     except UserError:
         raise
     except Exception as error:
-        if os.environ.get(TRACEBACK) or beginning.over():
+        if os.environ.get(TRACEBACK) or until():
             raise
-        kind = "" if isinstance(error, OSError) and error.errno else f"{type(error).__name__}: "
         text = str(error)
-        if "Traceback (most recent call last)" in text:  # of another process
+        if "Traceback (most recent call last)" in text:  # the error of a data worker, whose last line says what it is
             text = text.strip().splitlines()[-1]
         words = " ".join(text.split())
-        cause = _cause(error, words, options or {})
-        raise UserError(f"{cause}{kind}{words} ({TRACEBACK}=1 shows where)") from error
-
-
-def _cause(error: Exception, words: str, options: Mapping[str, object]) -> str:
-    """Returns `option=value: ` for the option that an error is about, or "".
-
-    The error names the option or its value, or it is in the user's own code, or a line on the way to it reads the
-    option.
-    """
-    frames = traceback.extract_tb(error.__traceback__)
-    files = " ".join([words, *(frame.filename for frame in frames)])
-    given = {name: value for name, value in options.items() if value is not None}
-    for name, value in given.items():
-        if re.search(rf"\b{name}\b", words):
-            return f"{name}={value}: "
-    for name, value in given.items():
-        for each in value if isinstance(value, list) else [value]:
-            module, is_reference, _ = str(each).partition(":")
-            own = is_reference and f"{module.replace('.', '/')}.py" in files
-            if own or (isinstance(each, str) and len(each) > 3 and each.lower() in words.lower()):
-                return f"{name}={each}: "
-    above = 4  # the condition of an error stands above the line that raises it
-    for frame in reversed(frames):
-        lines = "".join(linecache.getlines(frame.filename)[max(frame.lineno - above, 0) : frame.end_lineno])
-        above = 1
-        for name, value in given.items():
-            if re.search(rf"\b(args|self)\.{name}\b", lines):
-                return f"{name}={value}: "
-    return ""
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise UserError(
+            f"{type(error).__name__}: {words} ({last.filename}:{last.lineno}; {TRACEBACK}=1 shows the traceback)"
+        ) from error
 
 
 # A file instead of a folder, a folder instead of a file, or a location that the user may not write to.

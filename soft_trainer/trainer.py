@@ -10,19 +10,17 @@ and `transformers` and DeepSpeed save each process's random state and share of t
 from __future__ import annotations
 
 import dataclasses
-import functools
-import shutil
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 from datasets import Dataset
 from torch import Tensor
-from transformers import EvalPrediction, PrinterCallback, ProgressCallback, TrainingArguments
+from transformers import EarlyStoppingCallback, EvalPrediction, PrinterCallback, ProgressCallback, TrainingArguments
 from transformers.trainer_utils import speed_metrics
 
 from soft_trainer import distributed
+from soft_trainer.criterion import Criterion
 from soft_trainer.data.columns import ColumnNames
 from soft_trainer.data.judgments import Split
 from soft_trainer.data.python_rows import as_evaluations, as_row_sets, as_split
@@ -35,10 +33,6 @@ from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.callback import EstimatorCallback, find_estimator_callback, with_estimators
 from soft_trainer.evaluation.corpora import Corpora, check_evaluations, evaluation_split, rank_corpus
 from soft_trainer.evaluation.retrieval import RetrievalOutput, best_answers, mean_over_sets
-from soft_trainer.files import PROFILE_FILE, UNMERGED
-from soft_trainer.hub.model_card import environment, write_model_card
-from soft_trainer.merging import merge, weights_to_merge
-from soft_trainer.objective import Objective
 from soft_trainer.options.resolve import Plan, resolve
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main, shows_bars
@@ -46,14 +40,17 @@ from soft_trainer.training import checkpoints, interruption, preflight, reportin
 from soft_trainer.training.batches import Batch, TrainBatches
 from soft_trainer.training.checkpoints import MARKER, last_checkpoint
 from soft_trainer.training.collator import ChunkCost, PairCollator, Side
-from soft_trainer.training.defaults import apply_default_options
+from soft_trainer.training.defaults import default_estimators
 from soft_trainer.training.finite import FiniteGuard, OverflowCounter
 from soft_trainer.training.gradient_cache import cached_backward
-from soft_trainer.training.identity import Loaded, fitted, option_values, run_identity, started
+from soft_trainer.training.measurements import Measurements
+from soft_trainer.training.merge_callback import MergeCallback
 from soft_trainer.training.prepared_rows import PreparedRows, prepare_rows, train_loader
 from soft_trainer.training.reporting import ProgressLines, QuietBar, ResumeLine, banner, warnings_of
+from soft_trainer.training.run_fingerprint import Loaded, choose_by_metrics, run_fingerprint
 from soft_trainer.training.sampler import EpochDataLoader, data_seed
 from soft_trainer.training.saving import SavingTrainer
+from soft_trainer.training.targets import TargetMaker
 
 LOSS_BLOCK = 256  # queries whose scores against all codes are in memory at once, with gradient caching
 
@@ -75,7 +72,8 @@ class SoftInfoNCETrainer(SavingTrainer):
             keys of `eval_dataset`. By default, the codes of `eval_dataset`.
         processing_class: the tokenizer. By default, the one that belongs to a model that is given by name.
         encoder: pooling, score, prompts and maximum lengths. By default, they are inferred from the model.
-        data_collator: turns features with `query_ids` and `code_ids` into `{"query": inputs, "code": inputs}`.
+        data_collator: turns features with `query_ids` and `code_ids` into `{"query": inputs, "code": inputs}`. One of
+            your own works in one process only.
         callbacks: the trainer's callbacks. An estimator or an `EstimatorCallback` among them supplies the weights.
         query_column, code_column, id_column: the names of the rows' columns, if they are not recognised.
         kwargs: other arguments for `transformers.Trainer`.
@@ -109,9 +107,10 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.columns = ColumnNames(query_column, code_column, id_column)
         trains = train_dataset is not None
         callbacks = with_estimators(callbacks)
-        if trains and find_estimator_callback(callbacks) is None:
-            callbacks += with_estimators(apply_default_options(args, encoder, first))
         callback = find_estimator_callback(callbacks)
+        if trains:
+            callbacks += with_estimators(default_estimators(args, encoder, first, callback and callback.estimator))
+            callback = find_estimator_callback(callbacks)
         split = as_split(train_dataset, "train_dataset", self.columns, encoder)
         eval_dataset, codebase = as_evaluations(eval_dataset, codebase, self.columns)
         resolve(args, callback and callback.estimator)  # refuses before anything is set up
@@ -119,7 +118,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             None if "model_init" in kwargs else first,
             args,
             data_collator=data_collator or PairCollator(processing_class.pad_token_id),
-            train_dataset=None if split is None else split.pair_rows(),
+            train_dataset=None if split is None else split.to_pairs(),
             eval_dataset=eval_dataset,
             processing_class=processing_class,
             callbacks=callbacks,
@@ -132,12 +131,14 @@ class SoftInfoNCETrainer(SavingTrainer):
         prepare_tokenizer(processing_class, self.encoder)
         self._collates = data_collator is None
         self._rows: PreparedRows | None = None
-        self._duplicates_masked = 0
+        self._false_negatives_masked = 0
         self._guard: FiniteGuard | None = None
         self.evaluations: list[tuple[int, bool, dict]] = []  # step, whether during training, metrics
-        self.identity = {}
-        self._weights_before: dict[str, Tensor] | None = None
-        self.merging: dict | None = None  # ratio, base and unmerged encoder of the last training, if it merged
+        self.report: Measurements | None = None  # the results of the last training, if `args.report` is set
+        self.run_fingerprint = {}
+        self.of_command = {}  # what else the results of a run from the shell depend on
+        self._merging = MergeCallback(self)
+        self.add_callback(self._merging)
         self._overflows: OverflowCounter | None = None
         if self.accelerator.scaler:
             self._overflows = OverflowCounter(lambda: self.accelerator.scaler)
@@ -184,7 +185,6 @@ class SoftInfoNCETrainer(SavingTrainer):
             UserError: the settings are incompatible.
         """
         self.plan: Plan = resolve(self.args, self.estimator, self._train_batch_size)
-        self.weigher = functools.partial(self.plan.objective.weigh, self.estimator)
         prompts = self.prompt_lengths
         if self._collates:
             cost = ChunkCost.of_model(self.model, self.args.device.type)
@@ -202,16 +202,9 @@ class SoftInfoNCETrainer(SavingTrainer):
             preflight.check_adapter(self.model, self.args)
 
     @property
-    def objective(self) -> Objective | float | None:
-        """The loss and its settings. During a search for hyperparameters, the value that `Trainer` stored."""
-        if self.hp_search_backend is not None:
-            return self._searched_value
-        return self.plan.objective
-
-    @objective.setter
-    def objective(self, value: float | None) -> None:
-        """Stores the value of a trial, which `Trainer` keeps under this name."""
-        self._searched_value = value
+    def criterion(self) -> Criterion:
+        """The loss and its settings."""
+        return self.plan.criterion
 
     @property
     def estimator(self):
@@ -253,22 +246,31 @@ class SoftInfoNCETrainer(SavingTrainer):
             self.prepare_rows()
         split = self.train_split
         plan = self.plan
-        duplicates = plan.options.duplicates
         rank, world_size = distributed.rank_and_world_size()
-        precompute = plan.objective.needs_similarity and getattr(self.estimator, "in_workers", False)
         return TrainBatches(
             {"query": self._tokens(split.queries, "query"), "code": self._tokens(split.corpus, "code")},
             split.judgments.pairs(),
             self.data_collator,
-            weigh=self.weigher if precompute else None,
-            answers=None if duplicates == "ignore" else self._rows.answers,
-            duplicates=duplicates,
+            # An estimator that workers cannot ask is asked once a step, in `_prepare_inputs`.
+            self.target_maker if self._workers_weigh else dataclasses.replace(self.target_maker, estimator=None),
+            weighs=self._workers_weigh,
             gather=plan.gathers,
-            own_negatives=self._rows.negatives,
-            compares_sides=plan.objective.compares_sides,
+            hard_negatives=self._rows.negatives,
             rank=rank,
             world_size=world_size,
         )
+
+    @property
+    def _workers_weigh(self) -> bool:
+        """True if data workers complete the targets, which they cannot if only this process can ask the estimator."""
+        return not self.criterion.needs_similarity or getattr(self.estimator, "in_workers", False)
+
+    @property
+    def target_maker(self) -> TargetMaker:
+        """Makes the targets of the training batches, once the rows are prepared."""
+        false_negatives = self.plan.options.false_negatives
+        relevant = None if false_negatives == "ignore" else self._rows.answers
+        return TargetMaker(self.criterion, self.estimator, relevant, keeps_positives=false_negatives == "positives")
 
     @property
     def prompt_lengths(self) -> dict[str, int]:
@@ -277,10 +279,13 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     # ---- The step ----
 
-    def compute_loss(self, model, inputs: Batch, return_outputs=False, num_items_in_batch=None):
+    def compute_loss(self, model, batch: Batch, return_outputs=False, num_items_in_batch=None):
         """Returns this process's part of the global batch's loss. Gradient caching bypasses this method."""
-        queries, codes = (self.embeddings(model, getattr(inputs, side)) for side in SIDES)
-        loss = self.batch_loss(queries, codes, inputs)
+        queries, codes = (self.embeddings(model, side) for side in (batch.query, batch.code))
+        gathered = codes
+        if self.plan.gathers:
+            gathered = distributed.gather_with_gradient(codes, batch.code_sizes)
+        loss = self.block_loss(queries, gathered, batch, slice(None))
         if return_outputs:
             return loss, {"query": queries, "code": codes}
         return loss
@@ -289,53 +294,28 @@ class SoftInfoNCETrainer(SavingTrainer):
         """Embeds one side of a batch, Tensor[B, d], in the batch's order."""
         return torch.cat([encode(model, self.encoder, chunk) for chunk in side.chunks])[side.order]
 
-    def batch_loss(self, queries: Tensor, codes: Tensor, batch: Batch) -> Tensor:
-        """Returns the loss, given the embeddings of this process's queries and codes, Tensor[B, d] each."""
-        block = slice(0, len(queries))
-        if self.plan.gathers:
-            codes = distributed.gather_with_gradient(codes, batch.code_sizes)
-            if batch.pairs is not None:
-                queries = distributed.gather_with_gradient(queries, batch.sizes)
-        return self._block_loss(queries, codes, batch, block)
-
-    def _block_loss(self, queries: Tensor, codes: Tensor, batch: Batch, block: slice) -> Tensor:
-        """Returns the loss of one block of this process's queries against the codes of all processes, Tensor[N, d].
+    def block_loss(self, queries: Tensor, codes: Tensor, batch: Batch, block: slice) -> Tensor:
+        """Returns the loss of one block of this process's queries against the codes of the batch.
 
         Args:
-            queries: Tensor[B, d], this process's queries. If the batch has `pairs`, the queries of all processes.
+            queries: Tensor[B, d], this process's queries.
+            codes: Tensor[N, d], the codes of all processes if they are gathered.
+            batch: the batch, on the device of the embeddings.
+            block: the queries to use.
         """
-        pairs = None
-        local = queries[block]
-        if batch.pairs is not None:
-            pairs = batch.pairs.block(block)
-            local = queries[pairs.own]
-        if not len(local):
+        targets = batch.targets[block]
+        if not len(targets):
             return 0.0 * (queries.sum() + codes.sum())  # other processes wait for this one's backward pass
-        objective = self.plan.objective
-        positives = batch.positives[block]
-        negatives, also = (None if mask is None else mask[block] for mask in (batch.negatives, batch.also))
-        if batch.loss_inputs is not None:
-            inputs = {name: tensor[block] for name, tensor in batch.loss_inputs.items()}
-        elif objective.needs_similarity:
-            inputs = self.weigher(batch.query_rows[block], batch.code_rows, positives, negatives, pairs)
-        else:
-            inputs = {}
-        pair_similarity = inputs.pop("pair_similarity", None)
-        loss = 0
-        dims = self.plan.dims or (None,)
-        for dim in dims:
-            score_of = functools.partial(score, self.encoder, dim=dim)
-            scores = score_of(local, codes)
-            if "weights" in inputs and block.start == 0 and dim == dims[0]:
-                self.estimator_callback.observe(inputs["weights"], objective.floor, scores, positives)
-            if pairs is not None:
-                inputs["comparisons"] = pairs.compare(score_of, queries, codes, pair_similarity)
-            loss += objective(scores, positives, negatives=negatives, also=also, **inputs)
-        return loss * batch.loss_scale(len(local))
+        local = queries[block]
+        scores = [score(self.encoder, local, codes, dim=dim) for dim in self.plan.dims or (None,)]
+        if targets.weights is not None and not block.start:
+            self.estimator_callback.observe(targets, scores[0], self.criterion.floor)
+        loss = sum(self.criterion(each, targets) for each in scores)
+        return loss * batch.loss_scale(len(targets))
 
     def training_step(self, model, inputs: Batch, num_items_in_batch=None) -> Tensor:
         """Runs a training step, with gradient caching if planned, and checks that the loss is finite."""
-        self._duplicates_masked += inputs.duplicates
+        self._false_negatives_masked += inputs.false_negatives
         if self.plan.options.gradient_cache_chunk_size is None:
             loss = super().training_step(model, inputs, num_items_in_batch)
         else:
@@ -354,7 +334,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         loss = cached_backward(
             lambda chunk: encode(model, self.encoder, chunk),
             inputs,
-            lambda queries, codes, block: self._block_loss(queries, codes, inputs, block) / accumulated,
+            lambda queries, codes, block: self.block_loss(queries, codes, inputs, block) / accumulated,
             self.accelerator.backward,
             self.plan.gathers,
             block_size=max(self.plan.options.gradient_cache_chunk_size, LOSS_BLOCK),
@@ -363,15 +343,12 @@ class SoftInfoNCETrainer(SavingTrainer):
         return loss.to(self.args.device)
 
     def _prepare_inputs(self, inputs: Batch) -> Batch:
-        """Moves the batch to this process's device.
-
-        With a user's collator, it also makes the number of forward passes equal on all processes.
-        """
-        if self.args.world_size > 1 and not isinstance(self.data_collator, PairCollator):
-            passes = distributed.largest([len(getattr(inputs, side).chunks) for side in SIDES])
-            for side, number in zip(SIDES, passes, strict=True):
-                inputs = dataclasses.replace(inputs, **{side: getattr(inputs, side).with_passes(number)})
-        return inputs.to(self.args.device)
+        """Moves the batch to this process's device, and asks an estimator that data workers cannot ask."""
+        inputs = inputs.to(self.args.device)
+        if self._workers_weigh or not len(inputs.targets):
+            return inputs
+        targets = self.target_maker.weighed(inputs.targets, inputs.query_rows, inputs.code_rows)
+        return dataclasses.replace(inputs, targets=targets)
 
     def _get_num_items_in_batch(self, batch_samples: list, device) -> None:
         """Returns None: the loss is a mean over a batch, not over tokens."""
@@ -392,10 +369,13 @@ class SoftInfoNCETrainer(SavingTrainer):
         if "loss" in logs:
             if self.estimator_callback is not None:
                 logs |= self.estimator_callback.statistics()
-            if self.plan.masks_duplicates:
-                logs["duplicates_masked"] = self._duplicates_masked
+            if self.plan.masks_false_negatives:
+                logs["false_negatives_masked"] = self._false_negatives_masked
             if self._overflows is not None:
                 logs["fp16_overflows"] = self._overflows.count
+        if "train_loss" in logs:  # `Trainer` counts the steps of this call alone
+            steps = self.state.global_step - self._initial_global_step
+            logs["train_loss"] = (self._losses_before + logs["train_loss"] * steps) / max(self.state.global_step, 1)
         super().log(logs, start_time)
 
     # ---- Before the first step, and after the last ----
@@ -413,26 +393,28 @@ class SoftInfoNCETrainer(SavingTrainer):
             SystemExit: SIGTERM stopped training after a checkpoint was saved. The code is 143.
             KeyboardInterrupt: Ctrl-C stopped training. The message says what was saved and how to continue.
         """
-        self.evaluations = [each for each in self.evaluations if each[0] == 0]  # drops those of an earlier training
+        self.evaluations = [each for each in self.evaluations if each[0] == 0]  # drops an earlier training's
         self._checkpoint = last_checkpoint(resume_from_checkpoint, self.args.output_dir)
-        termination = interruption.SaveOnTermination()
-        self.add_callback(termination)
+        self.termination = interruption.SaveOnTermination()
+        self.add_callback(self.termination)
         try:
             with interruption.explaining_interruption(self.args, lambda: self.state.global_step):
                 output = super().train(self._checkpoint, *args, **kwargs)
         finally:
-            self.remove_callback(termination)
-            termination.restore()
-        if distributed.any_process(termination.terminated):
+            self.remove_callback(self.termination)
+            self.termination.restore()
+        if distributed.any_process(self.termination.terminated):
             self._stop()
-        self._guard.check()
-        self._merge()
-        return output
+        if self.report is not None:
+            self.report.measure("trained", lexical=True)
+            print_on_main(f"\n{self.report.table()}\n")
+        return output._replace(training_loss=output.metrics["train_loss"])
 
     def _stop(self) -> None:
         """Ends the process after SIGTERM, when the last step has been saved in a checkpoint."""
         step = self.state.global_step
         if not (self._checkpoint_folder(self.args.output_dir) / MARKER).is_file():  # the signal came after that step
+            self._tr_loss = torch.zeros_like(self._tr_loss)  # counted already, at the end of training
             self._save_checkpoint(self.model_wrapped, None)
         print_on_main(f"stopped by SIGTERM at step {step}: {interruption.how_to_continue(self.args)}")
         raise SystemExit(143)
@@ -444,6 +426,11 @@ class SoftInfoNCETrainer(SavingTrainer):
         """
         super()._hp_search_setup(trial)
         self._prepare_training()
+        self.report = None
+        # The command line measures on its own.
+        if getattr(self.args, "report", False) and not hasattr(self.args, "given") and trial is None:
+            self.report = Measurements(self, self._evaluated_sets())
+            self.report.measure("untrained")
 
     def _prepare_training(self) -> None:
         """Checks the settings, compares them with the checkpoint's, and prepares the rows."""
@@ -451,52 +438,42 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.resolve()
         checkpoint = self._checkpoint
         preflight.check_start(self.estimator, self.train_dataset, checkpoint, self.state.global_step)
-        self._keep_weights()
-        self.identity = checkpoints.identify(self.describe_identity, checkpoint)
+        self._merging.keep(resumed=checkpoint is not None and self.state.global_step > 0)
+        self.run_fingerprint = checkpoints.compared(self.fingerprint, checkpoint)
         check_evaluations(self.args, self.eval_dataset, self.codebase)
         loss = reporting.loss_table(self.plan, self.estimator)
-        table = banner(loss, self._setup_table(), self.encoder, self.accelerator.distributed_type.value)
+        kind = self.accelerator.distributed_type.value
+        table = banner(loss, self.setup_table(), self.encoder, kind, self.plan.options.teacher)
         warnings = warnings_of(self.args, self.plan, self.encoder, self.model)
         print_on_main("\n".join([table, *warnings]))
         self.prepare_rows()
-        self.identity |= checkpoints.identify(lambda: fitted(self.estimator), checkpoint)
+        fitted = {"the estimator's encoder": getattr(self.estimator, "encoder_identity", None)}
+        self.run_fingerprint = checkpoints.compared(lambda: self.run_fingerprint | fitted, checkpoint)
+        checkpoints.warn_of_changes(self.run_fingerprint, checkpoint)
+        self._losses_before = checkpoints.losses_before(checkpoint)
         self._guard = FiniteGuard(self.train_dataset)
-        self._duplicates_masked = 0
+        self._false_negatives_masked = 0
 
-    def describe_identity(self) -> dict[str, dict]:
+    def fingerprint(self) -> dict[str, object]:
         """Returns all that the results depend on, as far as it is known before the estimator is fitted."""
-        encoder = (self.encoder, self.model, self.processing_class)
-        evaluated = () if self.args.eval_strategy == "no" else (self.eval_dataset, self.codebase)
-        loaded = Loaded(self.plan, *encoder, self.train_split, self.estimator, self._weights_before, evaluated)
-        return run_identity(option_values(self.args), started(self.args), self.args.output_dir, loaded)
-
-    def _keep_weights(self) -> None:
-        """Copies the weights before training if they will be merged.
-
-        Raises:
-            UserError: the weights have been trained already, or they cannot be merged.
-        """
-        resumed = self._checkpoint is not None and self.state.global_step > 0
-        if getattr(self.args, "merge_ratio", None) is None:
-            self._weights_before = None
-        elif not resumed:
-            self._weights_before = weights_to_merge(self.model)
-        elif self._weights_before is None:
-            raise UserError("merge_ratio: this trainer has already trained the encoder; resume with a new trainer")
-
-    def _merge(self) -> None:
-        """If `merge_ratio` is set, saves the trained encoder separately and merges the model's weights."""
-        unmerged = Path(self.args.output_dir) / UNMERGED
-        self.merging = None
-        if self._weights_before is None:
-            if self.args.should_save and (unmerged / PROFILE_FILE).is_file():
-                shutil.rmtree(unmerged)  # an earlier run into this folder merged
-            return
-        self._use_averaged_weights()
-        if self.args.should_save:
-            self._export(unmerged, merge=self.args.merge_lora)
-        model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
-        self.merging = merge(model, self._weights_before, self.args.merge_ratio)
+        early_stops = [each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
+        metrics_choose = bool(early_stops) or choose_by_metrics(self.args)
+        own = {"collator": None if self._collates else self.data_collator}
+        if metrics_choose:
+            own |= {"metrics": self.compute_metrics, "early stop": next(iter(early_stops), None)}
+        loaded = Loaded(
+            self.plan,
+            self.encoder,
+            self.model,
+            self.processing_class,
+            self.train_split,
+            self.estimator,
+            self._merging.before,
+            (self.eval_dataset, self.codebase) if metrics_choose else (),
+            own,
+        )
+        found = run_fingerprint(self.args, apart=self.args.output_dir, metrics_choose=metrics_choose, loaded=loaded)
+        return found | self.of_command
 
     # ---- Evaluation ----
 
@@ -557,7 +534,7 @@ class SoftInfoNCETrainer(SavingTrainer):
                 have been computed already.
 
         Raises:
-            UserError: there is no corpus, or it lacks the right answer to a query.
+            UserError: the corpus is missing, or it lacks the relevant code to a query.
         """
         start = time.time()
         split = self._split_of(dataset, None, codebase, metric_key_prefix)
@@ -571,7 +548,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             predictions = (output.ranks.numpy(force=True), output.top_indices.numpy(force=True))
             metrics |= self.compute_metrics(EvalPrediction(predictions, best_answers(split.judgments)))
         metrics |= speed_metrics("", start, num_samples=len(split.queries))
-        prefix = f"{metric_key_prefix}_"  # the user's metrics may have it already; those of speed start with "_"
+        prefix = f"{metric_key_prefix}_"  # the user's metrics may have it; speed metrics start with "_"
         metrics = {prefix + key.removeprefix(prefix).lstrip("_"): value for key, value in metrics.items()}
         return dataclasses.replace(output, metrics=metrics)
 
@@ -581,14 +558,22 @@ class SoftInfoNCETrainer(SavingTrainer):
         objective = compute_objective or (lambda metrics: metrics[f"eval_{name}"])
         return super().hyperparameter_search(hp_space, objective, n_trials, direction or "maximize", **kwargs)
 
+    def _evaluated_sets(self) -> dict[str, Split]:
+        """Returns the evaluation sets by name. Raises UserError if there are none."""
+        if self.eval_dataset is None:
+            raise UserError("report=True: pass eval_dataset=, which is measured before and after training")
+        if isinstance(self.eval_dataset, Mapping):
+            return {name: self._split_of(rows, name, None, name) for name, rows in self.eval_dataset.items()}
+        return {"eval": self._split_of(self.eval_dataset, None, None, "eval_dataset")}
+
     def _split_of(self, queries, key: str | None, codebase: Corpora, name: str) -> Split:
-        """Returns queries with their corpus and right answers. Raises UserError if a query has no right answer."""
+        """Returns queries with their corpus and relevant codes. Raises UserError if a query has no relevant code."""
         corpora = self.codebase if codebase is None else as_row_sets(codebase, "codebase")
         return evaluation_split(queries, corpora, key, name, self.columns)
 
     def embed_rows(self, rows: Dataset, side: str) -> Tensor:
         """Embeds one side of `rows`, Tensor[n, d] on every process. Dot products of embeddings are unscaled scores."""
-        self._use_averaged_weights()
+        self.use_averaged_weights()
         # FSDP and DeepSpeed move the model to the device only when training begins.
         unplaced = self.model.device.type == "cpu" and self.args.device.type != "cpu"
         if unplaced:
@@ -603,7 +588,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             self.model.to("cpu")
         return comparable(self.encoder, embeddings)
 
-    def _use_averaged_weights(self) -> None:
+    def use_averaged_weights(self) -> None:
         """Switches to the weights for evaluation. A schedule-free optimizer keeps two sets of weights."""
         if callable(getattr(self.optimizer, "eval", None)):
             self.optimizer.eval()
@@ -617,32 +602,15 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     def _save_checkpoint(self, model, trial) -> None:
         """Saves a checkpoint unless the last loss was not finite."""
-        if self._guard is not None:
-            self._guard.check()
+        self.check_finite()
         super()._save_checkpoint(model, trial)
 
-    def create_model_card(self) -> Path | None:
-        """Writes the model card into the output folder. Returns its path, or None if it could not be written."""
-        rows = {"train": self.train_dataset, "valid": self.eval_dataset, "codebase": self.codebase}
-        final_step = reporting.best_step(self.args, self.state) or self.state.global_step
-        record = self.describe() | {
-            "base_model": self.model.config._name_or_path or None,
-            "results": reporting.measured_results(self.evaluations, final_step, merged=bool(self.merging)),
-            **reporting.rows_table(rows, self.encoder, self.processing_class),
-        }
-        return write_model_card(self.args.output_dir, record)
+    def check_finite(self) -> None:
+        """Raises NotFiniteError if the loss became NaN or infinite."""
+        if self._guard is not None:
+            self._guard.check()
 
-    def describe(self) -> dict:
-        """Returns the parts of a run's record that only the trainer knows: loss, training and environment."""
-        record = {
-            "model_id": self.hub_model_id,
-            "loss": reporting.loss_table(self.plan, self.estimator),
-            "training": self._setup_table() | reporting.course_table(self.args, self.state),
-            "environment": environment(),
-        }
-        if self.merging:
-            record["merging"] = self.merging
-        return record
-
-    def _setup_table(self) -> dict[str, object]:
-        return reporting.setup_table(self.args, self.plan, self.model, self.precision)
+    @property
+    def merging(self) -> dict | None:
+        """Ratio, base and unmerged encoder of the last training, or None if it did not merge."""
+        return self._merging.record

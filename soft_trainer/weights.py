@@ -3,46 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-
-from soft_trainer.errors import UserError
-
-
-def checked_similarity(
-    estimator, query_rows: Sequence[int], code_rows: Sequence[int], method: str = "similarity"
-) -> Tensor:
-    """Calls `estimator.similarity`, or another method, without gradient. Returns Tensor[Q, C] in float32 or higher.
-
-    Raises:
-        UserError: the estimator returned NaN, or anything but a Tensor[Q, C].
-    """
-    name = type(estimator).__name__
-    with torch.no_grad():
-        similarity = getattr(estimator, method)(query_rows, code_rows)
-    expected = (len(query_rows), len(code_rows))
-    if isinstance(similarity, Tensor):
-        shape = tuple(similarity.shape)
-    else:
-        shape = None
-    if shape != expected:
-        if shape is not None:
-            found = f"shape {shape}"
-        else:
-            found = type(similarity).__name__
-        raise UserError(
-            f"{name}.{method} returned {found} for {expected[0]} queries and {expected[1]} "
-            f"codes: it must return a Tensor of shape {expected}"
-        )
-    if similarity.device.type == "cpu" and bool(similarity.isnan().any()):
-        query, code = similarity.isnan().nonzero()[0].tolist()
-        rows = f"{int(query_rows[query])} (query) and {int(code_rows[code])} (code)"
-        raise UserError(f"{name}.{method} returned NaN for the rows {rows}")
-    if similarity.dtype == torch.float64:
-        return similarity
-    return similarity.float()
 
 
 def negative_weights(
@@ -53,8 +16,6 @@ def negative_weights(
     floor: float = 0.1,
     positives: Tensor | None = None,
     negatives: Tensor | None = None,
-    *,
-    too_few: str = "raise",
 ) -> Tensor:
     """Computes the weights of Soft-InfoNCE (Eq. 4), which are small for negatives similar to the query.
 
@@ -62,23 +23,23 @@ def negative_weights(
     sim_ij) / (beta - alpha / n) sum to n. They are then clamped from below at `floor` (Appendix C.2), so their sum is
     at least n.
 
+    Eq. 4 divides by zero or changes sign for a query with n <= alpha / beta negatives. Such a query gets weights of 1,
+    which is plain InfoNCE. `smallest_batch` returns the batch size from which Eq. 4 applies.
+
     Args:
         similarity: Tensor[B, N], raw similarities; larger means more similar.
         alpha: at least 0.
         beta: above 0.
         temperature: above 0.
         floor: from 0 to 1.
-        positives: LongTensor[B], the column of each query's own code. By default, `arange(B)`.
+        positives: LongTensor[B], the column of each query's positive. By default, `arange(B)`.
         negatives: BoolTensor[B, N], True where a column is a negative. By default, everywhere but on the positive.
-        too_few: what to do for a query with n <= alpha / beta negatives, for which Eq. 4 divides by zero or changes
-            sign. "raise" raises an error. "uniform" sets its weights to 1, which is plain InfoNCE for that query and
-            needs no device synchronisation.
 
     Returns:
         Tensor[B, N] in float32 or higher: 1 on the positive, 0 on columns that are not negatives.
 
     Raises:
-        ValueError: a setting is out of range, or there are too few negatives and `too_few="raise"`.
+        ValueError: a setting is out of range.
     """
     _check(
         ("alpha", alpha, "0 or more", alpha >= 0),
@@ -91,12 +52,6 @@ def negative_weights(
     negatives, column = _negatives(similarity, positives, negatives)
     number = negatives.sum(1, keepdim=True, dtype=similarity.dtype)
     enough = number >= smallest_batch(alpha, beta) - 1
-    short = ~enough & (number > 0)
-    if too_few == "raise" and bool(short.any()):
-        raise ValueError(
-            f"{int(number[short].min())} negatives are too few for alpha={alpha:g}, beta={beta:g}: beta must be "
-            f"above alpha / negatives, so a query needs at least {smallest_batch(alpha, beta) - 1}"
-        )
     sim = (similarity / temperature).masked_fill(~negatives, -torch.inf).softmax(1)
     weights = (beta - alpha * sim) / (beta - alpha / number)
     weights = torch.where(enough, weights.clamp_min(floor), 1.0)
@@ -110,7 +65,7 @@ def positive_aware_weights(
     positives: Tensor | None = None,
     negatives: Tensor | None = None,
 ) -> Tensor:
-    """Computes weights that compare each negative with the query's own code, without a floor.
+    """Computes weights that compare each negative with the query's positive, without a floor.
 
     w_ij = min(1, 2 sigmoid((s_i,pos - margin - s_ij) / temperature)). A negative that is less similar than the
     positive by at least `margin` has weight 1. The weight falls as the negative becomes more similar. At temperature
@@ -166,7 +121,7 @@ def cancel_top_k(similarity: Tensor, k: int, positives: Tensor | None = None) ->
 def cancel_above_ratio(similarity: Tensor, ratio: float, positives: Tensor | None = None) -> Tensor:
     """Cancels negatives that are too similar in relation to the positive (Section 4.4).
 
-    A negative is cancelled if its similarity is above `ratio` times s, the similarity of the query's own code. If s is
+    A negative is cancelled if its similarity is above `ratio` times s, the similarity of the query's positive. If s is
     below 0, the threshold is s - (1 - ratio) abs(s).
 
     Returns:

@@ -3,12 +3,12 @@
 import torch
 
 
-def hinge(scores, positives, *, weights, negatives, also):
-    """Returns a weighted hinge on every negative, against the best right answer; a mean over queries."""
+def hinge(scores, positives, *, weights, negatives, extra_positives):
+    """Returns a weighted hinge on every negative, against the best relevant code; a mean over queries."""
     column = positives.unsqueeze(1)
     right = torch.zeros_like(scores, dtype=torch.bool).scatter(1, column, True)
-    if also is not None:
-        right = right | also
+    if extra_positives is not None:
+        right = right | extra_positives
     best = scores.masked_fill(~right, -torch.inf).amax(1, keepdim=True)
     losses = (1 + scores - best).clamp_min(0) * weights
     if negatives is not None:
@@ -22,7 +22,7 @@ def info_nce(scores, positives):
 
 
 def halves(similarity, positives):
-    """Weighs a negative by half if it is more similar than the query's own code."""
+    """Weighs a negative by half if it is more similar than the query's positive."""
     own = similarity.gather(1, positives.unsqueeze(1))
     return torch.where(similarity > own, 0.5, 1.0)
 

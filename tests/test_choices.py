@@ -2,7 +2,7 @@ import pkgutil
 import re
 
 from soft_trainer import choices
-from soft_trainer.estimators.base import Estimator
+from soft_trainer.estimators.base import Estimator, NeighbourEstimator
 
 
 def test_every_estimator_is_a_class_and_messages_list_those_that_find_neighbours():
@@ -12,4 +12,4 @@ def test_every_estimator_is_a_class_and_messages_list_those_that_find_neighbours
             classes[name] = pkgutil.resolve_name(f"soft_trainer.estimators.{place}")
     assert all(issubclass(each, Estimator) for each in classes.values())
     listed = re.split(", | or ", choices.FIND_NEIGHBOURS)
-    assert sorted(listed) == sorted(name for name, each in classes.items() if each.finds_neighbours)
+    assert sorted(listed) == sorted(name for name, each in classes.items() if issubclass(each, NeighbourEstimator))

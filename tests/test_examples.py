@@ -51,15 +51,22 @@ def test_from_a_csv(run, csv, encoder_dir, tmp_path):
 
 
 @pytest.mark.slow
-def test_from_python(run, csv, encoder_dir, tmp_path):
-    said = run("train_python", csv, tmp_path / "out", "--model", encoder_dir, "--epochs", 2)
+@pytest.mark.parametrize("model", ["encoder_dir", "base"])
+def test_from_python(run, csv, tmp_path, request, model):
+    if model != "base":
+        model = request.getfixturevalue(model)
+    said = run("train_python", csv, tmp_path / "out", "--model", model, "--epochs", 2)
     assert re.search(r"test: MRR 0\.\d+, \d+% in the first 5", said)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["own_estimator", "own_loss"])
-def test_own_parts(run, csv, encoder_dir, tmp_path, name):
-    run(name, csv, tmp_path / "out", "--model", encoder_dir)
+@pytest.mark.parametrize("model", ["encoder_dir", "base"])
+def test_own_parts(run, csv, tmp_path, request, name, model):
+    """DistilBERT, ModernBERT and static encoders such as `base` have no pooling layer to leave away."""
+    if model != "base":
+        model = request.getfixturevalue(model)
+    run(name, csv, tmp_path / "out", "--model", model)
     assert load_encoder(tmp_path / "out").encode_queries(["sort a list"]).isfinite().all()
 
 

@@ -19,7 +19,6 @@ from soft_trainer.fingerprints import (
     file_fingerprint,
     fingerprint,
     folder_fingerprint,
-    function_fingerprint,
     rows_fingerprint,
     tokenizer_fingerprint,
 )
@@ -239,18 +238,3 @@ def test_what_leaves_embeddings_as_they_are_leaves_the_fingerprint(model, tokeni
     model.config._name_or_path = "elsewhere"
     profile = profile.replace(name="codebert", score_scale=7.0, code_columns=("text",))
     assert encoder_fingerprint(model, tokenizer, profile) == before
-
-
-def test_a_function_of_a_notebook_depends_on_what_it_reads():
-    """Other lines of a notebook do not matter."""
-
-    def made(text):
-        cell = {"__name__": "__main__"}
-        exec(text, cell)
-        return function_fingerprint(cell["plain"])
-
-    plain = "def plain(scores):\n    return scale(scores) * [WEIGHT for _ in scores][0]\n"
-    first = made(f"WEIGHT = 1\ndef scale(x):\n    return x * 2\n{plain}")
-    assert made(f"OTHER = 5\nWEIGHT = 1\ndef scale(x):\n    return x * 2\n{plain}") == first
-    assert made(f"WEIGHT = 3\ndef scale(x):\n    return x * 2\n{plain}") != first
-    assert made(f"WEIGHT = 1\ndef scale(x):\n    return x * 3\n{plain}") != first

@@ -1,10 +1,13 @@
 """The requirements: lower bounds in setup.cfg, tested versions in constraints.txt, and what workflows run."""
 
 import configparser
+import os
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 from pathlib import Path
 
 import pytest
@@ -91,3 +94,20 @@ def test_every_line_that_installs_an_extra_works_in_a_clone():
             assert "pip install 'soft-trainer" not in text and "pip install soft-trainer" not in text, path
             found.update(re.findall(r"pip install -c constraints.txt -e '\.\[(\w+)\]'", text))
     assert found - {"test"} and found <= extras
+
+
+@pytest.mark.slow
+def test_an_editable_install_is_imported_from_the_folder_above_the_clone(tmp_path):
+    clone = tmp_path / "soft_trainer"
+    ignored = shutil.ignore_patterns(".git", "*.egg-info", "build", "outputs", "__pycache__")
+    shutil.copytree(ROOT, clone, ignore=ignored)
+    venv.create(tmp_path / "environment", with_pip=False)
+    python = tmp_path / "environment/bin/python"
+    (packages,) = tmp_path.glob("environment/lib/python*/site-packages")
+    (packages / "requirements.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-index", "--no-deps"]
+    subprocess.run([*pip, "--no-build-isolation", "--quiet", "-e", str(clone)], env=environment, check=True)
+    command = [str(python), "-c", "import soft_trainer; print(soft_trainer.__version__)"]
+    found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (found.returncode, found.stderr) == (0, "")

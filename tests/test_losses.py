@@ -1,4 +1,4 @@
-"""The losses against published numbers and plain loops, with columns left out, and at the edges of the formats."""
+"""The losses against published numbers and plain loops, with columns excluded, and at the edges of the formats."""
 
 import json
 from contextlib import nullcontext
@@ -15,7 +15,7 @@ ORACLE = json.loads((Path(__file__).parent / "oracle_losses.json").read_text())[
 
 
 def soft(scores, similarity, positives=None, negatives=None, alpha=1.3, beta=0.7, temperature=0.5, **reduction):
-    options = {"positives": positives, "negatives": negatives, "too_few": "uniform"}
+    options = {"positives": positives, "negatives": negatives}
     weights = negative_weights(similarity, alpha, beta, temperature, **options)
     return losses.soft_info_nce(scores, weights, positives, **reduction)
 

@@ -25,7 +25,7 @@ from soft_trainer.encoders import scratch
 from soft_trainer.encoders.encoding import Encoder
 from soft_trainer.estimators import frozen_encoder, neighbours
 from soft_trainer.estimators.bm25 import BM25Estimator
-from soft_trainer.estimators.neighbours import LeftOut
+from soft_trainer.estimators.neighbours import Excluded
 from soft_trainer.fingerprints import rows_fingerprint
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.run import rows as run_rows
@@ -136,7 +136,7 @@ def embeddings(world):
 def nearest(world):
     estimator = BM25Estimator(cache_dir=world.folder / "neighbours")
     estimator.fit(Split.from_pairs(world.dataset()))
-    return torch.tensor(estimator.neighbours(1 + world.options, LeftOut(np.arange(3))).scores)
+    return torch.tensor(estimator.neighbours(1 + world.options, Excluded(np.arange(3))).scores)
 
 
 def tree(world):
@@ -195,6 +195,7 @@ MODULES = {
         "data.layouts.codesearchnet",
         "data.filtering",
         "data.judgments",
+        "data.load",
         "data.tokens",
         "run.rows",
     ),

@@ -53,7 +53,7 @@ def test_a_recipe_names_options_that_exist(path, tmp_path):
 def test_the_paper_names_its_settings_so_that_no_later_default_changes_them(path, tmp_path):
     # The studies set those of the methods; the others belong to batches and embeddings that the paper does not use.
     by_method = {"loss", "alpha", "beta", "temperature", "cancel_k", "cancel_ratio"}
-    absent = {"margin", "gather_negatives", "matryoshka_dims", "group_size", "distill_temperature", "distill_pairs"}
+    absent = {"margin", "gather_negatives", "matryoshka_dims", "group_size", "distill_temperature", "teacher"}
     without_effect = {"gradient_cache_chunk_size", "source_sampling"}
     options = {field.name for field in dataclasses.fields(SoftInfoNCEOptions) if not field.name.startswith("negative")}
     recipe = read_recipe(path)
@@ -79,13 +79,16 @@ def test_a_launch_recipe_is_one_that_accelerate_takes(path):
 @pytest.mark.parametrize("path", RUNS, ids=name)
 def test_a_recipe_trains(path, script, data_dir, tmp_path, model, tokenizer, profile):
     options = TINY | {"data_dir": data_dir, "output_dir": tmp_path / "out", "language": "python"}
-    estimator = read_recipe(path).get("estimator")
+    recipe = read_recipe(path)
+    estimator = "trained_model" if "teacher" in recipe else recipe.get("estimator")
     if estimator in ("initial_model", "trained_model"):  # needs an encoder that knows something
         encoder = export_encoder(model, tokenizer, profile, tmp_path / "encoder")
         options |= {"from_scratch": "", "model_name_or_path": encoder, "estimator_cache_dir": tmp_path / "rows"}
-    if estimator == "trained_model":
+    if "teacher" in recipe:
+        options["teacher"] = encoder
+    elif estimator == "trained_model":
         options["estimator_model"] = encoder
     code, lines = script(config=path, **options)
     assert code == 0
     assert (tmp_path / "out" / "model.safetensors").exists()
-    assert any(re.match(r"\| test +\| trained encoder", line) for line in lines)
+    assert any(re.match(r"\| test +\| encoder after training", line) for line in lines)

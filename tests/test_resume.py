@@ -48,8 +48,8 @@ def benchmark(monkeypatch, tmp_path):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
 
-    def start(folder, data, processes, resume):
-        return ForkedRun(module.argv_of(folder, data, processes, resume), processes, folder / "log.txt")
+    def start(folder, data, processes):
+        return ForkedRun(module.argv_of(folder, data, processes), processes, folder / "log.txt")
 
     monkeypatch.setattr(module, "start", start)
     monkeypatch.setattr(module.tempfile, "tempdir", str(tmp_path))
@@ -57,11 +57,11 @@ def benchmark(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_three_kills_leave_the_weights_of_a_run_that_was_never_stopped(benchmark, data_dir, monkeypatch, capsys):
-    options = ["--data_dir", str(data_dir), "--batch_size", "8", "--kills", "3", "--on_two", "1"]
+def test_twelve_kills_leave_the_weights_of_a_run_that_was_never_stopped(benchmark, data_dir, monkeypatch, capsys):
+    options = ["--data_dir", str(data_dir), "--batch_size", "8", "--kills", "12", "--on_two", "4"]
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), *options])
     with pytest.raises(SystemExit) as stopped:
         benchmark.main()
     printed = capsys.readouterr()
     assert not stopped.value.code, stopped.value.code
-    assert printed.out.count("equal") == 3, printed
+    assert printed.out.count("equal") == 12, printed

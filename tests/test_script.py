@@ -53,7 +53,7 @@ def test_ctrl_c_is_one_line_and_exit_code_130(script, data_dir, monkeypatch):
     code, lines = script(**options)
     assert code == 130 and not any("Traceback" in line for line in lines)
     assert lines[-1].startswith("interrupted at step 2: out/checkpoint-2 is kept; ")
-    assert "the same command with --resume_from_checkpoint last" in lines[-1]
+    assert "resume_from_checkpoint=last" in lines[-1]
 
 
 @pytest.mark.parametrize("before", ["run.opening.load_data", "run.record.Run.measure"])
@@ -121,7 +121,7 @@ def test_a_run_prints_what_is_in_the_data_what_it_trains_and_what_came_of_it(fin
     assert systems == [
         (split, f"{system}")
         for split in ("valid", "test")
-        for system in ("untrained encoder", "lexical BM25", "trained encoder", "encoder + lexical BM25")
+        for system in ("encoder before training", "BM25", "encoder after training", "encoder + BM25")
     ]
     assert "find the largest element" in printed and "flatten a nested list" in printed
     assert "merge two dictionaries" not in printed

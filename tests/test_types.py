@@ -34,7 +34,7 @@ def test_editors_see_every_export(package):
 def test_no_export_is_unknown_to_a_type_checker(tmp_path):
     lines = ["import soft_trainer", "import soft_trainer.search", *(f"reveal_type({name})" for name in EXPORTS)]
     (tmp_path / "exports.py").write_text("\n".join(lines))
-    command = ["basedpyright", "--outputjson", "--pythonpath", sys.executable, "exports.py"]
+    command = [sys.executable, "-m", "basedpyright", "--outputjson", "--pythonpath", sys.executable, "exports.py"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
     messages = [each["message"] for each in json.loads(result.stdout)["generalDiagnostics"]]

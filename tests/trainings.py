@@ -6,7 +6,7 @@ import torch
 
 from soft_trainer import BM25Estimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
-from soft_trainer.training import identity
+from soft_trainer.fingerprints import plain_settings
 from soft_trainer.training.reporting import warnings_of
 
 OWN = {"negatives_per_query": 2, "negative_ratio": 10.0}
@@ -49,9 +49,11 @@ def fitted(trainer):
     return trainer
 
 
-def identity_of(trainer):
-    """Returns all that a checkpoint of a trainer keeps to compare runs."""
-    return trainer.describe_identity() | identity.fitted(trainer.estimator)
+def fingerprint_of(trainer):
+    """Returns the run fingerprint of a trainer that has not been fitted."""
+    trainer._checkpoint = None
+    trainer._merging.keep(resumed=False)
+    return plain_settings(trainer.fingerprint())
 
 
 def warned(trainer) -> list[str]:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 import soft_trainer
-from soft_trainer.errors import UserError, messages_for_shell
+from soft_trainer.errors import UserError
 from soft_trainer.terminal import exit_on_user_error, nearest, quiet_libraries
 
 # Each command is a module of the same name in this folder, with `add_arguments(parser)` and `run(arguments)`. Its
@@ -48,9 +48,12 @@ class CommandParser(argparse.ArgumentParser):
 
     def parse_known_args(self, args=None, namespace=None):
         """Parses like argparse, except that an unknown option is reported before a missing one."""
+        positional = {action.dest for action in self._actions if not action.option_strings}
         for word in itertools.takewhile(lambda word: word != "--", args or ()):
             option = word.split("=")[0]
             if word.startswith("--") and option not in self._option_string_actions:
+                if option.removeprefix("--") in positional:
+                    raise UserError(f"{option}: give the value without the name of the option; --help shows where")
                 raise UserError(f"unknown option {option}{nearest(option, self._option_string_actions, LISTED)}")
         return super().parse_known_args(args, namespace)
 
@@ -120,9 +123,8 @@ def run_command(argv: Sequence[str]) -> int:
         parser.parse_args(argv[:1])  # --help and --version end here
         sys.stderr.write(parser.format_help())
         return 2
-    with messages_for_shell():
-        command, arguments = parse_command(argv)
-        return command.run(*arguments) or 0
+    command, arguments = parse_command(argv)
+    return command.run(*arguments) or 0
 
 
 def main() -> None:

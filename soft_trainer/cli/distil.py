@@ -1,4 +1,4 @@
-"""Distil an encoder into a static one, which averages one vector per token.
+"""Distil an encoder into a static one, which averages one vector per word.
 
 soft-trainer distil MODEL
 soft-trainer distil sentence-transformers/all-MiniLM-L6-v2 --output_dir outputs/static --texts my_repository
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import argparse
 
-from soft_trainer.search.index.static import default_static_folder
+from soft_trainer.cli.shared_options import add_overwrite
+from soft_trainer.encoders.static_encoder import default_static_folder
 from soft_trainer.terminal import print_on_main
 
 
@@ -19,14 +20,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
     parser.add_argument("model", metavar="MODEL", help="the encoder: a name on the Hub, or a folder")
     parser.add_argument(
-        "--output_dir",
-        default=default_static_folder(),
-        help="folder for the static encoder (default: in the user's cache directory)",
+        "--output_dir", help="folder for the static encoder, new or empty (default: in the user's cache directory)"
     )
     parser.add_argument(
         "--dimensions", type=int, default=256, help="number of dimensions of an embedding (default: %(default)s)"
     )
-    parser.add_argument("--texts", help="a file or source tree to count tokens in")
+    parser.add_argument(
+        "--texts", help="a file or source tree whose words become the vocabulary (default: common words of code)"
+    )
+    parser.add_argument(
+        "--vocabulary_size", type=int, default=32768, help="maximum number of words (default: %(default)s)"
+    )
+    add_overwrite(parser, "an earlier encoder")
     parser.add_argument("--trust_remote_code", action="store_true", help="run the code that comes with a model")
 
 
@@ -34,4 +39,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Writes the static encoder."""
     from soft_trainer.encoders.distilling import distil_static  # imports torch, which takes seconds
 
-    print_on_main(f"Written to {distil_static(**vars(arguments))}")
+    options = vars(arguments)
+    if arguments.output_dir is None:
+        options |= {"output_dir": default_static_folder(), "overwrite": True}
+    print_on_main(f"Written to {distil_static(**options)}")

@@ -15,9 +15,9 @@ import sys
 import tempfile
 
 from soft_trainer.cli.shared_options import add_shared_options
-from soft_trainer.options.declared import changed_options, evaluation_options
 from soft_trainer.options.fields import CODESEARCHNET, DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
+from soft_trainer.options.option_spec import evaluation_options
 from soft_trainer.terminal import one_line_errors, print_on_main
 
 SHARED = {kind: evaluation_options(kind) for kind in (DataArguments, TrainingOptions, ModelArguments)}
@@ -40,8 +40,6 @@ def run(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="soft-trainer-") as temporary:
         with one_line_errors():
             options = training_arguments(arguments, arguments.output_dir or temporary)
-        given = {name: value for part in options for name, value in changed_options(part).items()}
-        with one_line_errors(given):
             _measure(options, bool(arguments.output_dir))
 
 
@@ -71,30 +69,27 @@ def _measure(options: Options, keep: bool) -> None:
     from soft_trainer.run.building import build_model, build_tokenizer, model_label
     from soft_trainer.run.folder import RunFolder
     from soft_trainer.run.opening import load_run, open_run
-    from soft_trainer.run.record import Run, check_output_dir
+    from soft_trainer.run.record import Run
 
     model_args, data_args, args = options
     distributed.use_the_cores()
-    opening = open_run(*options)
-    check_output_dir(*options)
-    profile = opening.profile
-    data, sets = load_run(opening, data_args, args)
-    tokenizer = build_tokenizer(model_args, profile, None)
-    model = build_model(model_args, profile, tokenizer)
-    trainer = SoftInfoNCETrainer(model, args, processing_class=tokenizer, encoder=profile)
-    for warning in profile_warnings(trainer.model, profile):
-        print_on_main(warning)
-    _warn_of_unused(*options)
-    files = RunFolder(args.output_dir)
-    files.take_over(trains=False)
-    run = Run(trainer, data, model_args, data_args, {}, sets, files)
-    run.measure("trained", data_args.lexical)
-    if distributed.rank_and_world_size()[0] == 0:
-        sys.stdout.write(metrics_table(run.results, {**LABELS, "trained": model_label(model_args)}) + "\n")
-        if keep:
-            record = {name: value for name, value in run.record().items() if name not in ABOUT_TRAINING}
-            run.write(record)
-            print_on_main(f"Written to {args.output_dir}")
+    profile, sources = open_run(*options)
+    with RunFolder.open(*options) as folder:
+        splits, sets = load_run(*options, profile, sources)
+        tokenizer = build_tokenizer(model_args, profile, None)
+        model = build_model(model_args, profile, tokenizer)
+        trainer = SoftInfoNCETrainer(model, args, processing_class=tokenizer, encoder=profile)
+        for warning in profile_warnings(trainer.model, profile):
+            print_on_main(warning)
+        _warn_of_unused(*options)
+        run = Run(trainer, splits, model_args, data_args, {}, folder, sets)
+        run.measure("trained", data_args.lexical)
+        if distributed.rank_and_world_size()[0] == 0:
+            sys.stdout.write(metrics_table(run.results, {**LABELS, "trained": model_label(model_args)}) + "\n")
+            if keep:
+                record = {name: value for name, value in run.record().items() if name not in ABOUT_TRAINING}
+                run.write(record)
+                print_on_main(f"Written to {args.output_dir}")
     distributed.close()
 
 
@@ -103,7 +98,7 @@ def _warn_of_unused(model_args: ModelArguments, data_args: DataArguments, args: 
     # Imported here, so that errors about options need not wait for them.
     from soft_trainer.encoders.encoding import parse_dims
     from soft_trainer.encoders.loading import saved_truncate_dim
-    from soft_trainer.options.declared import Values, unread_options
+    from soft_trainer.options.option_spec import Values, unread_options
     from soft_trainer.run.building import model_name
 
     for line in unread_options([data_args, model_args], Values(data_args, model_args, args)):

@@ -4,12 +4,13 @@ There are three kinds of queries:
 - judged queries for several trees (--queries, --trees);
 - the documentation of a tree's functions, which must be found in a copy of the tree without comments (--folder);
 - the subjects of a repository's newest commits, for the functions that they changed, in the tree before them
-  (--history). This compares words, words with the memory of earlier commits, each model with both, and a ranking by
-  how often functions changed.
+  (--history). This compares words, words with the memory of earlier commits, and each model with both. It answers in
+  order whether memory helps, whether the first model helps beside it, and whether each further model finds more than
+  the one before it; so name the encoder before training first.
 
 soft-trainer evaluate-search --queries queries.jsonl.gz --trees DIR
 soft-trainer evaluate-search --folder DIR
-soft-trainer evaluate-search --history REPOSITORY --model outputs/history,outputs/other
+soft-trainer evaluate-search --history REPOSITORY --model BEFORE_TRAINING,outputs/history
 soft-trainer evaluate-search --history REPOSITORY --external 'rg --files-with-matches -e {query} .'
 """
 
@@ -33,7 +34,7 @@ from soft_trainer.evaluation.significance import Interval, difference_text, pair
 from soft_trainer.files import check_writable, write_text
 from soft_trainer.search.code_index import CodeIndex
 from soft_trainer.search.measuring import judged
-from soft_trainer.search.measuring.verdict import WORDS, Verdict, compare_searches
+from soft_trainer.search.measuring.verdict import MEMORY, WORDS, Verdict, compare_searches, with_memory
 from soft_trainer.terminal import print_on_main, table
 
 _MAX_QUERIES = 200
@@ -51,7 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--language", help="language of the functions in --history (default: the most common one)")
     add(
         "--model",
-        help="folder or Hub name of an encoder; for --history several, comma-separated (default: only words)",
+        help="folder or Hub name of an encoder; for --history several, comma-separated, that before training first "
+        "(default: only words)",
     )
     add(
         "--external",
@@ -74,7 +76,7 @@ def run(arguments: argparse.Namespace) -> None:
         if getattr(arguments, option) is not None and not getattr(arguments, needed):
             raise UserError(f"{option}: has no effect without --{needed}")
     if arguments.max_queries is not None and arguments.max_queries < 1:
-        raise UserError(f"max_queries={arguments.max_queries}: 1 or more is expected")
+        raise UserError(f"max_queries={arguments.max_queries}: expected 1 or more")
     if arguments.output:
         check_writable(Path(arguments.output).parent, f"output={arguments.output}")
     text, answers = (_history if arguments.history else _files)(arguments)
@@ -144,33 +146,50 @@ def _history(arguments: argparse.Namespace) -> tuple[str, list[dict]]:
     for level in ("files", "functions"):
         for name, own in verdict.measured.items():
             means = np.mean(own[level], axis=0)
-            against = "" if name == WORDS else _against_words(verdict, name, level)[1]
+            against = "" if name == WORDS else _difference(verdict, name, WORDS, level)[1]
             rows.append([level, safe(name), len(verdict.queries), means[0], means[2], against])
     headers = ["answers", "search by", "queries", "MRR", "recall@10", "MRR against words (95 %)"]
     answers = []
     for place, query in enumerate(verdict.queries):
         ranks = {name: own["functions"][place].mrr for name, own in verdict.measured.items()}
         answers.append({"query": query.query, "functions": sorted(query.targets), "reciprocal_ranks": ranks})
-    text = f"{table(headers, rows, floats='.3f')}\n\ntree at {verdict.cut[:10]}\n{_in_words(verdict)}"
-    return text, answers
+    lines = "\n".join(_answers(verdict))
+    return f"{table(headers, rows, floats='.3f')}\n\ntree at {verdict.cut[:10]}\n{lines}", answers
 
 
-def _against_words(verdict: Verdict, name: str, level: str) -> tuple[Interval, str]:
-    """Returns the paired interval of the difference between a system and words, and its description."""
-    ranks = [[one.mrr for one in verdict.measured[system][level]] for system in (name, WORDS)]
+def _difference(verdict: Verdict, name: str, other: str, level: str) -> tuple[Interval, str]:
+    """Returns the paired interval of the difference in MRR between two systems, and its description."""
+    ranks = [[one.mrr for one in verdict.measured[system][level]] for system in (name, other)]
     differences = np.subtract(*ranks)
     interval = paired_bootstrap(differences)
     return interval, difference_text(differences.mean(), interval, digits=3)
 
 
-def _in_words(verdict: Verdict) -> str:
-    """Returns a sentence that says which search finds functions best, or that there are too few queries to tell."""
-    means = {name: np.mean([one.mrr for one in own["functions"]]) for name, own in verdict.measured.items()}
-    best = max(means, key=means.get)
-    if best == WORDS:
-        return f"Nothing here finds functions better than {WORDS} on these {len(verdict.queries)} queries."
-    interval, text = _against_words(verdict, best, "functions")
-    if interval.low > 0:
-        return f"{safe(best)} finds functions better than {WORDS}: MRR {text}."
-    number = len(verdict.queries)
-    return f"{number} queries are too few to say that {safe(best)} finds functions better than {WORDS}: MRR {text}."
+def _answers(verdict: Verdict) -> list[str]:
+    """Answers whether memory helps, whether the first encoder helps beside it, and whether each further one does more.
+
+    Each step is compared with the step before it, and never the best of several with the first.
+    """
+    steps = [("Does commit memory help", MEMORY, WORDS)]
+    before = ""
+    for model in verdict.models:
+        if before:
+            question = f"Does {safe(model)} find more than {safe(before)}, which was named before it"
+            steps.append((question, with_memory(model), with_memory(before)))
+        else:
+            steps.append((f"Does {safe(model)} help beside words and memory", with_memory(model), MEMORY))
+        before = model
+    lines = []
+    for question, name, other in steps:
+        interval, text = _difference(verdict, name, other, "functions")
+        answer = f"{len(verdict.queries)} queries are too few to tell"
+        if interval.low > 0:
+            answer = "yes"
+        if interval.high < 0:
+            answer = "no, it finds less"
+        if interval == (0, 0):
+            answer = "it makes no difference"
+        lines.append(f"{question}? {answer[0].upper()}{answer[1:]}: MRR of functions {text}.")
+    if len(verdict.models) == 1:
+        lines.append("To see what training adds, put the encoder before training first: --model BEFORE,TRAINED.")
+    return lines

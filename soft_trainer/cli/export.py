@@ -28,6 +28,6 @@ def run(arguments: argparse.Namespace) -> None:
     """Writes the files."""
     if not arguments.onnx:
         raise UserError("export: name the format, --onnx")
-    from soft_trainer.encoders.onnx import export_onnx, print_exported  # imports torch, which takes seconds
+    from soft_trainer.encoders.onnx_export import export_onnx, print_exported  # imports torch, which takes seconds
 
     print_exported(export_onnx(arguments.model, arguments.output_dir, arguments.int8))

@@ -22,7 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
     parser.add_argument("folder", metavar="DIR", help="root of the source tree")
     parser.add_argument(
-        "--model", help="folder or Hub name of an encoder, to search by meaning too (default: only by words)"
+        "--model",
+        help="folder or Hub name of an encoder, to search by meaning too; '' for none (default: the index's encoder)",
     )
     parser.add_argument(
         "--truncate_dim",
@@ -35,14 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--exclude",
         metavar="GLOB",
         action="append",
-        help="leave out matching files and folders, such as 'docs/**'; can be repeated, and is remembered "
+        help="skip matching files and folders, such as 'docs/**'; can be repeated, and is remembered "
         "until the next --exclude ('' for none)",
     )
     parser.add_argument(
         "--include",
         metavar="GLOB",
         action="append",
-        help="index matching files even if an ignore file, their folder or their kind would exclude them",
+        help="index matching files even if an ignore file, their folder or their kind would skip them",
     )
     parser.add_argument(
         "--history",
@@ -51,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="read a git repository's commits, to find functions by the subjects of commits that changed them; "
         "remembered (default: true)",
     )
-    parser.add_argument("--skipped", action="store_true", help="list the files that are left out, with the reasons")
+    parser.add_argument("--skipped", action="store_true", help="list the files that are excluded, with the reasons")
     parser.add_argument("--index_dir", help="location of the index (default: in the user's cache directory)")
 
 
@@ -79,13 +80,13 @@ def run(arguments: argparse.Namespace) -> int | None:
         print_on_main(f"error: {arguments.folder}: no file with text in it{reasons and f'; skipped: {reasons}'}")
         return 1
     size = f"{counts['bytes'] / 2**20:,.1f} MiB in {index.index_dir}"
-    lines = [f"{counts['files']:,} files in {counts['pieces']:,} pieces, {size}"]
+    lines = [f"{counts['files']:,} files in {counts['chunks']:,} chunks, {size}"]
     if counts["model"]:
         if "truncate_dim" in counts:
             cut = f", {counts['truncate_dim']} dimensions of each embedding"
         else:
             cut = ""
-        lines.append(f"{counts['encoded']:,} pieces encoded with {safe(counts['model'])}{cut}")
+        lines.append(f"{counts['encoded']:,} chunks encoded with {safe(counts['model'])}{cut}")
     if reasons:
         lines.append(f"skipped: {reasons}; a folder counts once, and --skipped lists them")
     if count := counts["vendored"]:
@@ -98,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int | None:
         place = ("--folder", arguments.folder)
     command = shlex.join(["soft-trainer", "search", *place])
     lines.append(f'{time.perf_counter() - started:.1f} s. Search it: {command} "parse a date"')
-    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.writelines(f"{safe(line)}\n" for line in lines)
 
 
 def _memory(commits: dict) -> str:
@@ -125,5 +126,5 @@ def _stopped(arguments: argparse.Namespace) -> str:
         counts = CodeIndex.open(arguments.index_dir or store.default_index_dir(arguments.folder)).statistics()
     kept = f"{counts['files']:,} files are indexed"
     if "encoded" in counts:
-        kept = f"{counts['encoded']:,} of {counts['pieces']:,} pieces are encoded"
+        kept = f"{counts['encoded']:,} of {counts['chunks']:,} chunks are encoded"
     return f"stopped: {kept}, and that is kept; `{command}` continues"

@@ -13,7 +13,9 @@ from __future__ import annotations
 import argparse
 import sys
 
+from soft_trainer.cli.shared_options import add_overwrite
 from soft_trainer.errors import UserError
+from soft_trainer.files import MINED_JUDGMENTS, ROW_FILES, check_free
 from soft_trainer.mining.tree import PAIR_RULES, mine_to, mining_table
 from soft_trainer.source.languages import SOURCE_LANGUAGES
 
@@ -26,12 +28,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--language", required=True, type=str.lower, help=", ".join(SOURCE_LANGUAGES))
     add("--output_dir", required=True, help="folder for the rows")
     add("--num_workers", type=int, help="processes (default: one per CPU core)")
+    add_overwrite(parser, "earlier rows")
     add("--keep", nargs="+", metavar="RULE", help=f"rules to ignore: {', '.join(PAIR_RULES)}")
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Mines rows, and prints the number of functions or commits per outcome."""
     options = {name: value for name, value in vars(arguments).items() if value is not None}
+    if not options.pop("overwrite"):
+        check_free(arguments.output_dir, (*ROW_FILES, MINED_JUDGMENTS))
     history = options.pop("history", None)
     if history:
         from soft_trainer.mining.history import mine_history_to  # needs pygit2

@@ -26,7 +26,7 @@ from soft_trainer.terminal import print_on_main
 
 if TYPE_CHECKING:
     from soft_trainer.search.code_index import CodeIndex
-    from soft_trainer.search.searching import CodeIndexes
+    from soft_trainer.search.searching import Search
 
 SHOWN_COLUMNS = 160
 # The options that each mode does not read; None is an ordinary search.
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--model", help="encoder to search by meaning with; the index is encoded with it first, and keeps it")
     add("--path", metavar="PATTERN", help="only files that match: 'src/**', '*.py'")
     add("--language", help="only files in this language: python, rust, markdown")
-    add("--name", help="only functions and classes with this name; * matches anything")
+    add("--name", help="only functions and classes with this name, such as get, Session.get or Session.*")
     add("--similar", metavar="PATH:LINE", help="find code like that at this line, such as a result's")
     add("-n", "--limit", type=int, help="maximum number of results (default: 10)")
     add("--json", action="store_true", help="print one JSON object per line")
@@ -91,18 +91,18 @@ def run(arguments: argparse.Namespace) -> int:
         why = "needs --serve"
     for name in _UNREAD[mode]:
         if getattr(arguments, name) not in (None, False, []):
-            raise UserError(f"{name}: {why}; leave it out")
+            raise UserError(f"{name}: {why}; drop it")
     if arguments.model and (arguments.no_update or arguments.lexical):
-        raise UserError("model: has no effect with --no_update or --lexical; leave it out")
+        raise UserError("model: has no effect with --no_update or --lexical; drop it")
     if arguments.index_dir and arguments.folder:
-        raise UserError("folder: has no effect with --index_dir; leave it out")
+        raise UserError("folder: has no effect with --index_dir; drop it")
     if mode == "--similar":
         place = parse_place(arguments.similar)
     else:
         place = None
-    index = _opened(arguments)
     if arguments.mcp or arguments.serve:
-        return _serve(index, arguments, query)
+        return _serve(_opened(arguments, words_only=True), arguments, query)
+    index = _opened(arguments)
     if not arguments.no_update:
         index.refresh(encode=not arguments.lexical)
     filters = {name: getattr(arguments, name) for name in ("path", "language", "name")}
@@ -112,6 +112,8 @@ def run(arguments: argparse.Namespace) -> int:
         results = index.search(query, limit, lexical=arguments.lexical, **filters)
     for notice in [*index.notices, *weak_notices(results)]:
         print_on_main(safe(notice))
+    if results and not arguments.json:
+        print_on_main(safe(f"ranked by {', '.join(index.ranked_by)}; a score compares results of this search alone"))
     try:
         _print(results, arguments, query, filters)
         sys.stdout.flush()
@@ -122,40 +124,35 @@ def run(arguments: argparse.Namespace) -> int:
     return 1
 
 
-def _opened(arguments: argparse.Namespace) -> CodeIndex | CodeIndexes:
-    """Opens the indexes. A folder that is searched for the first time is indexed."""
+def _opened(arguments: argparse.Namespace, words_only: bool = False) -> Search:
+    """Opens the indexes. A folder that is searched for the first time is indexed.
+
+    Args:
+        words_only: whether to leave embeddings and commits to a server, which makes them in the background.
+    """
     # Imported here so that --help stays fast.
-    from soft_trainer.search.code_index import CodeIndex
-    from soft_trainer.search.index.store import find_index_dir
-    from soft_trainer.search.searching import CodeIndexes
+    from soft_trainer.search.code_index import CodeIndex, open_for
+    from soft_trainer.search.searching import Search
 
     if arguments.index_dir:
         index = CodeIndex.open(arguments.index_dir)
-        _encode(index, arguments.model)
-        return index
+        if arguments.model and not words_only:
+            index.update(model=arguments.model, progress=True)
+        return Search([index])
     opened: dict[str, CodeIndex] = {}
     for name in arguments.folder or ["."]:
         folder = source_folder(name)
-        place = find_index_dir(folder)
-        if place:
-            index = CodeIndex.open(place)
-            _encode(index, arguments.model)
+        index = open_for(folder)
+        if index:
+            if arguments.model and not words_only:
+                index.update(model=arguments.model, progress=True)
         elif arguments.no_update:
-            raise UserError(f"{folder}: no index yet; leave out --no_update to make one")
+            raise UserError(f"{folder}: no index yet; drop --no_update to make one")
         else:
             print_on_main(f"{safe(folder)}: no index yet, making one")
-            index = CodeIndex.build(folder, model=arguments.model, progress=True)
+            index = CodeIndex.build(folder, model=arguments.model, progress=True, words_only=words_only)
         opened[index.folder] = index
-    indexes = list(opened.values())
-    if len(indexes) == 1:
-        return indexes[0]
-    return CodeIndexes(indexes)
-
-
-def _encode(index: CodeIndex, model: str | None) -> None:
-    """Encodes an index with an encoder, if one is named. What is encoded already stays."""
-    if model is not None:
-        index.update(model=model, progress=True)
+    return Search(list(opened.values()))
 
 
 def _print(results: list[SearchResult], arguments: argparse.Namespace, query: str, filters: dict) -> None:
@@ -171,7 +168,7 @@ def _print(results: list[SearchResult], arguments: argparse.Namespace, query: st
         sys.stdout.write(format_results(results, query, colour=not plain))
 
 
-def _serve(index: CodeIndex | CodeIndexes, arguments: argparse.Namespace, query: str) -> int:
+def _serve(index: Search, arguments: argparse.Namespace, query: str) -> int:
     """Serves the page or the tools. Returns 130 when the user stops it."""
     # Imported here, so that a plain search does not wait for the server.
     from soft_trainer.search.serving.served_index import ServedIndex
@@ -179,7 +176,7 @@ def _serve(index: CodeIndex | CodeIndexes, arguments: argparse.Namespace, query:
     from soft_trainer.search.serving.tools import tool_server
 
     try:
-        served = ServedIndex(index, update=not arguments.no_update, lexical=arguments.lexical)
+        served = ServedIndex(index, update=not arguments.no_update, lexical=arguments.lexical, model=arguments.model)
         if arguments.mcp:
             tool_server(served).run("stdio")
         else:

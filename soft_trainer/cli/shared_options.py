@@ -15,6 +15,12 @@ def to_bool(word: str) -> bool:
     return word.lower() in TRUE
 
 
+def add_overwrite(parser: argparse.ArgumentParser, what: str) -> None:
+    """Adds the option `--overwrite [true|false]`."""
+    text = f"replace {what} in the output folder"
+    parser.add_argument("--overwrite", type=to_bool, nargs="?", const=True, default=False, help=text)
+
+
 def add_shared_options(parser: argparse.ArgumentParser, shared: Mapping[type, Iterable[str]]) -> None:
     """Adds the named fields of each dataclass to a parser, with their types, defaults and help."""
     for options, names in shared.items():

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers.utils import logging
 
 from soft_trainer import distributed
-from soft_trainer.errors import UserError, for_caller
+from soft_trainer.errors import UserError
 from soft_trainer.files import written_aside
 from soft_trainer.fingerprints import fingerprint, keep_files, kept_files, rows_fingerprint
 
@@ -24,12 +24,8 @@ logger = logging.get_logger(__name__)
 DEFAULT_FOLDER = Path(HF_HOME) / "soft_trainer" / "rows"
 
 
-def remedy() -> str:
-    """Returns the end of a message about a folder for caches that cannot be written to."""
-    return for_caller(
-        "name another folder with --estimator_cache_dir, or keep nothing with --estimator_cache_dir none",
-        "name another folder with the estimator's cache_dir, or keep nothing with cache_dir=None",
-    )
+# The end of a message about a folder for caches that cannot be written to.
+REMEDY = "set estimator_cache_dir (an estimator's cache_dir in Python) to another folder, or to none to keep nothing"
 
 
 def cached_dataset(made_from: str, build: Callable[[Path], Dataset]) -> Dataset:
@@ -117,7 +113,7 @@ def cached_rows(
         refusal = refusal_of(path.parent, rows * width * np.dtype(dtype).itemsize)
     if distributed.any_process(refusal is not None):
         raise UserError(
-            f"estimator cache {path.parent}: {refusal or 'another process could not write there'}; {remedy()}"
+            f"estimator cache {path.parent}: {refusal or 'another process could not write there'}; {REMEDY}"
         )
     values = build().cpu().numpy().astype(dtype)
     failed = distributed.any_process(writes and not store_arrays(folder, key, {"rows": values}))  # waits for the file

@@ -14,7 +14,7 @@ from xxhash import xxh3_128_hexdigest
 from soft_trainer.data.judgments import CODE_COLUMNS
 from soft_trainer.data.tokens import columns_in
 from soft_trainer.errors import UserError
-from soft_trainer.terminal import print_on_main
+from soft_trainer.terminal import print_on_main, similar
 
 # The recognised names of query and code columns.
 PAIRS = (("query", "code"), ("anchor", "positive"), ("question", "answer"), ("text", "function"))
@@ -59,11 +59,12 @@ def standard_rows(
 def chosen_columns(
     data: dict[str, Dataset], query: str | None, code: str | None, source: str, quiet: bool = False
 ) -> dict[str, Sequence[str]]:
-    """Returns the columns that each side's text may come from, and prints those that were recognised."""
+    """Returns the columns that each side's text may come from, and prints the recognised ones."""
     names = list(dict.fromkeys(name for rows in data.values() for name in rows.column_names))
     for option, name in (("query_column", query), ("code_column", code)):
         if name is not None and name not in names:
-            raise UserError(f"{source}: {option}={name}: no such column; the rows have {', '.join(names)}")
+            have = ", ".join(names)
+            raise UserError(f"{source}: {option}={name}: no such column; the rows have {have}{similar(name, names)}")
     if not (query or code or {*QUERIES} & {*names}):
         query, code = next((pair for pair in PAIRS if {*pair} <= {*names}), (None, None))
         if query is not None and not quiet:  # otherwise, `text_column` raises an error
@@ -80,6 +81,23 @@ def renamed(data: dict[str, Dataset], columns: Mapping[str, Sequence[str]], sour
     return data
 
 
+def source_names(
+    data: Mapping[str, Dataset], names: ColumnNames, columns: Mapping[str, Sequence[str]]
+) -> dict[str, str]:
+    """Returns the columns that get another name, each with the name that it has in the source."""
+    found = {}
+    for side, targets in COLUMNS_OF.items():
+        if columns[side] == targets:
+            continue
+        (name,) = columns[side]
+        for rows in data.values():
+            if name in rows.column_names:
+                found[targets[isinstance(rows.features[name], List)]] = name
+    if names.id is not None:
+        found["url"] = names.id
+    return {name: called for name, called in found.items() if name != called}
+
+
 def _as_text(rows: Dataset, name: str | None, targets: tuple[str, str], source: str) -> Dataset:
     """Renames a column, if it exists, to the first of `targets`, or to the second one if it has lists of tokens."""
     if name not in rows.column_names:
@@ -88,7 +106,7 @@ def _as_text(rows: Dataset, name: str | None, targets: tuple[str, str], source: 
     tokens = isinstance(feature, List)
     if (feature.feature if tokens else feature) not in (Value("string"), Value("large_string"), Value("null")):
         kind = getattr(feature, "dtype", type(feature).__name__)
-        raise UserError(f"{source}: column {name!r} holds {kind}, text is expected")
+        raise UserError(f"{source}: column {name!r} holds {kind}; expected text")
     others = {*targets}
     if targets == CODES:
         others |= {*CODE_COLUMNS}  # an encoder with data flow would read `original_string` first
@@ -109,8 +127,8 @@ def with_ids(
 ) -> dict[str, Dataset]:
     """Makes `url` the id of each row's code, or drops it where the code's text will be the id.
 
-    Rows with CodeSearchNet's columns keep their `url`, as do rows of which some have only a query or only a code. In
-    all others, `url` is an ordinary column.
+    Rows with CodeSearchNet's columns keep their `url`, and so do rows if some have only a query or only a code. In
+    all other rows, `url` is an ordinary column.
 
     Args:
         columns: the columns that each side's text may come from.
@@ -179,4 +197,5 @@ def texts_of(rows: Dataset, columns: Sequence[str]) -> list[Hashable]:
 
 
 def has_code(rows: Dataset) -> bool:
+    """Returns True if a column may contain the code."""
     return bool(columns_in(rows, CODES))

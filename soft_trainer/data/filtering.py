@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -12,6 +13,7 @@ from datasets import Dataset, Features, List, Value, concatenate_datasets
 
 from soft_trainer import dataflow
 from soft_trainer.data.array_cache import flat
+from soft_trainer.data.judgments import Split
 from soft_trainer.data.tokens import PARSED_AT_ONCE, TokenColumn, mapped, processes_for
 from soft_trainer.errors import UserError
 from soft_trainer.fingerprints import code_fingerprint
@@ -78,6 +80,24 @@ def filter_rows(
         reasons[left[near_duplicates(left, TokenColumn(verdicts, "minhash").__getitem__)]] = "near_duplicates"
     counts.update(Counter(reason for reason in reasons if reason))
     return dataset.select(np.flatnonzero(reasons == "")), counts
+
+
+def filter_split(split: Split, rules: Sequence[str], name: str) -> tuple[Split, dict[str, int], dict[str, int]]:
+    """Applies `rules` to the pairs of a split. The corpus of valid and test keeps its rows, but loses comments.
+
+    Returns:
+        The split, the counts of `filter_rows` for the pairs, and its counts for the corpus.
+    """
+    pairs = split.to_pairs()
+    numbered = pairs.add_column("pair", list(range(len(pairs))))
+    rows, counts = filter_rows(numbered, rules, name=name)
+    corpus, of_corpus = filter_rows(split.corpus, [rule for rule in rules if rule == "comments"], name="codebase")
+    kept = np.array(rows["pair"][:], dtype=np.int64)
+    split = dataclasses.replace(split, corpus=corpus)
+    if name == "train":
+        return split.keep(kept), counts, of_corpus
+    queries = np.unique(split.judgments.pairs()[kept, 0])
+    return split.select(queries=queries), counts, of_corpus
 
 
 def _without_comments(table: pa.Table) -> pa.Table:

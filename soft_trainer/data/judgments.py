@@ -29,7 +29,7 @@ CODE_COLUMNS = ("original_string", "code", "code_tokens")
 
 @dataclass(frozen=True)
 class EqualIds:
-    """Says that a code answers the queries with the same id, in memory that grows with the number of rows.
+    """Judgments by equal ids: a code answers the queries with its id. Memory grows with the number of rows.
 
     Args:
         queries (`int32[Q]`), codes (`int32[C]`): the number of each row's id. Equal ids have equal numbers.
@@ -95,12 +95,39 @@ class Judgments:
             return self.answers.matrix()
         return self.answers
 
+    def answer_counts(self) -> np.ndarray:
+        """Returns the number of codes that answer each query, int64[Q]."""
+        if isinstance(self.answers, EqualIds):
+            return np.bincount(self.answers.codes, minlength=self.answers.number)[self.answers.queries]
+        return np.diff(self.answers.indptr).astype(np.int64)
+
     def pairs(self) -> np.ndarray:
         """Returns the (query, code) pairs to train on, int64[P, 2], in the order of the source's rows."""
         if self.examples is not None:
             return self.examples
         queries, codes = self.right.nonzero()
         return np.stack([queries, codes], axis=1).astype(np.int64)
+
+    def among(self, queries: np.ndarray, codes: np.ndarray) -> Judgments:
+        """Returns the judgments about some queries and codes, renumbered in the given order."""
+        answers = self.answers
+        if isinstance(answers, EqualIds):
+            answers = EqualIds(answers.queries[queries], answers.codes[codes])
+        else:
+            answers = answers[queries][:, codes]
+        wrong = self.wrong
+        if wrong is not None:
+            wrong = wrong[queries][:, codes]
+        examples = self.examples
+        if examples is not None:
+            sides = []
+            for chosen, size, numbers in zip((queries, codes), self.answers.shape, examples.T, strict=True):
+                place = np.full(size, -1)
+                place[chosen] = np.arange(len(chosen))
+                sides.append(place[numbers])
+            examples = np.stack(sides, axis=1)
+            examples = examples[(examples >= 0).all(axis=1)]
+        return Judgments(answers, wrong, examples, self.gain)
 
     def first_queries(self) -> np.ndarray:
         """Returns the query in the first pair of each code, int64[C], or -1 if the code is in no pair."""
@@ -125,28 +152,36 @@ class Split:
         queries: the queries' columns, one row per query, without an index mapping.
         corpus: the codes' columns, one row per code, without an index mapping.
         judgments: the codes that answer each query.
-        sources: the number of pairs from each source, keyed by name and in the order of the pairs. Empty if there is
-            only one source.
+        sources: the number of queries, codes and pairs of each source, keyed by name and in the order of the rows.
+            Empty if there is only one source.
+        called: the names that columns have in the source, keyed by their names here. Columns without another name are
+            not listed.
     """
 
     queries: Dataset
     corpus: Dataset
     judgments: Judgments
-    sources: Mapping[str, int] = field(default_factory=dict)
+    sources: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+    called: Mapping[str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        """The number of queries."""
+        """Returns the number of queries."""
         return len(self.queries)
 
     def __repr__(self) -> str:
-        return f"Split({len(self):,} queries, {len(self.corpus):,} codes, {len(self.judgments.pairs()):,} pairs)"
+        sizes = f"{len(self):,} queries, {len(self.corpus):,} codes, {len(self.judgments.pairs()):,} pairs"
+        columns = []
+        for side, rows in (("queries", self.queries), ("corpus", self.corpus)):
+            names = [f"{name} ({self.called[name]!r})" if name in self.called else name for name in rows.column_names]
+            columns.append(f"{side}: {', '.join(names)}")
+        return f"Split({sizes}; {'; '.join(columns)})"
 
     def to_pandas(self) -> pd.DataFrame:
         """Returns the pairs of a query and its code, with a column `grade` if codes have grades."""
         sides = dataclasses.replace(
             self, queries=_without(self.queries, CODE_COLUMNS), corpus=_without(self.corpus, QUERY_COLUMNS)
         )
-        pairs = sides.pair_rows().to_pandas()
+        pairs = sides.to_pairs().to_pandas()
         if self.judgments.gain is not None:
             queries, codes = self.judgments.pairs().T
             pairs["grade"] = np.asarray(self.judgments.right[queries, codes]).ravel()
@@ -210,7 +245,7 @@ class Split:
     def joined(cls, parts: Mapping[str, Split]) -> Split:
         """Joins the splits of several sources, which have the same columns. Ids of different sources differ.
 
-        Equal texts are still found by `RightAnswers`, from whatever source they are.
+        Equal texts are still found by `RelevantCodes`, from whatever source they are.
         """
         judged = [part.judgments for part in parts.values()]
         if all(isinstance(each.answers, EqualIds) for each in judged):
@@ -228,8 +263,44 @@ class Split:
             start += each.answers.shape
         queries = flat(concatenate_datasets([part.queries for part in parts.values()]))
         corpus = flat(concatenate_datasets([part.corpus for part in parts.values()]))
-        counts = {name: len(part.judgments.pairs()) for name, part in parts.items()}
+        counts = {}
+        for name, part in parts.items():
+            counts[name] = (len(part.queries), len(part.corpus), len(part.judgments.pairs()))
         return cls(queries, corpus, Judgments(answers, wrong, np.concatenate(pairs)), counts)
+
+    def select(self, queries: np.ndarray | None = None, codes: np.ndarray | None = None) -> Split:
+        """Returns the split with some of the queries and codes, int64, in the given order.
+
+        Judgments and pairs that lack a query or a code are dropped.
+        """
+        sides = []
+        numbers = []
+        for rows, chosen in ((self.queries, queries), (self.corpus, codes)):
+            if chosen is None:
+                chosen = np.arange(len(rows))
+            else:
+                rows = flat(rows.select(chosen))
+            sides.append(rows)
+            numbers.append(chosen)
+        judgments = self.judgments.among(*numbers)
+        return dataclasses.replace(self, queries=sides[0], corpus=sides[1], judgments=judgments)
+
+    def keep(self, pairs: np.ndarray) -> Split:
+        """Returns the split with some of its training pairs, given their numbers in `pairs()`, in ascending order.
+
+        Queries without a pair are dropped, and so are codes whose pairs are all dropped.
+        """
+        every = self.judgments.pairs()
+        kept = every[pairs]
+        queries = np.unique(kept[:, 0])
+        codes = np.ones(len(self.corpus), dtype=bool)
+        codes[every[:, 1]] = False
+        codes[kept[:, 1]] = True
+        if self.judgments.wrong is not None:
+            codes[self.judgments.wrong[queries].indices] = True
+        judgments = dataclasses.replace(self.judgments, examples=kept)
+        chosen = dataclasses.replace(self, judgments=judgments)
+        return chosen.select(queries, np.flatnonzero(codes))
 
     def fingerprint(self) -> str:
         """Returns a hash of the queries, the corpus, the judgments and the sources."""
@@ -241,19 +312,33 @@ class Split:
             judged.append([*self.sources.items()])
         return fingerprint(rows_fingerprint(self.queries), rows_fingerprint(self.corpus), judged)
 
-    def pair_rows(self) -> Dataset:
+    def first(self, pairs: int) -> Split:
+        """Returns the split with the first training pairs."""
+        return self.keep(np.arange(min(pairs, len(self.judgments.pairs()))))
+
+    def in_language(self, language: str) -> Split:
+        """Returns the split with `language` as the language of all queries and codes."""
+        sides = []
+        for rows in (self.queries, self.corpus):
+            sides.append(_without(rows, ["language"]).add_column("language", [language] * len(rows)))
+        return dataclasses.replace(self, queries=sides[0], corpus=sides[1])
+
+    def to_pairs(self) -> Dataset:
         """Returns the training pairs, with one query and its code in each row."""
-        pairs = self.judgments.pairs()
-        queries = flat(self.queries.select(pairs[:, 0]))
-        codes = flat(_without(self.corpus, self.queries.column_names).select(pairs[:, 1]))
-        return concatenate_datasets([queries, codes], axis=1)
+        queries, codes = self.judgments.pairs().T
+        sides = []
+        for rows, numbers in ((self.queries, queries), (_without(self.corpus, self.queries.column_names), codes)):
+            if not np.array_equal(numbers, np.arange(len(rows))):
+                rows = flat(rows.select(numbers))
+            sides.append(rows)
+        return concatenate_datasets(sides, axis=1)
 
 
-class RightAnswers:
-    """Looks up right answers to queries, using judgments and equal texts.
+class RelevantCodes:
+    """The relevant codes of queries, according to judgments and equal texts.
 
     A code answers a query if, according to the judgments, a code with the same text answers a query with the same
-    text. The texts are those that the encoder reads.
+    text. Texts are compared as the encoder reads them.
 
     Args:
         answers: see `Judgments`.
@@ -292,7 +377,7 @@ class RightAnswers:
         """The values that identify these answers in a cache key."""
         return [self.of_texts, self.ids_of_texts, self.query_texts, self.code_texts]
 
-    def restricted(self, codes: np.ndarray) -> RightAnswers:
+    def restricted(self, codes: np.ndarray) -> RelevantCodes:
         """Returns the answers among some of the codes, renumbered in the given order."""
         part = copy.copy(self)
         part.code_texts = self.code_texts[codes]
@@ -328,7 +413,7 @@ class RightAnswers:
         return torch.from_numpy(answers)
 
     def everywhere(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns all right answers to B queries: their positions in `queries` and their codes, both int64[pairs]."""
+        """Returns all relevant codes to B queries: their positions in `queries` and their codes, both int64[pairs]."""
         return self._places(queries, self.code_texts, self._order)
 
     def _places(self, queries: np.ndarray, texts: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Checks the names of languages, and finds those of rows."""
+"""Checks language names, and finds the languages of rows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_languages(languages: Sequence[str], reader: str | None = "CodeSearchNe
 def languages_in(data: Mapping[str, Dataset]) -> list[str]:
     """Returns the languages of rows, most common first.
 
-    They come from the column `language`, or from file extensions if there is no such column. If neither is known, the
+    They come from the column `language` or, without that column, from file extensions. If the rows have neither, the
     list is empty.
     """
     counts: Counter[str] = Counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from itertools import chain
 
@@ -9,7 +10,15 @@ import pandas as pd
 import pyarrow as pa
 from datasets import Dataset, Value
 
-from soft_trainer.data.columns import ANY_COLUMNS, TEXT_ID, ColumnNames, standard_rows, with_text_ids
+from soft_trainer.data.columns import (
+    ANY_COLUMNS,
+    TEXT_ID,
+    ColumnNames,
+    chosen_columns,
+    source_names,
+    standard_rows,
+    with_text_ids,
+)
 from soft_trainer.data.joining import join_sources
 from soft_trainer.data.judgments import CODE_COLUMNS, QUERY_COLUMNS, Split
 from soft_trainer.data.layouts.tables import with_plain_text
@@ -56,7 +65,7 @@ def as_rows(rows, name: str) -> Dataset | Split | None:
         names = dict.fromkeys(chain.from_iterable(rows))
         return Dataset.from_list([dict.fromkeys(names) | row for row in rows])
     raise UserError(
-        f"{name}: a datasets.Dataset, a data frame or a list of dicts is expected, not {type(rows).__name__}; "
+        f"{name}: expected a datasets.Dataset, a data frame or a list of dicts, not {type(rows).__name__}; "
         "estimators and masks know a row by its number, so rows of a stream must be collected first"
     )
 
@@ -80,11 +89,13 @@ def as_split(
             raise UserError(f"{name}: the dict has no data set")
         parts = {key: as_split(part, f"{name}[{key!r}]", columns) for key, part in rows.items()}
         return join_sources(parts, profile)
-    (pairs,) = standard_rows({name: as_rows(rows, name)}, name, columns).values()
+    given = {name: as_rows(rows, name)}
+    called = source_names(given, columns, chosen_columns(given, columns.query, columns.code, name, quiet=True))
+    (pairs,) = standard_rows(given, name, columns).values()
     for column in columns_in(pairs, (*CODE_COLUMNS, *QUERY_COLUMNS)):
         if pairs.features[column] == Value("null"):
             raise UserError(f"{name}: column {column!r} is missing or empty in all rows")
-    return Split.from_pairs(pairs)
+    return dataclasses.replace(Split.from_pairs(pairs), called=called)
 
 
 def as_evaluations(sets, corpora, columns: ColumnNames = ANY_COLUMNS):

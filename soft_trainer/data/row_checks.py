@@ -1,56 +1,42 @@
-"""Checks that rows can be used for training and evaluation, and drops those that cannot."""
+"""Checks that rows can be used for training and evaluation, and drops the unusable ones."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-from datasets import Dataset, DatasetDict
+from datasets import Dataset
 
-from soft_trainer.data.layouts.files import SIDES_OF, SPLITS
+from soft_trainer.data.judgments import EqualIds, Split
+from soft_trainer.data.layouts.files import SPLITS
 from soft_trainer.data.tokens import check_language_column, text_column
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import UserError, name_option
+from soft_trainer.errors import UserError
 from soft_trainer.terminal import print_on_main, table
 
 SHOWN = 5  # rows to list in an error message
 
 
-def check_rows(data: DatasetDict, profile: EncoderProfile) -> None:
-    """Checks that rows can be used for training and evaluation. Training rows need no url.
+def check_split(split: Split, name: str, profile: EncoderProfile) -> None:
+    """Checks that a split can be used for training or evaluation. Training rows need no url.
 
     Raises:
-        UserError: a split is empty, a column is missing, a row has no text, or the queries fail `check_targets`.
+        UserError: the split is empty, a column is missing, rows have no text, or a query has no relevant code. The
+            message lists these rows.
     """
-    for split, rows in data.items():
-        check_texts(rows, split, profile)
-    check_urls(data)
-
-
-def check_texts(rows: Dataset, split: str, profile: EncoderProfile) -> None:
-    """Checks that rows have the texts that their split needs.
-
-    Raises:
-        UserError: the split is empty, a column is missing, or rows have no text. The message lists these rows.
-    """
-    if len(rows) == 0:
-        raise UserError(f"{split}: no rows")
-    columns = [text_column(rows, getattr(profile, f"{side}_columns"), side) for side in SIDES_OF[split]]
-    if profile.data_flow_length and "code" in SIDES_OF[split]:
-        check_language_column(rows, split)
-        columns.append("language")
-    for column in columns:
-        _check_filled(rows, column, split)
-
-
-def check_urls(data: DatasetDict) -> None:
-    """Checks that each query's code is in the corpus. Raises UserError if the queries fail `check_targets`."""
-    for split in ("valid", "test"):
-        if split in data:
-            check_targets(data[split], data.get("codebase"), split)
+    corpus = "train" if name == "train" else "codebase"
+    for side, rows, called in (("query", split.queries, name), ("code", split.corpus, corpus)):
+        if len(rows) == 0:
+            raise UserError(f"{called}: no rows")
+        _check_filled(rows, text_column(rows, getattr(profile, f"{side}_columns"), side), called)
+    if profile.data_flow_length:
+        check_language_column(split.corpus, corpus)
+        _check_filled(split.corpus, "language", corpus)
+    if isinstance(split.judgments.answers, EqualIds) and split.judgments.examples is None:
+        check_targets(split.queries, split.corpus, name)
 
 
 def check_targets(queries: Dataset, corpus: Dataset | None, name: str = "eval_dataset") -> None:
@@ -92,31 +78,40 @@ def check_targets(queries: Dataset, corpus: Dataset | None, name: str = "eval_da
         raise UserError(f"{name}: {_rows(missing)} {verb} a url that is not in the codebase ({own[missing[0]]})")
 
 
-def drop_unusable_rows(data: DatasetDict, profile: EncoderProfile) -> DatasetDict:
-    """Drops rows without a text, and queries whose code was dropped. Prints the number dropped from each split.
+def drop_unusable_rows(splits: Mapping[str, Split], profile: EncoderProfile) -> dict[str, Split]:
+    """Drops queries and codes without a text, and queries whose code was dropped. Prints the number of each.
 
     Raises:
         UserError: a split lacks a column.
     """
     kept = {}
-    counts = []
-    for split in reversed(SPLITS):  # the corpus first
-        if split not in data:
+    counts = {}
+    for name, split in splits.items():
+        queries = _with_text(split.queries, "query", profile)
+        codes = _with_text(split.corpus, "code", profile)
+        if name == "train":
+            pairs = split.judgments.pairs()
+            usable = queries[pairs[:, 0]] & codes[pairs[:, 1]]
+            kept[name] = split if usable.all() else split.keep(np.flatnonzero(usable))
+            counts[name] = (len(pairs), int((~usable).sum()))
             continue
-        rows = data[split]
-        unusable = set()
-        for side in SIDES_OF[split]:
-            unusable |= {*blank_rows(rows, text_column(rows, getattr(profile, f"{side}_columns"), side))}
-        if split in ("valid", "test") and "codebase" in kept and "url" in rows.column_names:
-            # A query whose url was never in the corpus stays, and causes an error later.
-            lost = set(data["codebase"]["url"]) - set(kept["codebase"]["url"])
-            unusable |= set(np.flatnonzero(pd.Series(rows["url"][:]).isin(lost)))
-        kept[split] = rows
-        if unusable:
-            kept[split] = rows.select(sorted(set(range(len(rows))) - unusable))
-        counts.append((split, len(rows), len(unusable)))
-    print_on_main(table(("split", "rows", "left out as unusable"), counts[::-1]))
-    return DatasetDict(reversed(kept.items()))
+        chosen = split if codes.all() else split.select(codes=np.flatnonzero(codes))
+        # A query whose code was never in the corpus stays, and causes an error later.
+        answered = chosen.judgments.answer_counts() > 0
+        queries &= answered | (split.judgments.answer_counts() == 0)
+        kept[name] = chosen if queries.all() else chosen.select(queries=np.flatnonzero(queries))
+        counts[name] = (len(queries), int((~queries).sum()))
+        counts["codebase"] = (len(codes), int((~codes).sum()))
+    rows = [(name, *counts[name]) for name in SPLITS if name in counts]
+    print_on_main(table(("split", "rows", "dropped as unusable"), rows))
+    return kept
+
+
+def _with_text(rows: Dataset, side: str, profile: EncoderProfile) -> np.ndarray:
+    """Returns True for the rows that have a text on one side, bool[rows]."""
+    found = np.ones(len(rows), dtype=bool)
+    found[blank_rows(rows, text_column(rows, getattr(profile, f"{side}_columns"), side))] = False
+    return found
 
 
 def _check_filled(rows: Dataset, column: str, split: str) -> None:
@@ -130,7 +125,7 @@ def _check_filled(rows: Dataset, column: str, split: str) -> None:
         if column in ("url", "language"):
             hint = ""
         else:
-            hint = f"; {name_option('drop_unusable', True)} leaves such rows out"
+            hint = "; drop_unusable=True drops such rows"
         raise UserError(f"{split}: column {column!r} is {state} in {_rows(empty)}{hint}")
 
 
@@ -142,7 +137,7 @@ def blank_rows(rows: Dataset, column: str) -> list[int]:
     elif pa.types.is_string(values.type) or pa.types.is_large_string(values.type) or pa.types.is_null(values.type):
         lengths = pc.utf8_length(pc.utf8_trim_whitespace(values.cast(pa.string())))
     else:
-        raise UserError(f"column {column!r} holds {values.type}, text is expected")
+        raise UserError(f"column {column!r} holds {values.type}; expected text")
     return pc.indices_nonzero(pc.equal(lengths.fill_null(0), 0)).to_pylist()
 
 

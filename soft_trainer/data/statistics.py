@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
-from datasets import DatasetDict
+from collections.abc import Mapping
 
-from soft_trainer.data.layouts.files import SIDES_OF, SPLITS
+import numpy as np
+
+from soft_trainer.data.judgments import Split
+from soft_trainer.data.layouts.files import SPLITS
 from soft_trainer.data.tokens import SIDES, tokenized
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.terminal import table
@@ -20,21 +22,33 @@ PAPER_ROWS = {  # Table 6
 }
 
 
-def data_statistics(data: DatasetDict, profile: EncoderProfile, tokenizer) -> dict[str, dict]:
+def data_statistics(splits: Mapping[str, Split], profile: EncoderProfile, tokenizer) -> dict[str, dict]:
     """Computes statistics for each split.
 
     Returns:
-        `{split: {"rows": int, "query": {"mean", "p95", "cut", "duplicates"}, "code": {...}}}`, with those sides that a
+        `{split: {"rows": int, "query": {"mean", "p95", "cut", "duplicates"}, "code": {...}}}`, with the sides that a
         run reads from the split. Lengths are in tokens before truncation, including special tokens. `cut` is the share
         of truncated texts, from 0 to 1. `duplicates` is the number of texts that repeat an earlier one.
     """
+    read = {}
+    corpora = {}
+    for name, split in splits.items():
+        if name == "train":
+            pairs = split.to_pairs()
+            read[name] = {"query": pairs, "code": pairs}
+        else:
+            read[name] = {"query": split.queries}
+            corpora[id(split.corpus)] = (name, split.corpus)
+    for name, corpus in corpora.values():
+        _, *part = name.split("-", 1)
+        read["-".join(["codebase", *part])] = {"code": corpus}
     statistics: dict[str, dict] = {}
-    for split, rows in data.items():
-        statistics[split] = {"rows": len(rows)}
-        for side in SIDES_OF[split]:
+    for name, sides in read.items():
+        for side, rows in sides.items():
+            statistics.setdefault(name, {"rows": len(rows)})
             tokens = tokenized(rows, side, profile, tokenizer).with_format("numpy")
             lengths = np.asarray(tokens["length"][:])
-            statistics[split][side] = {
+            statistics[name][side] = {
                 "mean": float(lengths.mean()),
                 "p95": float(np.percentile(lengths, 95)),
                 "cut": float((lengths > getattr(profile, f"{side}_length")).mean()),
@@ -47,7 +61,7 @@ def statistics_table(statistics: dict[str, dict], paper_language: str | None = N
     """Formats `data_statistics` as a Markdown table, with the paper's row counts if `paper_language` is given.
 
     Args:
-        complete: whether these are all splits, so that the table names those that are missing.
+        complete: whether these are all splits, so that the table names the missing ones.
     """
     paper = {}
     if paper_language is not None:

@@ -16,7 +16,7 @@ from soft_trainer.data.array_cache import cached_dataset
 from soft_trainer.dataflow.inputs import graph_features
 from soft_trainer.encoders.encoding import tokenize_with_lengths
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import UserError, name_option
+from soft_trainer.errors import UserError
 from soft_trainer.fingerprints import code_fingerprint, fingerprint, rows_fingerprint, tokenizer_fingerprint
 
 SIDES = ("query", "code")
@@ -85,7 +85,7 @@ class GraphColumn:
 
 
 def columns_in(dataset: Dataset, columns: Iterable[str]) -> list[str]:
-    """Returns the given columns, in that order. Missing ones are left out."""
+    """Returns the given columns, in that order. Missing ones are excluded."""
     return [name for name in columns if name in dataset.column_names]
 
 
@@ -97,18 +97,18 @@ def text_column(dataset: Dataset, columns: Sequence[str], side: str) -> str:
     """
     column = next(iter(columns_in(dataset, columns)), None)
     if column is None:
-        expected = f"expected {' or '.join(columns)} (--{side}_columns names others)"
+        expected = f"expected {' or '.join(columns)}, or give it with {side}_column"
         raise UserError(f"no column for the {side}: the rows have {', '.join(dataset.column_names)}; {expected}")
     feature = dataset.features[column]
     if isinstance(feature, Value) and feature.dtype not in ("string", "large_string", "null"):
-        raise UserError(f"column {column!r} holds {feature.dtype}, text is expected for the {side}")
+        raise UserError(f"column {column!r} holds {feature.dtype}; expected text for the {side}")
     return column
 
 
 def check_language_column(rows: Dataset, name: str) -> None:
     """Raises UserError if the rows, which the message calls `name`, have no column `language`."""
     if "language" not in rows.column_names:
-        remedy = f"add it to the rows, or give one {name_option('language')}"
+        remedy = "add it to the rows, or give one language"
         raise UserError(f"{name}: no column 'language', which an encoder with data flow needs to parse code: {remedy}")
 
 
@@ -168,8 +168,9 @@ def _with_data_flow(dataset: Dataset, profile: EncoderProfile, tokenizer) -> Dat
 
 
 def processes_for(rows: int, least: int) -> int | None:
-    """Returns the number of processes for `Dataset.map` such that each gets at least `least` rows. None means no new
-    process.
+    """Returns the number of processes for `Dataset.map` such that each gets at least `least` rows.
+
+    None means no new process.
     """
     processes = min(os.cpu_count() or 1, rows // least)
     if processes > 1:
@@ -188,9 +189,11 @@ def mapped(dataset: Dataset, columns: list[str], run, features: Features, made_f
     made = fingerprint(rows_fingerprint(dataset, columns), str(features), code_fingerprint(__name__), made_from)
 
     def build(_) -> Dataset:
-        rows = dataset.select_columns(columns).with_format("arrow")
+        # The format chooses the columns, because datasets 5.2 cannot send a table that was joined side by side to
+        # another process after `select_columns` ("Added column's length must match table's length").
+        rows = dataset.with_format("arrow", columns=columns)
         kept = {"new_fingerprint": made, "load_from_cache_file": False}
-        return rows.map(run, batched=True, remove_columns=columns, features=features, **kept, **options)
+        return rows.map(run, batched=True, remove_columns=dataset.column_names, features=features, **kept, **options)
 
     return cached_dataset(made, build).with_format(None)
 

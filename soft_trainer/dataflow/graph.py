@@ -55,7 +55,7 @@ class DataFlow(NamedTuple):
 def extract_data_flow(code: str, language: str) -> DataFlow:
     """Returns the data-flow graph of `code`, following GraphCodeBERT's rules.
 
-    Comments and docstrings are left out. If the code has syntax errors, the graph covers the parts that parse.
+    Comments and docstrings are excluded. If the code has syntax errors, the graph covers the parts that parse.
 
     Args:
         code: a function or another piece of source code.

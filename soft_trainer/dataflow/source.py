@@ -24,7 +24,7 @@ class Source:
         rules: the rules of the language.
         tokens: the text of each token.
         value_at: the index of each token that is a name or a literal, keyed by the offset of its first byte. Keywords
-            and signs are left out.
+            and signs are excluded.
         names: the indices of the tokens that become variables at their first occurrence.
 
     Raises:

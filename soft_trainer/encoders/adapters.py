@@ -110,7 +110,7 @@ def add_lora(model: PreTrainedModel, options, revision: str | None = None) -> No
     peft = import_peft()
     if has_adapter(model):
         raise UserError(
-            "lora_r: the encoder already has an adapter; training continues from it, so leave out the LoRA options"
+            "lora_r: the encoder already has an adapter; training continues from it, so drop the LoRA options"
         )
     dropout = options.lora_dropout
     if dropout is None:
@@ -127,7 +127,7 @@ def add_lora(model: PreTrainedModel, options, revision: str | None = None) -> No
 
 
 def target_modules(model: PreTrainedModel, wanted: str | None = None) -> list[str] | str:
-    """Returns the modules that get LoRA: those in `wanted` or, by default, the usual ones for the architecture.
+    """Returns the modules that get LoRA: the modules in `wanted` or, by default, the usual ones for the architecture.
 
     Raises:
         UserError: a wanted module does not exist in the model.
@@ -198,8 +198,9 @@ def _shape(tensor: Tensor | None) -> str:
 
 
 def first_difference(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str | None:
-    """Describes the first weight with an unexpected shape, as in "w is 2 x 8, not 4 x 8". Returns None if all shapes
-    match.
+    """Describes the first weight with an unexpected shape, as in "w is 2 x 8, not 4 x 8".
+
+    Returns None if all shapes match.
     """
     for name in sorted(weights.keys() | expected.keys()):
         own = _shape(weights.get(name))

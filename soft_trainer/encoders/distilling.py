@@ -9,9 +9,10 @@ from pathlib import Path
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.hub_files import lasting_name
 from soft_trainer.encoders.loading import load_encoder
-from soft_trainer.encoders.static import distilled
+from soft_trainer.encoders.packaged import common_words
+from soft_trainer.encoders.static import count_words, distilled
 from soft_trainer.errors import UserError
-from soft_trainer.files import check_writable
+from soft_trainer.files import ENCODER_FILES, RECORD, check_free, check_writable
 from soft_trainer.source.source_files import SKIPPED_FOLDERS
 
 SNIFFED = 8192  # bytes at the start of a file in which a zero byte marks a binary file
@@ -22,7 +23,9 @@ def distil_static(
     output_dir: str | Path,
     dimensions: int = 256,
     texts: str | Path | None = None,
+    vocabulary_size: int = 32768,
     trust_remote_code: bool = False,
+    overwrite: bool = False,
 ) -> Path:
     """Distils a static encoder from `model` and writes it to a folder; see `soft_trainer.encoders.static`.
 
@@ -32,27 +35,35 @@ def distil_static(
         model: a folder or a name on the Hub, as for `load_encoder`.
         output_dir: the folder to write to.
         dimensions: the number of dimensions of an embedding.
-        texts: a file or a folder, such as a source tree, to count tokens in. By default, a token's frequency is
-            estimated from its rank in the vocabulary (Zipf's law).
+        texts: a file or a folder, such as a source tree, whose words become the vocabulary: parts of identifiers, in
+            lower case, that occur twice or more. By default, common words of code.
+        vocabulary_size: the maximum number of words.
         trust_remote_code: whether to run code that comes with the model. Read it first.
+        overwrite: whether to replace an encoder in the folder, which may not be `model` itself.
 
     Returns:
         The folder.
 
     Raises:
-        UserError: the encoder cannot be loaded or distilled, the texts do not exist, or the folder cannot be written
-            to.
+        UserError: the encoder cannot be loaded or distilled, the texts do not exist, or the folder has an encoder, has
+            the record of a run, or cannot be written to.
     """
     check_writable(output_dir, f"output_dir={output_dir}")
+    if Path(model).exists() and Path(model).resolve() == Path(output_dir).resolve():
+        raise UserError(f"output_dir={output_dir}: is the folder of the encoder to distil; set another output_dir")
+    if (Path(output_dir) / RECORD).exists():
+        raise UserError(f"output_dir={output_dir}: has the {RECORD} of another encoder; set another output_dir")
+    if not overwrite:
+        check_free(output_dir, ENCODER_FILES)
     if texts is not None and not Path(texts).exists():
         raise UserError(f"texts={texts}: no such file or folder")
     encoder = load_encoder(model, trust_remote_code=trust_remote_code)
     if texts is None:
-        lines = None
+        words = common_words()
     else:
-        lines = _lines(Path(texts))
-    static = distilled(encoder, dimensions, lines, progress=True)
-    profile = static.profile.replace(teacher=lasting_name(model), teacher_identity=encoder.identity())
+        words = count_words(_lines(Path(texts)))
+    static = distilled(encoder, words, dimensions, vocabulary_size, progress=True)
+    profile = static.profile.replace(teacher=lasting_name(model), teacher_identity=encoder.fingerprint)
     return export_encoder(static.model, static.tokenizer, profile, output_dir)
 
 

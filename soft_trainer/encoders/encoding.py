@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -37,7 +39,7 @@ def tokenize_with_lengths(
 ) -> tuple[list[list[int]], list[int]]:
     """Tokenizes like `tokenize`. Also returns the length of each text before truncation."""
     if isinstance(texts, str):
-        raise UserError(f"{texts!r:.40}: a list of texts is expected, not one text")
+        raise UserError(f"{texts!r:.40}: expected a list of texts, not one text")
     if not len(texts):
         return [], []
     texts = [prefix + text for text in texts]
@@ -183,7 +185,7 @@ def encode(model: nn.Module, profile: EncoderProfile, inputs: Mapping[str, Tenso
         means = model(mean_over=pooling_mask, **inputs)
         return pool(profile.replace(pooling="pooler"), means, pooling_mask)
     outputs = model(**inputs)
-    # The last token belongs to the prompt only if there is no other token.
+    # The last token belongs to the prompt only if the prompt is the whole text.
     return pool(profile, outputs, inputs["attention_mask"] if profile.pooling == "last_token" else pooling_mask)
 
 
@@ -240,12 +242,16 @@ def shorten(profile: EncoderProfile, embeddings: Tensor, dim: int | None) -> Ten
 
 @dataclass(frozen=True)
 class Encoder:
-    """An encoder, together with everything that determines its embeddings; see `load_encoder`."""
+    """An encoder, together with everything that determines its embeddings; see `load_encoder`.
+
+    It is a `TextEncoder` that torch runs.
+    """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     profile: EncoderProfile
     truncate_dim: int | None = None
+    runtime: ClassVar[str] = "torch"
 
     def encode_queries(self, queries: Sequence[str], batch_size: int = 64, progress: bool = False) -> Tensor:
         """Embeds queries, Tensor[n, d] in float32 on the model's device."""
@@ -284,15 +290,38 @@ class Encoder:
         return self._embed(items, "code", batch_size, progress)
 
     def score(self, queries: Tensor, codes: Tensor) -> Tensor:
-        """Scores embeddings of queries, Tensor[B, d], against those of codes, Tensor[N, d]. Returns Tensor[B, N]."""
+        """Scores query embeddings, Tensor[B, d], against code embeddings, Tensor[N, d]. Returns Tensor[B, N]."""
         return score(self.profile, queries, codes)
 
-    def identity(self) -> str:
-        """Returns the encoder's fingerprint. Encoders with equal fingerprints have equal embeddings.
+    @property
+    def dimensions(self) -> int:
+        """The number of dimensions of an embedding."""
+        return self.truncate_dim or self.model.config.hidden_size
 
-        All weights are hashed, so callers should keep the result while the weights stay the same.
-        """
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the weights, as they are when it is first read, the tokenizer and the profile."""
         return encoder_fingerprint(self.model, self.tokenizer, self.profile)
+
+    @cached_property
+    def _of_codes(self) -> Encoder:
+        """The same encoder with a second tokenizer.
+
+        A tokenizer has one maximum length at a time. With a shared one, a thread that searches and one that encodes
+        codes would truncate each other's texts.
+        """
+        return replace(self, tokenizer=copy.deepcopy(self.tokenizer))
+
+    def encode(self, texts: Sequence[str], side: str, languages: Sequence[str] | None = None) -> np.ndarray:
+        """Embeds texts; see `TextEncoder`. Codes in a language without data flow are read as Python."""
+        if side == "query":
+            embeddings = self.encode_queries(texts)
+        elif languages is None:
+            embeddings = self._of_codes.encode_codes(texts)
+        else:
+            known = [language if language in DATA_FLOW_LANGUAGES else "python" for language in languages]
+            embeddings = self._of_codes.encode_codes(texts, known)
+        return comparable(self.profile, embeddings).float().cpu().numpy()
 
     def _embed(self, items: Sequence, side: str, batch_size: int, progress: bool) -> Tensor:
         embeddings = embed(self, items, side, batch_size, "Encoding" if progress else None)

@@ -20,7 +20,7 @@ def given_encoder(
 
     Args:
         model: a `PreTrainedModel`, a `PeftModel`, a `SentenceTransformer`, a folder, or a name on the Hub.
-        tokenizer, profile: those that the user passed. By default, they belong to the model.
+        tokenizer, profile: the user's tokenizer and profile. By default, the model's.
 
     Raises:
         UserError: the model has another type, cannot be loaded, or has modules that a profile cannot express.
@@ -35,7 +35,7 @@ def given_encoder(
         model = model[0].auto_model
     elif not (isinstance(model, PreTrainedModel) or hasattr(model, "peft_config")):
         raise UserError(
-            "model: a PreTrainedModel encoder, a SentenceTransformer, a folder or a name on the Hub is expected, not "
+            "model: expected a PreTrainedModel encoder, a SentenceTransformer, a folder or a name on the Hub, not "
             f"{type(model).__name__}"
         )
     model = plain_encoder(model)

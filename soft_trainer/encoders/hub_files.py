@@ -3,28 +3,49 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import textwrap
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import contextmanager, nullcontext, suppress
+from contextvars import ContextVar
+from functools import lru_cache
+from pathlib import Path, PureWindowsPath
 
-from huggingface_hub import _CACHED_NO_EXIST, constants, errors, hf_hub_download, try_to_load_from_cache
+from huggingface_hub import (
+    _CACHED_NO_EXIST,
+    constants,
+    errors,
+    get_session,
+    hf_hub_download,
+    try_to_load_from_cache,
+)
+from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError
 
-from soft_trainer.errors import UserError, name_option
+from soft_trainer.encoders.packaged import BASE, EXPANDED, located
+from soft_trainer.errors import UserError
 from soft_trainer.files import ADAPTER_CONFIG, read_json
 
+CONFIG = "config.json"
+HUB_SECONDS = 5.0  # that the Hub may take to answer the first request
+ASKED_AGAIN = 60.0  # seconds after which the Hub is asked again whether it answers
+
 logger = logging.getLogger(__name__)
+_why_offline: ContextVar[str] = ContextVar("why_offline", default="")
 
 
 def published_name(name_or_path: str | Path) -> str:
     """Returns `OWNER/NAME` for a snapshot in the Hub's cache (`.../models--OWNER--NAME/snapshots/HASH`).
 
-    Any other folder or name is returned unchanged, except for a trailing slash.
+    For the folder of the packaged encoder, it returns `base`. Any other folder or name is returned unchanged, except
+    for a trailing slash.
     """
     if not name_or_path:
         return ""
+    if Path(name_or_path).parent == EXPANDED:
+        return BASE
     name = Path(name_or_path).as_posix()
     snapshot = re.search(r"(?:^|/)models--([^/]+)/snapshots/[^/]+$", name)
     if snapshot:
@@ -32,10 +53,30 @@ def published_name(name_or_path: str | Path) -> str:
     return name
 
 
+def public_name(name_or_path: str | Path, on_hub: bool = True) -> str:
+    """Returns a name on the Hub unchanged and, of any local path, only the last part, so that records tell no paths.
+
+    Call it where a run is made: elsewhere, a relative path cannot be told from a name on the Hub.
+
+    Args:
+        on_hub: whether the name can be one on the Hub.
+    """
+    value = str(name_or_path)
+    name = published_name(value)
+    if on_hub and (name != value.rstrip("/") or not os.path.exists(value)):
+        with suppress(errors.HFValidationError):
+            validate_repo_id(name.partition("@")[0])
+            return name
+    if not re.search(r"[/\\~]", value):
+        return value
+    # A Windows path has both kinds of separators.
+    return PureWindowsPath(os.path.abspath(os.path.expanduser(value))).name or "local"
+
+
 def lasting_name(name_or_path: str | Path) -> str:
     """Returns the Hub name of an encoder, or its folder as an absolute path, which is valid from any folder."""
     name = published_name(name_or_path)
-    if name and Path(name).is_dir():
+    if name and name != BASE and Path(name).is_dir():
         return str(Path(name).resolve())
     return name
 
@@ -51,30 +92,83 @@ def split_revision(name: str) -> tuple[str, str | None]:
 def repository_file(
     name_or_path: str | Path, file: str, revision: str | None = None, expected: bool = True
 ) -> Path | None:
-    """Returns the local path of a file in a folder or repository, or None if there is no such file.
+    """Returns the local path of a file in a folder or repository, or None if the file does not exist.
 
     Args:
         expected: warn if the Hub cannot be reached and the file is not in the cache.
 
     Raises:
-        UserError: the folder, repository or revision does not exist.
+        UserError: the folder, repository or revision does not exist, or the Hub cannot be reached and the cache has no
+            model of this name.
     """
+    name_or_path = located(name_or_path)
     if Path(name_or_path).is_dir():
         path = Path(name_or_path, file)
         if path.is_file():
             return path
         return None
+    name = str(name_or_path)
     with reading(name_or_path, revision):
         try:
-            return Path(hf_hub_download(str(name_or_path), file, revision=revision))
-        except errors.LocalEntryNotFoundError:
-            cached = try_to_load_from_cache(str(name_or_path), file, revision=revision)
-            if expected and cached is not _CACHED_NO_EXIST:
-                reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "The Hub cannot be reached"
-                logger.warning("%s: assuming that %s has no %s.", reason, name_or_path, file)
+            return Path(hf_hub_download(name, file, revision=revision))
+        except errors.LocalEntryNotFoundError as error:
+            cached = [try_to_load_from_cache(name, known, revision=revision) for known in (CONFIG, ADAPTER_CONFIG)]
+            if not any(isinstance(path, str) for path in cached):
+                raise UserError(not_cached(name)) from error
+            if expected and try_to_load_from_cache(name, file, revision=revision) is not _CACHED_NO_EXIST:
+                logger.warning("%s: assuming that %s has no %s.", _offline(), name, file)
         except errors.EntryNotFoundError:
             pass
     return None
+
+
+# ---- The Hub, or its cache alone ----
+
+
+@contextmanager
+def hub_or_cache() -> Iterator[None]:
+    """Lets the body read from the cache alone if the Hub gives no answer, as with HF_HUB_OFFLINE=1.
+
+    Otherwise, the client would ask for every file six times in 23 seconds.
+    """
+    why = ""
+    if not constants.HF_HUB_OFFLINE:
+        why = _no_answer(constants.ENDPOINT, time.monotonic() // ASKED_AGAIN)
+    if not why:
+        yield
+        return
+    reset = _why_offline.set(why)
+    constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = False
+        _why_offline.reset(reset)
+
+
+@lru_cache(maxsize=1)
+def _no_answer(endpoint: str, period: float) -> str:
+    """Asks the Hub for its first page, once in each period. Returns the reason if it fails, or ""."""
+    try:
+        get_session().head(endpoint, timeout=HUB_SECONDS)
+    except Exception as error:  # the client's errors have another base class in each of its releases
+        return f"{endpoint} cannot be reached ({error})"
+    return ""
+
+
+def _offline() -> str:
+    """Returns why only the cache is read."""
+    if constants.HF_HUB_OFFLINE:
+        return _why_offline.get() or "HF_HUB_OFFLINE is set"
+    return "the Hub cannot be reached"
+
+
+def not_cached(name: str) -> str:
+    """Returns a line that says that a name on the Hub cannot be loaded without the Hub, and what to do."""
+    return (
+        f"{name}: {_offline()}, and the cache does not have it; use folders (model=FOLDER, "
+        "data_dir=FOLDER), or download it where the Hub can be reached, and then set HF_HUB_OFFLINE=1"
+    )
 
 
 # ---- Adapters ----
@@ -86,6 +180,7 @@ def saved_adapter(name_or_path: str | Path, revision: str | None = None) -> tupl
     Raises:
         UserError: the adapter does not name its base.
     """
+    name_or_path = located(name_or_path)
     path = repository_file(name_or_path, ADAPTER_CONFIG, revision, expected=False)
     if path is None or Path(name_or_path, "config.json").is_file():
         return None
@@ -100,7 +195,7 @@ def saved_adapter(name_or_path: str | Path, revision: str | None = None) -> tupl
 
 
 def base_of(name_or_path: str | Path, revision: str | None = None) -> tuple[str | Path, str | None]:
-    """Returns the name and revision of an adapter's base, or those of the model itself if it is not an adapter."""
+    """Returns the name and revision of an adapter's base, or of the model itself if it is not an adapter."""
     return saved_adapter(name_or_path, revision) or (name_or_path, revision)
 
 
@@ -110,12 +205,17 @@ def base_of(name_or_path: str | Path, revision: str | None = None) -> tuple[str 
 @contextmanager
 def reading(name_or_path: str | Path, revision: str | None = None) -> Iterator[None]:
     """Turns an error while reading a folder or repository into a one-line UserError."""
-    try:
-        yield
-    except UserError:
-        raise
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, ImportError, SafetensorError) as error:
-        raise UserError(f"{name_or_path}: {_problem(error, Path(name_or_path), revision)}") from error
+    if Path(located(name_or_path)).is_dir():
+        source = nullcontext()
+    else:
+        source = hub_or_cache()
+    with source:
+        try:
+            yield
+        except UserError:
+            raise
+        except (OSError, ValueError, TypeError, AttributeError, KeyError, ImportError, SafetensorError) as error:
+            raise UserError(f"{name_or_path}: {_problem(error, Path(name_or_path), revision)}") from error
 
 
 @contextmanager
@@ -133,6 +233,8 @@ def reading_base(name_or_path: str | Path) -> Iterator[None]:
 def _problem(error: Exception, folder: Path, revision: str | None) -> str:
     """Returns a line that says what is wrong and what to do."""
     causes = (error, error.__cause__)
+    if any(isinstance(cause, errors.LocalEntryNotFoundError) for cause in causes):
+        return f"{_offline()}, and the cache lacks some of its files; download it where the Hub can be reached"
     if any(isinstance(cause, errors.RevisionNotFoundError) for cause in causes):
         return f"no revision {revision!r} on the Hub"
     if any(isinstance(cause, (errors.RepositoryNotFoundError, errors.HFValidationError)) for cause in causes):
@@ -149,10 +251,7 @@ def _problem(error: Exception, folder: Path, revision: str | None) -> str:
     if "`attn_implementation=" in str(error):
         return "its model has no such attn_implementation; use eager, sdpa or flash_attention_2"
     if "trust_remote_code" in str(error):
-        return (
-            "its code comes with the model and runs only if you say so: read it, then set "
-            f"{name_option('trust_remote_code', True)}"
-        )
+        return "its code comes with the model and runs only if you say so: read it, then set trust_remote_code=True"
     if "backend tokenizer" in str(error):
         return no_tokenizer(folder)
     if "safetensors" in str(error):

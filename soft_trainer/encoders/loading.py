@@ -19,10 +19,11 @@ from soft_trainer.encoders import hub_files, profiles
 from soft_trainer.encoders.adapters import has_adapter, import_peft, load_adapter, merge_adapter
 from soft_trainer.encoders.encoding import Encoder, check_dims
 from soft_trainer.encoders.hub_files import reading
-from soft_trainer.encoders.onnx_encoder import open_exported
+from soft_trainer.encoders.onnx import open_exported
+from soft_trainer.encoders.packaged import located
 from soft_trainer.encoders.profiles import EncoderProfile, check_lengths
 from soft_trainer.encoders.static import StaticModel, is_static
-from soft_trainer.errors import UserError, name_option
+from soft_trainer.errors import UserError
 from soft_trainer.files import read_json
 
 MISSING_WEIGHTS = "_missing_weights"  # this attribute of a loaded model lists the weights that its files lack
@@ -39,8 +40,9 @@ def load_encoder(
     """Loads an encoder from a folder or the Hub, ready to encode queries and codes.
 
     Args:
-        name_or_path: a folder, or `USER/NAME` on the Hub. It may contain an encoder trained with this package, a
-            sentence-transformers encoder or a plain encoder. An adapter is loaded with its base and merged into it.
+        name_or_path: a folder, `USER/NAME` on the Hub, or `base`, which comes with the package. A folder or repository
+            may contain an encoder trained with this package, a sentence-transformers encoder or a plain encoder. An
+            adapter is loaded with its base and merged into it.
         revision: the branch, tag or commit on the Hub.
         device: the device to run on. By default, an accelerator if there is one, otherwise the CPU.
         trust_remote_code: whether to run code that comes with the model. Read it first.
@@ -62,11 +64,11 @@ def load_encoder(
     """
     if backend not in ("torch", "onnx"):
         raise UserError(f"backend={backend!r}: use torch or onnx")
+    if backend == "onnx":
+        return open_exported(Path(name_or_path), truncate_dim)
     name_or_path = _own_snapshot(name_or_path, revision, trust_remote_code) or name_or_path
     profile = profiles.resolve_profile(name_or_path, revision=revision)
     tokenizer = load_tokenizer(name_or_path, profile, revision, trust_remote_code)
-    if backend == "onnx":
-        return open_exported(name_or_path, tokenizer, profile, truncate_dim)
     model = load_model(name_or_path, profile, revision, trust_remote_code)
     if has_adapter(model):
         merge_adapter(model)
@@ -90,7 +92,7 @@ def saved_truncate_dim(name_or_path: str | Path, revision: str | None) -> int | 
 def _own_snapshot(name_or_path: str | Path, revision: str | None, with_code: bool) -> Path | None:
     """Downloads one commit of a repository that has a profile. Returns the local folder, or None for anything else."""
     path = hub_files.repository_file(name_or_path, profiles.PROFILE_FILE, revision)
-    if path is None or Path(name_or_path).is_dir():
+    if path is None or Path(located(name_or_path)).is_dir():
         return None
     files = ["*.json", "*.txt", "*.model", "*.safetensors"]
     if with_code:
@@ -130,7 +132,8 @@ def load_model(
             model = load_model(base, profile, base_revision, trust_remote_code, attn_implementation, dtype)
         load_adapter(model, name_or_path, revision)
         return model
-    with reading(name_or_path, revision), _without_report_on_spare_weights():
+    folder = located(name_or_path)
+    with reading(folder, revision), _without_report_on_spare_weights():
         config = load_config(name_or_path, revision, trust_remote_code)
         check_lengths(config.to_dict(), profile)
         if hasattr(config, "use_cache"):
@@ -143,7 +146,7 @@ def load_model(
         if attn_implementation:
             options = options | {"attn_implementation": attn_implementation}
         model, report = _auto_class(config).from_pretrained(
-            name_or_path,
+            folder,
             config=config,
             revision=revision or "main",
             dtype=number_format,
@@ -152,6 +155,7 @@ def load_model(
             output_loading_info=True,
             **options,
         )
+    model.config._name_or_path = str(name_or_path)  # not the folder of `base`
     setattr(model, MISSING_WEIGHTS, tuple(sorted(report["missing_keys"])))
     return model
 
@@ -160,7 +164,7 @@ def load_config(name_or_path: str | Path, revision: str | None, trust_remote_cod
     """Loads a model's configuration."""
     # If this were None, transformers would ask on the terminal.
     return transformers.AutoConfig.from_pretrained(
-        name_or_path, revision=revision or "main", trust_remote_code=bool(trust_remote_code)
+        located(name_or_path), revision=revision or "main", trust_remote_code=bool(trust_remote_code)
     )
 
 
@@ -192,7 +196,7 @@ def _auto_class(config: PretrainedConfig) -> type:
 
 
 def _model_class(config: PretrainedConfig, name_or_path: str | Path, revision: str | None) -> type:
-    """Returns the class that `AutoModel` would load. Call it only if the user allows the model's own code."""
+    """Returns the class that `AutoModel` would load. Call it only if the user trusts the code in the repository."""
     if type(config) in MODEL_MAPPING:
         return MODEL_MAPPING[type(config)]
     reference = getattr(config, "auto_map", {}).get("AutoModel")
@@ -244,7 +248,7 @@ def profile_warnings(model: torch.nn.Module, profile: EncoderProfile) -> list[st
     if profile.pooling == "cls" and any(getattr(module, "is_causal", False) for module in model.modules()):
         warnings.append(
             f"warning: pooling=cls: {type(model).__name__} is a decoder, whose first token sees no other, so all "
-            f"texts with the same first token have the same embedding; use {name_option('pooling', 'last_token')}"
+            f"texts with the same first token have the same embedding; use pooling=last_token"
         )
     if not profile.include_prompt and profile.pooling == "last_token":
         warnings.append("warning: include_prompt=False has no effect: pooling=last_token reads no prompt's token")
@@ -265,6 +269,7 @@ def load_tokenizer(
         UserError: the folder or repository does not exist, it has no tokenizer, it needs `trust_remote_code`, or a
             token in the prefixes is not in its vocabulary.
     """
+    name_or_path = located(name_or_path)
     with reading(name_or_path, revision):
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             name_or_path, revision=revision or "main", trust_remote_code=bool(trust_remote_code)
@@ -315,7 +320,7 @@ def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase, profile: EncoderProfil
 
 
 def add_padding_token(tokenizer: PreTrainedTokenizerBase) -> None:
-    """If a tokenizer has no padding token, sets it to another special token, usually the end token.
+    """Sets a missing padding token of a tokenizer to another special token, usually the end token.
 
     Padding does not affect embeddings, because every model gets an attention mask. The size of the vocabulary does not
     change.

@@ -1,162 +1,212 @@
-"""Exports encoders to ONNX, in the layout of `SentenceTransformer(DIR, backend="onnx")`, and loads them."""
+"""Runs exported encoders with NumPy, `tokenizers` and onnxruntime, without torch."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import io
-import logging
-import tempfile
-import warnings
+import copy
+import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
-from soft_trainer.encoders.encoding import Encoder
-from soft_trainer.encoders.loading import load_encoder
-from soft_trainer.encoders.onnx_encoder import FOLDER, NEEDS_EXTRA, session_settings
-from soft_trainer.encoders.onnx_session import FLOAT_FILE, INT8_FILE, OnnxSession, has_onnxruntime
-from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.encoders.static import is_static
-from soft_trainer.errors import UserError, name_option
-from soft_trainer.files import reporting_disk_errors
-from soft_trainer.terminal import print_on_main
+from soft_trainer.errors import UserError, extra_needed
+from soft_trainer.files import read_json
+from soft_trainer.fingerprints import encoder_file_hashes, fingerprint
 
-OPSET = 18
-TOLERANCE = 1e-3  # the largest difference of an exported encoder's embeddings, scaled to length one
-PROBES = ("sort a list", "def read(path):\n    return open(path).read()  # größer 'a  b'\n", "x", "a b c " * 400)
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FOLDER = "onnx"
+FLOAT_FILE = "model.onnx"
+INT8_FILE = "model_qint8_avx512_vnni.onnx"  # sentence-transformers' name for these weights
+SETTINGS = "settings.json"
+TOKENIZER = "tokenizer.json"
+NEEDS_EXTRA = extra_needed("ONNX", "onnx")
+# Tokens in a batch, padding included.
+BATCH_TOKENS = 2048
+# `lighter` chooses int8 if the mean cosine between int8 and float32 embeddings reaches this.
+LEAST_COSINE = 0.97
 
 
-def export_onnx(model: str | Path, output_dir: str | Path | None = None, int8: bool = False) -> list[Path]:
-    """Exports an encoder's transformer, from token ids to token vectors, as `onnx/model.onnx`.
+def has_onnxruntime() -> bool:
+    """Returns True if onnxruntime is installed."""
+    from importlib.util import find_spec  # only an encoder without torch asks
 
-    Pooling, prompts and lengths stay in the files next to it, which sentence-transformers and this package read.
+    return find_spec("onnxruntime") is not None
+
+
+class OnnxEncoder:
+    """An exported encoder, a `TextEncoder`. It pools embeddings like an encoder from `load_encoder`.
 
     Args:
-        model: the encoder's folder, or a Hub name if `output_dir` is given.
-        output_dir: the folder in which to write `onnx/`. By default, the encoder's own.
-        int8: also write the weights as 8-bit integers, one scale per channel.
+        folder: the folder of the export, which has the model, the tokenizer and the settings.
+        truncate_dim: the number of leading dimensions to keep. By default, as many as `load_encoder` keeps.
+        int8: whether to use the weights of 8-bit integers.
+
+    Raises:
+        UserError: a file cannot be read, or the encoder has fewer dimensions than `truncate_dim`.
+    """
+
+    def __init__(self, folder: Path, truncate_dim: int | None = None, int8: bool = False):
+        from tokenizers import Tokenizer  # imported here, so that a search by words does not wait for it
+
+        self.folder = folder
+        self.truncate_dim = truncate_dim
+        self._settings = read_json(folder / SETTINGS)
+        self._profile = self._settings["profile"]
+        available = self._settings["dimensions"]
+        check_dimensions(truncate_dim, available)
+        self.dimensions = truncate_dim or self._settings["truncate_dim"] or available
+        self.runtime = "onnx"
+        self.fingerprint = self._settings["fingerprint"]
+        file = FLOAT_FILE
+        if int8:
+            self.runtime = "int8"
+            self.fingerprint = fingerprint(self.fingerprint, self.runtime)
+            file = INT8_FILE
+        self._session = _session(folder / file)
+        # A tokenizer has one maximum length at a time, and one thread may search while another encodes chunks.
+        tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
+        self._tokenizers = {}
+        for side in ("query", "code"):
+            own = copy.deepcopy(tokenizer)
+            own.enable_truncation(self._profile[f"{side}_length"], direction=self._settings["truncation_side"])
+            self._tokenizers[side] = own
+
+    def encode(self, texts: Sequence[str], side: str, languages: Sequence[str] | None = None) -> np.ndarray:
+        """Embeds texts; see `TextEncoder`."""
+        embeddings = self._embed(texts, side)
+        if self._profile["score_function"] == "cosine":
+            return normalized(embeddings)
+        return embeddings
+
+    # ---- The methods of `load_encoder(..., backend="onnx")` ----
+
+    def encode_queries(self, queries: Sequence[str], batch_size: int = 64, progress: bool = False) -> Tensor:
+        """Embeds queries, Tensor[n, d] in float32. Batches have a fixed number of tokens."""
+        import torch  # which callers of this method have imported
+
+        return torch.from_numpy(self._embed(queries, "query"))
+
+    def encode_codes(
+        self, codes: Sequence[str], language=None, batch_size: int = 64, progress: bool = False
+    ) -> Tensor:
+        """Embeds functions, Tensor[n, d] in float32. No language is needed."""
+        import torch  # as above
+
+        return torch.from_numpy(self._embed(codes, "code"))
+
+    def score(self, queries: Tensor, codes: Tensor) -> Tensor:
+        """Scores query embeddings, Tensor[B, d], against code embeddings, Tensor[N, d]. Returns Tensor[B, N]."""
+        from torch.nn import functional  # as above
+
+        if self._profile["score_function"] == "cosine":
+            queries = functional.normalize(queries, dim=-1)
+            codes = functional.normalize(codes, dim=-1)
+        return queries @ codes.T * self._profile["score_scale"]
+
+    # ---- Texts to embeddings ----
+
+    def _embed(self, texts: Sequence[str], side: str) -> np.ndarray:
+        """Embeds texts in batches of similar lengths, float32[n, d]."""
+        prefix = self._profile[f"{side}_prefix"]
+        encodings = self._tokenizers[side].encode_batch_fast([prefix + text for text in texts])
+        rows = [encoding.ids for encoding in encodings]
+        # The longest come first, so that a batch has little padding.
+        order = sorted(range(len(rows)), key=lambda row: -len(rows[row]))
+        embeddings = np.empty((len(rows), self.dimensions), np.float32)
+        start = 0
+        while start < len(order):
+            longest = max(len(rows[order[start]]), 1)
+            batch = order[start : start + max(1, BATCH_TOKENS // longest)]
+            embeddings[batch] = self._embed_batch([rows[row] for row in batch], side)
+            start += len(batch)
+        return embeddings
+
+    def _embed_batch(self, rows: list[list[int]], side: str) -> np.ndarray:
+        """Embeds one batch of token ids."""
+        lengths = np.array([len(row) for row in rows])
+        positions = np.arange(max(lengths.max(), 1))
+        mask = positions < lengths[:, None]
+        ids = np.full(mask.shape, self._settings["pad_token_id"], np.int64)
+        ids[mask] = np.concatenate([np.array(row, np.int64) for row in rows])
+        inputs = {"input_ids": ids, "attention_mask": mask.astype(np.int64)}
+        (states,) = self._session.run(None, inputs)
+        pooled = self._pooled(states, mask, mask & (positions >= self._settings["prompt_lengths"][side]))
+        shorter = pooled[:, : self.dimensions]
+        if self._profile["normalize"]:
+            return normalized(shorter)
+        return shorter
+
+    def _pooled(self, states: np.ndarray, mask: np.ndarray, pooling_mask: np.ndarray) -> np.ndarray:
+        """Computes one vector for each text, like `encoders.encoding.pool`."""
+        pooling = self._profile["pooling"]
+        if pooling == "pooler":
+            return states
+        if pooling == "mean":
+            counts = np.maximum(pooling_mask.sum(1, keepdims=True), 1)
+            return np.einsum("bld,bl->bd", states, pooling_mask.astype(np.float32)) / counts
+        if pooling == "cls":
+            position = pooling_mask.argmax(1)
+        else:
+            position = mask.shape[1] - 1 - mask[:, ::-1].argmax(1)
+        return states[np.arange(len(states)), position]
+
+
+def _session(path: Path):
+    """Opens a model on all cores that the process may use."""
+    import onnxruntime  # an optional dependency
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+    try:
+        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime raises a different class for every kind of bad file
+        raise UserError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from error
+
+
+def lighter(encoder: OnnxEncoder, texts: Sequence[str]) -> tuple[OnnxEncoder, float]:
+    """Compares int8 embeddings of some codes with float32 embeddings of the same codes.
 
     Returns:
-        The files.
+        The encoder with 8-bit weights if they are close enough (`LEAST_COSINE`), otherwise the encoder itself, and
+        their mean cosine.
+    """
+    small = OnnxEncoder(encoder.folder, encoder.truncate_dim, int8=True)
+    cosines = normalized(small.encode(texts, "code")) * normalized(encoder.encode(texts, "code"))
+    cosine = float(cosines.sum(1).mean())
+    if cosine >= LEAST_COSINE:
+        return small, cosine
+    return encoder, cosine
+
+
+def open_exported(folder: Path, truncate_dim: int | None = None) -> OnnxEncoder:
+    """Opens the export in an encoder's folder. Weights of 8-bit integers are preferred to float32.
 
     Raises:
-        UserError: the extra `onnx` is missing, the encoder is static, reads data flow or has no fast tokenizer, its
-            exported embeddings differ from its own, or the folder cannot be written to.
+        UserError: the folder has no export, or one of other files than it has now, or the extra `onnx` is missing.
     """
-    folder = Path(output_dir or model)
-    if output_dir is None and not folder.is_dir():
-        raise UserError(f"{model}: no such folder; an encoder on the Hub needs {name_option('output_dir')}")
-    encoder = load_encoder(model, device="cpu")
-    check_exportable(encoder, str(model))
-    with reporting_disk_errors(folder):
-        (folder / FOLDER).mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".onnx-", dir=folder) as aside:
-            written = write_onnx(encoder, Path(aside), int8)
-            return [path.replace(folder / FOLDER / path.name) for path in written]
-
-
-def check_exportable(encoder: Encoder, name: str) -> None:
-    """Raises UserError if an encoder cannot be exported. The message says why."""
+    export = folder / FOLDER
+    remedy = f"`soft-trainer export {folder} --onnx` writes it"
+    if not (export / FLOAT_FILE).is_file() or not (export / SETTINGS).is_file():
+        raise UserError(f"{folder}: no export in {FOLDER}/; {remedy}")
     if not has_onnxruntime():
         raise UserError(NEEDS_EXTRA)
-    if is_static(encoder.model.config):
-        raise UserError(f"{name}: a static encoder needs no export; it runs without torch as it is")
-    if encoder.profile.data_flow_length:
-        raise UserError(
-            f"{name}: reads data flow, which needs torch; {name_option('data_flow_length', 0)} trains one without"
-        )
-    if not encoder.tokenizer.is_fast:
-        raise UserError(f"{name}: its tokenizer has no tokenizer.json, so it needs transformers")
+    made_from = read_json(export / SETTINGS)["made_from"]
+    for name, content in encoder_file_hashes(folder).items():
+        if made_from.get(name) != content:
+            raise UserError(f"{export}: {name} has changed since the export; {remedy} again")
+    return OnnxEncoder(export, truncate_dim, (export / INT8_FILE).is_file())
 
 
-def write_onnx(encoder: Encoder, folder: Path, int8: bool) -> list[Path]:
-    """Writes the ONNX files to a folder, and compares their embeddings with the encoder's. Returns the files.
-
-    Raises:
-        UserError: the model cannot be exported, or the embeddings differ by more than `TOLERANCE`.
-    """
-    path = folder / FLOAT_FILE
-    wrapped = _Transformer(encoder.model, encoder.profile).eval()
-    example = encoder.tokenizer(["sort a list", "x"], padding=True, return_tensors="pt")
-    axes = {name: {0: "batch", 1: "length"} for name in ("input_ids", "attention_mask", "last_hidden_state")}
-    if encoder.profile.pooling == "pooler":
-        axes["last_hidden_state"] = {0: "batch"}
-    attention = encoder.model.config._attn_implementation
-    encoder.model.set_attn_implementation("eager")  # tracing fixes the sizes that fused attention chooses by
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            # optimum exports only with transformers below 4.58. The newer exporter of torch takes 6 to 11 s for MiniLM
-            # instead of 0.7 s, needs onnxscript, and writes two files.
-            torch.onnx.export(
-                wrapped,
-                (example["input_ids"], example["attention_mask"]),
-                path,
-                input_names=["input_ids", "attention_mask"],
-                output_names=["last_hidden_state"],
-                dynamic_axes=axes,
-                opset_version=OPSET,
-                dynamo=False,
-            )
-    except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
-        raise UserError(f"this model cannot be exported to ONNX: {str(error).splitlines()[0]}") from error
-    finally:
-        encoder.model.set_attn_implementation(attention)
-    check_embeddings(encoder, path)
-    if not int8:
-        return [path]
-    quantize(path, folder / INT8_FILE)
-    return [path, folder / INT8_FILE]
+def check_dimensions(truncate_dim: int | None, available: int) -> None:
+    """Raises UserError unless an encoder with `available` dimensions has `truncate_dim`."""
+    if truncate_dim is not None and not 1 <= truncate_dim <= available:
+        raise UserError(f"truncate_dim={truncate_dim}: must be a whole number from 1 to {available}")
 
 
-def quantize(path: Path, target: Path) -> None:
-    """Writes a model with weights of 8-bit integers, and activations quantised as they come."""
-    from onnxruntime.quantization import QuantType, quantize_dynamic  # an optional dependency
-
-    logger = logging.getLogger()
-    level = logger.level
-    logger.setLevel(logging.ERROR)  # a hint for another kind of quantisation
-    try:
-        # The vectors of tokens stay in float32: with them in 8 bits, MiniLM's MRR on CodeSearchNet's Ruby was 0.679
-        # instead of 0.686, at 0.694 in float32 (benchmarks/onnx_search.py).
-        kinds = {"op_types_to_quantize": ["MatMul"], "weight_type": QuantType.QInt8}
-        quantize_dynamic(path, target, per_channel=True, **kinds)
-    finally:
-        logger.setLevel(level)
-
-
-def check_embeddings(encoder: Encoder, path: Path) -> None:
-    """Raises UserError if an exported encoder's embeddings of `PROBES` differ from the encoder's own."""
-    session = OnnxSession(
-        path, encoder.tokenizer.backend_tokenizer, session_settings(encoder.tokenizer, encoder.profile)
-    )
-    for side, encode in (("query", encoder.encode_queries), ("code", encoder.encode_codes)):
-        own = dataclasses.replace(encoder, truncate_dim=None)
-        expected = getattr(own, encode.__name__)(list(PROBES)).cpu().numpy()
-        found = session.encode(PROBES, side)
-        largest = float((np.abs(found - expected).max(1) / np.linalg.norm(expected, axis=1)).max())
-        if not largest <= TOLERANCE:
-            raise UserError(f"the exported model's embeddings differ by {largest:.2g}, so it is not written")
-
-
-class _Transformer(nn.Module):
-    """The part of an encoder that is exported: token vectors, or the output of its pooler."""
-
-    def __init__(self, model: nn.Module, profile: EncoderProfile):
-        super().__init__()
-        self.model = model
-        self.output = "pooler_output" if profile.pooling == "pooler" else "last_hidden_state"
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Returns Tensor[B, L, d], or Tensor[B, d] from a pooler."""
-        return getattr(self.model(input_ids=input_ids, attention_mask=attention_mask), self.output)
-
-
-def print_exported(files: Sequence[Path]) -> None:
-    """Prints the files with their sizes."""
-    for path in files:
-        print_on_main(f"Written: {path}, {path.stat().st_size / 2**20:,.0f} MiB")
+def normalized(embeddings: np.ndarray) -> np.ndarray:
+    """Scales embeddings to length one."""
+    return embeddings / np.maximum(np.linalg.norm(embeddings, axis=1, keepdims=True), 1e-12)

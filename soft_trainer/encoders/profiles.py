@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from soft_trainer.encoders.hub_files import base_of, published_name, reading, repository_file
-from soft_trainer.errors import UserError, name_option
+from soft_trainer.errors import UserError
 from soft_trainer.files import PROFILE_FILE, read_json, write_json
 
 POOLINGS = ("mean", "cls", "last_token", "pooler")
@@ -104,7 +104,7 @@ class EncoderProfile:
         return self.replace(**changes)
 
     def replace(self, **changes) -> EncoderProfile:
-        """Returns a copy with the values in `changes`, except those that are None."""
+        """Returns a copy with the values in `changes`. Values that are None change nothing."""
         return dataclasses.replace(self, **{key: value for key, value in changes.items() if value is not None})
 
     def save(self, folder: str | Path) -> None:
@@ -113,7 +113,7 @@ class EncoderProfile:
 
     @classmethod
     def load(cls, path: str | Path) -> EncoderProfile:
-        """Reads a profile from the file `path`. Unknown keys, such as those of later versions, are ignored.
+        """Reads a profile from the file `path`. Unknown keys, such as a later version's, are ignored.
 
         Raises:
             UserError: a value is invalid, or a key looks misspelt. The message gives the file.
@@ -259,7 +259,7 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
         raise UserError(
             f"{name_or_path}: its sentence-transformers modules ({', '.join(modules)}; pooling {pooling}; "
             f"{similarity}) go beyond what a profile can express (pooling {', '.join(POOLINGS)}; cosine or dot); to "
-            f"ignore them, set {name_option('profile')} to one of {', '.join(PROFILES)}"
+            f"ignore them, set profile to one of {', '.join(PROFILES)}"
         )
     length = transformer.get("max_seq_length") or read("tokenizer_config.json").get("model_max_length")
     if length and length < NO_LENGTH:
@@ -316,8 +316,9 @@ def most_tokens(config: Mapping) -> int | None:
 
 
 def check_lengths(config: Mapping, profile: EncoderProfile) -> None:
-    """Raises UserError if a profile's lengths exceed the model's positions. The message gives the largest possible
-    length.
+    """Raises UserError if a profile's lengths exceed the model's positions.
+
+    The message gives the largest possible length.
     """
     most = most_tokens(config) or math.inf
     lengths = {"query_length": profile.query_length, "code_length": profile.code_length + profile.data_flow_length}

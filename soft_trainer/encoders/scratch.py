@@ -47,7 +47,7 @@ def parse_size(from_scratch: str) -> tuple[int, int]:
 def train_tokenizer(
     texts: Iterable[str], profile: EncoderProfile, vocabulary_size: int = 16384, ends: bool = True
 ) -> PreTrainedTokenizerFast:
-    """Trains a byte-level BPE tokenizer on `texts`, with RoBERTa's special tokens and those in the prefixes.
+    """Trains a byte-level BPE tokenizer on `texts`, with RoBERTa's special tokens and the prefixes' special tokens.
 
     The tokenizer splits identifiers into words and converts them to lower case first.
 
@@ -100,7 +100,7 @@ def kept_tokenizer(
 
 
 def _special_tokens(profile: EncoderProfile) -> list[str]:
-    """Lists RoBERTa's special tokens and those in the prefixes."""
+    """Lists RoBERTa's special tokens and the prefixes' special tokens."""
     return list(dict.fromkeys([*SPECIAL.values(), *profile.prefix_tokens]))
 
 

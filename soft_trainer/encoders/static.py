@@ -6,25 +6,34 @@ embeddings. In `AutoModel`, it is an XLNet without layers, which returns the vec
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from itertools import islice
+import string
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
 from tokenizers import Regex, Tokenizer, normalizers
+from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import PretrainedConfig, PreTrainedTokenizerFast, XLNetConfig, XLNetModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from soft_trainer.encoders.encoding import Encoder, at_least_float32, embed
+from soft_trainer.encoders.encoding import Encoder, at_least_float32, embed, tokenize
 from soft_trainer.encoders.profiles import NO_LENGTH, PROFILES, EncoderProfile
 from soft_trainer.errors import UserError
 
 MODEL2VEC_TENSOR = "embeddings"  # the name by which model2vec and sentence-transformers find the vectors
 WORD_BORDER = r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|_+"  # between words in camelCase and snake_case
-SIF = 1e-4  # the weight of a token is SIF / (SIF + its frequency)
-COUNTED_AT_ONCE = 1000  # texts
+BETWEEN_WORDS = WORD_BORDER.replace("_+", r"[\W_]+")  # also punctuation and white space
+SIF = 1e-3  # the weight of a word is SIF / (SIF + its frequency)
+LONGEST_WORD = 100  # characters; WordPiece takes a longer one for unknown
+PADDING = "[PAD]"
+UNKNOWN = "[UNK]"
+SPECIAL = (PADDING, UNKNOWN)
+CHARACTERS = string.ascii_lowercase + string.digits
 
 
 class StaticModel(XLNetModel):
@@ -33,12 +42,18 @@ class StaticModel(XLNetModel):
     # In training, `encode` asks for the means, which saves the memory of a vector for every token and all padding.
     # Otherwise it computes the mean itself, which is exact to 1e-6 for 5,000 tokens; `embedding_bag` is exact to 1e-4.
     takes_means = True
+    _keys_to_ignore_on_load_unexpected = [MODEL2VEC_TENSOR]
 
     def __init__(self, config: XLNetConfig):
         super().__init__(config)
         # Only the vectors of tokens affect an embedding. Unlike a parameter, a buffer is never trained.
         del self.mask_emb
         self.register_buffer("mask_emb", torch.zeros(1, 1, config.d_model))
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor], *options, **named):
+        """Loads the tensors of a checkpoint, without the second copy of the vectors, which is for model2vec."""
+        own = {name: tensor for name, tensor in state_dict.items() if name != MODEL2VEC_TENSOR}
+        return super().load_state_dict(own, *options, **named)
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, mean_over: Tensor | None = None, **kwargs
@@ -79,89 +94,82 @@ def static_model(vocabulary_size: int, dimensions: int, pad_token_id: int) -> St
 
 
 def distilled(
-    encoder: Encoder, dimensions: int = 256, texts: Iterable[str] | None = None, progress: bool = False
+    encoder: Encoder,
+    words: Mapping[str, float],
+    dimensions: int = 256,
+    vocabulary_size: int = 32768,
+    progress: bool = False,
 ) -> Encoder:
-    """Distils `encoder` into a static encoder, which has one vector per token of the vocabulary.
+    """Distils `encoder` into a static encoder, which has one vector for each word.
 
-    The encoder embeds each token separately. PCA then reduces the embeddings, and rare tokens get a larger weight.
+    The encoder embeds each word separately. PCA then reduces the embeddings, and rare words get a larger weight.
 
     Args:
+        words: how often each word occurs. The most frequent words become the vocabulary, together with all letters
+            and digits.
         dimensions: the number of dimensions to keep, at most as many as the encoder has.
-        texts: texts to count tokens in. By default, token frequencies follow Zipf's law in the vocabulary's order.
+        vocabulary_size: the maximum number of entries in the vocabulary.
 
     Raises:
-        UserError: the tokenizer is written in Python, or the encoder has fewer dimensions.
+        UserError: the encoder has fewer dimensions, or the vocabulary is smaller.
     """
     # scikit-learn is slow to import.
     from sklearn.decomposition import PCA
 
     available = encoder.model.config.hidden_size
-    if not encoder.tokenizer.is_fast:
-        raise UserError("distil: the encoder's tokenizer is written in Python; only fast tokenizers can be distilled")
     if not 1 <= dimensions <= available:
         raise UserError(f"dimensions={dimensions}: must be from 1 to {available}, the encoder's own")
-    tokenizer = splitting_tokenizer(encoder.tokenizer)
-    vectors = _vectors_of_tokens(encoder, progress).numpy(force=True)
+    least = len(SPECIAL) + len(CHARACTERS)
+    if vocabulary_size < least:
+        raise UserError(f"vocabulary_size={vocabulary_size}: must be at least {least}")
+    kept = [*CHARACTERS, *sorted(words.keys() - {*CHARACTERS}, key=lambda word: (-words[word], word))]
+    kept = kept[: vocabulary_size - len(SPECIAL)]
+    entries = [*SPECIAL, *sorted(kept, key=lambda word: (-words.get(word, 0), word))]
+    if len(entries) < dimensions:
+        raise UserError(f"dimensions={dimensions}: the vocabulary has only {len(entries)} entries; use more texts")
+    tokenizer = word_tokenizer(entries)
+    profile = encoder.profile
+    items = tokenize(encoder.tokenizer, entries, profile.code_prefix, profile.code_length)
+    label = "Encoding the vocabulary" if progress else None
+    vectors = embed(encoder, items, "code", 1024, label).numpy(force=True)
     reduced = PCA(dimensions, random_state=0).fit_transform(vectors)
-    weights = _token_weights(tokenizer, texts)
-    weights[tokenizer.all_special_ids] = 0
-    model = static_model(len(tokenizer), dimensions, tokenizer.pad_token_id)
+    counts = np.array([words.get(entry, 0) for entry in entries], dtype=np.float64)
+    # Smooth inverse frequency: https://openreview.net/forum?id=SyK00v5xx
+    weights = SIF / (SIF + counts / max(counts.sum(), 1))
+    weights[: len(SPECIAL)] = 0
+    model = static_model(len(entries), dimensions, tokenizer.pad_token_id)
     with torch.no_grad():
         model.word_embedding.weight.copy_(torch.from_numpy(reduced * weights[:, None]))
     return Encoder(model.eval(), tokenizer, PROFILES["static"])
 
 
-def splitting_tokenizer(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
-    """Returns a copy that splits identifiers into words and adds no special tokens, which would only dilute a mean."""
-    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    steps = [normalizers.Replace(Regex(WORD_BORDER), " ")]
-    if backend.normalizer is not None:
-        steps.append(backend.normalizer)
-    backend.normalizer = normalizers.Sequence(steps)
-    backend.no_truncation()
-    backend.no_padding()
-    backend.post_processor = None
-    padding = tokenizer.pad_token or tokenizer.eos_token
-    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token=tokenizer.unk_token, pad_token=padding)
+def word_tokenizer(entries: Sequence[str]) -> PreTrainedTokenizerFast:
+    """Makes a tokenizer of words, which are parts of identifiers in lower case. Punctuation is dropped.
 
+    A word that is not in the vocabulary becomes its longest known start, then the longest known start of the rest, and
+    so on: WordPiece does this if the prefix of continued words is empty.
 
-def _vectors_of_tokens(encoder: Encoder, progress: bool) -> Tensor:
-    """Encodes each token of the vocabulary as a text, with special tokens, Tensor[V, d]."""
-    tokenizer = encoder.tokenizer
-    start, end = _special_ends(tokenizer)
-    items = [[*start, token, *end] for token in range(len(tokenizer))]
-    return embed(encoder, items, "code", 1024, "Encoding the vocabulary" if progress else None)
-
-
-def _special_ends(tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[int]]:
-    """Returns the special tokens that the tokenizer puts before and after a text."""
-    ids = tokenizer("a")["input_ids"]
-    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
-    for place in range(len(ids)):
-        if ids[place : place + len(plain)] == plain:
-            return ids[:place], ids[place + len(plain) :]
-    return [], []
-
-
-def _token_weights(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str] | None) -> np.ndarray:
-    """Returns each token's weight, float64[V]. Rare tokens weigh more than frequent ones.
-
-    This is smooth inverse frequency: https://openreview.net/forum?id=SyK00v5xx.
+    Args:
+        entries: the vocabulary, which begins with the special tokens.
     """
-    if texts is None:
-        counts = 1 / (np.arange(len(tokenizer)) + 2)  # a vocabulary begins with its most frequent tokens
-    else:
-        counts = np.zeros(len(tokenizer))
-        remaining = iter(texts)
-        while part := list(islice(remaining, COUNTED_AT_ONCE)):
-            for encoding in tokenizer.backend_tokenizer.encode_batch_fast(part, add_special_tokens=False):
-                np.add.at(counts, encoding.ids, 1)
-    frequencies = counts / max(counts.sum(), 1)
-    return SIF / (SIF + frequencies)
+    numbers = {entry: number for number, entry in enumerate(entries)}
+    backend = Tokenizer(WordPiece(numbers, unk_token=UNKNOWN, continuing_subword_prefix=""))
+    backend.normalizer = normalizers.Sequence([normalizers.Replace(Regex(BETWEEN_WORDS), " "), BertNormalizer()])
+    backend.pre_tokenizer = WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token=UNKNOWN, pad_token=PADDING)
+
+
+def count_words(texts: Iterable[str]) -> dict[str, int]:
+    """Counts the words in texts. Words that occur only once are dropped."""
+    backend = word_tokenizer(SPECIAL).backend_tokenizer
+    counts = Counter()
+    for text in texts:
+        counts.update(backend.normalizer.normalize_str(text).split())
+    return {word: count for word, count in counts.items() if count > 1 and len(word) <= LONGEST_WORD}
 
 
 def saved_tensors(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the tensors to save: those of the model, and a second copy of the vectors under model2vec's name."""
+    """Returns the tensors to save: the model's tensors, and a second copy of the vectors under model2vec's name."""
     return {**state_dict, MODEL2VEC_TENSOR: state_dict["word_embedding.weight"].detach().clone()}
 
 

@@ -10,17 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from soft_trainer.choices import compare_codes
+from soft_trainer.choices import COMPARE_CODES
 from soft_trainer.data.judgments import Split
 from soft_trainer.encoders.encoding import Encoder
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.neighbours import LeftOut, Neighbours
+from soft_trainer.estimators.neighbours import Excluded, Neighbours
 
 Rows = Sequence[int] | np.ndarray | Tensor
 
 
 class Estimator:
-    """Computes similarities between the queries and codes of the training split, given their rows.
+    """A source of similarities between the queries and codes of the training split, given their rows.
 
     Subclasses implement `fit` and `similarity`. A row is an index into the queries or the corpus of the split passed
     to `fit`. Softmax, temperature, alpha, beta and floor are applied by `soft_trainer.weights`, never by an estimator.
@@ -32,7 +32,7 @@ class Estimator:
         distill_temperature: the default temperature for `distill_weight`. At this temperature, the softmax of the
             similarities is the distribution that the underlying encoder was trained to produce.
         compares_codes: True if queries are compared with codes, so that a code may be more similar to a query than the
-            query's own code. False if queries are compared with queries. Positive-aware weights cannot be used then,
+            query's positive. False if queries are compared with queries. Positive-aware weights cannot be used then,
             because the similarities are largest on the diagonal.
         in_workers: True if data workers may call `similarity` ahead of the step. In that case, it must not need a GPU,
             and the fitted estimator must be picklable.
@@ -57,47 +57,13 @@ class Estimator:
         return f"{type(self).__name__}({', '.join(changed)})"
 
     def check(self, split: Split) -> None:
-        """Raises UserError if `fit` cannot work on these rows. On the command line, it is called before the model is
-        loaded.
+        """Raises UserError if `fit` cannot work on these rows.
+
+        On the command line, it is called before the model is loaded.
         """
 
     def bind(self, encoder: Encoder) -> None:
         """Receives the run's encoder before training. Estimators that do not use it ignore it."""
-
-    @property
-    def finds_neighbours(self) -> bool:
-        """True if the estimator implements `neighbours`."""
-        return type(self).neighbours is not Estimator.neighbours
-
-    def neighbours(
-        self, k: int, left_out: LeftOut, codes: np.ndarray | None = None, progress: str | None = None
-    ) -> Neighbours:
-        """Finds the k codes most similar to each query, as `nearest_rows` does.
-
-        Every process calls this method after `fit`. The package's own estimators compute the neighbours on the main
-        process only (`cached_neighbours`) and share the result. A user's own implementation runs on every process.
-
-        Args:
-            k: the number of neighbours of each query.
-            left_out: the codes that are not neighbours of a query, such as its right answers.
-            codes: the rows of the codes to search, sorted. By default, all codes.
-            progress: the label of a progress bar, or None for no bar.
-        """
-        raise NotImplementedError
-
-    @property
-    def compares_sides(self) -> bool:
-        """True if the estimator implements `between_queries` and `between_codes`, which `distill_pairs=all` needs."""
-        methods = (type(self).between_queries, type(self).between_codes)
-        return methods[0] is not Estimator.between_queries and methods[1] is not Estimator.between_codes
-
-    def between_queries(self, query_rows: Rows, others: Rows) -> Tensor:
-        """Computes the raw similarities between Q queries and R other queries, Tensor[Q, R]. Optional."""
-        raise NotImplementedError
-
-    def between_codes(self, code_rows: Rows, others: Rows) -> Tensor:
-        """Computes the raw similarities between C codes and R other codes, Tensor[C, R]. Optional."""
-        raise NotImplementedError
 
     def fit(self, split: Split) -> None:
         """Prepares the estimator for the queries and the corpus of a split. It is called before the first step."""
@@ -108,8 +74,63 @@ class Estimator:
         raise NotImplementedError
 
 
+def check_fitted(estimator: Estimator, attribute: str) -> None:
+    """Raises UserError if the estimator has no `attribute`, which `fit` sets."""
+    if not hasattr(estimator, attribute):
+        raise UserError(f"{type(estimator).__name__} is not fitted: call fit(split) first")
+
+
+class NeighbourEstimator(Estimator):
+    """An estimator that also finds the codes most similar to each query, for similar batches and hard negatives."""
+
+    def neighbours(
+        self, k: int, excluded: Excluded, codes: np.ndarray | None = None, progress: str | None = None
+    ) -> Neighbours:
+        """Finds the k codes most similar to each query, as `nearest_rows` does.
+
+        Every process calls this method after `fit`. The package's own estimators compute the neighbours on the main
+        process only (`cached_neighbours`) and share the result. A user's own implementation runs on every process.
+
+        Args:
+            k: the number of neighbours of each query.
+            excluded: the codes that are not neighbours of a query, such as its relevant codes.
+            codes: the rows of the codes to search, sorted. By default, all codes.
+            progress: the label of a progress bar, or None for no bar.
+        """
+        raise NotImplementedError
+
+
+def checked_similarity(estimator, query_rows: Rows, code_rows: Rows) -> Tensor:
+    """Calls `estimator.similarity` without gradient. Returns Tensor[Q, C] in float32 or higher.
+
+    Raises:
+        UserError: the estimator returned NaN, or anything but a Tensor[Q, C].
+    """
+    name = type(estimator).__name__
+    query_rows = torch.as_tensor(query_rows, dtype=torch.long, device="cpu")
+    code_rows = torch.as_tensor(code_rows, dtype=torch.long, device="cpu")
+    with torch.no_grad():
+        similarity = estimator.similarity(query_rows, code_rows)
+    expected = (len(query_rows), len(code_rows))
+    found = type(similarity).__name__
+    if isinstance(similarity, Tensor):
+        found = f"shape {tuple(similarity.shape)}"
+    if found != f"shape {expected}":
+        raise UserError(
+            f"{name}.similarity returned {found} for {expected[0]} queries and {expected[1]} codes: it must return a "
+            f"Tensor of shape {expected}"
+        )
+    if similarity.device.type == "cpu" and bool(similarity.isnan().any()):
+        query, code = similarity.isnan().nonzero()[0].tolist()
+        rows = f"{int(query_rows[query])} (query) and {int(code_rows[code])} (code)"
+        raise UserError(f"{name}.similarity returned NaN for the rows {rows}")
+    if similarity.dtype == torch.float64:
+        return similarity
+    return similarity.float()
+
+
 class CodeValues:
-    """Looks up the values that represent each code: its own values, or the values of the query in its first pair.
+    """The values that represent each code: its own values, or the values of the query in its first pair.
 
     Args:
         first: int64[C], the query in each code's first pair, or -1 if the code is in no pair. If None, each code is
@@ -129,11 +150,11 @@ class CodeValues:
         if self.first is not None:
             rows = self.first[rows]
             if (rows < 0).any():
-                raise UserError(f"a code has no query, but the estimator compares queries; use {compare_codes()}")
+                raise UserError(f"a code has no query, but the estimator compares queries; use {COMPARE_CODES}")
         return rows
 
     def neighbours(
-        self, values, codes: np.ndarray | None, left_out: LeftOut, find: Callable[[Any, LeftOut], Neighbours]
+        self, values, codes: np.ndarray | None, excluded: Excluded, find: Callable[[Any, Excluded], Neighbours]
     ) -> Neighbours:
         """Finds neighbours among some of the codes.
 
@@ -141,8 +162,8 @@ class CodeValues:
             values: the values, such as embeddings, with one row per code, or one row per query if queries represent
                 codes.
             codes: the rows of the codes to search, sorted. By default, all codes.
-            left_out: the codes that are not neighbours of a query.
-            find: returns the neighbours, given the values of the codes to search and the codes to leave out.
+            excluded: the codes that are not neighbours of a query.
+            find: returns the neighbours, given the values of the codes to search and the codes to exclude.
         """
         if self.first is not None:
             with_query = np.flatnonzero(self.first >= 0)
@@ -150,8 +171,8 @@ class CodeValues:
             if not np.array_equal(self.first, np.arange(values.shape[0])):
                 values = values[self.first]  # a code without a query gets wrong values, but is not among `codes`
         if codes is None or len(codes) == values.shape[0]:
-            return find(values, left_out)
-        found = find(values[codes], left_out.among(codes))
+            return find(values, excluded)
+        found = find(values[codes], excluded.among(codes))
         return Neighbours(np.where(found.rows < 0, -1, codes[found.rows]), found.scores, found.own)
 
 
@@ -167,7 +188,7 @@ def check_codes_have_queries(estimator, split: Split, codes: np.ndarray) -> None
     if len(without):
         raise UserError(
             f"negatives: {len(without):,} of them have no query, but {type(estimator).__name__} compares queries; use "
-            f"{compare_codes()}"
+            f"{COMPARE_CODES}"
         )
 
 

@@ -22,8 +22,8 @@ from torch import Tensor
 from soft_trainer.data.array_cache import DEFAULT_FOLDER
 from soft_trainer.data.judgments import Split
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.base import CodeValues, Estimator, Rows, as_array
-from soft_trainer.estimators.neighbours import LeftOut, Neighbours, cached_neighbours
+from soft_trainer.estimators.base import CodeValues, NeighbourEstimator, Rows, as_array, check_fitted
+from soft_trainer.estimators.neighbours import Excluded, Neighbours, cached_neighbours
 from soft_trainer.estimators.term_neighbours import nearest_by_terms
 from soft_trainer.source.names import identifier_words
 
@@ -48,8 +48,8 @@ IDFS = {
 }
 
 
-class BM25Estimator(Estimator):
-    """Scores codes for queries by BM25 on their tokens (Section 3.2, "BM25").
+class BM25Estimator(NeighbourEstimator):
+    """BM25 scores of codes for queries, computed on their tokens (Section 3.2, "BM25").
 
     By default, queries are scored against queries: a code gets the score of the query in its first pair. A token that
     occurs k times in the query is counted k times.
@@ -135,21 +135,24 @@ class BM25Estimator(Estimator):
         return self.document_column != self.column
 
     def neighbours(
-        self, k: int, left_out: LeftOut, codes: np.ndarray | None = None, progress: str | None = None
+        self, k: int, excluded: Excluded, codes: np.ndarray | None = None, progress: str | None = None
     ) -> Neighbours:
-        """Finds the k codes with the highest scores for each query, with Lucene's idf and the statistics of all codes
-        searched.
+        """Finds the k codes with the highest scores for each query. Raises UserError before `fit`.
+
+        The scores use Lucene's idf and the statistics of all codes searched.
         """
+        check_fitted(self, "_queries")
 
-        def find(documents: sparse.csr_matrix, left_out: LeftOut) -> Neighbours:
+        def find(documents: sparse.csr_matrix, excluded: Excluded) -> Neighbours:
             weights = bm25_weights(documents, "lucene", self.k1, self.b)
-            build = partial(nearest_by_terms, self._queries, weights, k, left_out, progress=progress)
-            return cached_neighbours(self.cache_dir, [self._queries, weights, *left_out.key], k, build)
+            build = partial(nearest_by_terms, self._queries, weights, k, excluded, progress=progress)
+            return cached_neighbours(self.cache_dir, [self._queries, weights, *excluded.key], k, build)
 
-        return self._code_values.neighbours(self._documents, codes, left_out, find)
+        return self._code_values.neighbours(self._documents, codes, excluded, find)
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
-        """Computes BM25 scores, Tensor[Q, C] in float64."""
+        """Computes BM25 scores, Tensor[Q, C] in float64. Raises UserError before `fit`."""
+        check_fitted(self, "_queries")
         queries = self._queries[as_array(query_rows)]
         documents = self._documents[self._code_values.rows(code_rows)]
         weights = bm25_weights(documents, self.idf, self.k1, self.b, self._average_length, self._term_idf)
@@ -161,7 +164,8 @@ def _column(dataset: Dataset, name: str, side: str) -> pa.ChunkedArray:
     column = next((column for column in (name, name.removesuffix("_tokens")) if column in dataset.column_names), None)
     if column is None:
         raise UserError(
-            f"BM25 reads column {name!r}, but the {side} rows have only: {', '.join(dataset.column_names)}"
+            f"BM25 reads column {name!r}, but the {side} rows have only: {', '.join(dataset.column_names)}; give it "
+            f"with {side}_column"
         )
     values = dataset.with_format("arrow", columns=[column])[:][column]
     if values.null_count:

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
+from soft_trainer.criterion import Targets
 from soft_trainer.data.judgments import Split
 from soft_trainer.errors import UserError
 from soft_trainer.terminal import print_on_main
 
 
 class EstimatorCallback(TrainerCallback):
-    """Fits the estimator that supplies the weights before training, and logs statistics of the weights.
+    """A callback that fits the estimator of the weights before training, and logs statistics of the weights.
 
     `SoftInfoNCETrainer` finds it among its callbacks and calls `fit`. A subclass may fit the estimator again later, in
     any event of a callback. Data-loader workers (`Estimator.in_workers`) see the change from the next epoch on.
@@ -42,9 +43,9 @@ class EstimatorCallback(TrainerCallback):
         self.estimator.fit(split)
         print_on_main(f"{name} fitted on {len(split.queries):,} rows in {time.perf_counter() - start:.1f} s")
 
-    def observe(self, weights: Tensor, floor: float, scores: Tensor, positives: Tensor) -> None:
-        """Keeps the weights and scores of a step for the log, Tensor[B, N] each, without device synchronisation."""
-        self._last = {"weights": weights, "floor": floor, "scores": scores.detach(), "positives": positives}
+    def observe(self, targets: Targets, scores: Tensor, floor: float) -> None:
+        """Keeps a step's targets and scores, Tensor[B, N], for the log, without device synchronisation."""
+        self._last = {"targets": targets, "scores": scores.detach(), "floor": floor}
 
     def statistics(self) -> dict[str, float]:
         """Returns statistics of the negatives' weights and scores in the last observed step, for the log.
@@ -52,15 +53,15 @@ class EstimatorCallback(TrainerCallback):
         Returns:
             The mean and the minimum of the weights, and the shares of weights at the floor and below one half.
             `weight_entropy` is the entropy of a query's weights relative to its maximum. `score_margin` is the
-            positive's score minus that of the hardest negative. Both are means over queries.
+            positive's score minus the hardest negative's score. Both are means over queries.
         """
         if self._last is None:
             return {}
         step = self._last
         self._last = None
-        column = step["positives"].unsqueeze(1)
+        column = step["targets"].positives.unsqueeze(1)
         # A masked column has weight 0 and is not a negative.
-        weights = step["weights"].double().scatter(1, column, 0.0)
+        weights = step["targets"].weights.double().scatter(1, column, 0.0)
         valid = weights[weights > 0]
         number = (weights > 0).sum(1)
         if not len(valid):

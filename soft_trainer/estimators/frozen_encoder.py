@@ -19,13 +19,13 @@ from soft_trainer.encoders.hub_files import split_revision
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.base import CodeValues, Estimator, Rows, as_array
-from soft_trainer.estimators.neighbours import LeftOut, Neighbours, cached_neighbours, nearest_rows
+from soft_trainer.estimators.base import CodeValues, NeighbourEstimator, Rows, as_array, check_fitted
+from soft_trainer.estimators.neighbours import Excluded, Neighbours, cached_neighbours, nearest_rows
 from soft_trainer.fingerprints import code_fingerprint, fingerprint
 
 
-class EncodedRowsEstimator(Estimator):
-    """Computes similarities from embeddings. A frozen encoder encodes all rows once, before training.
+class EncodedRowsEstimator(NeighbourEstimator):
+    """Similarities of embeddings. A frozen encoder encodes all rows once, before training.
 
     Args:
         model_name_or_path: the encoder's folder or its name on the Hub. `NAME@REVISION` pins a revision.
@@ -98,21 +98,14 @@ class EncodedRowsEstimator(Estimator):
             return embeddings
 
         code = code_fingerprint("soft_trainer.encoders", "soft_trainer.source", "soft_trainer.dataflow")
-        self.encoder_identity = encoder.identity()
+        self.encoder_identity = encoder.fingerprint
         key = fingerprint(self.encoder_identity, prompt, str(dtype), tokens.fingerprint(), code)
         return cached_rows(self.cache_dir, key, len(tokens), model.config.hidden_size, dtype, build)
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
-        """Computes the encoder's scores, Tensor[Q, C] in float32."""
+        """Computes the encoder's scores, Tensor[Q, C] in float32. Raises UserError before `fit`."""
+        check_fitted(self, "_queries")
         return self._scores(self._embeddings_of_queries(query_rows), self._embeddings_of_codes(code_rows))
-
-    def between_queries(self, query_rows: Rows, others: Rows) -> Tensor:
-        """Computes the encoder's scores between queries, Tensor[Q, R] in float32."""
-        return self._scores(self._embeddings_of_queries(query_rows), self._embeddings_of_queries(others))
-
-    def between_codes(self, code_rows: Rows, others: Rows) -> Tensor:
-        """Computes the encoder's scores between codes, Tensor[C, R] in float32."""
-        return self._scores(self._embeddings_of_codes(code_rows), self._embeddings_of_codes(others))
 
     def _embeddings_of_queries(self, query_rows: Rows) -> np.ndarray:
         return self._queries[as_array(query_rows)]
@@ -127,16 +120,20 @@ class EncodedRowsEstimator(Estimator):
         return left @ right.T * self._scale
 
     def neighbours(
-        self, k: int, left_out: LeftOut, codes: np.ndarray | None = None, progress: str | None = None
+        self, k: int, excluded: Excluded, codes: np.ndarray | None = None, progress: str | None = None
     ) -> Neighbours:
-        """Finds the k codes with the highest scores for each query, or reads them from the cache."""
+        """Finds the k codes with the highest scores for each query, or reads them from the cache.
 
-        def find(vectors: np.ndarray, left_out: LeftOut) -> Neighbours:
+        Raises UserError before `fit`.
+        """
+        check_fitted(self, "_queries")
+
+        def find(vectors: np.ndarray, excluded: Excluded) -> Neighbours:
             device = distributed.device()
-            build = partial(nearest_rows, self._queries, vectors, k, left_out, progress=progress, device=device)
-            return cached_neighbours(self.cache_dir, [self._queries, vectors, *left_out.key], k, build)
+            build = partial(nearest_rows, self._queries, vectors, k, excluded, progress=progress, device=device)
+            return cached_neighbours(self.cache_dir, [self._queries, vectors, *excluded.key], k, build)
 
-        nearest = self._code_values.neighbours(self._codes, codes, left_out, find)
+        nearest = self._code_values.neighbours(self._codes, codes, excluded, find)
         return Neighbours(nearest.rows, nearest.scores * self._scale, nearest.own * self._scale)
 
 

@@ -18,8 +18,8 @@ from torch.nn import functional as F
 
 from soft_trainer import distributed
 from soft_trainer.data.array_cache import load_arrays, store_arrays
-from soft_trainer.data.judgments import RightAnswers
-from soft_trainer.errors import UserError
+from soft_trainer.data.judgments import RelevantCodes
+from soft_trainer.errors import UserError, extra_needed
 from soft_trainer.fingerprints import code_fingerprint, fingerprint
 from soft_trainer.terminal import Progress, print_on_main
 
@@ -34,7 +34,7 @@ SAMPLE = 512
 SAMPLE_K = 10
 RECALL = 0.95  # the share of the sample's neighbours that must be found
 FETCHED = 4  # candidates to score exactly, as a multiple of the number of neighbours
-MOST_FETCHED = 4096  # candidates for a query if nearly all are left out
+MOST_FETCHED = 4096  # candidates for a query if nearly all are excluded
 SEARCHED_AT_ONCE = 4096  # rows
 ADDED_AT_ONCE = 1 << 16  # rows of an array to read at once
 MODULES = (
@@ -45,12 +45,12 @@ MODULES = (
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The k codes most similar to each of n queries, other than the query's own code.
+    """The k codes most similar to each of n queries, other than the query's positive.
 
     Args:
         rows (`int64[n, k]`): the rows of these codes, nearest first, padded with -1.
         scores (`float32[n, k]`): their similarities, padded with -inf.
-        own (`float32[n]`): each query's similarity to its own code.
+        own (`float32[n]`): each query's similarity to its positive.
     """
 
     rows: np.ndarray
@@ -69,16 +69,16 @@ class Neighbours:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class Excluded:
     """The codes that must not become neighbours of a query.
 
     Args:
-        own (`int64[n]`): each query's own code.
-        answers: finds other right answers, which are left out too. If None, there are none.
+        own (`int64[n]`): each query's positive.
+        answers: finds other relevant codes, which are excluded too. If None, there are none.
     """
 
     own: np.ndarray
-    answers: RightAnswers | None = None
+    answers: RelevantCodes | None = None
 
     @property
     def key(self) -> list:
@@ -93,7 +93,7 @@ class LeftOut:
             queries: int64[B].
 
         Returns:
-            The previous scores of the queries' own codes, Tensor[B].
+            The previous scores of the queries' positives, Tensor[B].
         """
         line = torch.arange(len(queries))
         own = torch.from_numpy(self.own[queries])
@@ -111,19 +111,19 @@ class LeftOut:
             return found
         return found | self.answers.contain(queries, codes)
 
-    def among(self, codes: np.ndarray) -> LeftOut:
-        """Restricts this to a subset of codes, which must be sorted and include the queries' own codes."""
+    def among(self, codes: np.ndarray) -> Excluded:
+        """Restricts this to a subset of codes, which must be sorted and include the queries' positives."""
         answers = None
         if self.answers is not None:
             answers = self.answers.restricted(codes)
-        return LeftOut(np.searchsorted(codes, self.own), answers)
+        return Excluded(np.searchsorted(codes, self.own), answers)
 
 
 def nearest_rows(
     queries: np.ndarray,
     codes: np.ndarray,
     k: int,
-    left_out: LeftOut,
+    excluded: Excluded,
     *,
     exact_up_to: int = EXACT_ROWS,
     progress: str | None = None,
@@ -139,15 +139,15 @@ def nearest_rows(
         queries: [n, d], float32 or float16, in memory or memory-mapped.
         codes: [m, d].
         k: the number of neighbours per query.
-        left_out: the codes that must not become neighbours.
+        excluded: the codes that must not become neighbours.
         progress: the label of the progress bar, or None for no bar.
         device: the device on which products are computed.
     """
     # A GPU computes all products of a million rows in minutes.
     if len(codes) <= max(exact_up_to, SMALLEST_INDEX) or torch.device(device).type != "cpu":
         score = _dot_products(queries, codes, device)
-        return exact_neighbours(score, np.arange(len(queries)), len(codes), k, left_out, progress)
-    return _through_index(queries, codes, k, left_out, progress)
+        return exact_neighbours(score, np.arange(len(queries)), len(codes), k, excluded, progress)
+    return _through_index(queries, codes, k, excluded, progress)
 
 
 def cached_neighbours(
@@ -203,7 +203,7 @@ def exact_neighbours(
     queries: np.ndarray,
     codes: int,
     k: int,
-    left_out: LeftOut,
+    excluded: Excluded,
     progress: str | None = None,
     *,
     above: float = -np.inf,
@@ -222,7 +222,7 @@ def exact_neighbours(
     def nearest(block: np.ndarray) -> Neighbours:
         """Finds the neighbours of a block of queries."""
         scores = score(block)
-        own = left_out.drop_from(scores, block)
+        own = excluded.drop_from(scores, block)
         values, columns = (part.cpu() for part in _largest(scores, k))
         values = values.float().masked_fill(values <= above, -torch.inf)
         return _padded(columns, values, own, k)
@@ -252,13 +252,13 @@ def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return values, columns.gather(1, places)
 
 
-def _through_index(queries, codes, k, left_out, progress) -> Neighbours:
+def _through_index(queries, codes, k, excluded, progress) -> Neighbours:
     """Finds the neighbours of all rows. Candidates come from an index of compressed codes and are scored exactly."""
     generator = np.random.default_rng(0)
     index = _index(codes, generator)
     sample = np.sort(generator.choice(len(queries), min(SAMPLE, len(queries)), replace=False))
-    expected = exact_neighbours(_dot_products(queries, codes, "cpu"), sample, len(codes), SAMPLE_K, left_out).rows
-    search = partial(_search, index, queries, codes, left_out)
+    expected = exact_neighbours(_dot_products(queries, codes, "cpu"), sample, len(codes), SAMPLE_K, excluded).rows
+    search = partial(_search, index, queries, codes, excluded)
     while True:
         recall = recall_of(search(sample, SAMPLE_K).rows, expected)
         if recall >= RECALL or index.nprobe >= index.nlist:
@@ -271,8 +271,11 @@ def _through_index(queries, codes, k, left_out, progress) -> Neighbours:
 
 def _index(codes: np.ndarray, generator: np.random.Generator):
     """Builds an inverted file of all codes, with cells found by k-means and four bits per two dimensions."""
-    import faiss  # only many rows need it
-
+    try:
+        import faiss  # an optional dependency, which only many rows need
+    except ImportError as error:
+        what = f"finding neighbours among {len(codes):,} codes on a CPU"
+        raise UserError(extra_needed(what, "faiss")) from error
     faiss.omp_set_num_threads(torch.get_num_threads())
     width = codes.shape[1]
     cells = int(CELLS * len(codes) ** 0.5)
@@ -292,8 +295,8 @@ def _index(codes: np.ndarray, generator: np.random.Generator):
     return index
 
 
-def _search(index, queries, codes, left_out, rows: np.ndarray, k: int, fetched: int | None = None) -> Neighbours:
-    """Returns the neighbours of some queries. If too many candidates are left out, more are fetched."""
+def _search(index, queries, codes, excluded, rows: np.ndarray, k: int, fetched: int | None = None) -> Neighbours:
+    """Returns the neighbours of some queries. If too many candidates are excluded, more are fetched."""
     fetched = min(fetched or FETCHED * (k + 1), len(codes))
     query = _vectors(queries, rows, "cpu")
     found = index.search(query.numpy(), fetched)[1]
@@ -303,16 +306,16 @@ def _search(index, queries, codes, left_out, rows: np.ndarray, k: int, fetched: 
         near = found[places]
         vectors = _vectors(codes, near.clip(0).reshape(-1), "cpu").view(*near.shape, -1)
         scores = torch.bmm(vectors, query[places, :, None])[:, :, 0]
-        excluded = (near < 0) | left_out.contain(block, near.clip(0))
-        scores, columns = scores.masked_fill(torch.from_numpy(excluded), -torch.inf).topk(min(k, fetched), dim=1)
-        own = (query[places] * _vectors(codes, left_out.own[block], "cpu")).sum(1)
+        unfit = (near < 0) | excluded.contain(block, near.clip(0))
+        scores, columns = scores.masked_fill(torch.from_numpy(unfit), -torch.inf).topk(min(k, fetched), dim=1)
+        own = (query[places] * _vectors(codes, excluded.own[block], "cpu")).sum(1)
         parts.append(_padded(torch.from_numpy(near).gather(1, columns), scores, own, k))
     nearest = Neighbours.joined(parts)
     short = np.flatnonzero(nearest.rows[:, -1] < 0)
     if len(short) and fetched < min(len(codes), MOST_FETCHED):
         cells = index.nprobe
         index.nprobe = min(4 * index.nprobe, index.nlist)
-        more = _search(index, queries, codes, left_out, rows[short], k, 4 * fetched)
+        more = _search(index, queries, codes, excluded, rows[short], k, 4 * fetched)
         index.nprobe = cells
         nearest.rows[short] = more.rows
         nearest.scores[short] = more.scores

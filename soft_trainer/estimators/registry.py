@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from soft_trainer.choices import ESTIMATORS
-from soft_trainer.data.array_cache import DEFAULT_FOLDER, refusal_of, remedy
+from soft_trainer.data.array_cache import DEFAULT_FOLDER, REMEDY, refusal_of
 from soft_trainer.encoders.hub_files import split_revision
 from soft_trainer.encoders.loading import load_tokenizer
 from soft_trainer.encoders.profiles import resolve_profile
-from soft_trainer.errors import UserError, name_option
+from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
-from soft_trainer.objective import import_reference
-from soft_trainer.terminal import print_on_main
+from soft_trainer.references import import_reference
+from soft_trainer.terminal import print_on_main, similar
 
 PAPER_MODEL = "sentence-transformers/msmarco-distilbert-dot-v5"  # the paper's SimCSE estimator starts from it
 
@@ -47,7 +47,7 @@ def make_estimator(
     if ":" in name:
         estimator = _users_own(name)
     elif name not in ESTIMATORS:
-        raise UserError(f"estimator={name!r}: use {', '.join(ESTIMATORS)}, or module:Class")
+        raise UserError(f"estimator={name!r}: use {', '.join(ESTIMATORS)}, or module:Class{similar(name, ESTIMATORS)}")
     else:
         estimator = _known(name, model, cache_dir, trust_remote_code, bm25)
     if model and name not in DEFAULT_MODELS:
@@ -69,11 +69,11 @@ def _known(
     if name == "bm25":
         options |= bm25
     elif folder is not None and (refusal := refusal_of(Path(folder))):
-        raise UserError(f"estimator_cache_dir={folder}: {refusal}; {remedy()}")
+        raise UserError(f"estimator_cache_dir={folder}: {refusal}; {REMEDY}")
     if name in DEFAULT_MODELS:
         model = model or DEFAULT_MODELS[name]
         if model is None:
-            raise UserError(f"estimator={name}: name its folder or Hub name with {name_option('estimator_model')}")
+            raise UserError(f"estimator={name}: name its folder or Hub name with estimator_model")
         base, revision = split_revision(model)
         # Raises an error for a missing encoder now rather than when the estimator is fitted.
         load_tokenizer(base, resolve_profile(base, revision=revision), revision, trust_remote_code)

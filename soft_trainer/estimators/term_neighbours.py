@@ -1,4 +1,4 @@
-"""Finds each query's most similar documents with a product of sparse matrices, such as those of BM25."""
+"""Finds each query's most similar documents with a product of sparse matrices, for example BM25 weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
-from soft_trainer.estimators.neighbours import LeftOut, Neighbours, blocks, exact_neighbours, recall_of
+from soft_trainer.estimators.neighbours import Excluded, Neighbours, blocks, exact_neighbours, recall_of
 from soft_trainer.terminal import print_on_main
 
 EXACT_ROWS = 1 << 17  # up to this many documents, every query is compared with all of them
@@ -26,42 +26,43 @@ def nearest_by_terms(
     queries: sparse.csr_matrix,
     documents: sparse.csr_matrix,
     k: int,
-    left_out: LeftOut,
+    excluded: Excluded,
     *,
     exact_up_to: int = EXACT_ROWS,
     progress: str | None = None,
 ) -> Neighbours:
     """Returns the documents nearest to each query. A document with a score of 0 or below is not a neighbour.
 
-    If there are more than `exact_up_to` documents, only those with one of the query's rarest terms are scored. It uses
-    as many of these terms as it takes to find 90 % of the neighbours of a sample of queries. The recall is printed.
+    If there are more than `exact_up_to` documents, only documents with one of the query's rarest terms are scored. It
+    uses as many of these terms as it takes to find 90 % of the neighbours of a sample of queries, and prints the
+    recall.
 
     Args:
         queries: [n, terms], term counts.
         documents: [m, terms], term weights.
-        k, left_out, progress: see `nearest_rows`.
+        k, excluded, progress: see `nearest_rows`.
     """
     queries = queries.tocsr().astype(np.float32)
     documents = documents.tocsr().astype(np.float32)
     rows = np.arange(queries.shape[0])
     if documents.shape[0] <= exact_up_to:
-        return _compare_all(queries, documents, rows, k, left_out, progress)
+        return _compare_all(queries, documents, rows, k, excluded, progress)
     sample = np.sort(np.random.default_rng(0).choice(rows, min(SAMPLE, len(rows)), replace=False))
-    expected = _compare_all(queries, documents, sample, k, left_out).rows
+    expected = _compare_all(queries, documents, sample, k, excluded).rows
     postings = documents.T.tocsr()
     visited = VISITED
     while True:
         rare = _rarest(queries, postings, visited)
         sides = rare, postings, queries, documents
-        recall = recall_of(_compare_some(*sides, sample, k, left_out).rows, expected)
+        recall = recall_of(_compare_some(*sides, sample, k, excluded).rows, expected)
         if recall >= RECALL or rare.nnz == queries.nnz:
             break
         visited *= 2
     print_on_main(f"neighbours among {documents.shape[0]:,} texts: recall@{k} {recall:.3f} on {len(sample)} rows")
-    return _compare_some(*sides, rows, k, left_out, progress)
+    return _compare_some(*sides, rows, k, excluded, progress)
 
 
-def _compare_all(queries, documents, rows: np.ndarray, k: int, left_out, progress: str | None = None) -> Neighbours:
+def _compare_all(queries, documents, rows: np.ndarray, k: int, excluded, progress: str | None = None) -> Neighbours:
     """Scores all documents. The most frequent terms are multiplied as dense columns, which is faster."""
     total = documents.shape[0]
     common = np.bincount(documents.indices, minlength=documents.shape[1]) > COMMON * total
@@ -77,7 +78,7 @@ def _compare_all(queries, documents, rows: np.ndarray, k: int, left_out, progres
         return products.addmm_(dense[0][block], dense[1].T)
 
     options = {"above": 0.0, "entries": ENTRIES, "threads": torch.get_num_threads()}
-    return exact_neighbours(score, rows, total, k, left_out, progress, **options)
+    return exact_neighbours(score, rows, total, k, excluded, progress, **options)
 
 
 def _rarest(queries: sparse.csr_matrix, postings: sparse.csr_matrix, visited: int) -> sparse.csr_matrix:
@@ -94,7 +95,7 @@ def _rarest(queries: sparse.csr_matrix, postings: sparse.csr_matrix, visited: in
     return sparse.csr_matrix((queries.data[kept], queries.indices[kept], starts), shape=queries.shape)
 
 
-def _compare_some(rare, postings, queries, documents, rows, k, left_out, progress: str | None = None) -> Neighbours:
+def _compare_some(rare, postings, queries, documents, rows, k, excluded, progress: str | None = None) -> Neighbours:
     """Finds the documents that contain a term in `rare`, and scores them with all of the query's terms."""
 
     def nearest(block: np.ndarray) -> Neighbours:
@@ -103,12 +104,12 @@ def _compare_some(rare, postings, queries, documents, rows, k, left_out, progres
         query = np.zeros(queries.shape[1], np.float32)
         near = np.full((len(block), k), -1)
         scores = np.full((len(block), k), -np.inf, np.float32)
-        own = np.asarray(queries[block].multiply(documents[left_out.own[block]]).sum(1)).ravel()
+        own = np.asarray(queries[block].multiply(documents[excluded.own[block]]).sum(1)).ravel()
         for place, row in enumerate(block):
             entries = slice(*queries.indptr[row : row + 2])
             query[queries.indices[entries]] = queries.data[entries]
             columns = found.indices[slice(*found.indptr[place : place + 2])]
-            columns = columns[~left_out.contain(block[place : place + 1], columns[None])[0]]
+            columns = columns[~excluded.contain(block[place : place + 1], columns[None])[0]]
             values = documents[columns] @ query
             best = np.arange(len(values))
             if len(values) > k:

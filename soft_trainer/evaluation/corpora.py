@@ -33,18 +33,18 @@ Corpora = Dataset | Mapping[str, Dataset] | None
 def evaluation_split(
     queries, corpora: Corpora, key: str | None = None, name: str = "eval_dataset", columns: ColumnNames = ANY_COLUMNS
 ) -> Split:
-    """Returns queries together with their corpus and right answers.
+    """Returns queries together with their corpus and relevant codes.
 
     Args:
         queries: rows with a query and the `url` of its code, or with a query and a code, or a `Split`, which has its
             own corpus.
-        corpora: rows with `url` and a code, or a dict of them. If None, the corpus consists of the queries' own codes.
+        corpora: rows with `url` and a code, or a dict of them. If None, the corpus consists of the queries' positives.
         key: the key of the corpus if `corpora` is a dict.
         name: the name of the queries for messages.
         columns: the names of the rows' columns, if they are not recognised.
 
     Raises:
-        UserError: there is no corpus, or it contains no right answer to a query.
+        UserError: the corpus is missing, or it contains no relevant code to a query.
     """
     queries = as_rows(queries, name)
     if isinstance(queries, Split):
@@ -70,7 +70,7 @@ def check_evaluations(args: TrainingArguments, sets, corpora: Corpora) -> None:
         sets: queries as in `evaluation_split`, or a dict of them.
 
     Raises:
-        UserError: there are no queries, they have no corpus, or the corpus contains no right answer to a query.
+        UserError: a set is empty, its queries have no corpus, or the corpus contains no relevant code to a query.
     """
     if args.eval_strategy == "no" and not args.eval_on_start:
         return
@@ -105,7 +105,7 @@ def rank_corpus(
 
 
 def _rank_answers(queries: Tensor, codes: Tensor, judgments: Judgments, top_k: int, score_scale: float) -> Ranking:
-    """Returns the ranks of all right answers. Each process ranks its share of them and receives the ranks of all."""
+    """Returns the ranks of all relevant codes. Each process ranks its share of them and receives the ranks of all."""
     rows, targets = answer_pairs(judgments)
     shard = distributed.shard(len(rows), *distributed.rank_and_world_size())
     asked = queries[rows[shard].to(queries.device)]

@@ -13,7 +13,7 @@ from soft_trainer.estimators.bm25 import as_arrow, bm25_weights, count_terms, sp
 from soft_trainer.evaluation.ranking import Corpus, Ranking, rank_scores
 
 _BLOCK = 64  # queries whose scores are in memory at once
-_SLOW = 1000  # for fewer queries, there is no progress bar
+_SLOW = 1000  # fewer queries are ranked without a progress bar
 _NOISE = 1e-6  # the largest effect of float32 rounding on the cosine of two embeddings
 
 
@@ -28,7 +28,7 @@ def lexical_rankings(
 
     Both sides are split into words in the same way (`split_identifiers`). A word that n of C codes contain has
     Lucene's weight, `ln(1 + (C - n + 0.5) / (n + 0.5))`, which is never negative. `k1` is 1.2 and `b` is 0.75. A word
-    that occurs twice in a query has twice the weight. Ties are resolved against the query's own code, even for codes
+    that occurs twice in a query has twice the weight. Ties are resolved against the query's positive, even for codes
     that share no word with the query. Scores are float64, and codes with the same words get bit-identical scores.
 
     For the sum, both kinds of scores are standardised over the codes of a query (mean 0, deviation 1), so that neither
@@ -37,7 +37,7 @@ def lexical_rankings(
     Args:
         queries: the tokens of each query.
         codes: the tokens of each function in the corpus.
-        targets (`LongTensor[Q]`): the row of each query's own code.
+        targets (`LongTensor[Q]`): the row of each query's positive.
         embeddings (`Tensor[Q, d]` and `Tensor[C, d]`): the embeddings of queries and codes, scored by dot product.
         top_k (`int`, *optional*, defaults to 10): the number of best codes to return, at most `C`.
 

@@ -1,4 +1,4 @@
-"""Ranks each query's own code in a corpus. Queries are processed in blocks, to avoid the full score matrix."""
+"""Ranks each query's positive in a corpus. Queries are processed in blocks, to avoid the full score matrix."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _BLOCK = 2**25  # scores in memory at once
 
 @dataclass(frozen=True)
 class Ranking:
-    """The rank of each query's own code, and the best codes.
+    """The rank of each query's positive, and the best codes.
 
     Args:
-        ranks (`LongTensor[Q]`): the ranks, starting at 1. Ties are resolved against the query's own code.
+        ranks (`LongTensor[Q]`): the ranks, starting at 1. Ties are resolved against the query's positive.
         top_indices (`LongTensor[Q, K]`): the rows of the best codes, best first. Codes with equal scores are ordered
             by row.
         top_scores (`Tensor[Q, K]`): their scores, multiplied by the score scale.
@@ -67,14 +67,14 @@ def rank_codes(
 ) -> Ranking:
     """Ranks the corpus for each query by dot product. For cosine similarity, normalise both sides first.
 
-    A rank is 1, plus the number of codes with a higher score than the query's own code, plus the number of other codes
+    A rank is 1, plus the number of codes with a higher score than the query's positive, plus the number of other codes
     with the same score. Scores are computed in float64, regardless of any precision settings, on the embeddings'
     device. Memory grows with `Q + C` and the size of a block, never with `Q * C`.
 
     Args:
         query_embeddings (`Tensor[Q, d]`): the queries, of any floating-point type.
         code_embeddings (`Tensor[C, d]`): the corpus, on the same device.
-        targets (`LongTensor[Q]`): the row of each query's own code.
+        targets (`LongTensor[Q]`): the row of each query's positive.
         top_k (`int`, *optional*, defaults to 10): the number of best codes to return, at most `C`.
         score_scale (`float`, *optional*, defaults to 1.0): a positive factor for the returned scores.
         block_size (`int`, *optional*): the number of queries in a block. By default, a block takes at most 256 MiB.
@@ -101,7 +101,7 @@ def rank_scores(scores: Tensor, targets: Tensor, top_k: int = 10) -> Ranking:
 
     Args:
         scores (`Tensor[B, C]`): the score of each query with each code.
-        targets (`LongTensor[B]`): the column of each query's own code.
+        targets (`LongTensor[B]`): the column of each query's positive.
         top_k (`int`, *optional*, defaults to 10): the number of best codes to return, at most `C`.
     """
     codes = scores.shape[1]

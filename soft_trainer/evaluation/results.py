@@ -34,10 +34,10 @@ GRADED = {
 _SHOWN = 3
 _WIDTH = 300
 LABELS = {
-    "untrained": "untrained encoder",
-    "lexical": "lexical BM25",
-    "trained": "trained encoder",
-    "combined": "encoder + lexical BM25",
+    "untrained": "encoder before training",
+    "lexical": "BM25",
+    "trained": "encoder after training",
+    "combined": "encoder + BM25",
 }
 
 
@@ -52,9 +52,9 @@ def save_ranks(
 ) -> None:
     """Writes each query's `url`, `rank` (starting at 1) and top codes to a Parquet file.
 
-    The file also has the texts, so that a report can be written without the data set: `query`, its own `code`, and the
-    first three `top_codes`, in lines of at most 300 characters. If a query has several right answers, its own code is
-    the one with the highest grade.
+    The file also has the texts, so that a report can be written without the data set: `query`, its `code`, and the
+    first three `top_codes`, in lines of at most 300 characters. If a query has several relevant codes, `code` is the
+    one with the highest grade.
 
     Args:
         query_columns, code_columns: the columns that may contain the texts. The first one that exists is used.
@@ -90,7 +90,7 @@ def save_ranks(
 
 
 def _identity(split: Split, query_columns: Sequence[str], code_columns: Sequence[str]) -> tuple[list[str], str]:
-    """Returns one fingerprint per query and its right answers, and a fingerprint of the corpus.
+    """Returns one fingerprint per query and its relevant codes, and a fingerprint of the corpus.
 
     The order of the corpus does not matter, nor do the columns that the encoder reads.
     """
@@ -118,9 +118,9 @@ class RankedQueries:
     def __init__(self, path: Path, rows: pa.Table):
         self.path = path
         self.rows = rows
-        self.urls: list[str] = rows["url"].to_pylist()  # the url of each query's own code
+        self.urls: list[str] = rows["url"].to_pylist()  # the url of each query's positive
         self.ranks: np.ndarray = rows["rank"].to_numpy()  # int64[Q], 1 is best
-        self.queries: list[str] = rows["key"].to_pylist()  # fingerprints of queries with their right answers
+        self.queries: list[str] = rows["key"].to_pylist()  # fingerprints of queries with their relevant codes
         self.pool_size = int(rows.schema.metadata[b"pool_size"])  # the number of codes in the corpus
         self.corpus: bytes = rows.schema.metadata[b"corpus"]  # the fingerprint of the corpus
         self.encoder: bytes | None = rows.schema.metadata.get(b"encoder")  # the fingerprint of the encoder's files
@@ -145,7 +145,7 @@ class RankedQueries:
         return self.rows["query"][row].as_py()
 
     def top(self, row: int) -> list[tuple[bool, str]]:
-        """Returns a query's top three codes, best first, as (True for its own code, text)."""
+        """Returns a query's top three codes, best first, as (True for the query's code, text)."""
         urls = self.rows["top_urls"][row].as_py()[:_SHOWN]
         codes = self.rows["top_codes"][row].as_py()
         return [(url == self.urls[row], code) for url, code in zip(urls, codes, strict=True)]
@@ -206,7 +206,7 @@ def metrics_table(results: dict[str, dict[str, dict]], labels: Mapping[str, str]
 
 
 def examples(split: Split, ranking: Ranking, number: int, query_column: str, code_column: str) -> str:
-    """Formats the first `number` queries, each with its top three functions. `=>` marks right answers."""
+    """Formats the first `number` queries, each with its top three functions. `=>` marks relevant codes."""
     blocks = []
     queries = split.queries.select(range(min(number, len(split.queries))))
     for row, query in enumerate(queries):

@@ -1,4 +1,4 @@
-"""Turns rankings into results: with several right answers per query, with fewer dimensions, and over several sets."""
+"""Turns rankings into results: with several relevant codes per query, with fewer dimensions, and over several sets."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from soft_trainer.data.judgments import Judgments, Split
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
 
+MOST_ANSWERS = 100  # pairs of a query and a relevant code, as a multiple of the number of queries and codes
 CUT = 10  # the ranks that count for nDCG
 MAP = "map"
 # The name of nDCG for each gain, because figures with different gains cannot be compared.
@@ -27,7 +28,7 @@ class RetrievalOutput:
     """The output of `SoftInfoNCETrainer.predict`.
 
     Args:
-        ranking: the rank of each query's own code. If several codes are right, this is the best of their ranks.
+        ranking: the rank of each query's positive. If several codes are right, this is the best of their ranks.
         metrics: the metrics of this ranking.
         shorter: the rankings with fewer dimensions, if the encoder has Matryoshka embeddings.
         by_query: the average precision and nDCG of each query, float64[Q] each, if codes have grades.
@@ -40,7 +41,7 @@ class RetrievalOutput:
 
     @property
     def ranks(self) -> Tensor:
-        """The rank of each query's own code, LongTensor[Q], starting at 1."""
+        """The rank of each query's positive, LongTensor[Q], starting at 1."""
         return self.ranking.ranks
 
     @property
@@ -50,22 +51,27 @@ class RetrievalOutput:
 
 
 def check_answers(split: Split, name: str) -> None:
-    """Raises UserError if there are no queries, or if one of them has no right answer in the corpus."""
-    answers = np.diff(split.judgments.right.indptr)
-    if not len(answers):
+    """Raises UserError if the split has no queries, a query has no relevant code, or most rows share an id."""
+    counts = split.judgments.answer_counts()
+    if not len(counts):
         raise UserError(f"{name}: there are no queries")
-    if not answers.all():
-        raise UserError(f"{name}: query {answers.argmin() + 1} has no right answer in the corpus: leave it out")
+    if not counts.all():
+        raise UserError(f"{name}: query {counts.argmin() + 1} has no relevant code in the corpus: drop it")
+    if counts.sum() > MOST_ANSWERS * (len(split.queries) + len(split.corpus)):
+        raise UserError(
+            f"{name}: query {counts.argmax() + 1} has the id of {counts.max():,} codes, and so have most: give each "
+            "code an id that no other code has"
+        )
 
 
 def answer_pairs(judgments: Judgments) -> tuple[Tensor, Tensor]:
-    """Returns the query and the code of each right answer, LongTensor[P] each, ordered by query."""
+    """Returns the query and the code of each relevant code, LongTensor[P] each, ordered by query."""
     right = judgments.right.tocoo()
     return torch.from_numpy(right.row).long(), torch.from_numpy(right.col).long()
 
 
 def best_answers(judgments: Judgments) -> np.ndarray:
-    """Returns each query's right answer with the highest grade, int64[Q].
+    """Returns each query's relevant code with the highest grade, int64[Q].
 
     If several answers share the highest grade, the first one is returned.
     """
@@ -75,7 +81,7 @@ def best_answers(judgments: Judgments) -> np.ndarray:
 
 
 def by_query(ranking: Ranking, judgments: Judgments) -> tuple[Ranking, dict[str, np.ndarray]]:
-    """Reduces the ranks of all right answers to one rank per query, and measures how well all of them are found.
+    """Reduces the ranks of all relevant codes to one rank per query, and measures how well all of them are found.
 
     In nDCG, a code at rank p gains its grade (or 2^grade - 1, depending on `judgments.gain`) / log2(p + 1). The sum
     over the first ten ranks is divided by that of an ideal ranking. Ties are resolved against the query: among codes
@@ -92,7 +98,7 @@ def by_query(ranking: Ranking, judgments: Judgments) -> tuple[Ranking, dict[str,
     pairs = pd.DataFrame({"query": right.row, "grade": right.data.astype(np.float64)})
     pairs["rank"] = ranking.ranks.numpy(force=True)
     by_grade = pairs.sort_values("grade", ascending=False, kind="stable")
-    # Right answers that tie all have the rank of the last of them.
+    # Relevant codes that tie all have the rank of the last of them.
     pairs["place"] = pairs["rank"] - by_grade.groupby(["query", "rank"]).cumcount()
     first = torch.tensor(pairs.groupby("query")["place"].idxmin().to_numpy())
     ranks = torch.tensor(pairs["place"].to_numpy())[first]
@@ -122,7 +128,7 @@ def _ndcg(pairs: pd.DataFrame, gain: str) -> np.ndarray:
 
 
 def _average_precision(pairs: pd.DataFrame) -> np.ndarray:
-    """Returns the mean precision at the ranks of each query's right answers, float64[Q]."""
+    """Returns the mean precision at the ranks of each query's relevant codes, float64[Q]."""
     # The order of codes that tie affects only the order of this sum, and so its last digit.
     place = pairs["rank"] - pairs.groupby(["query", "rank"]).cumcount()
     found = place.groupby(pairs["query"]).rank(method="first")
@@ -132,11 +138,11 @@ def _average_precision(pairs: pd.DataFrame) -> np.ndarray:
 def mean_over_sets(metrics: dict[str, float], prefix: str, keys: tuple[str, ...]) -> dict[str, float]:
     """Averages the metrics that all sets have in common, except counts and times."""
     start = f"{prefix}_{keys[0]}_"
-    left_out = ("pool_size", "queries", "runtime", "per_second")
+    excluded = ("pool_size", "queries", "runtime", "per_second")
     means = {}
     for name in (name.removeprefix(start) for name in metrics if name.startswith(start)):
         values = [metrics.get(f"{prefix}_{key}_{name}") for key in keys]
-        if not name.endswith(left_out) and all(isinstance(value, Real | Tensor) for value in values):
+        if not name.endswith(excluded) and all(isinstance(value, Real | Tensor) for value in values):
             means[f"{prefix}_{name}"] = float(np.mean(values))
     return means
 

@@ -13,7 +13,7 @@ from transformers.trainer_utils import HubStrategy
 from transformers.utils import logging
 
 from soft_trainer import distributed
-from soft_trainer.errors import UserError, for_caller
+from soft_trainer.errors import UserError
 from soft_trainer.hub.push import check_push, push_folder, reason
 from soft_trainer.options.fields import DataArguments
 
@@ -31,8 +31,7 @@ def check_pushes(data: DataArguments, args: TrainingArguments) -> None:
     if name := data.push_data_to_hub:
         own_rows = data.source_dir or data.history or data.data_dir
         if not own_rows:
-            places = for_caller("--source_dir, --history or --data_dir", "source_dir, history or data_dir")
-            raise UserError(f"push_data_to_hub: give rows of your own with {places}")
+            raise UserError("push_data_to_hub: set source_dir, history or data_dir to rows of your own")
         check_push(name, args.hub_token, args.hub_private_repo, "dataset")
     if args.push_to_hub:
         check_push(_model_id(args), args.hub_token, args.hub_private_repo)
@@ -43,7 +42,7 @@ def _model_id(args: TrainingArguments) -> str:
 
 
 class Publisher:
-    """Pushes a run's folders to its repository on the Hub, one at a time.
+    """A background queue that pushes a run's folders to its repository on the Hub, one at a time.
 
     Raises:
         UserError: the repository cannot be pushed to. It is raised before training begins.

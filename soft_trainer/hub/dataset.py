@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from datasets import Dataset, DatasetDict, DatasetInfo, Features
+from datasets import Dataset, DatasetInfo, Features, concatenate_datasets
 from datasets.info import DatasetInfosDict
 from huggingface_hub import DatasetCard, DatasetCardData
 from transformers import TrainingArguments
 
 from soft_trainer import distributed
+from soft_trainer.data.judgments import EqualIds, Split
 from soft_trainer.data.languages import languages_in
 from soft_trainer.data.layouts.codesearchnet import FEATURES, FILE_FEATURES, HUB_SPLITS
+from soft_trainer.data.named_negatives import NEGATIVES
+from soft_trainer.data.tokens import column_texts, columns_in
+from soft_trainer.errors import UserError
 from soft_trainer.files import PUSHED_ROWS, ROW_FILES, reporting_disk_errors, write_rows, write_text
 from soft_trainer.hub.push import push_folder
 from soft_trainer.options.fields import DataArguments
@@ -28,7 +32,7 @@ USES = {
 _TEMPLATE = Path(__file__).with_name("data_card.md.jinja")
 
 
-def push_data(data: DatasetDict, arguments: DataArguments, args: TrainingArguments) -> None:
+def push_data(splits: Mapping[str, Split], arguments: DataArguments, args: TrainingArguments) -> None:
     """Pushes a run's rows from the main process, if `--push_data_to_hub` is given.
 
     Raises:
@@ -36,12 +40,48 @@ def push_data(data: DatasetDict, arguments: DataArguments, args: TrainingArgumen
     """
     name = arguments.push_data_to_hub
     if name and distributed.rank_and_world_size()[0] == 0:
-        folder = write_data(data, arguments, Path(args.output_dir) / PUSHED_ROWS)
+        folder = write_data(pushed_tables(splits), arguments, Path(args.output_dir) / PUSHED_ROWS)
         of_rows = {"commit_message": "Rows of a run", "repo_type": "dataset"}
         print_on_main(f"Rows pushed: {push_folder(folder, name, args.hub_token, args.hub_private_repo, **of_rows)}")
 
 
-def write_data(data: DatasetDict, arguments: DataArguments, folder: str | Path) -> Path:
+def pushed_tables(splits: Mapping[str, Split]) -> dict[str, Dataset]:
+    """Returns the tables that hold a run's splits: pairs, queries and the corpus.
+
+    Raises:
+        UserError: a split has judgments, which rows with a query and a code each cannot hold.
+    """
+    tables = {}
+    corpora = []
+    for name, split in splits.items():
+        if not isinstance(split.judgments.answers, EqualIds):
+            raise UserError(f"push_data_to_hub: pushes rows with a query and a code each, but {name} has judgments")
+        tables[name] = split.queries
+        if name == "train":
+            tables[name] = split.to_pairs()
+            if split.judgments.wrong is not None:
+                tables[name] = tables[name].add_column(NEGATIVES, named_negatives(split))
+        else:
+            corpora.append(split.corpus)
+    if "-" in "".join(splits):
+        for name in ("valid", "test"):
+            parts = [tables.pop(key) for key in splits if key.startswith(f"{name}-")]
+            if parts:
+                tables[name] = concatenate_datasets(parts)
+    if corpora:
+        distinct = {id(corpus): corpus for corpus in corpora}
+        tables["codebase"] = concatenate_datasets(list(distinct.values()))
+    return tables
+
+
+def named_negatives(split: Split) -> list[list[str]]:
+    """Returns the texts of each query's negatives."""
+    column = columns_in(split.corpus, ("code", "code_tokens"))[0]
+    texts = list(column_texts(split.corpus, column))
+    return [[texts[code] for code in row.indices] for row in split.judgments.wrong]
+
+
+def write_data(data: Mapping[str, Dataset], arguments: DataArguments, folder: str | Path) -> Path:
     """Writes `SPLIT.jsonl.gz` with all of CodeSearchNet's columns, and the card, to a folder.
 
     If any split has a column `source` or `negatives`, all splits get it. Splits from an earlier run are deleted.
@@ -68,13 +108,13 @@ def _in_columns(rows: Dataset, columns: Features) -> Iterator[dict]:
         yield {name: row.get(name) for name in columns}
 
 
-def _features(data: DatasetDict) -> Features:
+def _features(data: Mapping[str, Dataset]) -> Features:
     """Returns the columns of the files."""
     given = {name for rows in data.values() for name in rows.column_names}
     return Features({name: kind for name, kind in FILE_FEATURES.items() if name in FEATURES or name in given})
 
 
-def data_card(data: DatasetDict, arguments: DataArguments) -> DatasetCard:
+def data_card(data: Mapping[str, Dataset], arguments: DataArguments) -> DatasetCard:
     """Returns the card: a header that tells `datasets.load_dataset` the splits and columns, followed by text."""
     languages = arguments.languages or languages_in(data)
     files = [{"split": HUB_SPLITS.get(split, split), "path": f"{split}.jsonl.gz"} for split in data]

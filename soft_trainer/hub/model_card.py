@@ -3,7 +3,8 @@
 The record is a dict that JSON can represent:
 
     model_id        "USER/NAME" on the Hub, for the title, or None to use the folder's name
-    base_model      the name on the Hub or the folder of the encoder before training, or None for random weights
+    base_model      the name of the encoder before training, or None for random weights
+    license         the license of that encoder, or None
     dataset         the name on the Hub, or another name for the rows
     languages       a list of programming languages
     loss            a table {name: value}: loss, estimator, alpha, beta, temperature, floor ...
@@ -13,7 +14,7 @@ The record is a dict that JSON can represent:
     samples         the first training pairs, (query, code)
     environment     a table {name: version}, the result of `environment()`
 
-The card leaves out settings that are None and sections without content. The profile comes from the folder.
+The card has no settings that are None and sections without content. The profile comes from the folder.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ from soft_trainer.files import (
     write_text,
 )
 from soft_trainer.hub.push import load_arguments
-from soft_trainer.options.declared import declared_options
 from soft_trainer.options.fields import DataArguments
+from soft_trainer.options.option_spec import option_specs
 from soft_trainer.terminal import table
 
 logger = logging.getLogger(__name__)
@@ -145,7 +146,7 @@ def _cells(rows: Iterable[Sequence[str]]) -> list[list[str]]:
 
 
 def card_data(record: Mapping, name: str, adapter: str | None = None, matryoshka: bool = False) -> ModelCardData:
-    """Returns the YAML header. Names that are not on the Hub are left out, because the Hub turns names into links."""
+    """Returns the YAML header. Names that are not on the Hub are excluded, because the Hub turns names into links."""
     tags = ["sentence-transformers", "feature-extraction", "code-search", "soft-infonce"]
     tags += {"adapter": ["peft", "lora"], "merged": ["lora"], None: []}[adapter]
     if matryoshka:
@@ -156,11 +157,8 @@ def card_data(record: Mapping, name: str, adapter: str | None = None, matryoshka
         settings["base_model_relation"] = "adapter" if adapter == "adapter" else "finetune"
     if dataset := _hub_name(record["dataset"]):
         settings["datasets"] = [dataset]
-    if record["base_model"]:
-        with suppress(ValueError):  # the base's card cannot be read
-            card = repository_file(record["base_model"], "README.md")
-            settings["license"] = card and ModelCard.load(card).data.license
     return ModelCardData(
+        license=record.get("license"),
         library_name="sentence-transformers",
         pipeline_tag="sentence-similarity",
         language=["code"],
@@ -169,6 +167,16 @@ def card_data(record: Mapping, name: str, adapter: str | None = None, matryoshka
         eval_results=_eval_results(record) or None,
         **settings,
     )
+
+
+def license_of(encoder: str | None) -> str | None:
+    """Returns the license in the card of an encoder, a folder or a name on the Hub, or None if there is none."""
+    if not encoder:
+        return None
+    with suppress(ValueError):  # its card cannot be read
+        card = repository_file(encoder, "README.md")
+        return card and ModelCard.load(card).data.license
+    return None
 
 
 def _eval_results(record: Mapping) -> list[EvalResult]:
@@ -205,11 +213,11 @@ def _eval_results(record: Mapping) -> list[EvalResult]:
 
 
 def chosen_rows(record: Mapping) -> bool:
-    """Returns True if options left out rows of the data set, so that its name does not stand for the test set."""
+    """Returns True if options dropped rows of the data set, so that its name does not stand for the test set."""
     options = record.get("options") or {}
     if options.get("dataset_name") != record["dataset"]:
-        return False  # rows of the user's own, as they are pushed
-    declared = declared_options(DataArguments).items()
+        return False  # the user's rows, as they are pushed
+    declared = option_specs(DataArguments).items()
     return any(each.chooses_rows and options.get(name) for name, each in declared)
 
 
@@ -241,5 +249,5 @@ def _hub_name(name: str | None) -> str | None:
 
 
 def _shown_name(name: str) -> str:
-    """Returns an encoder's name for the card. For a folder, the path is left out."""
+    """Returns an encoder's name for the card. For a folder, the path is excluded."""
     return f"`{_hub_name(name) or Path(name).name}`"

@@ -14,33 +14,32 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ge
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 from huggingface_hub.utils import filter_repo_objects, validate_repo_id
 
+from soft_trainer.encoders.hub_files import public_name
 from soft_trainer.errors import UserError
 from soft_trainer.files import (
     ADAPTER_CONFIG,
     ADAPTER_FILES,
+    ADAPTER_WEIGHTS,
     CARD,
+    ENCODER_FILES,
     EVAL_RESULTS,
-    IDENTITY,
-    LISTED,
     MERGED_ADAPTER,
     NUMBERS,
     ONNX_FILES,
     PROFILE_FILE,
     PUSHED_ROWS,
     RECORD,
+    RECORD_FORMAT,
     ROW_FILES,
-    TOKENIZER_FILES,
+    TRAINING_FILES,
     TRAINING_PICTURE,
-    WEIGHT_FILES,
     WHOLE_FILES,
+    files_matching,
     listed_files,
     read_json,
     write_text,
 )
-from soft_trainer.fingerprints import file_fingerprint
-from soft_trainer.options.fields import DataArguments, TrainingOptions
-from soft_trainer.options.model import ModelArguments
-from soft_trainer.options.places import PLACES, local_names, shared_name, without_places
+from soft_trainer.fingerprints import file_fingerprint, list_files
 
 logger = logging.getLogger(__name__)
 
@@ -50,12 +49,11 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle", "*.joblib", 
 NEVER_PUSHED = (*PICKLES, ".*", "*/.*", "*.tmp", "*__pycache__*")
 # Patterns of the only files that are pushed from an encoder's folder. Logs, ranks, rows and a user's own files there
 # may contain private source code.
-ENCODER_FILES = (
-    *("README.md", TRAINING_PICTURE, EVAL_RESULTS, RECORD, NUMBERS, "train_results.json", "eval_results.json"),
-    *(PROFILE_FILE, *WEIGHT_FILES, *ONNX_FILES, *TOKENIZER_FILES),
-    *("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"),
-    *("[0-9]_*/config.json", "[0-9]_*/model.safetensors"),
+PUSHED_FILES = (
+    *(*ENCODER_FILES, CARD, TRAINING_PICTURE, EVAL_RESULTS),
+    *(RECORD, NUMBERS, "train_results.json", "eval_results.json"),
 )
+WEIGHTS = {"model.safetensors", "model.safetensors.index.json", ADAPTER_WEIGHTS}
 WAITS = (1, 2, 4, 8, 16)  # seconds before each retry
 _TOKENS_PAGE = "https://huggingface.co/settings/tokens"
 
@@ -71,8 +69,8 @@ def check_push(
         private: the visibility of a new repository.
 
     Raises:
-        UserError: the name is invalid, there is no token, the token is invalid or does not permit this push, or the
-            Hub cannot be reached.
+        UserError: the name is invalid, the token is missing, invalid or does not permit this push, or the Hub cannot
+            be reached.
     """
     api = _client(hub_model_id, token, repo_type)
     user = None
@@ -102,9 +100,9 @@ def push_folder(
 ) -> str:
     """Pushes the files of `folder` in a single commit.
 
-    If the folder has an encoder, only ENCODER_FILES and the model's own code are pushed, and local paths are removed
-    from its record. Its card is rewritten to load the encoder from the repository, after a successful push in the
-    folder too.
+    If the folder has an encoder, only PUSHED_FILES and the model's code are pushed. The paths of a local teacher
+    and of an adapter's base are shortened to their last part. The card is rewritten to load the encoder from the
+    repository, after a successful push in the folder too.
 
     The repository and the branch are created if they do not exist. Files that an earlier push left are deleted if they
     would contradict this one: weights of the other kind (an adapter or a whole encoder), and splits. Transient
@@ -147,7 +145,10 @@ def push_folder(
             time.sleep(wait)
     card = contents.get(CARD)
     if isinstance(card, bytes) and not path_in_repo:
+        edited = (listed_files(folder) or {}).get(CARD) != file_fingerprint(folder / CARD)
         write_text(folder / CARD, card.decode())
+        if not edited:  # otherwise, another run keeps it
+            list_files(folder, [folder / CARD])
     return url
 
 
@@ -192,49 +193,55 @@ def _contents(folder: Path, repo_id: str, revision: str | None, repo_type: str) 
     if repo_type != "model":
         pushed = filter_repo_objects(contents, ignore_patterns=[*NEVER_PUSHED])
         return {name: contents[name] for name in pushed}
-    names = {}
-    # A path in an older record, or in a profile, is often relative to the folder where the run was started.
-    roots = folder.resolve().parents
-    if RECORD in contents:
-        record = read_json(folder / RECORD)
-        for local in (LISTED, IDENTITY):  # the files of this folder, and fingerprints of others on this machine
-            record.pop(local, None)
-        names = places_of(record, roots)
-        contents[RECORD] = _as_json(without_places(record, names))
+    if contents and WEIGHTS.isdisjoint(contents):
+        raise UserError(f"{folder}: no weights to push (model.safetensors or adapter_model.safetensors)")
+    if RECORD in contents and read_json(folder / RECORD).get("format") != RECORD_FORMAT:
+        logger.warning("%s: not pushed, because another version wrote it, perhaps with local paths", folder / RECORD)
+        del contents[RECORD]
+    # The two paths that encoders need where they are.
     for name in (ADAPTER_CONFIG, f"{MERGED_ADAPTER}/{ADAPTER_CONFIG}"):
         if name in contents:
-            config = read_json(folder / name)
-            base = str(config.get("base_model_name_or_path"))
-            contents[name] = _as_json(without_places(config, {base: shared_name(base, roots=roots)} | names))
+            contents[name] = _with_public_name(folder / name, "base_model_name_or_path")
     if PROFILE_FILE in contents:
-        profile = read_json(folder / PROFILE_FILE)
-        if teacher := profile.get("teacher"):
-            profile["teacher"] = names.get(teacher, shared_name(teacher, roots=roots))
-            contents[PROFILE_FILE] = _as_json(profile)
+        contents[PROFILE_FILE] = _with_public_name(folder / PROFILE_FILE, "teacher")
     if CARD in contents:
         contents[CARD] = named_card((folder / CARD).read_text(encoding="utf-8"), repo_id, revision).encode()
     return contents
 
 
+def _with_public_name(path: Path, key: str) -> Path | bytes:
+    """Returns a JSON file, or its content with the last part of the local path in it."""
+    content = read_json(path)
+    name = content.get(key)
+    if not name:
+        return path
+    # A relative path may begin where the run was started, in one of the folders around its output folder.
+    local = any((folder / name).exists() for folder in path.resolve().parents)
+    public = public_name(name, on_hub=not local)
+    if public == name:
+        return path
+    return json.dumps(content | {key: public}, indent=2).encode() + b"\n"
+
+
 def _listed(folder: Path, paths: set[Path]) -> set[Path]:
     """Returns the files that the record of the run lists. Without a list, returns all.
 
-    A warning names the others, and those that have changed since. The user may have changed the card.
+    A warning names the unlisted files, and the files that have changed since. The user may have changed the card.
     """
     listed = listed_files(folder)
     if listed is None:
         return paths
-    pushed = {folder / name for name, each in listed.items() if each.get("pushed")} | {folder / RECORD}
-    if others := sorted(path.relative_to(folder).as_posix() for path in paths - pushed if path.is_file()):
+    known = {folder / name for name in listed} | {folder / RECORD}
+    if others := sorted(path.relative_to(folder).as_posix() for path in paths - known if path.is_file()):
         logger.warning("%s: not pushed, because run.json does not list them: %s", folder, ", ".join(others))
     changed = []
-    for name, each in listed.items():
-        if name != CARD and folder / name in paths and each.get("hash") != file_fingerprint(folder / name):
+    for name, hashed in listed.items():
+        if name != CARD and folder / name in paths and hashed != file_fingerprint(folder / name):
             changed.append(name)
     if changed:
         what = "changed since the run, so its results may not be those of this encoder"
         logger.warning("%s: %s: %s", folder, what, ", ".join(changed))
-    return paths & pushed
+    return paths & known
 
 
 def encoder_files(folder: Path) -> set[Path]:
@@ -242,7 +249,7 @@ def encoder_files(folder: Path) -> set[Path]:
     from transformers.dynamic_module_utils import get_relative_import_files  # slow, and --help should not wait for it
 
     found = set()
-    for pattern in ENCODER_FILES:
+    for pattern in PUSHED_FILES:
         found |= {*folder.glob(pattern)}
     for path in {folder / "config.json", folder / "tokenizer_config.json"} & found:
         for module in re.findall(r'"(\w+)\.\w+"', json.dumps(read_json(path).get("auto_map"))):
@@ -252,26 +259,12 @@ def encoder_files(folder: Path) -> set[Path]:
     return found
 
 
-def places_of(record: dict, roots: Sequence[Path] = ()) -> dict[str, str]:
-    """Takes the places on the machine of a run out of its record, and returns the name to show for each.
-
-    If the record lacks them, because an earlier version wrote it, they are those that its options name.
-
-    Args:
-        roots: see `shared_name`.
-    """
-    known = record.pop(PLACES, None)
-    if known is not None:
-        return known
-    kinds = (ModelArguments, DataArguments, TrainingOptions)
-    merging = record.get("merging") or {}
-    encoders = [record.get("base_model"), merging.get("base"), *merging.get("models", ())]
-    names = {str(name): shared_name(str(name), roots=roots) for name in encoders if name}
-    return names | local_names(kinds, record.get("options") or {}, roots)
-
-
-def _as_json(value) -> bytes:
-    return json.dumps(value, indent=2).encode() + b"\n"
+def written_files(folder: Path) -> dict[str, str]:
+    """Returns the files in a folder that a training writes, each with its hash, for the list in `run.json`."""
+    names = {path.relative_to(folder).as_posix() for path in encoder_files(folder)}
+    names.update(files_matching(folder, TRAINING_FILES))
+    names.discard(RECORD)
+    return {name: file_fingerprint(folder / name) for name in sorted(names)}
 
 
 def named_card(card: str, repo_id: str, revision: str | None) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import chain, islice
-from pathlib import Path
 
 import xxhash
 
@@ -15,14 +14,14 @@ from soft_trainer.mining.commits import query_of, reason_against
 from soft_trainer.mining.rules import first_broken, mined_language
 from soft_trainer.source.definitions import parse
 from soft_trainer.source.functions import FileFunctions, Row
-from soft_trainer.source.git import REGULAR_FILES, blob, open_repository, pygit2, read_object
+from soft_trainer.source.git import REGULAR_FILES, blob, open_repository, pygit2, read_object, shallow_ends
 from soft_trainer.source.languages import SOURCE_LANGUAGES
 from soft_trainer.source.source_files import decoded, readable
 
 # A query may ask for a constructor or for a function of two lines, so they stay.
 CHANGE_RULES = ("tests",)
 INCOMPLETE = "an object is missing"
-MAX_FUNCTIONS = 5  # a commit that changes more is left out
+MAX_FUNCTIONS = 5  # a commit that changes more is skipped
 MAX_CHANGED_FILES = 100  # a commit that changes more source files is taken for a mechanical one
 
 _KEPT_FILES = 64  # parsed files in memory: the next commit often changes the same ones
@@ -38,7 +37,7 @@ class Change:
         query: its subject, turned into a query.
         outcome: the reason for leaving the commit out, or "kept".
         functions: a row for each changed function that no mining rule drops. Its url is `function_url`.
-        renames: (old path, new path) for each renamed source file. Commits that are left out have them too.
+        renames: (old path, new path) for each renamed source file. Skipped commits have them too.
         patch: a hash of the removed and added lines.
     """
 
@@ -70,9 +69,7 @@ class ChangeReader:
         self._languages = languages
         self._seconds = seconds
         # The parents of these commits are missing in a shallow clone. libgit2 shows the commits as roots.
-        self._ends = set()
-        if self.repository.is_shallow:
-            self._ends.update(Path(self.repository.path, "shallow").read_text().split())
+        self._ends = set(shallow_ends(path).split())
         self._functions = lru_cache(_KEPT_FILES)(partial(read_functions, self.repository))
 
     def read(self, commit_id: str) -> Change:

@@ -40,7 +40,7 @@ class MinedHistory(NamedTuple):
 
     Attributes:
         rows: the rows of train, valid, test and codebase. Train begins with the newest commit.
-        relevance: one row with query, url and relevance for each right answer to a test query.
+        relevance: one row with query, url and relevance for each relevant code to a test query.
         cut: the id of the commit whose tree is the corpus.
         places: the path, first line and last line of each function in the corpus, keyed by url.
         commits: the number of commits for each outcome.
@@ -79,7 +79,7 @@ def mine_history(
         folder = _folder_inside(opened, source_dir)
     with git.reporting_missing_objects(repository):
         order = git.commits_oldest_first(opened)
-        if opened.is_shallow:
+        if git.shallow_ends(repository):
             print_on_main(
                 f"{repository}: a shallow clone with {len(order):,} commits; `git fetch --unshallow` brings the rest"
             )
@@ -88,7 +88,7 @@ def mine_history(
         changes = list(each_in_order(read, order, num_workers, "commit", _AT_ONCE))
         incomplete = sum(change.outcome == INCOMPLETE for change in changes)
         if incomplete:
-            lacking = f"{incomplete:,} of {len(order):,} commits are left out, since they lack an object"
+            lacking = f"{incomplete:,} of {len(order):,} commits are excluded, since they lack an object"
             print_on_main(f"{repository}: {lacking}; {git.REFETCH}")
         history = _History(opened, language, changes)
         corpus, places = history.corpus()
@@ -96,7 +96,7 @@ def mine_history(
         if folder is not None:
             rows["train"] += history.documented(folder)
         if history.missing_files:
-            lacking = f"{len(history.missing_files):,} source files of the trees are left out, since they are missing"
+            lacking = f"{len(history.missing_files):,} source files of the trees are excluded, since they are missing"
             print_on_main(f"{repository}: {lacking}; {git.REFETCH}")
     missing = [split for split in rows if not rows[split]]
     if missing:

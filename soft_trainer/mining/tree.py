@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from soft_trainer import fingerprints
-from soft_trainer.errors import UserError, name_option
-from soft_trainer.files import check_writable, write_rows
+from soft_trainer.errors import UserError
+from soft_trainer.files import MINED_JUDGMENTS, check_writable, write_rows
 from soft_trainer.mining.duplicates import exact_duplicates, hash_tokens, minhash, near_duplicates
 from soft_trainer.mining.packages import PARTITIONS, assign_splits, package_names
 from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, first_broken, mined_language
@@ -142,6 +142,7 @@ def mine_to(
     check_writable(output_dir, f"output_dir={output_dir}")
     mined = mine(source_dir, language, **options)
     write_rows(mined.rows, output_dir)
+    (Path(output_dir) / MINED_JUDGMENTS).unlink(missing_ok=True)  # of a history that was mined to the same folder
     return mined
 
 
@@ -215,7 +216,7 @@ def main_language(paths: Iterable[str], place: str | os.PathLike[str]) -> str:
     counts = Counter(filter(None, map(mined_language, paths)))
     if not counts:
         known = ", ".join(SOURCE_LANGUAGES)
-        raise UserError(f"{place}: no source file in one of {known}; choose with {name_option('language')}")
+        raise UserError(f"{place}: no source file in one of {known}; choose with language")
     return max(SOURCE_LANGUAGES, key=counts.__getitem__)
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Collection
 
-from soft_trainer.choices import ESTIMATORS
 from soft_trainer.encoders.hub_files import repository_file
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import UserError, for_caller, name_option
-from soft_trainer.options.declared import changed_options, declared_options
+from soft_trainer.errors import UserError
 from soft_trainer.options.fields import DataArguments
+from soft_trainer.options.option_spec import changed_options, option_specs
 from soft_trainer.options.recipes import RECIPES, read_recipe
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main
@@ -21,46 +20,76 @@ RECIPE = "hard_batches.yaml"
 DISTILLED_RECIPE = "distilled.yaml"
 
 
-def apply_default_recipe(
+def apply_defaults(
     data_args: DataArguments,
     args: SoftInfoNCETrainingArguments,
     profile: EncoderProfile,
     model: str | None,
     revision: str | None = None,
+    estimator: str | None = None,
 ) -> None:
-    """Applies the recipe that is known to help the encoder, if there is one, and prints the options that it sets.
+    """Sets the options whose defaults depend on the encoder or the teacher, and prints them.
 
     `recipes/distilled.yaml` helps an encoder that `soft-trainer distil` made, if its teacher can be loaded.
-    `recipes/hard_batches.yaml` helps other pretrained encoders that have sentence-transformers files and cosine
-    scores. Such an encoder can find and weight similar rows before it is trained. Other static encoders, and encoders
-    from scratch, get a higher learning rate. Options that were given keep their values. A run that sets any option
-    for batches or weights gets no recipe, and neither do all other encoders.
+    `recipes/hard_batches.yaml` helps search encoders: other pretrained encoders that have sentence-transformers files
+    and cosine scores. Such an encoder can find and weight similar rows before it is trained. Other static encoders,
+    and encoders from scratch, get a higher learning rate. Options that were given keep their values. A run that sets
+    any option for batches or weights gets no recipe, and neither do all other encoders.
 
     Args:
         model: the folder or Hub name of the pretrained encoder, or None for an encoder from scratch.
+        estimator: the name of the estimator that a trainer in Python was given, or None.
+
+    Raises:
+        UserError: there is a teacher, and another estimator.
     """
     given = args.named | changed_options(args).keys() | changed_options(data_args).keys()
-    declared = declared_options(data_args) | declared_options(args)
-    chosen = any(name in declared and declared[name].group in ("weights", "batches") for name in given)
+    if args.teacher is not None:
+        _set_teacher(data_args, args.teacher, given, estimator)
+    specs = option_specs(data_args) | option_specs(args)
+    chosen = [name for name in given if name in specs and specs[name].group in ("weights", "batches")]
     # In Python, `train` trains, whatever the parts of a run are.
     measures = not args.do_train and hasattr(args, "given")
-    suits = model and not measures and not chosen and profile.score_function == "cosine"
+    if measures:
+        return
+    suits = model and not chosen and estimator is None and profile.score_function == "cosine"
     suits = suits and repository_file(model, "modules.json", revision) is not None
     teacher = None
     if suits:
         teacher = loadable_teacher(profile)
     if teacher is not None:
-        values = read_recipe(RECIPES / DISTILLED_RECIPE) | {"estimator_model": teacher}
-        options = _set_options(values, (data_args, args), given)
-        other = for_caller("--estimator none", "callbacks=[BM25Estimator()]")
-        print_on_main(f"This encoder learns from its teacher by default: {options}. {other} turns it off.")
+        options = _set_options(
+            read_recipe(RECIPES / DISTILLED_RECIPE) | {"teacher": teacher}, (data_args, args), given
+        )
+        args.apply_teacher()
+        _set_teacher(data_args, teacher, given)
+        print_on_main(f"This encoder learns from its teacher by default: {options}. Another estimator turns this off.")
     elif profile.name == "static" or model is None:
-        if not measures and "learning_rate" not in given:
+        chooses_teacher = estimator is not None or not given.isdisjoint(("estimator", "estimator_model", "teacher"))
+        if profile.teacher and chosen and not chooses_teacher:
+            values = vars(data_args) | vars(args)
+            options = ", ".join(f"{name}={values[name]}" for name in sorted(chosen))
+            print_on_main(
+                f"This encoder trains without its teacher, because of {options}; to use the teacher anyway, set "
+                f"teacher={profile.teacher}"
+            )
+        if "learning_rate" not in given:
             _set_rate(args, profile)
     elif suits and args.per_device_train_batch_size * args.world_size >= 2 * args.group_size:
         options = _set_options(read_recipe(RECIPES / RECIPE), (data_args, args), given)
-        other = for_caller("--estimator bm25", "callbacks=[BM25Estimator()]")
-        print_on_main(f"This encoder gets hard batches by default: {options}. {other} turns them off.")
+        print_on_main(f"This encoder gets hard batches by default: {options}. Another estimator turns them off.")
+
+
+def _set_teacher(data_args: DataArguments, teacher: str, given: Collection[str], estimator: str | None = None) -> None:
+    """Makes a teacher the estimator. Raises UserError if another estimator was chosen."""
+    if "estimator" in given and data_args.estimator != "trained_model":
+        estimator = data_args.estimator
+    elif "estimator_model" in given and data_args.estimator_model != teacher:
+        estimator = data_args.estimator_model
+    if estimator is not None:
+        raise UserError(f"teacher={teacher}: a teacher is the estimator, so it cannot be combined with {estimator}")
+    data_args.estimator = "trained_model"
+    data_args.estimator_model = teacher
 
 
 def _set_rate(args: SoftInfoNCETrainingArguments, profile: EncoderProfile) -> None:
@@ -70,50 +99,36 @@ def _set_rate(args: SoftInfoNCETrainingArguments, profile: EncoderProfile) -> No
     if profile.name == "static":
         args.learning_rate = STATIC_RATE
         kind = "A static encoder"
-    print_on_main(f"{kind} gets {name_option('learning_rate', args.learning_rate)} by default.")
+    print_on_main(f"{kind} gets learning_rate={args.learning_rate} by default.")
 
 
 def loadable_teacher(profile: EncoderProfile) -> str | None:
     """Returns the encoder that this one was distilled from, or None if it has none.
 
-    If the teacher cannot be loaded, or is no longer the same encoder, a line says so, and the result is None.
+    If the teacher cannot be loaded, or has changed since, a line says so, and the result is None.
     """
     if not profile.teacher:
         return None
     try:
-        same = load_encoder(profile.teacher, device="cpu").identity() == profile.teacher_identity
+        same = load_encoder(profile.teacher, device="cpu").fingerprint == profile.teacher_identity
     except UserError as error:
         print_on_main(f"This encoder trains without its teacher, which cannot be loaded: {error}")
         return None
     if same:
         return profile.teacher
-    anyway = for_caller(
-        f"give --config distilled --estimator_model {profile.teacher}",
-        f'pass callbacks=[TrainedModelEstimator("{profile.teacher}")], loss="info_nce" and distill_weight',
-    )
     print_on_main(
-        f"This encoder trains without its teacher, because {profile.teacher} has changed since; to use it anyway, "
-        f"{anyway}"
+        f"This encoder trains without its teacher, because {profile.teacher} has changed since; to use the teacher "
+        f"anyway, set teacher={profile.teacher}"
     )
     return None
 
 
 def _set_options(values: dict, targets: tuple, given: set[str]) -> str:
-    """Sets the options of a recipe that were not given. Returns them as the caller would write them."""
+    """Sets the options of a recipe that were not given, and returns them as text."""
     changed = []
     for name, value in values.items():
         target = next((target for target in targets if hasattr(target, name)), None)
         if target is not None and name not in given:
             setattr(target, name, value)
-            changed.append(_words(name, value, values))
-    return for_caller(" ", ", ").join(filter(None, changed))
-
-
-def _words(name: str, value, recipe: dict) -> str:
-    """Returns an option of a recipe as the caller would write it. In Python, a callback has all of an estimator."""
-    if name == "estimator_model":
-        return for_caller(name_option(name, value), "")
-    if name == "estimator":
-        model = json.dumps(recipe["estimator_model"]) if "estimator_model" in recipe else ""
-        return for_caller(name_option(name, value), f"callbacks=[{ESTIMATORS[value].partition(':')[2]}({model})]")
-    return name_option(name, value)
+            changed.append(f"{name}={value}")
+    return ", ".join(changed)

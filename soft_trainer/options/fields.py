@@ -13,7 +13,7 @@ from soft_trainer.choices import ESTIMATORS, LOSSES, WEIGHTINGS
 from soft_trainer.errors import UserError
 from soft_trainer.options import conditions
 from soft_trainer.options.conditions import loss_reads
-from soft_trainer.options.declared import check_values, documented, option, unset
+from soft_trainer.options.option_spec import check_values, documented, option, unset
 from soft_trainer.source.languages import CODESEARCHNET_LANGUAGES
 
 CODESEARCHNET = "code-search-net/code_search_net"
@@ -46,7 +46,7 @@ class DataArguments:
         CODESEARCHNET,
         "Data set on the Hub: CodeSearchNet, or one that --push_data_to_hub pushed. With --do_predict, none "
         "evaluates only the sets of --eval_data_dir.",
-        read_if=conditions.FROM_HUB,
+        applies_if=conditions.FROM_HUB,
         refers_to="rows",
     )
     data_dir: str | None = data_option(
@@ -56,11 +56,11 @@ class DataArguments:
         refers_to="rows",
         several=True,
     )
-    query_column: str | None = data_option("Column of --data_dir with the query.", read_if=conditions.OWN_ROWS)
-    code_column: str | None = data_option("Column of --data_dir with the code.", read_if=conditions.OWN_ROWS)
+    query_column: str | None = data_option("Column of --data_dir with the query.", applies_if=conditions.OWN_ROWS)
+    code_column: str | None = data_option("Column of --data_dir with the code.", applies_if=conditions.OWN_ROWS)
     id_column: str | None = data_option(
         "Column of --data_dir with the code's id. Default: url in CodeSearchNet's columns, otherwise the code's text.",
-        read_if=conditions.OWN_ROWS,
+        applies_if=conditions.OWN_ROWS,
         common=False,
     )
     drop_unusable: bool = option(
@@ -78,9 +78,9 @@ class DataArguments:
         refers_to="code",
     )
     extra_source_dir: str | None = unset(
-        "Another source tree to train on. Copies of functions in valid, test and codebase are left out. 'installed' "
+        "Another source tree to train on. Copies of functions in valid, test and codebase are excluded. 'installed' "
         "stands for the packages installed in this Python.",
-        read_if=conditions.MINED,
+        applies_if=conditions.MINED,
         refers_to="code",
     )
     history: str | None = unset(
@@ -90,7 +90,7 @@ class DataArguments:
         refers_to="repository",
     )
     mining_keep: str | None = unset(
-        "Mining rules to skip, comma-separated, such as short_functions.", read_if=conditions.MINED, evaluation=True
+        "Mining rules to skip, comma-separated, such as short_functions.", applies_if=conditions.MINED, evaluation=True
     )
     filters: str | None = unset(
         "Rules that drop rows, comma-separated: names in soft_trainer.mining.rules.RULES, or the groups graphcodebert "
@@ -119,7 +119,7 @@ class DataArguments:
         "bm25",
         f"Estimator that supplies the weights: {', '.join(ESTIMATORS)}, or module:Class. initial_model is the encoder "
         "before training. sentence-transformers encoders use the one in the recipe hard_batches.",
-        read_if=conditions.ESTIMATOR,
+        applies_if=conditions.ESTIMATOR,
         refers_to="code",
         group="weights",
         common=True,
@@ -137,18 +137,18 @@ class DataArguments:
     bm25_idf: str = option(
         "okapi",
         "Inverse document frequency of BM25: okapi, robertson or lucene.",
-        read_if=conditions.BM25,
+        applies_if=conditions.BM25,
         group="weights",
     )
     bm25_scope: str = option(
         "batch",
         "Where BM25's statistics come from: batch or corpus.",
-        read_if=conditions.BM25,
+        applies_if=conditions.BM25,
         group="weights",
     )
     bm25_document_column: str | None = unset(
         "Column to score queries against, instead of other queries.",
-        read_if=conditions.BM25,
+        applies_if=conditions.BM25,
         group="weights",
     )
 
@@ -181,8 +181,9 @@ class DataArguments:
 
     @property
     def paper_language(self) -> str | None:
-        """The language, if the row counts can be compared with the paper's. Otherwise None, as for rows from other
-        sources.
+        """The language, if the row counts can be compared with the paper's.
+
+        Otherwise None, as for rows from other sources.
         """
         published = self._reads_codesearchnet and len(self.languages) == 1 and not self.push_data_to_hub
         return self.language if published else None
@@ -207,8 +208,9 @@ class DataArguments:
         return os.path.basename(os.path.abspath(own.replace("{language}", "")))
 
 
-# The default is the estimator's attribute, or 1 if it has none. `Objective` itself has BM25's values as defaults.
+# The default is the estimator's attribute, or 1 if it has none. `Criterion` itself has BM25's values as defaults.
 estimator_default = functools.partial(unset, of_estimator=1.0)
+TEACHER_WEIGHT = 0.3  # `distill_weight` with a teacher, chosen on valid in benchmarks/teacher_study.md
 # Options that determine the paper's weights.
 weighing = functools.partial(option, group="weights")
 weighing_default = functools.partial(estimator_default, group="weights")
@@ -216,7 +218,7 @@ weighing_default = functools.partial(estimator_default, group="weights")
 
 @dataclass
 class LossOptions:
-    """Options for the loss and its weights. They are the fields of `soft_trainer.objective.Objective`."""
+    """Options for the loss and its weights. They are the fields of `soft_trainer.criterion.Criterion`."""
 
     loss: str | None = weighing(
         None,
@@ -230,21 +232,27 @@ class LossOptions:
     alpha: float | None = weighing_default(
         "Weight of the similarity in Eq. 4.",
         least=0,
-        read_if=loss_reads("alpha", conditions.EQ4),
+        applies_if=loss_reads("alpha", conditions.LINEAR),
     )
-    beta: float | None = weighing_default("Constant of Eq. 4.", above=0, read_if=loss_reads("beta", conditions.EQ4))
+    beta: float | None = weighing_default(
+        "Constant of Eq. 4.", above=0, applies_if=loss_reads("beta", conditions.LINEAR)
+    )
     temperature: float | None = weighing_default(
         "Temperature of the softmax of similarities, or of positive_aware weights.",
         least=0,
-        read_if=loss_reads("temperature", conditions.SIMILARITIES),
+        applies_if=loss_reads("temperature", conditions.SIMILARITIES),
     )
     floor: float = weighing(
-        0.1, "Smallest weight of a negative in Eq. 4.", least=0, most=1, read_if=loss_reads("floor", conditions.EQ4)
+        0.1,
+        "Smallest weight of a negative in Eq. 4.",
+        least=0,
+        most=1,
+        applies_if=loss_reads("floor", conditions.LINEAR),
     )
     weighting: str = weighing(
-        "eq4",
-        "How similarities become weights: eq4 compares negatives with each other, positive_aware compares them with "
-        "the positive; or your own function as module:name.",
+        "linear",
+        "How similarities become weights: linear compares negatives with each other (Eq. 4), positive_aware compares "
+        "them with the positive; or your own function as module:name.",
         choices=tuple(WEIGHTINGS),
         own=True,
         refers_to="code",
@@ -253,48 +261,41 @@ class LossOptions:
     margin: float | None = weighing_default(
         "positive_aware: a negative has weight 1 if it is less similar than the positive by at least this much.",
         of_estimator=0.0,
-        read_if=loss_reads("margin", conditions.POSITIVE_AWARE),
+        applies_if=loss_reads("margin", conditions.POSITIVE_AWARE),
     )
     distill_weight: float = option(
         0.0,
         "Weight of an additional loss, the KL divergence between the estimator's scores and the encoder's over the "
-        "negatives. 0 turns it off.",
+        f"negatives. 0 turns it off. Default: {TEACHER_WEIGHT} with a teacher, otherwise 0.",
         least=0,
     )
     distill_temperature: float | None = estimator_default(
-        "Temperature of the estimator's softmax in that loss.", above=0, read_if=conditions.DISTILLED
-    )
-    distill_pairs: str = option(
-        "query_code",
-        "What that loss compares: query_code, or all for the mean over queries with codes, codes with queries, "
-        "queries with queries, and codes with codes.",
-        choices=("query_code", "all"),
-        read_if=conditions.DISTILLED,
+        "Temperature of the estimator's softmax in that loss.", above=0, applies_if=conditions.DISTILLED
     )
     infonce_weight: float = weighing(
         1.3,
         "Weight of InfoNCE in kl_regularization.",
         least=0,
-        read_if=loss_reads("infonce_weight", conditions.KL),
+        applies_if=loss_reads("infonce_weight", conditions.KL),
     )
     kl_weight: float = weighing(
         0.7,
         "Weight of the divergence in kl_regularization.",
         least=0,
-        read_if=loss_reads("kl_weight", conditions.KL),
+        applies_if=loss_reads("kl_weight", conditions.KL),
     )
     cancel: str = weighing("none", "False-negative cancellation: none, top_k or ratio.", choices=CANCELLATIONS)
     cancel_k: int = weighing(
         3,
         "How many of the most similar negatives top_k cancels.",
         least=0,
-        read_if=conditions.TOP_K,
+        applies_if=conditions.TOP_K,
     )
     cancel_ratio: float = weighing(
         0.5,
         "ratio cancels negatives above this share of the positive's similarity.",
         least=0,
-        read_if=conditions.RATIO,
+        applies_if=conditions.RATIO,
     )
 
 
@@ -302,15 +303,26 @@ class LossOptions:
 class SoftInfoNCEOptions(LossOptions):
     """Options for the loss and its weights, the batches and the negatives."""
 
-    duplicates: str = option(
+    teacher: str | None = unset(
+        "A stronger encoder to learn from: a folder, a Hub name, or NAME@REVISION. It stands for "
+        f"estimator=trained_model, estimator_model=NAME, loss=info_nce and distill_weight={TEACHER_WEIGHT}.",
+        group="weights",
+        refers_to="encoder",
+        common=True,
+    )
+    false_negatives: str = option(
         "mask",
-        "What to do with a negative that has the query's or the code's text: mask leaves it out, positives treats it "
-        "as a right answer, ignore treats it as a negative.",
+        "What to do with a negative that has the query's or the code's text: mask excludes it, positives treats it "
+        "as a relevant code, ignore treats it as a negative.",
         choices=("mask", "positives", "ignore"),
         group="batches",
     )
     group_size: int = option(
-        8, "Rows per group, for train_sampling_strategy similar.", least=1, read_if=conditions.SIMILAR, group="batches"
+        8,
+        "Rows per group, for train_sampling_strategy similar.",
+        least=1,
+        applies_if=conditions.SIMILAR,
+        group="batches",
     )
     source_sampling: str = option(
         "proportional",
@@ -327,8 +339,8 @@ class SoftInfoNCEOptions(LossOptions):
     )
     negative_ratio: float = option(
         0.95,
-        "Maximum similarity of such a negative if the estimator found it, relative to the query's own code.",
-        read_if=conditions.OWN_NEGATIVES,
+        "Maximum similarity of such a negative if the estimator found it, relative to the query's positive.",
+        applies_if=conditions.OWN_NEGATIVES,
         group="batches",
     )
     gather_negatives: bool | None = unset("Use the codes of all processes as negatives. Default: yes.")
@@ -341,6 +353,15 @@ class SoftInfoNCEOptions(LossOptions):
     matryoshka_dims: str | None = unset(
         "Numbers of leading dimensions to use as embeddings too, such as 768,256,64.", evaluation=True
     )
+
+    def __post_init__(self):
+        self.apply_teacher()
+
+    def apply_teacher(self) -> None:
+        """Sets the loss and the weight that a teacher stands for, unless they were chosen."""
+        if self.teacher is not None:
+            self.loss = self.loss or "info_nce"
+            self.distill_weight = self.distill_weight or TEACHER_WEIGHT
 
 
 @dataclass
@@ -359,10 +380,15 @@ class TrainingOptions(SoftInfoNCEOptions):
         refers_to="place",
     )
     overwrite: bool = output_option(
-        False, "Write into an output folder that contains the results of another run.", evaluation=True
+        False,
+        "Replace what the output folder has, instead of continuing or refusing it.",
+        common=True,
+        evaluation=True,
     )
     per_device_train_batch_size: int = training_option(
-        32, "Batch size per process, in pairs.", aliases=("batch_size",)
+        32,
+        "Batch size per process, in pairs. Default: 32; 512 for static encoders that learn from their teacher.",
+        aliases=("batch_size",),
     )
     per_device_eval_batch_size: int = not_in_results(
         64, "Texts that each process encodes at once in evaluation.", evaluation=True
@@ -375,9 +401,13 @@ class TrainingOptions(SoftInfoNCEOptions):
         None, "Print lines instead of progress bars. Default: only without a terminal.", evaluation=True
     )
     learning_rate: float = training_option(
-        2e-5, "Peak learning rate of AdamW. With --from_scratch 1e-3, for static encoders 3e-3.", aliases=("lr",)
+        2e-5,
+        "Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 static; 1e-3 from scratch.",
+        aliases=("lr",),
     )
-    num_train_epochs: float = training_option(10.0, "Passes over the training rows.", aliases=("epochs",))
+    num_train_epochs: float = training_option(
+        10.0, "Passes over the training rows. Default: 10; 1 for search encoders.", aliases=("epochs",)
+    )
     train_sampling_strategy: str = option(
         "random",
         "How rows are grouped into batches: random, sequential, no_duplicates (no query or code twice), "
@@ -386,10 +416,17 @@ class TrainingOptions(SoftInfoNCEOptions):
         group="batches",
         common=True,
     )
+    report: bool = output_option(
+        False,
+        "In Python: measure eval_dataset before and after training, beside lexical BM25, and end with a table of the "
+        "results. The command line always does so.",
+    )
     merge_lora: bool = output_option(False, "Save the whole encoder, with the adapter merged into its weights.")
     merge_ratio: float | None = unset(
         "At the end, merge the weights before and after training. This is the share of the latter, from 0 to 1. "
         "OUTPUT_DIR/unmerged keeps the trained encoder.",
+        group="training",
+        common=True,
         least=0,
         most=1,
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from soft_trainer.encoders.profiles import DTYPES, POOLINGS, PROFILES, SCORE_FUNCTIONS
-from soft_trainer.errors import UserError, name_option
-from soft_trainer.options.declared import ReadIf, check_values, documented, option, unset
+from soft_trainer.errors import UserError
+from soft_trainer.options.option_spec import AppliesIf, check_values, documented, option, unset
 
 
 def of_profile(help: str, **declared):
@@ -16,8 +16,8 @@ def of_profile(help: str, **declared):
     return unset(help, evaluation=True, **declared)
 
 
-FROM_SCRATCH = ReadIf(lambda o: o.from_scratch is not None, "only from_scratch reads it", "with from_scratch")
-PRETRAINED = ReadIf(lambda o: o.from_scratch is None, "from_scratch loads no encoder", "without from_scratch")
+FROM_SCRATCH = AppliesIf(lambda o: o.from_scratch is not None, "only from_scratch reads it", "with from_scratch")
+PRETRAINED = AppliesIf(lambda o: o.from_scratch is None, "from_scratch loads no encoder", "without from_scratch")
 
 
 @documented
@@ -62,14 +62,14 @@ class ModelArguments:
         "architecture, else all-linear."
     )
     model_name_or_path: str | None = unset(
-        "Encoder to train: a Hub name or a folder. Default: microsoft/unixcoder-base.",
+        "Encoder to train: a Hub name, a folder, or base, which is in the package. Default: microsoft/unixcoder-base.",
         aliases=("model",),
         group="model",
         refers_to="encoder",
         common=True,
     )
     model_revision: str | None = unset(
-        "Branch, tag or commit of the encoder on the Hub.", read_if=PRETRAINED, evaluation=True
+        "Branch, tag or commit of the encoder on the Hub.", applies_if=PRETRAINED, evaluation=True
     )
     from_scratch: str | None = unset(
         "Start from a small RoBERTa of size HIDDENxLAYERS, such as 256x4, and train its tokenizer on the rows.",
@@ -80,7 +80,7 @@ class ModelArguments:
         16384,
         "Vocabulary size of the tokenizer that --from_scratch trains.",
         least=300,  # the 256 bytes and the special tokens
-        read_if=FROM_SCRATCH,
+        applies_if=FROM_SCRATCH,
     )
     profile: str | None = of_profile(f"Encoder profile: {', '.join(PROFILES)}. Default: inferred from the model.")
     pooling: str | None = of_profile(f"How token vectors become one embedding: {', '.join(POOLINGS)}.")
@@ -107,4 +107,4 @@ class ModelArguments:
         check_values(self)
         for name in ("lora_alpha", "lora_dropout", "lora_target_modules"):
             if self.lora_r is None and getattr(self, name) is not None:
-                raise UserError(f"{name}: has no effect without {name_option('lora_r')}, 16 for example")
+                raise UserError(f"{name}: has no effect without lora_r, 16 for example")

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from soft_trainer.errors import UserError
-from soft_trainer.options.declared import declared_options
 from soft_trainer.options.fields import PARTS, DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
+from soft_trainer.options.option_spec import option_specs
 from soft_trainer.options.recipes import read_recipe, recipe_path
 from soft_trainer.terminal import nearest, one_line_errors
 
@@ -62,7 +62,7 @@ def parse(
     options = _checked_recipe(options or {}, actions, place)
     argv = [*as_argv(options), *argv]
     given = _given_words(argv, actions)
-    with one_line_errors(given):
+    with one_line_errors():
         try:
             *parsed, rest = parser.parse_args_into_dataclasses(
                 argv, return_remaining_strings=True, look_for_args_file=False
@@ -118,10 +118,10 @@ def _near(name: str, actions: Mapping) -> str:
 
 
 class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """A help formatter that omits defaults of None and keeps the line breaks of the description."""
+    """A help formatter that keeps the line breaks of the description, and omits defaults that the help names."""
 
     def _get_help_string(self, action):
-        if action.default is None:
+        if action.default is None or "Default:" in action.help:
             return action.help
         return super()._get_help_string(action)
 
@@ -137,10 +137,11 @@ def short_help(dataclass_types: Sequence[type], prog: str | None = None, descrip
     """
     usage = f"{prog or '%(prog)s'} [--OPTION VALUE ...]"
     parser = argparse.ArgumentParser(usage=usage, description=description, formatter_class=_Formatter, add_help=False)
+    parser.add_argument_group("recipe").add_argument("--config", **CONFIG)
     groups: dict[str, list] = {}
     for kind in dataclass_types:
         for field in dataclasses.fields(kind):
-            declared = declared_options(kind).get(field.name)
+            declared = option_specs(kind).get(field.name)
             if kind not in OF_A_RUN:
                 groups.setdefault("options", []).append(field)
             elif declared is not None and declared.common:
@@ -151,9 +152,8 @@ def short_help(dataclass_types: Sequence[type], prog: str | None = None, descrip
             text = field.metadata["help"].replace("%", "%%")
             names = [f"--{field.name}", *field.metadata.get("aliases", ())]
             group.add_argument(*names, default=field.default, metavar="VALUE", help=text)
-    group.add_argument("--config", **CONFIG)
     if any("FULL" in vars(kind) for kind in dataclass_types):
-        parser.epilog = "--help_all lists all options."
+        parser.epilog = "--help_all lists all options, such as --resume_from_checkpoint and --hub_model_id."
     return parser
 
 
@@ -192,7 +192,7 @@ def make_parser(dataclass_types: tuple[type, ...], **settings) -> argparse.Argum
 
 
 def as_argv(options: dict) -> list[str]:
-    """Converts options to command-line arguments. Options that are None are left out."""
+    """Converts options to command-line arguments. Options that are None are excluded."""
     argv = []
     for key, value in options.items():
         if value is None:

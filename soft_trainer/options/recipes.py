@@ -31,7 +31,7 @@ def recipe_path(name: str | Path) -> Path:
 
 
 def read_recipe(path: str | Path, readers: tuple[Path, ...] = ()) -> dict:
-    """Reads a recipe's options, including those of its `base` that it does not override.
+    """Reads a recipe's options, including the options of its `base` that it does not override.
 
     Args:
         readers: the recipes that led to this one through `base`, to detect a cycle.
@@ -49,10 +49,10 @@ def read_recipe(path: str | Path, readers: tuple[Path, ...] = ()) -> dict:
     except yaml.YAMLError as error:
         raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(options, dict):
-        raise UserError(f"{path}: a mapping of options is expected")
+        raise UserError(f"{path}: expected a mapping of options")
     base = options.pop("base", None)
     if not isinstance(base, str | None):
-        raise UserError(f"{path}: base={base!r}: the name of one file is expected")
+        raise UserError(f"{path}: base={base!r}: expected the name of one file")
     if base is None:
         return options
     return read_recipe(path.parent / base, (*readers, path.resolve())) | options

@@ -1,6 +1,6 @@
-"""Writes the reference of options from their declarations: the stub that editors read, and the page of the site.
+"""Writes the reference of options from their declarations: the stub that editors read, and the page of the guide.
 
-`python -m soft_trainer.options.reference` writes the stub. `docs/conf.py` inserts the page's entries.
+`python -m soft_trainer.options.reference` writes both.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from pathlib import Path
 
 from transformers import TrainingArguments
 
-from soft_trainer.options.declared import Declared, declared_options, option_facts
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
+from soft_trainer.options.option_spec import OptionSpec, option_facts, option_specs
 from soft_trainer.options.resolve import RANGES, REFUSED
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 
 STUB = Path(__file__).with_name("training.pyi")
+PAGE = Path(__file__).parents[2] / "docs" / "options.md"
 # The groups of options with their titles, in the order of the page.
 GROUPS = {
     "model": "Encoder",
@@ -33,6 +34,18 @@ GROUPS = {
 CLASSES = {ModelArguments: "model", DataArguments: "data", SoftInfoNCETrainingArguments: "training"}
 # Names of options, values and functions in a text, unless they are code already.
 CODE = re.compile(r"(?<![`'\w/.])(?:\w+=[\w.]*\w|module:\w+|[\w.]*\w_\w[\w.]*\w)(?![`\w/])")
+PAGE_HEAD = """\
+# Options
+
+This page is for anyone who trains. It has every option of `soft-trainer train`: what it does, its values, its
+default, and when a run reads it. `soft-trainer train --help` lists the common ones in a terminal, `--help_all` all
+of them.
+
+An option has the same name everywhere: `--epochs 3` in the shell, `epochs: 3` in a recipe. In Python, options for
+the loss, batches and training are arguments of `SoftInfoNCETrainingArguments`, which takes only the first of
+several names. Options for rows and the encoder are fields of `DataArguments` and `ModelArguments`. A warning lists
+every option that differs from its default although the run does not read it.
+"""
 STUB_HEAD = '''\
 """Declares the training arguments for editors. `python -m soft_trainer.options.reference` writes this file."""
 
@@ -53,7 +66,7 @@ def stub() -> str:
     """Returns the stub of `training.py`, in which every option has its help as a docstring."""
     doc = textwrap.indent(f'"""{SoftInfoNCETrainingArguments.__doc__}\n"""', "    ")
     lines = [STUB_HEAD + doc, "", "    named: frozenset[str]"]
-    for field, _ in declared_fields(SoftInfoNCETrainingArguments):
+    for field, _ in option_fields(SoftInfoNCETrainingArguments):
         default = repr(field.default).replace("'", '"')
         lines.append(f"    {field.name}: {annotation(SoftInfoNCETrainingArguments, field.name)} = {default}")
         words = f'"""{" ".join(option_facts(field))}"""'
@@ -62,25 +75,29 @@ def stub() -> str:
 
 
 def options_page() -> str:
-    """Returns all options of `soft-trainer train` as Markdown: a definition list for each group."""
-    entries: dict[str, list[str]] = {group: [] for group in GROUPS}
+    """Returns the page of all options of `soft-trainer train`: a table for each group, with common options first."""
+    fields: dict[str, list[tuple[dataclasses.Field, OptionSpec]]] = {group: [] for group in GROUPS}
     for kind, group in CLASSES.items():
-        for field, declared in declared_fields(kind):
-            entries[declared.group or group].append(_entry(field, declared))
-    parts = [f"## {title}\n\n{''.join(entries[group])}" for group, title in GROUPS.items()]
-    return "\n".join([*parts, _table_of_transformers()])
+        for field, declared in option_fields(kind):
+            fields[declared.group or group].append((field, declared))
+    parts = [PAGE_HEAD]
+    for group, title in GROUPS.items():
+        ordered = sorted(fields[group], key=lambda each: not each[1].common)
+        rows = [_row(field, declared) for field, declared in ordered]
+        parts.append("\n".join([f"## {title}\n", "| option | what it does |", "|:--|:--|", *rows]) + "\n")
+    return "\n".join([*parts, _table_of_transformers()]) + "\n"
 
 
-def declared_fields(kind: type) -> Iterator[tuple[dataclasses.Field, Declared]]:
+def option_fields(kind: type) -> Iterator[tuple[dataclasses.Field, OptionSpec]]:
     """Yields the fields of a dataclass that the package declares, with their declarations."""
-    declared = declared_options(kind)
+    declared = option_specs(kind)
     for field in dataclasses.fields(kind):
         if field.name in declared:
             yield field, declared[field.name]
 
 
 def annotation(kind: type, name: str) -> str:
-    """Returns the type of a field as its declaration spells it. (`HfArgumentParser` changes the types of fields.)"""
+    """Returns the type of a field as declared, because `HfArgumentParser` changes the types of fields."""
     for owner in kind.__mro__:
         spelled = vars(owner).get("__annotations__", {}).get(name)
         if spelled is not None:
@@ -88,22 +105,21 @@ def annotation(kind: type, name: str) -> str:
     raise AttributeError(name)
 
 
-def _entry(field: dataclasses.Field, declared: Declared) -> str:
-    """Returns an option's entry in a definition list: its names, and what is known about it."""
+def _row(field: dataclasses.Field, declared: OptionSpec) -> str:
+    """Returns an option's row of a table: its names, and what is known about it."""
     names = [f"`{name.removeprefix('--')}`" for name in (field.name, *field.metadata.get("aliases", ()))]
     facts = option_facts(field)
     if declared.default is None and "Default:" not in facts[0]:
         facts.append("Default: none.")
     if declared.evaluation:
         facts.append("Also an option of `evaluate`.")
-    text = " ".join(facts).replace("{", "\\{")
-    text = CODE.sub(r"`\g<0>`", text)
-    return f"({field.name})=\n{', '.join(names)}\n: {text}\n\n"
+    text = CODE.sub(r"`\g<0>`", " ".join(facts))
+    return f"| {', '.join(names)} | {text.replace('|', chr(92) + '|')} |"
 
 
 def _table_of_transformers() -> str:
     """Returns a table of the options that `transformers` declares, with the defaults of this package."""
-    ours = declared_options(SoftInfoNCETrainingArguments)
+    ours = option_specs(SoftInfoNCETrainingArguments)
     original = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
     lines = ["## Options of transformers\n", "| option | default | note |", "|:--|:--|:--|"]
     for field in dataclasses.fields(SoftInfoNCETrainingArguments):
@@ -124,3 +140,4 @@ def _table_of_transformers() -> str:
 
 if __name__ == "__main__":
     STUB.write_text(stub())
+    PAGE.write_text(options_page())

@@ -6,20 +6,21 @@ from dataclasses import dataclass, fields
 
 from transformers import SchedulerType, TrainingArguments
 
-from soft_trainer.choices import FIND_NEIGHBOURS, compare_codes
+from soft_trainer.choices import COMPARE_CODES
+from soft_trainer.criterion import Criterion
 from soft_trainer.encoders.encoding import parse_dims
-from soft_trainer.errors import UserError, for_caller, name_option
+from soft_trainer.errors import UserError
 from soft_trainer.files import check_writable
-from soft_trainer.objective import Objective, name_functions
-from soft_trainer.options.declared import (
-    Declared,
+from soft_trainer.options.fields import LossOptions, SoftInfoNCEOptions
+from soft_trainer.options.option_spec import (
+    OptionSpec,
     Values,
     check_values,
-    declared_options,
     effective_options,
+    option_specs,
     unread_options,
 )
-from soft_trainer.options.fields import LossOptions, SoftInfoNCEOptions
+from soft_trainer.references import name_functions
 
 # Options that cannot be turned on, with the reason. They would not do what they promise.
 REFUSED = {
@@ -41,16 +42,16 @@ FALLING = ("reduce_lr_on_plateau", "greedy")  # schedules that by default expect
 
 # The ranges of `transformers` options whose invalid values would fail late or be replaced silently.
 RANGES = {
-    "num_train_epochs": Declared(least=0),
-    "per_device_train_batch_size": Declared(least=1),
-    "per_device_eval_batch_size": Declared(least=1),
-    "gradient_accumulation_steps": Declared(least=1),
-    "seed": Declared(least=0),
-    "data_seed": Declared(least=0),
-    "adam_beta1": Declared(least=0, below=1),
-    "adam_beta2": Declared(least=0, below=1),
-    "neftune_noise_alpha": Declared(least=0),
-    "learning_rate": Declared(least=0),
+    "num_train_epochs": OptionSpec(least=0),
+    "per_device_train_batch_size": OptionSpec(least=1),
+    "per_device_eval_batch_size": OptionSpec(least=1),
+    "gradient_accumulation_steps": OptionSpec(least=1),
+    "seed": OptionSpec(least=0),
+    "data_seed": OptionSpec(least=0),
+    "adam_beta1": OptionSpec(least=0, below=1),
+    "adam_beta2": OptionSpec(least=0, below=1),
+    "neftune_noise_alpha": OptionSpec(least=0),
+    "learning_rate": OptionSpec(least=0),
 }
 
 
@@ -59,7 +60,7 @@ class Plan:
     """The settings that training reads.
 
     Args:
-        objective: the loss and its settings, with the estimator's defaults filled in.
+        criterion: the loss and its settings, with the estimator's defaults filled in.
         options: the options for batches and negatives, as they were when the plan was made.
         train_sampling_strategy: how rows are grouped into batches.
         dims: the numbers of leading dimensions that are trained as embeddings, largest first. If empty, only the full
@@ -69,7 +70,7 @@ class Plan:
         gathers: True if codes from all processes are used as negatives.
     """
 
-    objective: Objective
+    criterion: Criterion
     options: SoftInfoNCEOptions
     train_sampling_strategy: str
     dims: tuple[int, ...]
@@ -87,26 +88,27 @@ class Plan:
     @property
     def effective_loss(self) -> dict[str, object]:
         """The loss settings that have an effect, keyed by name."""
-        return effective_options(LossOptions, Values(self.objective))
+        return effective_options(LossOptions, Values(self.criterion))
 
     @property
     def effective_batches(self) -> dict[str, object]:
         """The options for batches and negatives that have an effect, keyed by name."""
-        effective = effective_options(SoftInfoNCEOptions, Values(self.objective, self.options, self))
-        found = {name: value for name, value in effective.items() if not hasattr(self.objective, name)}
-        if self.options.duplicates == "mask" and not self.objective.leaves_out:
-            name = self.objective.loss.rpartition(":")[2]
-            found["duplicates"] = f"not masked (`{name}` takes no negatives)"
+        effective = effective_options(SoftInfoNCEOptions, Values(self.criterion, self.options, self))
+        found = {name: value for name, value in effective.items() if not hasattr(self.criterion, name)}
+        found.pop("teacher", None)  # the estimator's encoder, which may be a path
+        if self.options.false_negatives == "mask" and not self.criterion.can_exclude:
+            name = self.criterion.loss.rpartition(":")[2]
+            found["false_negatives"] = f"not masked (`{name}` takes no negatives)"
         return found
 
     @property
-    def masks_duplicates(self) -> bool:
-        """True if a batch's duplicates are no negatives."""
-        return self.options.duplicates != "ignore" and self.objective.leaves_out
+    def masks_false_negatives(self) -> bool:
+        """True if a batch's known positives are not negatives."""
+        return self.options.false_negatives != "ignore" and self.criterion.can_exclude
 
     def unread(self, args: TrainingArguments) -> list[str]:
         """Returns a warning for each training option that was given but has no effect."""
-        return unread_options([args], Values(self.objective, self.options, self))
+        return unread_options([args], Values(self.criterion, self.options, self))
 
 
 def resolve(args: TrainingArguments, estimator=None, batch_size: int | None = None) -> Plan:
@@ -127,11 +129,6 @@ def resolve(args: TrainingArguments, estimator=None, batch_size: int | None = No
         given = {field.name: getattr(args, field.name) for field in fields(SoftInfoNCEOptions)}
     options = SoftInfoNCEOptions(**{name: value for name, value in given.items() if value is not None})
     loss = resolve_loss(options, estimator)
-    name = "no estimator" if estimator is None else type(estimator).__name__
-    if args.train_sampling_strategy == "similar" and not getattr(estimator, "finds_neighbours", False):
-        raise UserError(
-            f"train_sampling_strategy=similar: {name} has no vectors to find neighbours by; use {FIND_NEIGHBOURS}"
-        )
     return Plan(
         loss,
         options,
@@ -143,7 +140,7 @@ def resolve(args: TrainingArguments, estimator=None, batch_size: int | None = No
     )
 
 
-def resolve_loss(options: SoftInfoNCEOptions, estimator=None) -> Objective:
+def resolve_loss(options: SoftInfoNCEOptions, estimator=None) -> Criterion:
     """Returns the loss settings of a run. The estimator supplies defaults for options that are None.
 
     Raises:
@@ -151,41 +148,38 @@ def resolve_loss(options: SoftInfoNCEOptions, estimator=None) -> Objective:
     """
     name_functions(options)
     check_values(options)
-    settings = {field.name: getattr(options, field.name) for field in fields(Objective)}
+    settings = {field.name: getattr(options, field.name) for field in fields(Criterion)}
     settings["loss"] = options.loss or ("info_nce" if estimator is None else "soft_info_nce")
     aware = options.weighting == "positive_aware"
-    for name, declared in declared_options(LossOptions).items():
+    for name, declared in option_specs(LossOptions).items():
         if declared.of_estimator is not None and settings[name] is None:
             of_positives = name == "margin" or (name == "temperature" and aware)
             attribute = f"positive_{name}" if of_positives else name
             settings[name] = getattr(estimator, attribute, declared.of_estimator)
-    loss = Objective(**settings)
+    loss = Criterion(**settings)
     name = type(estimator).__name__
     if loss.temperature == 0 and not aware:
         raise UserError("temperature=0: must be above 0")
-    if loss.weighting != "eq4" and not loss.uses_weights:
+    if loss.weighting != "linear" and not loss.uses_weights:
         raise UserError(f"weighting={loss.weighting}: {loss.loss} has no weights, only soft_info_nce")
-    if options.duplicates == "positives" and not loss.reads_further_answers:
-        raise UserError(f"duplicates=positives: loss={loss.loss} does not read `also`, the other right answers")
-    if loss.cancel != "none" and not loss.leaves_out:
+    if options.false_negatives == "positives" and not loss.reads_extra_positives:
+        raise UserError(
+            f"false_negatives=positives: loss={loss.loss} does not read `extra_positives`, the other positives"
+        )
+    if loss.cancel != "none" and not loss.can_exclude:
         raise UserError(f"cancel={loss.cancel}: loss={loss.loss} takes no `negatives`, so it cannot leave any out")
     if loss.needs_similarity and estimator is None:
-        giving = for_caller("--estimator bm25", "pass callbacks=[BM25Estimator()]")
         raise UserError(
-            f"{loss.settings_that_need_similarity} needs an estimator: {giving}, or {name_option('loss', 'info_nce')}"
+            f"{loss.settings_that_need_similarity} needs an estimator: set estimator=bm25 (a trainer in Python: "
+            "callbacks=[EstimatorCallback(BM25Estimator())]), or loss=info_nce"
         )
     if aware and not getattr(estimator, "compares_codes", True):
-        raise UserError(f"weighting=positive_aware: {name} does not compare queries with codes; use {compare_codes()}")
-    if loss.compares_sides and not getattr(estimator, "compares_sides", False):
-        raise UserError(
-            f"distill_pairs=all: {name} does not compare queries with queries and codes with codes; use "
-            "trained_model, simcse or initial_model, or distill_pairs=query_code"
-        )
+        raise UserError(f"weighting=positive_aware: {name} does not compare queries with codes; use {COMPARE_CODES}")
     loss.try_out()
     return loss
 
 
-def check_codes(loss: Objective, codes: int) -> None:
+def check_codes(loss: Criterion, codes: int) -> None:
     """Checks that each query is compared with enough codes.
 
     Raises:
@@ -193,12 +187,12 @@ def check_codes(loss: Objective, codes: int) -> None:
     """
     settings = f"loss={loss.loss}, cancel={loss.cancel}"
     least = loss.smallest_batch
-    if loss.uses_weights and loss.weighting == "eq4":
+    if loss.uses_weights and loss.weighting == "linear":
         settings += f", alpha={loss.alpha:g}, beta={loss.beta:g} (beta must be above alpha / (N - 1))"
     if codes < least:
         raise UserError(
             f"a query is compared with N={codes} codes, too few for {settings}: the smallest N that works is {least}; "
-            f"raise {name_option('per_device_train_batch_size')}"
+            f"raise per_device_train_batch_size"
         )
 
 
@@ -251,13 +245,11 @@ def _check_together(args) -> None:
             raise UserError(f"{name}={getattr(args, name):g}: has no effect with {strategy}={value}; set it to steps")
     if args.dataloader_persistent_workers and not args.dataloader_num_workers:
         raise UserError(
-            "dataloader_persistent_workers: there are no workers; set "
-            f"{name_option('dataloader_num_workers')}, 2 for example"
+            "dataloader_persistent_workers: there are no workers; set dataloader_num_workers, 2 for example"
         )
     if args.save_strategy == "best" and args.eval_strategy == "no":
         raise UserError(
-            "save_strategy=best: saves after an evaluation, and there is none; set "
-            f"{name_option('eval_strategy', 'epoch')}, for example"
+            "save_strategy=best: saves after an evaluation, and there is none; set eval_strategy=epoch, for example"
         )
     if args.n_gpu > 1:
         raise UserError(
@@ -266,13 +258,11 @@ def _check_together(args) -> None:
         )
     # `args.mixed_precision` includes the launcher's choice.
     if args.mixed_precision == "fp16" and args.device.type == "cpu":
-        raise UserError(
-            f"fp16 needs a GPU: on a CPU, use {name_option('bf16', True)}, or bf16 in the launcher's settings"
-        )
+        raise UserError("fp16 needs a GPU: on a CPU, use bf16=True, or bf16 in the launcher's settings")
     # These schedules would lower the learning rate while the encoder improves.
     name = SchedulerType(args.lr_scheduler_type).value
     if name in FALLING and (args.lr_scheduler_kwargs or {}).get("mode") != "max":
         raise UserError(
             f"lr_scheduler_type={name}: {args.metric_for_best_model} is better when larger; set "
-            + for_caller('--lr_scheduler_kwargs \'{"mode": "max"}\'', 'lr_scheduler_kwargs={"mode": "max"}')
+            'lr_scheduler_kwargs={"mode": "max"}'
         )

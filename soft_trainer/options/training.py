@@ -1,4 +1,4 @@
-"""Training arguments: the options declared in `fields.py`, together with those of `transformers`."""
+"""Training arguments: the options declared in `fields.py`, and the arguments of `transformers`."""
 
 from __future__ import annotations
 
@@ -9,39 +9,37 @@ from dataclasses import dataclass, field
 from transformers import TrainingArguments
 
 from soft_trainer.errors import UserError
-from soft_trainer.objective import name_functions
-from soft_trainer.options.declared import documented
 from soft_trainer.options.fields import PARTS, TrainingOptions
+from soft_trainer.options.option_spec import documented
+from soft_trainer.references import name_functions
 
-# Options of `transformers` that affect results. The package's own options declare this with `results`.
-OF_TRANSFORMERS = (
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
-    "auto_find_batch_size",
-    "data_seed",
-    "dataloader_drop_last",
-    "deepspeed",
-    "do_train",
-    "fp16",
-    "fsdp",
-    "fsdp_config",
-    "gradient_accumulation_steps",
-    "load_best_model_at_end",
-    "lr_scheduler_kwargs",
-    "lr_scheduler_type",
-    "max_grad_norm",
-    "max_steps",
-    "neftune_noise_alpha",
-    "optim",
-    "optim_args",
-    "optim_target_modules",
-    "tf32",
-    "torch_compile",
-    "use_liger_kernel",
-    "warmup_steps",
-    "weight_decay",
-)
+# Every option of `transformers` that this package does not declare itself stands in one of these three lists. Options
+# of the package declare whether they affect results (`results`).
+AFFECT_RESULTS = """
+    adam_beta1 adam_beta2 adam_epsilon auto_find_batch_size average_tokens_across_devices bf16_full_eval data_seed
+    dataloader_drop_last dataloader_in_order deepspeed do_train fp16 fp16_full_eval fsdp fsdp_config full_determinism
+    gradient_accumulation_steps ignore_data_skip label_smoothing_factor liger_kernel_config load_best_model_at_end
+    lr_scheduler_kwargs lr_scheduler_type max_grad_norm max_steps neftune_noise_alpha optim optim_args
+    optim_target_modules parallelism_config tf32 torch_compile torch_compile_backend torch_compile_mode
+    use_liger_kernel warmup_steps weight_decay
+""".split()
+# They affect results only where metrics choose the weights or the learning rate.
+AFFECT_CHOICES = """
+    eval_delay eval_on_start eval_steps eval_strategy greater_is_better metric_for_best_model save_steps save_strategy
+""".split()
+AFFECT_NOTHING = """
+    accelerator_config activation_checkpointing activation_checkpointing_kwargs batch_eval_metrics
+    dataloader_multiprocessing_context dataloader_num_workers dataloader_persistent_workers dataloader_pin_memory
+    dataloader_prefetch_factor ddp_backend ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters
+    ddp_static_graph ddp_timeout debug do_eval do_predict enable_jit_checkpoint eval_accumulation_steps
+    eval_do_concat_batches eval_use_gather_object gradient_checkpointing gradient_checkpointing_kwargs hub_always_push
+    hub_model_id hub_private_repo hub_revision hub_strategy hub_token include_for_metrics include_num_input_tokens_seen
+    label_names length_column_name local_rank log_level log_level_replica log_on_each_node logging_first_step
+    logging_nan_inf_filter logging_steps logging_strategy prediction_loss_only project remove_unused_columns report_to
+    restore_callback_states_from_checkpoint resume_from_checkpoint run_name save_on_each_node save_only_model
+    save_total_limit skip_memory_metrics torch_empty_cache_steps trackio_bucket_id trackio_space_id
+    trackio_static_space_id use_cache
+""".split()
 
 
 def _default(name: str, value):
@@ -60,11 +58,11 @@ class _SignatureOfInit:
 @documented
 @dataclass
 class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
-    """Extends `transformers.TrainingArguments` with options for the loss, the batches and the negatives.
+    """The arguments of `transformers`, extended with options for the loss, the batches and the negatives.
 
-    Some defaults differ from those of `transformers`: batches of 32, 10 epochs and a `learning_rate` of 2e-5. The last
-    incomplete batch is dropped, the best model is the one with the highest `mrr`, NaN losses appear in the log, and
-    DDP does not broadcast buffers. For some encoders, `options/defaults.py` chooses other defaults.
+    Some defaults differ from the defaults of `transformers`: batches of 32, 10 epochs and a `learning_rate` of 2e-5.
+    The last incomplete batch is dropped, the best model is the one with the highest `mrr`, NaN losses appear in the
+    log, and DDP does not broadcast buffers. For some encoders, `options/defaults.py` chooses other defaults.
 
     Args:
     OPTIONS
@@ -87,6 +85,7 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     metric_for_best_model: str | None = _default("metric_for_best_model", "mrr")
 
     def __new__(cls, *args, **given):
+        """Remembers the names of the options that were given."""
         arguments = super().__new__(cls)
         arguments.named = frozenset(given)
         return arguments
@@ -94,7 +93,7 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     def __post_init__(self):
         name_functions(self)
         asked = [name for name in PARTS if getattr(self, name)]
-        if not asked:  # run all parts, except those that the command line turned off
+        if not asked:  # run all parts, except the parts that the command line turned off
             asked = [name for name in PARTS if getattr(self, name) is None] or PARTS
         for name in PARTS:
             setattr(self, name, name in asked)
@@ -110,7 +109,8 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
                 except ValueError as error:
                     raise UserError(f"{name}={value}: not valid JSON: {error}") from error
         folder = self.output_dir
-        super().__post_init__()
+        super().__post_init__()  # of the options, not of `TrainingArguments`
+        TrainingArguments.__post_init__(self)
         self.output_dir = folder  # keep None, so that the script can choose a folder
         if workers < 0 and self.device.type != "cpu":
             self.dataloader_num_workers = 4

@@ -10,18 +10,19 @@ OF_TRANSFORMERS: tuple[str, ...]
 
 @dataclass
 class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
-    """Extends `transformers.TrainingArguments` with options for the loss, the batches and the negatives.
+    """The arguments of `transformers`, extended with options for the loss, the batches and the negatives.
 
-    Some defaults differ from those of `transformers`: batches of 32, 10 epochs and a `learning_rate` of 2e-5. The last
-    incomplete batch is dropped, the best model is the one with the highest `mrr`, NaN losses appear in the log, and
-    DDP does not broadcast buffers. For some encoders, `options/defaults.py` chooses other defaults.
+    Some defaults differ from the defaults of `transformers`: batches of 32, 10 epochs and a `learning_rate` of 2e-5.
+    The last incomplete batch is dropped, the best model is the one with the highest `mrr`, NaN losses appear in the
+    log, and DDP does not broadcast buffers. For some encoders, `options/defaults.py` chooses other defaults.
 
     Args:
         output_dir: Where to write. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR.
-        per_device_train_batch_size: Batch size per process, in pairs. Default: 32.
-        num_train_epochs: Passes over the training rows. Default: 10.0.
-        learning_rate: Peak learning rate of AdamW. With `from_scratch` 1e-3, for static encoders 3e-3. Default:
-            2e-05.
+        per_device_train_batch_size: Batch size per process, in pairs. Default: 32; 512 for static encoders that learn
+            from their teacher.
+        num_train_epochs: Passes over the training rows. Default: 10; 1 for search encoders.
+        learning_rate: Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 static; 1e-3 from
+            scratch.
         bf16: Train and encode in bfloat16. Default: False.
         disable_tqdm: Print lines instead of progress bars. Default: only without a terminal.
         per_device_eval_batch_size: Texts that each process encodes at once in evaluation. Default: 64.
@@ -34,24 +35,21 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
         loss: soft_info_nce, info_nce, weighted_info_nce, bce, kl_regularization, or your own function as module:name.
             Default: soft_info_nce with an estimator, otherwise info_nce.
         alpha: Weight of the similarity in Eq. 4. Default: the estimator's. Values: 0 or more. Read only with
-            loss=soft_info_nce and weighting=eq4.
+            loss=soft_info_nce and weighting=linear.
         beta: Constant of Eq. 4. Default: the estimator's. Values: above 0. Read only with loss=soft_info_nce and
-            weighting=eq4.
+            weighting=linear.
         temperature: Temperature of the softmax of similarities, or of positive_aware weights. Default: the
             estimator's. Values: 0 or more. Read only with a loss that uses similarities, which all but info_nce do.
         floor: Smallest weight of a negative in Eq. 4. Values: from 0 to 1. Default: 0.1. Read only with
-            loss=soft_info_nce and weighting=eq4.
-        weighting: How similarities become weights: eq4 compares negatives with each other, positive_aware compares
-            them with the positive; or your own function as module:name. Default: 'eq4'.
+            loss=soft_info_nce and weighting=linear.
+        weighting: How similarities become weights: linear compares negatives with each other (Eq. 4), positive_aware
+            compares them with the positive; or your own function as module:name. Default: 'linear'.
         margin: positive_aware: a negative has weight 1 if it is less similar than the positive by at least this much.
             Default: the estimator's. Read only with loss=soft_info_nce and weighting=positive_aware.
         distill_weight: Weight of an additional loss, the KL divergence between the estimator's scores and the
-            encoder's over the negatives. 0 turns it off. Values: 0 or more. Default: 0.0.
+            encoder's over the negatives. 0 turns it off. Default: 0.3 with a teacher, otherwise 0. Values: 0 or more.
         distill_temperature: Temperature of the estimator's softmax in that loss. Default: the estimator's. Values:
             above 0. Read only with distill_weight above 0.
-        distill_pairs: What that loss compares: query_code, or all for the mean over queries with codes, codes with
-            queries, queries with queries, and codes with codes. Default: 'query_code'. Read only with distill_weight
-            above 0.
         infonce_weight: Weight of InfoNCE in kl_regularization. Values: 0 or more. Default: 1.3. Read only with
             loss=kl_regularization.
         kl_weight: Weight of the divergence in kl_regularization. Values: 0 or more. Default: 0.7. Read only with
@@ -61,8 +59,10 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
             cancel=top_k.
         cancel_ratio: ratio cancels negatives above this share of the positive's similarity. Values: 0 or more.
             Default: 0.5. Read only with cancel=ratio.
-        duplicates: What to do with a negative that has the query's or the code's text: mask leaves it out, positives
-            treats it as a right answer, ignore treats it as a negative. Default: 'mask'.
+        teacher: A stronger encoder to learn from: a folder, a Hub name, or NAME@REVISION. It stands for
+            estimator=trained_model, estimator_model=NAME, loss=info_nce and distill_weight=0.3.
+        false_negatives: What to do with a negative that has the query's or the code's text: mask excludes it,
+            positives treats it as a relevant code, ignore treats it as a negative. Default: 'mask'.
         group_size: Rows per group, for train_sampling_strategy similar. Values: 1 or more. Default: 8. Read only with
             train_sampling_strategy=similar.
         source_sampling: With several sources, how many batches come from each: proportional to its rows, round_robin,
@@ -70,13 +70,15 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
         negatives_per_query: Negatives for each query in addition to those in the batch. They come from the rows'
             column `negatives`, or else from the codes that the estimator finds most similar. Values: 0 or more.
             Default: 0.
-        negative_ratio: Maximum similarity of such a negative if the estimator found it, relative to the query's own
-            code. Default: 0.95. Read only with negatives_per_query above 0.
+        negative_ratio: Maximum similarity of such a negative if the estimator found it, relative to the query's
+            positive. Default: 0.95. Read only with negatives_per_query above 0.
         gather_negatives: Use the codes of all processes as negatives. Default: yes.
         gradient_cache_chunk_size: Encode this many texts at a time and cache the gradients of their embeddings, for
             large batches in little memory. Values: 1 or more.
         matryoshka_dims: Numbers of leading dimensions to use as embeddings too, such as 768,256,64.
-        overwrite: Write into an output folder that contains the results of another run. Default: False.
+        overwrite: Replace what the output folder has, instead of continuing or refusing it. Default: False.
+        report: In Python: measure eval_dataset before and after training, beside lexical BM25, and end with a table
+            of the results. The command line always does so. Default: False.
         merge_lora: Save the whole encoder, with the adapter merged into its weights. Default: False.
         merge_ratio: At the end, merge the weights before and after training. This is the share of the latter, from 0
             to 1. OUTPUT_DIR/unmerged keeps the trained encoder.
@@ -89,11 +91,11 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     output_dir: str | None = None
     """Where to write. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR."""
     per_device_train_batch_size: int = 32
-    """Batch size per process, in pairs. Default: 32."""
+    """Batch size per process, in pairs. Default: 32; 512 for static encoders that learn from their teacher."""
     num_train_epochs: float = 10.0
-    """Passes over the training rows. Default: 10.0."""
+    """Passes over the training rows. Default: 10; 1 for search encoders."""
     learning_rate: float = 2e-05
-    """Peak learning rate of AdamW. With `from_scratch` 1e-3, for static encoders 3e-3. Default: 2e-05."""
+    """Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 static; 1e-3 from scratch."""
     bf16: bool = False
     """Train and encode in bfloat16. Default: False."""
     disable_tqdm: bool | None = None
@@ -114,31 +116,28 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     Default: soft_info_nce with an estimator, otherwise info_nce."""
     alpha: float | None = None
     """Weight of the similarity in Eq. 4. Default: the estimator's. Values: 0 or more. Read only with
-    loss=soft_info_nce and weighting=eq4."""
+    loss=soft_info_nce and weighting=linear."""
     beta: float | None = None
     """Constant of Eq. 4. Default: the estimator's. Values: above 0. Read only with loss=soft_info_nce and
-    weighting=eq4."""
+    weighting=linear."""
     temperature: float | None = None
     """Temperature of the softmax of similarities, or of positive_aware weights. Default: the estimator's. Values: 0 or
     more. Read only with a loss that uses similarities, which all but info_nce do."""
     floor: float = 0.1
     """Smallest weight of a negative in Eq. 4. Values: from 0 to 1. Default: 0.1. Read only with loss=soft_info_nce and
-    weighting=eq4."""
-    weighting: str = "eq4"
-    """How similarities become weights: eq4 compares negatives with each other, positive_aware compares them with the
-    positive; or your own function as module:name. Default: 'eq4'."""
+    weighting=linear."""
+    weighting: str = "linear"
+    """How similarities become weights: linear compares negatives with each other (Eq. 4), positive_aware compares them
+    with the positive; or your own function as module:name. Default: 'linear'."""
     margin: float | None = None
     """positive_aware: a negative has weight 1 if it is less similar than the positive by at least this much. Default:
     the estimator's. Read only with loss=soft_info_nce and weighting=positive_aware."""
     distill_weight: float = 0.0
     """Weight of an additional loss, the KL divergence between the estimator's scores and the encoder's over the
-    negatives. 0 turns it off. Values: 0 or more. Default: 0.0."""
+    negatives. 0 turns it off. Default: 0.3 with a teacher, otherwise 0. Values: 0 or more."""
     distill_temperature: float | None = None
     """Temperature of the estimator's softmax in that loss. Default: the estimator's. Values: above 0. Read only with
     distill_weight above 0."""
-    distill_pairs: str = "query_code"
-    """What that loss compares: query_code, or all for the mean over queries with codes, codes with queries, queries
-    with queries, and codes with codes. Default: 'query_code'. Read only with distill_weight above 0."""
     infonce_weight: float = 1.3
     """Weight of InfoNCE in kl_regularization. Values: 0 or more. Default: 1.3. Read only with
     loss=kl_regularization."""
@@ -153,9 +152,12 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     cancel_ratio: float = 0.5
     """ratio cancels negatives above this share of the positive's similarity. Values: 0 or more. Default: 0.5. Read
     only with cancel=ratio."""
-    duplicates: str = "mask"
-    """What to do with a negative that has the query's or the code's text: mask leaves it out, positives treats it as a
-    right answer, ignore treats it as a negative. Default: 'mask'."""
+    teacher: str | None = None
+    """A stronger encoder to learn from: a folder, a Hub name, or NAME@REVISION. It stands for estimator=trained_model,
+    estimator_model=NAME, loss=info_nce and distill_weight=0.3."""
+    false_negatives: str = "mask"
+    """What to do with a negative that has the query's or the code's text: mask excludes it, positives treats it as a
+    relevant code, ignore treats it as a negative. Default: 'mask'."""
     group_size: int = 8
     """Rows per group, for train_sampling_strategy similar. Values: 1 or more. Default: 8. Read only with
     train_sampling_strategy=similar."""
@@ -166,7 +168,7 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     """Negatives for each query in addition to those in the batch. They come from the rows' column `negatives`, or else
     from the codes that the estimator finds most similar. Values: 0 or more. Default: 0."""
     negative_ratio: float = 0.95
-    """Maximum similarity of such a negative if the estimator found it, relative to the query's own code. Default:
+    """Maximum similarity of such a negative if the estimator found it, relative to the query's positive. Default:
     0.95. Read only with negatives_per_query above 0."""
     gather_negatives: bool | None = None
     """Use the codes of all processes as negatives. Default: yes."""
@@ -176,7 +178,10 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     matryoshka_dims: str | None = None
     """Numbers of leading dimensions to use as embeddings too, such as 768,256,64."""
     overwrite: bool = False
-    """Write into an output folder that contains the results of another run. Default: False."""
+    """Replace what the output folder has, instead of continuing or refusing it. Default: False."""
+    report: bool = False
+    """In Python: measure eval_dataset before and after training, beside lexical BM25, and end with a table of the
+    results. The command line always does so. Default: False."""
     merge_lora: bool = False
     """Save the whole encoder, with the adapter merged into its weights. Default: False."""
     merge_ratio: float | None = None

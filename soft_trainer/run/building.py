@@ -6,8 +6,7 @@ import dataclasses
 from contextlib import nullcontext
 from itertools import chain
 
-from datasets import Dataset
-
+from soft_trainer.data.judgments import Split
 from soft_trainer.data.tokens import SIDES, column_texts, text_column
 from soft_trainer.encoders.adapters import add_lora
 from soft_trainer.encoders.hub_files import base_of, published_name, reading, reading_base
@@ -45,7 +44,7 @@ def build_profile(arguments: ModelArguments) -> EncoderProfile:
     return profile.replace(**changes).with_prompts(arguments.query_prompt, arguments.code_prompt)
 
 
-def build_tokenizer(arguments: ModelArguments, profile: EncoderProfile, train: Dataset):
+def build_tokenizer(arguments: ModelArguments, profile: EncoderProfile, train: Split | None):
     """Loads the model's tokenizer. For a model from scratch, trains one on the training rows.
 
     Raises:
@@ -56,10 +55,11 @@ def build_tokenizer(arguments: ModelArguments, profile: EncoderProfile, train: D
         tokenizer = load_tokenizer(model_name(arguments), profile, *source)
         check_lengths(pretrained_config(arguments).to_dict(), profile)
         return tokenizer
-    columns = [text_column(train, getattr(profile, f"{side}_columns"), side) for side in SIDES]
-    texts = chain.from_iterable(column_texts(train, column) for column in columns)
+    pairs = train.to_pairs()
+    columns = [text_column(pairs, getattr(profile, f"{side}_columns"), side) for side in SIDES]
+    texts = chain.from_iterable(column_texts(pairs, column) for column in columns)
     ends = parse_size(arguments.from_scratch)[1] > 0
-    return kept_tokenizer(texts, rows_fingerprint(train, columns), profile, arguments.vocabulary_size, ends)
+    return kept_tokenizer(texts, rows_fingerprint(pairs, columns), profile, arguments.vocabulary_size, ends)
 
 
 def pretrained_config(arguments: ModelArguments):

@@ -1,11 +1,11 @@
 """Loads the additional evaluation sets of a run: published human queries, or rows of another project.
 
-`--eval_data_dir` names any rows that `load_rows` reads, of which test is measured, or else valid, or else all, or
+`--eval_data_dir` names any rows that `load_rows` reads (test is measured, or else valid, or else all rows), or
 folders with one or more of
 
     cosqa-retrieval-dev*.json, cosqa-retrieval-test*.json   CoSQA: a JSON list whose `doc` is the query and whose
                                                             `retrieval_idx` is the code's number in code_idx_map.txt
-    test_agent_query.json, test_agent_codebase.json,        CoSQA+, a query has several right codes: lists of
+    test_agent_query.json, test_agent_codebase.json,        CoSQA+, a query has several relevant codes: lists of
     test_agent_pairs_true.json                              {"query-idx", "query"}, {"code-idx", "code"} and
                                                             {"query-idx", "code-idx", "label"}
     annotationStore.csv                                     CodeSearchNet's challenge: Language, Query, GitHubUrl,
@@ -29,23 +29,25 @@ relevance, as in trec_eval and mteb. For CodeSearchNet's annotations it is 2^rel
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from datasets import Dataset
 
-from soft_trainer.data.any_rows import check_sides, load_tables, splits_of
 from soft_trainer.data.judgments import Split
 from soft_trainer.data.languages import languages_in
 from soft_trainer.data.layouts.annotations import read_annotations, read_relevance
-from soft_trainer.data.layouts.codesearchnet import corpus_of, load_folder
+from soft_trainer.data.layouts.codesearchnet import load_folder
 from soft_trainer.data.layouts.files import SPLITS, files_of
 from soft_trainer.data.layouts.graded import graded_split
-from soft_trainer.data.layouts.judged import has_judged_splits, load_judged_splits
-from soft_trainer.data.row_checks import check_texts, drop_unusable_rows
+from soft_trainer.data.layouts.judged import load_judged
+from soft_trainer.data.load import load_rows
+from soft_trainer.data.row_checks import check_split, drop_unusable_rows
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
+from soft_trainer.files import DEPENDS_ON, RECORD, read_json
+from soft_trainer.fingerprints import folder_fingerprint
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.run.rows import column_names
 from soft_trainer.terminal import print_on_main
@@ -53,7 +55,7 @@ from soft_trainer.terminal import print_on_main
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """Queries with their corpus and right answers, and the set's name in results."""
+    """Queries with their corpus and relevant codes, and the set's name in results."""
 
     name: str
     split: Split
@@ -63,6 +65,7 @@ def load_evaluation_sets(
     arguments: DataArguments,
     profile: EncoderProfile,
     codebase: Dataset | None = None,
+    trained: Collection[str] = (),
 ) -> list[EvaluationSet]:
     """Loads the sets given by `--eval_data_dir`.
 
@@ -70,14 +73,22 @@ def load_evaluation_sets(
 
     Args:
         codebase: the run's own corpus, for judged queries whose folder has none.
+        trained: the result of `trained_rows`.
 
     Raises:
-        UserError: a folder has no set, a file cannot be read, rows cannot be used (see `check_rows`), or two sets have
-            the same name. The message gives the file and the row.
+        UserError: a folder has no set, a file cannot be read, rows cannot be used (see `check_split`), or two sets
+            have the same name. The message gives the file and the row.
     """
     sets: list[EvaluationSet] = []
-    taken = {*SPLITS, *(f"{split}-{language}" for split in SPLITS for language in arguments.languages)}
+    taken = {*SPLITS}
+    for name in (*arguments.languages, *arguments.sources):
+        taken.update(f"{split}-{name}" for split in SPLITS)
     for folder in (Path(name.strip()) for name in (arguments.eval_data_dir or "").split(",") if name.strip()):
+        if trained and folder.exists() and folder_fingerprint(folder) in trained:
+            print_on_main(
+                f"eval_data_dir={folder}: the encoder is trained on rows of it; with data_dir={folder}, only its test "
+                "split is measured"
+            )
         parts = dict(_judged_sets(folder, arguments, codebase))
         if not parts or "test.jsonl" in files_of(folder):
             name, split = _set_of_rows(folder, arguments, profile)
@@ -87,8 +98,7 @@ def load_evaluation_sets(
             if name in taken:
                 raise UserError(f"eval_data_dir={folder}: there are other results called {name}; rename the folder")
             try:
-                check_texts(split.queries, "test", profile)
-                check_texts(split.corpus, "codebase", profile)
+                check_split(split, "test", profile)
             except UserError as error:
                 raise UserError(f"{folder}, {part}: {error}") from None
             taken.add(name)
@@ -97,16 +107,32 @@ def load_evaluation_sets(
     return sets
 
 
+def trained_rows(arguments: DataArguments, trains: bool, encoder: str | None) -> set[str]:
+    """Returns the hashes of the files that an encoder is trained on.
+
+    Args:
+        trains: whether the run trains on its rows.
+        encoder: the encoder's folder, whose record has what it was trained on, or a name on the Hub.
+    """
+    trained = set()
+    if not arguments.eval_data_dir:
+        return trained
+    if trains:
+        places = arguments.sources.values() or [arguments.data_dir or ""]
+        trained.update(folder_fingerprint(place) for place in places if place and Path(place).exists())
+    if encoder and (Path(encoder) / RECORD).is_file():
+        rows = read_json(Path(encoder) / RECORD, dict).get(DEPENDS_ON, {}).get("data_dir", [])
+        trained.update([rows] if isinstance(rows, str) else rows)
+    return trained
+
+
 def _set_of_rows(source: Path, arguments: DataArguments, profile: EncoderProfile) -> tuple[str, Split]:
-    """Returns test, or else valid, or else all rows, with their corpus. The name is that of the split, or "rows"."""
+    """Returns test, or else valid, or else all rows, with the name of the split."""
     try:
-        data = load_tables(source, column_names(arguments), ("valid", "test"), check=not arguments.drop_unusable)
+        checked = not arguments.drop_unusable
+        splits = load_rows(source, *column_names(arguments), needed=SPLITS[1:], check=checked, divide=False)
         if arguments.drop_unusable:
-            data = drop_unusable_rows(data, profile)
-        name = next(name for name in ("test", "valid", "train", "codebase") if name in data)
-        check_sides(data[name], ("query",) if "codebase" in data else ("query", "code"))
-        corpus = data.get("codebase") or corpus_of([data[name]])
-        split = splits_of({"test": data[name], "codebase": corpus})["test"]
+            splits = drop_unusable_rows(splits, profile)
     except UserError as error:
         looked_for = ""
         if source.is_dir():
@@ -118,13 +144,13 @@ def _set_of_rows(source: Path, arguments: DataArguments, profile: EncoderProfile
                 f"{', '.join(names[:8]) or 'nothing'}{' ...' if len(names) > 8 else ''}"
             )
         raise UserError(f"eval_data_dir={error}{looked_for}") from None
-    return name.replace("train", "rows"), split
+    name = "test" if "test" in splits else "valid"
+    return name, splits[name]
 
 
 def _judged_sets(folder: Path, arguments: DataArguments, codebase: Dataset | None) -> Iterator[tuple[str, Split]]:
     """Yields each set of judged queries in a folder with its name."""
-    if has_judged_splits(folder):
-        splits = load_judged_splits(folder)
+    if splits := load_judged(folder):
         measured = {"valid": "dev", "test": "test"}
         if splits.keys().isdisjoint(measured):
             raise UserError(f"{folder}: has judgments only for training, none to evaluate on")

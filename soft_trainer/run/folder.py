@@ -1,102 +1,274 @@
-"""Keeps account of a run's output folder: which files the run wrote, so that the next one can remove them.
+"""Opens a run's output folder. Nothing is overwritten that is not this run's, unless `overwrite` is set.
 
-`run.json` lists them under "files", each with its hash and whether it may be pushed. Readers take what the list names.
+A finished run is done, an interrupted one continues, and any other folder that holds a file which the run would write
+is refused. At its end, a run lists what it wrote in `run.json`; `push`, `compare` and `report` read what is listed.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from soft_trainer import distributed
-from soft_trainer.errors import UserError, name_option
-from soft_trainer.files import LISTED, PUSHED_ROWS, RECORD, UNMERGED, listed_files
-from soft_trainer.fingerprints import file_fingerprint
-from soft_trainer.hub.push import encoder_files
-from soft_trainer.options.declared import references
-from soft_trainer.terminal import print_on_main
+from transformers import TrainerCallback, TrainingArguments
 
-RANKS = "ranks-*.parquet"
-# Files of a run that are not the encoder's. Everything else in the folder, such as a study's log, is left alone.
-OWN_FILES = (RANKS, "training_args.json", "trainer_state.json", f"{PUSHED_ROWS}/*", f"{UNMERGED}/**/*")
+from soft_trainer import distributed
+from soft_trainer.errors import UserError
+from soft_trainer.files import (
+    CARD,
+    CHECKPOINTS,
+    DEPENDS_ON,
+    MINED_FROM,
+    PREVIOUS_CARD,
+    RECORD,
+    RESULT_FILES,
+    TRAINING_FILES,
+    UNMERGED,
+    WEIGHT_FILES,
+    check_free,
+    files_matching,
+    listed_files,
+    read_json,
+    reporting_disk_errors,
+)
+from soft_trainer.fingerprints import file_fingerprint
+from soft_trainer.options.option_spec import references
+from soft_trainer.terminal import print_on_main
+from soft_trainer.training.checkpoints import MARKER, UNFINISHED, last_checkpoint, newest_complete
+from soft_trainer.training.run_fingerprint import FOLDER, KINDS, changes, option_values, run_fingerprint
+
+ASIDE = ".encoder"  # a new encoder, until it replaces that of an earlier run
+NEW, STOPPED, DONE, OTHER = "new", "stopped", "done", "other"
+
+
+@dataclass(frozen=True)
+class State:
+    """The content of an output folder, as seen by a run.
+
+    Args:
+        name: NEW (nothing that a run writes), STOPPED (the same run, interrupted), DONE (the same run, finished), or
+            OTHER.
+        checkpoint: the checkpoint from which a stopped run continues.
+        changes: how the run in the folder differs, if it is another one.
+    """
+
+    name: str
+    checkpoint: str | None = None
+    changes: tuple[str, ...] = ()
+
+
+def state_of(folder: str | Path, fingerprint: Mapping, may_change: Iterable[str] = FOLDER) -> State:
+    """Returns what an output folder holds.
+
+    Args:
+        fingerprint: the fingerprint of the run that asks.
+        may_change: the names in it that may differ.
+    """
+    folder = Path(folder)
+    lines = []
+    if (folder / RECORD).is_file():
+        lines = [f"its {RECORD} is not that of a training"]
+        with suppress(UserError):  # damaged
+            record = read_json(folder / RECORD)
+            if DEPENDS_ON in record:
+                lines = changes(record[DEPENDS_ON], fingerprint, may_change)
+        whole = not fingerprint.get("do_train") or files_matching(folder, WEIGHT_FILES)
+        if not lines and whole:
+            return State(DONE)
+    checkpoint = newest_complete(folder)
+    if checkpoint is not None:
+        marker = read_json(Path(checkpoint) / MARKER)
+        differ = changes(marker[DEPENDS_ON], fingerprint, may_change)
+        if not differ and not marker["weights only"]:
+            return State(STOPPED, checkpoint)
+        lines = lines or differ or [f"{checkpoint} has only weights"]
+    held = files_matching(folder, (*TRAINING_FILES, f"{UNMERGED}/*"))
+    for path in folder.glob(CHECKPOINTS):
+        if not (path / UNFINISHED).exists():
+            held.append(path.name)
+    for path in folder.glob("data/**/*.jsonl.gz"):
+        if not (path.parent / MINED_FROM).exists():  # rows that no run has mined
+            held.append(path.relative_to(folder).as_posix())
+    if held:
+        return State(OTHER, None, tuple(lines) or (f"{', '.join(sorted(held)[:4])} would be overwritten",))
+    return State(NEW)
+
+
+def lock(folder: str | Path) -> int | None:
+    """Locks a folder until this process ends, or until the result is closed.
+
+    Returns:
+        A file descriptor, or None if the folder is locked already.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    if lock_file(descriptor):
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def lock_file(file) -> bool:
+    """Locks an open file or descriptor until it is closed. Returns False if it is locked already."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # the file system has no locks
+        pass
+    return True
 
 
 class RunFolder:
-    """A run's output folder.
+    """A run's output folder, which is locked until the run ends.
 
     Args:
-        path: the folder, which need not exist.
-        resumes: True if the run continues from a checkpoint. Nothing is removed then, since it may yet be refused.
+        path: the folder.
+        fingerprint: the fingerprint of the run, as far as it is known before rows and encoder are loaded. Only the
+            main process knows it.
+        state: NEW, STOPPED or DONE.
+        checkpoint: the checkpoint to resume from, or None.
+        overwrite: whether the files of an earlier run are replaced.
+        trains: whether the run trains, or only measures.
     """
 
-    def __init__(self, path: str | Path, resumes: bool = False):
-        self.path = Path(path)
-        self.resumes = resumes
-        self._before = self._states()
-        self._kept: dict[str, dict] = {}
+    def __init__(self, path: Path, fingerprint: Mapping, state: State, overwrite: bool, trains: bool):
+        self.path = path
+        self.fingerprint = fingerprint
+        self.done = state.name == DONE
+        self.checkpoint = state.checkpoint
+        self.overwrite = overwrite
+        self.trains = trains
+        self._lock: int | None = None
+        self._made: list[Path] = []  # the folders that this run has made, the deepest first
 
-    def take_over(self, trains: bool) -> None:
-        """Removes the files that the record of an earlier run lists, before this run writes its own.
+    @classmethod
+    def open(cls, *options) -> RunFolder:
+        """Opens and locks the output folder that options name. The main process decides, and tells the others.
 
-        Args:
-            trains: False if this run only measures. The encoder of an earlier training then stays, and only ranks go.
+        Raises:
+            UserError: the folder has files of somebody else that the run would write, the run reads something from it,
+                or another run has it open.
         """
-        if self.resumes or distributed.rank_and_world_size()[0] != 0:
+        (args,) = (part for part in options if isinstance(part, TrainingArguments))
+        folder = cls(Path(args.output_dir), {}, State(NEW), args.overwrite, args.do_train)
+        problem = None
+        if distributed.rank_and_world_size()[0] == 0:
+            try:
+                folder.fingerprint = run_fingerprint(*options, apart=args.output_dir)
+                folder._decide(args, options)
+            except UserError as error:
+                folder.close()
+                problem = str(error)
+        problem, folder.done, folder.checkpoint = distributed.from_main((problem, folder.done, folder.checkpoint))
+        if problem is not None:
+            raise UserError(problem)
+        return folder
+
+    def _decide(self, args: TrainingArguments, options: Sequence) -> None:
+        """Locks the folder, and finds out whether the run is done, continues or begins. See `open`."""
+        self._made = [path for path in (self.path, *self.path.parents) if not path.exists()]
+        with reporting_disk_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = lock(self.path)
+        if self._lock is None:
+            raise UserError(f"output_dir={self.path}: another run has it open; wait for it, or set another output_dir")
+        if not self.trains:
+            if not self.overwrite and state_of(self.path, self.fingerprint).name != DONE:
+                check_free(self.path, RESULT_FILES)
             return
-        earlier = listed_files(self.path) or {}
-        for name, described in earlier.items():
-            path = self.path / name
-            if trains or path.match(RANKS):
-                path.unlink(missing_ok=True)
-            elif path.is_file():
-                self._kept[name] = described
-        if earlier:
-            (self.path / RECORD).unlink(missing_ok=True)  # so that a run that stops here leaves no record of another
-        self._before = self._states()
-        stale = sorted(name for name in self._before if Path(name).match(RANKS))
-        if stale:
-            print_on_main(f"warning: {self.path}: left alone, and read by nothing: {', '.join(stale)}")
+        check_apart(self.path, options)
+        shutil.rmtree(self.path / ASIDE, ignore_errors=True)  # of a run that was killed
+        state = state_of(self.path, self.fingerprint)
+        if state.name == DONE and not self.overwrite:
+            self.done = True
+            return
+        checkpoint = last_checkpoint(args.resume_from_checkpoint, self.path)
+        within = checkpoint is not None and Path(checkpoint).resolve().is_relative_to(self.path.resolve())
+        if within:  # the trainer compares
+            self.overwrite = False
+        elif state.name == OTHER and not self.overwrite:
+            raise UserError(
+                f"output_dir={self.path}: has another run or another's files ({'; '.join(state.changes[:3])}): set "
+                "another output_dir, or overwrite=true"
+            )
+        elif checkpoint is None and state.name == STOPPED and not self.overwrite:
+            checkpoint = state.checkpoint
+            print_on_main(f"Continues from {checkpoint}; overwrite=true starts from the beginning")
+        self.checkpoint = checkpoint
 
-    def written(self) -> dict[str, dict]:
-        """Returns the files that this run has written, each with its hash and whether it may be pushed."""
-        pushed = {path.relative_to(self.path).as_posix() for path in encoder_files(self.path)}
-        files = dict(self._kept)
-        for name, state in self._states().items():
-            if self._before.get(name) != state:
-                files[name] = {"hash": file_fingerprint(self.path / name), "pushed": name in pushed}
-        return files
+    def __enter__(self) -> RunFolder:
+        return self
 
-    def record(self, record: Mapping) -> dict:
-        """Returns a record with the list of files."""
-        return {**record, LISTED: self.written()}
+    def __exit__(self, *error) -> None:
+        self.close()
 
-    def _states(self) -> dict[str, tuple[int, ...]]:
-        """Returns the inode, size and time of each file that may be a run's own."""
-        if not self.path.is_dir():
-            return {}
-        found = set()
-        with suppress(UserError):  # a broken configuration, which this run replaces
-            found = encoder_files(self.path)
-        for pattern in OWN_FILES:
-            found |= {*self.path.glob(pattern)}
-        states = {}
-        for path in sorted(found):
-            if path.is_file() and path.name != RECORD:
-                status = path.stat()
-                states[path.relative_to(self.path).as_posix()] = (status.st_ino, status.st_size, status.st_mtime_ns)
-        return states
+    def close(self) -> None:
+        """Unlocks the folder, and removes it if this run has made it and has written nothing."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+        for path in self._made:
+            with suppress(OSError):
+                path.rmdir()
+
+    # ---- Writing ----
+
+    def save_encoder(self, trainer) -> None:
+        """Saves the trained encoder, and then removes what an earlier run wrote. Every process calls it."""
+        aside = self.path / ASIDE
+        trainer.save_model(str(aside))
+        if distributed.rank_and_world_size()[0] == 0:
+            self.clear()
+            for path in sorted(aside.rglob("*")):
+                if path.is_file():
+                    target = self.path / path.relative_to(aside)
+                    target.parent.mkdir(exist_ok=True)
+                    path.replace(target)
+            shutil.rmtree(aside)
+        trainer.save_state()
+
+    def clear(self) -> None:
+        """Removes the files of an earlier run that this run writes. A card that somebody has edited is kept."""
+        listed = {}
+        with suppress(UserError):
+            listed = listed_files(self.path) or {}
+        card = self.path / CARD
+        edited = card.is_file() and listed.get(CARD) != file_fingerprint(card)
+        if edited and self.trains:
+            card.replace(self.path / PREVIOUS_CARD)
+        (self.path / RECORD).unlink(missing_ok=True)  # first, so that the record never lists files of another run
+        for name in files_matching(self.path, TRAINING_FILES if self.trains else RESULT_FILES):
+            (self.path / name).unlink()
 
 
-def check_inputs_apart(output_dir: str | Path, kinds: Sequence, options: Mapping[str, object]) -> None:
-    """Raises UserError if a run would read what it removes: an option names the output folder, or a place in it."""
-    folder = os.path.realpath(output_dir)
-    for reference in references(kinds, options):
+class RemoveEarlierCheckpoints(TrainerCallback):
+    """A callback that removes an earlier run's checkpoints, and unfinished ones, when the first step is ready."""
+
+    def __init__(self, folder: RunFolder):
+        self._folder = folder
+        self._removed = False
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        """Removes the checkpoints before the first step."""
+        if self._removed or not state.is_world_process_zero:
+            return
+        self._removed = True
+        for path in self._folder.path.glob(CHECKPOINTS):
+            if self._folder.overwrite or (path / UNFINISHED).exists():
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def check_apart(output_dir: str | Path, options: Sequence) -> None:
+    """Raises UserError if an option names an encoder or rows in the output folder, which the run would replace."""
+    output = Path(output_dir).resolve()
+    for reference in references(KINDS, option_values(*options)):
         for value in reference.values:
-            inside = os.path.commonpath([folder, os.path.realpath(value)]) == folder
-            if reference.kind != "place" and os.path.exists(value) and inside:
+            if reference.kind != "place" and os.path.exists(value) and Path(value).resolve().is_relative_to(output):
                 raise UserError(
-                    f"{reference.option}={value}: lies in the output folder, and the run would remove it; "
-                    f"set another {name_option('output_dir')}"
+                    f"{reference.option}={value}: the run reads it, and it lies in output_dir={output_dir}: set "
+                    "another output_dir"
                 )

@@ -4,78 +4,48 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from datasets import Dataset
-from torch import Tensor
 from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from soft_trainer import distributed
 from soft_trainer.data.judgments import Split
 from soft_trainer.data.languages import languages_in
-from soft_trainer.data.tokens import column_texts, side_texts, text_column
-from soft_trainer.errors import UserError, name_option
-from soft_trainer.evaluation.lexical import lexical_rankings
-from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
-from soft_trainer.evaluation.results import change_of_mrr, examples, metrics_table, save_ranks
-from soft_trainer.evaluation.retrieval import RetrievalOutput, answer_pairs, by_query, means
-from soft_trainer.files import IDENTITY, PROFILE_FILE, RECORD, read_json, write_results
-from soft_trainer.hub.model_card import write_model_card
-from soft_trainer.options.declared import changed_options
-from soft_trainer.options.fields import DataArguments
+from soft_trainer.data.layouts.published import is_public
+from soft_trainer.data.tokens import side_texts, text_column
+from soft_trainer.encoders.hub_files import public_name
+from soft_trainer.evaluation.results import change_of_mrr, examples, save_ranks
+from soft_trainer.evaluation.retrieval import RetrievalOutput
+from soft_trainer.files import DEPENDS_ON, LISTED, PROFILE_FILE, RECORD_FORMAT, write_results
+from soft_trainer.fingerprints import plain_settings
+from soft_trainer.hub.model_card import license_of, write_model_card
+from soft_trainer.hub.push import written_files
+from soft_trainer.options.fields import CODESEARCHNET, DataArguments
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.options.places import PLACES, local_names, shared_name
+from soft_trainer.options.option_spec import changed_options, references
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.run.building import model_label, model_name
 from soft_trainer.run.evaluation_sets import EvaluationSet
-from soft_trainer.run.folder import RunFolder, check_inputs_apart
+from soft_trainer.run.folder import RunFolder
 from soft_trainer.run.picture import draw_training
-from soft_trainer.run.run_data import RunData
 from soft_trainer.terminal import print_on_main, shortened
 from soft_trainer.trainer import SoftInfoNCETrainer
-from soft_trainer.training.identity import OUTPUT_FOLDER, differences, option_values, run_identity, started
+from soft_trainer.training.measurements import Measurements
 from soft_trainer.training.reporting import training_numbers
+from soft_trainer.training.run_fingerprint import KINDS, affects_results, option_values
 
 CARD_SAMPLES = 3  # training pairs
 
 
-def default_output_dir(model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments) -> str:
-    """Returns `outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR`. Without a language, the name of the rows takes its place."""
-    names = "-".join(data.languages) or data.rows_name.rsplit("/", 1)[-1]
-    estimator = data.estimator or "none"
-    loss = args.loss or ("info_nce" if estimator == "none" else "soft_info_nce")
-    weights = f"{loss}-{estimator}".replace(":", ".")
-    return f"outputs/{model_label(model)}-{names}-{weights}"
-
-
-def check_output_dir(model: ModelArguments, data: DataArguments, args: SoftInfoNCETrainingArguments) -> None:
-    """Checks that the output folder does not contain another run, unless `overwrite` is set.
-
-    Raises:
-        UserError: the folder contains another run. The message gives the folder and what differs. Or an option names
-            something in the folder that the run would remove.
-    """
-    if not (Path(args.output_dir) / RECORD).is_file():
-        return
-    if args.do_train:
-        check_inputs_apart(args.output_dir, (model, data, args), option_values(model, data, args))
-    if args.overwrite:
-        return
-    try:
-        then = read_json(Path(args.output_dir) / RECORD)[IDENTITY]
-    except (UserError, KeyError, TypeError):
-        then = {}  # not the record of a training run, or that of another version
-    identity = run_identity(option_values(model, data, args), started(args), args.output_dir)
-    changed = differences(then, identity, OUTPUT_FOLDER)
-    if changed or not then:
-        reason = "; ".join(changed[:3]) if then else "its record is not that of a training run"
-        raise UserError(
-            f"{args.output_dir} contains another run ({reason}): set another {name_option('output_dir')}, or "
-            f"{name_option('overwrite', True)}"
-        )
+def public_options(*options) -> dict[str, object]:
+    """Returns the options that affect results, without the paths of this machine."""
+    values = {name: value for name, value in option_values(*options).items() if affects_results(name)}
+    for reference in references(KINDS, values):
+        on_hub = reference.kind in ("rows", "encoder")
+        values[reference.option] = ",".join(public_name(value, on_hub) for value in reference.values)
+    return plain_settings(values)
 
 
 def flat_results(results: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, float]:
@@ -89,44 +59,40 @@ def flat_results(results: Mapping[str, Mapping[str, Mapping[str, float]]]) -> di
     return flat
 
 
-class Run:
-    """Evaluates a trainer's encoder before and after training, and writes the results to the output folder.
+class Run(Measurements):
+    """A run, which evaluates an encoder before and after training and writes the results to the output folder.
 
     Args:
         trainer: the trainer.
-        data: the run's rows.
+        splits: the run's splits; see `load_data`.
         statistics: the result of `data_statistics`.
+        files: the output folder.
         evaluation_sets: the sets to measure in addition to valid and test.
-        files: the output folder, as it was before the run wrote to it.
     """
 
     def __init__(
         self,
         trainer: SoftInfoNCETrainer,
-        data: RunData,
+        splits: Mapping[str, Split],
         model_args: ModelArguments,
         data_args: DataArguments,
         statistics: dict,
+        files: RunFolder,
         evaluation_sets: Sequence[EvaluationSet] = (),
-        files: RunFolder | None = None,
     ):
-        self.trainer = trainer
+        self.sets = [*split_sets(trainer.args, splits), *evaluation_sets]
+        super().__init__(trainer, {evaluation_set.name: evaluation_set.split for evaluation_set in self.sets})
         trainer.writes_card = False
         self.statistics = statistics
         self.model_args = model_args
         self.data_args = data_args
-        self.folder = Path(trainer.args.output_dir)
-        self.files = files or RunFolder(self.folder)
-        options = option_values(model_args, data_args, trainer.args)
-        self.identity = run_identity(options, started(trainer.args), self.folder)
+        self.folder = files.path
+        self.files = files
         self.on_main = distributed.rank_and_world_size()[0] == 0
-        self.languages = data_args.languages or languages_in(data.tables)
+        self.languages = data_args.languages or languages_in({name: split.corpus for name, split in splits.items()})
         self.evaluation_sets = evaluation_sets
-        self.sets = [*split_sets(trainer.args, data, data_args.languages), *evaluation_sets]
         self.encoder_folder: str | Path | None = None  # of the encoder that was measured last
-        self.results: dict[str, dict[str, dict]] = {evaluation_set.name: {} for evaluation_set in self.sets}
-        self.rankings: dict[str, Ranking] = {}
-        self.ranks_before: dict[str, Tensor] = {}
+        self._ranks: dict[str, tuple] = {}  # the arguments of `save_ranks` for each file
         trainer.add_callback(FollowOtherQueries(self))
 
     def measure(self, system: str, lexical: bool = False) -> None:
@@ -140,41 +106,7 @@ class Run:
         self.encoder_folder = self.model_args.model_name_or_path
         if system == "trained" and self.trainer.args.do_train:
             self.encoder_folder = self.folder
-        with_corpus = defaultdict(list)  # each corpus is encoded once
-        for evaluation_set in self.sets:
-            with_corpus[evaluation_set.split.corpus._fingerprint].append(evaluation_set)
-        for sets in with_corpus.values():
-            codes = self.trainer.embed_rows(sets[0].split.corpus, "code")
-            for evaluation_set in sets:
-                name = evaluation_set.name
-                queries = self.trainer.embed_rows(evaluation_set.split.queries, "query")
-                output = self.trainer.predict(evaluation_set.split, None, name, codes=codes, queries=queries)
-                metrics = {key.removeprefix(f"{name}_"): value for key, value in output.metrics.items()}
-                self._add(evaluation_set, system, dataclasses.replace(output, metrics=metrics))
-                if lexical and self.on_main:
-                    self._measure_lexical(evaluation_set, queries, codes)
-
-    def _measure_lexical(self, evaluation_set: EvaluationSet, embedded: Tensor, codes: Tensor) -> None:
-        """Ranks by lexical BM25, and by BM25 and the encoder together. A corpus without words is skipped."""
-        profile = self.trainer.encoder
-        split = evaluation_set.split
-        columns = profile.code_columns
-        if profile.data_flow_length:
-            # GraphCodeBERT reads `original_string` without its comments. As it is, it contains the query.
-            columns = [name for name in ("code_tokens", "code", *columns) if name != "original_string"]
-        queries = _words(split.queries, profile.query_columns, "query")
-        words = _words(split.corpus, columns, "code")
-        rows, targets = answer_pairs(split.judgments)
-        asked = [queries[row] for row in rows.tolist()]
-        try:
-            rankings = lexical_rankings(asked, words, targets, (embedded.cpu()[rows], codes))
-        except UserError as error:
-            print_on_main(f"{evaluation_set.name}: no results for lexical BM25. {error}")
-            return
-        for system, of_pairs in rankings.items():
-            ranking, measured = by_query(of_pairs, split.judgments)
-            metrics = retrieval_metrics(ranking.ranks, len(split.corpus)) | means(measured)
-            self._add(evaluation_set, system, RetrievalOutput(ranking, metrics, by_query=measured))
+        super().measure(system, lexical)
 
     def follow(self) -> None:
         """Logs the MRR on each evaluation set during training, and its change since the start."""
@@ -190,7 +122,6 @@ class Run:
         """Writes the results and the model card, and prints a table of the results and some examples."""
         if not self.on_main:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
         record = self.record()
         has_encoder = (self.folder / PROFILE_FILE).is_file()
         # A run that only measures keeps the card of an encoder that an earlier training left in the folder.
@@ -200,7 +131,7 @@ class Run:
                 write_model_card(self.folder, record)
         self.write(record, train=training_numbers(self.trainer.state))
         if self.results:
-            print_on_main(f"\n{metrics_table(self.results)}\n")
+            print_on_main(f"\n{self.table()}\n")
         if self.rankings and self.data_args.examples:
             self._print_examples()
         print_on_main(f"Written to {self.folder}")
@@ -208,15 +139,20 @@ class Run:
             size = sum(path.stat().st_size for folder in checkpoints for path in folder.rglob("*"))
             print_on_main(
                 f"{self.folder}/{PREFIX_CHECKPOINT_DIR}-* takes {size / 2**20:,.0f} MiB, optimizer included: keep it "
-                f"for {name_option('resume_from_checkpoint', 'last')}, or delete it"
+                f"for resume_from_checkpoint=last, or delete it"
             )
         if (source := self.data_args.source_dir or self.data_args.history) and has_encoder:
             command = shlex.join(["soft-trainer", "search", "--folder", source, "--model", str(self.folder)])
             print_on_main(f'Search the same tree: {command} "what it does"')
 
     def write(self, record: Mapping, **parts: Mapping[str, float]) -> None:
-        """Writes the metrics, and finally the record with the list of the run's files."""
-        write_results(self.folder, lambda: self.files.record(record), **parts, eval=flat_results(self.results))
+        """Writes the ranks, the metrics, and finally the record with the list of the run's files."""
+        if not self.files.trains:
+            self.files.clear()
+        for name, ranks in self._ranks.items():
+            save_ranks(self.folder / name, *ranks)
+        parts["eval"] = flat_results(self.results)
+        write_results(self.folder, lambda: {**record, LISTED: written_files(self.folder)}, **parts)
 
     def _print_examples(self) -> None:
         """Prints sample queries with their best codes, from test if it was measured."""
@@ -238,28 +174,27 @@ class Run:
         callback = trainer.estimator_callback
         histogram = callback.histogram if callback else None
         named = {"name": model_label(model), "profile": trainer.encoder.name, "from_scratch": model.from_scratch}
+        if trainer.encoder.teacher:
+            named["teacher"] = public_name(trainer.encoder.teacher)
         estimator = {"name": "none"}
-        if callback and trainer.plan.objective.needs_similarity:
-            estimator = {"name": data.estimator, "estimator_model": data.estimator_model}
+        if callback and trainer.plan.criterion.needs_similarity:
+            named_model = data.estimator_model and public_name(data.estimator_model)
+            estimator = {"name": data.estimator, "estimator_model": named_model}
             for name, value in changed_options(data).items():
                 if name.startswith("bm25_"):
                     estimator[name] = value
         described = trainer.describe()
-        options = option_values(model, data, args)
-        places = local_names((model, data, args), options)
-        for name in (described.get("merging", {}).get("base"), trainer.encoder.teacher):
-            if name:
-                places = {name: shared_name(name)} | places
-        # The trainer knows the rows and the encoder that were loaded, but only some of the options.
-        known = self.identity | trainer.identity
-        identity = {group: names | self.identity.get(group, {}) for group, names in known.items()}
+        merging = described.get("merging")
+        if merging:
+            described["merging"] = merging | {"base": public_name(merging["base"])}
         return described | {
-            PLACES: places,
-            "base_model": None if model.from_scratch else model_name(model),
+            "format": RECORD_FORMAT,
+            "base_model": None if model.from_scratch else public_name(model_name(model)),
+            "license": None if model.from_scratch else license_of(model_name(model)),
             "dataset": data.rows_name,
             "languages": self.languages,
-            "options": self.identity["options"],
-            IDENTITY: identity,
+            "options": public_options(model, data, args),
+            DEPENDS_ON: trainer.run_fingerprint | self.files.fingerprint,
             "encoder": dataclasses.asdict(trainer.encoder) | named,
             "estimator": estimator,
             "results": self.results,
@@ -269,9 +204,12 @@ class Run:
         }
 
     def _samples(self) -> list[tuple[str, str]]:
-        """Returns the first training pairs, shortened, for the card. Rows that are not on the Hub stay private."""
+        """Returns the first training pairs, shortened, for the card. Only pairs of a public data set are shown."""
         split = self.trainer.train_split
         if split is None or not self.data_args.from_hub:
+            return []
+        data_set = self.data_args.data_dir or self.data_args.dataset_name
+        if data_set != CODESEARCHNET and not is_public(data_set):
             return []
         pairs = split.judgments.pairs()[:CARD_SAMPLES]
         profile = self.trainer.encoder
@@ -279,30 +217,18 @@ class Run:
         codes = side_texts(split.corpus.select(pairs[:, 1]), "code", profile)
         return [(shortened(query), shortened(code)) for query, code in zip(queries, codes, strict=True)]
 
-    def _add(self, evaluation_set: EvaluationSet, system: str, output: RetrievalOutput) -> None:
-        """Stores a ranking and its metrics, and writes each query's rank to a file."""
-        ranking = output.ranking
-        metrics = output.metrics
-        name = evaluation_set.name
+    def add(self, name: str, system: str, output: RetrievalOutput) -> None:
+        """Keeps a ranking and its metrics. `write` writes each query's rank to a file."""
+        super().add(name, system, output)
         profile = self.trainer.encoder
-        if system == "untrained":
-            self.ranks_before[name] = ranking.ranks
-        if system == "trained" and name in self.ranks_before:
-            metrics |= change_of_mrr(self.ranks_before[name], ranking.ranks)
-        self.results[name][system] = metrics
-        if system not in ("lexical", "combined"):
-            self.rankings[name] = ranking
-        if self.on_main:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            path = self.folder / f"ranks-{name}-{system}.parquet"
-            code_columns = ("code", *profile.code_columns)
-            columns = profile.query_columns, code_columns
-            encoder = None if system == "lexical" else self.encoder_folder
-            save_ranks(path, evaluation_set.split, ranking, *columns, output.by_query, encoder)
+        encoder = None if system == "lexical" else self.encoder_folder
+        columns = profile.query_columns, ("code", *profile.code_columns)
+        ranks = (self.measured[name], output.ranking, *columns, output.by_query, encoder)
+        self._ranks[f"ranks-{name}-{system}.parquet"] = ranks
 
 
 class FollowOtherQueries(TrainerCallback):
-    """Measures a run's evaluation sets at every evaluation during training."""
+    """A callback that measures a run's evaluation sets at every evaluation during training."""
 
     def __init__(self, run: Run):
         self.run = run
@@ -313,19 +239,11 @@ class FollowOtherQueries(TrainerCallback):
             self.run.follow()
 
 
-def split_sets(args: SoftInfoNCETrainingArguments, data: RunData, languages: list[str]) -> list[EvaluationSet]:
-    """Returns valid and test if they exist and are wanted. With several languages, each is a set with its corpus."""
+def split_sets(args: SoftInfoNCETrainingArguments, splits: Mapping[str, Split]) -> list[EvaluationSet]:
+    """Returns valid and test if they exist and are wanted. Each of several languages or sources is a set."""
     sets = []
     for name, asked in {"valid": args.do_eval, "test": args.do_predict}.items():
-        if not asked:
-            continue
-        split = data.evaluated(name, languages)
-        if isinstance(split, Split):
-            sets.append(EvaluationSet(name, split))
-        elif split is not None:
-            sets += [EvaluationSet(f"{name}-{language}", part) for language, part in split.items()]
+        for key, split in splits.items():
+            if asked and key.split("-")[0] == name:
+                sets.append(EvaluationSet(key, split))
     return sets
-
-
-def _words(rows: Dataset, columns: Sequence[str], side: str) -> list[list[str]]:
-    return [text.split() for text in column_texts(rows, text_column(rows, columns, side))]

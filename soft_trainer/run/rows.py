@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from datasets import Dataset, DatasetDict, concatenate_datasets
 from transformers import TrainingArguments
 
-from soft_trainer.data.any_rows import load_tables
 from soft_trainer.data.columns import ColumnNames
+from soft_trainer.data.dividing import equal_rows, row_hashes
+from soft_trainer.data.joining import join_sources
+from soft_trainer.data.judgments import Split
 from soft_trainer.data.languages import check_languages, languages_in
-from soft_trainer.data.layouts.codesearchnet import load_folder, load_hub, select_by_urls, splits_in
+from soft_trainer.data.layouts.codesearchnet import load_hub, select_by_urls
 from soft_trainer.data.layouts.files import SPLITS
-from soft_trainer.data.layouts.judged import has_judged_splits, load_judged_splits
 from soft_trainer.data.layouts.tables import HUB_NAME
-from soft_trainer.data.row_checks import check_rows, check_texts, check_urls, drop_unusable_rows
-from soft_trainer.data.tokens import columns_in
+from soft_trainer.data.load import load_rows, splits_of
+from soft_trainer.data.row_checks import check_split, drop_unusable_rows
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import UserError, name_option
+from soft_trainer.errors import UserError
+from soft_trainer.files import MINED_FROM
 from soft_trainer.fingerprints import code_fingerprint, fingerprint, keep_files, kept_files
 from soft_trainer.options.fields import CODESEARCHNET, COLUMN_OPTIONS, DataArguments
-from soft_trainer.run.run_data import RunData
 from soft_trainer.source.source_files import source_folder
 from soft_trainer.terminal import print_on_main, table
+
+Sources = dict[str, dict[str, Split]]  # the splits of each source or language; the only one is called ""
 
 
 def needed_splits(arguments: DataArguments, args: TrainingArguments, from_scratch: bool = False) -> tuple[str, ...]:
@@ -92,42 +94,31 @@ def _in_place(source: str, language: str | None) -> str:
         UserError: no language was given.
     """
     if language is None and "{language}" in source:
-        raise UserError(f"{source}: set {name_option('language')}, which replaces {{language}}")
+        raise UserError(f"{source}: set language, which replaces {{language}}")
     return source.replace("{language}", language or "")
 
 
-def load_local(arguments: DataArguments, needed: Sequence[str] = SPLITS) -> dict[str, DatasetDict] | None:
-    """Loads the rows of each language if they are in local files, before the Hub is asked for a model.
-
-    Returns:
-        The rows for `load_data`, or None if they are not in local files.
+def load_local(arguments: DataArguments, needed: Sequence[str] = SPLITS) -> Sources | None:
+    """Reads the rows of `data_dir`, or returns None if they must be mined or come from `dataset_name`.
 
     Raises:
         UserError: the rows cannot be read, or the corpus lacks the code for a query.
     """
-    if arguments.sources:
-        return None
-    sources = {name: _in_place(arguments.data_dir or "", name) for name in _loaded_languages(arguments)}
-    elsewhere = arguments.source_dir or arguments.history or len({*sources.values()}) < len(sources)
-    for source in sources.values():
-        elsewhere = elsewhere or not source or not Path(source).exists() or has_judged_splits(Path(source))
-    if elsewhere:
-        return None  # `load_data` reads them, or raises an error
-    loaded = {}
-    for language, source in sources.items():
-        loaded[language] = _load_rows(source, arguments, needed)
-        if not _chooses_rows(arguments):
-            check_urls(loaded[language])
-    return loaded
-
-
-def _chooses_rows(arguments: DataArguments) -> bool:
-    """Returns True if options leave out some rows, which must then be checked later."""
-    return bool(arguments.split_urls or arguments.filters or arguments.drop_unusable)
-
-
-def _load_rows(source: str, arguments: DataArguments, needed: Sequence[str]) -> DatasetDict:
-    return load_tables(source, column_names(arguments), needed, check=not _chooses_rows(arguments))
+    for mined in ("source_dir", "history"):
+        if arguments.data_dir and getattr(arguments, mined):
+            raise UserError(f"data_dir and {mined}: give one of them")
+    places = arguments.sources
+    if arguments.data_dir and not places:
+        languages = arguments.languages if len(arguments.languages) > 1 else [""]
+        if len(languages) > 1 and "{language}" not in arguments.data_dir:
+            raise UserError(f"data_dir={arguments.data_dir}: several languages need {{language}} in the folder's name")
+        places = {name: _in_place(arguments.data_dir, name or arguments.language) for name in languages}
+    elif len(arguments.languages) > 1 and places:
+        raise UserError(f"data_dir={arguments.data_dir}: several sources can be read for only one language at a time")
+    # Options that drop rows may drop the unusable ones.
+    check = not (arguments.split_urls or arguments.filters or arguments.drop_unusable)
+    columns = column_names(arguments)
+    return {name: load_rows(place, *columns, needed=needed, check=check) for name, place in places.items()} or None
 
 
 def column_names(arguments: DataArguments) -> ColumnNames:
@@ -140,119 +131,155 @@ def load_data(
     profile: EncoderProfile,
     mined_dir: str | Path,
     needed: Sequence[str] = SPLITS,
-    local: Mapping[str, DatasetDict] | None = None,
-) -> RunData:
+    sources: Sources | None = None,
+) -> dict[str, Split]:
     """Loads a run's rows.
 
     Args:
         mined_dir: the folder for pairs mined from `source_dir` and `history`.
         needed: the splits that the run needs; see `needed_splits`.
-        local: the rows that `load_local` returned.
+        sources: the rows that `load_local` returned.
+
+    Returns:
+        `train`, `valid` and `test`, as far as they exist. With several languages or sources, valid and test are called
+        `valid-NAME` and `test-NAME`.
 
     Raises:
-        UserError: the rows cannot be read, or cannot be used for training or evaluation (see `check_rows`).
+        UserError: the rows cannot be read, or cannot be used for training or evaluation (see `check_split`).
     """
-    if arguments.sources:
-        return _load_sources(arguments, profile, mined_dir, needed)
     _choose_language(arguments)
     check_languages(arguments.languages, _reader(arguments, profile))
-    source = arguments.data_dir
-    for mined in ("source_dir", "history"):
-        if source and getattr(arguments, mined):
-            raise UserError(f"data_dir and {mined}: give one of them")
-    if source and "{language}" not in source and len(arguments.languages) > 1:
-        raise UserError(f"data_dir={source}: several languages need {{language}} in the folder's name")
-    sources = [_in_place(source or "", language) for language in _loaded_languages(arguments)]
-    if any(each and has_judged_splits(Path(each)) for each in sources):
-        if len(sources) > 1:
-            raise UserError(f"data_dir={source}: folders of judgments can be read for only one language at a time")
-        return _judged_data(arguments, Path(sources[0]), profile, needed)
-    data = _load_languages(arguments, Path(mined_dir), needed, local)
+    if arguments.sources and arguments.push_data_to_hub:
+        raise UserError("push_data_to_hub: pushes the rows of one source, but data_dir has several")
+    if sources is None:
+        sources = load_local(arguments, needed) or _load_others(arguments, Path(mined_dir))
+    limits = dict.fromkeys(sources, arguments.max_train_rows)
+    several = len(arguments.languages) > 1
+    for name, splits in sources.items():
+        sources[name] = _chosen(splits, arguments, profile, name if several else arguments.language)
+    if several:
+        limits = _shares({name: splits.get("train") for name, splits in sources.items()}, arguments.max_train_rows)
+    for name, splits in sources.items():
+        _check_needed(splits, needed, name if several else "", sources)
+        if limits[name] == 0:
+            splits.pop("train", None)  # the other languages have all the rows
+        elif limits[name] is not None and "train" in splits:
+            splits["train"] = splits["train"].first(limits[name])
+        if arguments.drop_unusable:
+            splits = _sharing(splits, drop_unusable_rows(splits, profile))
+        sources[name] = splits
+        for split in splits:
+            check_split(splits[split], split, profile)
+    return _joined(sources, several, profile)
+
+
+def _chosen(
+    splits: dict[str, Split], arguments: DataArguments, profile: EncoderProfile, language: str | None
+) -> dict[str, Split]:
+    """Applies the options that choose rows, and sets the rows' language if it is needed and unknown."""
     if arguments.split_urls:
-        data = select_by_urls(data, arguments.split_urls)
-    if len(arguments.languages) == 1 and (profile.data_flow_length or arguments.filters):
-        for split, rows in data.items():
-            if "language" not in rows.column_names:
-                data[split] = _in_language(rows, arguments.language)
+        splits = select_by_urls(splits, arguments.split_urls)
+    spoken = {name: split.corpus for name, split in splits.items() if "language" in split.corpus.column_names}
+    known = languages_in(spoken)
+    every = len(spoken) == len(splits)
+    if arguments.data_dir and len(arguments.languages) == 1 and every and known and language not in known:
+        raise UserError(f"language={language}: the rows of {arguments.data_dir} are in {', '.join(known)}; drop it")
+    given = dict(splits)
+    parsed = bool(profile.data_flow_length or arguments.filters)
+    for name, split in splits.items():
+        unknown = "language" not in split.corpus.column_names
+        if len(arguments.languages) > 1 or (language and parsed and unknown):
+            splits[name] = split.in_language(language)
     if arguments.filters:
-        data = _filtered(data, arguments.filters)
-    _check_needed(data, needed)
-    measured = set()
-    if len(arguments.languages) > 1 and set(needed) - {"train"}:
-        measured = set(data) - {"train"}
-    for split in sorted(measured):
-        known = set(data[split]["language"][:])
-        if absent := [name for name in arguments.languages if name not in known]:
-            raise UserError(f"{split}: no rows in {', '.join(absent)}, but every language is measured by itself")
-    if arguments.max_train_rows is not None and "train" in data:
-        data["train"] = _first_rows(data["train"], arguments.max_train_rows, len(arguments.languages) > 1)
-    if arguments.drop_unusable:
-        data = drop_unusable_rows(data, profile)
-    check_rows(data, profile)
-    return RunData.of_tables(data)
+        splits = _filtered(splits, arguments.filters)
+    return _sharing(given, splits)
 
 
-def _load_sources(
-    arguments: DataArguments, profile: EncoderProfile, mined_dir: str | Path, needed: Sequence[str]
-) -> RunData:
-    """Loads each source by itself, and joins their training rows."""
-    if len(arguments.languages) > 1:
-        raise UserError(f"data_dir={arguments.data_dir}: several sources can be read for only one language at a time")
-    if arguments.push_data_to_hub:
-        raise UserError("push_data_to_hub: pushes the rows of one source")
-    sources = {}
-    for name, place in arguments.sources.items():
-        sources[name] = load_data(dataclasses.replace(arguments, data_dir=place), profile, mined_dir, needed)
-    data = RunData.of_sources(sources, profile)
-    rows = []
-    for name, own in sources.items():
-        sizes = []
-        for split in SPLITS[:3]:
-            sizes.append(len(own.splits[split].judgments.pairs()) if split in own.splits else "none")
-        rows.append((name, *sizes))
-    print_on_main(table(("source", *SPLITS[:3]), rows))
-    return data
+def _sharing(before: Mapping[str, Split], after: Mapping[str, Split]) -> dict[str, Split]:
+    """Lets splits that had one corpus have one again, so that it is encoded once."""
+    corpora = {}
+    for name, split in after.items():
+        corpora.setdefault(id(before[name].corpus), split.corpus)
+    return {name: dataclasses.replace(split, corpus=corpora[id(before[name].corpus)]) for name, split in after.items()}
 
 
-def _judged_data(arguments: DataArguments, folder: Path, profile: EncoderProfile, needed: Sequence[str]) -> RunData:
-    """Loads the rows from a folder of BEIR, CoSQA or CoSQA+."""
-    for name in ("split_urls", "filters", "drop_unusable", "push_data_to_hub", *COLUMN_OPTIONS):
-        if getattr(arguments, name):
-            raise UserError(f"{name}: applies to rows with a query and a code each, not to judgments")
-    splits = load_judged_splits(folder)
-    if arguments.max_train_rows is not None and "train" in splits:
-        train = splits["train"]
-        examples = train.judgments.pairs()[: arguments.max_train_rows]
-        judgments = dataclasses.replace(train.judgments, examples=examples)
-        splits["train"] = dataclasses.replace(train, judgments=judgments)
-    known = languages_in({name: split.corpus for name, split in splits.items()})
-    if arguments.languages and known and set(known) != set(arguments.languages):
-        raise UserError(f"language={arguments.language}: the rows of {folder} are in {', '.join(known)}; leave it out")
-    if arguments.languages and not known:
-        for name, split in splits.items():
-            sides = {"queries": split.queries, "corpus": split.corpus}
-            spoken = {side: _in_language(rows, arguments.language) for side, rows in sides.items()}
-            splits[name] = dataclasses.replace(split, **spoken)
-    data = RunData.of_splits(splits)
-    _check_needed(data.tables, needed)
-    for name, rows in data.tables.items():
-        check_texts(rows, name, profile)
-    return data
-
-
-def _check_needed(data: Mapping[str, Dataset], needed: Sequence[str]) -> None:
-    """Raises UserError if a split that the run needs is missing."""
-    if missing := [split for split in needed if split not in data]:
+def _check_needed(splits: Mapping[str, Split], needed: Sequence[str], language: str, sources: Sources) -> None:
+    """Raises UserError if a split that the run needs is missing, or that of one of several languages."""
+    if language and {*needed} - {"train"}:
+        for split in SPLITS[1:3]:
+            if split not in splits and any(split in other for other in sources.values()):
+                raise UserError(f"{split}: no rows in {language}, but every language is measured by itself")
+    found = {*splits}
+    if found - {"train"}:
+        found.add("codebase")
+    if missing := [split for split in needed if split not in found]:
         raise UserError(
-            f"no rows of {', '.join(missing)}: name a folder with {name_option('data_dir')}, or a tree with "
-            f"{name_option('source_dir')} or {name_option('history')}"
+            f"no rows of {', '.join(missing)}: name a folder with data_dir, or a tree with source_dir or history"
         )
+
+
+def _shares(parts: Mapping[str, Split | None], limit: int | None) -> dict[str, int | None]:
+    """Divides a number of training rows among languages as evenly as their sizes allow."""
+    if limit is None:
+        return dict.fromkeys(parts)
+    sizes = {name: 0 if split is None else len(split.judgments.pairs()) for name, split in parts.items()}
+    shares = dict.fromkeys(parts, 0)
+    while sum(shares.values()) < min(limit, sum(sizes.values())):
+        free = [name for name in parts if shares[name] < sizes[name]]
+        left = limit - sum(shares.values())
+        for name in free[:left]:
+            shares[name] += min(max(1, left // len(free)), sizes[name] - shares[name])
+    return shares
+
+
+def _joined(sources: Sources, languages: bool, profile: EncoderProfile) -> dict[str, Split]:
+    """Joins the training rows of several languages, which mix in a batch, or of several sources, which do not."""
+    if [*sources] == [""]:
+        return sources[""]
+    joined = {}
+    parts = {name: splits["train"] for name, splits in sources.items() if "train" in splits}
+    if parts and languages:
+        joined["train"] = dataclasses.replace(Split.joined(parts), sources={})
+    elif parts:
+        for name in parts:
+            others = [splits for other, splits in sources.items() if other != name]
+            parts[name] = _without_held_out(parts[name], others, name)
+        joined["train"] = join_sources(parts, profile)
+    for split in SPLITS[1:3]:
+        for name, splits in sources.items():
+            if split in splits:
+                joined[f"{split}-{name}"] = splits[split]
+    if not languages:
+        rows = []
+        for name, splits in sources.items():
+            sizes = [len(splits[split].judgments.pairs()) if split in splits else "none" for split in SPLITS[:3]]
+            rows.append((name, *sizes))
+        print_on_main(table(("source", *SPLITS[:3]), rows))
+    return joined
+
+
+def _without_held_out(train: Split, sources: Iterable[Mapping[str, Split]], name: str) -> Split:
+    """Drops the training pairs that equal a pair of valid or test of another source, and prints their number."""
+    held_out = []
+    for splits in sources:
+        held_out += [row_hashes(split.to_pairs()) for key, split in splits.items() if key != "train"]
+    equal = equal_rows(row_hashes(train.to_pairs()), held_out)
+    if equal.any():
+        print_on_main(f"{name}: {int(equal.sum()):,} training pairs equal a row of another source's valid or test")
+        return train.keep(np.flatnonzero(~equal))
+    return train
+
+
+def evaluated(splits: Mapping[str, Split], name: str) -> Split | dict[str, Split] | None:
+    """Returns valid or test, or None. Each of several languages or sources has its own split."""
+    parts = {key.removeprefix(f"{name}-"): split for key, split in splits.items() if key.startswith(f"{name}-")}
+    return splits.get(name) or parts or None
 
 
 def _reader(arguments: DataArguments, profile: EncoderProfile | None = None) -> str | None:
     """Returns the part of the run that supports only some languages, or None if all parts support any."""
     if arguments.filters:
-        return name_option("filters")
+        return "filters"
     if profile and profile.data_flow_length:
         return "data flow"
     if arguments.source_dir or arguments.history:
@@ -262,78 +289,45 @@ def _reader(arguments: DataArguments, profile: EncoderProfile | None = None) -> 
     return None
 
 
-def _load_languages(
-    arguments: DataArguments, mined_dir: Path, needed: Sequence[str], local: Mapping[str, DatasetDict] | None
-) -> DatasetDict:
-    """Loads and joins the splits of all languages. If there are several, the column `language` is set in each row."""
-    loaded = []
+def _load_others(arguments: DataArguments, mined_dir: Path) -> Sources:
+    """Loads rows that are mined, or that are on the Hub as `dataset_name`."""
+    sources = {}
     several = len(arguments.languages) > 1
     for language in _loaded_languages(arguments):
-        if several:
-            own = mined_dir / language
-        else:
-            own = mined_dir
-        if local:
-            data = local[language]
-        elif arguments.source_dir or arguments.history:
-            data = load_folder(_mined(arguments, language, own))
+        folder = mined_dir / language if several else mined_dir
+        if arguments.source_dir or arguments.history:
+            splits = load_rows(_mined(arguments, language, folder), check=False, divide=False)
             if arguments.extra_source_dir:
-                data = _with_extra_rows(data, arguments, language, own)
-        elif arguments.data_dir:
-            data = _load_rows(_in_place(arguments.data_dir, language), arguments, needed)
+                splits["train"] = _with_extra_rows(splits, arguments, language, folder)
         elif arguments.dataset_name == "none":
-            data = DatasetDict()
+            splits = {}
         else:
-            data = load_hub(arguments.dataset_name, language)
-        if several:
-            for split, rows in data.items():
-                data[split] = _in_language(rows, language)
-        loaded.append(data)
-    if not several:
-        return loaded[0]
-    joined = DatasetDict()
-    for split in SPLITS:
-        parts = []
-        for data in loaded:
-            parts += splits_in(data, [split])
-        if parts:
-            joined[split] = concatenate_datasets(parts)
-    return joined
+            splits = splits_of(load_hub(arguments.dataset_name, language), arguments.dataset_name, check=False)
+        sources[language if several else ""] = splits
+    return sources
 
 
-def _in_language(rows: Dataset, language: str) -> Dataset:
-    """Sets the language of all rows to `language`."""
-    others = rows.remove_columns(columns_in(rows, ["language"]))
-    return others.add_column("language", [language] * len(rows))
-
-
-def _first_rows(rows: Dataset, limit: int, several: bool) -> Dataset:
-    """Returns the first `limit` rows, shared among the languages as evenly as possible."""
-    if not several:
-        return rows.select(range(min(limit, len(rows))))
-    languages = pd.Series(rows["language"][:])
-    rank = languages.groupby(languages).cumcount().to_numpy()  # a row's position among the rows of its language
-    return rows.select(np.sort(np.argsort(rank, kind="stable")[:limit]))
-
-
-def _filtered(data: DatasetDict, filters: str) -> DatasetDict:
+def _filtered(splits: Mapping[str, Split], filters: str) -> dict[str, Split]:
     """Applies rules to all splits, and prints how many rows each rule dropped.
 
     The corpus keeps all its rows, because a user may look for any of them. Only its comments are removed.
     """
     # datasketch is slow to import.
-    from soft_trainer.data.filtering import filter_rows
+    from soft_trainer.data.filtering import filter_split
     from soft_trainer.mining.rules import CODESEARCHNET_RULES, GRAPHCODEBERT_RULES
 
     groups = {"graphcodebert": GRAPHCODEBERT_RULES, "codesearchnet": CODESEARCHNET_RULES}
     rules: dict[str, None] = {}  # each rule once, in order
     for name in map(str.strip, filters.split(",")):
         rules |= dict.fromkeys(groups.get(name, (name,)))
-    left = DatasetDict()
+    left = {}
     counts = {}
-    for split, rows in data.items():
-        chosen = [rule for rule in rules if split != "codebase" or rule == "comments"]
-        left[split], counts[split] = filter_rows(rows, chosen, name=split)
+    for name, split in splits.items():
+        left[name], counts[name], of_corpus = filter_split(split, [*rules], name)
+        if name != "train":
+            corpus = of_corpus
+    if left.keys() - {"train"}:
+        counts["codebase"] = corpus
     shown = pd.DataFrame(counts, index=sorted(rules, key=lambda rule: rule == "comments"), dtype=object)
     shown = shown.where(shown.notna(), None).rename({"comments": "rows without their comments"})
     headers = ["rule", *shown.columns.map("rows dropped: {}".format)]
@@ -342,8 +336,9 @@ def _filtered(data: DatasetDict, filters: str) -> DatasetDict:
 
 
 def _mined(arguments: DataArguments, language: str, folder: Path) -> Path:
-    """Returns a folder with the pairs mined from a source tree or a history. They are mined again if the source has
-    changed.
+    """Returns a folder with the pairs mined from a source tree or a history.
+
+    They are mined again if the source has changed.
     """
     # datasketch and pygit2 are slow to import.
     from soft_trainer.mining.history import history_state, mine_history_to
@@ -352,7 +347,7 @@ def _mined(arguments: DataArguments, language: str, folder: Path) -> Path:
     source = None
     if arguments.source_dir:
         source = source_folder(arguments.source_dir)
-    record = folder / "mined_from.json"
+    record = folder / MINED_FROM
     if arguments.history:
         mine = mine_history_to
         origin = arguments.history
@@ -376,25 +371,24 @@ def _mined(arguments: DataArguments, language: str, folder: Path) -> Path:
     return folder
 
 
-def _with_extra_rows(data: DatasetDict, arguments: DataArguments, language: str, folder: Path) -> DatasetDict:
-    """Adds functions from `extra_source_dir` to train, except copies of functions in other splits."""
+def _with_extra_rows(splits: Mapping[str, Split], arguments: DataArguments, language: str, folder: Path) -> Split:
+    """Returns train with functions from `extra_source_dir`, except copies of functions in other splits."""
     extra = dataclasses.replace(arguments, source_dir=arguments.extra_source_dir, history=None)
-
-    def marks(rows: Dataset) -> Iterator[set]:
-        """Yields each row's code and the first words of its query, either of which identifies a copy."""
-        if "docstring_tokens" in rows.column_names:
-            queries = rows["docstring_tokens"]
-        else:
-            queries = [()] * len(rows)
-        for code, query in zip(rows["code_tokens"], queries, strict=True):
-            yield {("code", *code), ("query", *(token.lower() for token in (query or ())[:12]))}
-
-    held_out = set()
-    for split in SPLITS[1:]:
-        held_out = held_out.union(*marks(data[split]))
-    parts = [data["train"]]
-    for rows in load_folder(_mined(extra, language, folder / "extra"), SPLITS[:3]).values():
-        parts.append(rows.select([row for row, mark in enumerate(marks(rows)) if mark.isdisjoint(held_out)]))
-    data["train"] = concatenate_datasets(parts)
-    print_on_main(f"train: {len(parts[0]):,} rows and {len(data['train']) - len(parts[0]):,} of extra_source_dir")
-    return data
+    held_out = []
+    for name in {*splits} - {"train"}:
+        held_out += [row_hashes(splits[name].to_pairs()), row_hashes(splits[name].corpus)]
+    mined = load_rows(_mined(extra, language, folder / "extra"), check=False, divide=False)
+    parts = {"train": splits["train"]}
+    dropped = 0
+    for name, split in mined.items():
+        pairs = split.to_pairs()
+        equal = equal_rows(row_hashes(pairs), held_out)
+        dropped += int(equal.sum())
+        parts[f"extra {name}"] = Split.from_pairs(pairs.select(np.flatnonzero(~equal)))
+    joined = Split.joined(parts)
+    rows, *added = (pairs for _, _, pairs in joined.sources.values())
+    print_on_main(
+        f"train: {rows:,} rows and {sum(added):,} of extra_source_dir; {dropped:,} are dropped because valid, test or "
+        "the corpus has the same"
+    )
+    return dataclasses.replace(joined, sources={})

@@ -1,5 +1,5 @@
 from .code_index import CodeIndex as CodeIndex
 from .ranking.results import SearchResult as SearchResult
-from .searching import CodeIndexes as CodeIndexes
+from .searching import Search as Search
 
-__all__ = ["CodeIndex", "CodeIndexes", "SearchResult"]
+__all__ = ["CodeIndex", "Search", "SearchResult"]

@@ -6,26 +6,42 @@ import os
 import random
 import shlex
 import sqlite3
+import threading
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 
-from soft_trainer.errors import UserError, for_caller, name_option
+from soft_trainer.encoders import text_encoder
+from soft_trainer.encoders.packaged import BASE
+from soft_trainer.encoders.text_encoder import TextEncoder
+from soft_trainer.errors import UserError
 from soft_trainer.search.index import store, vectors
-from soft_trainer.search.index.git_files import repository_of
+from soft_trainer.search.index.git_listing import list_ignored
 from soft_trainer.search.index.listing import maybe_vendored
 from soft_trainer.search.index.updating import apply_changes, find_changes, tidy
-from soft_trainer.search.searching import Searchable
+from soft_trainer.search.ranking.results import SearchResult
+from soft_trainer.search.searching import Search
 from soft_trainer.search.snapshot import Snapshot
+from soft_trainer.source.repositories import repository_of
+from soft_trainer.source.source_files import decoded
 
 MAX_WAIT = 1.0  # seconds that a search spends on embeddings of changed files
+MAX_NOTICES = 20  # that an index keeps
 
 
-class CodeIndex(Searchable):
+class CodeIndex:
     """An index of one folder; see `build` and `open`.
+
+    Several threads may use it. They take turns, so a search waits for an update that another thread has started.
+
+    Attributes:
+        folder: the folder that is searched: the indexed folder, or one in it. Paths are relative to it.
+        root: the indexed folder.
+        notices: what a user should know about the latest searches and updates, such as missing embeddings.
 
     Example:
         >>> index = CodeIndex.build("my_repository")
@@ -34,18 +50,20 @@ class CodeIndex(Searchable):
     """
 
     def __init__(self, index_dir: str | os.PathLike[str], database: sqlite3.Connection):
-        super().__init__({"": self})
+        self.lock = threading.RLock()
         self.index_dir = Path(index_dir)
         self.database = database
-        self.folder: str = store.get_meta(database, "folder")
+        self.root: str = store.get_meta(database, "folder")
+        self.folder = self.root
+        self.prefix = ""  # the path of `folder` in `root`, with a slash at its end
         self.remedy = ""  # how missing embeddings are made, if not by the command
-        self.encoders: dict[tuple, vectors.SearchEncoder] = {}
+        self.encoders: dict[tuple, TextEncoder] = {}
         self.notices: list[str] = []
         self._cached_version: tuple | None = None
 
     def __repr__(self) -> str:
-        files, pieces = self._counts()
-        return f"CodeIndex({self.folder!r}, files={files}, pieces={pieces}, model={self.model!r})"
+        files, chunks = self._counts()
+        return f"CodeIndex({self.folder!r}, files={files}, chunks={chunks}, model={self.model!r})"
 
     @classmethod
     def build(
@@ -58,13 +76,14 @@ class CodeIndex(Searchable):
         exclude: str | Sequence[str] | None = None,
         include: str | Sequence[str] | None = None,
         history: bool | None = None,
+        words_only: bool = False,
     ) -> CodeIndex:
         """Indexes a folder, or brings its index up to date.
 
         Args:
             index_dir: where to store the index. By default, in the user's cache directory. An existing index can be
                 reused for this folder if the folder that it was made for no longer exists, as after a move.
-            model: the folder or Hub name of an encoder. By default, the index keeps the encoder that it has.
+            model: the folder or Hub name of an encoder. By default, the index keeps its encoder. "" removes it.
             truncate_dim: the number of leading dimensions to keep of every embedding. See `update`.
             exclude: patterns for files and folders to skip, such as `docs/**` or `*.md`. By default, the index keeps
                 its patterns.
@@ -72,22 +91,43 @@ class CodeIndex(Searchable):
                 data, lock files) would exclude them. By default, the index keeps its patterns.
             history: whether to read the commits of the folder's git repository. By default, the index keeps its
                 setting, which is True for a new index.
+            words_only: whether to leave embeddings and commits to later calls of `encode` and `remember`.
 
         Raises:
             UserError: the folder does not exist, `index_dir` cannot be used, the model cannot be loaded, or its
                 embeddings have fewer dimensions than `truncate_dim`.
         """
+        choice = {"exclude": exclude, "include": include, "history": history, "words_only": words_only}
+        try:
+            return cls._build(folder, index_dir, model, progress, truncate_dim, **choice)
+        except store.DamagedIndex:  # it is marked now, so the next call makes it again
+            return cls._build(folder, index_dir, model, progress, truncate_dim, **choice)
+
+    @classmethod
+    def _build(
+        cls,
+        folder: str | os.PathLike[str],
+        index_dir: str | os.PathLike[str] | None,
+        model: str | os.PathLike[str] | None,
+        progress: bool,
+        truncate_dim: int | None,
+        exclude: str | Sequence[str] | None,
+        include: str | Sequence[str] | None,
+        history: bool | None,
+        words_only: bool,
+    ) -> CodeIndex:
         real = os.path.realpath(folder)
         if not os.path.isdir(real):
             raise UserError(f"{folder}: no such folder; give the root of a source tree")
         target = Path(index_dir or store.default_index_dir(real))
         if truncate_dim is not None and model is None and not (target / store.DATABASE).is_file():
-            raise UserError(
-                f"truncate_dim={truncate_dim}: the index has no encoder; name one with {name_option('model')}"
-            )
+            raise UserError(f"truncate_dim={truncate_dim}: the index has no encoder; name one with model")
         store.make_index_dir(target, real)
-        with _disk_errors(target), store.write_lock(target):
+        with ExitStack() as stack:
+            stack.enter_context(_disk_errors(target))
+            stack.enter_context(store.write_lock(target))
             database = store.connect(target, create=True)
+            stack.enter_context(_disk_errors(target, database))
             kept = store.get_meta(database, "folder", real)
             if kept != real and os.path.isdir(kept):
                 raise UserError(f"{target}: already the index of {kept}; choose another index_dir")
@@ -103,31 +143,86 @@ class CodeIndex(Searchable):
                 if history is not None:
                     store.set_meta(database, "history", history)
         index = cls(target, database)
-        index.update(model=model, progress=progress, truncate_dim=truncate_dim)
+        if words_only:
+            index._update_words(progress, wait=True)
+        else:
+            index.update(model=model, progress=progress, truncate_dim=truncate_dim)
         return index
 
     @classmethod
-    def open(cls, index_dir: str | os.PathLike[str]) -> CodeIndex:
+    def open(cls, index_dir: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None) -> CodeIndex:
         """Opens an existing index.
 
+        Args:
+            folder: a folder in the indexed one. Only its files are searched and read, and paths are relative to it.
+
         Raises:
-            UserError: the index does not exist or cannot be read, or another user may have written to it.
+            UserError: the index does not exist or cannot be read, another user may have written to it, or `folder` is
+                not in the indexed folder.
         """
         with _disk_errors(Path(index_dir)):
-            index = cls(index_dir, store.connect(Path(index_dir)))
-        if index.folder is None:
-            raise UserError(f"{index_dir}: no index there; {store.how_to_index()}")
+            database = store.connect(Path(index_dir))
+        with _disk_errors(Path(index_dir), database):
+            index = cls(index_dir, database)
+        if index.root is None:
+            raise UserError(f"{index_dir}: no index there; {store.HOW_TO_INDEX}")
+        if folder is not None:
+            index.folder = os.path.realpath(folder)
+            inside = os.path.relpath(index.folder, index.root)
+            if inside.split("/")[0] == "..":
+                raise UserError(f"{folder}: not in {index.root}, of which {index_dir} is the index")
+            if inside != ".":
+                index.prefix = f"{inside}/"
         return index
+
+    def notify(self, notice: str) -> None:
+        """Adds a notice, unless the index has it already. Only the latest notices are kept."""
+        if notice not in self.notices:
+            self.notices.append(notice)
+        del self.notices[:-MAX_NOTICES]
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Waits until no other thread uses the index. Turns errors of the disk and of the database into one line."""
+        with self.lock, _disk_errors(self.index_dir, self.database):
+            yield
+
+    def __enter__(self) -> CodeIndex:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the database."""
+        self.database.close()
+
+    def search(
+        self,
+        query: str,
+        limit: int = 10,
+        path: str | None = None,
+        language: str | None = None,
+        name: str | None = None,
+        lexical: bool = False,
+        commits: bool = True,
+    ) -> list[SearchResult]:
+        """Finds the chunks that answer a query, best first; see `Search.search`."""
+        return Search([self]).search(query, limit, path, language, name, lexical, commits)
+
+    def similar(self, path: str, line: int, limit: int = 10, lexical: bool = False) -> list[SearchResult]:
+        """Finds chunks like the one at a line of a file, best first; see `Search.similar`."""
+        return Search([self]).similar(path, line, limit, lexical)
 
     def update(
         self, model: str | os.PathLike[str] | None = None, progress: bool = False, truncate_dim: int | None = None
     ) -> bool:
-        """Reads the files that have changed since the last update, encodes new pieces and reads new commits.
+        """Reads the files that have changed since the last update, reads new commits and encodes new chunks.
 
         Args:
-            model: an encoder that replaces the index's encoder.
+            model: an encoder that replaces the index's encoder. "" removes the encoder and all embeddings.
             truncate_dim: the number of leading dimensions to keep of every embedding, for an encoder that was trained
-                for this. By default, the number stays the same. A different number makes every piece be encoded again.
+                for this. By default, the number stays the same. A different number makes every chunk be encoded again.
 
         Returns:
             True if files have changed.
@@ -136,35 +231,38 @@ class CodeIndex(Searchable):
             UserError: the folder no longer exists, the disk is full, the model cannot be loaded, or its embeddings
                 have fewer dimensions than `truncate_dim`.
         """
+        if model == "":
+            self._drop_encoder()
+            model = None
         self._choice(model, truncate_dim)  # raises an error before the files are read
         changed = self._update_words(progress, wait=True)
-        self.encode(model, progress, truncate_dim)
         self.remember(progress)
+        self.encode(model, progress, truncate_dim)
         return changed
 
     def _update_words(self, progress: bool, wait: bool) -> bool:
         """Reads changed files. If another process is writing to the index, waits for it or leaves the work to it."""
-        if not os.path.isdir(self.folder):
-            remedy = for_caller(
-                "search with --no_update, or index again", "search without `update`, or build it again"
-            )
-            raise UserError(f"{self.folder}: the indexed folder is missing; {remedy}")
-        with _disk_errors(self.index_dir):
-            if not find_changes(self.database, self.folder):
+        if not os.path.isdir(self.root):
+            raise UserError(f"{self.root}: the indexed folder is missing; search without an update, or index again")
+        with self._turn():
+            changes = find_changes(self.database, self.root)
+            if changes.listing.without_git:
+                self.notify(f"{self.root}: git is missing or failed, so files that it would ignore are indexed too")
+            if not changes.any:
                 return False
             with store.write_lock(self.index_dir, wait) as held:
                 if not held:
-                    self.notices.append("another process is updating the index: this is what it holds now")
+                    self.notify("another process is updating the index: this is what it holds now")
                     return False
-                changes = find_changes(self.database, self.folder)
-                if changes:
-                    apply_changes(self.database, self.folder, changes, progress)
-                # The texts of removed files may be in other files now. Their embeddings are kept until all pieces are
+                changes = find_changes(self.database, self.root)
+                if changes.any:
+                    apply_changes(self.database, self.root, changes, progress)
+                # The texts of removed files may be in other files now. Their embeddings are kept until all chunks are
                 # encoded, unless that takes too long, as it does if the encoder is missing.
                 waiting = self.model is not None and vectors.unencoded(self.database)
                 if not waiting or store.count_segments(self.database) > store.MAX_SEGMENTS:
                     tidy(self.database)
-        return bool(changes)
+        return changes.any
 
     def encode(
         self,
@@ -173,31 +271,63 @@ class CodeIndex(Searchable):
         truncate_dim: int | None = None,
         wait: bool = True,
     ) -> None:
-        """Encodes pieces without an embedding, if the index has an encoder.
+        """Encodes chunks without an embedding, if the index has an encoder.
 
         Searches, and updates of the words, can run at the same time.
 
         Args:
             model, progress, truncate_dim: see `update`.
             wait: True to wait if another process is encoding, False to leave the work to it. If False, nothing is
-                encoded after a change of encoder either, because every piece would have to be encoded again.
+                encoded after a change of encoder either, because every chunk would have to be encoded again.
         """
-        asked = (model, truncate_dim) != (None, None)
-        name, truncate_dim = self._choice(model, truncate_dim)
-        if name is None or not (asked or vectors.unencoded(self.database)):
+        if (model, truncate_dim) != (None, None):
+            self.use_encoder(model, truncate_dim)
+        if self.model is None or not vectors.unencoded(self.database):
             return
-        with _disk_errors(self.index_dir), store.write_lock(self.index_dir, wait, store.ENCODING_LOCK) as held:
+        with self._turn(), store.write_lock(self.index_dir, wait, store.ENCODING_LOCK) as held:
             if not held:
                 return
-            precision = None
-            if not asked or (model is None and name == self.model):
-                precision = self._precision
-            encoder = self._encoder(name, truncate_dim, precision)
-            if wait or encoder.identity == self._embeddings.get("identity"):
-                vectors.embed_pieces(self.database, self.index_dir, encoder, progress)
-                self._keep(encoder)
+            name = self.model
+            truncate_dim = self.truncate_dim
+            try:
+                encoder = self._encoder(name, truncate_dim, self._runtime)
+            except UserError as error:
+                raise UserError(f"{error}; `{self.command('--model', '')}` goes on without an encoder") from error
+            if wait or encoder.fingerprint == self._embeddings["fingerprint"]:
+                vectors.start_encoding(self.database, name, truncate_dim, encoder)
+                vectors.embed_chunks(self.database, self.index_dir, encoder, progress)
+                self._keep(name, truncate_dim, encoder)
                 with store.write_lock(self.index_dir):
                     tidy(self.database)
+
+    def use_encoder(self, model: str | os.PathLike[str] | None = None, truncate_dim: int | None = None) -> None:
+        """Loads an encoder that replaces the index's encoder, and deletes the embeddings of another one.
+
+        Chunks are encoded by `encode`. Until then, a search finds them by words.
+
+        Args:
+            model, truncate_dim: see `update`.
+
+        Raises:
+            UserError: the encoder cannot be loaded.
+        """
+        name, truncate_dim = self._choice(model, truncate_dim)
+        with self._turn(), store.write_lock(self.index_dir, True, store.ENCODING_LOCK):
+            if model is None:
+                encoder = self._encoder(name, truncate_dim, self._runtime)
+            else:
+                encoder = vectors.lightest(self.database, self._encoder(name, truncate_dim, None))
+            vectors.start_encoding(self.database, name, truncate_dim, encoder)
+            self._keep(name, truncate_dim, encoder)
+
+    def _drop_encoder(self) -> None:
+        """Removes all embeddings, so that the index is searched by words alone."""
+        with self._turn(), store.write_lock(self.index_dir, True, store.ENCODING_LOCK):
+            with store.transaction(self.database):
+                self.database.execute("DELETE FROM vectors")
+                self.database.execute("DELETE FROM meta WHERE key = 'vectors'")
+            for path in self.index_dir.glob("vectors-*.f16"):
+                path.unlink(missing_ok=True)
 
     def remember(self, progress: bool = False, wait: bool = True, **history: str) -> None:
         """Reads new commits if the folder belongs to a git repository. Errors become notices.
@@ -206,30 +336,29 @@ class CodeIndex(Searchable):
             wait: True to wait if another process is reading commits, False to leave the work to it.
             history: `repository` and `tip`, if the folder is the tree of a commit.
         """
-        if not (history or repository_of(self.folder)):
+        if not (history or repository_of(self.root)):
             return
         from soft_trainer.search.commits.remembering import remember  # imports pygit2, and a search does not need it
 
-        with _disk_errors(self.index_dir), store.write_lock(self.index_dir, wait, store.MEMORY_LOCK) as held:
+        with self._turn(), store.write_lock(self.index_dir, wait, store.MEMORY_LOCK) as held:
             if held:
-                self.notices += remember(self.database, self.folder, progress, **history)
+                for notice in remember(self.database, self.root, progress, **history):
+                    self.notify(notice)
 
     def _choice(self, model: str | os.PathLike[str] | None, truncate_dim: int | None) -> tuple[str | None, int | None]:
-        """Returns the encoder and its number of dimensions. By default, both are those of the index.
+        """Returns the encoder and its number of dimensions. By default, both come from the index.
 
         Raises:
             UserError: a number of dimensions is given, but no encoder.
         """
         if model is None:
             name = self.model
-        elif os.path.isdir(model):
+        elif os.path.isdir(model) and model != BASE:
             name = os.path.realpath(model)  # valid from any folder
         else:
             name = os.fspath(model)
         if name is None and truncate_dim is not None:
-            raise UserError(
-                f"truncate_dim={truncate_dim}: the index has no encoder; name one with {name_option('model')}"
-            )
+            raise UserError(f"truncate_dim={truncate_dim}: the index has no encoder; name one with model")
         if truncate_dim is None and name == self.model:
             truncate_dim = self.truncate_dim
         return name, truncate_dim
@@ -239,7 +368,7 @@ class CodeIndex(Searchable):
         try:
             self._update_words(progress=True, wait=False)
         except UserError as error:
-            self.notices.append(f"the index is as it was: {error}")
+            self.notify(f"the index is as it was: {error}")
         rate = self._embeddings.get("rate", vectors.SLOW_RATE)
         if encode and self.model and vectors.unencoded(self.database) <= MAX_WAIT * rate:
             with suppress(UserError):  # the search reports the error
@@ -247,12 +376,12 @@ class CodeIndex(Searchable):
 
     def command(self, *options: str) -> str:
         """Returns the shell command that updates this index."""
-        default = self.index_dir == store.default_index_dir(self.folder)
+        default = self.index_dir == store.default_index_dir(self.root)
         place = () if default else ("--index_dir", str(self.index_dir))
-        return shlex.join(["soft-trainer", "index", self.folder, *place, *options])
+        return shlex.join(["soft-trainer", "index", self.root, *place, *options])
 
     def noise(self, snapshot: Snapshot) -> float:
-        """Returns the highest similarity that any piece reaches to random letters, which mean nothing."""
+        """Returns the highest similarity that any chunk reaches to random letters, which mean nothing."""
         if snapshot.noise is not None:
             return snapshot.noise
         letters = random.Random(0)
@@ -260,7 +389,7 @@ class CodeIndex(Searchable):
         for _ in range(24):
             word = letters.choices("bcdfghjklmnpqrstvwxyz", k=letters.randint(3, 9))
             texts.append("".join(word))
-        embeddings = self._encoder(self.model, self.truncate_dim, self._precision).queries(texts)
+        embeddings = self._encoder(self.model, self.truncate_dim, self._runtime).encode(texts, "query")
         similarity = [snapshot.similarity(embedding) for embedding in embeddings]
         snapshot.noise = float(np.nanmax(similarity))
         return snapshot.noise
@@ -282,15 +411,15 @@ class CodeIndex(Searchable):
 
     @property
     def _embeddings(self) -> dict:
-        """The state of the embeddings, such as their encoder's `identity`, or {} if there are none."""
+        """The state of the embeddings, such as their encoder's `fingerprint`, or {} if there are none."""
         return store.get_meta(self.database, "vectors", {})
 
     @property
-    def _precision(self) -> str:
-        """The precision of the embeddings; see `open_encoder`."""
-        return self._embeddings.get("precision", vectors.TORCH)
+    def _runtime(self) -> str | None:
+        """The runtime that computes the embeddings (see `TextEncoder`), or None if the index has only words."""
+        return self._embeddings.get("runtime")
 
-    def _encoder(self, name: str, truncate_dim: int | None, precision: str | None) -> vectors.AnyEncoder:
+    def _encoder(self, name: str, truncate_dim: int | None, runtime: str | None) -> TextEncoder:
         """Returns the encoder with this name or in this folder, and keeps it for the next call.
 
         It is loaded again if another process has embedded the index with newer weights from the same place.
@@ -298,28 +427,35 @@ class CodeIndex(Searchable):
         Raises:
             UserError: the encoder cannot be loaded.
         """
-        known = self.encoders.get((name, truncate_dim, self._embeddings.get("identity")))
-        return known or self._keep(vectors.open_encoder(name, truncate_dim, precision))
+        known = self.encoders.get((name, truncate_dim, self._embeddings.get("fingerprint")))
+        if known:
+            return known
+        encoder = text_encoder.open_encoder(name, truncate_dim, light=runtime != "torch", int8=runtime == "int8")
+        self._keep(name, truncate_dim, encoder)
+        return encoder
 
-    def _keep(self, encoder: vectors.AnyEncoder) -> vectors.AnyEncoder:
+    def _keep(self, name: str, truncate_dim: int | None, encoder: TextEncoder) -> None:
         """Caches an encoder in memory until the embeddings change."""
-        choice = encoder.name, encoder.truncate_dim, self._embeddings.get("identity")
+        choice = name, truncate_dim, self._embeddings.get("fingerprint")
         if choice not in self.encoders:  # another thread may be reading it
             self.encoders.clear()
             self.encoders[choice] = encoder
-        return encoder
 
     def statistics(self) -> dict:
-        """Returns the numbers of files, pieces, probably vendored files, skipped files, encoded pieces and bytes."""
-        files, pieces = self._counts()
-        query = "SELECT reason, count(*) FROM skipped GROUP BY 1 ORDER BY 2 DESC, 1"
-        skipped = dict(self.database.execute(query).fetchall())
+        """Returns the numbers of files, chunks, probably vendored files, skipped files, encoded chunks and bytes."""
+        with self._turn():
+            return self._statistics()
+
+    def _statistics(self) -> dict:
+        files, chunks = self._counts()
+        reasons = Counter(self.skipped().values())
+        skipped = dict(sorted(reasons.items(), key=lambda row: (-row[1], row[0])))
         vendored = sum(maybe_vendored(path) for (path,) in self.database.execute("SELECT path FROM files"))
         size = sum(entry.stat().st_size for entry in self.index_dir.iterdir() if entry.is_file())
-        counts = {"files": files, "pieces": pieces, "vendored": vendored, "skipped": skipped, "bytes": size}
+        counts = {"files": files, "chunks": chunks, "vendored": vendored, "skipped": skipped, "bytes": size}
         counts["model"] = self.model
         if self.model:
-            counts["encoded"] = pieces - vectors.unencoded(self.database)
+            counts["encoded"] = chunks - vectors.unencoded(self.database)
         if self.truncate_dim:
             counts["truncate_dim"] = self.truncate_dim
         memory = store.get_meta(self.database, "memory")
@@ -327,69 +463,134 @@ class CodeIndex(Searchable):
             counts["commits"] = {name: memory[name] for name in ("read", "kept", "measured")}
         return counts
 
+    def evidence(self, lexical: bool = False) -> list[str]:
+        """Returns what a search can rank by: words, and commits and the encoder's name where the index has them.
+
+        Args:
+            lexical: whether the search ignores the encoder.
+        """
+        found = ["words"]
+        with self._turn():
+            if store.get_meta(self.database, "memory", {"weight": 0.0})["weight"]:
+                found.append("commits")
+            if self.model and not lexical:
+                found.append(f"encoder {self.model}")
+        return found
+
+    def contains(self, folder: str) -> bool:
+        """Returns True if a folder is in this one, not the same, and has files in this index."""
+        inside = os.path.relpath(folder, self.folder)
+        if inside == "." or inside.split("/")[0] == "..":
+            return False
+        with self._turn():
+            return bool(store.files_below(self.database, store.storable(f"{self.prefix}{inside}/")))
+
+    def last_changed(self) -> float:
+        """Returns the time when the index last changed, in seconds since 1970."""
+        with self._turn():
+            return (self.index_dir / store.DATABASE).stat().st_mtime
+
     def skipped(self) -> dict[str, str]:
-        """Returns the reason for every file left out, keyed by path. A path that ends with `/` is a whole folder."""
-        return dict(self.database.execute("SELECT path, reason FROM skipped ORDER BY path"))
+        """Returns the reason for every file excluded, keyed by path. A path that ends with `/` is a whole folder."""
+        ignored = [store.storable(path) for path in list_ignored(self.root)]
+        with self._turn():
+            rows = self.database.execute("SELECT path, reason FROM skipped").fetchall()
+        return dict(sorted([*((path, "ignored") for path in ignored), *rows]))
 
     def _counts(self) -> tuple[int, int]:
-        """Counts files and pieces."""
+        """Counts files and chunks."""
         return self.database.execute("SELECT count(*), coalesce(sum(count), 0) FROM files").fetchone()
 
-    def indexed_text(self, path: str) -> str | None:
+    def text_of(self, path: str) -> str | None:
         """Returns a file's text as it was when indexed, or None if the path is not in the index."""
         query = "SELECT text FROM contents JOIN files ON file = id WHERE path = ?"
-        row = self.database.execute(query, (path,)).fetchone()
-        return zlib.decompress(row[0]).decode(errors="replace") if row else None
+        with self._turn():
+            row = self.database.execute(query, (store.storable(self.prefix + path),)).fetchone()
+            return zlib.decompress(row[0]).decode(errors="replace") if row else None
+
+    def files_by_language(self) -> dict[str, int]:
+        """Returns the number of files in each language."""
+        query = "SELECT language, count(*) FROM files WHERE substr(path, 1, length(?1)) = ?1 GROUP BY 1"
+        with self._turn():
+            return dict(self.database.execute(query, (self.prefix,)))
 
     def load_encoder(self) -> None:
         """Loads the index's encoder, which takes seconds. Raises UserError if it cannot be loaded."""
         if self.model is not None:
-            self._encoder(self.model, self.truncate_dim, self._precision)
+            self._encoder(self.model, self.truncate_dim, self._runtime)
 
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:
         """Yields a consistent view of the database for a search. The view is cached until the database changes."""
-        with _disk_errors(self.index_dir):
+        with self._turn():
             self.database.execute("BEGIN")
             try:
                 version = (self.database.execute("PRAGMA data_version").fetchone()[0], self.database.total_changes)
                 if version != self._cached_version:
-                    self._cached = Snapshot(self.database, self.index_dir)
+                    self._cached = Snapshot(self.database, self.index_dir, self.prefix)
                     self._cached_version = version
                 yield self._cached
             finally:
                 self.database.execute("COMMIT")
 
     def similarity_to(self, query: str, snapshot: Snapshot) -> np.ndarray:
-        """Computes every piece's similarity to the query. It is NaN for a piece without an embedding, or without an
-        encoder.
+        """Computes every chunk's similarity to the query.
+
+        It is NaN for a chunk without an embedding, or without an encoder.
         """
         missing = vectors.unencoded(self.database)
         if missing:
-            _, pieces = self._counts()
-            remedy = self.remedy or f"`{for_caller(self.command(), 'index.update()')}` encodes the others"
-            self.notices.append(f"{pieces - missing:,} of {pieces:,} pieces have embeddings; {remedy}")
+            _, chunks = self._counts()
+            remedy = self.remedy or f"`{self.command()}` encodes the others"
+            self.notify(f"{chunks - missing:,} of {chunks:,} chunks have embeddings; {remedy}")
         unknown = np.full(len(snapshot.slots), np.nan, np.float32)
         if (snapshot.slots < 0).all():
             return unknown
         name = snapshot.state["model"]
         try:
-            encoder = self._encoder(name, snapshot.state["truncate_dim"], self._precision)
-            embedding = encoder.queries([query])[0]
-            if encoder.identity != snapshot.state["identity"]:
-                command = for_caller(self.command("--model", name), f'index.update(model="{name}")')
+            encoder = self._encoder(name, snapshot.state["truncate_dim"], self._runtime)
+            embedding = encoder.encode([query], "query")[0]
+            if encoder.fingerprint != snapshot.state["fingerprint"]:
+                command = self.command("--model", name)
                 raise UserError(f"{name} has changed; `{command}` encodes with it as it is now")
         except UserError as error:
-            self.notices.append(f"searching only by words: {error}")
+            self.notify(f"searching only by words: {error}")
             return unknown
         return snapshot.similarity(embedding)
 
 
+def open_for(folder: str | os.PathLike[str]) -> CodeIndex | None:
+    """Opens the index of a folder, or the part of its nearest indexed parent's index that belongs to the folder.
+
+    Returns:
+        None if no such index holds a file of the folder.
+
+    Raises:
+        UserError: the folder does not exist, or the index cannot be read.
+    """
+    place = store.find_index_dir(folder)
+    if place is None:
+        return None
+    index = CodeIndex.open(place, folder)
+    # The parent's index has nothing of a folder that is new or ignored, or whose name is not UTF-8.
+    if index.prefix and (decoded(os.fsencode(index.prefix)) is None or not index.files_by_language()):
+        index.close()
+        return None
+    return index
+
+
 @contextmanager
-def _disk_errors(index_dir: Path):
-    """Turns a full or read-only disk into a one-line error."""
+def _disk_errors(index_dir: Path, database: sqlite3.Connection | None = None):
+    """Turns an error of the disk, and damage to the database, into a one-line error."""
     try:
         yield
-    except (sqlite3.Error, OSError) as error:
-        remedy = "make room or choose another index_dir. What was committed before is still there"
-        raise UserError(f"{index_dir}: {error}; {remedy}") from error
+    except (UserError, sqlite3.ProgrammingError):  # the latter for an index that was closed
+        raise
+    except Exception as error:
+        if store.is_disk_error(error):
+            remedy = "make room or choose another index_dir. What was committed before is still there"
+            raise UserError(f"{index_dir}: {error}; {remedy}") from error
+        if database and store.is_damaged(database):
+            store.mark_damaged(index_dir)
+            raise store.DamagedIndex(index_dir) from error
+        raise

@@ -2,219 +2,82 @@
 
 A query takes these steps:
 
-1. `parse_query` (ranking/ranking.py) extracts the query's significant words and their terms.
+1. `parse_query` (ranking/ranking.py) extracts the query's significant words and their terms. `parse_text`
+   (ranking/texts.py) makes three queries of a text of several lines.
 2. Each index provides a `Snapshot` (snapshot.py), which reads everything a search needs in one transaction. `_View`
    combines the snapshots.
-3. `score` (ranking/ranking.py) scores all files and pieces by words, by an encoder and by past commits.
-4. `order_pieces` (ranking/ranking.py) takes the best pieces that pass the filters, and the snapshots read their texts.
+3. `score` (ranking/ranking.py) scores all files and chunks by words, by an encoder and by past commits, and `fuse`
+   (ranking/texts.py) combines the scores of a text's queries.
+4. `order_chunks` (ranking/ranking.py) takes the best chunks that pass the filters, and the snapshots read their texts.
    `is_weak` (ranking/weakness.py) marks those that may be there by chance.
 """
 
 from __future__ import annotations
 
 import os
-import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from soft_trainer.errors import UserError, for_caller, name_option
+from soft_trainer.errors import UserError
 from soft_trainer.search.commits.memory import NO_VOTES, Votes
 from soft_trainer.search.index.store import joined_segments
 from soft_trainer.search.index.words import source_words, terms
 from soft_trainer.search.ranking import ranking
-from soft_trainer.search.ranking.results import SearchResult
+from soft_trainer.search.ranking.results import SearchResult, check_limit
+from soft_trainer.search.ranking.texts import fuse, named_files, parse_text
 from soft_trainer.search.ranking.weakness import is_weak
 from soft_trainer.search.snapshot import Snapshot
 
 # A filter by one of these languages also allows the others in its list.
 _RELATED = {"typescript": ["tsx"], "c++": ["cpp"], "c#": ["csharp"], "js": ["javascript"], "ts": ["typescript", "tsx"]}
-SIMILAR_TERMS = 16  # the number of terms that represent a piece in a search for similar pieces
+SIMILAR_TERMS = 16  # the number of terms that represent a chunk in a search for similar chunks
 
 
-class OneIndex(Protocol):
-    """The methods of one folder's index that a search calls. `CodeIndex` implements them."""
+class Search:
+    """Searches one index, or several as if they were one, so that their scores are comparable.
 
-    folder: str
-    database: sqlite3.Connection
-    notices: list[str]
+    With several indexes, the path of a result starts with the name of its folder. If two folders have the same name,
+    it starts with their full paths.
 
-    def snapshot(self) -> AbstractContextManager[Snapshot]:
-        """Yields the index as it is now."""
-
-    def similarity_to(self, query: str, snapshot: Snapshot) -> np.ndarray:
-        """Computes each piece's similarity to a query, float32[pieces]."""
-
-    def noise(self, snapshot: Snapshot) -> float:
-        """Returns the similarity that unrelated pieces reach."""
-
-    def indexed_text(self, path: str) -> str | None:
-        """Returns a file's text as it was when indexed."""
-
-    def command(self, *options: str) -> str:
-        """Returns the command that indexes the folder with these options."""
-
-    def update(self, model: str | None = None, progress: bool = False, truncate_dim: int | None = None) -> bool:
-        """Brings the index up to date."""
-
-    def refresh(self, encode: bool = True) -> None:
-        """Updates the index before a search."""
-
-
-class Searchable(AbstractContextManager):
-    """The base class for one index and for several. It has everything that users can ask of them.
+    A folder in another folder is searched once, with the index of the outer folder if that index has its files.
 
     Args:
-        labelled: the indexes, keyed by the label that precedes their paths.
-    """
+        indexes: one `CodeIndex`, or several.
 
-    def __init__(self, labelled: dict[str, OneIndex]):
-        self._labelled = labelled
+    Attributes:
+        ranked_by: what the latest search ranked by: "words", and "commits" and the encoder if they took part.
 
-    @property
-    def members(self) -> list[OneIndex]:
-        """The indexes that are searched."""
-        return list(self._labelled.values())
-
-    def search(
-        self,
-        query: str,
-        limit: int = 10,
-        path: str | None = None,
-        language: str | None = None,
-        name: str | None = None,
-        lexical: bool = False,
-        commits: bool = True,
-    ) -> list[SearchResult]:
-        """Finds the pieces that answer a query, best first. An empty query finds nothing.
-
-        Args:
-            query: a name, words, or a sentence.
-            limit: the maximum number of results.
-            path: search only files that match this pattern, such as `src/**`, `*.py` or `**/views/*`. With several
-                indexes, the pattern may start with the name of a folder.
-            language: search only files in this language.
-            name: search only functions and classes with this name, in which `*` matches anything.
-            lexical: ignore embeddings.
-            commits: use the votes of commits.
-
-        Raises:
-            UserError: nothing is indexed, or no file is in this language.
-        """
-        parsed = ranking.parse_query(query)
-        if limit < 1 or not (parsed.terms or parsed.words):
-            return []
-        with self._view() as view:
-            allowed = view.allowed(path, language, name)
-            if allowed is not None and not allowed.any():
-                return []
-            similarity = None
-            if not lexical:
-                similarity = view.similarity_to_query(query)
-            votes = NO_VOTES
-            if commits:
-                votes = view.votes(parsed)
-            scores = ranking.score(parsed, view.segments, similarity, votes.shares)
-            if not (scores.matched or any(view.stands_out(similarity, part.pieces) for part in view.parts)):
-                return []
-            return view.best(parsed, scores, similarity, allowed, limit, votes)
-
-    def similar(self, path: str, line: int, limit: int = 10, lexical: bool = False) -> list[SearchResult]:
-        """Finds pieces like the one at a line of a file, best first.
-
-        Similar pieces share its rare words and, if there is an encoder, have a similar embedding.
-
-        Raises:
-            UserError: the file is not in the index, or it has no piece at this line.
-        """
-        with self._view() as view:
-            piece = view.piece_at(path, line)
-            similarity = None
-            if not lexical:
-                similarity = view.similarity_to_piece(piece)
-            others = np.ones(len(view.segments.lengths), bool)
-            others[piece] = False
-            query = view.query_like(piece)
-            scores = ranking.score(query, view.segments, similarity)
-            return view.best(query, scores, similarity, others, limit)
-
-    def languages(self) -> list[str]:
-        """Returns the languages of the files, most common first."""
-        counts: Counter[str] = Counter()
-        for index in self.members:
-            counts.update(dict(index.database.execute("SELECT language, count(*) FROM files GROUP BY 1")))
-        return sorted(counts, key=counts.get, reverse=True)
-
-    def text_of(self, path: str) -> str | None:
-        """Returns a file's text as it was when indexed, or None if the path is not in the index."""
-        for label, index in self._labelled.items():
-            if path.startswith(label):
-                text = index.indexed_text(path.removeprefix(label))
-                if text is not None:
-                    return text
-        return None
-
-    def full_path(self, path: str) -> str:
-        """Returns the absolute path of a file in a result."""
-        for label, index in self._labelled.items():
-            if path.startswith(label):
-                return f"{index.folder}/{path.removeprefix(label)}"
-        return path
-
-    def close(self) -> None:
-        """Closes the databases."""
-        for index in self.members:
-            index.database.close()
-
-    def __exit__(self, *_) -> None:
-        self.close()
-
-    @contextmanager
-    def _view(self) -> Iterator[_View]:
-        """Yields everything that a search reads. Raises UserError if nothing is indexed."""
-        with ExitStack() as stack:
-            view = _View(self._labelled, stack)
-            if not view.segments.live.any():
-                folders = ", ".join(index.folder for index in self.members)
-                commands = "; ".join(f"`{index.command('--skipped')}`" for index in self.members)
-                remedy = for_caller(
-                    f"{commands} indexes it and lists what is left out",
-                    "`skipped()` of an index lists what is left out",
-                )
-                raise UserError(f"nothing is indexed of {folders}; {remedy}")
-            yield view
-
-
-class CodeIndexes(Searchable):
-    """Several indexes that are searched as one, so that their scores are comparable.
-
-    A result's path starts with the name of its folder. If two folders have the same name, it starts with their full
-    paths.
+    Raises:
+        UserError: `indexes` is empty.
 
     Example:
-        >>> both = CodeIndexes([CodeIndex.build("server"), CodeIndex.build("client")])
+        >>> both = Search([CodeIndex.build("server"), CodeIndex.build("client")])
         >>> both.search("parse a date")[0].path
         'server/dates.py'
     """
 
-    def __init__(self, indexes: Sequence[OneIndex]):
+    def __init__(self, indexes: Sequence):
         if not indexes:
-            raise UserError("indexes: one or more are expected")
-        names = Counter(os.path.basename(index.folder) for index in indexes)
-        labelled = {}
-        for index in indexes:
+            raise UserError("indexes: expected one or more")
+        self.members = [index for index in indexes if not any(other.contains(index.folder) for other in indexes)]
+        self.ranked_by = ["words"]
+        names = Counter(os.path.basename(index.folder) for index in self.members)
+        self._labelled: dict[str, Any] = {}
+        for index in self.members:
             label = os.path.basename(index.folder)
             if not label or names[label] > 1:
                 label = index.folder.rstrip("/")
-            labelled[f"{label}/"] = index
-        super().__init__(labelled)
+            self._labelled[f"{label}/"] = index
+        if len(self.members) == 1:
+            self._labelled = {"": self.members[0]}
 
     def __repr__(self) -> str:
-        return f"CodeIndexes({self.members!r})"
+        return f"Search({self.members!r})"
 
     @property
     def folder(self) -> str:
@@ -229,6 +92,13 @@ class CodeIndexes(Searchable):
             notices += index.notices
         return list(dict.fromkeys(notices))
 
+    def evidence(self, lexical: bool = False) -> list[str]:
+        """Returns what a search can rank by in any of the indexes; see `CodeIndex.evidence`."""
+        found = []
+        for index in self.members:
+            found += index.evidence(lexical)
+        return list(dict.fromkeys(found))
+
     def update(self, progress: bool = False) -> bool:
         """Updates all indexes. Returns True if files have changed."""
         changed = False
@@ -241,25 +111,131 @@ class CodeIndexes(Searchable):
         for index in self.members:
             index.refresh(encode)
 
+    def search(
+        self,
+        query: str,
+        limit: int = 10,
+        path: str | None = None,
+        language: str | None = None,
+        name: str | None = None,
+        lexical: bool = False,
+        commits: bool = True,
+    ) -> list[SearchResult]:
+        """Finds the chunks that answer a query, best first. An empty query finds nothing.
+
+        Args:
+            query: a name, words, a sentence, or a text of several lines, such as an issue.
+            limit: the maximum number of results.
+            path: search only files that match this pattern, such as `src/**`, `*.py` or `**/views/*`. With several
+                indexes, the pattern may start with the name of a folder.
+            language: search only files in this language.
+            name: search only functions and classes with this name, such as `get`, `Session.get` or `Session.*`.
+            lexical: ignore embeddings.
+            commits: use the votes of commits.
+
+        Raises:
+            UserError: nothing is indexed, no file is in this language, or the limit is not a positive whole number.
+        """
+        queries = parse_text(query)
+        check_limit(limit)
+        if not (queries[-1].terms or queries[-1].words):
+            return []
+        with self._view() as view:
+            allowed = view.allowed(path, language, name)
+            if allowed is not None and not allowed.any():
+                return []
+            similarity = None
+            if not lexical:
+                similarity = view.similarity_to_query(query)
+            votes = NO_VOTES
+            if commits:
+                votes = view.votes(queries[0])
+            each = [ranking.score(parsed, view.segments, similarity, votes.shares) for parsed in queries]
+            scores = each[0]
+            if len(queries) > 1:
+                scores = fuse(each, queries, named_files(query, view.segments), view.segments, allowed)
+            if not (scores.matched or any(view.stands_out(similarity, part.chunks) for part in view.parts)):
+                return []
+            self.ranked_by = view.ranked_by(similarity, votes)
+            return view.best(queries[-1], scores, similarity, allowed, limit, votes)
+
+    def similar(self, path: str, line: int, limit: int = 10, lexical: bool = False) -> list[SearchResult]:
+        """Finds chunks like the one at a line of a file, best first.
+
+        Similar chunks share its rare words and, if there is an encoder, have a similar embedding.
+
+        Raises:
+            UserError: the file is not in the index, it has no chunk at this line, or the limit is not a positive whole
+                number.
+        """
+        check_limit(limit)
+        with self._view() as view:
+            chunk = view.chunk_at(path, line)
+            similarity = None
+            if not lexical:
+                similarity = view.similarity_to_chunk(chunk)
+            others = np.ones(len(view.segments.lengths), bool)
+            others[chunk] = False
+            query = view.query_like(chunk)
+            scores = ranking.score(query, view.segments, similarity)
+            self.ranked_by = view.ranked_by(similarity, NO_VOTES)
+            return view.best(query, scores, similarity, others, limit)
+
+    def languages(self) -> list[str]:
+        """Returns the languages of the files, most common first."""
+        counts: Counter[str] = Counter()
+        for index in self.members:
+            counts.update(index.files_by_language())
+        return sorted(counts, key=counts.get, reverse=True)
+
+    def text_of(self, path: str) -> str | None:
+        """Returns a file's text as it was when indexed, or None if the path is not in the index."""
+        for label, index in self._labelled.items():
+            if path.startswith(label):
+                text = index.text_of(path.removeprefix(label))
+                if text is not None:
+                    return text
+        return None
+
+    def full_path(self, path: str) -> str:
+        """Returns the absolute path of a file in a result."""
+        for label, index in self._labelled.items():
+            if path.startswith(label):
+                return f"{index.folder}/{path.removeprefix(label)}"
+        return path
+
+    @contextmanager
+    def _view(self) -> Iterator[_View]:
+        """Yields everything that a search reads. Raises UserError if nothing is indexed."""
+        with ExitStack() as stack:
+            for index in sorted(self.members, key=id):  # in one order, so that two threads never wait for each other
+                stack.enter_context(index.lock)
+            view = _View(self._labelled, stack)
+            if not len(view.segments.languages):
+                folders = ", ".join(index.folder for index in self.members)
+                commands = "; ".join(f"`{index.command('--skipped')}`" for index in self.members)
+                raise UserError(f"nothing is indexed of {folders}; {commands} indexes it and lists what is skipped")
+            yield view
+
 
 class _Part(NamedTuple):
-    """One index in a view: the label of its paths, its snapshot, and the slice of all pieces that belongs to it."""
+    """One index in a view: the label of its paths, its snapshot, and the slice of all chunks that belongs to it."""
 
     label: str
-    index: OneIndex
+    index: Any  # a `CodeIndex`, whose module imports this one
     snapshot: Snapshot
-    pieces: slice
+    chunks: slice
 
 
 class _View:
-    """Combines the snapshots of several indexes. Files and pieces are numbered across all of them.
+    """Combines the snapshots of several indexes. Files and chunks are numbered across all of them.
 
     Args:
-        labelled: see `Searchable`.
+        labelled: the indexes, keyed by the label that precedes their paths.
         stack: closes the snapshots when it exits.
     """
 
-    def __init__(self, labelled: dict[str, OneIndex], stack: ExitStack):
+    def __init__(self, labelled: dict[str, Any], stack: ExitStack):
         self.parts: list[_Part] = []
         first = 0
         for label, index in labelled.items():
@@ -270,7 +246,7 @@ class _View:
         self.segments = joined_segments(tuple(part.snapshot.segments for part in self.parts))
 
     def allowed(self, path: str | None, language: str | None, name: str | None) -> np.ndarray | None:
-        """Returns the pieces that pass the filters, bool[pieces], or None if there is no filter.
+        """Returns the chunks that pass the filters, bool[chunks], or None without filters.
 
         Raises:
             UserError: no file is in this language.
@@ -287,35 +263,45 @@ class _View:
         return np.concatenate(allowed)
 
     def similarity_to_query(self, query: str) -> np.ndarray | None:
-        """Computes each piece's similarity to a query. It is NaN for a piece without an embedding.
+        """Computes each chunk's similarity to a query. It is NaN for a chunk without an embedding.
 
-        Returns None if there is no encoder, or if the indexes have different encoders, whose similarities cannot be
-        compared.
+        Returns None without an encoder, or if the indexes do not all have the same one: similarities of different
+        encoders cannot be compared, and chunks of an index without an encoder would rank too low.
         """
-        encoded = [part for part in self.parts if part.snapshot.state]
-        encoders = {part.snapshot.state["identity"] for part in encoded}
-        if len(encoders) > 1:
-            why = f"the indexes have different encoders, so name one with {name_option('model')}"
-            encoded[0].index.notices.append(f"searching only by words: {why}")
-        if len(encoders) != 1:
+        if not self._has_one_encoder():
             return None
         similarity = np.full(len(self.segments.lengths), np.nan, np.float32)
-        for part in encoded:
-            similarity[part.pieces] = part.index.similarity_to(query, part.snapshot)
+        for part in self.parts:
+            similarity[part.chunks] = part.index.similarity_to(query, part.snapshot)
         return similarity
 
-    def similarity_to_piece(self, piece: int) -> np.ndarray | None:
-        """Computes each piece's similarity to a given piece, or returns None if that piece has no embedding."""
-        own = self._part_of(piece)
-        embedding = own.snapshot.embedding(piece - own.pieces.start)
+    def similarity_to_chunk(self, chunk: int) -> np.ndarray | None:
+        """Computes each chunk's similarity to a given chunk.
+
+        Returns None if that chunk has no embedding, or if the indexes do not all have the same encoder.
+        """
+        own = self._part_of(chunk)
+        if not self._has_one_encoder():
+            return None
+        embedding = own.snapshot.embedding(chunk - own.chunks.start)
         if embedding is None:
             return None
         similarity = np.full(len(self.segments.lengths), np.nan, np.float32)
         for part in self.parts:
-            state = part.snapshot.state
-            if state and state["identity"] == own.snapshot.state["identity"]:
-                similarity[part.pieces] = part.snapshot.similarity(embedding)
+            similarity[part.chunks] = part.snapshot.similarity(embedding)
         return similarity
+
+    def _has_one_encoder(self) -> bool:
+        """Returns True if all indexes have the same encoder. A notice says so if only some have it."""
+        encoded = [part for part in self.parts if part.snapshot.state]
+        if not encoded:
+            return False
+        encoders = {part.snapshot.state["fingerprint"] for part in encoded}
+        if len(encoders) == 1 and len(encoded) == len(self.parts):
+            return True
+        why = "the indexes do not all have the same encoder, so name one with model"
+        encoded[0].index.notify(f"searching only by words: {why}")
+        return False
 
     def votes(self, query: ranking.Query) -> Votes:
         """Returns the weighted votes of commits in all indexes."""
@@ -324,9 +310,18 @@ class _View:
         for part in self.parts:
             own = part.snapshot.memory.weighted_votes(query)
             shares.append(own.shares)
-            for piece, numbers in own.commits.items():
-                commits[part.pieces.start + piece] = numbers
+            for chunk, numbers in own.commits.items():
+                commits[part.chunks.start + chunk] = numbers
         return Votes(np.concatenate(shares), commits)
+
+    def ranked_by(self, similarity: np.ndarray | None, votes: Votes) -> list[str]:
+        """Returns what takes part in a ranking: words, and commits and the encoder's name."""
+        found = ["words"]
+        if votes.commits:
+            found.append("commits")
+        if similarity is not None and not np.isnan(similarity).all():
+            found += [f"encoder {part.snapshot.state['model']}" for part in self.parts if part.snapshot.state]
+        return list(dict.fromkeys(found))
 
     def best(
         self,
@@ -337,36 +332,36 @@ class _View:
         limit: int,
         votes: Votes = NO_VOTES,
     ) -> list[SearchResult]:
-        """Returns the best pieces that the filters allow, with the commits that voted for them."""
+        """Returns the best chunks that the filters allow, with the commits that voted for them."""
         results = []
-        for piece, score in ranking.order_pieces(scores, self.segments, allowed, limit):
-            part = self._part_of(piece)
-            commits = votes.commits.get(piece, ())
-            result = part.snapshot.result(piece - part.pieces.start, score, part.label, commits)
-            file = int(self.segments.owners[piece])
+        for chunk, score in ranking.order_chunks(scores, self.segments, allowed, limit):
+            part = self._part_of(chunk)
+            commits = votes.commits.get(chunk, ())
+            result = part.snapshot.result(chunk - part.chunks.start, score, part.label, commits)
+            file = int(self.segments.owners[chunk])
             weak = is_weak(query, scores, file, result.commits)
-            if weak and self.stands_out(similarity, slice(piece, piece + 1)):
+            if weak and self.stands_out(similarity, slice(chunk, chunk + 1)):
                 weak = False
             results.append(replace(result, weak=weak))
         return results
 
-    def piece_at(self, path: str, line: int) -> int:
-        """Returns the piece that contains a line of a file.
+    def chunk_at(self, path: str, line: int) -> int:
+        """Returns the chunk that contains a line of a file.
 
         Raises:
-            UserError: the file is not in the index, or it has no piece at this line.
+            UserError: the file is not in the index, or it has no chunk at this line.
         """
         for part in self.parts:
             if path.startswith(part.label):
-                piece = part.snapshot.piece_at(path.removeprefix(part.label), line)
-                if piece is not None:
-                    return part.pieces.start + piece
+                chunk = part.snapshot.chunk_at(path.removeprefix(part.label), line)
+                if chunk is not None:
+                    return part.chunks.start + chunk
         raise UserError(f"{path}:{line}: not in the index; give a path and a line as in a search result")
 
-    def query_like(self, piece: int) -> ranking.Query:
-        """Makes a query from those words of a piece that are rare but also occur elsewhere."""
-        part = self._part_of(piece)
-        text = part.snapshot.result(piece - part.pieces.start).text
+    def query_like(self, chunk: int) -> ranking.Query:
+        """Makes a query from those words of a chunk that are rare but also occur elsewhere."""
+        part = self._part_of(chunk)
+        text = part.snapshot.result(chunk - part.chunks.start).text
         counts: Counter[str] = Counter()
         for word in source_words(text.encode()):
             counts.update(terms(word))
@@ -378,17 +373,17 @@ class _View:
         chosen = sorted(weights, key=lambda term: (-weights[term], term))[:SIMILAR_TERMS]
         return ranking.Query("sentence", (), dict.fromkeys(chosen, 1.0))
 
-    def stands_out(self, similarity: np.ndarray | None, pieces: slice) -> bool:
-        """Returns True if one of these pieces is more similar to the query than any piece is to random letters.
+    def stands_out(self, similarity: np.ndarray | None, chunks: slice) -> bool:
+        """Returns True if one of these chunks is more similar to the query than any chunk is to random letters.
 
         Args:
-            pieces: pieces of one part.
+            chunks: chunks of one part.
         """
-        if similarity is None or np.isnan(similarity[pieces]).all():
+        if similarity is None or np.isnan(similarity[chunks]).all():
             return False
-        part = self._part_of(pieces.start)
-        return bool(np.nanmax(similarity[pieces]) > part.index.noise(part.snapshot))
+        part = self._part_of(chunks.start)
+        return bool(np.nanmax(similarity[chunks]) > part.index.noise(part.snapshot))
 
-    def _part_of(self, piece: int) -> _Part:
-        """Returns the part that contains a piece."""
-        return next(part for part in self.parts if piece < part.pieces.stop)
+    def _part_of(self, chunk: int) -> _Part:
+        """Returns the part that contains a chunk."""
+        return next(part for part in self.parts if chunk < part.chunks.stop)

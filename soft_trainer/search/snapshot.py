@@ -15,9 +15,10 @@ import numpy as np
 from soft_trainer.search.commits.memory import SHOWN_COMMITS, CommitMemory
 from soft_trainer.search.index import store, vectors
 from soft_trainer.search.index.globs import path_filter
-from soft_trainer.search.index.terms import DEFINED
-from soft_trainer.search.index.words import whole
+from soft_trainer.search.index.terms import DEFINED, NAME
+from soft_trainer.search.index.words import stem, whole
 from soft_trainer.search.ranking.results import SearchResult
+from soft_trainer.source.names import identifier_words
 
 
 class Snapshot:
@@ -26,89 +27,118 @@ class Snapshot:
     Attributes:
         state: the state of the embeddings, or None if the index has no encoder.
         noise: the similarity that random letters reach, once it has been computed.
+
+    Args:
+        prefix: read only files whose path begins with it. The paths of results do not have it.
     """
 
-    def __init__(self, database: sqlite3.Connection, index_dir: Path):
+    def __init__(self, database: sqlite3.Connection, index_dir: Path, prefix: str = ""):
         self.database = database
-        self.segments = store.Segments(database)
-        self.languages: list[str] = store.get_meta(database, "languages", [])
+        self.prefix = prefix
+        self.segments = store.Segments(database, prefix)
+        known = store.get_meta(database, "languages", [])
+        # The number of each language that a file has. A language whose files have been removed is not listed.
+        present = np.flatnonzero(np.bincount(self.segments.languages))  # `np.unique` imports numpy.ma, which is slow
+        self.languages = {known[number]: number for number in present.tolist()}
         self.memory = CommitMemory(database, self.segments)
         self.noise: float | None = None
         self.state: dict | None = store.get_meta(database, "vectors")
         if self.state:
             self.vectors = vectors.open_vectors(index_dir, self.state)
-            firsts = self.segments.firsts
-            self.slots = np.full(len(self.segments.lengths), -1)  # the row of each piece's embedding, -1 for none
+            self.slots = np.full(len(self.segments.lengths), -1)  # the row of each chunk's embedding, -1 for none
             for file, blob in database.execute("SELECT file, slots FROM vectors JOIN files ON id = file"):
-                self.slots[firsts[file] : firsts[file + 1]] = np.frombuffer(blob, "<i4")
+                first = self.segments.first_chunk(file)
+                if first is not None:
+                    slots = np.frombuffer(blob, "<i4")
+                    self.slots[first : first + len(slots)] = slots
 
     def similarity(self, embedding: np.ndarray) -> np.ndarray:
-        """Computes each piece's similarity to a query, float32[pieces]. It is NaN for a piece without an embedding."""
+        """Computes each chunk's similarity to a query, float32[chunks]. It is NaN for a chunk without an embedding."""
         return np.append(vectors.similarities(self.vectors, embedding), np.float32(np.nan))[self.slots]
 
-    def embedding(self, piece: int) -> np.ndarray | None:
-        """Returns a piece's embedding, or None if it has none."""
-        if not self.state or self.slots[piece] < 0:
+    def embedding(self, chunk: int) -> np.ndarray | None:
+        """Returns a chunk's embedding, or None if it has none."""
+        if not self.state or self.slots[chunk] < 0:
             return None
-        return self.vectors[self.slots[piece]].astype(np.float32)
+        return self.vectors[self.slots[chunk]].astype(np.float32)
 
     def allowed(self, path: str | None, languages: set[str] | None, name: str | None, label: str) -> np.ndarray:
-        """Returns the pieces that pass the filters, bool[pieces]. Paths are matched with and without the `label`."""
+        """Returns the chunks that pass the filters, bool[chunks]. Paths are matched with and without the `label`."""
         segments = self.segments
-        files = segments.live.copy()
+        files = np.ones(len(segments.languages), bool)
         if languages is not None:
-            numbers = [number for number, known in enumerate(self.languages) if known in languages]
+            numbers = [number for known, number in self.languages.items() if known in languages]
             files &= np.isin(segments.languages, numbers)
         if path is not None:
             pattern = path_filter(path)
             matching = np.zeros(len(files), bool)
-            for file, own in self.database.execute("SELECT id, path FROM files"):
-                matching[file] = bool(pattern.fullmatch(own) or pattern.fullmatch(label + own))
+            for file, full in self.database.execute("SELECT id, path FROM files"):
+                number = segments.number_of.get(file)
+                if number is not None:
+                    own = full.removeprefix(self.prefix)
+                    matching[number] = bool(pattern.fullmatch(own) or pattern.fullmatch(label + own))
             files &= matching
-        pieces = files[segments.owners]
+        chunks = files[segments.owners]
         if name is not None:
-            named = np.zeros(len(pieces), bool)
-            for term in self._terms_of_name(name):
-                named[segments.postings(term)[0]] = True
-            pieces &= named
-        return pieces
+            chunks &= self._named(name)
+        return chunks
+
+    def _named(self, name: str) -> np.ndarray:
+        """Returns the chunks that define a name, bool[chunks]. A `*` in the name matches anything.
+
+        `Session.get` also finds `api.Session.get`.
+        """
+        segments = self.segments
+        parts = re.findall(r"[\w$*]+", name)
+        named = np.zeros(len(segments.lengths), bool)
+        for term in self._terms_of_name("".join(parts[-1:])):
+            named[segments.postings(term)[0]] = True
+        for part in parts[:-1]:
+            for word in identifier_words(part) if "*" not in part else ():
+                named &= np.isin(np.arange(len(named)), segments.postings(NAME + stem(word))[0])
+        if len(parts) > 1:
+            pattern = whole(".".join(parts))
+            for chunk, own in zip(np.flatnonzero(named), segments.names(np.flatnonzero(named)), strict=True):
+                qualified = "." + whole(".".join(re.findall(r"[\w$]+", own)))
+                named[chunk] = fnmatchcase(qualified, f"*.{pattern}")
+        return named
 
     def _terms_of_name(self, name: str) -> list[str]:
-        """Returns the index terms of the definitions with a name. A `*` in the name matches anything."""
-        plain = re.findall(r"[\w$*]+", name)[-1:]  # without its classes
-        term = DEFINED + whole("".join(plain))
+        """Returns the index terms of the definitions with an unqualified name."""
+        term = DEFINED + whole(name)
         if "*" not in term:
             return [term]
         query = "SELECT DISTINCT term FROM postings WHERE term >= '=' AND term < '>'"
         return [known for (known,) in self.database.execute(query) if fnmatchcase(known, term)]
 
-    def piece_at(self, path: str, line: int) -> int | None:
-        """Returns the piece that contains a line of a file, or the next piece if none contains it.
+    def chunk_at(self, path: str, line: int) -> int | None:
+        """Returns the chunk that contains a line of a file, or the next chunk if none contains it.
 
-        Returns None if the file is not in the index, or if the line is after its last piece.
+        Returns None if the file is not in the index, or if the line is after its last chunk.
         """
-        query = "SELECT first, pieces FROM files JOIN contents ON file = id WHERE path = ?"
-        row = self.database.execute(query, (path,)).fetchone()
+        query = "SELECT id, chunks FROM files JOIN contents ON file = id WHERE path = ?"
+        row = self.database.execute(query, (store.storable(self.prefix + path),)).fetchone()
         if row is None:
             return None
-        first, pieces = row
-        for piece, (_, end, _) in enumerate(json.loads(pieces), first):
+        file, chunks = row
+        first = self.segments.first_chunk(file)
+        for chunk, (_, end, _) in enumerate(json.loads(chunks), first):
             if line <= end:
-                return piece
+                return chunk
         return None
 
-    def result(self, piece: int, score: float = 0.0, label: str = "", votes: Sequence[int] = ()) -> SearchResult:
-        """Returns a piece as a search result, with its text and the most similar commits that voted for it.
+    def result(self, chunk: int, score: float = 0.0, label: str = "", votes: Sequence[int] = ()) -> SearchResult:
+        """Returns a chunk as a search result, with its text and the most similar commits that voted for it.
 
         Args:
             label: a prefix for the path.
             votes: the numbers of the commits, most similar first.
         """
-        file = int(self.segments.owners[piece])
-        query = "SELECT path, language, pieces, text FROM files JOIN contents ON file = id WHERE id = ?"
-        path, language, pieces, text = self.database.execute(query, (file,)).fetchone()
-        start, end, name = json.loads(pieces)[piece - int(self.segments.firsts[file])]
+        file = int(self.segments.owners[chunk])
+        query = "SELECT path, language, chunks, text FROM files JOIN contents ON file = id WHERE id = ?"
+        path, language, chunks, text = self.database.execute(query, (int(self.segments.ids[file]),)).fetchone()
+        start, end, name = json.loads(chunks)[chunk - int(self.segments.firsts[file])]
         lines = zlib.decompress(text).split(b"\n", end)[start - 1 : end]
         shown = b"\n".join(lines).decode(errors="replace")
         commits = tuple(self.memory.commit(number) for number in votes[:SHOWN_COMMITS])
-        return SearchResult(label + path, start, end, language, name, score, shown, commits)
+        return SearchResult(label + path.removeprefix(self.prefix), start, end, language, name, score, shown, commits)

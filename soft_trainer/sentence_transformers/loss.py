@@ -17,6 +17,7 @@ from sentence_transformers.util import cos_sim, similarity_fct_name
 from torch import Tensor, nn
 
 from soft_trainer import distributed, losses
+from soft_trainer.criterion import Criterion, Targets
 from soft_trainer.data.judgments import Split
 from soft_trainer.encoders.encoding import at_least_float32
 from soft_trainer.encoders.profiles import COSINE_SCALE
@@ -24,16 +25,16 @@ from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, Rows, as_array, check_codes_have_queries
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.callback import EstimatorCallback
-from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
-from soft_trainer.objective import Objective
-from soft_trainer.options.declared import Values, effective_options
+from soft_trainer.estimators.frozen_encoder import InitialModelEstimator, TrainedModelEstimator
 from soft_trainer.options.fields import LossOptions, SoftInfoNCEOptions
+from soft_trainer.options.option_spec import Values, effective_options
 from soft_trainer.options.resolve import check_codes, resolve_loss
-from soft_trainer.sentence_transformers.rows import Columns, LabelledRows, columns_of
+from soft_trainer.sentence_transformers.rows import LabelledRows, columns_of
 from soft_trainer.training.gradient_cache import loss_in_blocks
+from soft_trainer.training.targets import TargetMaker
 
 # The fields of `SoftInfoNCEOptions` that are options of the loss. The others are about batches.
-OPTIONS = (*(field.name for field in fields(Objective)), "duplicates")
+OPTIONS = (*(field.name for field in fields(Criterion)), "false_negatives", "teacher")
 CITATION = """
 @inproceedings{li-etal-2023-rethinking,
     title = "Rethinking Negative Pairs in Code Search",
@@ -65,9 +66,10 @@ class SoftInfoNCELoss(nn.Module):
         scale: the factor for similarities.
         similarity_fct: computes the similarities, Tensor[B, N], of Tensor[B, d] and Tensor[N, d].
         gather_across_devices: whether to use the codes of all processes as negatives.
-        options: fields of `SoftInfoNCEOptions`, with the same defaults: `loss`, `weighting` ("eq4" or
+        options: fields of `SoftInfoNCEOptions`, with the same defaults: `loss`, `weighting` ("linear" or
             "positive_aware"), `alpha`, `beta`, `temperature`, `floor`, `margin`, `cancel`, `cancel_k`, `cancel_ratio`,
-            `distill_weight`, `distill_temperature`, `distill_pairs`, `infonce_weight`, `kl_weight` and `duplicates`.
+            `distill_weight`, `distill_temperature`, `infonce_weight`, `kl_weight`, `false_negatives`, and `teacher`,
+            the folder or name of a stronger encoder to learn from, in place of an estimator.
 
     Raises:
         UserError: the options, rows and estimator are incompatible. It is raised in the first step if the batch is too
@@ -84,8 +86,8 @@ class SoftInfoNCELoss(nn.Module):
     def __init__(
         self,
         model: SentenceTransformer,
-        estimator,
-        train_dataset: Dataset,
+        estimator=None,
+        train_dataset: Dataset | None = None,
         *,
         scale: float = 20.0,
         similarity_fct: Callable[[Tensor, Tensor], Tensor] = cos_sim,
@@ -103,13 +105,20 @@ class SoftInfoNCELoss(nn.Module):
         self.similarity_fct = similarity_fct
         self.gather_across_devices = gather_across_devices
         self.options = SoftInfoNCEOptions(**options)
-        self.estimator = _own_estimator(estimator, model)
-        self.objective = resolve_loss(self.options, self.estimator)
+        self.estimator = _own_estimator(estimator, model, self.options.teacher)
+        self.criterion = resolve_loss(self.options, self.estimator)
         self.rows = LabelledRows(train_dataset)
-        if self.objective.needs_similarity:
+        if self.criterion.needs_similarity:
             split = self.rows.split
             check_codes_have_queries(self.estimator, split, np.arange(len(split.corpus)))
             EstimatorCallback(self.estimator).fit(split)
+        false_negatives = self.options.false_negatives
+        self.target_maker = TargetMaker(
+            self.criterion,
+            self.estimator,
+            relevant=None if false_negatives == "ignore" else self.rows.answers,
+            keeps_positives=false_negatives == "positives",
+        )
         self._batch_checked = False
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None) -> Tensor:
@@ -125,10 +134,8 @@ class SoftInfoNCELoss(nn.Module):
         """
         queries, codes, sizes, rank = self._sides(embeddings)
         if torch.is_grad_enabled():
-            columns = self._columns(labels, sizes, rank)
-            if columns.pairs is not None:
-                queries = self._of_all_devices(queries, sizes)
-            return self._block_loss(queries, codes[columns.places], columns, slice(0, sizes[rank]))
+            places, targets = self._targets(labels, sizes, rank)
+            return self._block_loss(queries, codes[places], targets, slice(None), sizes)
         positives = torch.arange(len(queries), device=codes.device) + sum(sizes[:rank]) * (len(embeddings) - 1)
         return losses.info_nce(self._scores(queries, codes), positives)
 
@@ -155,61 +162,42 @@ class SoftInfoNCELoss(nn.Module):
             return distributed.gather_with_gradient(embeddings, sizes)
         return embeddings
 
-    def _columns(self, labels: Tensor | None, sizes: list[int], rank: int) -> Columns:
-        """Returns the columns of the batch's score matrix. The first batch must be large enough for the weights."""
+    def _targets(self, labels: Tensor | None, sizes: list[int], rank: int) -> tuple[Tensor, Targets]:
+        """Returns the places of the columns' codes among the encoded codes, LongTensor[N], and this process's targets.
+
+        The first batch must be large enough for the weights.
+        """
         rows = self.rows.find(labels, sizes[rank])
         rows_of = [rows]
         if self.gather_across_devices:
             gathered = distributed.gather(torch.from_numpy(rows).to(labels.device)).numpy(force=True)
             rows_of = np.split(gathered, np.cumsum(sizes)[:-1])
-        columns = columns_of(self.rows, rows_of, rank, self.options.duplicates, self.objective.compares_sides)
+        columns = columns_of(self.rows, rows_of, rank)
         if not self._batch_checked:
-            check_codes(self.objective, len(columns.code_rows))
+            check_codes(self.criterion, len(columns.code_rows))
             self._batch_checked = True  # a later batch may be the short last batch of an epoch
-        return columns
+        targets, _ = self.target_maker.of_rows(rows, columns.code_rows, columns.positives)
+        targets = self.target_maker.weighed(targets, rows, columns.code_rows)
+        return columns.places, targets.mapped(lambda tensor: tensor.to(labels.device))
 
     def _scores(self, queries: Tensor, codes: Tensor) -> Tensor:
         """Returns scaled similarities, Tensor[B, N], in full precision even under autocast."""
         with torch.autocast(queries.device.type, enabled=False):
             return self.similarity_fct(queries, codes) * self.scale
 
-    def _block_loss(self, queries: Tensor, codes: Tensor, columns: Columns, block: slice) -> Tensor:
-        """Returns the loss of one block of this process's queries against all codes, Tensor[N, d].
-
-        Args:
-            queries: Tensor[B, d], this process's queries. If the columns have `pairs`, the queries of all processes.
-        """
-
-        def part(values: Tensor | None) -> Tensor | None:
-            if values is None:
-                return None
-            return values[block].to(queries.device)
-
-        pairs = None
-        local = queries[block]
-        if columns.pairs is not None:
-            pairs = columns.pairs.block(block).mapped(lambda tensor: tensor.to(queries.device))
-            local = queries[pairs.own]
-        positives = part(columns.positives)
-        negatives = part(columns.negatives)
-        inputs = {}
-        if self.objective.needs_similarity:
-            rows = columns.rows[block], columns.code_rows
-            inputs = self.objective.weigh(self.estimator, *rows, positives, negatives, pairs)
-        if pairs is not None:
-            similarity = inputs.pop("pair_similarity")
-            inputs["comparisons"] = pairs.compare(self._scores, queries, codes, similarity)
-        scores = self._scores(local, codes)
-        loss = self.objective(scores, positives, negatives=negatives, also=part(columns.also), **inputs)
-        # With this factor, the average gradient of the processes is that of one process on the global batch.
-        return loss * (len(local) * len(columns.sizes) / sum(columns.sizes))
+    def _block_loss(self, queries: Tensor, codes: Tensor, targets: Targets, block: slice, sizes: list[int]) -> Tensor:
+        """Returns the loss of one block of this process's queries, Tensor[B, d], against all codes, Tensor[N, d]."""
+        targets = targets[block]
+        loss = self.criterion(self._scores(queries[block], codes), targets)
+        # With this factor, the processes' average gradient equals the gradient of one process on the global batch.
+        return loss * (len(targets) * len(sizes) / sum(sizes))
 
     def get_config_dict(self) -> dict[str, Any]:
         """Returns the settings that affect the loss, for the model card."""
         return {
             "estimator": _name(self.estimator),
-            **effective_options(LossOptions, Values(self.objective)),
-            "duplicates": self.options.duplicates,
+            **effective_options(LossOptions, Values(self.criterion)),
+            "false_negatives": self.options.false_negatives,
             "scale": self.scale,
             "similarity_fct": similarity_fct_name(self.similarity_fct),
             "gather_across_devices": self.gather_across_devices,
@@ -234,8 +222,8 @@ class CachedSoftInfoNCELoss(CachedLossMixin, SoftInfoNCELoss):
     def __init__(
         self,
         model: SentenceTransformer,
-        estimator,
-        train_dataset: Dataset,
+        estimator=None,
+        train_dataset: Dataset | None = None,
         *,
         mini_batch_size: int = 32,
         mini_batch_num_tokens: int | None = None,
@@ -261,15 +249,12 @@ class CachedSoftInfoNCELoss(CachedLossMixin, SoftInfoNCELoss):
         if not with_backward:
             return self.compute_loss_from_embeddings(embeddings, labels)
         queries, codes, sizes, rank = self._sides(embeddings)
-        columns = self._columns(labels, sizes, rank)
+        places, targets = self._targets(labels, sizes, rank)
 
         def loss_of(queries: Tensor, codes: Tensor, block: slice) -> Tensor:
-            return self._block_loss(queries, codes, columns, block)
+            return self._block_loss(queries, codes, targets, block, sizes)
 
-        if columns.pairs is not None:
-            queries = self._of_all_devices(queries, sizes)
-        given = queries, codes[columns.places], sizes[rank]
-        return loss_in_blocks(*given, loss_of, Tensor.backward, self.mini_batch_size)
+        return loss_in_blocks(queries, codes[places], loss_of, Tensor.backward, self.mini_batch_size)
 
     def get_config_dict(self) -> dict[str, Any]:
         """Returns the settings that affect the loss, for the model card."""
@@ -322,14 +307,6 @@ class SentenceTransformerEstimator(Estimator):
         """Computes the model's scaled similarities, Tensor[Q, C] in float32."""
         return self._scores(self._queries[as_array(query_rows)], self._codes[as_array(code_rows)])
 
-    def between_queries(self, query_rows: Rows, others: Rows) -> Tensor:
-        """Computes the model's scaled similarities between queries, Tensor[Q, R] in float32."""
-        return self._scores(self._queries[as_array(query_rows)], self._queries[as_array(others)])
-
-    def between_codes(self, code_rows: Rows, others: Rows) -> Tensor:
-        """Computes the model's scaled similarities between codes, Tensor[C, R] in float32."""
-        return self._scores(self._codes[as_array(code_rows)], self._codes[as_array(others)])
-
     def _scores(self, rows: Tensor, columns: Tensor) -> Tensor:
         return self.model.similarity(rows, columns) * self.score_scale
 
@@ -341,12 +318,18 @@ class SentenceTransformerEstimator(Estimator):
         return distributed.gather(torch.as_tensor(embeddings)).float().cpu()
 
 
-def _own_estimator(estimator, model: SentenceTransformer):
+def _own_estimator(estimator, model: SentenceTransformer, teacher: str | None):
     """Returns a copy of the estimator for one loss. If it has no model, it gets the model being trained."""
+    if teacher is not None and estimator is not None:
+        raise UserError(
+            f"teacher={teacher}: a teacher is the estimator, so it cannot be combined with {type(estimator).__name__}"
+        )
+    if teacher is not None:
+        return TrainedModelEstimator(teacher)
     if estimator is None:
         return None
     if isinstance(estimator, type) or not hasattr(estimator, "fit") or not hasattr(estimator, "similarity"):
-        raise UserError(f"estimator: an object such as BM25Estimator() is expected, not {estimator!r}")
+        raise UserError(f"estimator: expected an object such as BM25Estimator(), not {estimator!r}")
     estimator = copy.copy(estimator)
     if isinstance(estimator, InitialModelEstimator):
         raise UserError("InitialModelEstimator belongs to SoftInfoNCETrainer: use SentenceTransformerEstimator()")

@@ -12,8 +12,7 @@ from datasets import Dataset
 from scipy import sparse
 from torch import Tensor
 
-from soft_trainer.comparisons import GlobalPairs
-from soft_trainer.data.judgments import Judgments, RightAnswers, Split
+from soft_trainer.data.judgments import Judgments, RelevantCodes, Split
 from soft_trainer.data.tokens import text_ids
 from soft_trainer.errors import UserError
 
@@ -34,7 +33,7 @@ def with_rows(train_dataset: Dataset) -> Dataset:
     if not isinstance(train_dataset, Dataset):
         kind = type(train_dataset).__name__
         raise UserError(
-            f"with_rows: one datasets.Dataset is expected, not {kind}: call it for each of a dict, and collect the "
+            f"with_rows: expected one datasets.Dataset, not {kind}: call it for each of a dict, and collect the "
             "rows of a stream first"
         )
     for name in LABEL_COLUMNS:
@@ -51,8 +50,8 @@ class LabelledRows:
 
     Attributes:
         split: the queries, and as the corpus the codes of all rows, followed by negatives that are not a row's code.
-        codes: int64[n, 1 + k], the corpus rows of each query's own code and of its k negatives.
-        answers: finds right answers.
+        codes: int64[n, 1 + k], the corpus rows of each query's positive and of its k negatives.
+        answers: finds relevant codes.
 
     Raises:
         UserError: a row's label is not the hash of its texts.
@@ -77,7 +76,7 @@ class LabelledRows:
         corpus = Dataset.from_dict({"code": codes + added})
         right = sparse.eye_array(len(queries), len(corpus), dtype=np.float32, format="csr")
         self.split = Split(Dataset.from_dict({"docstring": queries}), corpus, Judgments(right))
-        self.answers = RightAnswers(right, text_ids(queries), text_ids(codes + added))
+        self.answers = RelevantCodes(right, text_ids(queries), text_ids(codes + added))
 
     def find(self, labels: Tensor | None, batch_size: int) -> np.ndarray:
         """Returns the rows with a batch's labels, int64[B]. Raises UserError if a label belongs to no row."""
@@ -127,7 +126,7 @@ def _texts_of(dataset: Dataset) -> list[list[str]]:
     names = [name for name in dataset.column_names if name not in NO_TEXTS]
     if len(names) < 2:
         raise UserError(
-            f"train_dataset: columns {', '.join(dataset.column_names)}: two columns of texts are expected, the query "
+            f"train_dataset: columns {', '.join(dataset.column_names)}: expected two columns of texts, the query "
             "and then the code, and further ones with negatives"
         )
     columns = []
@@ -146,54 +145,25 @@ class Columns:
     """The codes with which one process's queries are compared.
 
     Args:
-        rows: int64[B], the training row of each query.
         code_rows: int64[N], the corpus row of each column's code.
         places: LongTensor[N], the position of each column's code among the encoded codes of all processes.
-        positives: LongTensor[B], the column of each query's own code.
-        negatives: BoolTensor[B, N], True where a column is a negative. If None, all columns but the positive are.
-        also: BoolTensor[B, N], True where a column is another right answer, or None if there are none.
-        sizes: the number of queries of each process.
-        pairs: the rows of all processes as pairs, if the loss compares queries with queries and codes with codes.
+        positives: LongTensor[B], the column of each query's positive.
     """
 
-    rows: np.ndarray
     code_rows: np.ndarray
     places: Tensor
     positives: Tensor
-    negatives: Tensor | None
-    also: Tensor | None
-    sizes: Sequence[int]
-    pairs: GlobalPairs | None = None
 
 
-def columns_of(
-    table: LabelledRows, rows_of: Sequence[np.ndarray], rank: int, duplicates: str, compares_sides: bool = False
-) -> Columns:
+def columns_of(table: LabelledRows, rows_of: Sequence[np.ndarray], rank: int) -> Columns:
     """Returns the columns for process `rank`. A code that was encoded several times gets a single column.
 
     Args:
         rows_of: the rows of each process. Encoded codes are ordered by process: first the codes of its rows, then the
             first negative of each row, then the second.
-        duplicates: "mask", "positives" or "ignore".
-        compares_sides: True to add `pairs`.
     """
     encoded = np.concatenate([table.codes[rows].T.reshape(-1) for rows in rows_of])
     code_rows, places = np.unique(encoded, return_index=True)
     rows = rows_of[rank]
     positives = torch.from_numpy(np.searchsorted(code_rows, table.codes[rows, 0]))
-    negatives = None
-    also = None
-    if duplicates != "ignore":
-        further = table.answers.among(rows, code_rows).scatter(1, positives[:, None], False)
-        negatives = ~further
-        if duplicates == "positives":
-            also = further
-    sizes = [len(each) for each in rows_of]
-    pairs = None
-    if compares_sides:
-        all_rows = np.concatenate(rows_of)
-        own_codes = table.codes[all_rows, 0]
-        own = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
-        columns = torch.from_numpy(np.searchsorted(code_rows, own_codes))
-        pairs = GlobalPairs.of(all_rows, own_codes, columns, own, None if duplicates == "ignore" else table.answers)
-    return Columns(rows, code_rows, torch.from_numpy(places), positives, negatives, also, sizes, pairs)
+    return Columns(code_rows, torch.from_numpy(places), positives)

@@ -107,9 +107,9 @@ def name_node(node: Node) -> Node | None:
 
 def last_child(node: Node, *kinds: str) -> Node | None:
     """Returns the last named child if its type is one of `kinds`, or None."""
-    last = node.named_child(max(0, node.named_child_count - 1))
-    if last is not None and last.type in kinds:
-        return last
+    for last in node.named_children[-1:]:
+        if last.type in kinds:
+            return last
     return None
 
 

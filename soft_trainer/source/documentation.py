@@ -23,7 +23,7 @@ def strip_comment(comment: str, directive: str = "(?!)") -> str:
 
     Args:
         comment: a `/** ... */` comment, or `//`, `///` or `#` lines.
-        directive: a pattern for line comments to leave out.
+        directive: a pattern for line comments to skip.
     """
     if comment.startswith("/*"):
         body = re.sub(r"^/\*+|\*+/$", "", comment)
@@ -54,7 +54,7 @@ class DocStyle:
     Attributes:
         substitutions: patterns of markup and their replacements, applied in order.
         stop: a pattern for lines that end the summary.
-        skip: a pattern for lines to leave out of the summary.
+        skip: a pattern for lines to skip in the summary.
         strip: a function that removes a doc comment's delimiters.
     """
 

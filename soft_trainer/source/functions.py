@@ -186,10 +186,11 @@ class FileFunctions:
         """Returns a function's documentation without delimiters, or "" if it has none."""
         if not self.table.docstring_in_body:
             return self.table.style.strip(self._comment_above(function.named)).strip()
-        first = function.body.named_child(0)
-        if first is None or first.type != "expression_statement" or first.named_child(0).type != "string":
-            return ""
-        return self.table.style.strip(node_text(self.source, first.named_child(0)))
+        for first in function.body.named_children[:1]:
+            for literal in first.named_children[:1]:
+                if first.type == "expression_statement" and literal.type == "string":
+                    return self.table.style.strip(node_text(self.source, literal))
+        return ""
 
     def _comment_above(self, node: Node) -> str:
         """Returns the doc comment that ends on the line above a function, or "" if there is none.

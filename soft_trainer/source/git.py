@@ -11,16 +11,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from soft_trainer.errors import UserError, extra_needed
-from soft_trainer.source.source_files import MAX_DEPTH, MAX_FILE_BYTES, decoded
+import pygit2
+from pygit2.enums import RepositoryOpenFlag, SortMode
 
-try:
-    import pygit2
-    from pygit2.enums import RepositoryOpenFlag, SortMode
-except ImportError:  # It is optional. `open_repository`, which everything else needs first, reports this.
-    pygit2 = None
+from soft_trainer.errors import UserError
+from soft_trainer.source.repositories import common_dir, git_dir
+from soft_trainer.source.source_files import MAX_DEPTH, MAX_FILE_BYTES, decoded, read_regular
 
 REFETCH = "`git fetch --refetch --no-filter` fetches what a partial clone lacks"
+_MAX_SHALLOW_BYTES = 10_000_000
 REGULAR_FILES = (0o100644, 0o100755, 0o100664)  # no links, no submodules
 
 
@@ -28,11 +27,10 @@ def open_repository(path: str | os.PathLike[str]) -> pygit2.Repository:
     """Opens a repository with or without a working tree, regardless of who owns it.
 
     Raises:
-        UserError: pygit2 is missing, the folder is not a repository that libgit2 can read, or the repository has no
+        UserError: the folder is not a repository that libgit2 can read, or the repository has no
             commit.
     """
-    if pygit2 is None:
-        raise UserError(extra_needed("history", "history"))
+    _check_regular_files(path)
     before = pygit2.settings.owner_validation
     # The validation protects programs that obey a repository's settings. This one ignores them.
     pygit2.settings.owner_validation = False
@@ -50,6 +48,28 @@ def open_repository(path: str | os.PathLike[str]) -> pygit2.Repository:
     return repository
 
 
+def _check_regular_files(path: str | os.PathLike[str]) -> None:
+    """Raises UserError if libgit2 would open something else than a regular file, such as a pipe, and wait for ever."""
+    own = git_dir(path)
+    shared = common_dir(path)
+    names = [(own, "HEAD"), (own, "commondir"), *((shared, name) for name in ("config", "packed-refs", "shallow"))]
+    files = [os.path.join(folder, name) for folder, name in names]
+    pointer = os.path.join(path, ".git")
+    if not os.path.isdir(pointer):
+        files.append(pointer)
+    for file in files:
+        if os.path.exists(file) and not os.path.isfile(file):
+            raise UserError(f"{file}: not a regular file, so the repository is not read; remove it or clone again")
+
+
+def shallow_ends(path: str | os.PathLike[str]) -> str:
+    """Returns the ids of the commits at which a shallow clone ends, one per line, or "" for a whole repository."""
+    ends = read_regular(os.path.join(common_dir(path), "shallow"), _MAX_SHALLOW_BYTES)
+    if isinstance(ends, str):
+        return ""
+    return ends.decode(errors="replace")
+
+
 @contextmanager
 def reporting_missing_objects(path: str | os.PathLike[str]) -> Iterator[None]:
     """Turns a missing or damaged object into a one-line error.
@@ -59,8 +79,6 @@ def reporting_missing_objects(path: str | os.PathLike[str]) -> Iterator[None]:
     """
     try:
         yield
-    except UserError:  # If pygit2 is missing, so is its GitError, which the next clause needs.
-        raise
     except (pygit2.GitError, OSError) as error:
         raise UserError(
             f"{path}: an object of the history cannot be read ({' '.join(str(error).split())}); clone it again, or "
@@ -86,7 +104,10 @@ def commits_oldest_first(repository: pygit2.Repository, tip: str | None = None, 
     Parents come before their children. Apart from that, commits are ordered by committer date.
     """
     order = SortMode.TOPOLOGICAL | SortMode.TIME | SortMode.REVERSE
-    walker = repository.walk(tip or repository.head.target, order)
+    tip = tip or repository.head.target
+    if shallow_ends(repository.path):  # libgit2 walks them only in the folder that all working trees share
+        repository = open_repository(common_dir(repository.path))
+    walker = repository.walk(tip, order)
     if known:
         walker.hide(known)
     return [str(commit.id) for commit in walker]
@@ -106,7 +127,7 @@ def missing_objects_state(repository: pygit2.Repository) -> list[str]:
 def tree_files(repository: pygit2.Repository, commit: str) -> Iterator[tuple[str, pygit2.Oid]]:
     """Yields the path and the blob id of each regular file in a commit's tree, ordered by path.
 
-    Files whose names git would refuse to check out are left out.
+    Files whose names git would refuse to check out are excluded.
     """
     stack = [("", read_object(repository, commit).tree.id, 0)]
     while stack:

@@ -31,7 +31,7 @@ def ranks_of(run: str | Path, split: str, system: str = "trained") -> RankedQuer
     """Reads ranks from a run's output folder, or from a file of ranks.
 
     Raises:
-        UserError: the run has no ranks for this split and system, or they are not those of its encoder.
+        UserError: the run has no ranks for this split and system, or its encoder has changed since.
     """
     path = Path(run)
     if path.is_dir():
@@ -52,7 +52,7 @@ def _check_listed(path: Path) -> None:
         return
     if path.name not in listed:
         raise UserError(f"{path}: not from the run in this folder, whose {RECORD} does not list it: evaluate again")
-    if listed[path.name].get("hash") != file_fingerprint(path):
+    if listed[path.name] != file_fingerprint(path):
         raise UserError(f"{path}: has changed since the run in this folder wrote it: evaluate again")
 
 
@@ -69,9 +69,9 @@ class RankChange:
 
     Args:
         query: the text of the query.
-        delta: its reciprocal rank in a minus that in b, averaged over seeds.
+        delta: its reciprocal rank in a minus its reciprocal rank in b, averaged over seeds.
         ranks: for each system, the rank with each seed.
-        tops: for each system, the top three codes with the first seed, as (True for the own code, text).
+        tops: for each system, the top three codes with the first seed, as (True for the query's code, text).
     """
 
     query: str
@@ -178,7 +178,7 @@ def p_text(p: float, equals: str = "") -> str:
 
 
 def change_text(change: RankChange) -> str:
-    """Formats a change as several lines: the query, then each system's top codes. `=>` marks the query's own code."""
+    """Formats a change as several lines: the query, then each system's top codes. `=>` marks the query's positive."""
     lines = [f"{change.delta:+.3f}  {shortened(change.query)}"]
     for name, ranks, top in zip("AB", change.ranks, change.tops, strict=True):
         lines.append(f"  {name}: rank {', '.join(f'{rank:,}' for rank in ranks)}")

@@ -17,7 +17,7 @@ CURVES = (("loss", "Training loss", "loss"), ("mrr", "MRR on valid during traini
 
 
 def draw_pictures(methods: Mapping[str, Sequence], differences: Sequence, folder: Path) -> dict[str, Path]:
-    """Draws those figures for which there is data. Returns their files, keyed by title.
+    """Draws the figures that have data. Returns their files, keyed by title.
 
     Args:
         methods: the `ReportedRun`s of each method.

@@ -24,7 +24,6 @@ TEST_NOTE = (
 )
 SETTINGS = ("loss", "estimator", "weighting", "alpha", "beta", "temperature", "floor", "margin", "cancel")
 TRAINING = ("learning rate", "epochs", "codes compared per query", "seconds a step, evaluations included")
-OLDER_NAMES = {"codes compared per query": "codes that each query meets"}  # in records of earlier versions
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,13 +55,13 @@ class Difference:
 
 
 def find_runs(folders: Sequence[str | Path]) -> tuple[list[ReportedRun], list[str]]:
-    """Finds finished runs below some folders. Returns them, and a line for each folder that was left out.
+    """Finds finished runs below some folders. Returns them, and a line for each folder that was excluded.
 
     Raises:
-        UserError: a folder does not exist, or there is no finished run.
+        UserError: a folder does not exist, or no run has finished.
     """
     runs: dict[Path, ReportedRun] = {}  # by real path, so that a folder that is given twice counts once
-    left_out = []
+    excluded = []
     for root in map(Path, folders):
         if not root.is_dir():
             raise UserError(f"{root}: no such folder")
@@ -73,10 +72,10 @@ def find_runs(folders: Sequence[str | Path]) -> tuple[list[ReportedRun], list[st
             try:
                 runs.setdefault(folder.resolve(), _read_run(folder, root))
             except UserError as error:
-                left_out.append(f"{folder}: {error}")
+                excluded.append(f"{folder}: {error}")
     if not runs:
-        raise UserError("; ".join(["no finished run was found", *left_out]))
-    return sorted(runs.values(), key=lambda run: (run.method, str(run.seed))), left_out
+        raise UserError("; ".join(["no finished run was found", *excluded]))
+    return sorted(runs.values(), key=lambda run: (run.method, str(run.seed))), excluded
 
 
 def _read_run(folder: Path, root: Path) -> ReportedRun:
@@ -176,7 +175,7 @@ def write_report(folders: Sequence[str | Path], output_dir: str | Path, baseline
     Raises:
         UserError: there is nothing to report, or the folder cannot be written to.
     """
-    runs, left_out = find_runs(folders)
+    runs, excluded = find_runs(folders)
     methods = by_method(runs)
     baseline = choose_baseline(methods, baseline)
     names: dict[str, None] = {}
@@ -187,7 +186,7 @@ def write_report(folders: Sequence[str | Path], output_dir: str | Path, baseline
     for name in names:
         compared[name], problems = compare_with(baseline, methods, name)
         differences += compared[name]
-        left_out += problems
+        excluded += problems
     p_values = [randomisation_test(each.comparison.differences.mean(0)) for each in differences]
     p_of = dict(zip(differences, holm(p_values), strict=True))
     parts = ["# Results", f"{len(runs)} runs of {len(methods)} methods, compared with {baseline}."]
@@ -202,8 +201,8 @@ def write_report(folders: Sequence[str | Path], output_dir: str | Path, baseline
         for title, path in pictures.items():
             parts.append(f"## {title}\n\n![{title}]({path.name})")
         parts += ["## Runs", runs_table(runs)]
-        if left_out:
-            parts += ["## Left out or not compared", "\n".join(f"- {line}" for line in left_out)]
+        if excluded:
+            parts += ["## Skipped or not compared", "\n".join(f"- {line}" for line in excluded)]
         write_text(output_dir / PAGE, "\n\n".join(parts) + "\n")
     except OSError as error:
         raise UserError(f"{output_dir}: cannot be written: {error.strerror}") from error
@@ -258,10 +257,5 @@ def runs_table(runs: Sequence[ReportedRun]) -> str:
         loss = run.record["loss"]
         training = run.record["training"]
         settings = ", ".join(f"{name} {loss[name]}" for name in SETTINGS if loss.get(name) is not None)
-        rows.append([str(run.folder), run.seed, settings, *(number_of(training, name) for name in TRAINING)])
+        rows.append([str(run.folder), run.seed, settings, *(training.get(name) for name in TRAINING)])
     return table(["folder", "seed", "settings", *TRAINING], rows, floats="g")
-
-
-def number_of(training: dict, name: str):
-    """Returns a number of a run's training, also from the record of an earlier version. None if it is missing."""
-    return training.get(name, training.get(OLDER_NAMES.get(name, name)))

@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
-import fcntl
+import io
+import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
-from soft_trainer.errors import UserError, name_option
-from soft_trainer.files import RECORD, STUDIED, read_json, write_json
+from soft_trainer.errors import UserError
+from soft_trainer.files import CHECKPOINTS, RECORD, STUDIED, read_json, write_json
 from soft_trainer.options.parse import parse
 from soft_trainer.options.recipes import read_recipe
+from soft_trainer.run.building import build_profile
+from soft_trainer.run.folder import DONE, NEW, OTHER, STOPPED, State, lock, lock_file, state_of
+from soft_trainer.run.opening import complete_options
 from soft_trainer.terminal import print_on_main, table
-from soft_trainer.training.checkpoints import newest_complete
-from soft_trainer.training.identity import (
-    KINDS,
-    STUDY,
-    changed_versions,
-    differences,
-    launched_with,
-    option_values,
-    run_identity,
-)
+from soft_trainer.training.run_fingerprint import KINDS, STUDY, run_fingerprint
 
 KEYS = ("launcher", "options", "output_dir", "runs", "seeds")
 PLACEHOLDER = re.compile(r"\{([\w.-]+)\}")
 RECIPE = "recipe.yaml"
 LOG = "log.txt"
+UNFINISHED_REDO = "unknown, because a --redo with another launcher did not end"
 
 # Options that a run cannot set, because the study does.
 _OF_STUDY = {"seed": "the study's `seeds` decide", "output_dir": "the study's `output_dir` decides"}
@@ -78,16 +74,14 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, outpu
     path = Path(path)
     content = read_recipe(path)
     if "runs" not in content:
-        raise UserError(
-            f"{path}: has no runs, so it is not a study; `soft-trainer train` takes it with {name_option('config')}"
-        )
+        raise UserError(f"{path}: has no runs, so it is not a study; `soft-trainer train` takes it with config")
     for name in content:
         if name not in KEYS:
             raise UserError(f"{path}: unknown key {name!r}; a study has {', '.join(KEYS)}")
     if not isinstance(content["runs"], dict) or not content["runs"]:
-        raise UserError(f"{path}: runs: a mapping is expected")
+        raise UserError(f"{path}: runs: expected a mapping")
     if not isinstance(content.get("seeds"), list) or not content["seeds"]:
-        raise UserError(f"{path}: seeds: a list is expected")
+        raise UserError(f"{path}: seeds: expected a list")
     shared = content.get("options") or {}
     changes = dict(changes or {})
     root = output_dir or content.get("output_dir")
@@ -114,7 +108,7 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, outpu
 
 
 def _with_recipe(options: Mapping | None, folder: Path) -> tuple[dict, dict]:
-    """Returns a run's options, together with those of the recipe that it starts from."""
+    """Returns a run's options, together with the options of the recipe that it starts from."""
     options = dict(options or {})
     config = options.pop("config", None)
     if config is None:
@@ -131,9 +125,7 @@ def _filled(value, known: Mapping):
 
     def text_of(match: re.Match) -> str:
         if match[1] not in known:
-            raise UserError(
-                f"{match[0]}: no option or run has this name; set it with {name_option('set')} {match[1]}=..."
-            )
+            raise UserError(f"{match[0]}: no option or run has this name; set it with set {match[1]}=...")
         return str(known[match[1]])
 
     return PLACEHOLDER.sub(text_of, value)
@@ -150,41 +142,32 @@ def check_options(run: PlannedRun) -> tuple:
 # ---- The folder of a run ----
 
 
-def identity_of(study: Study, run: PlannedRun) -> dict[str, dict]:
-    """Returns all that a run's results depend on, as far as it is known before anything is loaded.
+def state_of_run(study: Study, run: PlannedRun) -> State:
+    """Returns the state of a run's folder, as the run itself would find it.
 
-    An option that is not given counts as such, even where its default is given in another run: some defaults depend on
-    the encoder.
+    Processes and precision are the launcher's business, whose command line is compared as a text.
+
+    Raises:
+        UserError: an option is invalid, or the encoder cannot be found.
     """
-    parts = check_options(run)
-    given = {name: value for name, value in option_values(*parts).items() if name in parts[0].given}
-    return run_identity(given, launched_with(study.launcher), study.output_dir)
-
-
-def state_of(study: Study, run: PlannedRun) -> tuple[str, list[str]]:
-    """Returns a run's state ("new", "stopped", "done" or "changed") and what has changed since it was made."""
     folder = study.folder(run)
-    made_with = _read(folder / STUDIED)
-    finished = "training" in (_read(folder / RECORD) or {})
-    if made_with is None:
-        if finished:
-            return "changed", ["made without the study"]
-        return "new", []
-    identity = identity_of(study, run)
-    changes = differences(made_with, identity, STUDY)
-    if changes:
-        return "changed", changes
-    if finished:
-        return "done", changed_versions(made_with, identity)
-    if newest_complete(folder):
-        return "stopped", []
-    return "new", []
+    if not any(folder.glob(CHECKPOINTS)) and not (folder / RECORD).is_file():
+        return State(NEW)
+    model_args, data_args, args = check_options(run)
+    with redirect_stderr(io.StringIO()):  # the run itself prints its defaults
+        complete_options(model_args, data_args, args, build_profile(model_args))
+    state = state_of(folder, run_fingerprint(model_args, data_args, args, apart=folder), STUDY)
+    launcher = _launcher(study, folder)
+    if launcher != study.launcher:
+        return State(OTHER, None, (f"launcher was {launcher!r}, is {study.launcher!r}",))
+    return state
 
 
-def _read(path: Path) -> dict | None:
+def _launcher(study: Study, folder: Path) -> str:
+    """Returns the launcher with which a study made the run in a folder, or the study's own if no study made it."""
     with suppress(UserError):
-        return read_json(path)
-    return None
+        return read_json(folder / STUDIED)["launcher"]
+    return study.launcher
 
 
 # ---- The runs ----
@@ -194,8 +177,8 @@ def plan(study: Study) -> str:
     """Returns a table of the runs and their states."""
     rows = []
     for run in study.runs:
-        state, changes = state_of(study, run)
-        rows.append([run.name, state, "; ".join(changes)])
+        state = state_of_run(study, run)
+        rows.append([run.name, state.name, "; ".join(state.changes)])
     return table(("run", "state", "differs in"), rows)
 
 
@@ -203,37 +186,29 @@ def run_all(study: Study, redo: bool = False) -> int:
     """Starts every run that is not done, one after the other, and prints a summary.
 
     Args:
-        redo: delete and repeat runs that were made with other settings.
+        redo: make runs again that were made with other settings.
 
     Returns:
         0 if all runs are done, 1 if one failed, 130 after Ctrl-C.
 
     Raises:
-        UserError: a run was made with other settings, or `redo` would delete a run that is still running.
+        UserError: a run was made with other settings.
     """
     for run in study.runs:
-        state, changes = state_of(study, run)
-        if state != "changed":
-            continue
-        if not redo:
+        state = state_of_run(study, run)
+        if state.name == OTHER and not redo:
             raise UserError(
-                f"{study.folder(run)}: was made with other settings: {'; '.join(changes)}. Write to another "
-                f"{name_option('output_dir')}, or delete and repeat such runs with {name_option('redo')}"
+                f"{study.folder(run)}: was made with other settings: {'; '.join(state.changes[:3])}. Set another "
+                "output_dir, or make such runs again with --redo"
             )
-        with (study.folder(run) / LOG).open("ab") as log:
-            if not _lock(log):
-                raise UserError(
-                    f"{study.folder(run)}: its run is still in progress in another study; stop it before "
-                    f"{name_option('redo')}"
-                )
-            shutil.rmtree(study.folder(run))
     outcomes = []
     code = 0
     try:
         for number, run in enumerate(study.runs, 1):
-            outcome = _make(study, run, f"[{number}/{len(study.runs)}] {run.name}")
-            outcomes.append([run.name, outcome, _mrr(study.folder(run))])
-            if not outcome.startswith("done"):
+            outcome = _make(study, run, redo, f"[{number}/{len(study.runs)}] {run.name}")
+            done = outcome.startswith("done")
+            outcomes.append([run.name, outcome, _mrr(study.folder(run)) if done else None])
+            if not done:
                 code = 1
     except KeyboardInterrupt:
         code = 130
@@ -242,55 +217,51 @@ def run_all(study: Study, redo: bool = False) -> int:
     return code
 
 
-def _make(study: Study, run: PlannedRun, title: str) -> str:
+def _make(study: Study, run: PlannedRun, redo: bool, title: str) -> str:
     """Starts a run in another process, unless it is done, and returns its outcome."""
-    state, upgraded = state_of(study, run)
-    if state == "done":
-        return "; ".join(["done before", *upgraded])
     folder = study.folder(run)
     folder.mkdir(parents=True, exist_ok=True)
+    # The run's process inherits the lock of its log, because it may outlive a study that is killed.
     with (folder / LOG).open("ab") as log:
-        if not _lock(log):
-            return "held by another study, or by a run that one left over"
-        write_json(folder / STUDIED, identity_of(study, run))
+        held = lock(folder)
+        if held is None or not lock_file(log):
+            return "skipped: another study or run has it open"
+        os.close(held)  # the run locks its folder
+        state = state_of_run(study, run)
+        if state.name == DONE:
+            return "done before"
+        if state.name == OTHER and not redo:
+            return f"differs: {'; '.join(state.changes[:3])}"
+        # Until the run ends, the folder may hold the results of the earlier launcher.
+        relaunched = state.name == OTHER and _launcher(study, folder) != study.launcher
+        write_json(folder / STUDIED, {"launcher": UNFINISHED_REDO if relaunched else study.launcher})
         (folder / RECIPE).write_text(yaml.safe_dump(dict(run.options), sort_keys=True))
-        print_on_main(f"{title}: {'resumes' if state == 'stopped' else 'starts'}; output in {folder / LOG}")
+        verb = {STOPPED: "continues", OTHER: "starts again"}.get(state.name, "starts")
+        print_on_main(f"{title}: {verb}; output in {folder / LOG}")
         start = log.tell()
+        command = _command(study, folder, overwrite=state.name == OTHER)
         # Ctrl-C reaches the study, the launcher and the run, because they share a process group.
-        process = subprocess.Popen(_command(study, folder, state == "stopped"), stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:
             code = process.wait()
         finally:
             process.wait()
     if code:
         return f"failed: {_last_line(folder / LOG, start)}"
+    write_json(folder / STUDIED, {"launcher": study.launcher})
     return "done"
 
 
-def _lock(log) -> bool:
-    """Locks a run's log, and thereby its folder, until the file is closed. Returns False if it is locked already.
-
-    The run's process inherits the lock, because it may outlive a study that is killed.
-    """
-    try:
-        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # the file system has no locks
-        pass
-    return True
-
-
-def _command(study: Study, folder: Path, resume: bool) -> list[str]:
+def _command(study: Study, folder: Path, overwrite: bool) -> list[str]:
     """Returns a run's command line."""
     launcher = shlex.split(study.launcher)
-    if launcher[:2] == ["accelerate", "launch"]:  # the one of this Python, even if it is not on the PATH
+    if launcher[:2] == ["accelerate", "launch"]:  # this Python's `accelerate`, even if it is not on the PATH
         launcher[:2] = [sys.executable, "-m", "accelerate.commands.launch"]
     if shutil.which(launcher[0]) is None:
         raise UserError(f"launcher={study.launcher!r}: no command {launcher[0]}")
     command = [*launcher, "-m", "soft_trainer.cli", "train", "--config", str(folder / RECIPE)]
-    if resume:
-        return [*command, "--resume_from_checkpoint", "last"]
+    if overwrite:
+        return [*command, "--overwrite", "true"]
     return command
 
 
@@ -309,5 +280,7 @@ def _last_line(log: Path, start: int) -> str:
 
 def _mrr(folder: Path) -> float | None:
     """Returns the trained encoder's MRR on test, or None if it was not measured."""
-    record = _read(folder / RECORD) or {}
+    record = {}
+    with suppress(UserError):
+        record = read_json(folder / RECORD)
     return record.get("results", {}).get("test", {}).get("trained", {}).get("mrr")

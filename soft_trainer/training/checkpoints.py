@@ -10,53 +10,68 @@ from pathlib import Path
 
 from soft_trainer import distributed
 from soft_trainer.errors import UserError
-from soft_trainer.files import IDENTITY, read_json, reporting_disk_errors, write_json
+from soft_trainer.files import DEPENDS_ON, read_json, reporting_disk_errors, write_json
 from soft_trainer.fingerprints import plain_settings
 from soft_trainer.terminal import print_on_main
-from soft_trainer.training.identity import changed_versions, differences, free_to_resume
+from soft_trainer.training.run_fingerprint import NO_SOURCE, NOT_COMPARED, RESUME, changes
 
 MARKER = "complete.json"
+UNFINISHED = "unfinished"  # a file in a checkpoint that is being written
 
 
-def identify(describe: Callable[[], Mapping], checkpoint: str | None) -> dict[str, object]:
-    """Returns the identity to store in checkpoints, after comparing it with that of the checkpoint to resume from.
+def compared(fingerprint: Callable[[], Mapping], checkpoint: str | None) -> dict[str, object]:
+    """Returns the run fingerprint to store in checkpoints, after comparing it with the checkpoint to resume from.
 
     Only the main process does this, because other processes may not have the weights or the folder. They get an empty
     dict.
 
     Args:
-        describe: returns the identity of the run, or a group of it.
+        fingerprint: computes the run fingerprint.
         checkpoint: the folder of the checkpoint to resume from, or None.
 
     Raises:
         UserError: the run differs, or the checkpoint contains only weights.
     """
-    identity = {}
+    found = {}
     problem = None
     if distributed.rank_and_world_size()[0] == 0:
-        identity = plain_settings(describe())
+        found = plain_settings(fingerprint())
         if checkpoint:
-            problem = _difference(checkpoint, identity)
+            problem = _problem(checkpoint, found)
     problem = distributed.from_main(problem)
     if problem is not None:
         raise UserError(problem)
-    return identity
+    return found
 
 
-def _difference(checkpoint: str, identity: Mapping) -> str | None:
+def _problem(checkpoint: str, now: Mapping) -> str | None:
     """Returns the reason why training cannot resume from a checkpoint, or None if it can."""
     marker = read_json(Path(checkpoint) / MARKER)
     if marker["weights only"]:
         return f"{checkpoint}: it contains only weights (save_only_model), so a run cannot be resumed from it"
-    then = marker[IDENTITY]
-    if changed := differences(then, identity, free_to_resume(identity)):
+    then = marker[DEPENDS_ON]
+    unknown = [name for name, value in now.items() if value == NO_SOURCE]
+    if unknown:
+        return f"{checkpoint}: {unknown[0]} is {NO_SOURCE}: define it in a module to resume"
+    if changed := changes(then, now, RESUME):
         return (
-            f"{checkpoint}: {'; '.join(changed[:3])}. A resumed run must use the settings it started with; only its "
-            "length, logging and saving may change. Leave resume_from_checkpoint out to start a new run"
+            f"{checkpoint}: {'; '.join(changed[:3])}. A run resumes with the settings that it started with; "
+            "resume_from_checkpoint=false starts another"
         )
-    if upgraded := changed_versions(then, identity):
-        print_on_main(f"warning: {checkpoint}: {'; '.join(upgraded)}. This may change the results")
     return None
+
+
+def warn_of_changes(fingerprint: Mapping, checkpoint: str | None) -> None:
+    """Prints what may differ from the checkpoint that training resumes from: versions, and what cannot be compared."""
+    if checkpoint is None or not fingerprint:
+        return
+    then = read_json(Path(checkpoint) / MARKER)[DEPENDS_ON].get("versions", {})
+    for name, version in fingerprint["versions"].items():
+        if then.get(name) != version:
+            print_on_main(f"warning: {checkpoint}: {name} was {then.get(name)}, is {version}. Results may change")
+    for name, value in fingerprint.items():
+        if value == NOT_COMPARED:
+            print_on_main(f"warning: {checkpoint}: {name} cannot be compared: make sure that it has not changed")
 
 
 # ---- Complete checkpoints ----
@@ -64,21 +79,30 @@ def _difference(checkpoint: str, identity: Mapping) -> str | None:
 
 @contextmanager
 def saving_checkpoint(folder: str | Path) -> Iterator[None]:
-    """Reports disk errors like `reporting_disk_errors`, and removes a checkpoint that any error left unfinished."""
+    """Reports disk errors like `reporting_disk_errors`, and removes a checkpoint that any error left unfinished.
+
+    A process that is killed leaves a checkpoint with the file UNFINISHED, which counts as none.
+    """
+    folder = Path(folder)
     try:
         with reporting_disk_errors(folder):
-            (Path(folder) / MARKER).unlink(missing_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / UNFINISHED).touch()
+            (folder / MARKER).unlink(missing_ok=True)
             yield
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
-def mark_complete(folder: str | Path, identity: Mapping, weights_only: bool = False) -> None:
-    """Marks a checkpoint as complete by writing a file with the time, the run's identity and all file sizes.
+def mark_complete(
+    folder: str | Path, fingerprint: Mapping, weights_only: bool = False, losses: float | None = None
+) -> None:
+    """Marks a checkpoint as complete by writing a file with the time, the run fingerprint and all file sizes.
 
     Args:
         weights_only: True if the checkpoint lacks the optimizer, so that no training can resume from it.
+        losses: the sum of the losses of all steps so far.
 
     Raises:
         UserError: the file cannot be written. The checkpoint has then been removed.
@@ -87,10 +111,18 @@ def mark_complete(folder: str | Path, identity: Mapping, weights_only: bool = Fa
     with saving_checkpoint(folder):
         sizes = {}
         for path in sorted(folder.rglob("*")):
-            if path.is_file():
+            if path.is_file() and path.name != UNFINISHED:
                 sizes[str(path.relative_to(folder))] = path.stat().st_size
-        marker = {"written": time.time(), "weights only": weights_only, IDENTITY: identity, "sizes": sizes}
-        write_json(folder / MARKER, marker)
+        marker = {"written": time.time(), "weights only": weights_only, "losses": losses}
+        write_json(folder / MARKER, marker | {DEPENDS_ON: fingerprint, "sizes": sizes})
+        (folder / UNFINISHED).unlink()
+
+
+def losses_before(checkpoint: str | None) -> float:
+    """Returns the sum of the losses of all steps before a checkpoint, or 0 without a checkpoint."""
+    if checkpoint is None:
+        return 0.0
+    return read_json(Path(checkpoint) / MARKER).get("losses") or 0.0
 
 
 def _written(folder: Path) -> float | None:
@@ -98,7 +130,7 @@ def _written(folder: Path) -> float | None:
     with suppress(OSError, UserError, KeyError, AttributeError):  # no marker of this version, or a missing file
         marker = read_json(folder / MARKER)
         whole = all((folder / name).stat().st_size == size for name, size in marker["sizes"].items())
-        if whole and IDENTITY in marker:
+        if whole and DEPENDS_ON in marker:
             return marker["written"]
     return None
 

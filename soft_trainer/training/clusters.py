@@ -15,10 +15,10 @@ def similar_batches(
     group_size: int = 8,
     drop_last: bool = True,
 ) -> list[list[int]]:
-    """Builds the batches of one epoch, in which similar pairs are together. Every pair is in one batch.
+    """Builds the batches of one epoch, with similar pairs in the same batch. Every pair is in one batch.
 
     Pairs are visited in random order. A pair that is not yet in a group starts one. It is joined by the free pairs of
-    the codes nearest to its query, and then of those nearest to the new members' queries. Full groups are spread
+    the codes nearest to its query, then of the codes nearest to the new members' queries. Full groups are spread
     evenly over the batches. A pair from an incomplete group joins a batch that contains a similar code if it has room,
     otherwise any batch.
 
@@ -28,7 +28,7 @@ def similar_batches(
         batch_size: the number of pairs in a batch.
         generator: the random generator for all draws.
         group_size: the number of pairs in a group.
-        drop_last: if True, random pairs are left out so that all batches are full. If False, the last batch may be
+        drop_last: if True, random pairs are dropped so that all batches are full. If False, the last batch may be
             short.
 
     Returns:

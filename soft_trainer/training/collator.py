@@ -21,7 +21,7 @@ STATIC_PADDING = 100
 
 @dataclass(frozen=True)
 class ChunkCost:
-    """Estimates the cost of encoding a chunk. The unit is the cost of one token without attention.
+    """The estimated cost of encoding a chunk. The unit is the cost of one token without attention.
 
     A chunk of n rows padded to L tokens costs `overhead + n L (1 + attention L)`.
 
@@ -111,15 +111,6 @@ class Side:
     chunks: list[dict[str, Tensor]]
     order: Tensor
 
-    @classmethod
-    def of(cls, inputs: Side | Mapping) -> Side:
-        """Wraps the output of a collator: model inputs, or `{"chunks": [inputs, ...], "order": LongTensor}`."""
-        if isinstance(inputs, cls):
-            return inputs
-        if "chunks" in inputs:
-            return cls(list(inputs["chunks"]), inputs["order"])
-        return cls([dict(inputs)], torch.arange(len(next(iter(inputs.values())))))
-
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Side:
         """Returns a copy with `change` applied to every tensor."""
         chunks = []
@@ -127,14 +118,9 @@ class Side:
             chunks.append({name: change(tensor) for name, tensor in chunk.items()})
         return Side(chunks, change(self.order))
 
-    def with_passes(self, number: int) -> Side:
-        """Returns a copy with at least `number` chunks. The embeddings of added chunks are not used."""
-        one_row = {name: tensor[:1] for name, tensor in self.chunks[0].items()}
-        return Side(self.chunks + [one_row] * (number - len(self.chunks)), self.order)
-
 
 class PairCollator:
-    """Pads the pairs of a batch, separately for each side, to the longest row in their chunk.
+    """A collator that pads the pairs of a batch, separately for each side, to the longest row in their chunk.
 
     Args:
         pad_token_id: the tokenizer's padding id.
@@ -172,7 +158,10 @@ class PairCollator:
         padded = []
         for chunk in chunks:
             padded.append(pad([token_ids[row] for row in chunk], self.pad_token_id, prompt))
-        return Side(padded, torch.from_numpy(order)).with_passes(passes)
+        # A batch with fewer rows than passes encodes one row again, and does not use the embedding.
+        one_row = {name: tensor[:1] for name, tensor in padded[0].items()}
+        padded += [one_row] * (passes - len(padded))
+        return Side(padded, torch.from_numpy(order))
 
     def count_chunks(self, lengths: np.ndarray) -> int:
         """Counts the chunks needed for rows with these lengths, int64[B]. No rows still need one chunk."""

@@ -10,8 +10,6 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import TrainerCallback
 
-from soft_trainer.errors import name_option
-
 
 class NotFiniteError(RuntimeError):
     """The loss is NaN or infinite, or gradients overflowed in too many consecutive steps."""
@@ -34,7 +32,7 @@ class DelayedNumber:
 
 
 class FiniteGuard:
-    """Checks that every loss is finite. Each loss is checked one step later, so that no step waits for the device.
+    """A check that every loss is finite. It runs one step later, so that no step waits for the device.
 
     Args:
         rows: the training rows. The error message identifies the batch by their urls.
@@ -100,7 +98,7 @@ class FiniteGuard:
 
 
 class OverflowCounter(TrainerCallback):
-    """Counts the steps that were skipped because fp16 gradients overflowed. Stops training after too many in a row.
+    """A counter of steps skipped because fp16 gradients overflowed. It stops training after too many in a row.
 
     A fused optimizer does not report skipped steps, so this callback watches the loss scale, which falls only after an
     overflow. The scale is read one step later, so that no step waits for the device.
@@ -136,6 +134,6 @@ class OverflowCounter(TrainerCallback):
             steps = f"{self._in_a_row} steps in a row, up to step {state.global_step}"
             raise NotFiniteError(
                 f"fp16 gradients overflowed in {steps}, and the loss scale fell to {scale:g}: train in bf16 "
-                f"({name_option('bf16', True)}, {name_option('fp16', False)}) or float32, or lower the learning rate"
+                f"(bf16=True, fp16=False) or float32, or lower the learning rate"
             )
         self._pending = DelayedNumber(self._scaler()._get_scale_async())

@@ -51,13 +51,12 @@ def cached_backward(
     Args:
         encode: returns the embeddings of one chunk of model inputs.
         batch: the batch, divided into chunks.
-        loss_of: returns one block's contribution to the loss, given the embeddings of this process's queries (of all
-            queries, if the batch has `pairs`), the embeddings of all codes, and the block as a slice of this process's
-            queries.
+        loss_of: returns one block's contribution to the loss, given the embeddings of this process's queries, the
+            embeddings of all codes, and the block as a slice of this process's queries.
         backward: runs the backward pass of a loss, scaled as the precision requires.
         gathers: True if the embeddings of all processes are used.
         block_size: the number of queries whose scores are in memory at the same time.
-        no_sync: returns a context in which gradients are not reduced across processes. Only the last chunk runs
+        no_sync: returns a context that does not reduce gradients across processes. Only the last chunk runs
             outside it.
 
     Returns:
@@ -73,12 +72,9 @@ def cached_backward(
     first = len(batch.query.chunks)
     queries = torch.cat(parts[:first])[batch.query.order]
     codes = torch.cat(parts[first:])[batch.code.order]
-    number = len(queries)
     if gathers:
         codes = distributed.gather_with_gradient(codes, batch.code_sizes)
-        if batch.pairs is not None:
-            queries = distributed.gather_with_gradient(queries, batch.sizes)
-    total = loss_in_blocks(queries, codes, number, loss_of, backward, block_size)
+    total = loss_in_blocks(queries, codes, loss_of, backward, block_size)
     for place, (chunk, part, state) in enumerate(zip(chunks, parts, states, strict=True), 1):
         with contextlib.nullcontext() if place == len(chunks) else no_sync(), state.again():
             embeddings = encode(chunk)
@@ -90,7 +86,6 @@ def cached_backward(
 def loss_in_blocks(
     queries: Tensor,
     codes: Tensor,
-    number: int,
     loss_of: Callable[[Tensor, Tensor, slice], Tensor],
     backward: Callable[[Tensor], None],
     block_size: int,
@@ -98,9 +93,8 @@ def loss_in_blocks(
     """Backpropagates the loss through the scores block by block, then once through the gathered embeddings.
 
     Args:
-        queries: Tensor[B, d] or, of all processes, Tensor[G, d], with a graph.
+        queries: Tensor[B, d], this process's queries, with a graph.
         codes: Tensor[N, d], with a graph.
-        number: B, the number of this process's queries.
         loss_of, backward, block_size: as in `cached_backward`.
 
     Returns:
@@ -109,7 +103,7 @@ def loss_in_blocks(
     q = queries.detach().requires_grad_()
     c = codes.detach().requires_grad_()
     total = queries.new_zeros(())
-    for start in range(0, max(number, 1), block_size):  # a process without queries also joins the gather
+    for start in range(0, max(len(queries), 1), block_size):  # a process without queries also joins the gather
         loss = loss_of(q, c, slice(start, start + block_size))
         backward(loss)
         total += loss.detach()

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from transformers import TrainerCallback
 
 from soft_trainer import distributed
-from soft_trainer.errors import for_caller
 from soft_trainer.training.checkpoints import newest_complete
 
 
@@ -21,14 +20,10 @@ def how_to_continue(args) -> str:
     Args:
         args: the training arguments.
     """
-    start = for_caller("the same command", "trainer.train()")
-    resume = for_caller(
-        "the same command with --resume_from_checkpoint last", 'trainer.train(resume_from_checkpoint="last")'
-    )
     checkpoint = newest_complete(args.output_dir) if args.output_dir else None
     if checkpoint is None:
-        return f"no checkpoint has been written; {start} starts from the first step"
-    return f"{checkpoint} is kept; {resume} continues from it"
+        return "no checkpoint has been written, so a new start begins with the first step"
+    return f"{checkpoint} is kept; the same command, or resume_from_checkpoint=last in Python, continues from it"
 
 
 @contextlib.contextmanager
@@ -53,7 +48,7 @@ def explaining_interruption(args, step: Callable[[], int] | None = None) -> Iter
 
 
 class SaveOnTermination(TrainerCallback):
-    """Saves a checkpoint and stops training after SIGTERM. All processes stop at the same step."""
+    """A callback that saves a checkpoint and stops training after SIGTERM. All processes stop at the same step."""
 
     PERIOD = 10  # the number of steps between two messages to other processes
 

@@ -13,8 +13,8 @@ from soft_trainer.estimators.neighbours import Neighbours
 
 
 @dataclass(frozen=True)
-class OwnNegatives:
-    """Draws negatives for each query, in addition to those in the batch. They change in every epoch.
+class HardNegatives:
+    """Negatives drawn for each query, in addition to the batch's negatives. They change in every epoch.
 
     Args:
         candidates (`csr[Q, C]`): the codes that may be drawn for each query.
@@ -29,7 +29,7 @@ class OwnNegatives:
     def __str__(self) -> str:
         counts = np.diff(self.candidates.indptr)
         return (
-            f"own negatives: {counts.mean():.1f} candidates a row, {int((counts == 0).sum()):,} of {len(counts):,} "
+            f"hard negatives: {counts.mean():.1f} candidates a row, {int((counts == 0).sum()):,} of {len(counts):,} "
             f"rows have none; up to {self.number} are drawn for each query in each epoch"
         )
 
@@ -65,7 +65,7 @@ def below_ratio(neighbours: Neighbours, ratio: float, texts: np.ndarray) -> spar
     """Turns each query's neighbours into candidates, csr[Q, C], nearest first.
 
     Args:
-        ratio: the highest score of a candidate, as a share of the score s that the query's own code has. If s is below
+        ratio: the highest score of a candidate, as a share of the score s that the query's positive has. If s is below
             0, the highest score is s - (1 - ratio) abs(s).
         texts: int[C], the ids of the codes' texts. If several codes have the same text, only the nearest is kept.
 
@@ -80,7 +80,7 @@ def below_ratio(neighbours: Neighbours, ratio: float, texts: np.ndarray) -> spar
     if not len(codes):
         raise UserError(
             f"negative_ratio={ratio:g}: none of {int((neighbours.rows >= 0).sum()):,} similar codes scores that far "
-            "below the query's own code; use a larger ratio"
+            "below the query's positive; use a larger ratio"
         )
     counts = np.bincount(queries[distinct], minlength=len(neighbours.rows))
     starts = np.concatenate([[0], np.cumsum(counts)])

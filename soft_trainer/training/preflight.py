@@ -15,8 +15,8 @@ from soft_trainer.encoders.encoding import check_dims
 from soft_trainer.encoders.given import given_encoder
 from soft_trainer.encoders.loading import MISSING_WEIGHTS, add_padding_token, check_model
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import UserError, name_option
-from soft_trainer.estimators.base import Estimator, check_codes_have_queries
+from soft_trainer.errors import UserError
+from soft_trainer.estimators.base import Estimator, NeighbourEstimator, check_codes_have_queries
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.evaluation.results import METRICS
 from soft_trainer.evaluation.retrieval import shorter_metric
@@ -33,20 +33,25 @@ def check_rows_of(plan: Plan, args, estimator, split: Split) -> None:
         UserError: a check fails. The message says what is missing or which batch size works.
     """
     strategy = plan.train_sampling_strategy
+    if strategy == "similar" and not isinstance(estimator, NeighbourEstimator):
+        name = "no estimator" if estimator is None else type(estimator).__name__
+        raise UserError(
+            f"train_sampling_strategy=similar: {name} has no vectors to find neighbours by; use {FIND_NEIGHBOURS}"
+        )
     languages = ()
     if strategy == "one_language":
-        languages = languages_of(split.pair_rows())
+        languages = languages_of(split.to_pairs())
     make_sampler(split, plan, args, languages=languages)  # raises UserError if there are too few rows
-    check_codes(plan.objective, plan.global_batch_size)
+    check_codes(plan.criterion, plan.global_batch_size)
     if isinstance(estimator, Estimator):
         estimator.check(split)
     if plan.options.negatives_per_query == 0:
         return
     wrong = split.judgments.wrong
     if wrong is not None:
-        if plan.objective.needs_similarity:
+        if plan.criterion.needs_similarity:
             check_codes_have_queries(estimator, split, wrong.indices)
-    elif not getattr(estimator, "finds_neighbours", False):
+    elif not isinstance(estimator, NeighbourEstimator):
         raise UserError(
             "negatives_per_query: give the rows a column 'negatives', or name an estimator that finds similar codes: "
             f"{FIND_NEIGHBOURS}"
@@ -93,6 +98,8 @@ def check_own_collator(plan: Plan, prompt_lengths: Mapping[str, int]) -> None:
     Raises:
         UserError: an option requires it.
     """
+    if plan.processes > 1:
+        raise UserError(f"data_collator: one of your own works in one process, not in {plan.processes}")
     if plan.options.negatives_per_query:
         raise UserError("data_collator: collates pairs, so it cannot be used with negatives_per_query")
     if any(prompt_lengths.values()):
@@ -148,10 +155,10 @@ def _check_loadable(model: PreTrainedModel, pushes: bool) -> None:
     saved = adapters.adapter_state(model)
     for missing in getattr(model, MISSING_WEIGHTS, ()):
         if missing not in saved:
-            pooler = f", or {name_option('pooling', 'mean')}" if missing.startswith("pooler.") else ""
+            pooler = ", or pooling=mean" if missing.startswith("pooler.") else ""
             raise UserError(
                 f"model: its base has no {missing}, so it starts at random, and an adapter does not save it: set "
-                f"{name_option('merge_lora', True)}{pooler}"
+                f"merge_lora=True{pooler}"
             )
     base = adapters.base_name(model)
     if not base:
@@ -162,7 +169,7 @@ def _check_loadable(model: PreTrainedModel, pushes: bool) -> None:
     if pushes and Path(base).is_dir():
         raise UserError(
             f"push_to_hub: the adapter needs its base, {base}, which exists only on this machine: set "
-            f"{name_option('merge_lora', True)}, or push the base and train from its name"
+            f"merge_lora=True, or push the base and train from its name"
         )
 
 
@@ -173,7 +180,7 @@ def check_start(estimator, rows, checkpoint: str | None, step: int) -> None:
         step: the number of steps that this trainer has already trained.
 
     Raises:
-        UserError: there are no rows, or the estimator needs the encoder as it was before training.
+        UserError: `rows` is None, or the estimator needs the encoder as it was before training.
     """
     if rows is None:
         raise UserError("train_dataset: training needs rows")

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 from transformers import TrainingArguments
 
-from soft_trainer.data.judgments import RightAnswers, Split
+from soft_trainer.data.judgments import RelevantCodes, Split
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.neighbours import LeftOut
+from soft_trainer.estimators.neighbours import Excluded, Neighbours
 from soft_trainer.options.resolve import Plan
 from soft_trainer.terminal import print_on_main
-from soft_trainer.training.batches import TrainBatches, right_answers
-from soft_trainer.training.negatives import OwnNegatives, below_ratio
+from soft_trainer.training.batches import TrainBatches, relevant_codes
+from soft_trainer.training.negatives import HardNegatives, below_ratio
 from soft_trainer.training.sampler import EpochDataLoader, GlobalBatchSampler, data_seed, languages_of
 from soft_trainer.training.sources import SourceSampler
 
@@ -28,18 +28,18 @@ class PreparedRows:
     """Properties of the training rows that are computed before the first step.
 
     Args:
-        answers: looks up right answers by text. None if the plan does not need it.
+        answers: looks up relevant codes by text. None if the plan does not need it.
         negatives: the negatives that each query adds to a batch, or None.
         similar: the arguments of `similar_batches` if batches are formed from similar pairs, otherwise None.
     """
 
-    answers: RightAnswers | None = None
-    negatives: OwnNegatives | None = None
+    answers: RelevantCodes | None = None
+    negatives: HardNegatives | None = None
     similar: dict[str, object] | None = None
 
 
 def prepare_rows(split: Split, plan: Plan, estimator, encoder: EncoderProfile, seed: int) -> PreparedRows:
-    """Computes what the plan needs before the first step: right answers by text, negatives and similar pairs.
+    """Computes what the plan needs before the first step: relevant codes by text, negatives and similar pairs.
 
     Args:
         estimator: the estimator, fitted on `split`, or None.
@@ -52,26 +52,54 @@ def prepare_rows(split: Split, plan: Plan, estimator, encoder: EncoderProfile, s
     strategy = plan.train_sampling_strategy
     number = options.negatives_per_query
     answers = None
-    if options.duplicates != "ignore" or number or strategy == "no_duplicates":
-        answers = right_answers(split, encoder)
+    if options.false_negatives != "ignore" or number or strategy == "no_duplicates":
+        answers = relevant_codes(split, encoder)
     negatives = None
     if number:
         candidates = split.judgments.wrong
         if candidates is None:
-            left_out = LeftOut(split.judgments.first_codes(), answers)
-            neighbours = estimator.neighbours(max(CANDIDATES, number), left_out, progress=PROGRESS)
+            excluded = Excluded(split.judgments.first_codes(), answers)
+            neighbours = find_neighbours(estimator, split, max(CANDIDATES, number), excluded)
             candidates = below_ratio(neighbours, options.negative_ratio, answers.code_texts)
             del neighbours  # frees gigabytes if there are millions of queries
-        negatives = OwnNegatives(candidates, number, seed)
+        negatives = HardNegatives(candidates, number, seed)
         print_on_main(str(negatives))
     similar = None
     if strategy == "similar":
         pairs = split.judgments.pairs()
-        left_out = LeftOut(split.judgments.first_codes())
+        excluded = Excluded(split.judgments.first_codes())
         count = max(NEIGHBOURS, options.group_size)
-        neighbours = estimator.neighbours(count, left_out, np.unique(pairs[:, 1]), PROGRESS)
+        neighbours = find_neighbours(estimator, split, count, excluded, np.unique(pairs[:, 1]))
         similar = {"pairs": pairs, "neighbours": neighbours.rows, "group_size": options.group_size}
     return PreparedRows(answers, negatives, similar)
+
+
+def find_neighbours(
+    estimator, split: Split, k: int, excluded: Excluded, codes: np.ndarray | None = None
+) -> Neighbours:
+    """Finds the k codes most similar to each query, among the codes of the query's source.
+
+    Args:
+        codes: the rows of the codes to search, sorted. By default, all codes.
+    """
+    if not split.sources:
+        return estimator.neighbours(k, excluded, codes, PROGRESS)
+    if codes is None:
+        codes = np.arange(len(split.corpus))
+    parts = []
+    first_query = 0
+    first_code = 0
+    for queries, size, _ in split.sources.values():
+        own = slice(first_query, first_query + queries)
+        start, end = np.searchsorted(codes, (first_code, first_code + size))
+        # Neighbours of queries from other sources are dropped. Their positives are elsewhere, so any one stands in.
+        positives = np.full(len(excluded.own), excluded.own[first_query])
+        positives[own] = excluded.own[own]
+        near = estimator.neighbours(k, Excluded(positives, excluded.answers), codes[start:end], PROGRESS)
+        parts.append(Neighbours(near.rows[own], near.scores[own], near.own[own]))
+        first_query += queries
+        first_code += size
+    return Neighbours.joined(parts)
 
 
 def train_loader(
@@ -90,7 +118,7 @@ def train_loader(
     elif strategy == "group_by_length":
         read["lengths"] = batches.lengths()
     elif strategy == "one_language":
-        read["languages"] = languages_of(split.pair_rows())
+        read["languages"] = languages_of(split.to_pairs())
     sampler = make_sampler(split, plan, args, similar=rows.similar, **read)
     return EpochDataLoader.for_training(batches, sampler, args)
 
@@ -113,7 +141,8 @@ def make_sampler(split: Split, plan: Plan, args: TrainingArguments, **read) -> G
         **read,
     }
     if split.sources:
-        return SourceSampler(split.sources, sampling, **arguments)
+        pairs = {name: pairs for name, (_, _, pairs) in split.sources.items()}
+        return SourceSampler(pairs, sampling, **arguments)
     if sampling not in ("proportional", "round_robin"):
         raise UserError(f"source_sampling={sampling}: there is only one source of training rows")
     return GlobalBatchSampler(len(split.judgments.pairs()), **arguments)

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
-from datasets import Dataset
 from transformers import PreTrainedModel, ProgressCallback, TrainerCallback, TrainerState, TrainingArguments
 
 from soft_trainer.data.judgments import Split
@@ -16,7 +15,6 @@ from soft_trainer.data.statistics import data_statistics
 from soft_trainer.encoders.adapters import active_adapter, has_adapter
 from soft_trainer.encoders.loading import profile_warnings
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.errors import for_caller, name_option
 from soft_trainer.options.resolve import Plan
 from soft_trainer.terminal import LINE_SECONDS, duration, print_on_main, table
 
@@ -26,14 +24,14 @@ SPEED = ("_runtime", "_per_second", "_pool_size")  # suffixes of metrics that do
 def loss_table(plan: Plan, estimator) -> dict[str, object]:
     """Returns the loss and its settings, the name of the estimator and any Matryoshka dimensions."""
     name = None if estimator is None else type(estimator).__name__
-    loss = {"loss": plan.objective.loss, "estimator": name}
+    loss = {"loss": plan.criterion.loss, "estimator": name}
     if plan.dims:
         loss["dimensions"] = list(plan.dims)
     return loss | plan.effective_loss
 
 
 def setup_table(args: TrainingArguments, plan: Plan, model: PreTrainedModel, precision: str) -> dict[str, object]:
-    """Returns the settings other than those of the loss: batches, precision, adapter, learning rate and seed."""
+    """Returns the settings of batches, precision, adapter, learning rate and seed. The loss has its own table."""
     setup = {
         "pairs in a batch, per process": plan.batch_size,
         "processes": plan.processes,
@@ -80,20 +78,13 @@ def course_table(args: TrainingArguments, state: TrainerState) -> dict[str, obje
     return course
 
 
-def rows_table(rows: Mapping, profile: EncoderProfile, tokenizer) -> dict[str, object]:
-    """Returns the languages of the training rows, and statistics of all rows.
-
-    Args:
-        rows: the splits "train", "valid" and "codebase", each a `Dataset` or a `Split`. Dicts of these are left out.
-    """
-    if isinstance(rows["valid"], Split):
-        rows = {**rows, "valid": rows["valid"].queries, "codebase": rows["valid"].corpus}
-    rows = {name: part for name, part in rows.items() if isinstance(part, Dataset)}
-    trained = {name: part for name, part in rows.items() if name == "train"}
+def rows_table(splits: Mapping[str, Split], profile: EncoderProfile, tokenizer) -> dict[str, object]:
+    """Returns the languages of the training rows, and statistics of all rows."""
+    trained = {name: split.corpus for name, split in splits.items() if name == "train"}
     return {
         "dataset": None,
         "languages": languages_in(trained),
-        "statistics": data_statistics(rows, profile, tokenizer),
+        "statistics": data_statistics(splits, profile, tokenizer),
     }
 
 
@@ -120,7 +111,7 @@ def measured_results(
     Args:
         evaluations: for each evaluation, the step, True if it took place during training, and the metrics.
         final_step: the step of the final weights.
-        merged: True if the final weights are merged. Evaluations during training did not measure those.
+        merged: True if the final weights are merged. Evaluations during training did not measure merged weights.
     """
     results: dict[str, dict[str, dict]] = {}
     for step, in_training, logged in evaluations:
@@ -138,14 +129,21 @@ def measured_results(
     return results
 
 
-def banner(loss: Mapping, setup: Mapping, encoder: EncoderProfile, distributed_type: str) -> str:
+def banner(
+    loss: Mapping, setup: Mapping, encoder: EncoderProfile, distributed_type: str, teacher: str | None = None
+) -> str:
     """Formats the training settings as a table.
 
     Args:
         loss, setup: the results of `loss_table` and `setup_table`.
+        teacher: the folder or name of the encoder to learn from.
     """
-    rows = {**loss, **setup}
-    rows["processes"] = f"{setup['processes']} ({distributed_type})"
+    rows = dict(loss)
+    if teacher is not None:
+        rows["teacher"] = teacher
+    rows |= setup
+    if setup["processes"] > 1:
+        rows["processes"] = f"{setup['processes']} ({distributed_type})"
     rows["score"] = f"{encoder.score_function} x {encoder.score_scale:g}, {encoder.pooling} pooling"
     note = "" if encoder.include_prompt else ", not pooled"
     for side, text in {"query": encoder.query_prefix, "code": encoder.code_prefix}.items():
@@ -166,8 +164,7 @@ def warnings_of(args: TrainingArguments, plan: Plan, encoder: EncoderProfile, mo
         name = str(half.pop()).removeprefix("torch.")
         warnings.append(
             f"warning: the weights themselves are {name}, so small updates are lost: load the model in float32 "
-            f"({for_caller('--dtype', 'dtype=')} float32) and set {name_option('bf16', True)} or "
-            f"{name_option('fp16', True)} instead"
+            "(dtype=float32) and set bf16=True or fp16=True instead"
         )
     warnings += profile_warnings(model, encoder)
     revision = None
@@ -176,7 +173,7 @@ def warnings_of(args: TrainingArguments, plan: Plan, encoder: EncoderProfile, mo
     if revision and not getattr(args, "merge_lora", False):
         warnings.append(
             f"warning: the adapter belongs to revision {revision} of its base, but AutoModel and SentenceTransformer "
-            f"load the base's main branch: use load_encoder, or set {name_option('merge_lora', True)}"
+            f"load the base's main branch: use load_encoder, or set merge_lora=True"
         )
     dims = plan.dims
     size = model.config.hidden_size
@@ -189,7 +186,7 @@ def warnings_of(args: TrainingArguments, plan: Plan, encoder: EncoderProfile, mo
 
 
 class ResumeLine(TrainerCallback):
-    """Prints the checkpoint that training resumes from, with its step.
+    """A callback that prints the checkpoint that training resumes from, with its step.
 
     Args:
         checkpoint: returns the checkpoint's folder, or None.
@@ -213,7 +210,7 @@ class QuietBar(ProgressCallback):
 
 
 class ProgressLines(TrainerCallback):
-    """Prints step, loss, speed and remaining time at most every ten seconds, and metrics after each evaluation.
+    """Lines with step, loss, speed and remaining time, at most every ten seconds, and metrics after each evaluation.
 
     On a terminal, the lines stand above the bar.
 

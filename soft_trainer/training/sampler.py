@@ -9,7 +9,7 @@ import numpy as np
 from torch.utils.data import BatchSampler, DataLoader, Dataset, default_convert
 from transformers import TrainingArguments
 
-from soft_trainer.errors import UserError, name_option
+from soft_trainer.errors import UserError
 from soft_trainer.training.clusters import similar_batches
 
 TRIES = 64  # random batches to try for a row with a repeated text, before trying all batches with room
@@ -25,7 +25,7 @@ class GlobalRows(list):
 
 
 class GlobalBatchSampler(BatchSampler):
-    """Yields the rows of global batches, which depend only on the seed and the epoch.
+    """A sampler of the rows of global batches, which depend only on the seed and the epoch.
 
     Every process yields the same batches and takes its own shard of each (`distributed.shard`). Each process therefore
     knows the rows of all others without communication, and every promise about a batch holds for the global batch.
@@ -35,7 +35,7 @@ class GlobalBatchSampler(BatchSampler):
         batch_size: the number of rows in a global batch, across all processes.
         strategy: "random", "sequential", "no_duplicates", "group_by_length", "one_language" or "similar".
         seed: the seed for all draws.
-        drop_last: whether to leave out the last batch if it is incomplete.
+        drop_last: whether to drop the last batch if it is incomplete.
         text_ids: for "no_duplicates", the ids of each row's texts. Equal texts have equal ids.
         lengths: for "group_by_length", the number of tokens in each row.
         languages: for "one_language", the language of each row.
@@ -68,8 +68,8 @@ class GlobalBatchSampler(BatchSampler):
         if drop_last and min(counts) < batch_size:
             raise UserError(
                 f"{min(counts)}{smallest} training rows do not fill one batch of {batch_size} (per-process batch x "
-                f"processes): set a smaller {name_option('per_device_train_batch_size')}, or "
-                f"{name_option('dataloader_drop_last', False)}"
+                f"processes): set a smaller per_device_train_batch_size, or "
+                f"dataloader_drop_last=False"
             )
         self.batches = sum(count // batch_size if drop_last else -(-count // batch_size) for count in counts)
         self.rows = rows
@@ -125,7 +125,7 @@ class GlobalBatchSampler(BatchSampler):
         return self._split(range(self.rows))
 
     def _no_duplicates(self, generator: np.random.Generator) -> Iterator[list[int]]:
-        """Draws random batches in which no text occurs twice. A row that fits into no batch is left out."""
+        """Draws random batches without repeated texts. A row that fits into no batch is excluded."""
         places = np.minimum(self.batch_size, self.rows - self.batch_size * np.arange(len(self)))
         texts_of = shared_texts(self.text_ids)
         order = generator.permutation(self.rows).tolist()
@@ -164,7 +164,7 @@ def _placed_apart(
 ) -> list[list[int]]:
     """Puts each row into a random batch that has room and shares no text with it, in linear time.
 
-    `places` is the number of rows that each batch has room for. A row that fits into no batch is left out.
+    `places` is the number of rows that each batch has room for. A row that fits into no batch is excluded.
     """
     batches: list[list[int]] = [[] for _ in places]
     texts_in: list[set] = [set() for _ in places]

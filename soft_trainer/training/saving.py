@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors.torch import load_file
@@ -15,7 +16,9 @@ from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.files import ADAPTER_WEIGHTS, reporting_disk_errors, write_text
 from soft_trainer.hub.background import Publisher
+from soft_trainer.hub.model_card import environment, license_of, write_model_card
 from soft_trainer.options.resolve import Plan
+from soft_trainer.training import reporting
 from soft_trainer.training.checkpoints import mark_complete, saving_checkpoint
 
 
@@ -25,13 +28,16 @@ class SavingTrainer(Trainer):
     Attributes:
         encoder: the profile to save with the encoder.
         plan: the training plan, which gives the Matryoshka dimensions.
-        identity: all that the results depend on (`identity.py`), on the main process.
+        run_fingerprint: all that the results depend on (`run_fingerprint.py`), on the main process.
+        evaluations: step, whether during training, and metrics of each evaluation.
         writes_card: True if `push_to_hub` writes the model card, or False if the card has already been written.
     """
 
     encoder: EncoderProfile
     plan: Plan
-    identity: dict[str, object]
+    run_fingerprint: dict[str, object]
+    evaluations: list[tuple[int, bool, dict]]
+    _losses_before = 0.0  # the sum of the losses of all steps before the checkpoint that training resumed from
     writes_card = True
     _is_saving_checkpoint = False  # if True, adapters stay unmerged, so that a resumed run is exact
 
@@ -39,9 +45,9 @@ class SavingTrainer(Trainer):
         """Saves a complete folder. In a checkpoint, the adapter stays unmerged regardless of `merge_lora`."""
         if self.args.should_save:
             merge = getattr(self.args, "merge_lora", False) and not self._is_saving_checkpoint
-            self._export(output_dir or self.args.output_dir, state_dict, merge)
+            self.export(output_dir or self.args.output_dir, state_dict, merge)
 
-    def _export(self, folder: str | Path, state_dict=None, merge: bool = False) -> None:
+    def export(self, folder: str | Path, state_dict=None, merge: bool = False) -> None:
         """Writes the encoder, the tokenizer, the profile, the sentence-transformers files and `training_args.json`."""
         model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
         profile = self.encoder.replace(matryoshka_dims=self.plan.dims)
@@ -64,8 +70,10 @@ class SavingTrainer(Trainer):
             self._is_saving_checkpoint = False
             self.args.save_total_limit = limit
         distributed.barrier()
+        unlogged = self.accelerator.gather(self._tr_loss).mean().item()
         if self.args.should_save:
-            mark_complete(folder, self.identity, self.args.save_only_model)
+            losses = self._losses_before + self._total_loss_scalar + unlogged
+            mark_complete(folder, self.run_fingerprint, self.args.save_only_model, losses)
             rotate_checkpoints(run, limit, self.state.best_model_checkpoint, use_mtime=True)
 
     def _checkpoint_folder(self, run: str) -> Path:
@@ -98,7 +106,37 @@ class SavingTrainer(Trainer):
         """Saves the encoder as a complete folder. Unlike in `Trainer`, only `push_to_hub` pushes."""
         super().save_model(output_dir, _internal_call=True)
 
-    # ---- The Hub ----
+    # ---- The card and the Hub ----
+
+    def create_model_card(self) -> Path | None:
+        """Writes the model card into the output folder. Returns its path, or None if it could not be written."""
+        splits = {} if self.train_split is None else {"train": self.train_split}
+        if self.eval_dataset is not None and not isinstance(self.eval_dataset, Mapping):
+            splits["valid"] = self._split_of(self.eval_dataset, None, None, "eval_dataset")
+        final_step = reporting.best_step(self.args, self.state) or self.state.global_step
+        record = self.describe() | {
+            "base_model": self.model.config._name_or_path or None,
+            "license": license_of(self.model.config._name_or_path),
+            "results": reporting.measured_results(self.evaluations, final_step, merged=bool(self.merging)),
+            **reporting.rows_table(splits, self.encoder, self.processing_class),
+        }
+        return write_model_card(self.args.output_dir, record)
+
+    def describe(self) -> dict:
+        """Returns the parts of a run's record that only the trainer knows: loss, training and environment."""
+        record = {
+            "model_id": self.hub_model_id,
+            "loss": reporting.loss_table(self.plan, self.estimator),
+            "training": self.setup_table() | reporting.course_table(self.args, self.state),
+            "environment": environment(),
+        }
+        if self.merging:
+            record["merging"] = self.merging
+        return record
+
+    def setup_table(self) -> dict[str, object]:
+        """Returns the settings of training, without the settings of the loss."""
+        return reporting.setup_table(self.args, self.plan, self.model, self.precision)
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """Checks before training that the result can be pushed. Raises UserError if it cannot."""

@@ -14,7 +14,7 @@ SEEDS_APART = 1_000_003  # between the seeds of two sources
 
 
 class SourceSampler(BatchSampler):
-    """Yields global batches that each have rows from one source, so that negatives are not easy for being foreign.
+    """A sampler of global batches, each from one source, so that negatives are not easy just because they are foreign.
 
     Within a source, batches are drawn by the strategy of `GlobalBatchSampler`. An epoch ends when a source has no more
     batches for its share. Everything depends only on the seed and the epoch, as in `GlobalBatchSampler`.
@@ -23,7 +23,7 @@ class SourceSampler(BatchSampler):
         sources: the number of rows of each source, keyed by name. The rows of a source are adjacent, in this order.
         sampling: "proportional" (every row once in an epoch), "round_robin" (one batch from each source in turn), or
             shares of the batches, such as "general=0.2". Sources without a share divide the rest by their batches.
-        rest: the arguments of `GlobalBatchSampler`, in which arrays have a value for each row of all sources.
+        rest: the arguments of `GlobalBatchSampler`. Arrays have a value for each row of all sources.
 
     Raises:
         UserError: a share is not valid, or a source has too few rows.

@@ -12,6 +12,7 @@ from soft_trainer.studies.study import read_study
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md"), *ROOT.glob("recipes/**/*.md")]
+PAGES += ROOT.glob("skills/*/SKILL.md")
 BLOCK = re.compile(r"^```(?:bash|sh|shell)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # Programs whose options are not ours to check.
 OTHERS = {".", "cd", "eval", "export", "git", "hf", "mteb", "pip", "pytest", "ruff"}

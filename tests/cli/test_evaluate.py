@@ -3,19 +3,21 @@
 import json
 import shutil
 
+import pyarrow.parquet as pq
 import pytest
 from refusals import refused
 
-from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments, load_encoder
+from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments, load_encoder, load_rows
 from soft_trainer.cli.__main__ import parse_command, run_command
 from soft_trainer.cli.evaluate import training_arguments
 from soft_trainer.data.layouts.codesearchnet import load_folder
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.results import load_ranks
-from soft_trainer.files import write_rows
+from soft_trainer.files import DEPENDS_ON, write_json, write_rows
 from soft_trainer.fingerprints import encoder_files_fingerprint
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.studies.report import find_runs
+from soft_trainer.training.run_fingerprint import run_fingerprint
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -30,7 +32,7 @@ def test_the_table_has_the_encoder_beside_lexical_bm25(encoder_dir, data_dir, tm
     monkeypatch.chdir(tmp_path)
     assert run_command(["evaluate", str(encoder_dir), "--data_dir", str(data_dir), *HERE]) == 0
     rows = rows_of(capsys.readouterr().out)
-    assert [row[1] for row in rows] == ["lexical BM25", "tiny", "encoder + lexical BM25"]
+    assert [row[1] for row in rows] == ["BM25", "tiny", "encoder + BM25"]
     assert all(row[-1] == "24" for row in rows)
     assert not any(path.name != "cache" for path in tmp_path.iterdir())  # without a folder nothing is written
 
@@ -74,7 +76,7 @@ def test_results_and_ranks_are_written_and_are_those_of_the_trainer(encoder_dir,
         assert numbers[name] == expected.metrics[name]
     assert load_ranks(tmp_path / "out/ranks-test-trained.parquet").ranks.tolist() == expected.ranks.tolist()
     record = json.loads((tmp_path / "out/run.json").read_text())
-    assert record["base_model"] == str(encoder_dir) and "loss" not in record and "training" not in record
+    assert record["base_model"] == encoder_dir.name and "loss" not in record and "training" not in record
     # Nothing was trained, so a report has no row for it.
     with pytest.raises(UserError, match="not a training run with results"):
         find_runs([tmp_path / "out"])
@@ -83,7 +85,7 @@ def test_results_and_ranks_are_written_and_are_those_of_the_trainer(encoder_dir,
     assert "delta MRR +0.0000" in capsys.readouterr().out
 
     assert run_command([*words, "--lexical", "true"]) == 0  # the same again
-    with pytest.raises(UserError, match="contains another run .code_length was None, is 8"):
+    with pytest.raises(UserError, match="would be overwritten"):
         run_command([*words, "--code_length", "8"])
     assert run_command([*words, "--code_length", "8", "--overwrite", "true"]) == 0
 
@@ -96,6 +98,24 @@ def test_human_queries_alone_need_no_other_rows(encoder_dir, rows, tmp_path, cap
     (human / "cosqa-retrieval-dev-500.json").write_text(json.dumps(queries))
     assert run_command(["evaluate", str(encoder_dir), "--eval_data_dir", str(human), *HERE]) == 0
     assert {row[0] for row in rows_of(capsys.readouterr().out)} == {"human"}
+
+
+def test_one_file_has_the_same_splits_in_training_and_evaluation(encoder_dir, rows, tmp_path, capsys):
+    pairs = tmp_path / "pairs.csv"
+    lines = [f"{row['docstring']} {number},def f{number}(): pass" for number, row in enumerate(rows * 2)]
+    pairs.write_text("\n".join(["query,code", *lines]))
+    folder = str(shutil.copytree(encoder_dir, tmp_path / "encoder"))
+    words = ["evaluate", folder, "--lexical", "false", *HERE[2:]]
+    assert run_command([*words, "--data_dir", str(pairs), "--output_dir", str(tmp_path / "out")]) == 0
+    ranks = pq.read_table(tmp_path / "out" / "ranks-test-trained.parquet")
+    assert len(ranks) == len(load_rows(pairs)["test"])
+    assert "is trained on rows" not in capsys.readouterr().err
+    trained = run_fingerprint(DataArguments(data_dir=str(pairs)), SoftInfoNCETrainingArguments(use_cpu=True))
+    write_json(tmp_path / "encoder" / "run.json", {DEPENDS_ON: trained})
+    assert run_command([*words, "--eval_data_dir", str(pairs)]) == 0
+    said = capsys.readouterr().err
+    assert f"the encoder is trained on rows of it; with data_dir={pairs}, only its test split is measured" in said
+    assert "48 queries (test)" in said
 
 
 @pytest.mark.parametrize(

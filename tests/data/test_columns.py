@@ -7,9 +7,10 @@ import pytest
 from refusals import refused
 
 from soft_trainer import load_rows
-from soft_trainer.data.any_rows import load_tables
 from soft_trainer.data.columns import ColumnNames
 from soft_trainer.data.judgments import Split
+from soft_trainer.data.load import load_tables
+from soft_trainer.data.python_rows import as_split
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.run.rows import load_data
@@ -47,15 +48,22 @@ def test_a_named_column_is_the_id(answers):
         load_tables(frame, ColumnNames(id="number"))
 
 
+def test_an_id_in_a_table_keeps_its_zeros(tmp_path):
+    lines = [f"q{number},c{number},{number:03}" for number in range(20)]
+    (tmp_path / "rows.csv").write_text("\n".join(["query,code,number", *lines]))
+    splits = load_rows(tmp_path / "rows.csv", id_column="number")
+    assert {*splits["train"].corpus["url"]} < {f"{number:03}" for number in range(20)}
+
+
 def test_the_column_that_was_named_is_read_whatever_the_profile_prefers(answers, tmp_path):
     rows = [json.loads(line) for line in answers.read_text().splitlines()]
     path = tmp_path / "a.jsonl"
     lines = [json.dumps(row | {"original_string": "other", "language": "python"}) + "\n" for row in rows]
     path.write_text("".join(lines))
     arguments = DataArguments(data_dir=str(path), query_column="question", code_column="body")
-    data = load_data(arguments, PROFILES["graphcodebert"], tmp_path).tables
-    assert "original_string" not in data["train"].column_names
-    assert all(code.startswith("def f(x)") for code in data["train"]["code"])
+    train = load_data(arguments, PROFILES["graphcodebert"], tmp_path)["train"]
+    assert "original_string" not in train.corpus.column_names
+    assert all(code.startswith("def f(x)") for code in train.corpus["code"])
 
 
 def test_rows_without_a_code_are_matched_by_url(tmp_path):
@@ -71,11 +79,21 @@ def test_a_split_says_what_it_holds(answers):
     splits = load_rows(answers)
     test = splits["test"]
     assert list(splits) == ["train", "valid", "test"] and len(test) == 20 and len(test.corpus) == 40
-    assert repr(test) == "Split(20 queries, 40 codes, 20 pairs)"
+    assert repr(test) == (
+        "Split(20 queries, 40 codes, 20 pairs; queries: docstring ('question'), code ('answer'), number, body, url; "
+        "corpus: docstring ('question'), code ('answer'), number, body, url)"
+    )
     pairs = test.to_pandas()
     assert pairs["docstring"].tolist() == test.queries["docstring"][:]
     number = pairs["docstring"].str.removeprefix("add ")
     assert (pairs["code"] == "x + " + number).all() and "grade" not in pairs
+
+
+def test_python_s_rows_say_what_their_columns_were_called():
+    rows = pd.DataFrame({"ask": ["a", "b"], "reply": ["x", "y"], "key": ["1", "2"]})
+    split = as_split(rows, "train_dataset", ColumnNames("ask", "reply", "key"))
+    assert "queries: docstring ('ask'), url ('key')" in repr(split)
+    assert "corpus: code ('reply'), url ('key')" in repr(split)
 
 
 def test_the_splits_that_exist_are_read(data_dir, tmp_path):

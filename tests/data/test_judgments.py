@@ -8,7 +8,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-from soft_trainer.data.judgments import RightAnswers, Split
+from soft_trainer.data.judgments import RelevantCodes, Split
 from soft_trainer.errors import UserError
 
 ROWS = [
@@ -25,7 +25,7 @@ def test_a_pair_is_a_query_and_a_code():
     assert split.corpus.column_names == ["code", "url"]
     assert split.judgments.pairs().tolist() == [[0, 0], [1, 1], [2, 2], [3, 3]]
     assert split.judgments.right.indices.dtype == np.int32
-    assert split.pair_rows()[:] == Dataset.from_list(ROWS).select_columns(["docstring", "url", "code"])[:]
+    assert split.to_pairs()[:] == Dataset.from_list(ROWS).select_columns(["docstring", "url", "code"])[:]
 
 
 def test_versions_of_a_code_answer_each_others_queries():
@@ -96,7 +96,7 @@ def test_equal_texts_have_equal_answers():
         (query_texts[query], code_texts[code]) in known
         for query, code in itertools.product(chosen_queries, chosen_codes)
     ]
-    answers = RightAnswers(split.judgments.right, query_texts, code_texts).among(chosen_queries, chosen_codes)
+    answers = RelevantCodes(split.judgments.right, query_texts, code_texts).among(chosen_queries, chosen_codes)
     assert answers.flatten().tolist() == expected
     assert any(expected)
 
@@ -112,7 +112,7 @@ def test_many_rows_with_one_id_take_little_memory():
     tracemalloc.start()
     split = Split.from_pairs(rows)
     texts = np.arange(100_000)
-    answers = RightAnswers(split.judgments.answers, texts, texts)
+    answers = RelevantCodes(split.judgments.answers, texts, texts)
     assert answers.among(np.arange(512), np.arange(600)).all()
     assert answers.contain(np.arange(3), np.array([[7], [8], [9]])).all()
     assert split.judgments.first_queries()[5] == 5
@@ -127,8 +127,8 @@ def test_versions_of_a_code_are_right_answers_like_their_judgments():
     rows = Dataset.from_dict({"docstring": ["q"] * 40, "code": ["c"] * 40, "url": ids})
     judgments = Split.from_pairs(rows).judgments
     texts = [generator.integers(25, size=40) for _ in range(2)]
-    by_id = RightAnswers(judgments.answers, *texts)
-    expected = RightAnswers(judgments.right, *texts)
+    by_id = RelevantCodes(judgments.answers, *texts)
+    expected = RelevantCodes(judgments.right, *texts)
     queries = np.arange(40)
     assert by_id.ids_of_texts is not None
     assert torch.equal(by_id.among(queries, queries), expected.among(queries, queries))

@@ -6,8 +6,8 @@ import pytest
 from datasets import Dataset
 from refusals import refused
 
-from soft_trainer.data.any_rows import load_tables
 from soft_trainer.data.columns import ColumnNames
+from soft_trainer.data.load import load_tables
 from soft_trainer.data.python_rows import as_evaluations, as_split
 
 
@@ -29,7 +29,7 @@ def test_a_column_without_values_is_named(column):
 def test_recognised_columns_get_the_names_of_codesearchnet():
     rows = Dataset.from_dict({"anchor": ["a", "b"], "positive": ["x", "x"], "url": ["page", "page"]})
     split = as_split(rows, "train_dataset")
-    assert split.pair_rows().column_names == ["docstring", "code"]
+    assert split.to_pairs().column_names == ["docstring", "code"]
     assert (split.judgments.right.toarray() == np.eye(2)).all()
 
 

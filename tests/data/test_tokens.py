@@ -102,7 +102,7 @@ def test_the_first_column_that_exists_is_read_and_its_tokens_joined_by_one_space
     rows = Dataset.from_dict({"docstring": ["a"], "title": ["b"]})
     assert text_column(rows, ("docstring_tokens", "docstring", "title"), "query") == "docstring"
     assert text_column(rows, ("title", "docstring"), "query") == "title"
-    with refused("title", "docstring_tokens or summary", "--query_columns"):
+    with refused("title", "docstring_tokens or summary", "query_column"):
         text_column(rows, ("docstring_tokens", "summary"), "query")
 
 
@@ -167,6 +167,22 @@ def test_several_processes_give_the_ids_of_one(write_folder, rows, tokenizer, pr
     column = column_of(train, "query", profile, tokenizer)
     assert lists(column) == expected
     assert lists(pickle.loads(pickle.dumps(column))) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side", ["query", "code"])
+def test_several_processes_tokenise_rows_that_were_joined_side_by_side(rows, tokenizer, profile, monkeypatch,
+                                                                       tmp_path, side):  # fmt: skip
+    Dataset.from_list(rows * 20).to_parquet(tmp_path / "rows.parquet")
+    train = Dataset.from_parquet(str(tmp_path / "rows.parquet"), cache_dir=str(tmp_path / "cache"))
+    queries = ["docstring", "docstring_tokens"]
+    pairs = concatenate_datasets([train.select_columns(queries), train.remove_columns(queries)], axis=1)
+    monkeypatch.setattr(tokens, "cached_dataset", lambda made_from, build: build(None))
+    monkeypatch.setattr(tokens, "processes_for", lambda rows, least: 2)
+    column = {"query": "docstring_tokens", "code": "code_tokens"}[side]
+    texts = [" ".join(row[column]) for row in rows * 20]
+    expected = tokenize(tokenizer, texts, "", getattr(profile, f"{side}_length"))
+    assert tokenized(pairs, side, profile, tokenizer)["ids"][:] == expected
 
 
 def test_other_settings_and_vocabularies_are_not_taken_from_the_cache(data_dir, tokenizer, profile):

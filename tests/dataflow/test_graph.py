@@ -42,7 +42,7 @@ def drawn(code: str, language: str) -> list[str]:
 @pytest.mark.parametrize("language", DATA_FLOW_LANGUAGES)
 def test_edges_of_a_small_function(functions, language):
     assert drawn(functions[language], language) == [edge.strip() for edge in EDGES[language].split(",")]
-    # Targets are sorted, and mentions without an edge are left out.
+    # Targets are sorted, and mentions without an edge are excluded.
     tokens, edges = extract_data_flow(functions[language], language)
     assert [edge.target for edge in edges] == sorted(edge.target for edge in edges)
     connected = {token for edge in edges if edge.sources for token in (edge.target, *edge.sources)}

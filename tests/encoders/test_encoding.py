@@ -123,7 +123,7 @@ def test_embed_gives_every_text_its_embedding_in_the_order_given(model, tokenize
 def test_one_text_in_place_of_a_list_is_refused(model, tokenizer, profile):
     encoder = Encoder(model, tokenizer, profile)
     for encode_texts in (encoder.encode_queries, encoder.encode_codes):
-        with refused("'sort a list': a list of texts is expected"):
+        with refused("'sort a list': expected a list of texts"):
             encode_texts("sort a list")
 
 
@@ -154,7 +154,7 @@ def test_prompts_follow_the_special_tokens_of_the_prefix():
 
 @pytest.fixture
 def prompted(model, tokenizer, profile):
-    """Model, tokenizer and a profile whose prompts are left out of the pooling."""
+    """Model, tokenizer and a profile whose prompts are excluded of the pooling."""
     prompts = {"query_prefix": "query: ", "code_prefix": "</s>"}
     return model.eval(), tokenizer, profile.replace(include_prompt=False, **prompts)
 

@@ -49,9 +49,9 @@ def test_model_init_makes_every_encoder(encoder_dir, tokenizer, arguments, pairs
         lambda trial: {"learning_rate": trial.suggest_float("learning_rate", 1e-4, 1e-3)}, n_trials=2
     )
     assert 0 < best.objective <= 1
-    assert trainer.objective.loss == "soft_info_nce"
+    assert trainer.criterion.loss == "soft_info_nce"
 
 
 def test_other_models_are_refused(arguments, pairs):
-    with refused("model: a PreTrainedModel encoder", "not Linear"):
+    with refused("model: expected a PreTrainedModel encoder", "not Linear"):
         SoftInfoNCETrainer(nn.Linear(2, 2), arguments, pairs)

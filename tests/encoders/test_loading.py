@@ -33,11 +33,11 @@ from soft_trainer.encoders.loading import (
 )
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile, most_tokens
 from soft_trainer.encoders.scratch import random_model
+from soft_trainer.encoders.text_encoder import open_encoder
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.frozen_encoder import TrainedModelEstimator
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.run.estimator import choose_estimator
-from soft_trainer.search.index.vectors import SearchEncoder
 
 TEXTS = ["read a file", "x"]
 SIZE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
@@ -91,7 +91,7 @@ def test_encoders_of_estimators_get_the_option_too_and_a_search_does_not(remote)
     with refused("trust_remote_code"):
         TrainedModelEstimator(str(remote)).load()
     with refused(f"{remote}: ", "which a search never runs"):
-        SearchEncoder(str(remote))
+        open_encoder(str(remote))
 
 
 # ---- Precision and attention ----
@@ -254,7 +254,7 @@ def test_t5_gives_its_encoder_to_auto_model(tokenizer, tmp_path):
     [
         ({"include_prompt": False}, "no effect without query_prompt or code_prompt"),
         ({"include_prompt": False, "query_prefix": "q: ", "pooling": "last_token"}, "pooling=last_token reads no"),
-        ({"pooling": "cls"}, 'pooling=cls: .*is a decoder.* sees no other.*pooling="last_token"'),
+        ({"pooling": "cls"}, "pooling=cls: .*is a decoder.* sees no other.*pooling=last_token"),
         ({"pooling": "last_token"}, None),
         ({"include_prompt": False, "query_prefix": "q: "}, None),
     ],

@@ -10,7 +10,7 @@ from soft_trainer.cli.__main__ import run_command
 from soft_trainer.encoders.adapters import add_lora
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import load_encoder
-from soft_trainer.encoders.onnx import export_onnx
+from soft_trainer.encoders.onnx_export import export_onnx
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
 from soft_trainer.options.model import ModelArguments
 
@@ -66,7 +66,7 @@ def test_a_merged_adapter_is_exported_and_new_weights_remove_the_old_export(enco
     assert_equal(folder)
     export(encoder_of(EXPORTED["mean, cosine"]), tmp_path)
     assert not list(tmp_path.glob("onnx/*.onnx"))
-    with refused("no onnx/model.onnx; `export_onnx("):
+    with refused("no export in onnx/; `soft-trainer export"):
         load_encoder(folder, backend="onnx")
 
 
@@ -76,6 +76,31 @@ def test_weights_of_8_bits_are_near(encoder_of, tmp_path):
     exact, near = load_encoder(folder, device="cpu").encode_codes(TEXTS), None
     near = load_encoder(folder, backend="onnx").encode_codes(TEXTS)
     assert not torch.equal(exact, near) and torch.cosine_similarity(exact, near).min() > 0.9
+
+
+def test_an_export_removes_the_older_one_of_8_bits(encoder_of, tmp_path):
+    folder = export(encoder_of(EXPORTED["cls"]), tmp_path)
+    assert len(export_onnx(folder, int8=True)) == 2
+    assert export_onnx(folder) == [*folder.glob("onnx/*.onnx")]
+    assert_equal(folder)
+
+
+def test_an_export_of_other_weights_is_refused(encoder_of, tmp_path):
+    folder = export(encoder_of(EXPORTED["cls"]), tmp_path)
+    export_onnx(folder)
+    other = encoder_of(EXPORTED["cls"], seed=1)
+    other.model.save_pretrained(folder)  # which knows nothing of an export
+    with refused("model.safetensors has changed since the export; `soft-trainer export"):
+        load_encoder(folder, backend="onnx")
+
+
+def test_an_export_to_the_folder_of_another_encoder_is_refused(encoder_of, tmp_path):
+    folder = export(encoder_of(EXPORTED["cls"]), tmp_path / "one")
+    other = export(encoder_of(EXPORTED["mean, cosine"]), tmp_path / "other")
+    with refused("other: has another encoder than"):
+        export_onnx(folder, other)
+    assert not (other / "onnx").exists()
+    assert export_onnx(folder, tmp_path / "new")
 
 
 def test_what_cannot_be_exported_says_why(encoder_of, tmp_path, monkeypatch):
@@ -89,6 +114,6 @@ def test_what_cannot_be_exported_says_why(encoder_of, tmp_path, monkeypatch):
     with refused("backend='tf': use torch or onnx"):
         load_encoder(graph, backend="tf")
     plain = export(encoder_of(EXPORTED["cls"]), tmp_path / "plain")
-    monkeypatch.setattr("soft_trainer.encoders.onnx.has_onnxruntime", lambda: False)
+    monkeypatch.setattr("soft_trainer.encoders.onnx_export.has_onnxruntime", lambda: False)
     with refused("ONNX needs the extra"):
         export_onnx(plain)

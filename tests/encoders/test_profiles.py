@@ -123,7 +123,7 @@ def test_a_saved_profile_comes_back_before_all_others(folder, tmp_path):
     ("content", "message"),
     [
         ("{", "not valid JSON"),
-        ("[]", "a mapping is expected"),
+        ("[]", "expected a mapping"),
         ({"poling": "mean", "pooling": ...}, "unknown key 'poling'; did you mean 'pooling'"),
         ({"pooling": 1}, "pooling=1: must be of type str"),
         ({"query_length": "16"}, "query_length='16': must be of type int"),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from model2vec import StaticModel as Model2Vec
 from refusals import refused
+from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
@@ -17,7 +18,7 @@ from soft_trainer.encoders.encoding import Encoder, encode, pad
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.encoders.scratch import random_model, train_tokenizer
-from soft_trainer.encoders.static import distilled, splitting_tokenizer
+from soft_trainer.encoders.static import CHARACTERS, SPECIAL, count_words, distilled, static_model, word_tokenizer
 
 WORDS = "sort a list with quick sort write text to file read all lines remove if it exists reverse string".split()
 LONG = " ".join(np.random.default_rng(0).choice(WORDS, 5000))
@@ -27,7 +28,7 @@ TEXTS = ["sort a list", "def quickSort(xs): return xs", "read_lines", LONG]
 @pytest.fixture
 def static(tmp_path, model, tokenizer, profile):
     """A static encoder, and the folder that holds it."""
-    encoder = distilled(Encoder(model, tokenizer, profile), 16)
+    encoder = distilled(Encoder(model, tokenizer, profile), count_words(TEXTS * 2), 16)
     export_encoder(encoder.model, encoder.tokenizer, encoder.profile, tmp_path)
     return encoder, tmp_path
 
@@ -88,20 +89,47 @@ def test_special_tokens_count_for_nothing(static):
     assert not set(encoder.tokenizer("sort a list")["input_ids"]) & set(encoder.tokenizer.all_special_ids)
 
 
-def test_identifiers_are_split_into_words(tokenizer):
-    splitting = splitting_tokenizer(tokenizer)
-    words = splitting("sort list")["input_ids"]
-    for text in ("sortList", "sort_list", "sort__list"):
-        assert splitting(text)["input_ids"] == words
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("sort list", ["sort", "list"]),
+        ("sortList", ["sort", "list"]),
+        ("sort__list", ["sort", "list"]),
+        ("HTTPSort", ["http", "sort"]),
+        ("sort(list[0]) -> 'Größe'; x != y", ["sort", "list", "0", "große", "x", "y"]),
+        ("sorting", ["sort", "i", "n", "g"]),  # the longest known start, then the rest
+        ("listsort", ["list", "sort"]),
+        ("ж", ["[UNK]"]),
+        ("()", []),
+        ("s" * 101, ["[UNK]"]),
+    ],
+)
+def test_texts_become_words_and_unknown_words_their_longest_known_parts(text, words):
+    known = ["http", "sort", "list", "große"]
+    assert word_tokenizer([*SPECIAL, *CHARACTERS, *known]).tokenize(text) == words
 
 
-def test_frequent_tokens_count_less(model, tokenizer, profile):
+def test_words_are_parts_of_identifiers_that_occur_twice():
+    counts = count_words(["def readLines(path):", "read_lines(PATH)", "once", "s" * 101 + " " + "s" * 101])
+    assert counts == {"read": 2, "lines": 2, "path": 2}
+
+
+def test_the_most_frequent_words_are_kept_and_count_less(model, tokenizer, profile):
     encoder = Encoder(model, tokenizer, profile)
-    word = tokenizer("sort", add_special_tokens=False)["input_ids"][0]
-    rare = distilled(encoder, 16, ["read a file"] * 10)
-    frequent = distilled(encoder, 16, ["sort sort sort"] * 10)
-    lengths = [each.model.word_embedding.weight[word].norm() for each in (rare, frequent)]
-    assert lengths[1] < 0.01 * lengths[0]
+    words = {"sort": 1000, "list": 10, "rare": 2}
+    static = distilled(encoder, words, 16, vocabulary_size=len(SPECIAL) + len(CHARACTERS) + 2)
+    vocabulary = static.tokenizer.get_vocab()
+    assert {"sort", "list", *CHARACTERS} <= vocabulary.keys()
+    assert "rare" not in vocabulary
+    again = distilled(encoder, words | {"sort": 2, "list": 1000}, 16)
+    lengths = [each.model.word_embedding.weight[each.tokenizer.vocab["sort"]].norm() for each in (static, again)]
+    assert lengths[0] < 0.1 * lengths[1]
+
+
+def test_too_few_words_for_the_dimensions_are_refused(tokenizer):
+    encoder = Encoder(static_model(len(tokenizer), 64, tokenizer.pad_token_id), tokenizer, PROFILES["static"])
+    with refused("dimensions=64: the vocabulary has only 39 entries; use more texts"):
+        distilled(encoder, {"word": 2}, 64)
 
 
 def test_only_the_vectors_are_trained(static):
@@ -109,6 +137,15 @@ def test_only_the_vectors_are_trained(static):
     model = load_encoder(folder, device="cpu").model
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     assert trained == ["word_embedding.weight"]
+
+
+def test_a_checkpoint_leaves_no_tensor_unread(static):
+    """Trainer reports unread tensors when it resumes, as if weights were not loaded."""
+    encoder, folder = static
+    model = static_model(len(encoder.tokenizer), encoder.dimensions, 0)
+    report = model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+    assert not report.unexpected_keys and not report.missing_keys
+    assert torch.equal(model.word_embedding.weight, encoder.model.word_embedding.weight)
 
 
 def test_an_encoder_from_scratch_without_layers_is_static(tmp_path):
@@ -125,13 +162,14 @@ def test_an_encoder_from_scratch_without_layers_is_static(tmp_path):
 def test_a_folder_is_distilled_from_a_folder(tmp_path, model, tokenizer, profile):
     export_encoder(model, tokenizer, profile, tmp_path / "base")
     (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "a.py").write_text("def sort_list(): pass\n")
+    (tmp_path / "texts" / "a.py").write_text("def sort_list(): sort(list)\n")
     folder = distil_static(tmp_path / "base", tmp_path / "static", 8, tmp_path / "texts")
     static = load_encoder(folder, device="cpu")
+    assert {"sort", "list"} <= static.tokenizer.get_vocab().keys()
     assert static.encode_queries(["sort"]).shape == (1, 8)
     assert static.profile.teacher == str(tmp_path / "base")
-    assert static.profile.teacher_identity == load_encoder(tmp_path / "base", device="cpu").identity()
-    assert static.identity() == dataclasses.replace(static, profile=static.profile.replace(teacher="x")).identity()
+    assert static.profile.teacher_identity == load_encoder(tmp_path / "base", device="cpu").fingerprint
+    assert static.fingerprint == dataclasses.replace(static, profile=static.profile.replace(teacher="x")).fingerprint
     words = static.encode_queries(["sort"])
     (tmp_path / "texts" / ".git").mkdir()
     (tmp_path / "texts" / ".git" / "packed").write_text("sort sort\n" * 50)
@@ -139,6 +177,13 @@ def test_a_folder_is_distilled_from_a_folder(tmp_path, model, tokenizer, profile
     folder = distil_static(tmp_path / "base", tmp_path / "again", 8, tmp_path / "texts")
     assert torch.equal(load_encoder(folder, device="cpu").encode_queries(["sort"]), words)
     with refused("texts="):
-        distil_static(tmp_path / "base", tmp_path / "static", 8, tmp_path / "none")
+        distil_static(tmp_path / "base", tmp_path / "small", 8, tmp_path / "none")
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "run.json").touch()
+    with refused("small: has the run.json of another encoder"):
+        distil_static(tmp_path / "base", tmp_path / "small", 8, overwrite=True)
+    (tmp_path / "small" / "run.json").unlink()
     with refused("dimensions=64: must be from 1 to 32"):
-        distil_static(tmp_path / "base", tmp_path / "static", 64)
+        distil_static(tmp_path / "base", tmp_path / "small", 64)
+    with refused("vocabulary_size=30: must be at least 38"):
+        distil_static(tmp_path / "base", tmp_path / "small", 8, vocabulary_size=30)

@@ -16,7 +16,7 @@ from soft_trainer.data.judgments import Split
 from soft_trainer.errors import UserError
 from soft_trainer.estimators import bm25
 from soft_trainer.estimators.bm25 import BM25Estimator
-from soft_trainer.estimators.neighbours import LeftOut
+from soft_trainer.estimators.neighbours import Excluded
 
 QUERIES = [
     "sort a list with quick sort",
@@ -202,10 +202,10 @@ def counts_of(texts, terms):
 
 
 def test_neighbours_are_kept_on_disk(tmp_path, monkeypatch):
-    left_out = LeftOut(np.arange(len(QUERIES)))
-    first = fitted(cache_dir=tmp_path).neighbours(2, left_out)
+    excluded = Excluded(np.arange(len(QUERIES)))
+    first = fitted(cache_dir=tmp_path).neighbours(2, excluded)
     monkeypatch.setattr(bm25, "nearest_by_terms", lambda *_, **__: pytest.fail("computed again"))
-    np.testing.assert_array_equal(fitted(cache_dir=tmp_path).neighbours(2, left_out).rows, first.rows)
+    np.testing.assert_array_equal(fitted(cache_dir=tmp_path).neighbours(2, excluded).rows, first.rows)
 
 
 # ---- What a user can get wrong ----
@@ -217,7 +217,10 @@ def test_neighbours_are_kept_on_disk(tmp_path, monkeypatch):
         ({"idf": "tfidf"}, "idf='tfidf'.*okapi, robertson, lucene"),
         ({"scope": "epoch"}, "scope='epoch'.*batch, corpus"),
         ({"column": "words"}, "'words'.*docstring_tokens"),
-        ({"document_column": "words"}, "'words', but the code rows have only: gaps"),
+        (
+            {"document_column": "words"},
+            "'words', but the code rows have only: gaps, stars, vectors; give it with code_column",
+        ),
         ({"document_column": "gaps"}, "gaps.*row 2"),
         ({"document_column": "stars"}, "'stars', which holds int64"),
         ({"document_column": "vectors"}, "'vectors', which holds list<.*double>"),

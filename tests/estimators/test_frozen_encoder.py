@@ -119,7 +119,7 @@ def test_a_run_killed_while_writing_leaves_no_file_that_counts(dataset, encoder_
 def test_a_cache_that_cannot_be_kept_is_refused_before_encoding(dataset, encoder_dir, tmp_path, count_encodings,
                                                                monkeypatch):  # fmt: skip
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(UserError, match="cannot be written.*cache_dir=None"):
+    with pytest.raises(UserError, match="cannot be written.*cache_dir in Python"):
         SimCSEEstimator(encoder_dir, cache_dir=tmp_path / "file" / "rows").fit(Split.from_pairs(dataset))
     monkeypatch.setattr(array_cache.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 10})())
     with pytest.raises(UserError, match="MiB are free"):

@@ -1,13 +1,16 @@
 """Nearest codes: exactly against brute force, through an index with its recall, and kept on disk."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
+from refusals import refused
 from scipy import sparse
 
-from soft_trainer.data.judgments import RightAnswers
+from soft_trainer.data.judgments import RelevantCodes
 from soft_trainer.estimators import neighbours as module
-from soft_trainer.estimators.neighbours import LeftOut, cached_neighbours, exact_neighbours, recall_of
+from soft_trainer.estimators.neighbours import Excluded, cached_neighbours, exact_neighbours, recall_of
 
 
 @pytest.fixture(autouse=True)
@@ -30,19 +33,19 @@ def clustered(rows: int, width: int = 64, seed: int = 0) -> tuple[np.ndarray, np
     return sides[0], sides[1]
 
 
-def nearest_rows(queries, codes, k: int, answers: RightAnswers | None = None, **options) -> module.Neighbours:
-    """The neighbours where each query's own code has its number."""
-    return module.nearest_rows(queries, codes, k, LeftOut(np.arange(len(queries)), answers), **options)
+def nearest_rows(queries, codes, k: int, answers: RelevantCodes | None = None, **options) -> module.Neighbours:
+    """The neighbours where each query's positive has its number."""
+    return module.nearest_rows(queries, codes, k, Excluded(np.arange(len(queries)), answers), **options)
 
 
-def answers_of(query_texts: np.ndarray, code_texts: np.ndarray) -> RightAnswers:
-    """The right answers where each query's own code has its number."""
+def answers_of(query_texts: np.ndarray, code_texts: np.ndarray) -> RelevantCodes:
+    """The relevant codes where each query's positive has its number."""
     own = sparse.eye_array(len(query_texts), len(code_texts), dtype=np.float32, format="csr")
-    return RightAnswers(own, query_texts, code_texts)
+    return RelevantCodes(own, query_texts, code_texts)
 
 
-def brute_force(scores: np.ndarray, k: int, answers: RightAnswers | None = None) -> np.ndarray:
-    """The nearest codes of each query, without its right answers."""
+def brute_force(scores: np.ndarray, k: int, answers: RelevantCodes | None = None) -> np.ndarray:
+    """The nearest codes of each query, without its relevant codes."""
     scores = scores.astype(np.float64).copy()
     np.fill_diagonal(scores, -np.inf)
     if answers is not None:
@@ -62,7 +65,9 @@ def test_exact_neighbours_are_those_of_brute_force(monkeypatch, rows, group, dty
     np.testing.assert_allclose(found.own, scores.diagonal(), rtol=1e-5)
     assert found.rows.dtype == np.int64 and found.scores.dtype == found.own.dtype == np.float32
     everything = np.arange(rows)
-    by_call = exact_neighbours(lambda block: torch.from_numpy(scores[block]), everything, rows, 7, LeftOut(everything))
+    by_call = exact_neighbours(
+        lambda block: torch.from_numpy(scores[block]), everything, rows, 7, Excluded(everything)
+    )
     np.testing.assert_array_equal(by_call.rows, found.rows)
 
 
@@ -81,11 +86,19 @@ def test_right_answers_are_no_neighbours_and_codes_may_be_more_than_queries(exac
     np.testing.assert_allclose(found.own, (queries * codes[:350]).sum(1), rtol=1e-5)
 
 
+def test_the_extra_is_named_where_it_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    queries, codes = clustered(300)
+    assert module.nearest_rows(queries, codes, 5, Excluded(np.arange(300))).rows.shape == (300, 5)
+    with refused("among 300 codes on a CPU", "-e '.[faiss]'"):
+        module.nearest_rows(queries, codes, 5, Excluded(np.arange(300)), exact_up_to=0)
+
+
 def test_the_own_code_of_a_query_may_be_any():
     queries, codes = clustered(300)
     own = np.random.default_rng(0).permutation(300)
-    expected = module.nearest_rows(queries, codes, 5, LeftOut(np.arange(300)))
-    found = module.nearest_rows(queries, codes[own], 5, LeftOut(np.argsort(own)))
+    expected = module.nearest_rows(queries, codes, 5, Excluded(np.arange(300)))
+    found = module.nearest_rows(queries, codes[own], 5, Excluded(np.argsort(own)))
     np.testing.assert_array_equal(own[found.rows], expected.rows)
     np.testing.assert_allclose(found.own, expected.own, rtol=1e-5)
 
@@ -197,10 +210,12 @@ def test_the_key_changes_with_any_value_and_setting(tmp_path):
 
 TWO_PROCESSES = """
 import sys
+import sys
+
 import numpy as np
 from accelerate import PartialState
 from soft_trainer import distributed
-from soft_trainer.estimators.neighbours import LeftOut, cached_neighbours, nearest_rows
+from soft_trainer.estimators.neighbours import Excluded, cached_neighbours, nearest_rows
 from soft_trainer.errors import UserError
 
 state = PartialState(cpu=True)
@@ -208,7 +223,7 @@ vectors = np.load(sys.argv[1] + "/vectors.npy")
 
 def build():
     assert state.process_index == 0
-    return nearest_rows(vectors, vectors, 4, LeftOut(np.arange(len(vectors))))
+    return nearest_rows(vectors, vectors, 4, Excluded(np.arange(len(vectors))))
 
 def refuse():
     raise UserError("no vectors")

@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from soft_trainer.data.judgments import RightAnswers
+from soft_trainer.data.judgments import RelevantCodes
 from soft_trainer.estimators import term_neighbours
-from soft_trainer.estimators.neighbours import LeftOut, recall_of
+from soft_trainer.estimators.neighbours import Excluded, recall_of
 from soft_trainer.estimators.term_neighbours import nearest_by_terms
 
 
-def left_out_of(texts: np.ndarray) -> LeftOut:
+def left_out_of(texts: np.ndarray) -> Excluded:
     """The own codes, and those with the same text."""
     own = sparse.eye_array(len(texts), dtype=np.float32, format="csr")
-    return LeftOut(np.arange(len(texts)), RightAnswers(own, np.arange(len(texts)), texts))
+    return Excluded(np.arange(len(texts)), RelevantCodes(own, np.arange(len(texts)), texts))
 
 
 @pytest.fixture
@@ -65,8 +65,8 @@ def test_many_rows_visit_only_the_rarest_terms(counts, capsys, monkeypatch):
 def test_all_terms_give_the_exact_neighbours(counts, monkeypatch):
     monkeypatch.setattr(term_neighbours, "RECALL", 1.1)
     queries, documents, texts = counts
-    exact = nearest_by_terms(queries[:200], documents, 10, LeftOut(np.arange(200)))
-    found = nearest_by_terms(queries[:200], documents, 10, LeftOut(np.arange(200)), exact_up_to=0)
+    exact = nearest_by_terms(queries[:200], documents, 10, Excluded(np.arange(200)))
+    found = nearest_by_terms(queries[:200], documents, 10, Excluded(np.arange(200)), exact_up_to=0)
     assert np.allclose(found.scores, exact.scores, rtol=1e-5)
     assert recall_of(found.rows, exact.rows) > 0.95  # ties may differ
 
@@ -74,4 +74,4 @@ def test_all_terms_give_the_exact_neighbours(counts, monkeypatch):
 def test_a_row_without_terms_in_common_has_no_neighbours():
     matrix = sparse.csr_matrix(np.eye(4, dtype=np.float32))
     for limit in (100, 0):
-        assert (nearest_by_terms(matrix, matrix, 2, LeftOut(np.arange(4)), exact_up_to=limit).rows == -1).all()
+        assert (nearest_by_terms(matrix, matrix, 2, Excluded(np.arange(4)), exact_up_to=limit).rows == -1).all()

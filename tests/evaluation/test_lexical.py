@@ -80,7 +80,7 @@ def test_an_encoder_and_bm25_are_added_after_standardising_each_query():
     scores = sum(both).round(decimals=9)
     assert ranking.ranks.tolist() == [int((scores[q] >= scores[q, t]).sum()) for q, t in enumerate(targets)]
     assert ranking.top_scores[0].tolist() == pytest.approx(sorted(scores[0].tolist(), reverse=True))
-    assert ranking.ranks[0] >= 2  # the tie counts against the query's own code
+    assert ranking.ranks[0] >= 2  # the tie counts against the query's positive
 
 
 @pytest.mark.parametrize("noise", [0.0, 1e-7])

@@ -6,11 +6,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
+from refusals import refused
 from scipy import sparse
 
-from soft_trainer.data.judgments import Judgments
+from soft_trainer.data.judgments import Judgments, Split
 from soft_trainer.evaluation.ranking import rank_codes
-from soft_trainer.evaluation.retrieval import NDCG, answer_pairs, by_query, mean_over_sets
+from soft_trainer.evaluation.retrieval import NDCG, answer_pairs, by_query, check_answers, mean_over_sets
 
 
 def orders(scores):
@@ -94,3 +96,9 @@ def test_the_mean_over_sets_is_of_numbers_that_all_of_them_have():
     metrics["eval_b_queries"] = 3
     metrics |= {f"eval_{key}_{name}": value for key in "ab" for name, value in (("note", "x"), ("ranks", [1, 2]))}
     assert mean_over_sets(metrics, "eval", ("a", "b")) == {"eval_mrr": 0.75}
+
+
+def test_a_set_whose_codes_share_an_id_is_refused_before_its_pairs_are_listed():
+    rows = Dataset.from_dict({"docstring": ["x"] * 100_000, "code": ["y"] * 100_000, "url": ["u"] * 100_000})
+    with refused("people: query 1 has the id of 100,000 codes"):
+        check_answers(Split.from_pairs(rows), "people")

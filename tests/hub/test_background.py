@@ -14,7 +14,7 @@ from soft_trainer.cli.__main__ import run_command
 from soft_trainer.data.layouts.codesearchnet import load_folder, load_hub
 from soft_trainer.data.layouts.files import SPLITS
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.hub.dataset import write_data
+from soft_trainer.hub.dataset import pushed_tables, write_data
 from soft_trainer.hub.push import push_folder
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.run.rows import load_data
@@ -102,7 +102,7 @@ def test_a_data_set_of_ours_by_name_is_read_with_a_token(here, arguments, data_d
     with refused("HF_TOKEN"):
         load_hub(REPO, "python")
     monkeypatch.setenv("HF_TOKEN", READ_TOKEN)
-    assert same_rows(load_data(named, EncoderProfile(), tmp_path / "mined").tables, data)
+    assert same_rows(pushed_tables(load_data(named, EncoderProfile(), tmp_path / "mined")), data)
     assert named.paper_language is None and named.rows_name == REPO
     with refused("ann/rows: train has no row in go, only python"):
         load_hub(REPO, "go")

@@ -13,6 +13,7 @@ import soft_trainer
 from soft_trainer.data.layouts.codesearchnet import load_folder
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import load_encoder
+from soft_trainer.encoders.packaged import common_words
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.encoders.static import distilled
 from soft_trainer.errors import UserError
@@ -104,7 +105,7 @@ def test_a_run_as_a_process_pushes_what_every_library_loads(hub, data_dir, tmp_p
 
 @pytest.mark.slow
 def test_every_library_loads_a_distilled_encoder_that_was_pushed(hub, here, encoder, tmp_path):
-    static = distilled(encoder, 16)
+    static = distilled(encoder, common_words(), 16, vocabulary_size=300)
     push_folder(export_encoder(static.model, static.tokenizer, static.profile, tmp_path / "static"), REPO, WRITE_TOKEN)
     loaded = hub.run("-c", STATIC, json.dumps(TEXTS), REPO)
     assert loaded.returncode == 0, loaded.stderr

@@ -9,7 +9,7 @@ from transformers import T5Config, T5EncoderModel
 
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
-from soft_trainer.hub.model_card import environment, write_model_card
+from soft_trainer.hub.model_card import environment, license_of, write_model_card
 
 METRICS = {"mrr": 0.71234567, "recall@1": 0.6, "recall@5": 0.8, "recall@10": 0.9, "pool_size": 4360, "queries": 1261}
 SIDE = {"mean": 20.0, "p95": 40.0, "cut": 0.125, "duplicates": 3}
@@ -128,7 +128,7 @@ def test_local_names_stay_out_of_the_header_and_the_license_comes_from_the_base(
     base = tmp_path / "base"
     base.mkdir()
     (base / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
-    header, _ = card_of(CODEBERT, base_model=str(base), dataset="our rows")
+    header, _ = card_of(CODEBERT, base_model=str(base), license=license_of(str(base)), dataset="our rows")
     assert "base_model" not in header and "datasets" not in header
     assert header["license"] == "apache-2.0"
     assert header["model-index"][0]["results"][0]["dataset"]["type"] == "code-search"

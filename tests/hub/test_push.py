@@ -8,11 +8,15 @@ from server import FINE_REPO, FINE_TOKEN, READ_TOKEN, WRITE_TOKEN
 
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.errors import UserError
-from soft_trainer.hub.push import check_push, later_command, push_folder
-from soft_trainer.options.declared import FILES_OF_TRANSFORMERS, declared_options
+from soft_trainer.files import LISTED, RECORD_FORMAT, listed_files, write_json
+from soft_trainer.fingerprints import file_fingerprint, list_files
+from soft_trainer.hub.push import check_push, later_command, push_folder, written_files
 from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.options.places import PLACES, local_names
+from soft_trainer.options.option_spec import FILES_OF_TRANSFORMERS, option_specs
+from soft_trainer.options.training import SoftInfoNCETrainingArguments
+from soft_trainer.run.record import public_options
+from soft_trainer.training.run_fingerprint import run_fingerprint
 
 REPO = "ann/encoder"
 RESULTS = ".eval_results/code_search.yaml"
@@ -79,104 +83,84 @@ def test_only_what_an_encoder_needs_is_pushed(here, folder):
     assert url.endswith(HfApi().model_info(REPO).sha)
 
 
-def test_paths_of_this_machine_stay_here(here, folder):
-    options = {
-        "data_dir": "/home/canary/rows",
-        "eval_data_dir": "cosqa,/home/canary/My own/set, ~/canary/other/",
-        "estimator_model": "C:\\Users\\canary\\teacher",
-        "model_name_or_path": "microsoft/unixcoder-base",
-        "query_prefix": "see https://example.org/a: ",
-    }
-    (folder / "run.json").write_text(json.dumps({"options": options, "base_model": "/home/canary/base"}))
-    (folder / "adapter").mkdir()
-    base = {"base_model_name_or_path": "/home/canary/base"}
-    (folder / "adapter/adapter_config.json").write_text(json.dumps(base))
-    profile = {"query_prefix": "a:/b/c ", "teacher": "/home/canary/teacher", "teacher_identity": "0" * 32}
-    (folder / "soft_trainer.json").write_text(json.dumps(profile))
-    before = (folder / "run.json").read_text()
-    push_folder(folder, REPO, WRITE_TOKEN)
-    pushed_profile = json.loads(
-        Path(hf_hub_download(REPO, "soft_trainer.json", cache_dir=folder / ".cache")).read_text()
-    )
-    assert pushed_profile == profile | {"teacher": "teacher"}
-    assert here.holding("canary") == [] and (folder / "run.json").read_text() == before
-    record = json.loads(Path(hf_hub_download(REPO, "run.json", cache_dir=folder / ".cache")).read_text())
-    assert record == {
-        "base_model": "base",
-        "options": options | {"data_dir": "rows", "eval_data_dir": "cosqa,set,other", "estimator_model": "teacher"},
-    }
+def fetched(name, folder):
+    """Returns a JSON file of the repository."""
+    return json.loads(Path(hf_hub_download(REPO, name, cache_dir=folder / ".cache")).read_text())
 
 
-def test_relative_paths_of_an_older_record_and_of_a_teacher_stay_here(here, folder, tmp_path, monkeypatch):
-    """They are looked for where the run was probably started: in the folders around its output folder."""
+@pytest.mark.parametrize("path", ["canary/enc", "/home/canary/enc"])
+def test_a_local_teacher_and_an_adapter_s_base_lose_their_paths(here, folder, tmp_path, monkeypatch, path):
     (tmp_path / "canary" / "enc").mkdir(parents=True)
-    record = {
-        "options": {"data_dir": "canary/enc", "model_name_or_path": "microsoft/unixcoder-base"},
-        "base_model": "canary/enc",
-        "depends on": {"loaded": {"the estimator's folder": "canary"}},
-    }
-    (folder / "run.json").write_text(json.dumps(record))
-    (folder / "soft_trainer.json").write_text(json.dumps({"teacher": "canary/enc", "teacher_identity": "0" * 32}))
     monkeypatch.chdir("/")
-    push_folder(folder, REPO, WRITE_TOKEN)
-    assert here.holding("canary") == []
-    record = json.loads(Path(hf_hub_download(REPO, "run.json", cache_dir=folder / ".cache")).read_text())
-    assert record["options"] == {"data_dir": "enc", "model_name_or_path": "microsoft/unixcoder-base"}
-
-
-def test_relative_paths_and_file_urls_stay_here_too(here, folder, tmp_path, monkeypatch):
-    """The record is written where the paths exist, and may be pushed from elsewhere."""
-    (tmp_path / "work" / "canary" / "enc").mkdir(parents=True)
-    (tmp_path / "work" / "canary" / "rows, new").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    options = {
-        "model_name_or_path": "canary/enc",
-        "data_dir": "canary/rows, new",
-        "eval_data_dir": "canary/enc, ../canary/x,lab/rows",
-        "estimator_model": "file:///srv/canary/teacher",
-        "history": "canary/enc",
-        "output_dir": "canary/out",
-    }
-    places = local_names((ModelArguments, DataArguments, TrainingOptions), options)
-    record = {"options": options, "base_model": "canary/enc", "merging": {"base": "canary/enc"}, PLACES: places}
-    (folder / "run.json").write_text(json.dumps(record))
     (folder / "adapter").mkdir()
-    (folder / "adapter/adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "canary/enc"}))
-    monkeypatch.chdir(tmp_path)
+    (folder / "adapter/adapter_config.json").write_text(json.dumps({"base_model_name_or_path": path, "r": 4}))
+    profile = {"query_prefix": "a:/b/c ", "teacher": path, "teacher_identity": "0" * 32}
+    (folder / "soft_trainer.json").write_text(json.dumps(profile))
     push_folder(folder, REPO, WRITE_TOKEN)
     assert here.holding("canary") == []
-    shared = json.loads(Path(hf_hub_download(REPO, "run.json", cache_dir=folder / ".cache")).read_text())
-    assert shared["options"]["data_dir"] == "rows, new" and shared["options"]["eval_data_dir"] == "enc,x,lab/rows"
-    assert shared["base_model"] == "enc" and shared["options"]["estimator_model"] == "teacher" and PLACES not in shared
+    assert fetched("soft_trainer.json", folder) == profile | {"teacher": "enc"}
+    assert fetched("adapter/adapter_config.json", folder) == {"base_model_name_or_path": "enc", "r": 4}
+    assert json.loads((folder / "soft_trainer.json").read_text()) == profile
+
+
+def test_a_record_is_pushed_as_it_is_and_that_of_another_version_is_not(here, folder, caplog):
+    record = {"format": RECORD_FORMAT, "options": {"seed": 1}}
+    (folder / "run.json").write_text(json.dumps(record))
+    push_folder(folder, REPO, WRITE_TOKEN)
+    assert fetched("run.json", folder) == record
+    (folder / "run.json").write_text(json.dumps({"options": {"data_dir": "/home/canary/rows"}}))
+    push_folder(folder, REPO, WRITE_TOKEN)
+    assert here.holding("canary") == [] and "not pushed, because another version wrote it" in caplog.text
 
 
 KINDS = (ModelArguments, DataArguments, TrainingOptions)
-PATHS = [name for kind in KINDS for name, each in declared_options(kind).items() if each.refers_to not in ("", "code")]
+PATHS = [name for kind in KINDS for name, each in option_specs(kind).items() if each.refers_to not in ("", "code")]
 PATHS += ["source_dir", "extra_source_dir", *FILES_OF_TRANSFORMERS]
 FORMS = ("canary{}/end", "../canary{}/end", "file:///srv/canary{}/end", "~/canary{}/a, b/end/", "C:\\canary{}\\end")
 
 
-def test_no_form_of_a_path_in_any_option_is_pushed(here, folder, tmp_path, monkeypatch):
+@pytest.mark.parametrize("form", FORMS)
+def test_no_form_of_a_path_in_any_option_is_in_a_record(form, tmp_path, monkeypatch):
     """Thirty names and more, one for each option that can hold a path and each form of a path."""
-    work = tmp_path / "work"
-    work.mkdir()
-    monkeypatch.chdir(work)
-    for number, form in enumerate(FORMS):
-        options = {name: form.format(f"{number}{name}") for name in PATHS}
-        for name in PATHS[:: number + 1]:
-            if form.startswith("canary"):
-                (work / options[name]).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    args = SoftInfoNCETrainingArguments(output_dir="out", use_cpu=True)
+    parts = (ModelArguments(), DataArguments(), args)
+    for name in PATHS:
+        value = form.format(name)
         if form.startswith("canary"):  # a relative path that is not there may be a name on the Hub
-            options = {name: value for name, value in options.items() if (work / value).is_dir()}
-        places = local_names(KINDS, options)
-        (folder / "run.json").write_text(
-            json.dumps({"options": options, "seen": list(options.values()), PLACES: places})
-        )
-        monkeypatch.chdir(tmp_path)
-        push_folder(folder, REPO, WRITE_TOKEN, path_in_repo=f"form-{number}")
-        monkeypatch.chdir(work)
-    assert here.holding("canary") == [] and here.holding("end") != []
+            Path(value).mkdir(parents=True)
+        setattr(next(part for part in parts if hasattr(part, name)), name, value)
+    record = {"options": public_options(*parts), "depends on": run_fingerprint(*parts)}
+    text = json.dumps(record)
+    assert "canary" not in text and "end" in text
     assert len(PATHS) * len(FORMS) >= 30
+
+
+def test_names_on_the_hub_stay_in_a_record(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows, new").mkdir()
+    data = DataArguments(data_dir="rows, new", eval_data_dir="lab/rows, ../x/set", estimator_model="ann/teacher@v1")
+    args = SoftInfoNCETrainingArguments(output_dir="out", use_cpu=True)
+    options = public_options(ModelArguments(model_name_or_path="microsoft/unixcoder-base"), data, args)
+    assert options["model_name_or_path"] == "microsoft/unixcoder-base" and options["data_dir"] == "rows, new"
+    assert options["eval_data_dir"] == "lab/rows,set" and options["estimator_model"] == "ann/teacher@v1"
+
+
+def test_a_folder_without_weights_is_refused(here, folder):
+    (folder / "model.safetensors").unlink()
+    with refused(f"{folder}: no weights to push"):
+        push_folder(folder, REPO, WRITE_TOKEN)
+
+
+def test_what_an_export_adds_is_pushed(here, folder):
+    (folder / "run.json").write_text(json.dumps({"format": RECORD_FORMAT, LISTED: written_files(folder)}))
+    (folder / "onnx").mkdir()
+    (folder / "onnx" / "model.onnx").write_text("exported")
+    push_folder(folder, REPO, WRITE_TOKEN)
+    assert "onnx/model.onnx" not in pushed()
+    list_files(folder, [folder / "onnx" / "model.onnx"])
+    push_folder(folder, REPO, WRITE_TOKEN)
+    assert "onnx/model.onnx" in pushed()
 
 
 @pytest.mark.slow
@@ -223,6 +207,17 @@ def test_a_card_names_the_repository_once_it_has_been_pushed(here, folder):
     here.fault(commit=0)
     push_folder(folder, REPO, WRITE_TOKEN)
     assert (folder / "README.md").read_text() == card.replace("out", REPO)
+
+
+def test_a_push_does_not_count_as_an_edit_of_the_card(here, folder):
+    card = folder / "README.md"
+    card.write_text(CARD + 'load_encoder("out")\n')
+    write_json(folder / "run.json", {"format": RECORD_FORMAT, "files": written_files(folder)})
+    push_folder(folder, REPO, WRITE_TOKEN)
+    assert listed_files(folder)["README.md"] == file_fingerprint(card)
+    card.write_text(CARD + 'Edited: load_encoder("out")\n')
+    push_folder(folder, REPO, WRITE_TOKEN)
+    assert listed_files(folder)["README.md"] != file_fingerprint(card)
 
 
 # ---- Refused before training ----

@@ -6,6 +6,7 @@ import resource
 import shutil
 from pathlib import Path
 
+import datasets
 import pytest
 import torch
 from huggingface_hub import HfApi, ModelCard, hf_hub_download
@@ -95,6 +96,27 @@ def test_a_run_in_python_pushes_the_card_of_the_run(here, trainer_of, model, mon
         assert words in " ".join(card.text.split()), words
 
 
+@pytest.mark.parametrize("private", [True, False])
+def test_a_card_shows_only_rows_of_a_public_data_set(train, data_dir, private, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_ENDPOINT", train.hub.url)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    api = HfApi(token=WRITE_TOKEN)
+    api.create_repo("ann/pairs", repo_type="dataset", private=private)
+    api.upload_folder(repo_id="ann/pairs", repo_type="dataset", folder_path=data_dir)
+    assert train(data_dir="ann/pairs", max_steps=1) == (0, "")
+    assert ("sort a list" in (train.folder / "README.md").read_text()) == (not private)
+
+
+def test_a_finished_run_pushes_what_is_asked_later(train):
+    assert train() == (0, "")
+    weights = (train.folder / "model.safetensors").read_bytes()
+    assert train(**PUSH, push_data_to_hub="ann/rows") == (0, "")
+    assert "already done" in train.said
+    check_whole(train.folder)
+    assert (train.folder / "model.safetensors").read_bytes() == weights
+    assert "train.jsonl.gz" in pushed("ann/rows", repo_type="dataset")
+
+
 def test_private_on_a_branch_and_without_a_card(train):
     assert train(**PUSH, hub_private_repo=True, hub_revision="dev", hub_token=WRITE_TOKEN) == (0, "")
     check_whole(train.folder, "dev")
@@ -137,12 +159,12 @@ def test_an_estimator_by_name_and_revision(train, encoder_of, tmp_path, monkeypa
         (READ_TOKEN, ROWS, "may not write"),
         (WRITE_TOKEN, ROWS | {"push_data_to_hub": "bob/rows"}, "may not write"),
         (WRITE_TOKEN, ROWS | {"push_data_to_hub": "rows"}, "push_data_to_hub='rows': write USER/NAME"),
-        (WRITE_TOKEN, ROWS | {"source_dir": None}, "--source_dir, --history or --data_dir"),
+        (WRITE_TOKEN, ROWS | {"source_dir": None}, "set source_dir, history or data_dir"),
     ],
 )
 def test_refused_before_rows_are_read_or_mined(train, monkeypatch, token, options, says):
     monkeypatch.setenv("HF_TOKEN", token) if token else monkeypatch.delenv("HF_TOKEN")
-    monkeypatch.setattr(run_rows, "load_folder", lambda *_, **__: pytest.fail("it reads rows"))
+    monkeypatch.setattr(run_rows, "load_data", lambda *_, **__: pytest.fail("it reads rows"))
     code, error = train(**options)
     assert code == 2 and says in error
     assert not list(train.folder.rglob("*.safetensors"))
@@ -288,9 +310,9 @@ def test_no_path_of_this_machine_is_pushed(train, base, data_dir, tmp_path, monk
     assert train(**(PUSH | LORA | options), merge_lora=True, hub_strategy="all_checkpoints", max_steps=2) == (0, "")
     assert {"config.json", "tokenizer_config.json", "run.json", "adapter/adapter_config.json"} <= pushed()
     assert train.hub.holding("kanarien") == []
-    assert "kanarien" in (train.folder / "run.json").read_text()
+    assert "kanarien" not in (train.folder / "run.json").read_text()
 
 
 def test_an_adapter_of_a_folder_is_not_pushed(train, base):
     code, error = train(**(PUSH | LORA | {"model_name_or_path": base}))
-    assert code == 2 and "which exists only on this machine: set --merge_lora true" in error
+    assert code == 2 and "which exists only on this machine: set merge_lora=True" in error

@@ -16,7 +16,6 @@ from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.mining.history import mine_history
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.run.evaluation_sets import load_evaluation_sets
-from soft_trainer.source import git
 from soft_trainer.source.definitions import parse
 from soft_trainer.source.functions import FileFunctions
 
@@ -288,6 +287,18 @@ def test_a_shallow_clone_gives_what_it_has(repository, tmp_path, capsys):
     assert sizes(mined) == {"train": 10, "valid": 1, "test": 1, "codebase": 5}
 
 
+def test_a_working_tree_of_a_shallow_clone_is_mined(repository, tmp_path, capsys):
+    commits = list(repository.git.walk(repository.git.head.target))
+    for commit in commits[13:]:
+        remove(repository, str(commit.id))
+    (tmp_path / ".git/shallow").write_text(f"{commits[12].id}\n")
+    linked = tmp_path.with_name("linked")
+    repository.git.add_worktree("linked", str(linked))
+    mined = mine(linked)
+    assert "a shallow clone with 13 commits" in capsys.readouterr().err
+    assert sizes(mined) == {"train": 10, "valid": 1, "test": 1, "codebase": 5}
+
+
 def remove(repository, place):
     oid = str(repository.git.revparse_single(place).id)
     (repository.path / ".git/objects" / oid[:2] / oid[2:]).unlink()
@@ -301,8 +312,8 @@ def test_commits_and_files_that_lack_an_object_are_left_out_and_counted(tmp_path
     remove(repository, f"{whole.cut}:src/f1.py")
     mined = mine_history(tmp_path, "python", tmp_path, workers)
     err = capsys.readouterr().err
-    assert f"{tmp_path}: 4 of 41 commits are left out, since they lack an object; `git fetch" in err
-    assert "1 source files of the trees are left out, since they are missing" in err
+    assert f"{tmp_path}: 4 of 41 commits are excluded, since they lack an object; `git fetch" in err
+    assert "1 source files of the trees are excluded, since they are missing" in err
     assert mined.commits["an object is missing"] == 4 and mined.cut == whole.cut
     assert {row["path"] for row in mined.rows["codebase"]} == {f"src/f{i}.py" for i in (0, 2, 3, 4)}
     assert {row["path"] for row in mined.rows["train"] if row["source"] == "documentation"} >= {"src/f0.py"}
@@ -365,9 +376,3 @@ def test_ten_thousand_commits_take_a_few_minutes(tmp_path):
     started = time.process_time()
     mine(tmp_path)
     assert time.process_time() - started < 18  # 10,000 commits in three minutes, on one core
-
-
-def test_a_missing_pygit2_is_one_line_wherever_it_is_noticed(tmp_path, monkeypatch):
-    monkeypatch.setattr(git, "pygit2", None)
-    with refused("history needs the extra"), git.reporting_missing_objects(tmp_path):
-        git.open_repository(tmp_path)

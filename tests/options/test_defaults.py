@@ -1,21 +1,35 @@
 """The defaults of a training come from its encoder, wherever its options come from."""
 
+import copy
 import json
+import re
 import shutil
+from dataclasses import fields
 
 import pytest
 import torch
 from datasets import Dataset, concatenate_datasets
+from refusals import refused
 from safetensors.torch import load_file, save_file
+from trainings import losses_of
 from transformers import AutoModel, AutoTokenizer, TrainingArguments
 
-from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments, load_encoder
+from soft_trainer import (
+    BM25Estimator,
+    SoftInfoNCETrainer,
+    SoftInfoNCETrainingArguments,
+    TrainedModelEstimator,
+    load_encoder,
+)
 from soft_trainer.encoders.distilling import distil_static
 from soft_trainer.encoders.profiles import resolve_profile
-from soft_trainer.options.defaults import apply_default_recipe
+from soft_trainer.options.defaults import SCRATCH_RATE, STATIC_RATE, apply_defaults
+from soft_trainer.options.fields import TrainingOptions
 from soft_trainer.options.parse import OF_A_RUN, as_argv, parse
+from soft_trainer.options.recipes import read_recipe
 from soft_trainer.run.building import build_profile
 from soft_trainer.run.estimator import choose_estimator
+from soft_trainer.training.defaults import default_estimators
 
 CHOSEN = {"estimator": "initial_model", "train_sampling_strategy": "similar", "weighting": "positive_aware"}
 CHOSEN |= {"learning_rate": 6e-5, "num_train_epochs": 1, "warmup_steps": 0.1}
@@ -29,7 +43,7 @@ def options_after(tmp_path, encoder_dir):
         words = [*words, *(["--model_name_or_path", str(model)] if model else []), "--use_cpu", "true"]
         model_args, data_args, args = parse(OF_A_RUN, [*words, "--output_dir", str(tmp_path)])
         pretrained = None if model_args.from_scratch else model_args.model_name_or_path
-        apply_default_recipe(data_args, args, build_profile(model_args), pretrained)
+        apply_defaults(data_args, args, build_profile(model_args), pretrained)
         return {name: getattr(data_args if hasattr(data_args, name) else args, name) for name in names}
 
     return choose
@@ -37,7 +51,7 @@ def options_after(tmp_path, encoder_dir):
 
 def test_an_encoder_of_sentences_gets_hard_batches_and_a_line_says_so(options_after, capsys):
     assert options_after() == CHOSEN
-    assert 'callbacks=[InitialModelEstimator()], train_sampling_strategy="similar"' in capsys.readouterr().err
+    assert "estimator=initial_model, train_sampling_strategy=similar" in capsys.readouterr().err
 
 
 def test_what_is_given_stays(options_after):
@@ -56,7 +70,7 @@ OWN_CHOICE |= {"score_function": "dot", "per_device_train_batch_size": "8", "do_
 @pytest.mark.parametrize("words", [("estimator", "bm25"), *OWN_CHOICE.items()])
 def test_whoever_chooses_gets_the_other_defaults(options_after, words):
     chosen = options_after(f"--{words[0]}", words[1])
-    assert chosen["weighting"] == "eq4" and chosen["learning_rate"] == 2e-5 and chosen["num_train_epochs"] == 10
+    assert chosen["weighting"] == "linear" and chosen["learning_rate"] == 2e-5 and chosen["num_train_epochs"] == 10
 
 
 def test_other_encoders_keep_theirs(options_after, encoder_dir, tmp_path):
@@ -79,15 +93,15 @@ def teacher(encoder_dir, tmp_path):
 @pytest.fixture
 def static(teacher, tmp_path):
     """A static encoder that remembers its teacher."""
-    return distil_static(teacher, tmp_path / "static", 8)
+    return distil_static(teacher, tmp_path / "static", 8, vocabulary_size=300)
 
 
 def test_a_distilled_encoder_learns_from_its_teacher_and_a_line_says_so(options_after, static, teacher, capsys):
     expected = DISTILLED | {"estimator_model": str(teacher), "train_sampling_strategy": "random"}
     assert options_after(model=static, names=expected) == expected
     line = capsys.readouterr().err.splitlines()[-1]
-    assert line.startswith("This encoder learns from its teacher by default: callbacks=[TrainedModelEstimator(")
-    assert f'TrainedModelEstimator("{teacher}")' in line and line.endswith("turns it off.")
+    assert line.startswith("This encoder learns from its teacher by default: ")
+    assert f"teacher={teacher}" in line and line.endswith("turns this off.")
     given = {"distill_weight": 1.0, "num_train_epochs": 2}
     words = ("--distill_weight", "1.0", "--epochs", "2")
     assert options_after(*words, model=static, names=expected) == expected | given
@@ -100,11 +114,19 @@ def test_a_teacher_that_is_gone_or_has_changed_is_not_used(options_after, static
     name = next(iter(weights))
     save_file(weights | {name: weights[name] + 1}, teacher / "model.safetensors", metadata={"format": "pt"})
     left = options_after(model=static)
-    assert (left["learning_rate"], left["train_sampling_strategy"], left["weighting"]) == (3e-3, "random", "eq4")
-    assert f"because {teacher} has changed since; to use it anyway" in capsys.readouterr().err
+    assert (left["learning_rate"], left["train_sampling_strategy"], left["weighting"]) == (3e-3, "random", "linear")
+    assert f"because {teacher} has changed since; to use the teacher anyway" in capsys.readouterr().err
     shutil.rmtree(teacher)
     assert options_after(model=static) == left
     assert "trains without its teacher, which cannot be loaded" in capsys.readouterr().err
+
+
+def test_a_line_says_that_an_option_turns_the_teacher_off(options_after, static, teacher, capsys):
+    turned_off = "trains without its teacher, because of false_negatives=positives; "
+    assert options_after("--false_negatives", "positives", model=static)["estimator"] == "bm25"
+    assert turned_off in capsys.readouterr().err
+    options_after("--false_negatives", "positives", "--estimator", "none", model=static)
+    assert "trains without" not in capsys.readouterr().err
 
 
 def test_an_encoder_from_scratch_gets_a_rate_that_moves_it(options_after, capsys):
@@ -115,6 +137,112 @@ def test_an_encoder_from_scratch_gets_a_rate_that_moves_it(options_after, capsys
     assert options_after("--from_scratch", "32x0", model=None)["learning_rate"] == 3e-3
 
 
+@pytest.fixture
+def encoders(encoder_dir, static, teacher, tmp_path):
+    """Folders by kind of encoder. None is an encoder from scratch."""
+    folders = {"search": encoder_dir, "distilled": static, "from scratch": None}
+    folders["plain"] = shutil.copytree(encoder_dir, tmp_path / "plain")
+    (folders["plain"] / "modules.json").unlink()
+    folders["static"] = shutil.copytree(static, tmp_path / "without_teacher")
+    resolve_profile(folders["static"]).replace(teacher=None, teacher_identity=None).save(folders["static"])
+    return folders
+
+
+RATES = {
+    ("plain", None, None): 2e-5,
+    ("plain", "info_nce", None): 2e-5,
+    ("plain", None, "bm25"): 2e-5,
+    ("search", None, None): 6e-5,
+    ("search", "info_nce", None): 2e-5,
+    ("search", None, "bm25"): 2e-5,
+    ("static", None, None): 3e-3,
+    ("static", "info_nce", None): 3e-3,
+    ("static", None, "bm25"): 3e-3,
+    ("distilled", None, None): 3e-3,
+    ("distilled", "info_nce", None): 3e-3,
+    ("distilled", "info_nce", "bm25"): 3e-3,
+    ("from scratch", None, None): 1e-3,
+    ("from scratch", "info_nce", None): 1e-3,
+    ("from scratch", None, "bm25"): 1e-3,
+}
+
+
+@pytest.mark.parametrize("caller", ["shell", "python"])
+@pytest.mark.parametrize("kind, loss, estimator", RATES)
+def test_the_learning_rate(encoders, kind, loss, estimator, caller, model, tokenizer, profile, tmp_path):
+    folder = encoders[kind]
+    options = {} if loss is None else {"loss": loss}
+    if caller == "shell":
+        chosen = options if estimator is None else options | {"estimator": estimator}
+        chosen |= {"from_scratch": "32x1"} if folder is None else {"model_name_or_path": str(folder)}
+        words = as_argv(chosen | {"use_cpu": True, "output_dir": str(tmp_path)})
+        model_args, data_args, args = parse(OF_A_RUN, words)
+        apply_defaults(data_args, args, build_profile(model_args), model_args.model_name_or_path)
+    else:
+        args = SoftInfoNCETrainingArguments(str(tmp_path), use_cpu=True, **options)
+        if folder is not None:
+            encoder = load_encoder(folder, device="cpu")
+            model, profile = encoder.model, encoder.profile
+        default_estimators(args, profile, model, None if estimator is None else BM25Estimator())
+    assert args.learning_rate == RATES[kind, loss, estimator]
+
+
+def test_the_help_names_the_defaults_of_the_recipes():
+    texts = {field.name: field.metadata["help"] for field in fields(TrainingOptions) if "help" in field.metadata}
+    hard, distilled = read_recipe("recipes/hard_batches.yaml"), read_recipe("recipes/distilled.yaml")
+    rates = f"2e-5; {hard['learning_rate']:.0e} for search encoders; {STATIC_RATE:.0e} static; {SCRATCH_RATE:.0e} from"
+    assert rates.replace("e-0", "e-") in texts["learning_rate"] and distilled["learning_rate"] == STATIC_RATE
+    assert f"10; {hard['num_train_epochs']} for search" in texts["num_train_epochs"]
+    assert f"32; {distilled['per_device_train_batch_size']} for static" in texts["per_device_train_batch_size"]
+
+
+# ---- A teacher by name ----
+
+
+@pytest.mark.parametrize(
+    "given, expected",
+    [
+        ({}, {"loss": "info_nce", "distill_weight": 0.3}),
+        ({"distill_weight": 1.0}, {"loss": "info_nce", "distill_weight": 1.0}),
+        ({"loss": "soft_info_nce"}, {"loss": "soft_info_nce", "distill_weight": 0.3}),
+    ],
+)
+def test_a_teacher_stands_for_four_options(options_after, encoder_dir, teacher, given, expected, tmp_path):
+    words = as_argv(given | {"teacher": str(teacher), "estimator": "trained_model"})
+    expected = expected | {"estimator": "trained_model", "estimator_model": str(teacher), "learning_rate": 2e-5}
+    assert options_after(*words, names=expected) == expected
+    args = SoftInfoNCETrainingArguments(str(tmp_path), use_cpu=True, teacher=str(teacher), **given)
+    encoder = load_encoder(encoder_dir, device="cpu")
+    [estimator] = default_estimators(args, encoder.profile, encoder.model)
+    assert isinstance(estimator, TrainedModelEstimator) and estimator.model_name_or_path == str(teacher)
+    assert (args.loss, args.distill_weight) == (expected["loss"], expected["distill_weight"])
+    assert default_estimators(args, encoder.profile, encoder.model, estimator) == []  # as a run from the shell passes
+
+
+@pytest.mark.parametrize("words", [("--estimator", "bm25"), ("--estimator", "none"), ("--estimator_model", "other")])
+def test_a_teacher_beside_another_estimator_is_refused(options_after, teacher, words):
+    with refused(f"teacher={teacher}: a teacher is the estimator, so it cannot be combined with {words[1]}"):
+        options_after("--teacher", str(teacher), *words)
+
+
+def test_a_teacher_beside_an_estimator_among_the_callbacks_is_refused(trainer_of, teacher):
+    with refused("cannot be combined with BM25Estimator"):
+        trainer_of(teacher=str(teacher))
+
+
+@pytest.mark.slow
+def test_a_training_with_a_teacher_names_it_and_equals_the_four_options(trainer_of, model, teacher, capsys):
+    by_name = {"teacher": str(teacher)}
+    by_hand = {"loss": "info_nce", "distill_weight": 0.3}
+    losses = []
+    for options, callbacks in ((by_name, None), (by_hand, [TrainedModelEstimator(str(teacher))])):
+        trainer = trainer_of(arguments={"callbacks": callbacks, "model": copy.deepcopy(model)}, **options)
+        trainer.train()
+        losses.append(losses_of(trainer))
+        assert (f"teacher  {teacher}" in re.sub(r"[ |]*\| ", "  ", capsys.readouterr().err)) == (callbacks is None)
+    assert losses[0] == losses[1]
+
+
 @pytest.mark.slow
 def test_python_trains_a_distilled_encoder_like_the_shell_and_it_keeps_its_teacher(static, teacher, rows, tmp_path):
     encoder = load_encoder(static, device="cpu")
@@ -122,7 +250,7 @@ def test_python_trains_a_distilled_encoder_like_the_shell_and_it_keeps_its_teach
     rows = {"train_dataset": Dataset.from_list(rows), "processing_class": encoder.tokenizer}
     trainer = SoftInfoNCETrainer(encoder.model, arguments, **rows)
     assert repr(trainer.estimator) == f"TrainedModelEstimator(model_name_or_path={str(teacher)!r})"
-    assert trainer.plan.objective.distill_weight == 0.3 and trainer.args.learning_rate == 3e-3
+    assert trainer.plan.criterion.distill_weight == 0.3 and trainer.args.learning_rate == 3e-3
     before = encoder.model.word_embedding.weight.clone()
     trainer.train()
     assert trainer.state.global_step == 10 and not torch.equal(before, encoder.model.word_embedding.weight)
@@ -157,7 +285,7 @@ def test_the_shell_python_and_a_recipe_make_the_same_plan(encoder_dir, kind, opt
 
     def parsed(words):
         model_args, data_args, args = parse(OF_A_RUN, [*words, *as_argv(fixed)])
-        apply_default_recipe(data_args, args, build_profile(model_args), model_args.model_name_or_path)
+        apply_defaults(data_args, args, build_profile(model_args), model_args.model_name_or_path)
         return trained(args, [choose_estimator(data_args, profile.query_columns)])
 
     python = trained(SoftInfoNCETrainingArguments(**options, **fixed))
@@ -168,4 +296,4 @@ def test_the_shell_python_and_a_recipe_make_the_same_plan(encoder_dir, kind, opt
         kind == "sentences" and "loss" not in options and "train_sampling_strategy" not in options
     )
     plain = trained(TrainingArguments(**fixed))
-    assert plain[0].objective.loss == "info_nce" and plain[2:] == (5e-5, 3)
+    assert plain[0].criterion.loss == "info_nce" and plain[2:] == (5e-5, 3)

@@ -2,23 +2,25 @@
 
 import dataclasses
 import inspect
+import re
 
 import pytest
 
 from soft_trainer.choices import LOSSES, WEIGHTINGS
-from soft_trainer.objective import Objective
+from soft_trainer.criterion import Criterion
 from soft_trainer.options import conditions
-from soft_trainer.options.declared import declared_options
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.options.reference import STUB, options_page, stub
+from soft_trainer.options.option_spec import option_specs
+from soft_trainer.options.reference import PAGE, STUB, options_page, stub
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 
 KINDS = (ModelArguments, DataArguments, SoftInfoNCETrainingArguments)
 
 
-def test_the_stub_is_what_the_command_writes():
+def test_the_stub_and_the_page_are_what_the_command_writes():
     assert STUB.read_text() == stub(), "run `python -m soft_trainer.options.reference`"
+    assert PAGE.read_text() == options_page(), "run `python -m soft_trainer.options.reference`"
 
 
 def test_the_signature_has_every_option_also_of_a_class_that_adds_one():
@@ -34,34 +36,33 @@ def test_the_signature_has_every_option_also_of_a_class_that_adds_one():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_docstring_has_every_option_and_no_word_of_the_shell(kind):
-    for name in declared_options(kind):
+    for name in option_specs(kind):
         assert f"\n    {name}: " in kind.__doc__
     assert "--" not in kind.__doc__ and "OPTIONS" not in kind.__doc__
 
 
 def test_the_page_has_every_option_once():
     page = options_page()
-    names = [name for kind in KINDS for name in declared_options(kind)]
-    assert not [name for name in names if page.count(f"\n({name})=\n") != 1]
+    names = [name for kind in KINDS for name in option_specs(kind)]
+    assert not [name for name in names if len(re.findall(rf"^\| `{name}`", page, re.MULTILINE)) != 1]
     others = {field.name for field in dataclasses.fields(SoftInfoNCETrainingArguments)} - set(names)
     assert not [name for name in others if page.count(f"\n| `{name}` |") != 1]
-    assert "--" not in page.replace(":--", "")
-    assert "\n`learning_rate`, `lr`\n: Peak learning rate" in page
+    assert "\n| `learning_rate`, `lr` | Peak learning rate" in page
     assert "Read only with `cancel=ratio`." in page
 
 
 @pytest.mark.parametrize("name", ["alpha", "beta", "floor", "temperature", "margin", "infonce_weight", "kl_weight"])
 def test_the_condition_in_words_is_the_condition(name):
     """Names the losses and weightings that read an option, and compares them with the words."""
-    condition = declared_options(SoftInfoNCETrainingArguments)[name].read_if
+    condition = option_specs(SoftInfoNCETrainingArguments)[name].applies_if
     readers = {
         (loss, weighting)
         for loss in LOSSES
         for weighting in WEIGHTINGS
-        if condition.holds(Objective(loss=loss, weighting=weighting))
+        if condition.holds(Criterion(loss=loss, weighting=weighting))
     }
     expected = {
-        conditions.EQ4: {("soft_info_nce", "eq4")},
+        conditions.LINEAR: {("soft_info_nce", "linear")},
         conditions.POSITIVE_AWARE: {("soft_info_nce", "positive_aware")},
         conditions.SIMILARITIES: {(loss, each) for loss in LOSSES if loss != "info_nce" for each in WEIGHTINGS},
         conditions.KL: {("kl_regularization", each) for each in WEIGHTINGS},

@@ -6,12 +6,12 @@ import pytest
 from refusals import refused
 
 from soft_trainer import BM25Estimator
+from soft_trainer.criterion import Criterion
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
-from soft_trainer.objective import Objective
-from soft_trainer.options.declared import declared_options
 from soft_trainer.options.fields import LossOptions, SoftInfoNCEOptions
+from soft_trainer.options.option_spec import option_specs
 from soft_trainer.options.resolve import resolve, resolve_loss
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 
@@ -24,8 +24,9 @@ def args_of(tmp_path, **options) -> SoftInfoNCETrainingArguments:
     ("options", "message"),
     [
         ({"loss": "triplet"}, "loss='triplet': use one of soft_info_nce, info_nce, "),
+        ({"loss": "infonce"}, "kl_regularization, or module:name; did you mean 'info_nce'?"),
         ({"alpha": -1}, "alpha=-1: must be 0 or more"),
-        ({"alpha": "2"}, "alpha='2': a number is expected, not text"),
+        ({"alpha": "2"}, "alpha='2': expected a number, not text"),
         ({"temperature": 0}, "temperature=0: must be above 0"),
         ({"margin": float("inf")}, "margin=inf: must be a finite number"),
         ({"weighting": "positive_aware"}, "BM25Estimator does not compare queries with codes"),
@@ -55,12 +56,12 @@ def test_what_is_left_open_is_the_estimators(options, estimator, expected):
 
 
 def test_every_setting_of_the_loss_is_an_option():
-    assert declared_options(LossOptions).keys() == {field.name for field in dataclasses.fields(Objective)}
+    assert option_specs(LossOptions).keys() == {field.name for field in dataclasses.fields(Criterion)}
 
 
 def test_none_means_the_default_of_an_option(tmp_path):
-    left_out = dict.fromkeys(("floor", "cancel", "weighting", "duplicates", "negatives_per_query", "group_size"))
-    assert resolve(args_of(tmp_path, **left_out)) == resolve(args_of(tmp_path))
+    excluded = dict.fromkeys(("floor", "cancel", "weighting", "false_negatives", "negatives_per_query", "group_size"))
+    assert resolve(args_of(tmp_path, **excluded)) == resolve(args_of(tmp_path))
 
 
 def test_a_plan_is_a_snapshot_of_the_options(tmp_path):
@@ -87,8 +88,8 @@ def test_a_loss_without_negatives_promises_no_masks(tmp_path):
     with refused("cancel=top_k: loss=own_losses:info_nce takes no `negatives`"):
         resolve(args_of(tmp_path, loss="own_losses:info_nce", cancel="top_k"), BM25Estimator())
     plan = resolve(args_of(tmp_path, loss="own_losses:info_nce"))
-    assert plan.effective_batches["duplicates"] == "not masked (`info_nce` takes no negatives)"
-    assert not plan.masks_duplicates and resolve(args_of(tmp_path)).masks_duplicates
+    assert plan.effective_batches["false_negatives"] == "not masked (`info_nce` takes no negatives)"
+    assert not plan.masks_false_negatives and resolve(args_of(tmp_path)).masks_false_negatives
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import pytest
 
+from soft_trainer.data.judgments import Split
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.errors import UserError
 from soft_trainer.options.model import ModelArguments
@@ -57,7 +58,7 @@ def test_a_saved_encoder_has_its_tokenizer_and_weights(encoder_dir, model, token
 def test_from_scratch_learns_both_sides_of_the_training_rows(dataset):
     arguments = ModelArguments(from_scratch="32x1", vocabulary_size=600)
     profile = build_profile(arguments)
-    tokenizer = build_tokenizer(arguments, profile, dataset)
+    tokenizer = build_tokenizer(arguments, profile, Split.from_pairs(dataset))
     assert len(tokenizer) <= 600
     words = tokenizer.convert_ids_to_tokens(tokenizer(" connection return")["input_ids"])
     assert words[1:-1] == ["Ġconnection", "Ġreturn"]

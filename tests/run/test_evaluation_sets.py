@@ -46,7 +46,7 @@ def numbered(columns, *rows):
 
 
 def graded_rows(evaluation_set):
-    """The query, the url of a right code, the query's number and the grade, of every right answer."""
+    """The query, the url of a relevant code, the query's number and the grade, of every relevant code."""
     split = evaluation_set.split
     right = split.judgments.right.tocoo()
     return [
@@ -102,7 +102,7 @@ def test_cosqa_gzipped_and_with_both_parts(cosqa):
 
 @pytest.fixture
 def cosqa_plus(tmp_path):
-    """CoSQA+'s files: the first query has two right codes, the second one, the third none."""
+    """CoSQA+'s files: the first query has two relevant codes, the second one, the third none."""
     queries = numbered(("query-idx", "query"), *enumerate([*(row["doc"] for row in QUERIES), "nothing"]))
     codes = numbered(("code", "code-idx"), *CODES.items())
     pairs = [(0, 1, 1), (1, 0, 1), (0, 2, 1), (0, 1, 1), (77, 0, 1), (1, 1, 0), (1, 99, 1)]
@@ -151,12 +151,12 @@ def test_cosqa_plus_reads_files_of_one_set_of_names(cosqa_plus):
         ("cosqa", 0, None, ["CoSQA needs code_idx_map.txt"]),
         ("cosqa", 1, None, ["CoSQA needs cosqa-retrieval-dev*.json"]),
         ("cosqa", 0, "{", ["code_idx_map.txt: not valid JSON"]),
-        ("cosqa", 0, "[]", ["code_idx_map.txt: a mapping is expected, not []"]),
-        ("cosqa", 0, "5", ["code_idx_map.txt: a mapping is expected, not 5"]),
+        ("cosqa", 0, "[]", ["code_idx_map.txt: expected a mapping, not []"]),
+        ("cosqa", 0, "5", ["code_idx_map.txt: expected a mapping, not 5"]),
         ("cosqa", 0, "{}", ["code_idx_map.txt: no rows"]),
         ("cosqa", 0, '{"a": 1, "b": 0, "c": 0}', ["code_idx_map.txt: two codes have the same number"]),
         ("cosqa", 1, "[]", ["no rows"]),
-        ("cosqa", 1, "5", [f"{COSQA_FILES[1]}: a list is expected, not 5"]),
+        ("cosqa", 1, "5", [f"{COSQA_FILES[1]}: expected a list, not 5"]),
         ("cosqa", 1, '[{"docstring": "x"}]', ["entry 1", "'doc'"]),
         ("cosqa", 1, '[{"doc": 3, "retrieval_idx": 0}]', ["entry 1", "not as published"]),
         ("cosqa", 1, '[{"doc": "x", "retrieval_idx": 9}]', ["entry 1: retrieval_idx 9 is not in code_idx_map"]),
@@ -164,10 +164,10 @@ def test_cosqa_plus_reads_files_of_one_set_of_names(cosqa_plus):
         ("cosqa_plus", 0, None, ["CoSQA+ needs", PLUS_FILES[0]]),
         ("cosqa_plus", 2, None, ["CoSQA+ needs", PLUS_FILES[2]]),
         ("cosqa_plus", 0, '[{"query": "x"}]', ["entry 1", "query-idx"]),
-        ("cosqa_plus", 0, '[{"query-idx": 0, "query": null}]', ["entry 1: query is None, a text is expected"]),
+        ("cosqa_plus", 0, '[{"query-idx": 0, "query": null}]', ["entry 1: query is None, expected a text"]),
         ("cosqa_plus", 1, "[]", [f"{PLUS_FILES[1]}: no rows"]),
-        ("cosqa_plus", 1, "null", [f"{PLUS_FILES[1]}: a list is expected, not None"]),
-        ("cosqa_plus", 1, '[{"code-idx": 0, "code": 3}]', ["entry 1: code is 3, a text is expected"]),
+        ("cosqa_plus", 1, "null", [f"{PLUS_FILES[1]}: expected a list, not None"]),
+        ("cosqa_plus", 1, '[{"code-idx": 0, "code": 3}]', ["entry 1: code is 3, expected a text"]),
         ("cosqa_plus", 1, '[{"code-idx": 1, "code": "a"}, {"code-idx": 1, "code": "b"}]', ["the same code-idx"]),
         ("cosqa_plus", 2, '[{"query-idx": 0, "code-idx": [1], "label": 1}]', ["entry 1", "not as published"]),
         ("cosqa_plus", 2, '[{"query-idx": 0, "code-idx": 1, "label": 0}]', ["none of 3 queries has a relevant code"]),
@@ -268,6 +268,12 @@ def test_two_files_of_one_part_and_two_sets_of_one_name_are_refused(cosqa, tmp_p
         load(tmp_path / "test")
 
 
+def test_a_set_is_not_called_like_the_test_of_a_source(cosqa, tmp_path, data_dir):
+    (tmp_path / "own").mkdir()
+    with refused("other results called test-own; rename"):
+        load(cosqa.rename(tmp_path / "test-own"), data_dir=f"{data_dir},{tmp_path / 'own'}")
+
+
 def test_one_reader_of_json_names_what_it_cannot_read(cosqa):
     codes = cosqa / COSQA_FILES[0]
     with gzip.open(f"{codes}.gz", "wt") as file:
@@ -293,7 +299,7 @@ def lines_of(*rows) -> str:
             {"a.csv": "docstring,bar\nx,y\n"},
             "no column for the code: the rows have docstring, bar; give it with code_c",
         ),
-        ({"codebase.jsonl": lines_of({"code": "x", "url": "u"})}, "no column for the query: the rows have code, url"),
+        ({"codebase.jsonl": lines_of({"code": "x", "url": "u"})}, "rows: no rows"),
         (
             {
                 "relevance.jsonl": lines_of({"query": "x", "url": "u", "relevance": 1}),
@@ -328,7 +334,7 @@ def test_rows_without_a_codebase_are_ranked_against_the_codes_of_valid_and_test(
     urls = [json.loads(line)["url"] for split in ("valid", "test") for line in lines[split].splitlines()]
     assert len(found.split.queries) == 4 and found.split.corpus["url"][:] == urls
     queries = lines_of(*({"docstring": row["docstring"], "url": row["url"]} for row in rows))
-    with refused("no column for the code: the rows have docstring, url"):
+    with refused("test: no corpus to rank these queries against"):
         load(written(tmp_path / "queries", **{"test.jsonl": queries}))
 
 

@@ -1,150 +1,320 @@
-"""A run owns what it wrote in its output folder: the next one removes that and no more, and readers read that."""
+"""A run's output folder: nothing is overwritten that is not the run's, and an interrupted run continues."""
 
 import json
+import resource
+import shutil
 
 import pytest
 from refusals import refused
+from safetensors.torch import load_file
 
-from soft_trainer.files import LISTED, RECORD, listed_files, write_json
-from soft_trainer.options.fields import DataArguments
-from soft_trainer.options.model import ModelArguments
-from soft_trainer.options.training import SoftInfoNCETrainingArguments
-from soft_trainer.run.folder import RunFolder
-from soft_trainer.run.record import Run, check_output_dir
-from soft_trainer.run.run_data import RunData
+from soft_trainer.cli.__main__ import run_command
+from soft_trainer.files import DEPENDS_ON, LISTED, listed_files, write_json
+from soft_trainer.fingerprints import list_files
+from soft_trainer.run.folder import DONE, NEW, OTHER, STOPPED, RunFolder, State, lock, state_of
 from soft_trainer.studies.compare import ranks_of
-from soft_trainer.trainer import SoftInfoNCETrainer
+from soft_trainer.training.checkpoints import UNFINISHED, mark_complete
+from soft_trainer.training.run_fingerprint import FORMAT
+
+THIS = {"format": FORMAT, "do_train": True, "seed": 1, "processes": 1, "versions": {}}
+ANOTHER = THIS | {"seed": 2}
+OLD = {"options": {"seed": 1, "do_train": True}}
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """An output folder with what a run has written, and files of somebody else."""
-    (tmp_path / "log.txt").write_text("a study's")
-    (tmp_path / "config.json").write_text("{}")
-    files = RunFolder(tmp_path)
-    for name in ("ranks-valid-trained.parquet", "README.md", "model.safetensors", "trainer_state.json"):
-        (tmp_path / name).write_text(f"first {name}")
-    (tmp_path / "log.txt").write_text("grows")
-    (tmp_path / "notes.md").write_text("mine")
-    write_json(tmp_path / RECORD, files.record({}))
-    return tmp_path
+def finished(folder, fingerprint):
+    """Makes what a finished run leaves."""
+    (folder / "model.safetensors").write_text("weights")
+    write_json(folder / "run.json", {DEPENDS_ON: fingerprint})
 
 
-def test_a_run_lists_what_it_wrote(folder):
-    listed = json.loads((folder / RECORD).read_text())[LISTED]
-    assert {name: each["pushed"] for name, each in listed.items()} == {
-        "README.md": True,
-        "model.safetensors": True,
-        "ranks-valid-trained.parquet": False,
-        "trainer_state.json": False,
-    }
+def stopped(folder, fingerprint, step=4):
+    """Makes a complete checkpoint."""
+    checkpoint = folder / f"checkpoint-{step}"
+    checkpoint.mkdir()
+    mark_complete(checkpoint, fingerprint)
 
 
-def test_the_next_run_removes_what_the_list_names_and_nothing_else(folder):
-    (folder / "ranks-old-trained.parquet").write_text("of no run")
-    files = RunFolder(folder)
-    files.take_over(trains=True)
-    left = {path.name for path in folder.iterdir()}
-    assert left == {"log.txt", "notes.md", "config.json", "ranks-old-trained.parquet"}
-    (folder / "model.safetensors").write_text("second")
-    assert set(files.written()) == {"model.safetensors"}
+def unfinished(folder):
+    (folder / "checkpoint-2").mkdir()
+    (folder / "checkpoint-2" / UNFINISHED).touch()
 
 
-def test_a_run_that_only_measures_keeps_the_encoder(folder):
-    files = RunFolder(folder)
-    files.take_over(trains=False)
-    assert not (folder / "ranks-valid-trained.parquet").exists()
-    (folder / "ranks-test-trained.parquet").write_text("new")
-    kept = {"README.md", "model.safetensors", "trainer_state.json"}
-    assert set(files.written()) == kept | {"ranks-test-trained.parquet"}
+def foreign_checkpoint(folder):
+    (folder / "checkpoint-2").mkdir()
+    (folder / "checkpoint-2" / "trainer_state.json").write_text("{}")
 
 
-def test_a_run_that_resumes_removes_nothing_but_lists_only_its_own(folder):
-    files = RunFolder(folder, resumes=True)
-    files.take_over(trains=True)
-    assert (folder / "ranks-valid-trained.parquet").exists() and files.written() == {}
+def file(name):
+    def write(folder):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("{}")
+
+    return write
 
 
-def test_a_list_from_elsewhere_names_nothing_outside(folder):
-    write_json(folder / RECORD, {LISTED: {"../victim": {}, "/tmp/victim": {}, "a": {}}})
-    assert set(listed_files(folder)) == {"a"}
+STATES = {
+    "nothing": (lambda folder: None, NEW, ""),
+    "a log and a recipe": (lambda folder: [file(name)(folder) for name in ("log.txt", "recipe.yaml")], NEW, ""),
+    "a checkpoint that was never finished": (unfinished, NEW, ""),
+    "the same run, finished": (lambda folder: finished(folder, THIS), DONE, ""),
+    "another run, finished": (lambda folder: finished(folder, ANOTHER), OTHER, "seed was 2, is 1"),
+    "the same run, interrupted": (lambda folder: stopped(folder, THIS), STOPPED, ""),
+    "another run, interrupted": (lambda folder: stopped(folder, ANOTHER), OTHER, "seed was 2, is 1"),
+    "this run over another one, interrupted": (
+        lambda folder: [finished(folder, ANOTHER), stopped(folder, THIS)],
+        STOPPED,
+        "",
+    ),
+    "the record of an evaluation": (file("run.json"), OTHER, "its run.json is not that of a training"),
+    "a run of an older version": (lambda folder: finished(folder, OLD), OTHER, "format was None"),
+    "rows that no run has mined": (file("data/train.jsonl.gz"), OTHER, "data/train.jsonl.gz would be"),
+    "rows that a run has mined": (
+        lambda folder: [file(f"data/{name}")(folder) for name in ("train.jsonl.gz", "mined_from.json")],
+        NEW,
+        "",
+    ),
+    "a damaged record": (lambda folder: (folder / "run.json").write_text("{"), OTHER, "its run.json is not"),
+    "a checkpoint of another trainer": (foreign_checkpoint, OTHER, "checkpoint-2 would be overwritten"),
+    "a user's page": (file("README.md"), OTHER, "README.md would be overwritten"),
+    "a user's configuration": (file("config.json"), OTHER, "config.json would be overwritten"),
+    "a user's arguments": (file("training_args.json"), OTHER, "training_args.json would be overwritten"),
+    "a user's results": (file("all_results.json"), OTHER, "all_results.json would be overwritten"),
+    "ranks": (file("ranks-test-trained.parquet"), OTHER, "ranks-test-trained.parquet would be"),
+    "an unmerged encoder": (file("unmerged/config.json"), OTHER, "unmerged/config.json would be"),
+}
 
 
-def test_ranks_that_the_record_does_not_list_are_not_compared(folder):
-    (folder / "ranks-test-trained.parquet").write_text("of an earlier run")
-    with refused("ranks-test-trained.parquet: not from the run in this folder"):
-        ranks_of(folder, "test")
-    (folder / "ranks-valid-trained.parquet").write_text("changed")
+@pytest.mark.parametrize("case", STATES)
+def test_a_folder_is_new_stopped_done_or_somebody_else_s(case, tmp_path):
+    make, expected, why = STATES[case]
+    make(tmp_path)
+    state = state_of(tmp_path, THIS)
+    assert state.name == expected
+    assert why in "; ".join(state.changes)
+    assert (state.checkpoint is not None) == (expected == STOPPED)
+
+
+def test_a_run_without_its_weights_is_not_done(tmp_path):
+    finished(tmp_path, THIS)
+    (tmp_path / "model.safetensors").unlink()
+    assert state_of(tmp_path, THIS).name == OTHER
+
+
+def test_a_run_that_only_measures_is_done_without_weights(tmp_path):
+    measures = {name: value for name, value in THIS.items() if name != "do_train"}
+    write_json(tmp_path / "run.json", {DEPENDS_ON: measures})
+    assert state_of(tmp_path, measures).name == DONE
+
+
+def test_a_folder_is_locked_once(tmp_path):
+    first = lock(tmp_path)
+    assert first is not None and lock(tmp_path) is None
+
+
+def folder_of(path, overwrite=False, trains=True):
+    return RunFolder(path, THIS, State(NEW), overwrite, trains)
+
+
+def test_clearing_removes_what_a_run_writes_and_keeps_an_edited_card(tmp_path):
+    for name in ("README.md", "config.json", "ranks-test-trained.parquet", "run.json", "log.txt", "notes.md"):
+        (tmp_path / name).write_text("{}")
+    folder_of(tmp_path).clear()
+    assert {path.name for path in tmp_path.iterdir()} == {"log.txt", "notes.md", "README.md.previous"}
+
+
+def test_a_card_that_nobody_edited_is_replaced(tmp_path):
+    (tmp_path / "README.md").write_text("# Card")
+    write_json(tmp_path / "run.json", {LISTED: {}})
+    list_files(tmp_path, [tmp_path / "README.md"])
+    folder_of(tmp_path).clear()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_evaluation_clears_results_alone(tmp_path):
+    for name in ("README.md", "config.json", "ranks-test-trained.parquet", "run.json", "all_results.json"):
+        (tmp_path / name).write_text("{}")
+    folder_of(tmp_path, trains=False).clear()
+    assert {path.name for path in tmp_path.iterdir()} == {"README.md", "config.json"}
+
+
+def test_files_join_the_list_and_leave_it_when_they_are_gone(tmp_path):
+    (tmp_path / "a").write_text("a")
+    (tmp_path / "b").write_text("b")
+    list_files(tmp_path, [tmp_path / "a"])
+    assert listed_files(tmp_path) is None  # there is no record
+    write_json(tmp_path / "run.json", {LISTED: {}})
+    list_files(tmp_path, [tmp_path / "a"])
+    (tmp_path / "a").unlink()
+    list_files(tmp_path, [tmp_path / "b"])
+    assert set(listed_files(tmp_path)) == {"b"}
+
+
+def test_ranks_that_the_record_does_not_list_are_not_compared(tmp_path):
+    path = tmp_path / "ranks-valid-trained.parquet"
+    path.write_text("first")
+    write_json(tmp_path / "run.json", {LISTED: {}})
+    with refused("ranks-valid-trained.parquet: not from the run in this folder"):
+        ranks_of(tmp_path, "valid")
+    list_files(tmp_path, [path])
+    path.write_text("changed")
     with refused("ranks-valid-trained.parquet: has changed since the run in this folder wrote it"):
-        ranks_of(folder, "valid")
+        ranks_of(tmp_path, "valid")
 
 
-# ---- The check of an output folder ----
+# ---- Commands that refuse to overwrite ----
 
 
-@pytest.fixture
-def finished(model, tokenizer, profile, tmp_path, rows, monkeypatch):
-    """Returns a function that makes the options of a run, and the folder of a finished run with these options."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "own_check.py").write_text("def plain(scores, positives):\n    return scores.mean()\n")
+def test_distil_never_replaces_its_teacher_and_an_encoder_only_if_asked(encoder_dir, tmp_path):
+    teacher = tmp_path / "teacher"
+    shutil.copytree(encoder_dir, teacher)
+    before = (teacher / "model.safetensors").read_bytes()
+    for words in ([], ["--overwrite"]):
+        with refused("is the folder of the encoder to distil"):
+            run_command(["distil", str(teacher), "--output_dir", str(teacher), "--dimensions", "8", *words])
+    other = tmp_path / "other"
+    shutil.copytree(encoder_dir, other)
+    with refused("config.json", "which would be overwritten", "overwrite=true"):
+        run_command(["distil", str(teacher), "--output_dir", str(other), "--dimensions", "8"])
+    assert (teacher / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes() == before
+
+
+def test_mine_refuses_to_replace_rows(tmp_path):
+    (tmp_path / "tree").mkdir()
     (tmp_path / "rows").mkdir()
-    (tmp_path / "rows" / "train.jsonl").write_text("{}\n")
-
-    def options(**changes):
-        given = {"output_dir": str(tmp_path / "out"), "use_cpu": True, "report_to": "none", "do_train": True}
-        data = {"language": "python", "data_dir": "rows"}
-        for name in {*changes} & set(DataArguments.__dataclass_fields__):
-            data[name] = changes.pop(name)
-        encoder = ModelArguments(**{name: changes.pop(name) for name in {"model_name_or_path"} & {*changes}})
-        return encoder, DataArguments(**data), SoftInfoNCETrainingArguments(**given | changes)
-
-    encoder, data, args = options(loss="own_check:plain")
-    args.disable_tqdm = True
-    args.do_train = True
-    trainer = SoftInfoNCETrainer(model=model, args=args, processing_class=tokenizer, encoder=profile)
-    Run(trainer, RunData.of_tables({}), encoder, data, {}).finish()
-    return options
+    (tmp_path / "rows" / "train.jsonl.gz").write_text("mine")
+    with refused("has train.jsonl.gz, which would be overwritten"):
+        run_command(["mine", str(tmp_path / "tree"), "--language", "python", "--output_dir", str(tmp_path / "rows")])
+    assert (tmp_path / "rows" / "train.jsonl.gz").read_text() == "mine"
 
 
-def test_the_same_run_may_write_to_its_folder_again(finished):
-    check_output_dir(*finished(loss="own_check:plain"))
+# ---- Whole runs ----
+
+TINY = {"from_scratch": "32x1", "vocabulary_size": 400, "per_device_train_batch_size": 6, "language": "python"}
+TINY |= {"use_cpu": True, "examples": 0, "lexical": False, "max_steps": 2, "save_strategy": "steps", "save_steps": 1}
 
 
-def test_changed_content_is_refused_like_a_changed_option(finished, tmp_path):
-    with refused("contains another run (seed was 42, is 7)"):
-        check_output_dir(*finished(loss="own_check:plain", seed=7))
-    (tmp_path / "own_check.py").write_text("def plain(scores, positives):\n    return 2 * scores.mean()\n")
-    with refused("contains another run (the content of loss changed)"):
-        check_output_dir(*finished(loss="own_check:plain"))
-    (tmp_path / "rows" / "train.jsonl").write_text("{}\n{}\n")
-    with refused("the content of data_dir changed"):
-        check_output_dir(*finished(loss="own_check:plain"))
-    check_output_dir(*finished(loss="own_check:plain", overwrite=True))
+def test_a_run_refuses_a_user_s_folder_and_what_it_reads(script, data_dir, encoder_dir, tmp_path):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "README.md").write_text("my project")
+    (folder / "config.json").write_text("{}")
+    code, said = script(**TINY, data_dir=data_dir, output_dir=folder)
+    assert code == 2 and "README.md, config.json would be overwritten" in said[-1]
+    assert (folder / "README.md").read_text() == "my project"
+    base = tmp_path / "base"
+    shutil.copytree(encoder_dir, base)
+    before = (base / "model.safetensors").read_bytes()
+    encoder = {"model_name_or_path": base, "from_scratch": None, "vocabulary_size": None, "overwrite": True}
+    code, said = script(**TINY | encoder, data_dir=data_dir, output_dir=base)
+    assert code == 2 and f"model_name_or_path={base}: the run reads it" in said[-1]
+    assert (base / "model.safetensors").read_bytes() == before
 
 
-def test_a_run_that_would_remove_what_it_reads_is_refused(finished, tmp_path):
-    (tmp_path / "out" / "pushed_rows").mkdir()
-    for name, value in {"model_name_or_path": "out", "data_dir": "out/pushed_rows"}.items():
-        with refused(f"{name}={value}: lies in the output folder"):
-            check_output_dir(*finished(overwrite=True, **{name: value}))
+def test_a_run_refuses_a_folder_that_another_run_has_open(script, data_dir, tmp_path):
+    held = lock(tmp_path)
+    code, said = script(**TINY, data_dir=data_dir, output_dir=tmp_path)
+    assert held and code == 2 and "another run has it open" in said[-1]
 
 
 @pytest.mark.slow
-def test_a_run_that_takes_the_folder_over_leaves_nothing_of_the_earlier_one(script, data_dir, tmp_path):
-    tiny = {"from_scratch": "32x1", "vocabulary_size": 400, "max_steps": 1, "per_device_train_batch_size": 6}
-    tiny |= {"use_cpu": True, "language": "python", "data_dir": data_dir, "examples": 0, "lexical": False}
-    code, said = script(**tiny, output_dir=tmp_path)
+def test_a_finished_run_is_done_and_overwriting_leaves_nothing_of_the_earlier_one(script, data_dir, tmp_path):
+    run = TINY | {"data_dir": data_dir, "output_dir": tmp_path / "out"}
+    code, said = script(**run)
     assert code == 0, said
-    assert "README.md" in listed_files(tmp_path) and ranks_of(tmp_path, "valid")
-    again = {"overwrite": True, "model_card": False, "do_train": True, "do_predict": True, "seed": 7}
-    assert script(**tiny | again, output_dir=tmp_path)[0] == 0
-    assert not (tmp_path / "README.md").exists() and ranks_of(tmp_path, "test")
-    assert {path.name for path in tmp_path.glob("ranks-*")} == {
+    out = tmp_path / "out"
+    weights = (out / "model.safetensors").read_bytes()
+    assert "README.md" in listed_files(out) and ranks_of(out, "valid")
+    record = (out / "run.json").read_text()
+    assert str(tmp_path) not in record and str(data_dir) not in record
+    (out / "README.md").write_text("edited")
+    code, said = script(**run)
+    assert code == 0 and f"{out}: already done" in said[-1]
+    assert (out / "README.md").read_text() == "edited"
+    code, said = script(**run | {"seed": 7})
+    assert code == 2 and "seed was 42, is 7" in said[-1] and "overwrite=true" in said[-1]
+    again = run | {"overwrite": True, "model_card": False, "do_train": True, "do_predict": True, "seed": 7}
+    # A run that cannot begin removes nothing.
+    assert script(**again | {"report_to": "nothing"})[0] == 2
+    assert (out / "model.safetensors").read_bytes() == weights and (out / "checkpoint-1").is_dir()
+    assert script(**again)[0] == 0
+    assert (out / "README.md.previous").read_text() == "edited" and not (out / "README.md").exists()
+    assert {path.name for path in out.glob("ranks-*")} == {
         f"ranks-test-{each}.parquet" for each in ("trained", "untrained")
     }
-    with refused("no ranks of valid"):
-        ranks_of(tmp_path, "valid")
-    # A run that cannot begin removes nothing.
-    assert script(**tiny | again | {"seed": 8, "report_to": "nothing"}, output_dir=tmp_path)[0] == 2
-    assert ranks_of(tmp_path, "test")
+    assert ranks_of(out, "test")
+    assert (out / "model.safetensors").read_bytes() != weights
+    assert json.loads((out / "run.json").read_text())[DEPENDS_ON]["seed"] == 7
+
+
+@pytest.mark.slow
+def test_a_full_disk_leaves_the_last_checkpoint_and_the_earlier_encoder(script, data_dir, tmp_path, monkeypatch):
+    from soft_trainer.run.folder import ASIDE
+    from soft_trainer.training.saving import SavingTrainer
+
+    run = TINY | {"data_dir": data_dir, "output_dir": tmp_path / "out"}
+    assert script(**run)[0] == 0
+    weights = (tmp_path / "out" / "model.safetensors").read_bytes()
+    export = SavingTrainer.export
+
+    def on_a_full_disk(self, folder, *args, **kwargs):
+        if ASIDE not in str(folder):
+            return export(self, folder, *args, **kwargs)
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+        try:
+            return export(self, folder, *args, **kwargs)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SavingTrainer, "export", on_a_full_disk)
+        code, said = script(**run | {"overwrite": True, "seed": 7})
+    assert code == 2 and "cannot save to" in said[-1]
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == weights
+    assert state_of(tmp_path / "out", json.loads((tmp_path / "out" / "run.json").read_text())[DEPENDS_ON]).name == DONE
+    code, said = script(**run | {"seed": 7})
+    assert code == 0 and any("Continues from" in line for line in said), said
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() != weights
+
+
+@pytest.mark.slow
+def test_the_same_command_after_an_interruption_continues(script, data_dir, tmp_path, monkeypatch):
+    from soft_trainer.trainer import SoftInfoNCETrainer
+
+    def state(folder):
+        return json.loads((folder / "all_results.json").read_text())
+
+    run = TINY | {"data_dir": data_dir, "max_steps": 4, "save_steps": 2}
+    assert script(**run, output_dir=tmp_path / "whole")[0] == 0
+    with monkeypatch.context() as patch:
+        step = SoftInfoNCETrainer.training_step
+
+        def fail(self, *args, **kwargs):
+            if self.state.global_step == 3:
+                raise KeyboardInterrupt
+            return step(self, *args, **kwargs)
+
+        patch.setattr(SoftInfoNCETrainer, "training_step", fail)
+        script(**run, output_dir=tmp_path / "out")
+    assert not (tmp_path / "out" / "run.json").exists() and not list((tmp_path / "out").glob("ranks-*"))
+    code, said = script(**run | {"seed": 7}, output_dir=tmp_path / "out")
+    assert code == 2 and "seed was 42, is 7" in said[-1]
+    code, said = script(**run, output_dir=tmp_path / "out")
+    assert code == 0, said
+    checkpoint = tmp_path / "out" / "checkpoint-2"
+    assert any(f"Continues from {checkpoint}; overwrite=true starts from the beginning" in line for line in said)
+    for name, tensor in load_file(tmp_path / "whole" / "model.safetensors").items():
+        assert (load_file(tmp_path / "out" / "model.safetensors")[name] == tensor).all(), name
+    assert state(tmp_path / "out")["train_loss"] == pytest.approx(state(tmp_path / "whole")["train_loss"], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_an_evaluation_adds_to_the_files_of_an_encoder(encoder_dir, data_dir, tmp_path):
+    folder = tmp_path / "encoder"
+    shutil.copytree(encoder_dir, folder)
+    words = ["evaluate", str(folder), "--data_dir", str(data_dir), "--output_dir", str(folder), "--use_cpu", "true"]
+    assert run_command(words) in (0, None)
+    assert {"model.safetensors", "config.json", "ranks-test-trained.parquet"} <= set(listed_files(folder))
+    assert run_command(words) in (0, None)  # the same evaluation may be repeated
+    with refused("has all_results.json", "which would be overwritten"):
+        run_command([*words, "--matryoshka_dims", "8"])

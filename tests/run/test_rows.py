@@ -13,13 +13,15 @@ import pytest
 from git_repositories import grown
 from refusals import refused
 
+from soft_trainer import load_rows
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.data import python_rows
 from soft_trainer.data.languages import languages_in
 from soft_trainer.data.layouts import codesearchnet
-from soft_trainer.data.row_checks import check_rows
+from soft_trainer.data.row_checks import check_split
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
+from soft_trainer.hub.dataset import pushed_tables
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.run import rows as run_rows
 from soft_trainer.run.rows import check_sources, load_data
@@ -35,7 +37,7 @@ VERBS = ("count", "merge", "parse", "hash")
 
 
 def load(tmp_path, profile=None, **arguments):
-    return load_data(DataArguments(**arguments), profile or EncoderProfile(), tmp_path / "mined").tables
+    return pushed_tables(load_data(DataArguments(**arguments), profile or EncoderProfile(), tmp_path / "mined"))
 
 
 def source_tree(folder, nouns):
@@ -130,7 +132,7 @@ def test_rows_without_a_language_are_in_the_one_that_was_given(write_folder, row
     data = load(tmp_path, language="python", data_dir=str(folder), filters="unparseable,tests")
     assert set(data["train"]["language"]) == {"python"}
     with pytest.raises(UserError, match="train: no column 'language'.*give one language"):
-        check_rows(codesearchnet.load_folder(folder), graphs)
+        check_split(load_rows(folder)["train"], "train", graphs)
 
 
 def test_training_rows_need_no_url(write_folder, rows, tmp_path):
@@ -271,7 +273,7 @@ def test_what_a_run_cannot_do_without(training, eval_data_dir, needed):
 
 @pytest.mark.parametrize("rows", [np.array(["x", "y"]), ["x"], iter([{"code": "x"}])])
 def test_only_a_data_set_or_a_list_of_dicts_are_rows(rows):
-    with refused("rows: a datasets.Dataset, a data frame or a list of dicts", f"not {type(rows).__name__}; "):
+    with refused("rows: expected a datasets.Dataset, a data frame or a list of dicts", f"not {type(rows).__name__}; "):
         python_rows.as_rows(rows, "rows")
     with refused("rows: there are no rows"):
         python_rows.as_rows([], "rows")
@@ -296,12 +298,12 @@ def test_what_is_not_needed_may_be_absent_but_queries_need_a_pool(data_dir, tmp_
     folder.mkdir()
     shutil.copy(data_dir / "train.jsonl", folder)
     arguments = DataArguments(language="python", data_dir=str(folder))
-    assert list(load_data(arguments, EncoderProfile(), tmp_path, needed=("train",)).tables) == ["train"]
-    split = load_data(arguments, EncoderProfile(), tmp_path, needed=("train", "test", "codebase")).tables
+    assert list(load_data(arguments, EncoderProfile(), tmp_path, needed=("train",))) == ["train"]
+    split = load_data(arguments, EncoderProfile(), tmp_path, needed=("train", "test", "codebase"))
     assert sum(len(split[name]) for name in ("train", "valid", "test")) == 16 and min(map(len, split.values())) > 0
     shutil.copy(data_dir / "test.jsonl", folder)
-    made = load_data(arguments, EncoderProfile(), tmp_path, needed=("train",)).tables
-    assert made["codebase"]["url"][:] == made["test"]["url"][:]
+    made = load_data(arguments, EncoderProfile(), tmp_path, needed=("train",))
+    assert made["test"].corpus["url"][:] == made["test"].queries["url"][:]
     (folder / "test.jsonl").write_text('{"docstring": "x", "url": "u"}')
     with pytest.raises(UserError, match="test: no corpus .* add codebase.jsonl"):
         load_data(arguments, EncoderProfile(), tmp_path, needed=("train",))

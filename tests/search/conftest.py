@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from trees import FILES, write_tree
 
-from soft_trainer.errors import messages_for_shell
-from soft_trainer.search.index import vectors
+from soft_trainer.encoders import text_encoder
 from soft_trainer.terminal import exit_on_user_error
 
 
@@ -24,18 +23,26 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache" / "soft_trainer" / "search"
 
 
-class StubEncoder(vectors.SearchEncoder):
+class StubEncoder:
     """Embeds a text as counts of letters, so that similar texts have similar embeddings; counts what it encodes."""
 
     encoded: list = []
     weights, code_side = 1.0, ""
+    runtime = "torch"
 
     def __init__(self, name, truncate_dim=None):
         self.name, self.truncate_dim = name, truncate_dim
 
     @property
-    def identity(self):
+    def fingerprint(self):
         return f"{self.name} {self.weights} {self.code_side}"
+
+    @property
+    def dimensions(self):
+        return self.truncate_dim or 16
+
+    def encode(self, texts, side, languages=None):
+        return self.queries(texts) if side == "query" else self.codes(texts, languages)
 
     def queries(self, texts):
         return self._embed(texts)
@@ -54,8 +61,7 @@ class StubEncoder(vectors.SearchEncoder):
 @pytest.fixture
 def stub(monkeypatch):
     """Replaces the encoder by the stub; returns the stub's class."""
-    monkeypatch.setattr(vectors, "SearchEncoder", StubEncoder)
-    monkeypatch.setattr(vectors, "open_onnx", lambda *choice: None)
+    monkeypatch.setattr(text_encoder, "open_encoder", lambda name, dim=None, **way: StubEncoder(name, dim))
     StubEncoder.encoded, StubEncoder.weights, StubEncoder.code_side = [], 1.0, ""
     return StubEncoder
 
@@ -70,7 +76,7 @@ def command(capsys):
         module.add_arguments(parser)
         code = 0
         try:
-            with exit_on_user_error(), messages_for_shell():
+            with exit_on_user_error():
                 code = module.run(parser.parse_args([str(word) for word in words])) or 0
         except SystemExit as exit:
             code = exit.code

@@ -1,17 +1,22 @@
 """Building, updating and searching an index."""
 
 import os
+import random
+import shlex
+import shutil
 import sqlite3
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from refusals import refused
-from trees import write_tree
+from trees import FILES, write_tree
 
-from soft_trainer.search import CodeIndex
+from soft_trainer.errors import UserError
+from soft_trainer.search import CodeIndex, Search
 from soft_trainer.search.index import store, updating
 
 
@@ -62,7 +67,8 @@ def test_scores_fall_and_neither_a_file_nor_a_test_comes_too_early(index):
         ("port", {"language": "go"}, {"src/server.go"}),
         ("date", {"name": "parse_date"}, {"parse_date"}),
         ("date", {"name": "*_date"}, {"parse_date", "format_date"}),
-        ("date", {"name": "Dates::parse_date()"}, {"parse_date"}),
+        ("date", {"name": "Dates::parse_date()"}, set()),
+        ("cart", {"name": "ShoppingCart::add_item()"}, {"ShoppingCart.add_item"}),
         ("date", {"name": "parse_date?"}, {"parse_date"}),
         ("date", {"name": "nothing"}, set()),
     ],
@@ -122,6 +128,124 @@ def test_an_updated_index_answers_as_a_fresh_one(tree, tmp_path):
     assert sizes[0] <= 1.1 * sizes[1] + 32_768  # pages of 4 KiB: a few more or less in an index so small
 
 
+def edit(tree, rng, number):
+    """Makes a random change to a tree: a new, changed, renamed, moved or removed file."""
+    name = f"src/{rng.choice(['', 'a/', 'a/b/', 'z/'])}m{rng.randrange(6)}{rng.choice(['.py', '.go', '.md'])}"
+    files = sorted(path for path in tree.rglob("*") if path.is_file() and path.name != ".gitignore")
+    old = rng.choice(files)
+    action = rng.choice(["write", "write", "write", "append", "rename", "remove"])
+    if action == "write" or len(files) < 4:
+        body = "".join(
+            f"def parse_{rng.randrange(9)}(cart, date):\n    return cart\n\n\n" for _ in range(rng.randrange(5))
+        )
+        write_tree(tree, {name: f"{body}# number {rng.randrange(9)} of the cart\n"})
+    elif action == "append":
+        old.write_text(old.read_text() + f"\n\ndef total_{number}(price):\n    return price\n")
+    elif action == "rename":
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        old.rename(tree / name)
+    else:
+        old.unlink()
+
+
+@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(2, 42), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("model", [None, "stub"])
+def test_an_updated_index_ranks_as_a_fresh_one(tmp_path, monkeypatch, stub, seeds, model):
+    for seed in seeds:
+        rng = random.Random(seed)
+        tree = write_tree(tmp_path / str(seed), FILES)
+        monkeypatch.setattr(store, "MAX_SEGMENTS", rng.choice([1, 3, 100]))
+        monkeypatch.setattr(store, "MAX_DEAD_SHARE", rng.choice([0.05, 100.0]))
+        monkeypatch.setattr(store, "SEGMENT_CHUNKS", rng.choice([5, 2000]))
+        index = CodeIndex.build(tree, model=model)
+        for number in range(rng.randint(4, 12)):
+            edit(tree, rng, number)
+            if rng.random() < 0.7:
+                index.update()
+        index.update()
+        fresh = CodeIndex.build(tree, tmp_path / f"fresh {seed}", model=model)
+        queries = ["parse_3", "cart", "how are prices of a cart summed up", "parse date", "number 4", "total price"]
+        for query in queries:
+            assert index.search(query, 50) == fresh.search(query, 50), (seed, query)
+        assert index.search("cart", 50, path="src/**", language="python") == fresh.search(
+            "cart", 50, path="src/**", language="python"
+        )
+        first = fresh.search("cart", 1)[0]
+        assert index.similar(first.path, first.start_line) == fresh.similar(first.path, first.start_line)
+
+
+def test_a_fault_elsewhere_is_not_taken_for_damage(tree, index, monkeypatch):
+    other = CodeIndex.open(index.index_dir)
+    other.close()
+    with pytest.raises(sqlite3.ProgrammingError):
+        other.search("parse_date")
+    with monkeypatch.context() as patch:
+        patch.setattr("soft_trainer.search.ranking.ranking.score", Mock(side_effect=IndexError("a fault of ours")))
+        with pytest.raises(IndexError):
+            index.search("parse_date")
+    assert not (index.index_dir / store.DAMAGED).exists() and index.search("parse_date")
+
+
+def test_a_language_whose_files_are_gone_is_not_listed(tree, index):
+    (tree / "src/server.go").unlink()
+    index.update()
+    assert sorted(Search([index]).languages()) == ["markdown", "python", "text"]
+    with refused("language='go': the index has markdown, python, text"):
+        index.search("port", language="go")
+
+
+@pytest.mark.parametrize("limit", [0, -1, 2.5, "3"])
+def test_a_limit_is_a_positive_whole_number(index, limit):
+    for ask in (lambda: index.search("cart", limit), lambda: index.similar("src/server.go", 4, limit)):
+        with refused(f"limit={limit}: expected a whole number of at least 1"):
+            ask()
+
+
+def test_an_index_whose_encoder_is_gone_can_be_repaired(tree, stub, monkeypatch, command):
+    CodeIndex.build(tree, model="stub").close()
+    write_tree(tree, {"new.py": "def brand_new(): pass\n"})
+
+    def gone(self, *_):
+        raise UserError("stub: no such folder")
+
+    monkeypatch.setattr(stub, "__init__", gone)
+    code, _, err = command("index", tree)
+    assert code == 2 and "stub: no such folder; `soft-trainer index" in err
+    assert command(*shlex.split(err.split("`")[1])[1:])[0] == 0
+    index = CodeIndex.build(tree)
+    assert index.model is None and index.search("brand_new") and not list(index.index_dir.glob("vectors-*"))
+
+
+def test_a_read_only_index_is_read_with_its_log(tree, tmp_path, monkeypatch):
+    index = CodeIndex.build(tree, tmp_path / "index")
+    write_tree(tree, {"new.py": "def brand_new(): pass\n"})
+    monkeypatch.setattr("soft_trainer.search.code_index.tidy", lambda _: None)  # as if it were killed before
+    index.update()
+    shutil.copytree(tmp_path / "index", tmp_path / "copy")
+    assert (tmp_path / "copy" / f"{store.DATABASE}-wal").stat().st_size
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)
+    assert CodeIndex.open(tmp_path / "copy").search("brand_new")[0].path == "new.py"
+
+
+def test_an_index_on_a_full_disk_is_read(tree, tmp_path, monkeypatch):
+    CodeIndex.build(tree, tmp_path / "index").close()
+    connect = sqlite3.connect
+
+    def full(place, **options):
+        if "immutable" not in place:
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise error
+        return connect(place, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", full)
+    index = CodeIndex.open(tmp_path / "index")
+    assert index.search("parse_date")[0].name == "parse_date"
+    write_tree(tree, {"new.py": "def brand_new(): pass\n"})
+    index.refresh()
+    assert "the index is as it was" in index.notices[0] and index.search("parse_date")
+
+
 def test_batches_segments_and_processes_of_any_number_give_the_same_index(tmp_path, monkeypatch):
     monkeypatch.setattr(updating, "_may_fork", lambda: True)  # torch has been imported here, and does nothing
     files = {f"m{n}.py": f"def func_{n}(x):\n    return helper_{n % 7}(x)\n" for n in range(100)}
@@ -158,7 +282,7 @@ def test_what_cannot_be_opened_is_named(tree, tmp_path, index):
         ("no such folder", CodeIndex.build, tmp_path / "missing"),
         ("already the index of", CodeIndex.build, tmp_path / "other", index.index_dir),
         ("no index there", CodeIndex.open, tmp_path),
-        ("index again", CodeIndex.open, tmp_path / "broken"),
+        ("damaged: `soft-trainer index` makes it again", CodeIndex.open, tmp_path / "broken"),
     ]
     for words, act, *places in cases:
         with refused(words):
@@ -227,15 +351,72 @@ def test_one_pattern_may_be_a_text(tree):
 
 
 def test_an_index_says_what_it_is(tree, index):
-    assert repr(index) == f"CodeIndex({str(tree)!r}, files=6, pieces=12, model=None)"
+    assert repr(index) == f"CodeIndex({str(tree)!r}, files=6, chunks=12, model=None)"
     assert index.skipped() == {".env": "secret", "build/": "ignored", "debug.log": "ignored"}
 
 
-def test_an_older_format_is_made_anew(tree, index):
-    index.database.execute("PRAGMA user_version = 0")
+def test_an_older_format_is_made_again_with_its_settings(tree, stub):
+    index = CodeIndex.build(tree, model="stub", exclude="*.md", include="*.log", history=False, truncate_dim=4)
+    index.database.execute("PRAGMA user_version = 1")
     index.database.execute("DROP TABLE postings")
     index.close()
-    assert CodeIndex.build(tree).search("parse_date")
+    index = CodeIndex.build(tree)
+    assert index.patterns == {"exclude": ["*.md"], "include": ["*.log"]}
+    assert (index.model, index.truncate_dim, store.get_meta(index.database, "history")) == ("stub", 4, False)
+    assert "README.md" not in paths(index.search("payment provider")) and index.search("parse_date")
+    assert index.statistics()["encoded"] == index.statistics()["chunks"]
+
+
+def test_a_folder_that_exists_keeps_its_mode(tree, tmp_path):
+    place = tmp_path / "place"
+    place.mkdir()
+    place.chmod(0o755)
+    CodeIndex.build(tree, place)
+    assert stat.S_IMODE(place.stat().st_mode) == 0o755
+    assert stat.S_IMODE((place / store.DATABASE).stat().st_mode) == 0o600
+
+
+def test_one_index_answers_several_threads(tree, stub):
+    index = CodeIndex.build(tree, model="stub")
+    write_tree(tree, {"new.py": "def brand_new(): pass\n"})
+    index._update_words(progress=False, wait=True)  # its chunk has no embedding, which is a notice
+
+    def ask(number):
+        if number % 10 == 0:
+            write_tree(tree, {"other.py": f"def other_{number}(): pass\n"})
+            index.refresh(encode=False)
+        return index.search(["parse_date", "cart", "payment provider", "brand_new"][number % 4])[0].path
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(ask, range(160)))
+    assert found == ["src/shop/dates.py", "src/shop/cart.py", "README.md", "new.py"] * 40
+    assert len(index.notices) <= 2
+
+
+def test_two_threads_with_the_same_indexes_do_not_wait_for_each_other(tree, tmp_path):
+    write_tree(tmp_path, {"client/dates.py": "def read_date(): pass\n"})
+    both = [CodeIndex.build(tree), CodeIndex.build(tmp_path / "client")]
+    joined = [Search(both), Search(both[::-1])]
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda number: len(joined[number % 2].search("date")), range(60)))
+    assert len(set(results)) == 1
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.8])
+def test_a_damaged_index_is_named_and_made_again(command, tree, share):
+    command("index", tree, "--exclude", "*.md")
+    database = store.default_index_dir(tree) / store.DATABASE
+    content = bytearray(database.read_bytes())
+    start = int(share * len(content))
+    content[start : start + 20_000] = bytes(20_000)
+    database.write_bytes(content[: len(database.read_bytes())])
+    code, out, err = command("search", "--folder", tree, "parse_date", "--no_update")
+    assert code in (0, 2) and "Traceback" not in err
+    if code:
+        assert err.count("\n") == 1 and "damaged: `soft-trainer index` makes it again" in err
+    assert command("index", tree)[0] == 0
+    code, out, err = command("search", "--folder", tree, "parse_date")
+    assert code == 0 and err.startswith("ranked by words; ") and out.startswith("src/shop/dates.py")
 
 
 def test_an_ignore_file_that_ignores_itself_is_read_again_when_it_changes(tmp_path):
@@ -274,7 +455,7 @@ def test_a_file_is_wholly_in_the_index_or_not_at_all(tmp_path, monkeypatch):
         sizes.add(len(indexed))
         assert all(index.text_of(path) for path in indexed)
         if not indexed:
-            with refused("nothing is indexed", "`skipped()`"):
+            with refused("nothing is indexed", "--skipped`"):
                 index.search("function_3")
         else:
             found = {n: index.search(f"name_{n}_39", limit=1)[0].path for n in range(40)}
@@ -305,11 +486,11 @@ def test_a_reader_sees_the_old_index_until_the_new_one_is_committed(tree, index)
 
 def test_postings_are_packed_in_as_few_bytes_as_they_need():
     database = sqlite3.connect(":memory:")
-    database.execute("CREATE TABLE postings (term TEXT, segment INTEGER, width INTEGER, pieces BLOB, counts BLOB)")
+    database.execute("CREATE TABLE postings (term TEXT, segment INTEGER, width INTEGER, chunks BLOB, counts BLOB)")
     expected = {"a": [5], "b": [0, 255, 400], "c": [7, 70_007, 5_000_000], "d": [1, 60_000]}
     term = np.repeat([0, 1, 2, 3], [1, 3, 3, 2]).astype(np.int32)
-    piece = np.array(sum(expected.values(), []), np.int32)
-    store.insert_postings(database, 0, list(expected), term, piece, np.arange(1, 10, dtype=np.uint8))
-    rows = database.execute("SELECT term, width, pieces FROM postings").fetchall()
+    chunk = np.array(sum(expected.values(), []), np.int32)
+    store.insert_postings(database, 0, list(expected), term, chunk, np.arange(1, 10, dtype=np.uint8))
+    rows = database.execute("SELECT term, width, chunks FROM postings").fetchall()
     assert {name: store.unpack(width, blob).tolist() for name, width, blob in rows} == expected
     assert {name: width for name, width, _ in rows} == {"a": 1, "b": 1, "c": 4, "d": 2}

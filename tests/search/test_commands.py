@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,9 +15,13 @@ from trees import write_tree
 
 from soft_trainer.cli import search as output
 from soft_trainer.errors import UserError
-from soft_trainer.search import CodeIndex
+from soft_trainer.search import CodeIndex, Search
+from soft_trainer.search.code_index import open_for
 from soft_trainer.search.index import store, vectors
 from soft_trainer.search.ranking.results import SearchResult, query_terms
+from soft_trainer.search.serving.examples import example_queries
+
+ALONE = "a score compares results of this search alone\n"
 
 
 def test_index_and_search(command, tree):
@@ -38,7 +43,7 @@ def test_commands_that_are_shown_can_be_run(command, tree, stub, monkeypatch):
     stub.weights = 5.0
     err = command("search", "--index_dir", kept, "parse date")[2]
     assert "stub has changed" in err and command(*shlex.split(err.split("`")[1])[1:])[0] == 0
-    assert command("search", "--index_dir", kept, "parse date")[2] == ""
+    assert command("search", "--index_dir", kept, "parse date")[2] == f"ranked by words, encoder stub; {ALONE}"
 
 
 def test_a_search_names_its_encoder_and_the_index_keeps_it(command, tree, stub):
@@ -77,8 +82,8 @@ def test_a_reader_may_leave_early(tree, tmp_path):
 def test_an_index_of_short_embeddings(command, tree, stub):
     assert "16 dimensions" not in command("index", tree, "--model", "stub")[1]
     code, out, _ = command("index", tree, "--truncate_dim", 4)
-    assert code == 0 and "pieces encoded with stub, 4 dimensions of each embedding" in out
-    assert command("search", "--folder", tree, "parse date")[2] == ""
+    assert code == 0 and "chunks encoded with stub, 4 dimensions of each embedding" in out
+    assert command("search", "--folder", tree, "parse date")[2] == f"ranked by words, encoder stub; {ALONE}"
     assert command("evaluate-search", "--folder", tree, "--truncate_dim", 4)[0] == 2
     assert command("index", tree, "--index_dir", tree.parent / "new", "--truncate_dim", 4)[0] == 2
 
@@ -112,7 +117,7 @@ def test_bad_input_is_one_line_and_exit_code_2(command, tree, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["x", "-n", "0"], "limit=0: 1 or more"),
+        (["x", "-n", "0"], "limit=0: expected a whole number"),
         (["x", "--language", "cobol"], "language='cobol': the index has go, markdown, python, text"),
         (["x", "--port", "80"], "port: needs --serve"),
         (["--serve", "--path", "*.py"], "path: has no effect with --serve"),
@@ -166,9 +171,54 @@ def test_the_first_search_makes_the_index(command, tree):
     assert code == 2 and "no index yet" in err
     code, out, err = command("search", "--folder", tree / "src", "parse_date")
     assert code == 0 and out.startswith("shop/dates.py:1") and "no index yet, making one" in err
-    assert command("search", "--folder", tree / "src", "parse_date")[2] == ""
+    assert command("search", "--folder", tree / "src", "parse_date")[2] == f"ranked by words; {ALONE}"
     code, _, err = command("search", "--folder", tree / "src" / "missing", "parse_date")
     assert code == 2 and "missing: no such folder" in err
+
+
+def test_a_folder_shows_nothing_of_the_parent_whose_index_it_uses(command, tmp_path):
+    files = {
+        "secretproj/b.py": "def parse_secret_date(text):\n    return text\n",
+        "client/c.rs": "fn parse_date() {}\n",
+    }
+    parent = write_tree(tmp_path / "par", files)
+    command("index", parent)
+    code, out, err = command("search", "--folder", parent / "client", "parse date", "--json")
+    assert [json.loads(line)["path"] for line in out.splitlines()] == ["c.rs"] and not err
+    assert command("search", "--folder", parent / "client", "secret", "--json")[:2] == (1, "")
+    assert command("search", "--folder", parent / "client", "--path", "c.rs", "parse date")[0] == 0
+    assert command("search", "--folder", parent / "client", "--path", "secretproj/**", "parse date")[:2] == (1, "")
+    assert "the index has rust" in command("search", "--folder", parent / "client", "--language", "x", "parse")[2]
+    for place in ("secretproj/b.py:1", "../secretproj/b.py:1"):
+        assert command("search", "--folder", parent / "client", "--similar", place)[0] == 2
+    assert command("search", "--folder", parent / "client", "--similar", "c.rs:1")[:2] == (1, "")
+    index = open_for(parent / "client")
+    assert (
+        index.text_of("c.rs") and index.text_of("secretproj/b.py") is None and Search([index]).languages() == ["rust"]
+    )
+    assert Search([index]).full_path("c.rs") == str(parent / "client/c.rs")
+    assert not {"secretproj", "parse_secret_date"} & set(example_queries(Search([index])))
+    both = command("search", "--folder", parent / "client", "--folder", parent / "secretproj", "parse", "--json")[1]
+    assert [json.loads(line)["path"] for line in both.splitlines()] == ["client/c.rs", "secretproj/b.py"]
+
+
+def test_a_path_that_is_not_utf_8_is_not_in_the_index(command, tree):
+    folder = os.fsdecode(os.path.join(os.fsencode(tree), b"\xff"))
+    os.mkdir(folder)
+    write_tree(Path(folder), {"x.py": "def brand_new(): pass\n"})
+    assert "a name that is not UTF-8: 1" in command("index", tree)[1]
+    with CodeIndex.open(store.find_index_dir(tree)) as index, pytest.raises(UserError, match="not in the index"):
+        assert index.text_of("\udcff/x.py") is None
+        index.similar("\udcff/x.py", 1)
+    code, out, err = command("search", "--folder", folder, "brand_new")
+    assert code == 0 and out.startswith("x.py:1") and "making one" in err
+
+
+def test_a_folder_that_its_parent_ignores_gets_an_index(command, tree):
+    command("index", tree)
+    assert "no index yet" in command("search", "--folder", tree / "build", "--no_update", "generated")[2]
+    code, out, err = command("search", "--folder", tree / "build", "generated")
+    assert code == 0 and out.startswith("out.py:1") and "making one" in err
 
 
 def test_the_tools_make_the_index_that_they_need(command, tree, monkeypatch):
@@ -182,7 +232,7 @@ def test_the_tools_make_the_index_that_they_need(command, tree, monkeypatch):
 
 def test_files_that_are_left_out_are_listed_with_their_reasons(command, tree):
     out = command("index", tree, "--skipped")[1]
-    assert out.startswith(".env  secret\nbuild/  ignored\ndebug.log  ignored\n6 files in 12 pieces")
+    assert out.startswith(".env  secret\nbuild/  ignored\ndebug.log  ignored\n6 files in 12 chunks")
     assert "build/  ignored" not in command("index", tree)[1]
 
 
@@ -248,11 +298,11 @@ def test_a_stopped_index_says_what_is_kept_and_goes_on(command, tree, stub, monk
     assert (code, out) == (130, "") and err.count("\n") == 1
     index = CodeIndex.open(store.default_index_dir(tree))
     kept = index.statistics()
-    assert 0 < kept["encoded"] < kept["pieces"] and index.search("parse date")[0].name == "parse_date"
-    assert f"stopped: {kept['encoded']} of {kept['pieces']} pieces are encoded" in err
+    assert 0 < kept["encoded"] < kept["chunks"] and index.search("parse date")[0].name == "parse_date"
+    assert f"stopped: {kept['encoded']} of {kept['chunks']} chunks are encoded" in err
     monkeypatch.setattr(stub, "codes", original)
     assert command(*shlex.split(err.split("`")[1])[1:])[0] == 0  # the command that the message names
-    assert index.statistics()["encoded"] == kept["pieces"] and len(stub.encoded) == len(set(stub.encoded))
+    assert index.statistics()["encoded"] == kept["chunks"] and len(stub.encoded) == len(set(stub.encoded))
 
 
 def test_a_stopped_page_says_what_is_kept(command, tree, monkeypatch):
@@ -324,7 +374,7 @@ def test_an_index_that_an_evaluation_keeps_is_used_again(command, tree, stub, tm
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--folder", "tree", "--max_queries", "0"], "max_queries=0: 1 or more is expected"),
+        (["--folder", "tree", "--max_queries", "0"], "max_queries=0: expected 1 or more"),
         (["--history", "tree", "--max_queries", "5"], "max_queries: has no effect without --folder"),
         (["--folder", "tree", "--external", "rg {query}"], "external: has no effect without --history"),
         (["--folder", "tree", "--truncate_dim", "8"], "truncate_dim: has no effect without --model"),

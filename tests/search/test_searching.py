@@ -1,4 +1,4 @@
-"""Several indexes that are searched as one, and pieces like another."""
+"""Several indexes that are searched as one, and chunks like another."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 from refusals import refused
 from trees import write_tree
 
-from soft_trainer.search import CodeIndex, CodeIndexes
+from soft_trainer.search import CodeIndex, Search
 from soft_trainer.search.serving.served_index import ServedIndex
 from soft_trainer.search.serving.server import PageServer
 
@@ -26,7 +26,7 @@ CLIENT = {
 @pytest.fixture
 def both(tree, tmp_path):
     client = write_tree(tmp_path / "client", CLIENT)
-    return CodeIndexes([CodeIndex.build(tree), CodeIndex.build(client)])
+    return Search([CodeIndex.build(tree), CodeIndex.build(client)])
 
 
 def shown(results):
@@ -62,35 +62,40 @@ def test_filters_and_texts_of_several_indexes(both, tree):
 
 def test_folders_of_one_name_are_told_apart_by_their_whole_path(tmp_path):
     places = [write_tree(tmp_path / name / "app", {"a.py": f"def in_{name}(): pass\n"}) for name in ("one", "two")]
-    both = CodeIndexes([CodeIndex.build(place) for place in places])
+    both = Search([CodeIndex.build(place) for place in places])
     assert both.search("in_two")[0].path == f"{places[1]}/a.py" == both.full_path(f"{places[1]}/a.py")
 
 
 def test_updates_notices_and_encoders_of_several_indexes(tree, tmp_path, stub):
     client = write_tree(tmp_path / "client", CLIENT)
-    both = CodeIndexes([CodeIndex.build(tree, model="stub"), CodeIndex.build(client, model="stub")])
+    both = Search([CodeIndex.build(tree, model="stub"), CodeIndex.build(client, model="stub")])
     assert both.search("zzz nothing") == [] or both.notices == []
     write_tree(client, {"new.py": "def brand_new(): pass\n"})
     assert both.update() is True and both.update() is False
     assert both.search("brand_new")[0].path == "client/new.py" and both.notices == []
-    CodeIndex.build(client, model="other")
-    assert both.search("brand_new")[0].path == "client/new.py"
-    assert both.notices == ["searching only by words: the indexes have different encoders, so name one with model"]
+    for model in ("other", ""):
+        CodeIndex.build(client, model=model)
+        for index in both.members:
+            index.notices.clear()
+        assert both.search("brand_new")[0].path == "client/new.py" and both.ranked_by == ["words"]
+        why = "the indexes do not all have the same encoder, so name one with model"
+        assert both.notices == [f"searching only by words: {why}"]
+        assert both.similar("tree/src/shop/dates.py", 4) and both.ranked_by == ["words"]
 
 
 def test_no_index_at_all_is_refused(tmp_path):
-    with refused("one or more are expected"):
-        CodeIndexes([])
+    with refused("expected one or more"):
+        Search([])
     (tmp_path / "a").mkdir()
-    with refused("nothing is indexed of", "`skipped()` of an index lists what is left out"):
-        CodeIndexes([CodeIndex.build(tmp_path / "a")]).search("x")
+    with refused("nothing is indexed of", "--skipped` indexes it and lists what is skipped"):
+        Search([CodeIndex.build(tmp_path / "a")]).search("x")
 
 
 @pytest.mark.parametrize("model", [None, "stub"])
-def test_similar_pieces(tree, tmp_path, stub, model):
+def test_similar_chunks(tree, tmp_path, stub, model):
     client = write_tree(tmp_path / "client", CLIENT)
     index = CodeIndex.build(tree, model=model)
-    both = CodeIndexes([index, CodeIndex.build(client, model=model)])
+    both = Search([index, CodeIndex.build(client, model=model)])
     found = both.similar("tree/src/shop/dates.py", 4)
     assert found[0].name == "read_iso" and "parse_date" not in [result.name for result in found]
     assert [result.name for result in index.similar("src/shop/dates.py", 4, limit=1)] == ["format_date"]
@@ -99,20 +104,51 @@ def test_similar_pieces(tree, tmp_path, stub, model):
             index.similar(path, line)
 
 
-def test_the_command_searches_several_folders_and_similar_pieces(command, tree, tmp_path):
+def test_the_command_searches_several_folders_and_similar_chunks(command, tree, tmp_path):
     client = write_tree(tmp_path / "client", CLIENT)
     code, out, err = command("search", "--folder", tree, "--folder", client, "ISO date", "--json")
     assert code == 0 and err.count("making one") == 2
     paths = [json.loads(line)["path"] for line in out.splitlines()]
     assert set(paths[:2]) == {"client/dates.py", "tree/src/shop/dates.py"}
     code, out, err = command("search", "--folder", tree, "--folder", client, "--similar", paths[0] + ":5", "-n", 1)
-    assert (code, err) == (0, "") and out.startswith(paths[1])
+    assert code == 0 and err.startswith("ranked by words; ") and out.startswith(paths[1])
     code, _, err = command("search", "--folder", tree, "--similar", "src/shop/dates.py")
-    assert code == 2 and "path and line" in err
+    assert code == 2 and "expected PATH:LINE" in err
     code, _, err = command("search", "--folder", tree, "--similar", "src/shop/dates.py:4", "a query")
     assert code == 2 and "query: has no effect with --similar" in err
     code, _, err = command("search", "--folder", tree, "--index_dir", tmp_path, "x")
     assert code == 2 and "folder: has no effect with --index_dir" in err
+
+
+@pytest.mark.parametrize("own_index", [False, True])
+def test_a_folder_in_another_is_searched_once(command, tree, own_index):
+    inner = tree / "src" / "shop"
+    if own_index:
+        CodeIndex.build(inner).close()
+    for folders in ((tree, inner), (inner, tree)):
+        asked = [word for folder in folders for word in ("--folder", folder)]
+        out = command("search", *asked, "parse date", "--json")[1]
+        rows = [json.loads(line) for line in out.splitlines()]
+        places = [(row["text"], row["start_line"]) for row in rows]
+        assert rows[0]["path"] == "src/shop/dates.py" and len(places) == len(set(places))
+
+
+def test_an_ignored_folder_in_another_is_searched_too(tree):
+    write_tree(tree, {"node_modules/kit/moons.py": "def count_moons():\n    return 1\n"})
+    indexes = [CodeIndex.build(tree), CodeIndex.build(tree / "node_modules" / "kit")]
+    assert Search(indexes).search("count moons")[0].path == "kit/moons.py"
+
+
+def test_the_first_line_names_what_took_part(command, tree, stub):
+    index = CodeIndex.build(tree, model="stub")
+    for options, expected in (((), "words, encoder stub"), (("--lexical",), "words")):
+        assert f"ranked by {expected};" in command("search", "--folder", tree, "parse date", *options)[2]
+    stub.weights = 5.0
+    err = command("search", "--folder", tree, "parse date")[2]
+    assert "stub has changed" in err and "ranked by words;" in err
+    search = Search([index])
+    search.similar("src/shop/dates.py", 4, lexical=True)
+    assert search.ranked_by == ["words"]
 
 
 def test_a_page_of_several_indexes(both):

@@ -25,10 +25,10 @@ from soft_trainer.sentence_transformers import (
 )
 
 ROWS = [3, 0, 22, 9, 1, 23, 14, 5]  # with twins, which are on different processes
-DISTILLED = {"distill_weight": 0.5, "distill_temperature": 3.0, "distill_pairs": "all"}
+DISTILLED = {"distill_weight": 0.5, "distill_temperature": 3.0}
 CASES = {
     "plain": (SoftInfoNCELoss, 4, {}),
-    "unequal": (SoftInfoNCELoss, 5, {"duplicates": "positives"}),
+    "unequal": (SoftInfoNCELoss, 5, {"false_negatives": "positives"}),
     "distilled": (SoftInfoNCELoss, 5, DISTILLED),
     "cached_distilled": (CachedSoftInfoNCELoss, 4, DISTILLED | {"mini_batch_size": 3}),
     "cached": (CachedSoftInfoNCELoss, 4, {"mini_batch_size": 3, "weighting": "positive_aware"}),
@@ -52,7 +52,7 @@ def step(folder: Path, name: str, rank: int, world_size: int) -> dict:
     """Computes the loss of this process and the gradients of all processes."""
     kind, first, options = CASES[name]
     model, dataset = load(folder)
-    if "distill_pairs" in options:
+    if "distill_weight" in options:
         estimator = SentenceTransformerEstimator(batch_size=5)
     else:
         estimator = BM25Estimator(document_column="code_tokens")

@@ -23,7 +23,7 @@ OTHER_LABELS = "column 'label' does not hold the hashes of its texts: call with_
 @pytest.mark.parametrize(
     ("numbered", "dataset", "words"),
     [
-        (True, DatasetDict(train=data()), "with_rows: one datasets.Dataset is expected, not DatasetDict"),
+        (True, DatasetDict(train=data()), "with_rows: expected one datasets.Dataset, not DatasetDict"),
         (True, {"a": data()}, "not dict: call it for each of a dict"),
         (True, data().to_iterable_dataset(), "not IterableDataset"),
         (True, data(score=[0.1, 0.2]), "with_rows: the data set has a column 'score' already"),
@@ -33,7 +33,7 @@ OTHER_LABELS = "column 'label' does not hold the hashes of its texts: call with_
         (False, data(label=[1, 1]), OTHER_LABELS),
         (False, data(label=["0", "1"]), OTHER_LABELS),
         (False, with_rows(data()).select([]), NO_LABELS),
-        (False, data(label=[0, 1]).remove_columns("positive"), "columns anchor, label: two columns of texts are"),
+        (False, data(label=[0, 1]).remove_columns("positive"), "columns anchor, label: expected two columns"),
         (False, data(label=[0, 1], length=[3, 4]), "column 'length' does not hold texts"),
         (False, data(label=[0, 1], negative=["x", None]), "column 'negative' has no text in row 2"),
         (False, {"a": data(label=[0, 1])}, "a loss for each of several data sets"),
@@ -48,17 +48,18 @@ def test_data_sets_that_cannot_be_labelled_or_have_no_usable_labels(numbered, da
     ("estimator", "options", "words"),
     [
         (BM25Estimator(), {"weighting": "positive_aware"}, "BM25Estimator does not compare queries with codes"),
-        (BM25Estimator(), {"weighting": "eq5"}, "weighting='eq5': use one of eq4, positive_aware"),
+        (BM25Estimator(), {"weighting": "eq5"}, "weighting='eq5': use one of linear, positive_aware"),
         (BM25Estimator(), {"aplha": 1.0}, "aplha: no option of SoftInfoNCELoss; use loss, weighting, alpha, beta"),
         (BM25Estimator(), {"negatives_per_query": 1}, "negatives_per_query: no option of SoftInfoNCELoss"),
         (BM25Estimator(), {"alpha": -1.0}, "alpha=-1: must be 0 or more"),
-        (BM25Estimator(), {"duplicates": "drop"}, "duplicates='drop': use one of mask, positives, ignore"),
+        (BM25Estimator(), {"false_negatives": "drop"}, "false_negatives='drop': use one of mask, positives, ignore"),
         (BM25Estimator(), {"scale": 0}, "scale=0: must be above 0"),
         (None, {"loss": "soft_info_nce"}, "loss=soft_info_nce needs an estimator"),
+        (BM25Estimator(), {"teacher": "a/b"}, "teacher=a/b: a teacher is the estimator, so it cannot be combined"),
         (InitialModelEstimator(), {}, "use SentenceTransformerEstimator()"),
-        (BM25Estimator, {}, "estimator: an object such as BM25Estimator() is expected, not <class"),
-        ("bm25", {}, "estimator: an object such as BM25Estimator() is expected, not 'bm25'"),
-        (BM25Estimator(), {"alpha": "2"}, "alpha='2': a number is expected, not text"),
+        (BM25Estimator, {}, "estimator: expected an object such as BM25Estimator(), not <class"),
+        ("bm25", {}, "estimator: expected an object such as BM25Estimator(), not 'bm25'"),
+        (BM25Estimator(), {"alpha": "2"}, "alpha='2': expected a number, not text"),
         (BM25Estimator("docstring_words"), {}, "BM25 reads column 'docstring_words'"),
     ],
 )
@@ -69,7 +70,7 @@ def test_options_that_cannot_work(estimator, options, words, sentence_transforme
 
 def test_negatives_without_a_query_need_an_estimator_of_codes(sentence_transformer):
     train_dataset = with_rows(data(negative=["g h", "x y"]))
-    with refused("1 of them", "have no query, but BM25Estimator compares queries; use an encoder", ", or BM25E"):
+    with refused("1 of them", "have no query, but BM25Estimator compares queries; use an encoder", ", or bm25"):
         SoftInfoNCELoss(sentence_transformer, BM25Estimator(), train_dataset)
     SoftInfoNCELoss(sentence_transformer, None, train_dataset)
 

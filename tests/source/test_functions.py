@@ -185,6 +185,22 @@ SHORT_SOURCES = {
              "Adds one."),
     "kotlin": ("/**\n * Adds one.\n * @param x y\n */\nfun add(x: Int): Int { return x }\n", "add", "Adds one."),
 }
+# language -> functions with an empty body, without documentation
+EMPTY_BODIES = {
+    "python": ["def f():", "def f():\n    # nothing\n", "class A:\n    def f(self):\n"],
+    "ruby": ["def f\nend", "def f\n  # nothing\nend"],
+    "java": ["class A { void f() {} }", "class A { void f() { /* nothing */ } }", "class A { A() {} }"],
+    "javascript": ["function f() {}", "const f = () => {}", "class A { f() { /* nothing */ } }"],
+    "php": ["<?php function f() {}", "<?php function f() { /* nothing */ }"],
+    "go": ["package a\nfunc f() {}", "package a\nfunc f() { /* nothing */ }"],
+    "typescript": ["function f(): void {}", "const f = (): void => { /* nothing */ }"],
+    "tsx": ["function F() {}", "const F = () => { /* nothing */ }"],
+    "c": ["void f(void) {}", "void f() { /* nothing */ }"],
+    "cpp": ["void f() {}", "A::A() {}", "void f() { /* nothing */ }"],
+    "csharp": ["class A { void F() {} }", "class A { void F() { /* nothing */ } }"],
+    "rust": ["fn f() {}", "fn f() { /* nothing */ }"],
+    "kotlin": ["fun f() {}", "fun f() { /* nothing */ }"],
+}
 # fmt: on
 
 
@@ -215,6 +231,16 @@ def test_a_documented_function_of_a_language_without_data_flow(language):
     assert (row["func_name"], row["docstring_tokens"]) == (name, document_tokens(query))
     assert query not in row["code"] and row["code_tokens"]
     assert first_broken(row, [*CODE_RULES, *DOCUMENT_RULES]) == "short_functions" or language == "c"
+
+
+@pytest.mark.parametrize("language", SOURCE_LANGUAGES)
+def test_a_function_with_an_empty_body_has_no_documentation(language):
+    for source in EMPTY_BODIES[language]:
+        rows = rows_of(source, language)
+        assert len(rows) == (language != "ruby"), source  # in Ruby's grammar such a method has no body, hence no row
+        for row in rows:
+            assert (row["docstring"], row["docstring_tokens"]) == ("", [])
+            assert row["code"] and row["code_tokens"]
 
 
 def test_two_comments_on_a_line_take_the_line_with_them():

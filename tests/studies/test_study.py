@@ -1,7 +1,6 @@
 """A study makes a list of runs under several seeds, skips what is done, and notices what changed."""
 
-import fcntl
-import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,9 +9,14 @@ from git_repositories import Repository
 from refusals import refused
 
 from soft_trainer.cli.__main__ import run_command
-from soft_trainer.files import write_json
+from soft_trainer.files import DEPENDS_ON, write_json
 from soft_trainer.options.recipes import RECIPES, read_recipe
-from soft_trainer.studies.study import check_options, identity_of, read_study, state_of
+from soft_trainer.run.building import build_profile
+from soft_trainer.run.folder import DONE, NEW, OTHER, STOPPED, lock, lock_file
+from soft_trainer.run.opening import complete_options
+from soft_trainer.studies.study import check_options, read_study, state_of_run
+from soft_trainer.training.checkpoints import mark_complete
+from soft_trainer.training.run_fingerprint import run_fingerprint
 
 STUDIES = [path for path in sorted(RECIPES.rglob("*.yaml")) if "runs" in read_recipe(path)]
 
@@ -25,7 +29,7 @@ def study_file(tmp_path):
         content = {
             "output_dir": str(tmp_path / "out" / "{language}"),
             "seeds": [1, 2],
-            "options": {"language": "python", "data_dir": str(tmp_path / "rows")},
+            "options": {"language": "python", "data_dir": str(tmp_path / "rows"), "from_scratch": "32x1"},
             "runs": {
                 "infonce": {"loss": "info_nce", "estimator": "none"},
                 "frozen": {"estimator": "trained_model", "estimator_model": "{infonce}"},
@@ -38,12 +42,27 @@ def study_file(tmp_path):
     return write
 
 
-def finish(study, run, mrr=0.5):
+def fingerprint_of(study, run):
+    """Returns the fingerprint that a run of a study stores."""
+    model_args, data_args, args = check_options(run)
+    complete_options(model_args, data_args, args, build_profile(model_args))
+    return run_fingerprint(model_args, data_args, args, apart=study.folder(run))
+
+
+def finish(study, run, mrr=0.5, **changes):
     """Writes what a finished run leaves in its folder."""
     folder = study.folder(run)
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "study.json", identity_of(study, run))
-    write_json(folder / "run.json", {"training": {}, "results": {"test": {"trained": {"mrr": mrr}}}})
+    (folder / "model.safetensors").write_text("weights")
+    write_json(folder / "study.json", {"launcher": study.launcher})
+    record = {"results": {"test": {"trained": {"mrr": mrr}}}, DEPENDS_ON: fingerprint_of(study, run) | changes}
+    write_json(folder / "run.json", record)
+
+
+def state(study, number=0):
+    """Returns the state of a run and what changed."""
+    found = state_of_run(study, study.runs[number])
+    return found.name, list(found.changes)
 
 
 def test_every_run_has_its_options_and_a_folder_for_each_seed(study_file, tmp_path):
@@ -67,8 +86,8 @@ def test_a_run_starts_from_a_recipe_whose_options_the_others_override(study_file
     ("changes", "words"),
     [
         ({"grid": {}}, "unknown key 'grid'"),
-        ({"runs": []}, "runs: a mapping is expected"),
-        ({"seeds": 3}, "seeds: a list is expected"),
+        ({"runs": []}, "runs: expected a mapping"),
+        ({"seeds": 3}, "seeds: expected a list"),
         ({"output_dir": None}, "name an output_dir"),
         ({"runs": {"a": {"data_dir": "{nothing}"}}}, "no option or run has this name"),
         ({"runs": {"a": {"seed": 7}}}, "a: seed: the study's `seeds` decide"),
@@ -98,109 +117,121 @@ def test_a_finished_run_is_done_until_its_options_or_its_rows_change(study_file,
     rows = tmp_path / "rows" / "train.jsonl"
     rows.write_text("{}\n")
     study = read_study(study_file())
-    run = study.runs[0]
-    assert state_of(study, run)[0] == "new"
-    finish(study, run)
-    assert state_of(study, run)[0] == "done"
-    other = read_study(study_file(), {"learning_rate": "1"})
-    assert state_of(other, other.runs[0])[0] == "changed"
+    assert state(study) == (NEW, [])
+    finish(study, study.runs[0])
+    assert state(study) == (DONE, [])
+    assert state(read_study(study_file(), {"learning_rate": "1"})) == (OTHER, ["learning_rate was 0.001, is 1.0"])
     rows.write_text('{"code": "changed"}\n')
-    state, changes = state_of(study, run)
-    assert state == "changed"
-    assert "the content of data_dir" in changes[0]
+    assert state(study) == (OTHER, ["data_dir changed"])
 
 
-def test_a_run_is_changed_if_the_run_that_it_reads_was_made_again_with_other_options(study_file):
+def test_a_cell_that_another_run_has_overwritten_is_not_done(study_file):
+    study = read_study(study_file())
+    finish(study, study.runs[0], seed=9)
+    assert state(study) == (OTHER, ["seed was 9, is 1"])
+
+
+def test_a_metric_that_chooses_the_weights_counts(study_file):
+    best = {"load_best_model_at_end": True, "eval_strategy": "epoch"}
+    study = read_study(study_file(), best)
+    finish(study, study.runs[0])
+    changed = read_study(study_file(), best | {"metric_for_best_model": "recall@1"})
+    assert state(changed) == (OTHER, ["metric_for_best_model was mrr, is recall@1"])
+
+
+def test_a_stopped_run_continues_and_one_without_a_checkpoint_is_new(study_file):
+    study = read_study(study_file())
+    folder = study.folder(study.runs[0])
+    folder.mkdir(parents=True)
+    (folder / "log.txt").write_text("started")
+    assert state(study) == (NEW, [])
+    mark_complete(folder / "checkpoint-3", fingerprint_of(study, study.runs[0]) | {"processes": 8})
+    assert state(study) == (STOPPED, [])
+
+
+def test_a_run_is_changed_if_the_encoder_that_it_reads_changes(study_file):
     study = read_study(study_file())
     for run in study.runs[:2]:
         finish(study, run)
-    assert state_of(study, study.runs[1])[0] == "done"
-    made_with = study.folder(study.runs[0]) / "study.json"
-    write_json(made_with, json.loads(made_with.read_text()) | {"options": {"learning_rate": 9}})
-    assert state_of(study, study.runs[1])[0] == "changed"
+    assert state(study, 1) == (DONE, [])
+    (study.folder(study.runs[0]) / "model.safetensors").write_text("trained again")
+    assert state(study, 1) == (OTHER, ["estimator_model changed"])
 
 
-OWN = "from helper import scaled\nWEIGHT = 1\ndef plain(scores, positives):\n    return scaled(scores.mean())\n"
-
-
-@pytest.mark.parametrize("file", ["own.py", "helper.py"])
-def test_a_run_is_changed_if_its_own_code_changes(study_file, tmp_path, monkeypatch, file):
+def test_a_run_is_changed_if_its_own_code_changes(study_file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "own.py").write_text(OWN)
-    (tmp_path / "helper.py").write_text("def scaled(value):\n    return value\n")
-    (tmp_path / "other.py").write_text("")
+    own = tmp_path / "own.py"
+    own.write_text("def plain(scores, positives):\n    return scores.mean()\n")
     study = read_study(study_file(runs={"a": {"loss": "own:plain"}, "b": {"estimator": "own:Estimator"}}))
     for run in study.runs:
         finish(study, run)
-    (tmp_path / "other.py").write_text("changed = 1")
-    assert [state_of(study, run)[0] for run in study.runs] == ["done"] * 4
-    (tmp_path / file).write_text((tmp_path / file).read_text() + "\nSCALE = 2\n")
-    (_, loss), (_, estimator) = [state_of(study, run) for run in study.runs[:2]]
-    assert loss == ["the content of loss changed"] and estimator == ["the content of estimator changed"]
+    assert [state(study, number) for number in range(4)] == [(DONE, [])] * 4
+    own.write_text(own.read_text() + "SCALE = 2\n")
+    assert state(study, 0) == (OTHER, ["code of loss changed"])
+    assert state(study, 1) == (OTHER, ["code of estimator changed"])
 
 
-def test_a_run_is_changed_if_its_launcher_or_a_file_of_it_changes(study_file, tmp_path):
-    config = tmp_path / "two.yaml"
-    config.write_text("num_processes: 2")
-    study = read_study(study_file(launcher=f"accelerate launch --config_file {config}"))
+def test_a_run_is_changed_if_its_launcher_changes(study_file):
+    study = read_study(study_file())
     finish(study, study.runs[0])
-    assert state_of(study, study.runs[0])[0] == "done"
-    config.write_text("num_processes: 4")
-    changed = ["processes was 2, is 4", "the launcher's config_file changed"]
-    assert state_of(study, study.runs[0]) == ("changed", changed)
+    other = read_study(study_file(launcher="accelerate launch --num_processes 2"))
+    changed = ["launcher was 'accelerate launch', is 'accelerate launch --num_processes 2'"]
+    assert state(other) == (OTHER, changed)
+
+
+def test_a_redo_that_fails_leaves_the_results_of_the_earlier_launcher_to_make_again(study_file, capsys):
+    finish(read_study(study_file()), read_study(study_file()).runs[0], mrr=0.125)
+    path = study_file(launcher="false", seeds=[1])
+    assert run_command(["study", "--config", str(path), "--only", "infonce", "--redo"]) == 1
+    printed = "".join(capsys.readouterr())
+    assert "failed" in printed
+    assert "0.125" not in printed
+    assert state(read_study(path))[0] == OTHER
 
 
 def test_a_run_is_changed_if_a_commit_of_its_history_is_amended(study_file, tmp_path):
     repository = Repository(tmp_path / "repository")
     repository.commit("add a", {"a.py": "def a():\n    return 1\n"})
-    study = read_study(study_file(options={"language": "python", "history": str(tmp_path / "repository")}))
+    study = read_study(
+        study_file(options={"language": "python", "from_scratch": "32x1", "history": str(tmp_path / "repository")})
+    )
     finish(study, study.runs[0])
-    assert state_of(study, study.runs[0])[0] == "done"
+    assert state(study) == (DONE, [])
     repository.commit("add b", {"b.py": "def b():\n    return 1\n"})
-    assert "the content of history changed" in state_of(study, study.runs[0])[1]
+    assert state(study) == (OTHER, ["history changed"])
 
 
 def test_a_study_in_the_tree_that_it_mines_continues(study_file, tmp_path):
     (tmp_path / "a.py").write_text("def a():\n    return 1\n")
-    study = read_study(
-        study_file(options={"language": "python", "source_dir": str(tmp_path), "data_dir": str(tmp_path)})
-    )
+    study = read_study(study_file(options={"language": "python", "from_scratch": "32x1", "source_dir": str(tmp_path)}))
     run = study.runs[0]
-    study.folder(run).mkdir(parents=True)
-    (study.folder(run) / "custom.py").write_text("an encoder's own code")
     finish(study, run)
-    assert state_of(study, run)[0] == "done"
+    (study.folder(run) / "custom.py").write_text("an encoder's own code")
+    assert state(study) == (DONE, [])
     (tmp_path / "a.py").write_text("def a():\n    return 2\n")
-    assert "the content of source_dir changed" in state_of(study, run)[1]
+    assert state(study) == (OTHER, ["source_dir changed"])
 
 
-def test_the_standard_library_has_content(study_file, tmp_path, monkeypatch):
-    (tmp_path / "library").mkdir()
-    (tmp_path / "library" / "os.py").write_text("old = 1")
-    monkeypatch.setattr("os.__file__", str(tmp_path / "library" / "os.py"))
-    study = read_study(study_file(options={"language": "python", "source_dir": "stdlib"}))
-    finish(study, study.runs[0])
-    assert state_of(study, study.runs[0])[0] == "done"
-    (tmp_path / "library" / "os.py").write_text("new = 1")
-    assert state_of(study, study.runs[0]) == ("changed", ["the content of source_dir changed"])
-
-
-def test_changed_runs_are_refused_before_anything_starts(study_file, capsys):
+def test_changed_runs_are_refused_before_anything_starts(study_file):
     study = read_study(study_file())
     finish(study, study.runs[3])
-    with refused("was made with other settings: learning_rate is new or gone"):
+    with refused("was made with other settings: learning_rate was 0.001, is 1.0", "--redo"):
         run_command(["study", "--config", str(study_file()), "--set", "learning_rate=1"])
 
 
-def test_redo_leaves_a_run_alone_that_goes_on(study_file):
+def test_a_run_that_another_process_has_open_is_skipped(study_file, capsys):
     study = read_study(study_file())
-    finish(study, study.runs[0])
-    words = ["study", "--config", str(study_file()), "--set", "learning_rate=1", "--redo"]
-    with (study.folder(study.runs[0]) / "log.txt").open("ab") as log:
-        fcntl.flock(log, fcntl.LOCK_EX)
-        with refused("its run is still in progress in another study"):
-            run_command(words)
-    assert (study.folder(study.runs[0]) / "run.json").is_file()
+    folder = study.folder(study.runs[0])
+    folder.mkdir(parents=True)
+    held = lock(folder)
+    words = ["study", "--config", str(study_file(seeds=[1])), "--only", "infonce"]
+    assert run_command(words) == 1
+    assert "skipped: another study or run has it open" in "".join(capsys.readouterr())
+    os.close(held)
+    with (folder / "log.txt").open("ab") as log:
+        assert lock_file(log)
+        assert run_command(words) == 1
+    assert not (folder / "recipe.yaml").exists()
 
 
 def test_the_plan_and_a_choice_of_runs(study_file, capsys):
@@ -237,4 +268,16 @@ def test_a_study_runs_resumes_and_skips(data_dir, tmp_path, capsys):
     assert run_command([*words, "--only", "infonce"]) == 0
     shown = "".join(capsys.readouterr())
     assert "done before" in shown
+    cell = tmp_path / "o" / "infonce" / "1"
+    (cell / "run.json").unlink()  # as if it had been stopped after its last checkpoint
+    assert run_command([*words, "--only", "infonce"]) == 0
+    shown = "".join(capsys.readouterr())
+    assert "infonce/1: continues" in shown and "infonce/1 | done" in shown
+    changed = [*words, "--only", "infonce", "--set", "learning_rate=0.5"]
+    with refused("was made with other settings: learning_rate was 0.001, is 0.5"):
+        run_command(changed)
+    before = (cell / "model.safetensors").read_bytes()
+    assert run_command([*changed, "--redo"]) == 0
+    assert "infonce/1: starts again" in "".join(capsys.readouterr())
+    assert (cell / "model.safetensors").read_bytes() != before
     assert Path(tmp_path / "o" / "infonce" / "1" / "log.txt").is_file()

@@ -2,15 +2,16 @@
 
 import numpy as np
 import pytest
-import torch
 from datasets import Dataset
 from scipy import sparse
 
-from soft_trainer.data.judgments import RightAnswers, Split
+from soft_trainer.criterion import Criterion
+from soft_trainer.data.judgments import RelevantCodes, Split
 from soft_trainer.data.tokens import TokenColumn, text_ids
 from soft_trainer.encoders.profiles import PROFILES
-from soft_trainer.training.batches import TrainBatches, right_answers
+from soft_trainer.training.batches import TrainBatches, relevant_codes
 from soft_trainer.training.collator import PairCollator
+from soft_trainer.training.targets import TargetMaker
 
 ROWS = 10
 
@@ -30,9 +31,10 @@ def first_ids(side) -> list[int]:
 FIVE = [7, 2, 5, 0, 9]
 
 
-def batches_of(tokens, collator=None, **options) -> TrainBatches:
+def batches_of(tokens, collator=None, answers=None, **options) -> TrainBatches:
     """Batches of pairs whose query and code have the number of the pair."""
     places = np.arange(ROWS)
+    options = {"target_maker": TargetMaker(Criterion("info_nce"), relevant=answers)} | options
     return TrainBatches(tokens, np.stack([places, places], axis=1), collator or PairCollator(0), **options)
 
 
@@ -51,52 +53,55 @@ def test_a_process_takes_its_part_and_meets_the_codes_that_are_gathered(tokens, 
     assert batch.rows.tolist() == rows and batch.code_rows.tolist() == code_rows
     assert first_ids(batch.query) == [100 + row for row in rows]
     assert first_ids(batch.code) == [200 + row for row in rows]
-    assert batch.positives.tolist() == positives
+    assert batch.targets.positives.tolist() == positives
     assert batch.sizes == ((3, 2) if options else (5,))
-    assert batch.duplicates == 0 and batch.negatives is None and batch.loss_inputs is None
+    assert batch.false_negatives == 0 and batch.targets.negatives is None and batch.targets.weights is None
 
 
 def test_an_estimate_is_of_these_queries_and_those_codes(tokens):
-    def weigh(queries, codes, positives, negatives, pairs):
-        assert positives.tolist() == [2, 3] and negatives is None and pairs is None
-        return {"similarity": torch.tensor([[10.0 * query + code for code in codes] for query in queries])}
+    class Numbers:
+        def similarity(self, query_rows, code_rows):
+            return 10.0 * query_rows[:, None] + code_rows[None, :]
 
-    batch = batches_of(tokens, weigh=weigh, rank=1, world_size=2).__getitems__([7, 2, 5, 0])
-    assert batch.loss_inputs["similarity"].tolist() == [[57, 52, 55, 50], [7, 2, 5, 0]]
+    options = {"target_maker": TargetMaker(Criterion("bce"), Numbers()), "rank": 1, "world_size": 2}
+    targets = batches_of(tokens, **options).__getitems__([7, 2, 5, 0]).targets
+    assert targets.similarity.tolist() == [[57, 52, 55, 50], [7, 2, 5, 0]]
+    assert targets.positives.tolist() == [2, 3] and targets.negatives is None
+    assert batches_of(tokens, **options, weighs=False).__getitems__([7, 2, 5, 0]).targets.similarity is None
 
 
-def answers_of(queries: str, codes: str) -> RightAnswers:
-    """The right answers of pairs whose queries and codes have these texts, a letter each."""
+def answers_of(queries: str, codes: str) -> RelevantCodes:
+    """The relevant codes of pairs whose queries and codes have these texts, a letter each."""
     own = sparse.eye_array(ROWS, dtype=np.float32, format="csr")
-    return RightAnswers(own, text_ids(queries), text_ids(codes))
+    return RelevantCodes(own, text_ids(queries), text_ids(codes))
 
 
 def test_a_negative_with_the_positives_query_or_code_does_not_count(tokens):
     batches = batches_of(tokens, answers=answers_of("abacdefghi", "ABCDBEFGHI"))
     batch = batches.__getitems__([0, 1, 2, 3, 4])
-    assert batch.negatives.tolist() == [
+    assert batch.targets.negatives.tolist() == [
         [True, True, False, True, True],
         [True, True, True, True, False],
         [False, True, True, True, True],
         [True, True, True, True, True],
         [True, False, True, True, True],
     ]
-    assert batch.duplicates == 4
+    assert batch.false_negatives == 4
 
 
 def test_a_batch_without_duplicates_has_no_mask_and_those_of_another_process_are_masked(tokens):
     answers = answers_of("abcdefghia", "abcdefghij")
     batches = batches_of(tokens, answers=answers)
-    assert batches.__getitems__([0, 1, 2]).negatives is None
-    assert batches.__getitems__([0, 9]).negatives.tolist() == [[True, False], [False, True]]
+    assert batches.__getitems__([0, 1, 2]).targets.negatives is None
+    assert batches.__getitems__([0, 9]).targets.negatives.tolist() == [[True, False], [False, True]]
     second = batches_of(tokens, answers=answers, rank=1, world_size=2).__getitems__([0, 1, 9, 2])
-    assert second.negatives.tolist() == [[False, True, True, True], [True, True, True, True]]
+    assert second.targets.negatives.tolist() == [[False, True, True, True], [True, True, True, True]]
 
 
 def test_versions_of_one_function_answer_each_others_queries():
     rows = {"docstring": list("abcdef"), "code": ["f 1", "f 2", "g 1", "f 2", "h 1", "i 1"]}
     urls = ["f", "f", "g", "copy of f", None, None]
-    answers = right_answers(Split.from_pairs(Dataset.from_dict(rows | {"url": urls})), PROFILES["auto"])
+    answers = relevant_codes(Split.from_pairs(Dataset.from_dict(rows | {"url": urls})), PROFILES["auto"])
     everything = np.arange(6)
     right = answers.among(everything, everything).int()
     assert right[0].tolist() == [1, 1, 0, 1, 0, 0]  # the other version, and its copy
@@ -110,15 +115,16 @@ def test_a_batch_of_pairs_with_several_codes_and_several_queries():
         "code": TokenColumn(Dataset.from_dict({"code": [[200], [201], [202]]}), "code"),
     }
     right = sparse.csr_matrix(np.array([[1, 1, 0], [0, 1, 1]], np.float32))
-    answers = RightAnswers(right, np.arange(2), np.arange(3))
+    answers = RelevantCodes(right, np.arange(2), np.arange(3))
     pairs = np.array([[0, 0], [0, 1], [1, 1], [1, 2]])
-    batches = TrainBatches(tokens, pairs, PairCollator(0), answers=answers, duplicates="positives")
+    maker = TargetMaker(Criterion("info_nce"), relevant=answers, keeps_positives=True)
+    batches = TrainBatches(tokens, pairs, PairCollator(0), maker)
     batch = batches.__getitems__([0, 3, 2])
     assert batch.rows.tolist() == [0, 3, 2]
     assert batch.query_rows.tolist() == [0, 1, 1] and batch.code_rows.tolist() == [0, 2, 1]
     assert first_ids(batch.query) == [100, 101, 101] and first_ids(batch.code) == [200, 202, 201]
-    assert batch.also.int().tolist() == [[0, 0, 1], [0, 0, 1], [0, 1, 0]]
-    assert (batch.negatives == ~batch.also).all()
+    assert batch.targets.extra_positives.int().tolist() == [[0, 0, 1], [0, 0, 1], [0, 1, 0]]
+    assert (batch.targets.negatives == ~batch.targets.extra_positives).all()
     assert batches.lengths().tolist() == [2] * 4
 
 
@@ -139,7 +145,7 @@ class TwoEach:
 
 @pytest.mark.parametrize("gather", [True, False])
 def test_processes_with_negatives_of_their_own_make_equal_passes(tokens, gather):
-    collator, options = PairCollator(0, largest_chunk=2), {"gather": gather, "own_negatives": TwoEach()}
+    collator, options = PairCollator(0, largest_chunk=2), {"gather": gather, "hard_negatives": TwoEach()}
     batches = [batches_of(tokens, collator, rank=rank, world_size=2, **options) for rank in range(2)]
     shares = [batch.__getitems__([5, 1, 2, 3]) for batch in batches]
     assert len({len(batch.code.chunks) for batch in shares}) == 1

@@ -1,7 +1,5 @@
 """A checkpoint continues the training that wrote it, and no other."""
 
-import copy
-import importlib
 import os
 import resource
 import signal
@@ -9,152 +7,59 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from trainings import identity_of
+from refusals import refused
+from trainings import fingerprint_of
 from transformers import TrainerCallback
 
-from soft_trainer import BM25Estimator
-from soft_trainer.data.judgments import Split
 from soft_trainer.errors import UserError
-from soft_trainer.training.checkpoints import MARKER, identify, mark_complete, newest_complete, saving_checkpoint
+from soft_trainer.training.checkpoints import MARKER, compared, mark_complete, newest_complete, saving_checkpoint
 
 
 @pytest.fixture
 def checkpoint(trainer_of, tmp_path):
     """A checkpoint of a training that took no step."""
-    folder = tmp_path / "checkpoint-1"
-    folder.mkdir()
-    trainer = described(trainer_of())
-    mark_complete(folder, trainer.identity)
-    return str(folder)
+    mark_complete(tmp_path / "checkpoint-1", fingerprint_of(trainer_of()))
+    return str(tmp_path / "checkpoint-1")
 
 
-def described(trainer, checkpoint=None):
-    """Returns the trainer after it was compared with a checkpoint."""
-    trainer._checkpoint = checkpoint
-    trainer._keep_weights()
-    trainer.identity = identify(lambda: identity_of(trainer), checkpoint)
-    return trainer
-
-
-OTHER = {
-    "loss": ({"loss": "kl_regularization"}, "loss was soft_info_nce, is kl_regularization"),
-    "temperature": ({"temperature": 3.0}, "temperature was 1.0, is 3.0"),
-    "seed": ({"seed": 7}, "seed was 42, is 7"),
-    "learning rate": ({"learning_rate": 1e-4}, "learning_rate was 2e-05, is 0.0001"),
-    "schedule": ({"lr_scheduler_type": "cosine"}, "lr_scheduler_type was linear, is cosine"),
-    "batch size": ({"per_device_train_batch_size": 12}, "per_device_train_batch_size was 8, is 12"),
-    "accumulation": ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps was 1, is 2"),
-    "sampling": ({"train_sampling_strategy": "sequential"}, "train_sampling_strategy was random, is sequential"),
-    "dimensions": ({"matryoshka_dims": "32,16"}, "matryoshka_dims was None, is 32,16"),
-    "estimator": ({"estimator": BM25Estimator(k1=2.0)}, "the estimator's k1 was 1.2, is 2.0"),
-}
-
-
-@pytest.mark.parametrize(("options", "message"), OTHER.values(), ids=OTHER)
-def test_another_setting_is_named(trainer_of, checkpoint, options, message):
-    with pytest.raises(UserError, match=message):
-        described(trainer_of(**options), checkpoint)
-
-
-OWN_MODULE = """
-from {helper} import SIZE
-from soft_trainer.estimators.base import Estimator
-
-WEIGHT = 1.0
-
-
-def plain(scores, positives, negatives):
-    return scores.mean() * WEIGHT * SIZE
-
-
-class Same(Estimator):
-    def fit(self, split):
-        pass
-
-    def similarity(self, query_rows, code_rows):
-        return (query_rows[:, None] == code_rows[None]).float()
-"""
-
-
-@pytest.mark.parametrize("part", ["constant", "helper", "estimator"])
-def test_another_source_is_named(trainer_of, tmp_path, monkeypatch, part):
-    """The source of a loss is that of its module and of the modules beside it that it imports."""
-    name = f"own_{part}"
-    own = tmp_path / f"{name}.py"
-    helper = tmp_path / f"{name}_helper.py"
-    own.write_text(OWN_MODULE.replace("{helper}", f"{name}_helper"))
-    helper.write_text("SIZE = 1\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    options = {"loss": f"{name}:plain", "estimator": None}
-    if part == "estimator":
-        options = {"estimator": importlib.import_module(name).Same()}
-    folder = tmp_path / "checkpoint"
-    folder.mkdir()
-    mark_complete(folder, described(trainer_of(**options)).identity)
-    described(trainer_of(**options), str(folder))
-    if part == "helper":
-        helper.write_text("SIZE = 2\n")
-    else:
-        own.write_text(own.read_text().replace("1.0", "-1.0"))
-    option = "estimator" if part == "estimator" else "loss"
-    with pytest.raises(UserError, match=f"the content of {option} changed"):
-        described(trainer_of(**options), str(folder))
-
-
-def test_the_number_of_processes_is_named(trainer_of, checkpoint):
-    trainer = described(trainer_of())
-    settings = identity_of(trainer)
-    settings["start"]["processes"] = 2
-    with pytest.raises(UserError, match="processes was 1, is 2"):
-        identify(lambda: settings, checkpoint)
-
-
-def test_other_rows_weights_and_tokenizers_are_named(trainer_of, checkpoint, dataset, model, tokenizer, profile):
-    other = copy.deepcopy(tokenizer)
-    other.add_tokens(["another"])
-    dropout = copy.deepcopy(model)
-    dropout.config.hidden_dropout_prob = 0.5
-    changes = {
-        "the training rows changed": {"train_dataset": dataset.select(range(23, -1, -1))},
-        "the tokenizer changed": {"processing_class": other},
-        "the encoder's configuration": {"model": dropout},
-        "query_length was 16": {"encoder": profile.replace(query_length=8)},
-    }
-    for message, arguments in changes.items():
-        with pytest.raises(UserError, match=message):
-            described(trainer_of(arguments=arguments), checkpoint)
-    frozen = trainer_of()
-    frozen.model.embeddings.requires_grad_(False)
-    with pytest.raises(UserError, match="frozen weights changed"):
-        described(frozen, checkpoint)
+def test_another_setting_is_named_and_no_list_of_what_may_change(trainer_of, checkpoint):
+    other = fingerprint_of(trainer_of(seed=7))
+    with refused(f"{checkpoint}: seed was 42, is 7. A run resumes with the settings that it started with"):
+        compared(lambda: other, checkpoint)
 
 
 def test_length_logging_and_saving_may_change(trainer_of, checkpoint):
     options = {"max_steps": 9, "num_train_epochs": 7, "logging_steps": 3, "save_strategy": "steps", "save_steps": 5}
-    described(trainer_of(**options, save_total_limit=1, output_dir="elsewhere"), checkpoint)
-
-
-@pytest.mark.parametrize("kind", ["dataset", "split", "several"])
-def test_evaluation_rows_count_where_they_choose_the_weights(trainer_of, tmp_path, dataset, kind):
-    def arguments(number):
-        few = dataset.select(range(number))
-        kinds = {"dataset": few, "split": Split.from_pairs(few), "several": {"a": few, "b": few}}
-        corpora = {"a": dataset, "b": dataset} if kind == "several" else dataset
-        return {"eval_dataset": kinds[kind], "codebase": None if kind == "split" else corpora}
-
-    best = {"load_best_model_at_end": True, "eval_strategy": "steps", "save_strategy": "steps", "eval_steps": 1}
-    mark_complete(tmp_path, described(trainer_of(**best, save_steps=1, arguments=arguments(9))).identity)
-    described(trainer_of(**best, save_steps=1, arguments=arguments(9)), str(tmp_path))
-    described(trainer_of(**best | {"load_best_model_at_end": False}, arguments=arguments(8)), str(tmp_path))
-    with pytest.raises(UserError, match="the evaluation rows changed"):
-        described(trainer_of(**best, save_steps=1, arguments=arguments(8)), str(tmp_path))
+    longer = fingerprint_of(trainer_of(**options, save_total_limit=1, output_dir="elsewhere"))
+    assert compared(lambda: longer, checkpoint) == longer
 
 
 def test_the_encoder_of_an_estimator_is_compared(trainer_of, checkpoint):
-    estimator = BM25Estimator()
-    estimator.encoder_identity = "of another encoder"
-    with pytest.raises(UserError, match="the estimator's encoder was None, is of another encoder"):
-        described(trainer_of(estimator=estimator), checkpoint)
+    trainer = trainer_of()
+    fitted = fingerprint_of(trainer) | {"the estimator's encoder": None}
+    mark_complete(checkpoint, fitted)
+    with refused("the estimator's encoder was None, is of another encoder"):
+        compared(lambda: fitted | {"the estimator's encoder": "of another encoder"}, checkpoint)
+
+
+def test_weights_alone_are_refused(trainer_of, checkpoint):
+    found = fingerprint_of(trainer_of())
+    mark_complete(checkpoint, found, weights_only=True)
+    with refused("it contains only weights (save_only_model)"):
+        compared(lambda: found, checkpoint)
+
+
+@pytest.mark.slow
+def test_the_loss_of_a_resumed_run_is_the_mean_of_the_whole_run(trainer_of):
+    options = {"save_strategy": "steps", "save_steps": 2, "save_total_limit": 9, "max_steps": 5, "logging_steps": 3}
+    whole = trainer_of(**options)
+    whole.train()
+    again = trainer_of(**options)
+    checkpoint = f"{again.args.output_dir}/checkpoint-2"
+    output = again.train(resume_from_checkpoint=checkpoint)
+    losses = [each.state.log_history[-1]["train_loss"] for each in (whole, again)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert output.training_loss == losses[1]
 
 
 @pytest.mark.slow
@@ -178,7 +83,7 @@ class TerminatedInTheLastEvaluation(TrainerCallback):
 
 @pytest.mark.slow
 def test_a_signal_in_the_last_evaluation_loses_no_training(trainer_of):
-    options = {"save_strategy": "no", "eval_strategy": "steps", "eval_steps": 3}
+    options = {"save_strategy": "no", "eval_strategy": "steps", "eval_steps": 3, "logging_steps": 2}
     trainer = trainer_of(**options)
     trainer.add_callback(TerminatedInTheLastEvaluation())
     with pytest.raises(SystemExit):
@@ -188,17 +93,9 @@ def test_a_signal_in_the_last_evaluation_loses_no_training(trainer_of):
     again = trainer_of(**options)
     again.train(resume_from_checkpoint="last")
     assert again.state.global_step == 3
+    losses = [each.state.log_history[-1]["train_loss"] for each in (trainer, again)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     assert all(torch.equal(weights[name], tensor) for name, tensor in again.model.state_dict().items())
-
-
-def test_other_weights_to_merge_with_are_named(trainer_of, model, tmp_path):
-    trainer = described(trainer_of(merge_ratio=0.5))
-    mark_complete(tmp_path, trainer.identity)
-    other = copy.deepcopy(model)
-    other.embeddings.word_embeddings.weight.data[0, 0] += 1
-    described(trainer_of(merge_ratio=0.5), str(tmp_path))
-    with pytest.raises(UserError, match="the weights to merge with changed"):
-        described(trainer_of(merge_ratio=0.5, arguments={"model": other}), str(tmp_path))
 
 
 @pytest.mark.parametrize("error", [ValueError("a library's"), KeyboardInterrupt()])

@@ -28,7 +28,7 @@ OPTIONS = st.fixed_dictionaries(
         "gradient_accumulation_steps": st.integers(1, 3),
         "gradient_cache_chunk_size": st.sampled_from([None, None, 1, 2, 5]),
         "dataloader_drop_last": st.booleans(),
-        "duplicates": st.sampled_from(["mask", "ignore"]),
+        "false_negatives": st.sampled_from(["mask", "ignore"]),
         "train_sampling_strategy": st.sampled_from(STRATEGIES),
         "cancel": st.sampled_from(CANCELLATIONS),
         "loss": st.sampled_from(sorted(LOSSES)),
@@ -64,7 +64,7 @@ def plain_loss(trainer, rows: list[int], of_process: list[int]) -> float:
     own = [rows.index(row) for row in of_process]
     scores, positives = 20 * q[own] @ c.T, torch.tensor(own)
     negatives = None
-    if trainer.plan.options.duplicates == "mask":
+    if trainer.plan.options.false_negatives == "mask":
         texts = [
             [" ".join(row[name]) for name in ("docstring_tokens", "code_tokens")] for row in trainer.train_dataset
         ]
@@ -73,7 +73,7 @@ def plain_loss(trainer, rows: list[int], of_process: list[int]) -> float:
         )
         negatives.scatter_(1, positives[:, None], True)
     similarity = trainer.estimator.similarity(torch.tensor(of_process), torch.tensor(rows)).double()
-    return trainer.objective(scores, positives, similarity, negatives).item()
+    return trainer.criterion(scores, trainer.criterion.targets(positives, negatives, similarity=similarity)).item()
 
 
 @pytest.mark.slow
@@ -129,7 +129,7 @@ def test_processes_make_equal_passes_and_share_the_loss_of_the_global_batch(
         for rank, batch in enumerate(shares):
             trainer.model.zero_grad()
             met, own = torch.cat(codes) if gather else codes[rank], list(batch.rows)
-            loss = trainer._block_loss(trainer.embeddings(trainer.model, batch.query), met, batch, slice(None))
+            loss = trainer.block_loss(trainer.embeddings(trainer.model, batch.query), met, batch, slice(None))
             assert math.isfinite(loss.item())
             losses.append(loss.item() / processes)
             if not gather and own:
@@ -139,7 +139,7 @@ def test_processes_make_equal_passes_and_share_the_loss_of_the_global_batch(
                 cached = cached_backward(
                     lambda chunk: encode(trainer.model, trainer.encoder, chunk),
                     batch,
-                    lambda q, c, block, batch=batch: trainer._block_loss(q, c, batch, block),
+                    lambda q, c, block, batch=batch: trainer.block_loss(q, c, batch, block),
                     torch.Tensor.backward,
                     gathers=False,
                     block_size=2,

@@ -5,7 +5,7 @@ import copy
 import pytest
 from trainings import check_weights, losses_of
 
-from soft_trainer.objective import LOSSES
+from soft_trainer.criterion import LOSSES
 from soft_trainer.training.collator import ChunkCost, PairCollator
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
-from trainings import check_weights, identity_of, still, warned
+from trainings import check_weights, fingerprint_of, still, warned
 
 from soft_trainer.data.judgments import Split
 from soft_trainer.encoders.adapters import adapter_state, add_lora, has_adapter
@@ -15,7 +15,7 @@ from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import load_encoder, load_model
 from soft_trainer.errors import UserError
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.training.checkpoints import identify, mark_complete
+from soft_trainer.training.checkpoints import compared, mark_complete
 from soft_trainer.training.reporting import adapter_settings
 
 FAST = {"learning_rate": 1e-2, "optim": "adamw_torch"}
@@ -160,9 +160,9 @@ def test_dora_is_trained_and_saved(train, base, profile, tmp_path):
 
 def test_a_checkpoint_with_other_settings_is_refused(adapted, model, trainer_of, tmp_path):
     def compare(model):
-        return identify(lambda: identity_of(trainer_of(arguments={"model": model})), str(tmp_path))
+        return compared(lambda: fingerprint_of(trainer_of(arguments={"model": model})), str(tmp_path))
 
-    mark_complete(tmp_path, identity_of(trainer_of(arguments={"model": adapted()})))
+    mark_complete(tmp_path, fingerprint_of(trainer_of(arguments={"model": adapted()})))
     compare(adapted())
     for options in ({"lora_alpha": 99}, {"lora_dropout": 0.3}, {"lora_r": 8}):
         with pytest.raises(UserError, match=f"the adapter's {next(iter(options)).replace('lora_r', 'r')} was"):
@@ -211,7 +211,7 @@ def test_an_interrupted_run_of_the_script_ends_with_the_same_adapter(script, dat
     assert script(**options)[0] == 0
     out = tmp_path / "out"
     whole = (out / "adapter_model.safetensors").read_bytes()
-    for path in (out / "adapter_model.safetensors", out / "checkpoint-4" / "complete.json"):
+    for path in (out / "run.json", out / "adapter_model.safetensors", out / "checkpoint-4" / "complete.json"):
         path.unlink()
     assert script(**options, resume_from_checkpoint="last")[0] == 0
     assert (out / "adapter_model.safetensors").read_bytes() == whole

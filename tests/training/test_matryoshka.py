@@ -63,11 +63,10 @@ def test_the_loss_is_the_sum_over_the_dimensions_with_shared_weights(trainer_of,
     with torch.no_grad():
         loss = trainer.compute_loss(trainer.model, batch)
         queries, codes = (trainer.embeddings(trainer.model, getattr(batch, side)) for side in SIDES)
-    weights = trainer.weigher(batch.rows, batch.code_rows, batch.positives, batch.negatives)["weights"]
     expected = 0.0
     for dim in (32, 16, 4):
         scores = F.normalize(queries[:, :dim], dim=-1) @ F.normalize(codes[:, :dim], dim=-1).T * 20
-        expected += soft_info_nce(scores, weights, batch.positives)
+        expected += soft_info_nce(scores, batch.targets.weights, batch.targets.positives)
     torch.testing.assert_close(loss, expected)
 
 

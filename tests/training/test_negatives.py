@@ -5,10 +5,10 @@ import pytest
 import torch
 from scipy import sparse
 
-from soft_trainer.data.judgments import RightAnswers
+from soft_trainer.data.judgments import RelevantCodes
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.neighbours import LeftOut, Neighbours, exact_neighbours
-from soft_trainer.training.negatives import OwnNegatives, below_ratio
+from soft_trainer.estimators.neighbours import Excluded, Neighbours, exact_neighbours
+from soft_trainer.training.negatives import HardNegatives, below_ratio
 
 QUERIES = 40
 
@@ -72,7 +72,7 @@ def test_a_draw_is_a_function_of_seed_epoch_and_query():
     table = candidates()
 
     def drawn(seed=0, epoch=0) -> list[list[int]]:
-        own = OwnNegatives(table, 3, seed)
+        own = HardNegatives(table, 3, seed)
         return [own.draw(query, epoch).tolist() for query in range(QUERIES)]
 
     whole = drawn(1, 2)
@@ -84,7 +84,7 @@ def test_a_draw_is_a_function_of_seed_epoch_and_query():
 
 
 def test_every_candidate_is_drawn_equally_often():
-    own = OwnNegatives(sparse.csr_matrix(np.ones((1, 4))), 1, 0)
+    own = HardNegatives(sparse.csr_matrix(np.ones((1, 4))), 1, 0)
     codes = [own.draw(0, epoch)[0] for epoch in range(3000)]
     np.testing.assert_allclose(np.bincount(codes, minlength=4) / 3000, [1 / 4] * 4, atol=0.03)
 
@@ -93,9 +93,9 @@ def test_found_by_a_similarity_they_are_the_nearest_that_are_not_right():
     scores = torch.randn(9, 9, generator=torch.Generator().manual_seed(0))
     queries = np.array([0, 0, 2, 3, 4, 5, 6, 7, 8])
     codes = np.array([0, 1, 2, 3, 4, 5, 2, 8, 8])
-    answers = RightAnswers(sparse.eye_array(9, dtype=np.float32, format="csr"), queries, codes)
-    left_out = LeftOut(np.arange(9), answers)
-    found = exact_neighbours(lambda block: scores[block].clone(), np.arange(9), 9, 4, left_out)
+    answers = RelevantCodes(sparse.eye_array(9, dtype=np.float32, format="csr"), queries, codes)
+    excluded = Excluded(np.arange(9), answers)
+    found = exact_neighbours(lambda block: scores[block].clone(), np.arange(9), 9, 4, excluded)
     table = below_ratio(found, 1e6, codes)
     for row, kept in enumerate(as_lists(table)):
         right = answers.among(np.array([row]), np.arange(9))[0].nonzero().ravel().tolist()
@@ -110,9 +110,9 @@ def test_added_columns_are_distinct_and_no_codes_of_the_batch():
     lists = [[7, 9], [30, 7], [4, 30, 1]]
     starts = np.cumsum([0, *map(len, lists)])
     table = sparse.csr_matrix((np.ones(7), np.concatenate(lists), starts), shape=(3, 31))
-    added, drawn_for = OwnNegatives(table, 3, 0).columns(np.arange(3), np.array([4, 9, 2]), 0)
+    added, drawn_for = HardNegatives(table, 3, 0).columns(np.arange(3), np.array([4, 9, 2]), 0)
     assert added.tolist() == [7, 30, 1]
     assert drawn_for.tolist() == [[True, False, False], [True, True, False], [False, True, True]]
-    none = OwnNegatives(sparse.csr_matrix((3, 31)), 3, 0)
+    none = HardNegatives(sparse.csr_matrix((3, 31)), 3, 0)
     added, drawn_for = none.columns(np.arange(3), np.array([4, 9, 2]), 0)
     assert added.shape == (0,) and drawn_for.shape == (3, 0)

@@ -1,4 +1,4 @@
-"""Hard batches through the trainer: clustered batches, several right answers, further losses."""
+"""Hard batches through the trainer: clustered batches, several relevant codes, further losses."""
 
 import numpy as np
 import pytest
@@ -8,10 +8,10 @@ from torch.nn.functional import normalize
 from trainings import OWN, batches_of, bm25, check_weights, fitted, gradients, initial
 
 from soft_trainer import BM25Estimator, losses
+from soft_trainer.criterion import LOSSES
 from soft_trainer.data.tokens import SIDES
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.frozen_encoder import SimCSEEstimator
-from soft_trainer.objective import LOSSES
 
 SIMILAR = {"train_sampling_strategy": "similar", "group_size": 4}
 AWARE = {"weighting": "positive_aware"}
@@ -80,10 +80,10 @@ def test_groups_are_nearest_by_brute_force(make_trainer):
     "options",
     [
         OWN,
-        OWN | {"duplicates": "positives"},
-        AWARE | {"duplicates": "positives"},
+        OWN | {"false_negatives": "positives"},
+        AWARE | {"false_negatives": "positives"},
         {"loss": "kl_regularization", "distill_weight": 0.5} | OWN,
-        OWN | AWARE | {"duplicates": "positives", "distill_weight": 0.5},
+        OWN | AWARE | {"false_negatives": "positives", "distill_weight": 0.5},
     ],
     ids=["own", "own-positives", "positives", "kl", "own-positives-distill"],
 )
@@ -93,7 +93,9 @@ def test_gradient_caching_changes_nothing(make_trainer, rows, exact_model, optio
         cached = {"per_device_train_batch_size": 12, "gradient_cache_chunk_size": chunk}
         trainer = make_trainer(initial(), with_twins(rows, 9, 3), exact_model, **cached, **options)
         [batch] = batches_of(trainer)
-        assert batch.duplicates == 6 and (batch.also is not None) == (options.get("duplicates") == "positives")
+        assert batch.false_negatives == 6 and (batch.targets.extra_positives is not None) == (
+            options.get("false_negatives") == "positives"
+        )
         results.append(gradients(trainer, batch))
     (plain, expected), (cached, found) = results
     assert cached == pytest.approx(plain, abs=1e-10)
@@ -109,13 +111,15 @@ def test_distilling_is_added_to_every_loss_with_inputs_from_the_workers(make_tra
         estimator.in_workers = in_workers
         trainer = make_trainer(estimator, model=exact_model, loss=loss, distill_weight=weight)
         batch = batches_of(trainer)[0]
-        assert (batch.loss_inputs is not None) == (in_workers and (weight > 0 or loss != "info_nce"))
+        asked = batch.targets.weights is not None or batch.targets.similarity is not None
+        assert asked == (in_workers and (weight > 0 or loss != "info_nce"))
+        batch = trainer._prepare_inputs(batch)
         with torch.no_grad():
             queries, codes = (trainer.embeddings(trainer.model, getattr(batch, side)) for side in SIDES)
-            values.append(trainer.batch_loss(queries, codes, batch).item())
+            values.append(trainer.block_loss(queries, codes, batch, slice(None)).item())
     similarity = trainer.estimator.similarity(batch.rows, batch.code_rows)
     scores = 20 * normalize(queries) @ normalize(codes).T
-    added = losses.kl_divergence(scores, similarity, 1.0, batch.positives, negatives=batch.negatives)
+    added = losses.kl_divergence(scores, similarity, 1.0, batch.targets.positives, negatives=batch.targets.negatives)
     assert added > 0.02
     assert values[0] == pytest.approx(values[1], abs=1e-6)
     assert values[0] - values[2] == pytest.approx(0.7 * added.item(), abs=1e-6)
@@ -132,19 +136,23 @@ def test_distilling_from_the_initial_model_adds_nothing_before_the_first_step(ma
     assert values[2] > values[0] + 1e-3
 
 
-@pytest.mark.parametrize("duplicates", ["mask", "positives", "ignore"])
-def test_duplicates_are_left_out_or_right_answers_or_negatives(make_trainer, rows, duplicates):
+@pytest.mark.parametrize("false_negatives", ["mask", "positives", "ignore"])
+def test_duplicates_are_left_out_or_right_answers_or_negatives(make_trainer, rows, false_negatives):
     twin = rows[0] | {"code": "def other(): pass", "code_tokens": ["other"]}
-    [batch] = batches_of(make_trainer(bm25(), Dataset.from_list([*rows[:7], twin]), duplicates=duplicates))
+    [batch] = batches_of(make_trainer(bm25(), Dataset.from_list([*rows[:7], twin]), false_negatives=false_negatives))
     places = np.argsort(batch.rows)
     first, last = int(places[0]), int(places[7])
-    assert (batch.negatives is None) == (duplicates == "ignore")
-    assert (batch.also is None) == (duplicates != "positives")
-    if duplicates != "ignore":
-        assert not batch.negatives[first, last] and not batch.negatives[last, first]
-        assert batch.duplicates == int((~batch.negatives).sum()) == 2
-    if duplicates == "positives":
-        assert batch.also[first, last] and batch.also[last, first] and int(batch.also.sum()) == 2
+    assert (batch.targets.negatives is None) == (false_negatives == "ignore")
+    assert (batch.targets.extra_positives is None) == (false_negatives != "positives")
+    if false_negatives != "ignore":
+        assert not batch.targets.negatives[first, last] and not batch.targets.negatives[last, first]
+        assert batch.false_negatives == int((~batch.targets.negatives).sum()) == 2
+    if false_negatives == "positives":
+        assert (
+            batch.targets.extra_positives[first, last]
+            and batch.targets.extra_positives[last, first]
+            and int(batch.targets.extra_positives.sum()) == 2
+        )
 
 
 @pytest.mark.parametrize(
@@ -157,7 +165,7 @@ def test_duplicates_are_left_out_or_right_answers_or_negatives(make_trainer, row
     ],
 )
 def test_defaults_of_the_weights_are_the_estimators(make_trainer, estimator, options, expected):
-    loss = make_trainer(estimator(), **options).objective
+    loss = make_trainer(estimator(), **options).criterion
     assert {name: getattr(loss, name) for name in expected} == expected
 
 

@@ -20,7 +20,7 @@ LIMIT = 300  # seconds for a case
 LORA = {"lora_r": 4, "lora_dropout": 0.0, "lora_target_modules": "all-linear"}
 OWN = {"negatives_per_query": 1, "negative_ratio": 10.0}
 SHORT = {"batch": 12, "max_steps": 4, "dataloader_drop_last": False, "train_sampling_strategy": "sequential"}
-DISTILLED = {"initial_model": True, "distill_weight": 0.5, "distill_temperature": 3.0, "distill_pairs": "all"}
+DISTILLED = {"initial_model": True, "distill_weight": 0.5, "distill_temperature": 3.0}
 # Name -> options; "batch" is the global batch.
 CASES = {
     "plain": {"plain": True, "batch": 8},
@@ -29,12 +29,11 @@ CASES = {
     "short_last_batch_cached": SHORT | {"gradient_cache_chunk_size": 3},
     "accumulated": {"batch": 6, "gradient_accumulation_steps": 2},
     "pool": {"batch": 8, "pool": 33, "max_steps": 1},
-    "own_negatives": OWN | {"batch": 8, "negatives_per_query": 2},
-    "own_negatives_cached": OWN | {"batch": 6, "duplicates": "positives", "gradient_cache_chunk_size": 3},
+    "hard_negatives": OWN | {"batch": 8, "negatives_per_query": 2},
+    "hard_negatives_cached": OWN | {"batch": 6, "false_negatives": "positives", "gradient_cache_chunk_size": 3},
     "distilled": OWN | {"batch": 8, "distill_weight": 0.5},
-    "distilled_all": DISTILLED | {"batch": 8},
-    "distilled_all_cached": DISTILLED | OWN | {"batch": 6, "gradient_cache_chunk_size": 2},
-    "distilled_all_short_last_batch": DISTILLED | SHORT,
+    "distilled_cached": DISTILLED | OWN | {"batch": 6, "gradient_cache_chunk_size": 2},
+    "distilled_short_last_batch": DISTILLED | SHORT,
     "merged": {"batch": 8, "merge_ratio": 0.5},
     "lora": {"batch": 8, "lora": LORA, "pool": 33, "ddp_find_unused_parameters": False},
     "lora_merged_cached": {"batch": 8, "lora": LORA, "merge_lora": True, "gradient_cache_chunk_size": 3},
@@ -46,8 +45,8 @@ CASES = {
 LOCAL = {"batch": 12, "gather_negatives": False, "train_sampling_strategy": "sequential", "dataloader_drop_last": True}
 LOCALS = {
     "local": LOCAL,
-    "local_distilled_all": LOCAL | DISTILLED,
-    "local_own_negatives": LOCAL | OWN | {"negatives_per_query": 2},
+    "local_distilled": LOCAL | DISTILLED,
+    "local_hard_negatives": LOCAL | OWN | {"negatives_per_query": 2},
 }
 STARTS = ("fork", "forkserver", "spawn")  # how data workers are started
 STARTED = {
@@ -163,7 +162,7 @@ def test_local_negatives_are_those_of_two_accumulated_batches(together, alone):
     first, second = (result["rows"] for result in results_of(together, "local", 2))
     assert all(not set(a) & set(b) for a, b in zip(first, second, strict=True))
     # One process that accumulates the two shares of a global batch computes the same gradients.
-    for case in ("local", "local_own_negatives", "local_distilled_all"):
+    for case in ("local", "local_hard_negatives", "local_distilled"):
         options = LOCALS[case] | {"batch": 6, "gradient_accumulation_steps": 2, "gather_negatives": None}
         check_weights(weights_of(together / case), weights_of(alone(case, options) / case), atol=1e-10)
 

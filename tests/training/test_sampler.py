@@ -23,7 +23,7 @@ def test_rows_come_once_and_the_last_short_batch_is_left_out():
     rows = [row for batch in found for row in batch]
     assert len(set(rows)) == 18 and set(rows) <= set(range(20))
     assert rows != sorted(rows)
-    # Other rows are left out in other epochs.
+    # Other rows are excluded in other epochs.
     assert {row for epoch in range(20) for batch in batches(epoch=epoch) for row in batch} == set(range(20))
 
 
@@ -107,7 +107,7 @@ def test_no_text_occurs_twice_in_a_batch(texts, drop_last):
     assert len(set(rows)) == len(rows) and max(map(len, found)) <= 6
     for ids in TEXTS[texts]:
         assert all(len(set(ids[batch].tolist())) == len(batch) for batch in found)
-    # A row is left out only if every batch that has room holds one of its texts.
+    # A row is excluded only if every batch that has room holds one of its texts.
     open_batches = [batch for batch in found if len(batch) < 6]
     for row in set(range(600)) - set(rows):
         assert all(any(ids[row] in ids[batch] for ids in TEXTS[texts]) for batch in open_batches)

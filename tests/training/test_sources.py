@@ -12,6 +12,8 @@ from refusals import refused
 from soft_trainer.data.joining import join_sources
 from soft_trainer.data.judgments import Split
 from soft_trainer.data.python_rows import as_split
+from soft_trainer.estimators.bm25 import BM25Estimator
+from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.training.sources import SourceSampler, batches_of
 
 
@@ -77,11 +79,35 @@ def test_a_source_with_too_few_rows_is_named():
         SourceSampler({"a": 40, "b": 3}, "proportional", 4, "random", 0)
 
 
+@pytest.mark.parametrize("options", [{"train_sampling_strategy": "similar"}, {"negatives_per_query": 2}])
+@pytest.mark.parametrize("estimator", [BM25Estimator, InitialModelEstimator])
+def test_neighbours_are_found_within_a_source(trainer_of, rows, options, estimator):
+    own = [{"docstring": row["docstring"], "code": row["code"]} for row in rows[:8]]
+    general = []
+    for row in own * 2:
+        text = f"{row['docstring']} {len(general)}"
+        general.append({"docstring": text, "code": f"{row['code']} {len(general)}"})
+    arguments = {"train_dataset": {"own": own, "general": general}}
+    trainer = trainer_of(arguments=arguments, estimator=estimator(cache_dir=None), negative_ratio=1.0, **options)
+    trainer.prepare_rows()
+    prepared = trainer._rows
+    if prepared.similar:
+        found = prepared.similar["neighbours"]
+        own_codes = found[:8]
+        general_codes = found[8:]
+    else:
+        candidates = prepared.negatives.candidates
+        own_codes = candidates[:8].indices
+        general_codes = candidates[8:].indices
+    assert own_codes.max() < 8 and (own_codes >= 0).any()
+    assert general_codes[general_codes >= 0].min() >= 8
+
+
 def test_joined_rows_keep_their_texts_answers_and_negatives(sources, profile):
     sources["own"] = sources["own"].add_column("negatives", [["new code"]] * 8)
     parts = {name: as_split(rows, name) for name, rows in sources.items()}
     split = join_sources(parts, profile)
-    assert split.sources == {"csn": 16, "own": 8}
+    assert split.sources == {"csn": (16, 16, 16), "own": (8, 9, 8)}
     assert split.judgments.pairs().tolist() == [[n, n] for n in range(24)]
     assert (split.judgments.right.toarray()[:, :24] == np.eye(24)).all()
     assert split.queries["docstring"][:16] == [" ".join(words) for words in sources["csn"]["docstring_tokens"]]

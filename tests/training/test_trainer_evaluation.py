@@ -17,7 +17,7 @@ EVALUATED = {"eval_strategy": "steps", "eval_steps": 1}
 
 @pytest.mark.parametrize("name", ["train_dataset", "eval_dataset", "codebase"])
 def test_a_stream_of_rows_is_refused(trainer_of, rows, name):
-    with pytest.raises(UserError, match=f"{name}: a datasets.Dataset, .* not IterableDataset"):
+    with pytest.raises(UserError, match=f"{name}: expected a datasets.Dataset, .* not IterableDataset"):
         trainer_of(arguments={name: IterableDataset.from_generator(lambda: iter(rows))})
 
 
@@ -68,7 +68,7 @@ def test_a_split_is_measured_by_its_judgments(trainer_of, dataset):
     assert found["eval_a_mrr"] == pytest.approx(np.mean([1 / place for place in places]))
     assert found["eval_a_pool_size"] == 24 and 0 < found["eval_a_ndcg@10"] <= 1 and "eval_map" in found
     unanswered = Split.from_grades(dataset.select(range(3)), dataset, pairs[:3], [1.0, 2.0, 1.0])
-    with pytest.raises(UserError, match="query 3 has no right answer in the corpus"):
+    with pytest.raises(UserError, match="query 3 has no relevant code in the corpus"):
         trainer.predict(unanswered)
 
 

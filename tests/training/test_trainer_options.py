@@ -1,6 +1,7 @@
 """Options and arguments of `Trainer` that people combine: each works as in any trainer."""
 
 import copy
+import dataclasses
 import math
 import shutil
 import signal
@@ -11,6 +12,7 @@ import optuna
 import pytest
 import torch
 from datasets import Dataset
+from refusals import refused
 from trainings import batches_of, check_weights, losses_of, still
 from transformers import EarlyStoppingCallback, TrainerCallback
 
@@ -21,6 +23,7 @@ from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.options.fields import STRATEGIES
 from soft_trainer.training.collator import PairCollator
 from soft_trainer.training.finite import DelayedNumber, NotFiniteError
+from soft_trainer.training.preflight import check_own_collator
 
 # ---- Batches ----
 
@@ -59,7 +62,7 @@ def test_three_rows_on_four_processes_are_dummy_passes_of_weight_zero(trainer_of
         assert batch.sizes == (1, 1, 1, 0) and batch.loss_scale(1) == 4 / 3
         embeddings = trainer.embeddings(trainer.model, batch.query)
         assert len(embeddings) == len(batch.rows) == (rank < 3)
-        loss = trainer._block_loss(embeddings, torch.randn(3, 32), batch, slice(0, 8))
+        loss = trainer.block_loss(embeddings, torch.randn(3, 32), batch, slice(0, 8))
         assert math.isfinite(loss.item()) and (rank < 3 or loss.item() == 0)
         loss.backward()
     assert len(set(passes)) == 1
@@ -70,12 +73,12 @@ def test_an_estimator_among_the_callbacks_gives_the_weights(trainer_of):
     assert trainer_of(arguments={"callbacks": [estimator]}).estimator is estimator
     trainer = trainer_of(estimator=None)
     trainer.add_callback(estimator)
-    assert trainer.estimator is estimator and trainer.objective.loss == "soft_info_nce"
+    assert trainer.estimator is estimator and trainer.criterion.loss == "soft_info_nce"
 
 
 def test_weights_leave_the_workers_in_float32(trainer_of):
     batch = batches_of(trainer_of())[0]
-    assert {tensor.dtype for tensor in batch.loss_inputs.values()} == {torch.float32}
+    assert batch.targets.weights.dtype == torch.float32
 
 
 @pytest.mark.slow
@@ -145,9 +148,9 @@ def test_a_number_is_read_when_it_has_been_copied():
 
 def test_an_estimator_that_is_added_later_weighs(trainer_of):
     trainer = trainer_of(estimator=None)
-    assert trainer.objective.loss == "info_nce"
+    assert trainer.criterion.loss == "info_nce"
     trainer.add_callback(EstimatorCallback(BM25Estimator()))
-    assert trainer.objective.loss == "soft_info_nce"
+    assert trainer.criterion.loss == "soft_info_nce"
     trainer.train()
     assert trainer.state.log_history[0]["weight_min"] < 1
 
@@ -203,8 +206,8 @@ def test_a_search_of_hyperparameters_trains_each_trial_with_its_own_values(train
     class Recorder(TrainerCallback):
         def on_train_begin(self, args, state, control, train_dataloader=None, **kwargs):
             rows, sampler = len(next(iter(train_dataloader)).rows), train_dataloader.batch_sampler
-            negatives = train_dataloader.dataset.own_negatives.number
-            taken.append((sampler.similar["group_size"], rows, negatives, trainer.plan.objective.alpha))
+            negatives = train_dataloader.dataset.hard_negatives.number
+            taken.append((sampler.similar["group_size"], rows, negatives, trainer.plan.criterion.alpha))
 
     arguments = {"model": None, "model_init": lambda trial: copy.deepcopy(model)}
     arguments |= {"callbacks": [EstimatorCallback(BM25Estimator()), Recorder()]}
@@ -374,13 +377,15 @@ def test_a_split_of_several_codes_and_queries_trains(trainer_of, dataset):
     corpus = dataset.remove_columns(["docstring", "docstring_tokens"])
     pairs = np.array([*((row, row) for row in range(12)), (0, 12), (1, 0), (2, 13)])
     split = Split.from_grades(queries, corpus, pairs, np.ones(len(pairs)))
-    trainer = trainer_of(arguments={"train_dataset": split}, per_device_train_batch_size=15, duplicates="positives")
+    trainer = trainer_of(
+        arguments={"train_dataset": split}, per_device_train_batch_size=15, false_negatives="positives"
+    )
     assert trainer.train_split is split and len(trainer.train_dataset) == 15
     (batch,) = trainer.get_train_dataloader()
     right = {(query, code) for query, code in pairs.tolist()}
     for place, query in enumerate(batch.query_rows.tolist()):
-        answers = batch.also[place].clone()
-        answers[batch.positives[place]] = True
+        answers = batch.targets.extra_positives[place].clone()
+        answers[batch.targets.positives[place]] = True
         expected = [(query, code) in right for code in batch.code_rows.tolist()]
         assert answers.tolist() == expected
     trainer.train()
@@ -391,3 +396,27 @@ def test_an_own_estimator_reads_queries_and_corpus(trainer_of):
     trainer = trainer_of(estimator=OwnSplit(), max_steps=1)
     trainer.train()
     assert trainer.state.global_step == 1
+
+
+def test_an_own_collator_is_refused_with_several_processes(trainer_of):
+    trainer = trainer_of()
+    plan = dataclasses.replace(trainer.plan, processes=2)
+    with refused("data_collator: one of your own works in one process, not in 2"):
+        check_own_collator(plan, {})
+
+
+def test_an_own_collator_makes_the_inputs_of_both_sides(trainer_of):
+    def collate(features: list[dict]) -> dict:
+        sides = {}
+        for side in ("query", "code"):
+            ids = [torch.tensor(feature[f"{side}_ids"]) for feature in features]
+            ids = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=1)
+            sides[side] = {"input_ids": ids, "attention_mask": (ids != 1).long()}
+        return sides
+
+    losses = []
+    for arguments in ({}, {"data_collator": collate}):
+        trainer = trainer_of(arguments=arguments, estimator=None)
+        trainer.model.eval()
+        losses.append(trainer.compute_loss(trainer.model, batches_of(trainer)[0]).item())
+    assert losses[1] == pytest.approx(losses[0], abs=1e-5)

@@ -16,7 +16,6 @@ MAX_RELEVANCE = 1000  # beyond it, nDCG's gain of 2^relevance would overflow
 
 def read_annotations(path: Path, languages: Sequence[str]) -> list[Judgment]:
     """Reads the CodeSearchNet challenge's judgments in some languages. Queries are lower-cased, as published."""
-
     known = languages or CODESEARCHNET_LANGUAGES
 
     def read(row: dict) -> Judgment | None:
@@ -48,5 +47,5 @@ def _judgment(language: str | None, query: str, url: str, relevance) -> Judgment
     if not query.strip() or not url.strip():
         raise UserError(f"query {query!r} or url {url!r} is blank")
     if not 0 <= grade <= MAX_RELEVANCE:
-        raise UserError(f"relevance is {relevance!r}, a number from 0 to {MAX_RELEVANCE} is expected")
+        raise UserError(f"relevance is {relevance!r}, expected a number from 0 to {MAX_RELEVANCE}")
     return (language, " ".join(query.split())), url.strip(), grade

@@ -25,11 +25,11 @@ def is_beir(folder: Path) -> bool:
 
 
 def load_beir(folder: str | Path) -> dict[str, Split]:
-    """Reads train, valid and test from a BEIR folder. Splits without judgments are left out.
+    """Reads train, valid and test from a BEIR folder. Splits without judgments are excluded.
 
-    A code's text begins with its title, if it has one. A split consists of the queries for which it has a right
-    answer. Its corpus is that of the folder. Train is an exception: its corpus has only judged codes, so that answers
-    from other splits never become negatives.
+    A code's text begins with its title, if it has one. A split contains the queries that it judges a code relevant
+    to. Valid and test search the whole corpus of the folder. The corpus of train has only judged codes, so that
+    answers from other splits never become negatives.
 
     Raises:
         UserError: a file cannot be read, or it mentions an unknown query or code. The message gives the file and the
@@ -64,7 +64,7 @@ def _rows(path: Path, column: str) -> tuple[list[str], Dataset]:
         name = row.get("_id")
         text = row.get("text")
         if not isinstance(name, str) or not isinstance(text, str):
-            raise UserError(f"{place}: BEIR's columns _id and text are expected, both texts")
+            raise UserError(f"{place}: expected BEIR's columns _id and text, both texts")
         if name in rows:
             raise UserError(f"{place}: repeats the _id {name!r}")
         whole = f"{row.get('title') or ''} {text}".strip()
@@ -106,7 +106,7 @@ def _lines(path: Path) -> Iterator[tuple[str, tuple[str, str, float]]]:
                 if not values or (number == 1 and values[-1] == "score"):
                     continue
                 if len(values) != 3:
-                    raise UserError(f"{place}: query-id, corpus-id and score are expected, separated by tabs")
+                    raise UserError(f"{place}: expected query-id, corpus-id and score, separated by tabs")
                 try:
                     score = float(values[2])
                 except ValueError:

@@ -14,13 +14,14 @@ from datasets.arrow_writer import ArrowWriter
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from soft_trainer.data.array_cache import cached_dataset
+from soft_trainer.data.array_cache import cached_dataset, flat
 from soft_trainer.data.columns import PAIRS, QUERIES
+from soft_trainer.data.judgments import Split
 from soft_trainer.data.languages import rows_in
 from soft_trainer.data.layouts.files import SPLITS, files_of_splits
 from soft_trainer.data.layouts.published import load_published, reading_hub
 from soft_trainer.data.layouts.tables import row_files
-from soft_trainer.errors import UserError, name_option
+from soft_trainer.errors import UserError
 from soft_trainer.files import read_json_lines, written_aside
 from soft_trainer.fingerprints import code_fingerprint, file_fingerprint, fingerprint
 from soft_trainer.terminal import print_on_main
@@ -63,7 +64,7 @@ def load_folder(folder: str | Path, splits: Sequence[str] = SPLITS) -> DatasetDi
     """Reads a folder's splits from `SPLIT.jsonl` or `SPLIT.jsonl.gz`. The rows are cached and memory-mapped.
 
     Args:
-        splits: the splits to read, those that exist.
+        splits: the splits to read. A split without a file is skipped.
 
     Raises:
         UserError: a row is not a JSON object. The message gives the file and the row.
@@ -149,7 +150,7 @@ def load_hub(dataset_name: str, language: str | None) -> DatasetDict:
             if not loaded[split]:
                 others = ", ".join(sorted(set(rows["language"][:]) - {None}))
                 found = f"{split} has no row in {language}, only {others}"
-                raise UserError(f"{dataset_name}: {found}; choose with {name_option('language')}")
+                raise UserError(f"{dataset_name}: {found}; choose with language")
         return loaded
     loaded = load_published(dataset_name, language)
     splits = {}
@@ -179,7 +180,7 @@ def _pushed_folder(dataset_name: str) -> Path | None:
 
 
 def splits_in(data: Mapping[str, Dataset], splits: Iterable[str] = SPLITS) -> list[Dataset]:
-    """Returns the given splits, in that order. Missing ones are left out."""
+    """Returns the given splits, in that order. Missing ones are excluded."""
     return [data[split] for split in splits if split in data]
 
 
@@ -190,15 +191,17 @@ def corpus_of(parts: Sequence[Dataset]) -> Dataset:
     return rows.select(np.flatnonzero(~repeated))
 
 
-def select_by_urls(data: DatasetDict, folder: str | Path) -> DatasetDict:
-    """Makes splits from lists of urls. `folder/SPLIT.txt` lists the rows of `data` that belong to SPLIT.
+def select_by_urls(splits: Mapping[str, Split], folder: str | Path) -> dict[str, Split]:
+    """Makes splits from lists of urls. `folder/SPLIT.txt` lists the rows of `splits` that belong to SPLIT.
 
     As in the published code, urls without a row are dropped. Their number is printed.
 
     Raises:
         UserError: a list is missing, or the rows have no column `url`.
     """
-    rows = concatenate_datasets(splits_in(data))
+    parts = [split.to_pairs() if name == "train" else split.queries for name, split in splits.items()]
+    parts += [split.corpus for name, split in splits.items() if name != "train"][:1]
+    rows = concatenate_datasets(parts)
     if "url" not in rows.column_names:
         raise UserError("split_urls: selects rows by url, but no row has the column 'url'")
     first: dict[str, int] = {}
@@ -208,9 +211,7 @@ def select_by_urls(data: DatasetDict, folder: str | Path) -> DatasetDict:
     for split in SPLITS:
         path = Path(folder) / f"{split}.txt"
         if not path.is_file():
-            raise UserError(
-                f"{path}: no such file; {name_option('split_urls')} needs {', '.join(f'{s}.txt' for s in SPLITS)}"
-            )
+            raise UserError(f"{path}: no such file; split_urls needs {', '.join(f'{s}.txt' for s in SPLITS)}")
         urls = dict.fromkeys(filter(None, map(str.strip, path.read_text().splitlines())))
         places = []
         for url in urls:
@@ -219,4 +220,6 @@ def select_by_urls(data: DatasetDict, folder: str | Path) -> DatasetDict:
         if dropped := len(urls) - len(places):
             print_on_main(f"{path.name}: {dropped:,} of {len(urls):,} urls have no row and are dropped")
         chosen[split] = rows.select(places)
-    return DatasetDict(chosen)
+    corpus = flat(chosen.pop("codebase"))
+    found = {"train": Split.from_pairs(chosen.pop("train"))}
+    return found | {name: Split.from_urls(queries, corpus) for name, queries in chosen.items()}

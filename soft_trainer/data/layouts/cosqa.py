@@ -31,10 +31,12 @@ _LANGUAGE = "python"
 
 
 def has_cosqa(files: Mapping[str, Path]) -> bool:
+    """Returns True if a folder has files of CoSQA."""
     return any(_cosqa_name(name) or name in _COSQA_CODES for name in files)
 
 
 def has_cosqa_plus(files: Mapping[str, Path]) -> bool:
+    """Returns True if a folder has files of CoSQA+."""
     return not files.keys().isdisjoint(itertools.chain(*_PLUS))
 
 
@@ -63,7 +65,7 @@ def _cosqa_name(name: str) -> str | None:
 
 
 def _cosqa_split(path: Path, corpus: Dataset, row_of: Mapping[int, int], judged_codes: bool) -> Split:
-    """Returns one file's entries as queries with one right code each. Pairs with label 0 are left out."""
+    """Returns one file's entries as queries with one relevant code each. Pairs with label 0 are excluded."""
 
     def read(entry: dict) -> tuple[dict, int] | None:
         row = query_row(entry["doc"], _LANGUAGE)
@@ -76,7 +78,7 @@ def _cosqa_split(path: Path, corpus: Dataset, row_of: Mapping[int, int], judged_
 
     entries = list(filter(None, parsed_list(path, read)))
     if not entries:
-        raise UserError(f"{path}: no query has a right code")
+        raise UserError(f"{path}: no query has a relevant code")
     rows, codes = zip(*entries, strict=True)
     grades = pd.DataFrame({"query": range(len(rows)), "code": codes, "grade": 1.0})
     return split_of_grades(Dataset.from_list(list(rows)), corpus, grades, path, judged_codes)
@@ -102,7 +104,7 @@ def _numbered(path: Path, name: str) -> dict[int, str]:
 
     def read(row: dict) -> tuple[int, str]:
         if not isinstance(row[name], str):
-            raise UserError(f"{name} is {row[name]!r}, a text is expected")
+            raise UserError(f"{name} is {row[name]!r}, expected a text")
         return int(row[f"{name}-idx"]), row[name]
 
     pairs = parsed_list(path, read)

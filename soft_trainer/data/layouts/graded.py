@@ -10,7 +10,7 @@ import pandas as pd
 from datasets import Dataset
 
 from soft_trainer.data.judgments import Split
-from soft_trainer.errors import UserError, name_option
+from soft_trainer.errors import UserError
 from soft_trainer.files import read_json
 from soft_trainer.terminal import print_on_main
 
@@ -18,7 +18,7 @@ Judgment = tuple[tuple, str, float]  # query (language, text and, if texts repea
 
 
 def split_of_grades(queries: Dataset, corpus: Dataset, grades: pd.DataFrame, path: Path, judged_codes: bool) -> Split:
-    """Makes a split from the queries that have a right answer.
+    """Makes a split from the queries that have a relevant code.
 
     Args:
         grades: the columns `query` and `code`, both row numbers, and `grade`.
@@ -27,10 +27,10 @@ def split_of_grades(queries: Dataset, corpus: Dataset, grades: pd.DataFrame, pat
     """
     answered = np.unique(grades["query"][grades["grade"] > 0])
     if not len(answered):
-        raise UserError(f"{path}: no query has a right answer, a score above 0")
+        raise UserError(f"{path}: no query has a relevant code, a score above 0")
     asked = grades["query"].nunique()
     if len(answered) < asked:
-        print_on_main(f"{path}: {asked - len(answered):,} of {asked:,} queries have no right answer")
+        print_on_main(f"{path}: {asked - len(answered):,} of {asked:,} queries have no relevant code")
     codes = np.arange(len(corpus))
     if judged_codes:
         codes = np.unique(grades["code"])
@@ -43,7 +43,7 @@ def split_of_grades(queries: Dataset, corpus: Dataset, grades: pd.DataFrame, pat
 def graded_split(
     judgments: Iterable[Judgment], corpus: Dataset, path: Path, gain: str = "linear", queries: Iterable[tuple] = ()
 ) -> Split:
-    """Makes a split from those queries that have a relevant code in the corpus, in the order of `queries`."""
+    """Makes a split from the queries that have a relevant code in the corpus, in the order of `queries`."""
     grades: dict[tuple, dict[str, list[float]]] = {query: {} for query in queries}
     for query, url, grade in judgments:
         grades.setdefault(query, {}).setdefault(url, []).append(grade)
@@ -62,14 +62,14 @@ def graded_split(
     if not rows:
         raise UserError(
             f"{path}: none of {len(grades):,} queries has a relevant code in the corpus of {len(corpus):,}; judgments "
-            f"must name codes as the corpus does, and only rows in {name_option('language')} are read from "
+            f"must name codes as the corpus does, and only rows in language are read from "
             "annotationStore.csv"
         )
     if absent or len(rows) < len(grades):
         without = len(grades) - len(rows)
         print_on_main(
             f"{path.name}: {absent:,} judged codes are not in the corpus and are ignored; {without:,} of "
-            f"{len(grades):,} queries have no relevant code there and are left out"
+            f"{len(grades):,} queries have no relevant code there and are skipped"
         )
     return Split.from_grades(Dataset.from_list(rows), corpus, np.array(pairs), means, gain)
 
@@ -83,6 +83,7 @@ def entries_of(path: Path, kind: type):
 
 
 def parsed_list(path: Path, read: Callable) -> list:
+    """Parses the entries of a JSON list. Raises UserError with the number of an entry that cannot be parsed."""
     entries = enumerate(entries_of(path, list), 1)
     return parsed(((f"{path}, entry {number}", entry) for number, entry in entries), read)
 

@@ -11,16 +11,10 @@ from soft_trainer.data.layouts.files import files_of
 from soft_trainer.errors import UserError
 
 
-def has_judged_splits(folder: Path) -> bool:
-    """Returns True if `load_judged_splits` can read a folder."""
-    files = files_of(folder)
-    return is_beir(folder) or has_cosqa(files) or has_cosqa_plus(files)
+def load_judged(folder: Path) -> dict[str, Split]:
+    """Reads train, valid and test from a folder of BEIR, CoSQA or CoSQA+. Missing splits are excluded.
 
-
-def load_judged_splits(folder: Path) -> dict[str, Split]:
-    """Reads train, valid and test from a folder of BEIR, CoSQA or CoSQA+. Missing splits are left out.
-
-    The corpus for train has only judged codes. CoSQA+ has only test.
+    The corpus for train has only judged codes. CoSQA+ has only test. Of a folder in another layout, no split is read.
 
     Raises:
         UserError: a file is missing or cannot be read, or a judgment is about an unknown query or code. The message
@@ -29,11 +23,11 @@ def load_judged_splits(folder: Path) -> dict[str, Split]:
     if is_beir(folder):
         return load_beir(folder)
     files = files_of(folder)
-    if not has_cosqa_plus(files):
-        return load_cosqa(folder, files)
     splits = {}
     if has_cosqa(files):
         splits = load_cosqa(folder, files)
+    if has_cosqa_plus(files):
         if "test" in splits:
             raise UserError(f"{folder}: both CoSQA and CoSQA+ have queries for test: keep each in its own folder")
-    return splits | {"test": load_cosqa_plus(folder, files)}
+        splits["test"] = load_cosqa_plus(folder, files)
+    return splits

@@ -8,17 +8,18 @@ from pathlib import Path
 
 from datasets import DatasetDict, load_dataset
 from datasets.exceptions import DatasetGenerationError
-from huggingface_hub import snapshot_download
+from huggingface_hub import HfApi, constants, snapshot_download
 from huggingface_hub.errors import HTTPError
 
-from soft_trainer.errors import UserError, name_option
+from soft_trainer.encoders.hub_files import hub_or_cache, not_cached
+from soft_trainer.errors import UserError
 from soft_trainer.terminal import shortened
 
 PARQUET_BRANCH = "refs/convert/parquet"  # of converted data sets; its files are CONFIGURATION/SPLIT/0000.parquet
 
 
 def load_published(name: str, configuration: str | None = None) -> DatasetDict:
-    """Loads the splits of a data set on the Hub, or those of one of its configurations.
+    """Loads the splits of a data set on the Hub, or of one configuration of that data set.
 
     `datasets` no longer runs loading scripts. If a data set needs one, or lacks the configuration, the Hub's own
     Parquet conversion is read.
@@ -41,12 +42,20 @@ def _converted_files(name: str, configuration: str) -> dict[str, list[str]]:
     pattern = f"{configuration}/*/*.parquet"
     try:
         folder = snapshot_download(name, repo_type="dataset", revision=PARQUET_BRANCH, allow_patterns=pattern)
-    except (OSError, HTTPError):  # there is no such branch; the caller raises the first error
+    except (OSError, HTTPError):  # the branch does not exist; the caller raises the first error
         return {}
     files: dict[str, list[str]] = {}
     for path in sorted(Path(folder).glob(pattern)):
         files.setdefault(path.parent.name, []).append(str(path))
     return files
+
+
+def is_public(name: str) -> bool:
+    """Returns True if anybody can read a data set on the Hub, and False if the Hub cannot be asked."""
+    try:
+        return not HfApi(token=False).dataset_info(name).gated
+    except (OSError, HTTPError):  # private data sets do not exist for somebody without a token
+        return False
 
 
 @contextmanager
@@ -56,15 +65,17 @@ def reading_hub(name: str) -> Iterator[None]:
     Raises:
         UserError: the body failed.
     """
-    try:
-        yield
-    except Exception as error:  # `datasets` raises the errors of a dozen libraries
-        if isinstance(error, DatasetGenerationError):
-            cause = error.__cause__
-        else:
+    with hub_or_cache():
+        try:
+            yield
+        except Exception as error:  # `datasets` raises the errors of a dozen libraries
+            if constants.HF_HUB_OFFLINE:
+                raise UserError(not_cached(name)) from error
             cause = error
-        reason = shortened(str(cause or error), 200) or type(error).__name__
-        raise UserError(
-            f"{name} cannot be read from the Hub: {reason}; set HF_TOKEN for a private data set, or train without the "
-            f"Hub: {name_option('data_dir')} takes a folder of rows, {name_option('source_dir')} a source tree"
-        ) from error
+            if isinstance(error, DatasetGenerationError):
+                cause = error.__cause__ or error
+            reason = shortened(str(cause), 200) or type(error).__name__
+            raise UserError(
+                f"{name} cannot be read from the Hub: {reason}; set HF_TOKEN for a private data set, or train without "
+                f"the Hub: data_dir takes a folder of rows, source_dir a source tree"
+            ) from error

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pandas as pd
 from datasets import Dataset, Features, LargeList, List, Value, concatenate_datasets, load_dataset, load_from_disk
 from datasets.exceptions import DatasetGenerationError
 
@@ -42,7 +43,7 @@ def format_of(name: str) -> str | None:
 
 
 def split_of(name: str) -> str | None:
-    """Returns the split for which a file is named, or None if there is none."""
+    """Returns the split that a file is named after, or None if its name has no split."""
     return SPLIT_NAMES.get((_base(name) or "").lower())
 
 
@@ -94,6 +95,8 @@ def _reading(source: str | Path) -> Iterator[None]:
         reason = (str(error.__cause__ or error).strip() or "it has no rows").splitlines()[0]
         if any(words in reason for words in WITHOUT_ROWS):
             reason = "it has no rows"
+        if "Error tokenizing data" in reason:  # pandas gives the line where it noticed the error
+            reason += "; look for a missing quote or an extra comma there, or a missing quote above"
         raise UserError(f"{source}: cannot be read: {reason}") from error
 
 
@@ -114,9 +117,9 @@ def with_plain_text(rows: Dataset) -> Dataset:
 
 
 def row_files(source: Path) -> dict[str, list[Path]]:
-    """Returns the files of each split: a single file of rows, or those in a folder.
+    """Returns the files of each split: a single file of rows, or the files in a folder.
 
-    If no file is named for a split, all of them belong to train. Otherwise, files without a split are left out.
+    If no file is named for a split, all of them belong to train. Otherwise, files without a split are excluded.
 
     Raises:
         UserError: two files seem to have the same rows: both are named for a split, or equal but for the format.
@@ -143,6 +146,10 @@ def _read_file(path: Path) -> Dataset:
     """Reads one file with the reader for its format. The rows are cached under a fingerprint of the file's content."""
     reader = format_of(path.name)
     options = READ_AS.get(reader, {})
+    if reader == "csv":  # all values are texts, so that an id such as 013 keeps its zero
+        with _reading(path):
+            names = pd.read_csv(path, nrows=0).columns
+        options = options | {"features": Features(dict.fromkeys(names, Value("string")))}
     made_from = fingerprint(file_fingerprint(path), reader, repr(options))
 
     def build(stored: Path) -> Dataset:

@@ -1,12 +1,12 @@
-"""Mean reciprocal rank for queries with one right code each, as an `evaluate` module."""
+"""Mean reciprocal rank for queries with one relevant item each, as an `evaluate` module."""
 
 import datasets
 import evaluate
 import numpy as np
 
 _DESCRIPTION = """\
-Mean reciprocal rank (MRR) of retrieval with one right answer for each query, as in code search: the mean of 1 / rank.
-Rank 1 is best. A tie counts against the right answer: its rank is 1 + the answers that score higher + the others that
+Mean reciprocal rank (MRR) of retrieval with one relevant item for each query, as in code search: the mean of 1 / rank.
+Rank 1 is best. A tie counts against the relevant item: its rank is 1 + the answers that score higher + the others that
 score the same. An MRR can only be compared for corpora of the same size, so the result names it as `pool_size`.
 """
 
@@ -48,6 +48,8 @@ _CITATION = """\
 
 @evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
 class MRR(evaluate.Metric):
+    """Computes the mean reciprocal rank."""
+
     def _info(self):
         ids = datasets.Value("string")
         scores = datasets.Value("float64")

@@ -1,7 +1,7 @@
 """Lets remembered commits vote for the functions that they changed.
 
-The commits whose subjects are most similar to the query vote. People who look for a function often use the same words
-as the people who changed it, even if the function itself uses others.
+The commits whose subjects are most similar to the query vote. A query for a function often uses the same words as the
+commits that changed it, even if the function itself uses other words.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ SHOWN_COMMITS = 3  # commits to show with a result
 
 
 class Votes(NamedTuple):
-    """The votes of commits for pieces.
+    """The votes of commits for chunks.
 
     Args:
-        shares: float32[pieces], each piece's votes, or None if no commit was asked.
-        commits: for each piece with votes, the numbers of the commits that voted for it, most similar first.
+        shares: float32[chunks], each chunk's votes, or None if no commit was asked.
+        commits: for each chunk with votes, the numbers of the commits that voted for it, most similar first.
     """
 
     shares: np.ndarray | None
@@ -49,53 +49,56 @@ class CommitMemory:
 
     def __init__(self, database: sqlite3.Connection, segments: Segments):
         self.database = database
-        self.number_of_pieces = len(segments.lengths)
-        self.weight = store.get_meta(database, "memory", {}).get("weight", 0.0)
+        self.segments = segments
+        self.number_of_chunks = len(segments.lengths)
+        state = store.get_meta(database, "memory", {"weight": 0.0, "source": ["", ""]})
+        self.weight = state["weight"]
+        self.folder: str = state["source"][0]  # the indexed folder in the repository; empty, or ends with a slash
         numbers, lengths = database.execute("SELECT numbers, lengths FROM memory").fetchone() or (b"", b"")
         self.numbers = np.frombuffer(numbers, "<i4")
         self.lengths = np.frombuffer(lengths, "<u2").astype(np.float32)
         self._places: dict[str, dict[str, list[int]]] = {}
 
     def weighted_votes(self, query: Query) -> Votes:
-        """Returns the votes for each piece, multiplied by their weight in the ranking."""
+        """Returns the votes for each chunk, multiplied by their weight in the ranking."""
         if not self.weight:
-            return Votes(np.zeros(self.number_of_pieces, np.float32), {})
+            return Votes(np.zeros(self.number_of_chunks, np.float32), {})
         shares, commits = self.votes(query)
         return Votes(np.float32(self.weight) * shares, commits)
 
     def votes(self, query: Query, before: int | None = None) -> Votes:
-        """Lets the commits most similar to a query vote for the pieces that now contain the functions they changed.
+        """Lets the commits most similar to a query vote for the chunks that now contain the functions they changed.
 
         Args:
             before: if given, only commits with a smaller number vote.
         """
         scores, perfect = self._scores(query, before)
         nearest = np.argsort(-scores, kind="stable")[:NEAREST]
-        shares = np.zeros(self.number_of_pieces, np.float32)
+        shares = np.zeros(self.number_of_chunks, np.float32)
         commits = defaultdict(list)
         for place in nearest[scores[nearest] > 0].tolist():
             number = int(self.numbers[place])
             functions = self.functions(number)
-            for piece in set().union(*functions):
-                shares[piece] += scores[place] / math.sqrt(len(functions))
-                commits[piece].append(number)
+            for chunk in set().union(*functions):
+                shares[chunk] += scores[place] / math.sqrt(len(functions))
+                commits[chunk].append(number)
         if commits:
-            # The geometric mean of two scales: the best piece's votes, and the score of a subject with all words.
+            # The geometric mean of two scales: the best chunk's votes, and the score of a subject with all words.
             shares /= math.sqrt(shares.max() * perfect)
             if query.kind == "symbol":
                 shares *= SYMBOL
         return Votes(shares, commits)
 
     def functions(self, number: int) -> list[list[int]]:
-        """Returns the pieces of each function that a commit changed. Functions that no longer exist are left out."""
+        """Returns the chunks of each function that a commit changed. Functions that no longer exist are excluded."""
         row = self.database.execute("SELECT functions FROM commits WHERE number = ?", (number,)).fetchone()
         if row is None:
             return []
         found = []
         for path, name in json.loads(row[0]):
-            pieces = self._pieces(path, name, number)
-            if pieces:
-                found.append(pieces)
+            chunks = self._chunks(path, name, number)
+            if chunks:
+                found.append(chunks)
         return found
 
     def commit(self, number: int) -> Commit:
@@ -127,25 +130,34 @@ class CommitMemory:
     def _postings(self, term: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns the positions of the commits whose subject contains a term, in ascending order, and its counts."""
         row = self.database.execute(
-            "SELECT width, pieces, counts FROM commit_postings WHERE term = ?", (term,)
+            "SELECT width, chunks, counts FROM commit_postings WHERE term = ?", (term,)
         ).fetchone()
         if row is None:
             return np.zeros(0, np.int64), np.zeros(0, np.float32)
         width, commits, counts = row
         return store.unpack(width, commits), np.frombuffer(counts, np.uint8).astype(np.float32)
 
-    def _pieces(self, path: str, name: str, number: int) -> list[int]:
-        """Returns the current pieces of a function, given its path and name in a commit."""
-        path = self._present_path(path, number)
+    def _chunks(self, path: str, name: str, number: int) -> list[int]:
+        """Returns the current chunks of a function, given its path and name in a commit."""
+        path = self.present_path(path, number)
+        if path is None:
+            return []
         if path not in self._places:
             self._places[path] = self._names_of(path)
         places = self._places[path]
-        # The name of a piece may include enclosing functions, which mining leaves out.
+        # The name of a chunk may include enclosing functions, which mining drops.
         inner = (own for own in places if own.endswith(f".{name}"))
         return places.get(name) or places.get(next(inner, ""), [])
 
-    def _present_path(self, path: str, number: int) -> str:
-        """Returns the current path of a file, following its renames since a commit."""
+    def present_path(self, path: str, number: int) -> str | None:
+        """Returns the current path of a file in the indexed folder, following its renames since a commit.
+
+        Args:
+            path: the path in the repository at the time of the commit.
+
+        Returns:
+            None if the file is now outside the indexed folder.
+        """
         seen = set()
         while path not in seen:
             seen.add(path)
@@ -155,19 +167,28 @@ class CommitMemory:
                 query = "SELECT new, number FROM renames WHERE old = ? ORDER BY number DESC LIMIT 1"
                 row = self.database.execute(query, (path,)).fetchone()
             if row is None:
-                return path
+                break
             path, number = row
-        return path
+        if path.startswith(self.folder):
+            return path.removeprefix(self.folder)
+        return None
 
     def _exists(self, path: str) -> bool:
+        """Returns True if a file exists. A file outside the indexed folder is taken to exist."""
+        if not path.startswith(self.folder):
+            return True
+        path = path.removeprefix(self.folder)
         return self.database.execute("SELECT 1 FROM files WHERE path = ?", (path,)).fetchone() is not None
 
     def _names_of(self, path: str) -> dict[str, list[int]]:
-        """Returns a file's pieces, keyed by name."""
-        query = "SELECT first, pieces FROM files JOIN contents ON file = id WHERE path = ?"
-        first, pieces = self.database.execute(query, (path,)).fetchone() or (0, "[]")
+        """Returns a file's chunks, keyed by name."""
+        query = "SELECT id, chunks FROM files JOIN contents ON file = id WHERE path = ?"
+        file, chunks = self.database.execute(query, (path,)).fetchone() or (-1, "[]")
+        first = self.segments.first_chunk(file)
         named = defaultdict(list)
-        for piece, (_, _, name) in enumerate(json.loads(pieces), first):
+        if first is None:
+            return named
+        for chunk, (_, _, name) in enumerate(json.loads(chunks), first):
             if name:
-                named[name].append(piece)
+                named[name].append(chunk)
         return dict(named)

@@ -18,7 +18,7 @@ from soft_trainer.search.ranking import ranking
 WEIGHTS = (0.0, 0.5, 1.0, 2.0)
 MIN_QUERIES = 50  # with fewer, the choice would be arbitrary
 MAX_QUERIES = 200
-DEPTH = 100  # pieces to consider
+DEPTH = 100  # chunks to consider
 
 
 class Choice(NamedTuple):
@@ -49,9 +49,9 @@ def choose_weight(database: sqlite3.Connection) -> Choice:
 
 
 def _queries(database: sqlite3.Connection, memory: CommitMemory) -> list[tuple[int, str, set[int]]]:
-    """Returns (number, subject, pieces) for the newest commits that changed functions that still exist.
+    """Returns (number, subject, chunks) for the newest commits that changed functions that still exist.
 
-    As in mining, a commit is left out if an earlier one has the same subject, because the memory would find that one.
+    As in mining, a commit is skipped if an earlier one has the same subject, because the memory would find that one.
     """
     rows = database.execute("SELECT number, subject FROM commits ORDER BY number DESC").fetchall()
     firsts = {subject.casefold(): number for number, subject in rows}
@@ -68,13 +68,13 @@ def _queries(database: sqlite3.Connection, memory: CommitMemory) -> list[tuple[i
 def _reciprocal_ranks(
     number: int, text: str, right: set[int], segments: store.Segments, memory: CommitMemory
 ) -> list[float]:
-    """Returns, for each weight, the reciprocal rank of the first right piece, or 0 if it is not in the top `DEPTH`."""
+    """Returns, for each weight, the reciprocal rank of the first right chunk, or 0 if it is not in the top `DEPTH`."""
     query = ranking.parse_query(text)
     scores = ranking.score(query, segments)
     votes = memory.votes(query, before=number)
     found = []
     for weight in WEIGHTS:
         voted = ranking.with_votes(scores, segments, weight * votes.shares)
-        ranked = ranking.order_pieces(voted, segments, None, DEPTH)
-        found.append(next((1 / place for place, (piece, _) in enumerate(ranked, 1) if piece in right), 0.0))
+        ranked = ranking.order_chunks(voted, segments, None, DEPTH)
+        found.append(next((1 / place for place, (chunk, _) in enumerate(ranked, 1) if chunk in right), 0.0))
     return found

@@ -11,24 +11,25 @@ import sqlite3
 from collections import Counter
 from dataclasses import asdict, dataclass
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 
-from soft_trainer.errors import UserError, name_option
+from soft_trainer.errors import UserError
 from soft_trainer.mining.changes import INCOMPLETE, Change, ChangeReader
+from soft_trainer.search.commits.memory import CommitMemory
 from soft_trainer.search.commits.memory_weight import choose_weight
 from soft_trainer.search.index import store
-from soft_trainer.search.index.git_files import repository_of
 from soft_trainer.search.index.terms import MAX_COUNT
 from soft_trainer.search.index.words import telling_terms
 from soft_trainer.source import git
+from soft_trainer.source.repositories import repository_of
 from soft_trainer.terminal import Progress
 
 MAX_SUBJECT = 300  # characters
 PARSE_SECONDS = 2.0  # a file that takes longer is treated as having no functions
 MIN_SHOWN = 200  # fewer commits are read without a progress bar
 MAX_GROWTH = 0.1  # the weight is chosen again when the number of commits has grown by this share
+LATEST_DATE = 253_402_300_799  # the end of the year 9999; a commit may claim any date
 _AT_ONCE = 200  # commits to write in one transaction
 
 
@@ -96,8 +97,6 @@ def remember(
     if not store.get_meta(database, "history", True):
         forget(database)
         return []
-    if git.pygit2 is None:
-        return ["Commits are not used: pip install -c constraints.txt -e '.[history]'"]
     problems = []
     try:
         read_commits(database, *place, tip, progress)
@@ -106,11 +105,8 @@ def remember(
     database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     state = State.of(database)
     if state and state.unreadable:
-        lacking = f"{state.unreadable:,} of {state.read:,} commits are left out, since they lack an object"
-        problems.append(
-            f"{lacking}; {git.REFETCH}, then index with "
-            f"{name_option('history', False)} and with {name_option('history', True)}"
-        )
+        lacking = f"{state.unreadable:,} of {state.read:,} commits are excluded, since they lack an object"
+        problems.append(f"{lacking}; {git.REFETCH}, then index with history=False and with history=True")
     if state and (state.measured is None or abs(state.kept - state.weighed) > MAX_GROWTH * state.weighed):
         choice = choose_weight(database)
         state.weight = choice.weight
@@ -124,23 +120,20 @@ def remember(
 def read_commits(
     database: sqlite3.Connection, repository: str, prefix: str = "", tip: str | None = None, progress: bool = False
 ) -> None:
-    """Reads the commits made since the last call, and forgets those that are no longer in the history.
+    """Reads the commits made since the last call, and forgets commits that have left the history, as after a rebase.
 
     Args:
-        prefix: store only functions below this folder.
+        prefix: the indexed folder in the repository.
         tip: the newest commit. By default, HEAD.
 
     Raises:
         UserError: the repository cannot be read, or an object is missing.
     """
     with git.reporting_missing_objects(repository):
+        tip = tip or str(git.open_repository(repository).head.target)
         reader = ChangeReader(repository, seconds=PARSE_SECONDS)
         opened = reader.repository
-        tip = tip or str(opened.head.target)
-        shallow = Path(opened.path, "shallow")
-        source = [prefix, ""]
-        if opened.is_shallow:
-            source[1] = shallow.read_text()
+        source = [prefix, git.shallow_ends(repository)]
         state = State.of(database)
         known = state is not None and state.source == source
         if not known or any(commit and commit not in opened for commit in (state.head, state.target)):
@@ -153,8 +146,8 @@ def read_commits(
                 _turn_to(tip, opened, database, state)
             _read_to_target(reader, database, state, progress)
         with store.transaction(database):
-            _write_postings(database)
-            state.kept = database.execute("SELECT count(*) FROM commits").fetchone()[0]
+            state.save(database)
+            state.kept = _write_postings(database)
             state.save(database)
 
 
@@ -197,30 +190,35 @@ def _read_to_target(reader: ChangeReader, database: sqlite3.Connection, state: S
 
 def _keep(change: Change, reader: ChangeReader, database: sqlite3.Connection, state: State) -> None:
     """Stores a commit with its functions and renames, and updates the state."""
-    prefix = state.source[0]
-    places = dict.fromkeys((row["path"], row["func_name"]) for row in change.functions)
-    inside = [[path[len(prefix) :], name] for path, name in places if path.startswith(prefix)]
-    if inside:
+    # Functions and renames outside the indexed folder are stored too, because a file may move into the folder later.
+    functions = list(dict.fromkeys((row["path"], row["func_name"]) for row in change.functions))
+    if functions:
         date = git.read_object(reader.repository, change.commit).commit_time
-        values = state.number, change.commit, date, change.query[:MAX_SUBJECT], json.dumps(inside)
+        date = min(max(date, 0), LATEST_DATE)
+        values = state.number, change.commit, date, change.query[:MAX_SUBJECT], json.dumps(functions)
         database.execute("INSERT OR REPLACE INTO commits VALUES (?, ?, ?, ?, ?)", values)
     for old, new in change.renames:
-        if old.startswith(prefix) and new.startswith(prefix):
-            moved = old[len(prefix) :], state.number, new[len(prefix) :], change.commit
-            database.execute("INSERT OR REPLACE INTO renames VALUES (?, ?, ?, ?)", moved)
+        database.execute("INSERT OR REPLACE INTO renames VALUES (?, ?, ?, ?)", (old, state.number, new, change.commit))
     state.unreadable += change.outcome == INCOMPLETE
     state.number += 1
     state.read += 1
     state.done += 1
 
 
-def _write_postings(database: sqlite3.Connection) -> None:
-    """Rewrites the postings of all subjects. This takes less time than reading the commits."""
+def _write_postings(database: sqlite3.Connection) -> int:
+    """Rewrites the postings of the subjects of all commits that changed a function in the indexed folder.
+
+    This takes less time than reading the commits. Returns the number of these commits.
+    """
     for table in ("memory", "commit_postings"):
         database.execute(f"DELETE FROM {table}")
-    rows = database.execute("SELECT number, subject FROM commits ORDER BY number").fetchall()
+    memory = CommitMemory(database, store.Segments(database))
+    rows = []
+    for number, subject, functions in database.execute("SELECT number, subject, functions FROM commits ORDER BY 1"):
+        if any(memory.present_path(path, number) is not None for path, _ in json.loads(functions)):
+            rows.append((number, subject))
     if not rows:
-        return
+        return 0
     vocabulary: dict[str, int] = {}
     entries = []
     lengths = []
@@ -233,3 +231,4 @@ def _write_postings(database: sqlite3.Connection) -> None:
     database.execute("INSERT INTO memory VALUES (?, ?)", (numbers.tobytes(), np.array(lengths, "<u2").tobytes()))
     counts = np.minimum(count, MAX_COUNT).astype(np.uint8)
     store.insert_postings(database, 0, list(vocabulary), term, place, counts, table="commit_postings")
+    return len(rows)

@@ -1,7 +1,6 @@
-"""Lists the files in a tree that are worth indexing, judging by their names and the tree's ignore files.
+"""Lists the files in a tree that are worth indexing: those that git lists, judged by their names.
 
-Nothing in the tree is run, not even `git`, because a repository's configuration can start programs. Links are not
-followed.
+Git is run in an empty repository, so that nothing in the tree is run (see `git_listing`). Links are not followed.
 """
 
 from __future__ import annotations
@@ -12,21 +11,22 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import translate
-from operator import attrgetter
 
 from soft_trainer.errors import UserError
+from soft_trainer.search.index.git_listing import list_files, list_ignored
 from soft_trainer.search.index.globs import path_filter
-from soft_trainer.search.index.ignoring import IGNORE_FILE, Rules, TrackedFiles, ignored, rules_around, rules_of
 from soft_trainer.source.source_files import MAX_DEPTH, SKIPPED_FOLDERS
 
 _REPOSITORIES = frozenset(".git .hg .svn .bzr .jj".split())
-_SECRETS = """.env .env.* *.env .envrc *.pem *.key *.crt *.cer *.der *.p12 *.pfx *.jks *.keystore *.keytab *.kdbx *.ppk
-    *.gpg *.asc id_rsa* id_dsa* id_ecdsa* id_ed25519* .netrc .npmrc .pypirc .pgpass .htpasswd .git-credentials
-    credentials kubeconfig .dockercfg *.tfstate *.tfvars"""
+_SECRETS = """.env .env.* .env-* *.env .envrc *.pem *.key *.crt *.cer *.der *.p12 *.pfx *.jks *.keystore *.keytab
+    *.kdbx *.ppk *.gpg *.asc id_rsa* id_dsa* id_ecdsa* id_ed25519* .netrc .npmrc .pypirc .pgpass .htpasswd
+    .git-credentials credentials credentials.json kubeconfig .dockercfg *.tfstate *.tfvars
+    secrets.yml secrets.yaml secrets.json secrets.toml"""
 _SECRET, _HARMLESS = (
     re.compile("|".join(map(translate, names.split())))
-    for names in (_SECRETS, ".env.example .env.sample .env.template .env.dist *.pub")
+    for names in (_SECRETS, ".env[.-]example .env[.-]sample .env[.-]template .env[.-]dist *.pub")
 )
+_SECRET_PATHS = ("/.docker/config.json", "/.kube/config")
 # Kinds of files that contain no code worth finding, with the endings of their names.
 _KINDS = {
     "lock file": ("package-lock.json", "npm-shrinkwrap.json", "pnpm-lock.yaml", "go.sum", ".lock"),
@@ -48,90 +48,154 @@ _MAYBE_VENDORED = frozenset("external externals extern deps".split())
 _ORDINARY = re.compile(
     "(?!id_)[A-Za-z0-9_]+[.](?:py|pyi|go|js|jsx|ts|tsx|java|rb|rs|php|c|h|cc|cpp|hpp|cs|kt|md|rst)", re.ASCII
 )
+_OVERRIDDEN = ("vendored", "made by a tool")  # reasons against a folder that do not count for an included file
 _NOT_UTF8 = re.compile("[\ud800-\udfff]")  # surrogates represent bytes that cannot be decoded
 Stat = tuple[int, int]  # the size in bytes, and the time of the last change in ns
 
 
 @dataclass
 class Listing:
-    """The files in a tree: those to read, and those to leave out, with the reasons.
+    """The files in a tree: those to read, and those to skip, with the reasons.
 
-    A skipped path that ends with a slash stands for a whole folder.
+    A skipped path that ends with a slash stands for a whole folder. Files that git ignores are in neither.
+
+    Attributes:
+        without_git: True if git is missing or failed, so that nothing was ignored.
     """
 
     files: dict[str, Stat] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
+    without_git: bool = False
 
 
 def list_tree(root: str, exclude: Sequence[str] = (), include: Sequence[str] = ()) -> Listing:
     """Lists the files below `root` as relative paths with `/`.
 
     Args:
-        exclude: patterns for files and folders to leave out; see `path_filter`.
+        exclude: patterns for files and folders to skip; see `path_filter`.
         include: patterns for files to list although their kind, their folder or an ignore file would exclude them.
             Secrets are never listed.
 
     Raises:
         UserError: the folder cannot be read.
     """
-    return _Walk(root, exclude, include).run()
+    return _Lister(root, exclude, include).run()
 
 
-class _Walk:
-    """One walk over a tree, folder by folder, without recursion."""
+class _Lister:
+    """Judges the files in a tree."""
 
     def __init__(self, root: str, exclude: Sequence[str], include: Sequence[str]):
         self.root = root
         self.listing = Listing()
         self.exclude = list(map(path_filter, exclude))
         self.include = list(map(path_filter, include))
-        self.include_heads = []  # the parts of patterns before the first wildcard
+        # Only a pattern that begins with the name of a folder reaches into folders that are skipped.
+        self.include_deep = []
+        self.include_heads = []  # the parts of these patterns before the first wildcard
         for pattern in include:
-            if "/" in pattern:
-                self.include_heads.append(re.split(r"[*?]", pattern.removeprefix("./"))[0])
+            head = re.split(r"[*?]", pattern.removeprefix("./"))[0]
+            if "/" in pattern and head:
+                self.include_deep.append(path_filter(pattern))
+                self.include_heads.append(head)
+        self.reasons: dict[str, str] = {"": ""}  # against each folder
 
     def run(self) -> Listing:
-        """Walks the tree. Folders are visited in alphabetical order."""
-        self.place, around, tracked = rules_around(self.root)
-        # Folders to visit, with the rules and tracked files that apply there. A reason against a folder also applies
-        # to its files, except those that are included and, in an ignored folder, those that are tracked.
-        stack: list[tuple[str, Rules, TrackedFiles | None, str]] = [("", around, tracked, "")]
-        while stack:
-            folder, around, self.tracked, self.against = stack.pop()
-            entries = self._entries(folder)
-            names = {entry.name for entry in entries}
-            own: Rules | None = ()
-            if not names.isdisjoint((".git", IGNORE_FILE)):
-                own = rules_of(os.path.join(self.root, folder), self.place + folder)
-            if own is None:
-                self.listing.skipped[folder] = "an ignore file that cannot be read"
-                continue
-            self.rules = around + own
-            if ".git" in names:
-                self.tracked = TrackedFiles(os.path.join(self.root, folder), self.place + folder)
-            below = []
-            for entry in entries:
-                path = folder + entry.name
-                if entry.is_dir(follow_symlinks=False):
-                    reason = self.against or self._reason_against_folder(path, entry.name)
-                    if not reason or self._may_hold_included(path, reason):
-                        below.append((path + "/", self.rules, self.tracked, reason))
-                    else:
-                        self.listing.skipped[path + "/"] = reason
-                else:
-                    self._add(path, entry)
-            stack += reversed(below)
+        """Lists the tree and the repositories in it."""
+        try:
+            os.scandir(self.root).close()
+        except OSError as error:
+            raise UserError(f"{self.root}: the folder cannot be read ({error.strerror})") from error
+        repositories = [""]
+        while repositories:
+            prefix = repositories.pop()
+            folder = f"{self.root}/{prefix}".rstrip("/")
+            listed = list_files(folder)
+            if listed is None:
+                self.listing.without_git = True
+                listed = self._walk(prefix)
+            for name in dict.fromkeys(listed):  # git lists a file with a merge conflict several times
+                path = f"{prefix}{name}".rstrip("/")
+                if self._add(path):
+                    repositories.append(path + "/")
+            if self.include and not self.listing.without_git:
+                self._add_ignored(prefix, list_ignored(folder))
         return self.listing
 
-    def _entries(self, folder: str) -> list[os.DirEntry]:
+    def _add(self, path: str) -> bool:
+        """Adds a path to the listing, or the reason to skip it. Returns True if the path is a repository."""
+        folder, _, name = path.rpartition("/")
+        against = self.reasons.get(folder)
+        if against is None:
+            against = self._reason_against(folder)
+        if against and (against not in _OVERRIDDEN or not _matches(path, self.include_deep)):
+            return False
         try:
-            with os.scandir(os.path.join(self.root, folder)) as scan:
-                return sorted(scan, key=attrgetter("name"))
-        except OSError as error:
-            if not folder:
-                raise UserError(f"{self.root}: the folder cannot be read ({error.strerror})") from error
-            self.listing.skipped[folder] = "unreadable"
-            return []
+            status = os.lstat(f"{self.root}/{path}")
+        except (FileNotFoundError, NotADirectoryError):  # still tracked
+            return False
+        except OSError:
+            self.listing.skipped[path] = "unreadable"
+            return False
+        if stat.S_ISREG(status.st_mode) and _ORDINARY.fullmatch(name) and not self.exclude:
+            self.listing.files[path] = status.st_size, status.st_mtime_ns  # as most files
+            return False
+        if stat.S_ISDIR(status.st_mode):
+            return not self._reason_against(path) and os.path.lexists(f"{self.root}/{path}/.git")
+        reason = self._reason_against_file(path, name, status)
+        if reason:
+            self.listing.skipped[path] = reason
+        else:
+            self.listing.files[path] = status.st_size, status.st_mtime_ns
+        return False
+
+    def _add_ignored(self, prefix: str, ignored: list[str]) -> None:
+        """Adds the files that git ignores and a pattern includes."""
+        for name in ignored:
+            path = prefix + name
+            if not path.endswith("/"):
+                if _matches(path, self.include):
+                    self._add(path)
+            elif any(head.startswith(path) or path.startswith(head) for head in self.include_heads):
+                for below in self._walk(path):
+                    if _matches(path + below, self.include_deep):
+                        self._add(path + below)
+
+    def _walk(self, prefix: str) -> list[str]:
+        """Returns the files below a folder, with paths relative to it, as far as no folder is skipped."""
+        found = []
+        stack = [prefix]
+        while stack:
+            folder = stack.pop()
+            try:
+                with os.scandir(f"{self.root}/{folder}") as scan:
+                    entries = list(scan)
+            except OSError:
+                self.listing.skipped[folder] = "unreadable"
+                continue
+            for entry in entries:
+                path = folder + entry.name
+                if not entry.is_dir(follow_symlinks=False):
+                    found.append(path.removeprefix(prefix))
+                elif not self._reason_against(path) or any(
+                    head.startswith(f"{path}/") or f"{path}/".startswith(head) for head in self.include_heads
+                ):
+                    stack.append(path + "/")
+        return found
+
+    def _reason_against(self, folder: str) -> str:
+        """Returns the reason to skip a folder or a folder around it, or "" if there is none."""
+        if folder.count("/") > MAX_DEPTH:
+            folder = "/".join(folder.split("/", MAX_DEPTH + 1)[: MAX_DEPTH + 1])
+        if folder not in self.reasons:
+            around, _, name = folder.rpartition("/")
+            reason = self._reason_against(around)
+            if not reason:
+                reason = self._reason_against_folder(folder, name)
+                if reason:
+                    self.listing.skipped[folder + "/"] = reason
+            self.reasons[folder] = reason
+        return self.reasons[folder]
 
     def _reason_against_folder(self, path: str, name: str) -> str:
         if _NOT_UTF8.search(name):
@@ -140,35 +204,15 @@ class _Walk:
             return "data of a repository"
         if path.count("/") >= MAX_DEPTH:
             return "too deep"
+        if os.path.islink(f"{self.root}/{path}"):  # it has taken the place of a tracked folder
+            return "link"
         if _matches(path, self.exclude):
             return "excluded"
-        if name.lower() in _VENDORED or os.path.lexists(os.path.join(self.root, path, "pyvenv.cfg")):
+        if name.lower() in _VENDORED or os.path.lexists(f"{self.root}/{path}/pyvenv.cfg"):
             return "vendored"
         if name in SKIPPED_FOLDERS:
             return "made by a tool"
-        if ignored(self.rules, self.place + path, True):
-            return "ignored"
         return ""
-
-    def _may_hold_included(self, path: str, reason: str) -> bool:
-        if reason not in ("vendored", "made by a tool", "ignored"):
-            return False
-        if reason == "ignored" and self.tracked and self.tracked.holds_below(self.place + path):
-            return True
-        below = path + "/"
-        return any(head.startswith(below) or below.startswith(head) for head in self.include_heads if head)
-
-    def _add(self, path: str, entry: os.DirEntry) -> None:
-        try:
-            status = entry.stat(follow_symlinks=False)
-        except OSError:
-            self.listing.skipped[path] = "unreadable"
-            return
-        reason = self._reason_against_file(path, entry.name, status)
-        if reason:
-            self.listing.skipped[path] = reason
-        else:
-            self.listing.files[path] = status.st_size, status.st_mtime_ns
 
     def _reason_against_file(self, path: str, name: str, status: os.stat_result) -> str:
         if not stat.S_ISREG(status.st_mode):
@@ -177,24 +221,17 @@ class _Walk:
         reason = "" if ordinary else _reason_against_name(name)
         if reason:
             return reason
+        if not ordinary and f"{self.root}/{path}".endswith(_SECRET_PATHS):
+            return "secret"
         if self.exclude and _matches(path, self.exclude):
             return "excluded"
-        if self.include and _matches(path, self.include):
+        if ordinary or (self.include and _matches(path, self.include)):
             return ""
-        if self.against not in ("", "ignored"):
-            return self.against
-        kind = "" if ordinary else _kind(name.lower(), status.st_size)
-        if kind:
-            return kind
-        if self.against or (self.rules and ignored(self.rules, self.place + path, False)):
-            tracked = self.tracked is not None and self.tracked.holds(self.place + path)
-            if not tracked:
-                return "ignored"
-        return ""
+        return _kind(name.lower(), status.st_size)
 
 
 def _reason_against_name(name: str) -> str:
-    """Returns the reason to leave out a file with this name, even if it is included, or ""."""
+    """Returns the reason to skip a file with this name, even if it is included, or ""."""
     lower = name.lower()
     if _NOT_UTF8.search(name):
         return "a name that is not UTF-8"

@@ -22,7 +22,7 @@ def notebook_text(source: bytes) -> tuple[bytes, str] | None:
     outputs and everything else outside the cells become empty lines.
 
     Returns:
-        The text and the language of the code, or None if the source is not a notebook.
+        The text and the language of the code as the notebook gives it, or None if the source is not a notebook.
     """
     try:
         return _written(json.loads(source))
@@ -46,9 +46,7 @@ def _written(notebook: dict) -> tuple[bytes, str]:
         shown.append(written[found[0]] if found else "")
     metadata = notebook.get("metadata", {})
     named = metadata.get("language_info", {}).get("name") or metadata.get("kernelspec", {}).get("language")
-    # Only a name is accepted, because it is shown among the languages of the index.
-    language = named.lower() if named and re.fullmatch(r"[\w+#-]{1,20}", named) else "python"
-    return "\n".join(shown).encode(errors="replace"), language
+    return "\n".join(shown).encode(errors="replace"), (named or "python").lower()
 
 
 def cells(text: bytes) -> Iterator[tuple[int, str, bytes]]:

@@ -1,7 +1,7 @@
 """Stores an index in one SQLite file, which is changed only in transactions.
 
-A term's postings list the pieces that contain it. There is one blob per term and segment, so that NumPy can read it
-at once. SQLite's FTS5 is not used: over 250,000 pieces, its `bm25()` takes 300 ms for a query of common words, because
+A term's postings list the chunks that contain it. There is one blob per term and segment, so that NumPy can read it
+at once. SQLite's FTS5 is not used: over 250,000 chunks, its `bm25()` takes 300 ms for a query of common words, because
 it visits every row.
 """
 
@@ -15,51 +15,51 @@ import operator
 import os
 import re
 import sqlite3
+import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import lru_cache
+from contextlib import closing, contextmanager, suppress
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
 
-from soft_trainer.errors import UserError, for_caller
+from soft_trainer.errors import UserError
+from soft_trainer.files import cache_dir, write_text
 
 DATABASE = "index.sqlite"
+_DATABASE_FILES = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm")
 LOCK = "lock"
 ENCODING_LOCK = "encoding.lock"
 MEMORY_LOCK = "memory.lock"
-FORMAT = 9
+FORMAT = 11
+# The end of a message about a missing index.
+HOW_TO_INDEX = "`soft-trainer index DIR` makes one"
+DAMAGED = "damaged"  # the name of a file beside a damaged database; empty, or its settings
 # A file's traits: 1 if it is a test; the number of folders above it; the number of words in its own name; 1 if it is
 # text rather than source code; 1 if its folder may contain third-party code; 1 if it is generated.
 TRAITS = ("test", "depth", "name_parts", "text", "vendored", "generated")
 # Above either limit, `compact` drops dead postings and merges the segments.
 MAX_DEAD_SHARE = 0.05
 MAX_SEGMENTS = 8
-SEGMENT_PIECES = 2000  # a smaller index has one segment
+SEGMENT_CHUNKS = 2000  # a smaller index has one segment
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
 CREATE TABLE files (id INTEGER PRIMARY KEY, path TEXT UNIQUE, size INTEGER, changed INTEGER, language TEXT,
-                    first INTEGER, count INTEGER, digest BLOB);
-CREATE TABLE contents (file INTEGER PRIMARY KEY, pieces TEXT, text BLOB);
+                    count INTEGER, digest BLOB);
+CREATE TABLE contents (file INTEGER PRIMARY KEY, chunks TEXT, text BLOB);
 CREATE TABLE skipped (path TEXT PRIMARY KEY, reason TEXT, size INTEGER, changed INTEGER) WITHOUT ROWID;
 CREATE TABLE segments (id INTEGER PRIMARY KEY, lengths BLOB, owners BLOB, kinds BLOB, languages BLOB, traits BLOB);
-CREATE TABLE dead (file INTEGER PRIMARY KEY);
-CREATE TABLE postings (term TEXT, segment INTEGER, width INTEGER, pieces BLOB, counts BLOB,
+CREATE TABLE postings (term TEXT, segment INTEGER, width INTEGER, chunks BLOB, counts BLOB,
                        PRIMARY KEY (term, segment)) WITHOUT ROWID;
 CREATE TABLE vectors (file INTEGER PRIMARY KEY, digests BLOB, slots BLOB);
 CREATE TABLE commits (number INTEGER PRIMARY KEY, id TEXT UNIQUE, date INTEGER, subject TEXT, functions TEXT);
 CREATE TABLE renames (old TEXT, number INTEGER, new TEXT, id TEXT, PRIMARY KEY (old, number)) WITHOUT ROWID;
 CREATE TABLE memory (numbers BLOB, lengths BLOB);
-CREATE TABLE commit_postings (term TEXT, segment INTEGER, width INTEGER, pieces BLOB, counts BLOB,
+CREATE TABLE commit_postings (term TEXT, segment INTEGER, width INTEGER, chunks BLOB, counts BLOB,
                               PRIMARY KEY (term, segment)) WITHOUT ROWID;
 """
-_ARRAYS = {"lengths": "<u2", "owners": "<i4", "kinds": "u1", "languages": "u1", "traits": "u1"}
+_ARRAYS = {"lengths": "<u2", "owners": "<i4", "kinds": "u1", "languages": "<u2", "traits": "u1"}
 _WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
-
-
-def cache_dir() -> Path:
-    """Returns the package's folder in the user's cache directory."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "soft_trainer"
 
 
 def default_index_dir(folder: str | os.PathLike[str]) -> Path:
@@ -81,7 +81,7 @@ def find_index_dir(folder: str | os.PathLike[str]) -> Path | None:
 
 
 def make_index_dir(index_dir: Path, folder: str) -> None:
-    """Creates a folder for an index that only the user can access.
+    """Creates a folder for an index, which only the user can access. An existing folder keeps its mode.
 
     Raises:
         UserError: the folder is inside the tree, belongs to another user, or cannot be created.
@@ -91,9 +91,8 @@ def make_index_dir(index_dir: Path, folder: str) -> None:
         raise UserError(f"index_dir={index_dir}: {place}; choose a folder outside {folder}")
     try:
         index_dir.parent.mkdir(parents=True, exist_ok=True)
-        index_dir.mkdir(mode=0o700, exist_ok=True)
+        index_dir.mkdir(mode=0o700, exist_ok=True)  # a folder that exists keeps its mode; the files have 0600
         _check_owner(index_dir)
-        index_dir.chmod(0o700)
     except OSError as error:
         reason = error.strerror
         raise UserError(f"{index_dir}: no index can be written there ({reason}); choose another index_dir") from error
@@ -101,11 +100,14 @@ def make_index_dir(index_dir: Path, folder: str) -> None:
 
 def _check_owner(index_dir: Path) -> None:
     """Raises UserError if another user could have written to the index."""
-    database = index_dir / DATABASE
     owners = {index_dir.stat().st_uid}
-    if os.path.lexists(database):
-        owners.add(database.lstat().st_uid)
-    if database.is_symlink() or owners != {os.geteuid()}:
+    links = False
+    for name in _DATABASE_FILES:
+        file = index_dir / name
+        if os.path.lexists(file):
+            owners.add(file.lstat().st_uid)
+            links |= file.is_symlink()
+    if links or owners != {os.geteuid()}:
         raise UserError(f"{index_dir}: a link or another user's, so it is not trusted; choose another index_dir")
 
 
@@ -124,11 +126,6 @@ def write_lock(index_dir: Path, wait: bool = True, name: str = LOCK) -> Iterator
         yield True
 
 
-def how_to_index() -> str:
-    """Returns the end of a message about a missing or older index."""
-    return for_caller("`soft-trainer index DIR` makes one", "`CodeIndex.build(DIR)` makes one")
-
-
 def connect(index_dir: Path, create: bool = False) -> sqlite3.Connection:
     """Opens the database.
 
@@ -136,44 +133,165 @@ def connect(index_dir: Path, create: bool = False) -> sqlite3.Connection:
         create: whether to make the tables if they do not exist or have an older format.
 
     Raises:
-        UserError: the database is missing or damaged, has another format, or could have been written by another user.
+        UserError: the database is missing, has another format, or could have been written by another user.
+        DamagedIndex: the database is damaged, and `create` is False. With `create`, it is made again.
     """
     path = index_dir / DATABASE
     if not create and not path.is_file():
-        raise UserError(f"{index_dir}: no index there; {how_to_index()}")
+        raise UserError(f"{index_dir}: no index there; {HOW_TO_INDEX}")
     _check_owner(index_dir)
-    # SQLite cannot write its log to a read-only folder. The file is then opened as immutable.
-    writable = os.access(index_dir, os.W_OK) and (create or os.access(path, os.W_OK))
+    if not create and (index_dir / DAMAGED).exists():
+        raise DamagedIndex(index_dir)
+    settings = {}
+    if create and (index_dir / DAMAGED).exists():
+        settings = _remove_damaged(index_dir)
     if create and not path.exists():
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600))
-    if writable:
-        mode = "mode=rw"
+    log = index_dir / f"{DATABASE}-wal"
+    has_log = log.exists() and log.stat().st_size > 0
+    if os.access(index_dir, os.W_OK) and (create or os.access(path, os.W_OK)):
+        mode = "rw"
     else:
-        mode = "mode=ro&immutable=1"
-    uri = f"{path.absolute().as_uri()}?{mode}"
-    database = sqlite3.connect(uri, uri=True, timeout=30, isolation_level=None, check_same_thread=False)
+        mode = "ro"
     try:
-        for setting in ("trusted_schema = OFF", "cache_size = -65536", "synchronous = NORMAL"):
-            database.execute(f"PRAGMA {setting}")
-        version = database.execute("PRAGMA user_version").fetchone()[0]
+        if mode == "ro" and not has_log:
+            # SQLite reads a database in a read-only folder only if it may assume that nobody writes.
+            mode = "ro&immutable=1"
+        try:
+            database, version = _open(path, mode)
+        except sqlite3.OperationalError as error:
+            if create or not is_disk_error(error):
+                raise
+            if has_log:
+                why = f"its log cannot be read ({error}), and holds a part of the index"
+                raise UserError(f"{index_dir}: {why}; make room, or search it once as its owner") from error
+            database, version = _open(path, "ro&immutable=1")  # a full disk has no room for a log
         made = f"{index_dir}: format {version} of the index, and this version of soft_trainer has {FORMAT}"
         if version > FORMAT:
             raise UserError(f"{made}: a newer version made it; upgrade, or delete it and index again")
         if version < FORMAT:
             if not create:
-                raise UserError(f"{made}; {how_to_index()}")
-            database.execute("PRAGMA auto_vacuum = INCREMENTAL")
-            database.execute("PRAGMA journal_mode = WAL")
-            with transaction(database):
-                for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
-                    database.execute(f'DROP TABLE "{name}"')
-                for statement in [*_SCHEMA.split(";"), f"PRAGMA user_version = {FORMAT}"]:
-                    database.execute(statement)
-    except sqlite3.DatabaseError as error:
-        if isinstance(error, sqlite3.OperationalError) and "malformed" not in str(error):
+                raise UserError(f"{made}; `soft-trainer index DIR` makes it again, with its settings")
+            _make_tables(database, settings or _settings(database))
+            (index_dir / DAMAGED).unlink(missing_ok=True)
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # a message of SQLite may quote the damage
+        if is_disk_error(error):
             raise
-        raise UserError(f"{path}: {error}; delete {index_dir} and index again") from error
+        mark_damaged(index_dir)
+        if not create:
+            raise DamagedIndex(index_dir) from error
+        return connect(index_dir, create)
     return database
+
+
+def _open(path: Path, mode: str) -> tuple[sqlite3.Connection, int]:
+    """Opens a database. Returns the connection and the format of the index."""
+    uri = f"{path.absolute().as_uri()}?mode={mode}"
+    database = sqlite3.connect(uri, uri=True, timeout=30, isolation_level=None, check_same_thread=False)
+    try:
+        for setting in ("trusted_schema = OFF", "cache_size = -65536", "synchronous = NORMAL"):
+            database.execute(f"PRAGMA {setting}")
+        return database, database.execute("PRAGMA user_version").fetchone()[0]
+    except Exception:
+        database.close()
+        raise
+
+
+def _make_tables(database: sqlite3.Connection, settings: dict) -> None:
+    """Replaces tables of an older format by empty ones, and stores the settings."""
+    database.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    database.execute("PRAGMA journal_mode = WAL")
+    with transaction(database):
+        for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+            database.execute(f'DROP TABLE "{name}"')
+        for statement in [*_SCHEMA.split(";"), f"PRAGMA user_version = {FORMAT}"]:
+            database.execute(statement)
+        for key, value in settings.items():
+            set_meta(database, key, value)
+
+
+def _settings(database: sqlite3.Connection) -> dict:
+    """Returns what a user has chosen for an index of any format: folder, patterns, history and encoder."""
+    settings = {}
+    with suppress(sqlite3.Error, ValueError):  # an empty database has no settings, and a damaged one may have none
+        for key in ("folder", "patterns", "history", "vectors"):
+            value = get_meta(database, key)
+            if value is not None:
+                settings[key] = value
+    if settings.get("vectors"):
+        settings["vectors"] |= {"fingerprint": "", "rows": 0}  # no embedding is left
+    return settings
+
+
+class DamagedIndex(UserError):
+    """An index that holds something that the package does not write."""
+
+    def __init__(self, index_dir: Path):
+        super().__init__(f"{index_dir}: damaged: `soft-trainer index` makes it again")
+
+
+def mark_damaged(index_dir: Path) -> None:
+    """Marks an index as damaged, so that the next `connect` with `create` makes it again."""
+    with suppress(OSError):  # a read-only folder
+        (index_dir / DAMAGED).touch()
+
+
+def _remove_damaged(index_dir: Path) -> dict:
+    """Removes a damaged database. Returns its settings, as far as they can be read."""
+    marker = index_dir / DAMAGED
+    if not marker.stat().st_size:
+        settings = {}
+        with suppress(sqlite3.Error):
+            with closing(sqlite3.connect(index_dir / DATABASE)) as database:
+                settings = _settings(database)
+        write_text(marker, json.dumps(settings))  # in case this process is killed before there is a new database
+    for name in _DATABASE_FILES:
+        (index_dir / name).unlink(missing_ok=True)
+    return json.loads(marker.read_text())
+
+
+# Errors about the disk, its permissions or other processes. Every other error of SQLite means a damaged file.
+_DISK_CODES = {
+    sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PROTOCOL,
+}  # fmt: skip
+
+
+def is_disk_error(error: Exception) -> bool:
+    """Returns True if an error is about the disk rather than about what a file holds."""
+    if isinstance(error, sqlite3.Error):
+        return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF in _DISK_CODES
+    return isinstance(error, OSError)
+
+
+def is_damaged(database: sqlite3.Connection) -> bool:
+    """Returns True if a part of an index cannot be decoded. This reads the whole index."""
+    outside = not database.in_transaction
+    try:
+        if outside:
+            database.execute("BEGIN")  # so that no other process changes the index meanwhile
+        if database.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
+            return True
+        number_of_chunks = count_stored(database)[1]
+        Segments(database)
+        for table in ("postings", "commit_postings"):
+            for width, blob, counts in database.execute(f"SELECT width, chunks, counts FROM {table}"):
+                chunks = unpack(width, blob)
+                if len(chunks) != len(counts) or (table == "postings" and chunks[-1] >= number_of_chunks):
+                    return True
+        for chunks, text in database.execute("SELECT chunks, text FROM contents"):
+            json.loads(chunks)
+            zlib.decompress(text)
+        for (functions,) in database.execute("SELECT functions FROM commits"):
+            json.loads(functions)
+        for (value,) in database.execute("SELECT value FROM meta"):
+            json.loads(value)
+    except Exception as error:  # what a decoder raises depends on the damage
+        return not is_disk_error(error)
+    finally:
+        if outside and database.in_transaction:
+            database.execute("ROLLBACK")
+    return False
 
 
 @contextmanager
@@ -186,6 +304,11 @@ def transaction(database: sqlite3.Connection) -> Iterator[None]:
     finally:
         if database.in_transaction:  # a full disk has rolled it back already
             database.execute("ROLLBACK")
+
+
+def storable(path: str) -> str:
+    """Returns a path in UTF-8, which is all that SQLite stores. No indexed path has other bytes."""
+    return path.encode(errors="replace").decode()
 
 
 def get_meta(database: sqlite3.Connection, key: str, default=None):
@@ -204,32 +327,32 @@ def insert_postings(
     segment: int,
     vocabulary: list[str],
     term: np.ndarray,
-    piece: np.ndarray,
+    chunk: np.ndarray,
     count: np.ndarray,
     table: str = "postings",
 ) -> None:
-    """Writes a segment's postings: `vocabulary[term[i]]` occurs `count[i]` times in piece `piece[i]`.
+    """Writes a segment's postings: `vocabulary[term[i]]` occurs `count[i]` times in chunk `chunk[i]`.
 
-    Piece numbers are delta-encoded. All deltas of a term have the same width, the smallest that fits the largest one.
+    Chunk numbers are delta-encoded. All deltas of a term have the same width, the smallest that fits the largest one.
 
     Args:
-        piece: the piece numbers, in ascending order for each term.
+        chunk: the chunk numbers, in ascending order for each term.
     """
     if not len(term):
         return
     order = np.argsort(term, kind="stable")
     term = term[order]
-    piece = piece[order].astype(np.uint32)
+    chunk = chunk[order].astype(np.uint32)
     count = count[order]
     starts = np.flatnonzero(np.r_[True, term[1:] != term[:-1]])
     ends = np.r_[starts[1:], len(term)]
-    differences = np.diff(piece, prepend=np.uint32(0))
+    differences = np.diff(chunk, prepend=np.uint32(0))
     differences[starts] = 0
     largest = np.maximum.reduceat(differences, starts)
     widths = np.where(largest < 1 << 8, 1, np.where(largest < 1 << 16, 2, 4)).tolist()
     packed = {width: differences.astype(kind).data.cast("B") for width, kind in _WIDTHS.items()}
     counts = count.data.cast("B")
-    firsts = piece[starts].astype("<u4").data.cast("B")
+    firsts = chunk[starts].astype("<u4").data.cast("B")
     names = term[starts].tolist()
 
     def rows() -> Iterator[tuple]:
@@ -242,10 +365,10 @@ def insert_postings(
     database.executemany(f"INSERT INTO {table} VALUES (?, ?, ?, ?, ?)", sorted(rows()))
 
 
-def unpack(width: int, pieces: bytes) -> np.ndarray:
-    """Decodes a term's pieces in one segment. They are in ascending order, int64[n]."""
-    first = np.frombuffer(pieces, "<u4", 1)
-    differences = np.frombuffer(pieces, _WIDTHS[width], offset=4)
+def unpack(width: int, chunks: bytes) -> np.ndarray:
+    """Decodes a term's chunks in one segment. They are in ascending order, int64[n]."""
+    first = np.frombuffer(chunks, "<u4", 1)
+    differences = np.frombuffer(chunks, _WIDTHS[width], offset=4)
     return np.cumsum(np.concatenate([first, differences]), dtype=np.int64)
 
 
@@ -254,77 +377,114 @@ def count_segments(database: sqlite3.Connection) -> int:
     return database.execute("SELECT count(*) FROM segments").fetchone()[0]
 
 
+def count_stored(database: sqlite3.Connection) -> tuple[int, int]:
+    """Returns the numbers of files and chunks in the segments, including those that have been removed."""
+    query = "SELECT coalesce(sum(length(languages)), 0) / 2, coalesce(sum(length(lengths)), 0) / 2 FROM segments"
+    return database.execute(query).fetchone()
+
+
+def files_below(database: sqlite3.Connection, prefix: str = "") -> list[int]:
+    """Returns the ids of the files whose path begins with `prefix`, ordered by path."""
+    query = "SELECT id FROM files WHERE substr(path, 1, length(?1)) = ?1 ORDER BY path"
+    return [file for (file,) in database.execute(query, (prefix,))]
+
+
 def compact(database: sqlite3.Connection) -> None:
-    """Merges the segments and renumbers files and pieces, if there are many segments or many dead pieces."""
+    """Merges the segments and renumbers files and chunks, if there are many segments or many dead chunks."""
     segments = Segments(database)
-    files = database.execute("SELECT id, first, count FROM files ORDER BY first").fetchall()
-    old = np.array(files, np.int64).reshape(-1, 3)
-    counts = old[:, 2]
-    total = int(counts.sum())
+    total = len(segments.lengths)
     # Each segment stores its terms again, so a few segments would double the size of a small index.
-    few = count_segments(database) <= min(MAX_SEGMENTS, 1 + total // SEGMENT_PIECES)
-    if few and len(segments.lengths) <= total * (1 + MAX_DEAD_SHARE):
+    few = count_segments(database) <= min(MAX_SEGMENTS, 1 + total // SEGMENT_CHUNKS)
+    if few and count_stored(database)[1] <= total * (1 + MAX_DEAD_SHARE):
         return
-    firsts = np.cumsum(counts) - counts
-    taken = np.repeat(old[:, 1] - firsts, counts) + np.arange(total)
-    new_piece = np.full(len(segments.lengths), -1, np.int64)
-    new_piece[taken] = np.arange(total)
     vocabulary = []
-    piece = [np.zeros(0, np.int32)]
+    chunk = [np.zeros(0, np.int32)]
     count = [np.zeros(0, np.uint8)]
-    rows = database.execute("SELECT term, width, pieces, counts FROM postings ORDER BY term, segment")
+    rows = database.execute("SELECT term, width, chunks, counts FROM postings ORDER BY term, segment")
     for name, same in itertools.groupby(rows, operator.itemgetter(0)):
-        pieces, times = segments.joined([row[1:] for row in same])
-        if len(pieces):
+        chunks, times = segments.joined([row[1:] for row in same])
+        if len(chunks):
             vocabulary.append(name)
-            piece.append(new_piece[pieces].astype(np.int32))
+            chunk.append(chunks.astype(np.int32))
             count.append(times)
-    term = np.repeat(np.arange(len(vocabulary), dtype=np.int32), [len(pieces) for pieces in piece[1:]])
-    for table in ("postings", "segments", "dead"):
+    term = np.repeat(np.arange(len(vocabulary), dtype=np.int32), [len(chunks) for chunks in chunk[1:]])
+    for table in ("postings", "segments"):
         database.execute(f"DELETE FROM {table}")
     # Files first get negative ids, so that no two files ever have the same id.
-    database.execute("CREATE TEMP TABLE moves (new INTEGER, first INTEGER, old INTEGER PRIMARY KEY)")
-    moves = zip(range(len(files)), firsts.tolist(), old[:, 0].tolist(), strict=True)
-    database.executemany("INSERT INTO moves VALUES (?, ?, ?)", moves)
+    database.execute("CREATE TEMP TABLE moves (new INTEGER, old INTEGER PRIMARY KEY)")
+    database.executemany("INSERT INTO moves VALUES (?, ?)", enumerate(segments.ids.tolist()))
     for table, key in (("files", "id"), ("contents", "file"), ("vectors", "file")):
         database.execute(f"DELETE FROM {table} WHERE {key} NOT IN (SELECT old FROM moves)")
         database.execute(f"UPDATE {table} SET {key} = -1 - (SELECT new FROM moves WHERE old = {key})")
         database.execute(f"UPDATE {table} SET {key} = -1 - {key}")
-    database.execute("UPDATE files SET first = (SELECT first FROM moves WHERE new = id)")
     database.execute("DROP TABLE moves")
-    insert_postings(database, 0, vocabulary, term, np.concatenate(piece), np.concatenate(count))
-    owners = np.repeat(np.arange(len(files)), counts)
-    kept = old[:, 0]
-    by_piece = segments.lengths[taken], owners, segments.kinds[taken]
-    insert_segment(database, 0, *by_piece, segments.languages[kept], segments.traits[kept])
+    insert_postings(database, 0, vocabulary, term, np.concatenate(chunk), np.concatenate(count))
+    insert_segment(database, 0, segments.lengths, segments.owners, segments.kinds, segments.languages, segments.traits)
 
 
 def insert_segment(database: sqlite3.Connection, number: int, *arrays: Sequence) -> None:
-    """Stores the arrays that ranking needs: each piece's length, file and kind; each file's language and traits."""
+    """Stores the arrays that ranking needs: each chunk's length, file and kind; each file's language and traits."""
     blobs = [np.asarray(array).astype(kind).tobytes() for array, kind in zip(arrays, _ARRAYS.values(), strict=True)]
     database.execute("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?)", (number, *blobs))
 
 
 class Segments:
-    """The concatenated arrays of all segments.
+    """The concatenated arrays of all segments, for the files that exist, ordered by path.
+
+    An index that was updated file by file therefore gives the same arrays as a new one. Files and chunks have numbers
+    in this order, and the database has other numbers for both.
 
     Attributes:
-        lengths, owners, kinds: each piece's number of terms, file and kind.
+        ids: each file's id in the database.
+        lengths, owners, kinds: each chunk's number of terms, file and kind.
         languages, traits: each file's language and traits.
-        live: False for a file that has been removed.
-        firsts: each file's first piece, followed by the number of pieces.
+        firsts: each file's first chunk, followed by the number of chunks.
+
+    Args:
+        prefix: use only files whose path begins with it, such as `src/`.
     """
 
-    def __init__(self, database: sqlite3.Connection):
+    def __init__(self, database: sqlite3.Connection, prefix: str = ""):
         self.database = database
+        self.prefix = prefix
+        self.ids = np.array(files_below(database, prefix), np.int64)
         self.lengths = self._column("lengths")
         self.owners = self._column("owners")
         self.kinds = self._column("kinds")
         self.languages = self._column("languages")
         self.traits = self._column("traits").reshape(-1, len(TRAITS))
-        self.live = np.ones(len(self.languages), bool)
-        self.live[[file for (file,) in database.execute("SELECT file FROM dead")]] = False
-        self.firsts = np.searchsorted(self.owners, np.arange(len(self.languages) + 1))
+        stored_files = len(self.languages)
+        self.firsts = np.searchsorted(self.owners, np.arange(stored_files + 1))
+        self._numbers = None  # each stored chunk's number here, or -1; None if they are the same
+        if not np.array_equal(self.ids, np.arange(stored_files)):
+            self._select()
+
+    def _select(self) -> None:
+        """Selects and reorders the files in `ids` and their chunks."""
+        counts = self.firsts[self.ids + 1] - self.firsts[self.ids]
+        firsts = np.append(0, np.cumsum(counts))
+        total = int(firsts[-1])
+        stored = np.repeat(self.firsts[self.ids] - firsts[:-1], counts) + np.arange(total)
+        self._numbers = np.full(len(self.lengths), -1, np.int64)
+        self._numbers[stored] = np.arange(total)
+        self.lengths = self.lengths[stored]
+        self.kinds = self.kinds[stored]
+        self.owners = np.repeat(np.arange(len(self.ids), dtype=np.int32), counts)
+        self.languages = self.languages[self.ids]
+        self.traits = self.traits[self.ids]
+        self.firsts = firsts
+
+    @cached_property
+    def number_of(self) -> dict[int, int]:
+        """Each file's number, keyed by its id in the database."""
+        return {file: number for number, file in enumerate(self.ids.tolist())}
+
+    def first_chunk(self, file: int) -> int | None:
+        """Returns the first chunk of a file, given its id in the database, or None if it is not below the prefix."""
+        number = self.number_of.get(file)
+        if number is None:
+            return None
+        return int(self.firsts[number])
 
     def _column(self, name: str) -> np.ndarray:
         """Reads one array across all segments."""
@@ -332,26 +492,42 @@ class Segments:
         return np.frombuffer(b"".join(blob for (blob,) in rows), _ARRAYS[name])
 
     def postings(self, term: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the live pieces with a term in ascending order, int64[n], and its count in each, float32[n]."""
-        query = "SELECT width, pieces, counts FROM postings WHERE term = ? ORDER BY segment"
+        """Returns the chunks with a term in ascending order, int64[n], and its count in each, float32[n]."""
+        query = "SELECT width, chunks, counts FROM postings WHERE term = ? ORDER BY segment"
         rows = self.database.execute(query, (term,)).fetchall()
         if not rows:
             return np.zeros(0, np.int64), np.zeros(0, np.float32)
-        pieces, counts = self.joined(rows)
-        return pieces, counts.astype(np.float32)
+        chunks, counts = self.joined(rows)
+        return chunks, counts.astype(np.float32)
+
+    def paths(self) -> list[str]:
+        """Returns each file's path, without the prefix."""
+        query = "SELECT path FROM files WHERE substr(path, 1, length(?1)) = ?1 ORDER BY path"
+        return [path.removeprefix(self.prefix) for (path,) in self.database.execute(query, (self.prefix,))]
+
+    def names(self, chunks: np.ndarray) -> list[str]:
+        """Returns the qualified names of chunks. Chunks without a name have ""."""
+        query = "SELECT chunks FROM contents WHERE file = ?"
+        found = []
+        for file, same in itertools.groupby(chunks.tolist(), lambda chunk: int(self.owners[chunk])):
+            places = json.loads(self.database.execute(query, (file,)).fetchone()[0])
+            found += [places[chunk - int(self.firsts[file])][2] for chunk in same]
+        return found
 
     def joined(self, rows: list[tuple[int, bytes, bytes]]) -> tuple[np.ndarray, np.ndarray]:
-        """Joins a term's postings across segments. Returns the live pieces and the term's count in each, uint8[n].
+        """Joins a term's postings across segments. Returns chunks in order and the term's count in each, uint8[n].
 
         Args:
-            rows: (width, pieces, counts) for each segment.
+            rows: (width, chunks, counts) for each segment.
         """
-        pieces = np.concatenate([unpack(width, blob) for width, blob, _ in rows])
+        chunks = np.concatenate([unpack(width, blob) for width, blob, _ in rows])
         counts = np.frombuffer(b"".join(row[2] for row in rows), np.uint8)
-        if self.live.all():
-            return pieces, counts
-        live = self.live[self.owners[pieces]]
-        return pieces[live], counts[live]
+        if self._numbers is None:
+            return chunks, counts
+        chunks = self._numbers[chunks]
+        known = np.flatnonzero(chunks >= 0)
+        order = known[np.argsort(chunks[known], kind="stable")]
+        return chunks[order], counts[order]
 
 
 class JoinedSegments:
@@ -363,27 +539,38 @@ class JoinedSegments:
         self.kinds = joined_arrays(parts, "kinds")
         self.languages = joined_arrays(parts, "languages")
         self.traits = joined_arrays(parts, "traits")
-        self.live = joined_arrays(parts, "live")
-        self.first_pieces = []
+        self.first_chunks = []
         owners = []
-        files = pieces = 0
+        files = chunks = 0
         for part in parts:
-            self.first_pieces.append(pieces)
+            self.first_chunks.append(chunks)
             owners.append(part.owners + files)
             files += len(part.languages)
-            pieces += len(part.lengths)
+            chunks += len(part.lengths)
         self.owners = np.concatenate(owners)
         self.firsts = np.searchsorted(self.owners, np.arange(files + 1))
 
     def postings(self, term: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the live pieces in any index that contain a term, and its count in each. See `Segments.postings`."""
-        pieces = []
+        """Returns the chunks in any index that contain a term, and its count in each. See `Segments.postings`."""
+        chunks = []
         counts = []
-        for part, first in zip(self.parts, self.first_pieces, strict=True):
+        for part, first in zip(self.parts, self.first_chunks, strict=True):
             own, times = part.postings(term)
-            pieces.append(own + first)
+            chunks.append(own + first)
             counts.append(times)
-        return np.concatenate(pieces), np.concatenate(counts)
+        return np.concatenate(chunks), np.concatenate(counts)
+
+    def paths(self) -> list[str]:
+        """Returns each file's path. See `Segments.paths`."""
+        return [path for part in self.parts for path in part.paths()]
+
+    def names(self, chunks: np.ndarray) -> list[str]:
+        """Returns the qualified names of chunks, which are in ascending order. See `Segments.names`."""
+        found = []
+        for part, first in zip(self.parts, self.first_chunks, strict=True):
+            own = chunks - first
+            found += part.names(own[(own >= 0) & (own < len(part.lengths))])
+        return found
 
 
 @lru_cache(maxsize=2)

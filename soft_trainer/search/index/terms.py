@@ -1,4 +1,4 @@
-"""Reads files for the index: splits them into pieces and counts the terms in each."""
+"""Reads files for the index: splits them into chunks and counts the terms in each."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from itertools import chain, count
 
 import numpy as np
 
+from soft_trainer.search.index.chunks import LANGUAGES, TEXT_LANGUAGES, Chunk, first_paragraph, language_of, split
 from soft_trainer.search.index.listing import maybe_vendored
 from soft_trainer.search.index.notebooks import is_notebook, notebook_text
-from soft_trainer.search.index.pieces import TEXT_LANGUAGES, Piece, first_paragraph, language_of, split
 from soft_trainer.search.index.store import TRAITS
 from soft_trainer.search.index.words import WORD, source_words, stem, terms, whole
 from soft_trainer.source.names import identifier_words, is_test_path
@@ -38,14 +38,14 @@ class Batch:
     """A batch of files with their terms, in the form in which the index stores them.
 
     Attributes:
-        files: for each file, its path, its language, the number of its pieces, its digest, the `[start, end, name]` of
-            each piece as JSON, and its compressed text.
+        files: for each file, its path, its language, the number of its chunks, its digest, the `[start, end, name]` of
+            each chunk as JSON, and its compressed text.
         traits: each file's values for `store.TRAITS`.
-        lengths, kinds: each piece's number of terms and kind.
+        lengths, kinds: each chunk's number of terms and kind.
         skipped: the files that cannot be searched, with the reasons.
         touched: the files with a new modification time but the same content.
         vocabulary: the terms.
-        term, piece, count: term `vocabulary[term[i]]` occurs `count[i]` times in piece `piece[i]`. Pieces are numbered
+        term, chunk, count: term `vocabulary[term[i]]` occurs `count[i]` times in chunk `chunk[i]`. Chunks are numbered
             across all `files`.
     """
 
@@ -57,12 +57,12 @@ class Batch:
     touched: list[str] = field(default_factory=list)
     vocabulary: list[str] = field(default_factory=list)
     term: np.ndarray | None = None
-    piece: np.ndarray | None = None
+    chunk: np.ndarray | None = None
     count: np.ndarray | None = None
 
 
 def read_batch(root: str, known: Mapping[str, tuple | None]) -> Batch:
-    """Reads files, splits them into pieces and counts their terms.
+    """Reads files, splits them into chunks and counts their terms.
 
     Args:
         root: the indexed folder.
@@ -83,17 +83,17 @@ def read_batch(root: str, known: Mapping[str, tuple | None]) -> Batch:
         if (digest, language) == as_indexed:
             batch.touched.append(path)
             continue
-        pieces = []
-        for piece, text, marked in _pieces(path, source, language):
+        chunks = []
+        for chunk, text, marked in _chunks(path, source, language):
             before = len(term)
             term.extend(chain.from_iterable(map(numbers_of, source_words(text))))
             batch.lengths.append(min(len(term) - before, 65_535))
             term.extend(map(numbers.__getitem__, marked))
             sizes.append(len(term) - before)
-            pieces.append([piece.start, piece.end, piece.name])
-            batch.kinds.append(piece.kind)
-        places = json.dumps(pieces, ensure_ascii=False, separators=(",", ":"))
-        batch.files.append((path, language, len(pieces), digest, places, zlib.compress(source, 1)))
+            chunks.append([chunk.start, chunk.end, chunk.name])
+            batch.kinds.append(chunk.kind)
+        places = json.dumps(chunks, ensure_ascii=False, separators=(",", ":"))
+        batch.files.append((path, language, len(chunks), digest, places, zlib.compress(source, 1)))
         depth = path.count("/")
         parts = len(identifier_words(_name_and_folders(path)[0]))
         kinds = {
@@ -106,12 +106,12 @@ def read_batch(root: str, known: Mapping[str, tuple | None]) -> Batch:
         }
         batch.traits.append(tuple(int(kinds[trait]) for trait in TRAITS))
     batch.vocabulary = list(numbers)
-    # Each pair of a term and a piece is encoded as one integer. NumPy sorts integers faster than Python counts pairs.
+    # Each pair of a term and a chunk is encoded as one integer. NumPy sorts integers faster than Python counts pairs.
     pairs = np.array(term, np.int64) * len(sizes) + np.repeat(np.arange(len(sizes)), sizes)
     pairs, times = np.unique(pairs, return_counts=True)
-    term_numbers, piece_numbers = np.divmod(pairs, max(len(sizes), 1))
+    term_numbers, chunk_numbers = np.divmod(pairs, max(len(sizes), 1))
     batch.term = term_numbers.astype(np.int32)
-    batch.piece = piece_numbers.astype(np.int32)
+    batch.chunk = chunk_numbers.astype(np.int32)
     batch.count = np.minimum(times, MAX_COUNT).astype(np.uint8)
     return batch
 
@@ -124,6 +124,8 @@ def read_source(root: str, path: str) -> tuple[bytes, str] | str:
         source = read_regular(full, MAX_NOTEBOOK_BYTES)
         if isinstance(source, bytes):
             source, language = notebook_text(source) or (source, "")
+            if language and language not in LANGUAGES:
+                language = "text"  # languages are shown outside the marks of untrusted text
         if len(source) > MAX_FILE_BYTES:
             return f"over {MAX_FILE_BYTES:,} bytes"
     else:
@@ -134,21 +136,21 @@ def read_source(root: str, path: str) -> tuple[bytes, str] | str:
     return source, language or language_of(path, source)
 
 
-def _pieces(path: str, source: bytes, language: str) -> Iterator[tuple[Piece, bytes, set[str]]]:
-    """Yields each piece of a file with its text and its marked terms, taken from names, the path and documentation."""
+def _chunks(path: str, source: bytes, language: str) -> Iterator[tuple[Chunk, bytes, set[str]]]:
+    """Yields each chunk of a file with its text and its marked terms, taken from names, the path and documentation."""
     lines = source.split(b"\n")
     own_name, folders = _name_and_folders(path)
-    # The first piece gets the terms of the path.
+    # The first chunk gets the terms of the path.
     marked = _marked(OWN_NAME, WORD.findall(own_name)) | _marked(PATH, WORD.findall(folders))
-    pieces = split(source, language, is_notebook(path))
-    for piece in pieces or [Piece(1, 1)]:  # a file without words can be found by its path
-        text = b"\n".join(lines[piece.start - 1 : piece.end])
+    chunks = split(source, language, is_notebook(path))
+    for chunk in chunks or [Chunk(1, 1)]:  # a file without words can be found by its path
+        text = b"\n".join(lines[chunk.start - 1 : chunk.end])
         marked |= _marked(SUMMARY, source_words(first_paragraph(text)))
-        if piece.defines:
-            for name in (piece.name, *piece.defines):
+        if chunk.defines:
+            for name in (chunk.name, *chunk.defines):
                 marked |= {NAME + stem(part) for part in identifier_words(name)}
-            marked |= {DEFINED + whole(name) for name in piece.defines}
-        yield piece, text, marked
+            marked |= {DEFINED + whole(name) for name in chunk.defines}
+        yield chunk, text, marked
         marked = set()
 
 

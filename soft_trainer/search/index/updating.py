@@ -31,21 +31,25 @@ _UNSTABLE = {"unreadable", "link", "not a regular file"}
 
 
 class Changes(NamedTuple):
-    """The differences between a tree and its index."""
+    """The differences between a tree and its index.
+
+    Args:
+        any: True if there are differences, such as a new reason to skip a file.
+    """
 
     listing: Listing
     changed: list[str]
     removed: list[str]
+    any: bool
 
 
-def find_changes(database: sqlite3.Connection, folder: str) -> Changes | None:
-    """Compares the sizes and times of a tree's files with those in the index. Returns None if nothing has changed."""
+def find_changes(database: sqlite3.Connection, folder: str) -> Changes:
+    """Compares the sizes and times of a tree's files with those in the index."""
     listing = list_tree(folder, **store.get_meta(database, "patterns", {}))
-    listing.skipped = {path.encode(errors="replace").decode(): why for path, why in listing.skipped.items()}
-    known: dict[str, Stat | None] = {}
+    listing.skipped = {store.storable(path): why for path, why in listing.skipped.items()}
+    rows = database.execute("SELECT path, size, changed FROM files")
+    known: dict[str, Stat | None] = {path: (size, time) for path, size, time in rows}
     by_name = {}
-    for path, size, time in database.execute("SELECT path, size, changed FROM files"):
-        known[path] = (size, time)
     for path, why, size, time in database.execute("SELECT path, reason, size, changed FROM skipped"):
         if size is None:
             by_name[path] = why
@@ -53,11 +57,13 @@ def find_changes(database: sqlite3.Connection, folder: str) -> Changes | None:
             known[path] = None  # a change of permissions changes neither size nor time
         else:
             known[path] = (size, time)
-    changed = [path for path, status in listing.files.items() if known.get(path) != status]
-    removed = list(known.keys() - listing.files.keys())
-    if not changed and not removed and by_name == listing.skipped:
-        return None
-    return Changes(listing, changed, removed)
+    changed = []
+    removed = []
+    if known != listing.files:  # takes a tenth of the time of looking for the differences
+        # In a new index, sorted files have the order in which `Segments` presents them.
+        changed = sorted(path for path, status in listing.files.items() if known.get(path) != status)
+        removed = list(known.keys() - listing.files.keys())
+    return Changes(listing, changed, removed, bool(changed or removed or by_name != listing.skipped))
 
 
 def apply_changes(database: sqlite3.Connection, folder: str, changes: Changes, progress: bool) -> None:
@@ -138,37 +144,34 @@ def _write(database: sqlite3.Connection, stats: dict[str, Stat], vocabulary: lis
 def _write_segment(
     database: sqlite3.Connection, stats: dict[str, Stat], vocabulary: list[str], batches: list[Batch]
 ) -> None:
-    """Writes the files of several batches, with their pieces and postings."""
+    """Writes the files of several batches, with their chunks and postings."""
     known = store.get_meta(database, "languages", [])
-    segments = store.Segments(database)
-    file = len(segments.languages)
-    first = len(segments.lengths)
+    file, first = store.count_stored(database)
     owners: list[int] = []
     languages: list[int] = []
     for batch in batches:
-        batch.piece = batch.piece + first
-        for path, language, pieces, digest, places, text in batch.files:
-            values = file, path, *stats[path], language, first, pieces, digest
-            database.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
+        batch.chunk = batch.chunk + first
+        for path, language, chunks, digest, places, text in batch.files:
+            values = file, path, *stats[path], language, chunks, digest
+            database.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", values)
             database.execute("INSERT INTO contents VALUES (?, ?, ?)", (file, places, text))
             if language not in known:
                 known.append(language)
             languages.append(known.index(language))
-            owners += [file] * pieces
+            owners += [file] * chunks
             file += 1
-            first += pieces
+            first += chunks
     store.set_meta(database, "languages", known)
     number = store.count_segments(database)
     joined = partial(store.joined_arrays, batches)
-    store.insert_postings(database, number, vocabulary, joined("term"), joined("piece"), joined("count"))
+    store.insert_postings(database, number, vocabulary, joined("term"), joined("chunk"), joined("count"))
     traits = np.array(list(chain.from_iterable(batch.traits for batch in batches))).reshape(-1, len(store.TRAITS))
     store.insert_segment(database, number, joined("lengths"), owners, joined("kinds"), languages, traits)
 
 
 def _remove(database: sqlite3.Connection, paths: list[str]) -> None:
-    """Removes files. Their pieces remain in the segments as dead pieces until the segments are rewritten."""
+    """Removes files. Their chunks remain in the segments as dead chunks until the segments are rewritten."""
     rows = [(path,) for path in paths]
-    database.executemany("INSERT INTO dead SELECT id FROM files WHERE path = ?", rows)
     database.executemany("DELETE FROM contents WHERE file = (SELECT id FROM files WHERE path = ?)", rows)
     database.executemany("DELETE FROM files WHERE path = ?", rows)
     database.executemany("DELETE FROM skipped WHERE path = ?", rows)

@@ -1,14 +1,12 @@
 """Stores embeddings as rows of an append-only float16 file. SQLite records how many rows are valid.
 
 A row is written before the transaction that refers to it, and never changes afterwards. If a process is killed, it may
-leave rows that are never read, but no reader ever sees part of a row. Rows that no piece uses are dropped the next
+leave rows that are never read, but no reader ever sees part of a row. Rows that no chunk uses are dropped the next
 time the file is rewritten under a new name.
 """
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import json
 import math
 import os
@@ -16,16 +14,14 @@ import sqlite3
 import sys
 import time
 import zlib
-from functools import cached_property, partial
 from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
 
-from soft_trainer.encoders.onnx_session import has_onnxruntime
+from soft_trainer.encoders.onnx import has_onnxruntime, lighter
+from soft_trainer.encoders.text_encoder import TextEncoder
 from soft_trainer.errors import UserError
-from soft_trainer.search.index.onnx import SAMPLE, OnnxSearchEncoder, open_onnx
-from soft_trainer.search.index.static import StaticSearchEncoder, static_folder
 from soft_trainer.search.index.store import get_meta, set_meta, transaction
 from soft_trainer.terminal import LINE_SECONDS, Progress, duration, print_on_main
 
@@ -33,107 +29,30 @@ from soft_trainer.terminal import LINE_SECONDS, Progress, duration, print_on_mai
 FIRST_TEXTS = 32
 COMMIT_TEXTS = 512
 COMMIT_SECONDS = 5.0
-SLOW_RATE = 20.0  # pieces per second, as long as the rate is unknown
+SLOW_RATE = 20.0  # chunks per second, as long as the rate is unknown
 MAX_DEAD_SHARE = 0.05
+SAMPLE = 64  # chunks on which `lightest` compares
 _DIGEST = 8
 ROWS_AT_ONCE = 1 << 14  # rows to convert to float32 at once, so that they stay in a processor's cache
 
 
-class SearchEncoder:
-    """An encoder loaded with `soft_trainer.encoders`. Its embeddings, float32[n, d], are compared by dot product.
-
-    Args:
-        name: the folder or Hub name.
-        truncate_dim: the number of leading dimensions to keep. By default, as many as `load_encoder` keeps.
-
-    Raises:
-        UserError: the encoder cannot be loaded.
-    """
-
-    def __init__(self, name: str, truncate_dim: int | None = None):
-        from transformers.utils import logging
-
-        # These import torch.
-        from soft_trainer.encoders.encoding import comparable
-        from soft_trainer.encoders.loading import load_encoder
-
-        # The output of a search should not have a report on weights.
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
-        try:
-            self._encoder = load_encoder(name, truncate_dim=truncate_dim)
-        except UserError as error:
-            if "trust_remote_code" not in str(error):
-                raise
-            raise UserError(f"{name}: it needs its own code, which a search never runs") from error
-        self.name = name
-        self.truncate_dim = truncate_dim
-        self.identity = self._encoder.identity()
-        self._comparable = partial(comparable, self._encoder.profile)
-
-    @cached_property
-    def _encoder_of_codes(self):
-        """The same encoder with a second tokenizer.
-
-        While a page is served, one thread searches and another encodes pieces. A tokenizer has only one maximum length
-        at a time, so with a shared one the threads would truncate each other's texts.
-        """
-        return dataclasses.replace(self._encoder, tokenizer=copy.deepcopy(self._encoder.tokenizer))
-
-    def queries(self, texts: list[str]) -> np.ndarray:
-        """Embeds queries."""
-        return self._comparable(self._encoder.encode_queries(texts)).float().cpu().numpy()
-
-    def codes(self, texts: list[str], languages: list[str]) -> np.ndarray:
-        """Embeds pieces of code."""
-        from soft_trainer.dataflow import DATA_FLOW_LANGUAGES  # imports tree-sitter
-
-        # Text in another language has no data flow. It is read like Python code with a syntax error.
-        known = [language if language in DATA_FLOW_LANGUAGES else "python" for language in languages]
-        return self._comparable(self._encoder_of_codes.encode_codes(texts, known)).float().cpu().numpy()
-
-
-AnyEncoder = SearchEncoder | StaticSearchEncoder | OnnxSearchEncoder
-TORCH = "torch"
-
-
-def open_encoder(name: str, truncate_dim: int | None = None, precision: str | None = None) -> AnyEncoder:
-    """Opens an encoder, given its folder or Hub name. A static or exported encoder is opened without torch.
-
-    Args:
-        precision: how the embeddings of an index were made: "torch", or the precision of the exported weights. None
-            means that no embeddings exist yet.
-
-    Raises:
-        UserError: the encoder cannot be loaded.
-    """
-    folder = static_folder(name)
-    if folder is not None:
-        return StaticSearchEncoder(name, folder, truncate_dim)
-    if precision != TORCH:
-        exported = open_onnx(name, truncate_dim, precision)
-        if exported is not None:
-            return exported
-    return SearchEncoder(name, truncate_dim)
-
-
 def embedded_text(path: str, name: str, text: str) -> str:
-    """Returns the text to embed for a piece. It starts with path and name, because a method means little without its
-    class.
+    """Returns the text to embed for a chunk.
+
+    It starts with path and name, because a method means little without its class.
     """
     if name:
         return f"{path} {name}\n{text}"
     return f"{path}\n{text}"
 
 
-def embed_pieces(database: sqlite3.Connection, index_dir: Path, encoder: SearchEncoder, progress: bool) -> None:
-    """Encodes every piece that has no embedding yet. If it is interrupted, a later call continues.
+def embed_chunks(database: sqlite3.Connection, index_dir: Path, encoder: TextEncoder, progress: bool) -> None:
+    """Encodes every chunk that has no embedding yet. If it is interrupted, a later call continues.
 
-    Other processes and threads may change the index at the same time, but only one at a time may encode.
+    `start_encoding` comes first. Other processes and threads may change the index at the same time, but only one at a
+    time may encode.
     """
-    if getattr(encoder, "undecided", False):
-        encoder.choose(_sample(database))
-    state = _state_for(database, encoder)
+    state = get_meta(database, "vectors")
     # The rows of all encoded texts by digest, including texts of files that have changed or disappeared.
     slots: dict[bytes, int] = {}
     for digests, rows in database.execute("SELECT digests, slots FROM vectors"):
@@ -141,7 +60,7 @@ def embed_pieces(database: sqlite3.Connection, index_dir: Path, encoder: SearchE
             slots[digests[_DIGEST * place : _DIGEST * (place + 1)]] = row
     size = FIRST_TEXTS
     total = unencoded(database)
-    with Progress("Encoding" if progress else None, total, "piece") as bar:
+    with Progress("Encoding" if progress else None, total, "chunk") as bar:
         while group := _pending(database, min(size, COMMIT_TEXTS)):
             started = time.perf_counter()
             count = _commit(database, index_dir, encoder, state, slots, group)
@@ -149,13 +68,13 @@ def embed_pieces(database: sqlite3.Connection, index_dir: Path, encoder: SearchE
                 state["rate"] = count / max(time.perf_counter() - started, 1e-3)
                 size = max(FIRST_TEXTS, round(COMMIT_SECONDS * state["rate"]))
             first = bar.done == 0
-            bar.update(sum(len(pieces) for _, _, pieces in group))
+            bar.update(sum(len(chunks) for _, _, chunks in group))
             left = (total - bar.done) / state.get("rate", SLOW_RATE)
             if progress and first and left > LINE_SECONDS:
                 faster = ""
-                if isinstance(encoder, SearchEncoder) and not has_onnxruntime():
+                if encoder.runtime == "torch" and not has_onnxruntime():
                     faster = "; about a third of that with the extra: pip install -c constraints.txt -e '.[onnx]'"
-                print_on_main(f"{total:,} pieces to encode take about {duration(left)}{faster}")
+                print_on_main(f"{total:,} chunks to encode take about {duration(left)}{faster}")
     with transaction(database):
         database.execute("DELETE FROM vectors WHERE file NOT IN (SELECT id FROM files)")
         state = _compacted(database, index_dir, state)
@@ -169,36 +88,54 @@ _WITHOUT_VECTORS = "WHERE id NOT IN (SELECT file FROM vectors)"
 
 
 def unencoded(database: sqlite3.Connection) -> int:
-    """Counts the pieces without an embedding."""
+    """Counts the chunks without an embedding."""
     return database.execute(f"SELECT coalesce(sum(count), 0) FROM files {_WITHOUT_VECTORS}").fetchone()[0]
 
 
-def _state_for(database: sqlite3.Connection, encoder: SearchEncoder) -> dict:
-    """Returns the state of the embeddings, and deletes them all if the encoder or its dimensions have changed."""
+def lightest(database: sqlite3.Connection, encoder: TextEncoder) -> TextEncoder:
+    """Returns an exported encoder with weights of 8-bit integers if that changes embeddings of chunks little."""
+    texts = _sample(database)
+    if encoder.runtime != "onnx" or not texts:
+        return encoder
+    chosen, cosine = lighter(encoder, texts)
+    weights = "int8" if chosen.runtime == "int8" else "float32"
+    print_on_main(f"weights: {weights} (mean cosine of int8 with float32: {cosine:.3f} on {len(texts)} chunks)")
+    return chosen
+
+
+def start_encoding(database: sqlite3.Connection, name: str, truncate_dim: int | None, encoder: TextEncoder) -> None:
+    """Stores the encoder of the embeddings, and deletes all embeddings if another encoder made them.
+
+    Args:
+        name: the folder or Hub name of the encoder.
+        truncate_dim: the number of leading dimensions to keep, or None for the encoder's default.
+    """
     state = get_meta(database, "vectors", {})
-    kept = {"model": encoder.name, "truncate_dim": encoder.truncate_dim, "identity": encoder.identity}
-    kept["precision"] = getattr(encoder, "precision", TORCH)
-    if {key: state.get(key) for key in kept} != kept:
-        example = encoder.codes(["def example(): pass"], ["python"])
-        # A power of two scales embeddings to about length one, because half precision ends at 65,504.
-        length = float(np.linalg.norm(example))
-        scale = 1.0
-        if 0 < length < math.inf:
-            scale = 2.0 ** -round(math.log2(length))
-        number = state.get("number", 0) + 1
-        state = kept | {"dimension": example.shape[1], "scale": scale, "rows": 0, "number": number}
+    kept = {"model": name, "truncate_dim": truncate_dim, "fingerprint": encoder.fingerprint}
+    if {key: state.get(key) for key in kept} == kept:
+        state["runtime"] = encoder.runtime
         with transaction(database):
-            database.execute("DELETE FROM vectors")
             set_meta(database, "vectors", state)
-    return state
+        return
+    example = encoder.encode(["def example(): pass"], "code", ["python"])
+    # A power of two scales embeddings to about length one, because half precision ends at 65,504.
+    length = float(np.linalg.norm(example))
+    scale = 1.0
+    if 0 < length < math.inf:
+        scale = 2.0 ** -round(math.log2(length))
+    number = state.get("number", 0) + 1
+    kept |= {"runtime": encoder.runtime, "dimension": example.shape[1], "scale": scale, "rows": 0, "number": number}
+    with transaction(database):
+        database.execute("DELETE FROM vectors")
+        set_meta(database, "vectors", kept)
 
 
 def _sample(database: sqlite3.Connection) -> list[str]:
-    """Returns pieces from all over the index, about as many as `SAMPLE`."""
+    """Returns chunks from all over the index, about as many as `SAMPLE`."""
     (files,) = database.execute("SELECT count(*) FROM files").fetchone()
     step = max(1, files // SAMPLE)
     texts = []
-    for path, places, blob in database.execute("SELECT path, pieces, text FROM files JOIN contents ON file = id"):
+    for path, places, blob in database.execute("SELECT path, chunks, text FROM files JOIN contents ON file = id"):
         step -= 1
         if step:
             continue
@@ -215,39 +152,39 @@ def vector_file(index_dir: Path, number: int) -> Path:
 
 
 def _pending(database: sqlite3.Connection, count: int) -> list[tuple[str, bytes, list[tuple[bytes, str, str]]]]:
-    """Returns the next files that lack embeddings, with about `count` pieces in total.
+    """Returns the next files that lack embeddings, with about `count` chunks in total.
 
     Returns:
-        For each file, its path, a digest of its content, and (digest, text, language) for each piece.
+        For each file, its path, a digest of its content, and (digest, text, language) for each chunk.
     """
-    query = f"SELECT path, digest, language, pieces, text FROM files JOIN contents ON file = id {_WITHOUT_VECTORS}"
+    query = f"SELECT path, digest, language, chunks, text FROM files JOIN contents ON file = id {_WITHOUT_VECTORS}"
     group = []
     for path, content, language, places, blob in database.execute(f"{query} ORDER BY id"):
         lines = zlib.decompress(blob).decode(errors="replace").split("\n")
-        pieces = []
+        chunks = []
         for start, end, name in json.loads(places):
             text = embedded_text(path, name, "\n".join(lines[start - 1 : end]))
             digest = blake2b(text.encode(errors="replace"), digest_size=_DIGEST).digest()
-            pieces.append((digest, text, language))
-        group.append((path, content, pieces))
-        count -= len(pieces)
+            chunks.append((digest, text, language))
+        group.append((path, content, chunks))
+        count -= len(chunks)
         if count <= 0:
             break
     return group
 
 
 def _commit(
-    database: sqlite3.Connection, index_dir: Path, encoder: SearchEncoder, state: dict, slots: dict, group: list
+    database: sqlite3.Connection, index_dir: Path, encoder: TextEncoder, state: dict, slots: dict, group: list
 ) -> int:
-    """Encodes the new pieces of a group of files and records them in one transaction. Returns how many there were."""
+    """Encodes the new chunks of a group of files and records them in one transaction. Returns how many there were."""
     new = {}
-    for _, _, pieces in group:
-        for digest, text, language in pieces:
+    for _, _, chunks in group:
+        for digest, text, language in chunks:
             if digest not in slots:
                 new[digest] = (text, language)
     if new:
         texts, languages = zip(*new.values(), strict=True)
-        vectors = (state["scale"] * encoder.codes(list(texts), list(languages))).astype("<f2")
+        vectors = (state["scale"] * encoder.encode(texts, "code", languages)).astype("<f2")
         slots |= {digest: state["rows"] + place for place, digest in enumerate(new)}
         _append(vector_file(index_dir, state["number"]), state["rows"], vectors)
         state["rows"] += len(vectors)
@@ -309,15 +246,16 @@ def similarities(vectors: np.ndarray, query: np.ndarray) -> np.ndarray:
     """Computes the dot product of every row with the normalised embedding of a query, float32[rows].
 
     If torch is loaded already, for the query's encoder, it multiplies in float16. NumPy cannot do that, and it is five
-    times as fast. To order near ties correctly, the best thousand are computed again in float32.
+    times as fast. To order near ties correctly, the best thousand are computed again. NumPy adds up in float64, which
+    is as fast as float32 here, so that a product does not depend on the row's position in the file.
     """
-    query = query / max(float(np.linalg.norm(query)), 1e-9)
+    query = query.astype(np.float64) / max(float(np.linalg.norm(query)), 1e-9)
     torch = sys.modules.get("torch")
     if torch is None:
         scores = np.zeros(len(vectors), np.float32)
         for start in range(0, len(vectors), ROWS_AT_ONCE):
             rows = slice(start, start + ROWS_AT_ONCE)
-            scores[rows] = vectors[rows].astype(np.float32) @ query
+            scores[rows] = vectors[rows].astype(np.float64) @ query
         return scores
     half = torch.from_numpy(vectors) @ torch.from_numpy(query).to(torch.float16)[:, None]
     scores = half[:, 0].float().numpy()
@@ -325,5 +263,5 @@ def similarities(vectors: np.ndarray, query: np.ndarray) -> np.ndarray:
         best = np.argpartition(-scores, 1000)[:1000]
     else:
         best = np.arange(len(scores))
-    scores[best] = vectors[best].astype(np.float32) @ query
+    scores[best] = vectors[best].astype(np.float64) @ query
     return scores

@@ -20,8 +20,8 @@ from soft_trainer.files import read_json_lines
 from soft_trainer.mining.history import MinedHistory, history_language, mine_history
 from soft_trainer.mining.rules import DOCUMENT_RULES, first_broken
 from soft_trainer.search.code_index import CodeIndex
+from soft_trainer.search.index.chunks import language_of
 from soft_trainer.search.index.listing import list_tree
-from soft_trainer.search.index.pieces import language_of
 from soft_trainer.source.definitions import parse
 from soft_trainer.source.functions import comments, functions
 from soft_trainer.source.git import open_repository, reporting_missing_objects, write_tree
@@ -29,7 +29,7 @@ from soft_trainer.source.languages import SOURCE_LANGUAGES
 from soft_trainer.source.source_files import read_text
 
 CUT = 10
-DEPTH = 100  # pieces to consider for the first files or functions
+DEPTH = 100  # chunks to consider for the first files or functions
 
 
 class Place(NamedTuple):
@@ -41,7 +41,7 @@ class Place(NamedTuple):
 
 
 class Measures(NamedTuple):
-    """The reciprocal rank of the first right answer, nDCG@10, and the share of right answers among the first ten."""
+    """The reciprocal rank of the first relevant code, nDCG@10, and the share of relevant codes among the first ten."""
 
     mrr: float
     ndcg: float
@@ -66,17 +66,17 @@ def measures(ranked: Iterable[Hashable], targets: frozenset[str]) -> Measures:
 
 
 def _gain(places: np.ndarray) -> float:
-    """Returns the discounted gain of right answers at these positions, which start at 1."""
+    """Returns the discounted gain of relevant codes at these positions, which start at 1."""
     return float(np.sum(1 / np.log2(places + 1)))
 
 
 class JudgedQuery(NamedTuple):
-    """A query, the tree to search and the right answers.
+    """A query, the tree to search and the relevant codes.
 
     Args:
         tree: the name of the tree to search.
         query: the text of the query.
-        targets: the paths of the right answers, or function ids if the query is a commit's subject.
+        targets: the paths of the relevant codes, or function ids if the query is a commit's subject.
         groups: the groups of queries that it belongs to. A mean is reported for each group.
     """
 
@@ -99,12 +99,17 @@ def read_queries(path: str | os.PathLike[str]) -> list[JudgedQuery]:
     """Reads judged queries: JSON lines with `repo`, `query`, `relevant`, `secondary`, and `category` or `language`.
 
     Raises:
-        UserError: the file cannot be read, or a line lacks one of these keys.
+        UserError: the file cannot be read, a line lacks one of these keys, or `relevant` is not a list of paths.
     """
     queries = []
     for place, row in read_json_lines(path):
         try:
+            for key in ("relevant", "secondary"):
+                if not (isinstance(row.get(key, []), list) and all(isinstance(one, str) for one in row.get(key, []))):
+                    raise UserError(f'{place}: {key}={row[key]!r}: expected a list of paths, such as ["src/dates.py"]')
             targets = frozenset([*row["relevant"], *row.get("secondary", [])])
+            if not targets:
+                raise UserError(f"{place}: relevant=[]: expected at least one path; remove queries without an answer")
             groups = tuple(f"{name} {row[name]}" for name in ("category", "language") if name in row)
             queries.append(JudgedQuery(row["repo"], row["query"], targets, groups))
         except (KeyError, TypeError) as error:
@@ -157,7 +162,7 @@ def _without_comments(source: bytes, language: str, path: str) -> tuple[list[str
 def ask(index: CodeIndex, queries: Iterable[JudgedQuery], lexical: bool) -> list[QueryOutcome]:
     """Runs queries on an open index.
 
-    The measured time is that of a search for ten results. If several results are in one file, only the first is used.
+    The measured time is for a search for ten results. If several results are in one file, only the first is used.
     """
     outcomes = []
     for judged in queries:

@@ -14,9 +14,9 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from soft_trainer.encoders import text_encoder
 from soft_trainer.errors import UserError
 from soft_trainer.search.code_index import CodeIndex
-from soft_trainer.search.index import vectors
 from soft_trainer.search.measuring.judged import DEPTH, JudgedQuery, Measures, Place, history_queries, score_search
 
 WORDS = "words"
@@ -36,12 +36,14 @@ class Verdict(NamedTuple):
         cut: the commit whose tree was searched.
         measured: each query's measures, keyed by system and by level, which is "files" or "functions".
         notices: messages for the user.
+        models: the encoders, in the order in which they were given.
     """
 
     queries: list[JudgedQuery]
     cut: str
     measured: dict[str, dict[str, list[Measures]]]
     notices: list[str]
+    models: Sequence[str] = ()
 
 
 def compare_searches(
@@ -56,7 +58,7 @@ def compare_searches(
 
     Args:
         language: the language of the functions. By default, the most common one in the repository.
-        models: the encoders. Each is combined with words.
+        models: the encoders, that before training first. Each is combined with words.
         external: a command that contains `{query}` and prints paths, best first.
         index_dir: the folder for the index. By default, a temporary one.
 
@@ -66,7 +68,7 @@ def compare_searches(
     """
     program = ExternalSearch(external) if external else None
     for model in models:
-        vectors.open_encoder(model, truncate_dim)  # raises an error now rather than after hours
+        text_encoder.open_encoder(model, truncate_dim)  # raises an error now rather than after hours
     with tempfile.TemporaryDirectory(prefix="soft_trainer-") as scratch:
         tree = f"{scratch}/tree"
         queries, mined = history_queries(repository, language, tree)
@@ -81,7 +83,7 @@ def compare_searches(
             if program.failures:
                 failed = f"{program.failures} of {len(queries)} queries failed or took over {SECONDS:g} s"
                 notices.append(f"{program.name}: {failed}; they score 0")
-    return Verdict(queries, mined.cut, measured, notices)
+    return Verdict(queries, mined.cut, measured, notices, models)
 
 
 def _systems(index: CodeIndex, models: Sequence[str], truncate_dim: int | None) -> Iterator[tuple[str, Search]]:
@@ -91,7 +93,12 @@ def _systems(index: CodeIndex, models: Sequence[str], truncate_dim: int | None) 
     for model in models:
         index.encode(model, progress=True, truncate_dim=truncate_dim)
         yield model, search_of(index, lexical=False, commits=False)
-        yield f"{model} + memory", search_of(index, lexical=False, commits=True)
+        yield with_memory(model), search_of(index, lexical=False, commits=True)
+
+
+def with_memory(model: str) -> str:
+    """Returns the name of the system that searches by words, by an encoder and by commits."""
+    return f"{model} + memory"
 
 
 def search_of(index: CodeIndex, lexical: bool, commits: bool) -> Search:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -14,7 +15,7 @@ SHOWN_LINES = 4
 
 @dataclass(frozen=True)
 class Commit:
-    """A commit that changed the piece: its short hash, its date and its subject."""
+    """A commit that changed the chunk: its short hash, its date and its subject."""
 
     hash: str
     date: str
@@ -32,7 +33,7 @@ class SearchResult:
         name: the qualified name of the function or class, or "" for other lines.
         score: higher is better. Scores of different queries cannot be compared.
         text: the text of the lines.
-        commits: the commits that changed the piece and whose subjects resemble the query.
+        commits: the commits that changed the chunk and whose subjects resemble the query.
         weak: True if the result may be there by chance: its file contains a single word of the query, or none.
     """
 
@@ -85,18 +86,23 @@ def weak_notices(results: Sequence[SearchResult]) -> list[str]:
 
 
 def check_query(query: str, limit: int) -> None:
-    """Raises UserError if a query is empty or a limit is below 1."""
+    """Raises UserError if a query is empty or a limit is not a whole number of at least 1."""
     if not query.strip():
         raise UserError('an empty query; say what to look for, such as "parse a date"')
-    if limit < 1:
-        raise UserError(f"limit={limit}: 1 or more is expected")
+    check_limit(limit)
+
+
+def check_limit(limit: int) -> None:
+    """Raises UserError if a limit is not a whole number of at least 1."""
+    if not isinstance(limit, numbers.Integral) or limit < 1:
+        raise UserError(f"limit={limit}: expected a whole number of at least 1")
 
 
 def parse_place(place: str) -> tuple[str, int]:
-    """Splits `src/dates.py:12` into path and line. Raises UserError if there is no line."""
+    """Splits `src/dates.py:12` into path and line. Raises UserError if the line is missing."""
     path, _, line = place.rpartition(":")
     if not path or not line.isdecimal() or len(line) > 9:
-        raise UserError(f"{place}: path and line of a result are expected, such as src/dates.py:12")
+        raise UserError(f"{place}: expected PATH:LINE, such as src/dates.py:12")
     return path, int(line)
 
 

@@ -15,6 +15,7 @@ from soft_trainer.search.ranking.ranking import Query, Scores
 from soft_trainer.search.ranking.results import Commit
 
 ENOUGH = 2  # the number of parts that a strong result contains, if the query has as many
+FEW = 16  # words of a long text that usually contain enough of them
 
 
 def is_weak(query: Query, scores: Scores, file: int, commits: Iterable[Commit] = ()) -> bool:
@@ -31,6 +32,8 @@ def is_weak(query: Query, scores: Scores, file: int, commits: Iterable[Commit] =
     def contains(term: str) -> bool:
         return term in said or any(_is_in(file, files) for files in scores.containing.get(term, ()))
 
+    if count_found(query.words[:FEW], contains)[0] >= ENOUGH:
+        return False
     found, count = count_found(query.words, contains)
     return found < min(ENOUGH, count)
 

@@ -9,9 +9,10 @@ import sqlite3
 import zlib
 from collections.abc import Iterator
 
+from soft_trainer.search.index.chunks import TEXT_LANGUAGES, first_paragraph
 from soft_trainer.search.index.listing import maybe_vendored
-from soft_trainer.search.index.pieces import TEXT_LANGUAGES, first_paragraph
-from soft_trainer.search.searching import Searchable
+from soft_trainer.search.index.store import files_below
+from soft_trainer.search.searching import Search
 from soft_trainer.source.names import identifier_words, is_test_path
 
 EXAMPLES = 3
@@ -20,7 +21,7 @@ _SENTENCE = re.compile(r"[A-Z]\w*(?:,? [\w'-]+){2,8}(?=\.|$)")  # without code, 
 _MARKS = re.compile(r"^[\s*/#]+", re.MULTILINE)  # of comments
 
 
-def example_queries(index: Searchable) -> list[str]:
+def example_queries(index: Search) -> list[str]:
     """Returns up to three queries: the name of a function, and the first sentences of functions' documentation.
 
     The same index gives the same queries.
@@ -29,7 +30,7 @@ def example_queries(index: Searchable) -> list[str]:
     sentences: list[str] = []
     others: list[str] = []
     for member in index.members:
-        for own, sentence in _functions(member.database):
+        for own, sentence in _functions(member.database, member.prefix):
             if not name:
                 name = own
             elif sentence and sentence not in sentences:
@@ -42,14 +43,13 @@ def example_queries(index: Searchable) -> list[str]:
     return [query for query in chosen if query][:EXAMPLES]
 
 
-def _functions(database: sqlite3.Connection) -> Iterator[tuple[str, str]]:
+def _functions(database: sqlite3.Connection, prefix: str) -> Iterator[tuple[str, str]]:
     """Yields the name of one function in each of several files, and the first sentence of its documentation or ""."""
-    last = database.execute("SELECT coalesce(max(id), -1) FROM files").fetchone()[0]
-    numbers = random.Random(0).sample(range(last + 1), min(last + 1, _FILES))
-    query = "SELECT path, language, pieces, text FROM files JOIN contents ON file = id WHERE id = ?"
-    for number in numbers:
-        row = database.execute(query, (number,)).fetchone()
-        if row is None or row[1] in TEXT_LANGUAGES or maybe_vendored(row[0]) or is_test_path(row[0], row[1]):
+    files = files_below(database, prefix)
+    query = "SELECT path, language, chunks, text FROM files JOIN contents ON file = id WHERE id = ?"
+    for file in random.Random(0).sample(files, min(len(files), _FILES)):
+        row = database.execute(query, (file,)).fetchone()
+        if row[1] in TEXT_LANGUAGES or maybe_vendored(row[0]) or is_test_path(row[0], row[1]):
             continue
         lines = zlib.decompress(row[3]).split(b"\n")
         found = []

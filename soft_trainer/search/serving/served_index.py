@@ -1,4 +1,4 @@
-"""Keeps an index up to date while it serves queries. Pieces are encoded in the background."""
+"""Keeps an index up to date while it serves queries. Chunks are encoded in the background."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 
 from soft_trainer.errors import UserError
 from soft_trainer.search.code_index import CodeIndex
-from soft_trainer.search.index.git_files import head_time, repository_of
 from soft_trainer.search.ranking.results import SearchResult
-from soft_trainer.search.searching import CodeIndexes
+from soft_trainer.search.searching import Search
+from soft_trainer.source.repositories import head_time, repository_of
 
 # Looking for changed files takes at most a tenth of the time, unless it has not been done for five seconds.
 CHECK_SHARE = 0.1
@@ -22,25 +22,27 @@ CHECK_SECONDS = 5.0
 
 
 class ServedIndex:
-    """Answers queries from a page or an agent with one index or several, one query at a time.
+    """Answers queries from a page or an agent, one query at a time.
 
     Args:
-        update: whether to read changed files before a search, and encode new pieces between searches.
+        update: whether to read changed files before a search, and encode new chunks between searches.
         lexical: whether to ignore embeddings.
+        model: an encoder to use instead of the indexes' encoders. It is loaded in the background.
     """
 
-    def __init__(self, index: CodeIndex | CodeIndexes, update: bool = True, lexical: bool = False):
+    def __init__(self, index: Search, update: bool = True, lexical: bool = False, model: str | None = None):
         self.index = index
+        self.update = update
         self.lexical = lexical
         self.lock = threading.Lock()  # threads share SQLite's connections
-        self.keepers = [_Keeper(member, update, lexical) for member in index.members]
+        self.keepers = [_Keeper(member, update, lexical, model) for member in index.members]
 
     def search(self, query: str, limit: int, **filters: str | None) -> tuple[list[SearchResult], list[str]]:
         """Returns results and notices, without waiting for an encoder."""
         return self._answer(partial(self.index.search, query, limit, **filters))
 
     def similar(self, path: str, line: int, limit: int) -> tuple[list[SearchResult], list[str]]:
-        """Returns pieces like the one at a line of a file, and notices."""
+        """Returns chunks like the one at a line of a file, and notices."""
         return self._answer(partial(self.index.similar, path, line, limit))
 
     def text_of(self, path: str) -> str | None:
@@ -65,10 +67,11 @@ class ServedIndex:
 
 
 class _Keeper:
-    """Keeps one index up to date. Files are read on request; pieces are encoded and commits read in the background."""
+    """Keeps one index up to date. Files are read on request; chunks are encoded and commits read in the background."""
 
-    def __init__(self, index: CodeIndex, update: bool, lexical: bool):
+    def __init__(self, index: CodeIndex, update: bool, lexical: bool, model: str | None):
         self.index = index
+        self.new_model = model
         self.update = update
         self.lexical = lexical
         self.next_check = 0.0
@@ -84,16 +87,19 @@ class _Keeper:
 
     def ready(self) -> bool:
         """Returns True if a search need not wait for the encoder."""
-        return self.loaded.is_set() or not self.index.model
+        return self.loaded.is_set() or not self._has_encoder()
+
+    def _has_encoder(self) -> bool:
+        return bool(self.new_model or self.index.model)
 
     def take_notices(self, was_ready: bool) -> list[str]:
-        """Returns notices about the encoder and the index, and clears those of the index."""
+        """Returns notices about the encoder and the index, and clears the index's notices."""
         self.index.notices = []
-        if self.lexical or not self.index.model:
+        if self.lexical or not self._has_encoder():
             return []
         if not was_ready:
             return [f"searching only by words: {self.problem or 'the encoder is being loaded'}"]
-        return [f"new pieces are not encoded: {self.problem}"] if self.problem else []
+        return [f"new chunks are not encoded: {self.problem}"] if self.problem else []
 
     def refresh(self) -> None:
         """Reads changed files, unless it did so a moment ago. In a large tree, looking for changes takes long."""
@@ -117,16 +123,19 @@ class _Keeper:
 
     def _start_encoder(self) -> None:
         """Starts the encoding thread as soon as the index has an encoder."""
-        if self.index.model and not (self.lexical or self.encodes):
+        if self._has_encoder() and not (self.lexical or self.encodes):
             self.encodes = True
             threading.Thread(target=self._encode, daemon=True).start()
 
     def _encode(self) -> None:
-        """Loads the encoder and then keeps encoding new pieces."""
+        """Loads the encoder and then keeps encoding new chunks."""
         while True:
             try:
                 with CodeIndex.open(self.index.index_dir) as index:  # a thread has its own connection
                     index.encoders = self.index.encoders
+                    if self.new_model:
+                        index.use_encoder(self.new_model)
+                        self.new_model = None
                     index.load_encoder()
                     self.problem = ""
                     self.loaded.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import sys
 import time
@@ -13,7 +14,6 @@ from urllib.parse import parse_qs, quote, urlsplit
 from soft_trainer.errors import UserError
 from soft_trainer.search.ranking.ranking import parse_query
 from soft_trainer.search.ranking.results import parse_place, query_terms, weak_notices
-from soft_trainer.search.serving.colouring import open_at
 from soft_trainer.search.serving.examples import example_queries
 from soft_trainer.search.serving.served_index import ServedIndex
 
@@ -36,6 +36,11 @@ class PageServer(ThreadingHTTPServer):
         self.token = secrets.token_urlsafe(24)
         self.url = f"http://127.0.0.1:{self.server_address[1]}/{self.token}/"
 
+    def handle_error(self, request, client_address) -> None:
+        """Prints an error, unless the browser has closed the connection."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
     def search(self, options: dict[str, str]) -> dict:
         """Returns the results of a query for the page."""
         query = options.get("q", "")[:MAX_QUERY]
@@ -52,10 +57,9 @@ class PageServer(ThreadingHTTPServer):
             if result.path not in texts:
                 texts[result.path] = self.served.text_of(result.path) or ""
             lines = [number for number, _ in result.telling_lines(wanted)]
-            path = quote(self.served.index.full_path(result.path))
+            path = quote(os.fsencode(self.served.index.full_path(result.path)))  # may be other than UTF-8
             link = self.editor.replace("{path}", path).replace("{line}", str(result.start_line))
-            inside = open_at(texts[result.path], result.language, result.start_line)
-            rows.append(result.as_dict() | {"lines": lines, "editor": link, "open": inside})
+            rows.append(result.as_dict() | {"lines": lines, "editor": link})
         notices += weak_notices(results)
         telling = [word.lower() for word in parse_query(query).words]
         taken = 1000 * (time.perf_counter() - started)
@@ -68,21 +72,31 @@ class PageServer(ThreadingHTTPServer):
             start = max(int(options["start"]), 1)
             end = int(options["end"])
         except (KeyError, ValueError) as error:
-            raise UserError("start and end: whole numbers are expected") from error
+            raise UserError("start and end: expected whole numbers") from error
         if text is None:
             raise UserError("path: not in the index")
         shown = "\n".join(text.split("\n")[start - 1 : end])
-        return {"start_line": start, "text": shown, "open": open_at(text, options.get("language", ""), start)}
+        return {"start_line": start, "text": shown}
 
     def about(self, _: dict[str, str]) -> dict:
-        """Returns the folder, its number of files, the languages to choose from, and example queries."""
+        """Returns what the start page shows: the folder, its number of files and languages, and example queries.
+
+        `evidence` is what a search can rank by, `age` the number of seconds since the index last changed, and `update`
+        whether searches look for changed files.
+        """
         index = self.served.index
         with self.served.lock:
-            files = 0
-            for member in index.members:
-                files += member.database.execute("SELECT count(*) FROM files").fetchone()[0]
+            files = sum(sum(member.files_by_language().values()) for member in index.members)
             languages = index.languages()
-            return {"folder": index.folder, "files": files, "languages": languages, "examples": example_queries(index)}
+            return {
+                "folder": index.folder,
+                "files": files,
+                "languages": languages,
+                "examples": example_queries(index),
+                "evidence": index.evidence(self.served.lexical),
+                "age": max(0.0, time.time() - max(member.last_changed() for member in index.members)),
+                "update": self.served.update,
+            }
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -92,7 +106,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:  # noqa: N802, the name that the standard library calls
         """Answers with the page or with data. Requests without the token or for another host are rejected."""
-        address = urlsplit(self.path)
+        try:
+            address = urlsplit(self.path)
+        except ValueError as error:  # such as `http://[::1/`
+            return self._send(400, "text/plain", str(error).encode())
         parts = address.path.split("/")
         # Another site may make its own host name point here. The header then has that name.
         port = self.server.server_address[1]
@@ -113,7 +130,7 @@ class _Handler(BaseHTTPRequestHandler):
                 answer = getattr(self.server, parts[2])(options)
                 return self._send(200, "application/json", json.dumps(answer).encode())
         except UserError as error:
-            return self._send(500, "application/json", json.dumps({"error": str(error)}).encode())
+            return self._send(400, "application/json", json.dumps({"error": str(error)}).encode())
         return self._send(404, "text/plain", b"not found")
 
     def _send(self, status: int, kind: str, body: bytes, nonce: str = "") -> None:

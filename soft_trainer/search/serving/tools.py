@@ -13,6 +13,7 @@ from soft_trainer.search.serving.served_index import ServedIndex
 
 MAX_RESULTS = 50
 MAX_LINES = 400
+MAX_LETTERS = 40_000  # of the lines that `read` returns
 TOKEN_LETTERS = 4  # the approximate number of letters in a token of code
 DEFAULT_TOKENS = 3000
 _UNTRUSTED = (
@@ -25,20 +26,37 @@ def tool_server(served: ServedIndex):
     """Creates the server and its tools. Raises UserError if the extra `mcp` is not installed."""
     try:
         from mcp.server import MCPServer  # an optional dependency
+        from mcp.server.mcpserver.exceptions import ToolError
         from mcp.server.mcpserver.tools import Tool
         from mcp.types import ToolAnnotations
+        from pydantic import ValidationError
     except ImportError as error:
         raise UserError(extra_needed("The server for agents", "mcp")) from error
+
+    class CheckedTool(Tool):
+        """A tool that reports invalid arguments in one line."""
+
+        async def run(self, arguments, context, convert_result=False):
+            try:
+                self.fn_metadata.validate_arguments(arguments)
+            except ValidationError as error:
+                wrong = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+                takes = ", ".join(self.parameters["properties"])
+                raise ToolError(f"{'; '.join(wrong)[:500]}. {self.name} takes {takes}") from error
+            return await super().run(arguments, context, convert_result)
+
     tools = []
     for function in (*_searches(served), _reader(served)):
         hints = ToolAnnotations(read_only_hint=True, open_world_hint=False)
-        tool = Tool.from_function(_tool_errors()(function), annotations=hints)
+        # As structured output, each answer would be sent a second time.
+        tool = CheckedTool.from_function(_tool_errors()(function), annotations=hints, structured_output=False)
         arguments = tool.fn_metadata.arg_model
         arguments.model_config["extra"] = "forbid"  # a misspelt argument is an error, as on the command line
         arguments.model_rebuild(force=True)
         tool.parameters = arguments.model_json_schema(by_alias=True)
         tools.append(tool)
-    instructions = f"Finds code in {served.index.folder}. {_UNTRUSTED}"
+    folder = served.index.folder.encode(errors="replace").decode()
+    instructions = f"Finds code in {folder}. {_UNTRUSTED}"
     return MCPServer("soft-trainer", instructions=instructions, version=soft_trainer.__version__, tools=tools)
 
 
@@ -87,26 +105,50 @@ def _searches(served: ServedIndex) -> tuple[Callable[..., str], ...]:
 
 
 def _reader(served: ServedIndex) -> Callable[..., str]:
-    def read(path: str, start_line: int = 1, end_line: int | None = None) -> str:
-        """Read lines of an indexed file.
+    def read(path: str, start_line: int = 1, end_line: int | None = None, start_column: int = 1) -> str:
+        """Read lines of an indexed file. A long answer is cut off, and says how to read on.
 
         Args:
             path: the path of a search result, relative to the repository.
             start_line: the first line, counted from 1.
-            end_line: the last line; at most 400 lines are returned.
+            end_line: the last line; at most 400 lines and 40,000 letters are returned.
+            start_column: the first letter of the first line, counted from 1.
         """
         text = served.text_of(path)  # from the index, so that a path of the agent never opens a file
         if text is None:
             raise UserError(f"path={path!r}: not in the index; give a path as in a search result")
         lines = text.split("\n")
-        last = min(end_line or len(lines), start_line + MAX_LINES - 1, len(lines))
-        wrong = not 1 <= start_line <= last
-        if wrong:
-            raise UserError(
-                f"start_line={start_line}, end_line={end_line}: not a range of lines; the file has {len(lines)}"
-            )
-        title = f"{path}:{start_line}-{last} of {len(lines)} lines"
-        return _fenced(_titled(title, "\n".join(lines[start_line - 1 : last])))
+        if end_line is None:
+            end_line = len(lines)
+        end_line = min(end_line, len(lines))
+        if not 1 <= start_line <= end_line:
+            given = f"start_line={start_line}, end_line={end_line}"
+            raise UserError(f"{given}: not a range of lines; the file has {len(lines)}")
+        if not 1 <= start_column <= max(len(lines[start_line - 1]), 1):
+            raise UserError(f"start_column={start_column}: line {start_line} has {len(lines[start_line - 1])} letters")
+        wanted = lines[start_line - 1 : min(end_line, start_line + MAX_LINES - 1)]
+        wanted[0] = wanted[0][start_column - 1 :]
+        left = MAX_LETTERS
+        shown = []
+        for line in wanted:
+            if len(line) > left:
+                break
+            shown.append(line)
+            left -= len(line) + 1
+        next_line = start_line + len(shown)
+        next_column = 1
+        if not shown:  # the first line alone is too long
+            shown = [wanted[0][:MAX_LETTERS]]
+            next_line = start_line
+            next_column = start_column + MAX_LETTERS
+        last = start_line + len(shown) - 1
+        answer = _fenced(_titled(f"{path}:{start_line}-{last} of {len(lines)} lines", "\n".join(shown)))
+        if next_line > end_line:
+            return answer
+        rest = f"start_line={next_line}, end_line={end_line}"
+        if next_column > 1:
+            rest += f", start_column={next_column}"
+        return f"{answer}\n\nCut off here; `read` with {rest} reads on."
 
     return read
 
@@ -117,7 +159,11 @@ def _shown(results: list[SearchResult], notices: list[str], max_tokens: int) -> 
     answer = [_fenced("\n\n".join(shown))] if shown else []
     if len(shown) < len(results):
         answer.append(f"{len(results) - len(shown)} more results do not fit into max_tokens={max_tokens}.")
-    return "\n\n".join([*answer, *weak_notices(results), *notices]) or "Nothing found."
+    # A notice may quote an error, and an error may quote a repository.
+    quoted = [_fenced("\n".join(notices))] if notices else []
+    if not answer:
+        answer = ["Nothing found."]
+    return "\n\n".join([*answer, *weak_notices(results), *quoted])
 
 
 def _within(results: list[SearchResult], max_tokens: int) -> list[str]:

@@ -131,7 +131,7 @@ CHANGES = {  # to the rows of test
 TWICE = ALL | {"test": 6}
 NO_CORPUS = "no corpus to rank these queries against"
 FEW = "column 'answer' is missing or empty, as in 1 of 5 rows of test"
-NUMBERS = "column 'answer' holds int64, text is expected"
+NUMBERS = "column 'answer' holds int64; expected text"
 EXPECTED = {
     "json lines": (
         "test.jsonl: cannot be read: it has no rows",
@@ -140,7 +140,13 @@ EXPECTED = {
         TWICE,
         NUMBERS,
     ),
-    "csv": ("test.csv: cannot be read: it has no rows", NO_CORPUS, f"test.csv, line 6: {FEW}", TWICE, NUMBERS),
+    "csv": (
+        "test.csv: cannot be read: it has no rows",
+        NO_CORPUS,
+        f"test.csv, line 6: {FEW}",
+        TWICE,
+        ALL,  # all values are texts there
+    ),
     "parquet": (
         "test.parquet: cannot be read: it has no rows",
         NO_CORPUS,
@@ -158,11 +164,11 @@ EXPECTED = {
         "test.jsonl, row 1: code is int, expected str",
     ),
     "beir": (
-        "test.tsv: no query has a right answer",
-        "corpus.jsonl, row 26: BEIR's columns _id and text are expected",
+        "test.tsv: no query has a relevant code",
+        "corpus.jsonl, row 26: expected BEIR's columns _id and text",
         "corpus.jsonl, row 30: the text is blank",
         "corpus.jsonl, row 31: repeats the _id '29'",
-        "corpus.jsonl, row 26: BEIR's columns _id and text are expected, both texts",
+        "corpus.jsonl, row 26: expected BEIR's columns _id and text, both texts",
     ),
     "cosqa": (
         "cosqa-retrieval-test-0.json: no rows",

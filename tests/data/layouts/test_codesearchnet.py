@@ -13,7 +13,8 @@ from soft_trainer.data.languages import check_languages
 from soft_trainer.data.layouts import published
 from soft_trainer.data.layouts.codesearchnet import FEATURES, is_codesearchnet, load_folder, load_hub, select_by_urls
 from soft_trainer.data.layouts.files import SPLITS
-from soft_trainer.data.row_checks import check_rows, check_targets
+from soft_trainer.data.load import splits_of
+from soft_trainer.data.row_checks import check_split, check_targets
 from soft_trainer.encoders.profiles import EncoderProfile
 
 COLUMNS = "repo path func_name original_string language code code_tokens docstring docstring_tokens url partition"
@@ -26,9 +27,15 @@ def split_of(rows: list[dict], **changes) -> Dataset:
     return Dataset.from_dict(columns, features=Features(features))
 
 
+def checked(tables, profile) -> None:
+    """Makes splits from tables, and checks them as a run does."""
+    for name, split in splits_of(tables, check=False).items():
+        check_split(split, name, profile)
+
+
 @pytest.fixture
 def data(rows) -> DatasetDict:
-    """Splits that `check_rows` accepts; a test spoils one of them."""
+    """Splits that `checked` accepts; a test spoils one of them."""
     parts = {"train": rows[:8], "valid": rows[8:10], "test": rows[10:12], "codebase": rows[8:12]}
     return DatasetDict({split: split_of(part) for split, part in parts.items()})
 
@@ -157,7 +164,7 @@ def test_the_hub_gives_the_same_columns_as_a_folder(hub, rows):
     assert data["valid"]["docstring_tokens"][:] == [row["docstring_tokens"] for row in rows[8:10]]
     # The codebase is valid and test, without repeated urls.
     assert sorted(data["codebase"]["url"]) == sorted(row["url"] for row in rows[8:12])
-    check_rows(data, EncoderProfile())
+    checked(data, EncoderProfile())
 
 
 def test_a_hub_that_cannot_be_reached_names_the_ways_without_it(monkeypatch):
@@ -165,7 +172,7 @@ def test_a_hub_that_cannot_be_reached_names_the_ways_without_it(monkeypatch):
         raise ConnectionError("Couldn't reach the Hub\nand more lines")
 
     monkeypatch.setattr(published, "load_dataset", fail)
-    with refused("code-search-net/code_search_net", "data_dir", "source_dir"):
+    with refused("code-search-net/code_search_net", "data_dir", "model=FOLDER"):
         load_hub("code-search-net/code_search_net", "ruby")
 
 
@@ -201,16 +208,17 @@ def test_lists_of_urls_choose_the_rows_of_every_split(data, rows, tmp_path, caps
     lost, gone = "https://example.org/lost", "https://example.org/gone"
     queries = {"train": [url[5], url[2], lost], "valid": [url[11]], "test": [url[8], url[9]]}
     lists = write_lists(tmp_path / "lists", **queries, codebase=[url[11], url[9], url[8], url[8], gone, lost])
-    chosen = select_by_urls(data, lists)
-    assert chosen["train"]["docstring"][:] == [rows[5]["docstring"], rows[2]["docstring"]]
-    assert chosen["valid"]["url"][:] == [url[11]]
-    assert chosen["test"]["url"][:] == [url[8], url[9]]
-    assert chosen["codebase"]["url"][:] == [url[11], url[9], url[8]]
+    chosen = select_by_urls(splits_of(data), lists)
+    assert chosen["train"].queries["docstring"][:] == [rows[5]["docstring"], rows[2]["docstring"]]
+    assert chosen["valid"].queries["url"][:] == [url[11]]
+    assert chosen["test"].queries["url"][:] == [url[8], url[9]]
+    assert chosen["test"].corpus["url"][:] == [url[11], url[9], url[8]]
     said = capsys.readouterr().err.splitlines()
     assert any("train.txt" in line and "1 of 3" in line for line in said)
     assert any("codebase.txt" in line and "2 of 5" in line for line in said)
     assert not any("test.txt" in line for line in said)
-    check_rows(chosen, EncoderProfile())
+    for name, split in chosen.items():
+        check_split(split, name, EncoderProfile())
 
 
 def test_a_url_may_hold_a_space_and_a_missing_list_of_urls_is_named(data, rows, tmp_path):
@@ -218,23 +226,24 @@ def test_a_url_may_hold_a_space_and_a_missing_list_of_urls_is_named(data, rows, 
     data["valid"] = split_of(rows[8:9], url=url)
     lists = {split: data[split]["url"][:] for split in ("train", "test")}
     folder = write_lists(tmp_path / "lists", valid=[url], codebase=[url], **lists)
-    assert select_by_urls(data, folder)["valid"]["url"][:] == [url]
+    splits = splits_of(data, check=False)
+    assert select_by_urls(splits, folder)["valid"].queries["url"][:] == [url]
     (folder / "codebase.txt").unlink()
     with refused(folder / "codebase.txt", "split_urls"):
-        select_by_urls(data, folder)
+        select_by_urls(splits, folder)
 
 
 # ---- Rows that would not work ----
 
 
 def test_good_rows_pass_and_the_codebase_needs_no_query_and_training_no_url(data, rows, write_folder):
-    check_rows(data, EncoderProfile())
+    checked(data, EncoderProfile())
     data["codebase"] = split_of(rows[8:12], docstring="", docstring_tokens=[])
     data["train"] = split_of(rows[:8], url=None)
-    check_rows(data, EncoderProfile())
+    checked(data, EncoderProfile())
     plain = [{name: row[name] for name in ("docstring", "code", "url")} for row in rows]  # texts serve for tokens
     parts = {"train": plain[:8], "valid": plain[8:10], "test": plain[10:12], "codebase": plain[8:12]}
-    check_rows(load_folder(write_folder(**parts)), EncoderProfile())
+    checked(load_folder(write_folder(**parts)), EncoderProfile())
 
 
 def second(**changes):
@@ -264,7 +273,7 @@ NO_LANGUAGE = "no column 'language', which an encoder with data flow needs"
             {"query_columns": ("docstring",)},
             "train: column 'docstring' is missing or e",
         ),
-        ("train", every("code", "code_tokens"), {}, "expected code_tokens or code (--code_columns names others)"),
+        ("train", every("code", "code_tokens"), {}, "expected code_tokens or code, or give it with code_column"),
         ("train", every("language"), GRAPHS, f"train: {NO_LANGUAGE}"),
         ("train", second(language=None), GRAPHS, "train: column 'language' is missing or empty in row 2"),
         ("valid", second(docstring_tokens=[]), {}, "valid: column 'docstring_tokens' is missing or empty in row 2;"),
@@ -286,15 +295,14 @@ def test_what_would_not_work_is_named_by_split_column_and_row(data, split, spoil
     rows = spoil(data.pop(split).to_list())
     data = dict(data) if rows is None else {name: split_of(rows) if name == split else data[name] for name in SPLITS}
     with refused(message):
-        check_rows(data, EncoderProfile(**options))
+        checked(data, EncoderProfile(**options))
 
 
-@pytest.mark.parametrize("column, profile", [("url", {}), ("code", {"code_columns": ("code",)})])
-def test_values_that_are_no_text_are_refused(data, column, profile):
+def test_values_that_are_no_text_are_refused(data):
     values = [{"text": str(row)} for row in range(len(data["codebase"]))]
-    data["codebase"] = data["codebase"].remove_columns(column).add_column(column, values)
-    with refused(f"column {column!r} holds struct<text: string>, text is expected"):
-        check_rows(data, EncoderProfile(**profile))
+    data["codebase"] = data["codebase"].remove_columns("code").add_column("code", values)
+    with refused("column 'code' holds struct<text: string>; expected text"):
+        checked(data, EncoderProfile(code_columns=("code",)))
 
 
 def test_queries_are_matched_with_the_corpus(data):
@@ -304,4 +312,4 @@ def test_queries_are_matched_with_the_corpus(data):
     assert right.nonzero()[1].tolist() == [2, 0]
     with refused("eval_dataset: no queries"):
         check_targets(None, data["codebase"])
-    check_rows(data, EncoderProfile(**GRAPHS))
+    checked(data, EncoderProfile(**GRAPHS))

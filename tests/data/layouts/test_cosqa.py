@@ -4,7 +4,7 @@ import pytest
 from refusals import refused
 
 from soft_trainer import load_rows
-from soft_trainer.data.layouts.judged import has_judged_splits
+from soft_trainer.data.layouts.judged import load_judged
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.run.rows import load_data
@@ -32,18 +32,18 @@ def cosqa(tmp_path):
 
 
 def test_cosqa_is_the_rows_of_a_run(cosqa):
-    assert has_judged_splits(cosqa) and not has_judged_splits(cosqa.parent)
+    assert load_judged(cosqa) and not load_judged(cosqa.parent)
     data = load_data(DataArguments(data_dir=str(cosqa)), EncoderProfile(), "unused")
-    train = data.splits["train"]
+    train = data["train"]
     assert train.queries["docstring"][:] == ["add 3 to x", "add 1 to x", "add 3 to x"]
     # Training knows only the codes that its judgments name, and one code may answer several queries.
     assert train.corpus["url"][:] == ["11", "13"]
     assert train.judgments.pairs().tolist() == [[0, 1], [1, 0], [2, 1]]
-    assert data.tables["train"]["code"][0].endswith("+ 3")
-    test = data.splits["test"]
+    assert train.to_pairs()["code"][0].endswith("+ 3")
+    test = data["test"]
     assert len(test.queries) == 2 and len(test.corpus) == 5
     assert test.judgments.right.nonzero()[1].tolist() == [4, 4]
-    assert data.splits["valid"].judgments.right.nonzero()[1].tolist() == [2]
+    assert data["valid"].judgments.right.nonzero()[1].tolist() == [2]
 
 
 def test_a_code_without_a_number_is_named(cosqa):
@@ -51,14 +51,16 @@ def test_a_code_without_a_number_is_named(cosqa):
     with refused("cosqa-retrieval-train-4.json, entry 2: retrieval_idx 17 is not in code_idx_map"):
         load_rows(cosqa)
     (cosqa / "cosqa-retrieval-train-4.json").write_text(json.dumps([entry(1, label=0)]))
-    with refused("no query has a right code"):
+    with refused("no query has a relevant code"):
         load_rows(cosqa)
 
 
 def test_python_trains_on_cosqa(cosqa, trainer_of):
     rows = load_rows(cosqa)
     arguments = {"train_dataset": rows["train"], "eval_dataset": rows["test"], "codebase": None}
-    trainer = trainer_of(per_device_train_batch_size=2, estimator=None, duplicates="positives", arguments=arguments)
+    trainer = trainer_of(
+        per_device_train_batch_size=2, estimator=None, false_negatives="positives", arguments=arguments
+    )
     batch = next(iter(trainer.get_train_dataloader()))
     assert len(batch.rows) == 2
     assert trainer.evaluate()["eval_pool_size"] == 5
@@ -67,7 +69,7 @@ def test_python_trains_on_cosqa(cosqa, trainer_of):
 def test_a_folder_may_be_named_by_its_language(cosqa):
     named = cosqa.rename(cosqa.parent / "python")
     arguments = DataArguments(data_dir=str(named.parent / "{language}"), language="python")
-    assert len(load_data(arguments, EncoderProfile(), "unused").splits["test"].queries) == 2
+    assert len(load_data(arguments, EncoderProfile(), "unused")["test"].queries) == 2
     arguments = DataArguments(data_dir=str(named.parent / "{language}"), language="python,ruby")
-    with refused("folders of judgments can be read for only one language at a time"):
+    with refused("ruby: no such folder"):
         load_data(arguments, EncoderProfile(), "unused")

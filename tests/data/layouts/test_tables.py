@@ -6,8 +6,8 @@ import json
 import pytest
 from refusals import refused
 
-from soft_trainer.data.any_rows import load_tables
 from soft_trainer.data.layouts.tables import row_files
+from soft_trainer.data.load import load_tables
 
 LINES = "".join(json.dumps({"query": f"q{n}", "code": f"c{n}"}) + "\n" for n in range(10))
 

@@ -1,12 +1,14 @@
 """Commits vote for the functions that they changed."""
 
 import json
+import os
+import re
 
 import numpy as np
 import pytest
 from git_repositories import FOLDER, LINK, SUBMODULE, Repository, function
 
-from soft_trainer.search import CodeIndex
+from soft_trainer.search import CodeIndex, Search
 from soft_trainer.search.commits import memory_weight, remembering
 from soft_trainer.search.commits.memory import CommitMemory
 from soft_trainer.search.commits.memory_weight import Choice, choose_weight
@@ -58,6 +60,11 @@ def found(index, query):
 def test_a_function_that_no_word_finds_is_found_by_its_commits(tree):
     commit = tree.change(2, "Light the lantern before the harbour opens (#12)")
     index = CodeIndex.build(tree.path)
+    search = Search([index])
+    for commits, expected in ((True, ["words", "commits"]), (False, ["words"])):
+        assert len(search.search("lantern of the harbour f1", commits=commits)) > 0 and search.ranked_by == expected
+    search.similar("src/f2.py", 1)
+    assert search.ranked_by == ["words"]  # commits do not vote for similar code
     assert found(index, "lantern of the harbour") == [("f2", True)]
     told = Commit(str(commit)[:10], "2023-11-15", "Light the lantern before the harbour opens")
     assert index.search("lantern")[0].commits == (told,)
@@ -212,7 +219,7 @@ def test_a_missing_object_costs_its_commit_alone(tree, command):
     tree.change(1, "Sew the orchard into a coat of autumn")
     (tree.path / ".git/objects" / str(blob)[:2] / str(blob)[2:]).unlink()
     code, _, err = command("index", tree.path)
-    assert code == 0 and "2 of 4 commits are left out, since they lack an object" in err
+    assert code == 0 and "2 of 4 commits are excluded, since they lack an object" in err
     index = CodeIndex.open(store.find_index_dir(tree.path))
     assert index.search("lantern") == [] and found(index, "orchard") == [("f1", True)] and index.search("f3")
 
@@ -257,7 +264,7 @@ def test_served_indexes_read_new_commits_in_another_process(tree, monkeypatch):
 
     monkeypatch.setattr(served_index.multiprocessing, "get_context", lambda _: type("Spawn", (), {"Process": Process}))
     monkeypatch.setattr(served_index, "CHECK_SECONDS", -1)
-    served = served_index.ServedIndex(CodeIndex.build(tree.path))
+    served = served_index.ServedIndex(Search([CodeIndex.build(tree.path)]))
     assert served.search("lantern", 10)[0] == [] and len(started) == 1
     tree.change(2, "Light the lantern before the harbour opens")
     (tree.path / ".git/logs").mkdir(exist_ok=True)
@@ -325,3 +332,48 @@ def test_commits_say_little_where_a_name_is_defined(tree):
     with index.snapshot() as snapshot:
         shares = [snapshot.memory.votes(parse_query(text)).shares.max() for text in ("lantern", "lantern harbour")]
     assert 0 < shares[0] < 0.1 < shares[1]
+
+
+def test_commits_from_before_a_file_moved_into_the_folder_vote(tree):
+    tree.files["old/x.py"] = function("x", "value += 9", "value *= 3", "value -= 2")
+    tree.files["other/y.py"] = function("y", "value += 7")
+    tree.save("Light the lantern before the harbour opens")
+    moved = tree.files["old/x.py"]
+    tree.files["src/x.py"] = moved
+    tree.save("Move the code to its folder", drop=["old/x.py"])
+    tree.files["other/y.py"] = function("y", "value += 8")
+    tree.save("Paint the thimble with the colour of meadows")
+    index = CodeIndex.build(tree.path / "src")
+    assert found(index, "lantern") == [("x", True)] and index.search("thimble") == []
+    assert index.statistics()["commits"]["kept"] == 2  # the thimble's commit changes nothing here
+
+
+def test_a_working_tree_of_a_shallow_clone_has_its_commits(tree, tmp_path):
+    tree.change(2, "Light the lantern before the harbour opens")
+    middle = tree.change(1, "Paint the thimble with the colour of meadows")
+    tree.change(3, "Sew the orchard into a coat of autumn")
+    for commit in list(tree.git.walk(middle))[1:]:
+        name = str(commit.id)
+        (tree.path / ".git/objects" / name[:2] / name[2:]).unlink()
+    (tree.path / ".git/shallow").write_text(f"{middle}\n")
+    tree.git.add_worktree("linked", str(tmp_path / "linked"))
+    index = CodeIndex.build(tmp_path / "linked")
+    assert index.notices == [] and found(index, "orchard") == [("f3", True)]
+
+
+@pytest.mark.parametrize("date", [-(2**40), 2**62])
+def test_a_commit_of_any_date_is_shown(tree, date):
+    head = tree.change(2, "Light the lantern before the harbour opens")
+    raw = tree.git.read(head)[1]
+    changed = re.sub(rb"\d{10} \+0000", f"{date} +0000".encode(), raw)
+    tree.git.references["refs/heads/main"].set_target(tree.git.odb.write(1, changed))
+    index = CodeIndex.build(tree.path)
+    assert index.search("lantern")[0].commits[0].date[:4] in ("1970", "9999")
+
+
+@pytest.mark.parametrize("name", ["config", "shallow", "packed-refs"])
+def test_a_pipe_in_a_repository_is_not_opened(tree, name):
+    (tree.path / ".git" / name).unlink(missing_ok=True)
+    os.mkfifo(tree.path / ".git" / name)
+    index = CodeIndex.build(tree.path)  # does not wait for a writer
+    assert f"{name}: not a regular file" in index.notices[0] and index.search("f2")

@@ -17,18 +17,16 @@ from soft_trainer.search.index import store
 WRITER = """
 import sys, time
 import numpy as np
+from soft_trainer.encoders import text_encoder
 from soft_trainer.search import CodeIndex
 from soft_trainer.search.index import updating, vectors
 updating.SEGMENT_POSTINGS, vectors.COMMIT_TEXTS = 300, 8
-class Stub(vectors.SearchEncoder):
-    name, truncate_dim, identity = "stub", None, "stub"
-    def __init__(self, *_): pass
-    def queries(self, texts): return np.array([[1, len(t) % 7, len(t) % 5] for t in texts], np.float32)
-    def codes(self, texts, languages):
-        time.sleep(0.04)
-        return self.queries(texts)
-vectors.SearchEncoder = Stub
-vectors.open_onnx = lambda *choice: None
+class Stub:
+    dimensions, fingerprint, runtime = 3, "stub", "torch"
+    def encode(self, texts, side, languages=None):
+        time.sleep(0.04 * (side == "code"))
+        return np.array([[1, len(t) % 7, len(t) % 5] for t in texts], np.float32)
+text_encoder.open_encoder = lambda *choice, **way: Stub()
 print("ready", flush=True)
 CodeIndex.build(sys.argv[1], sys.argv[2], model="stub")
 """
@@ -63,7 +61,7 @@ def test_killed_twenty_times(tmp_path):
     assert killed > 10
     subprocess.run([sys.executable, "-c", WRITER, str(tree), str(place)], check=True)
     index = CodeIndex.open(place)
-    assert index.statistics()["encoded"] == index.statistics()["pieces"] == 80
+    assert index.statistics()["encoded"] == index.statistics()["chunks"] == 80
     assert index.search("version_20_3", lexical=True)[0].path == "src/m3.py"
     fresh = tmp_path / "fresh"
     subprocess.run([sys.executable, "-c", WRITER, str(tree), str(fresh)], check=True)

@@ -6,6 +6,7 @@ from refusals import refused
 from trees import write_tree
 
 from soft_trainer import terminal
+from soft_trainer.encoders.text_encoder import open_encoder
 from soft_trainer.search import CodeIndex
 from soft_trainer.search.index import store, vectors
 from soft_trainer.search.ranking import ranking
@@ -16,7 +17,7 @@ BACKWARDS = "pohssllssgnihtredivorptnemyapasdeentuokcehceht"
 
 def test_both_count_and_nonsense_finds_nothing(tree, stub):
     index = CodeIndex.build(tree, model="stub")
-    assert index.model == "stub" and index.statistics()["encoded"] == index.statistics()["pieces"]
+    assert index.model == "stub" and index.statistics()["encoded"] == index.statistics()["chunks"]
     assert index.search("parse date")[0].name == "parse_date"
     assert len(index.search(BACKWARDS)) and not index.search(BACKWARDS, lexical=True)
     assert not any(index.search(nonsense) for nonsense in ("zzzqqq", "qx", "bcdfgh jkl"))
@@ -46,7 +47,7 @@ def test_a_renamed_file_is_not_encoded_again_though_the_index_is_tidied(tree, st
     (tree / "many.py").rename(tree / "other.py")
     index.update()
     assert again == 201 and not stub.encoded
-    assert index.database.execute("SELECT count(*) FROM dead").fetchone() == (0,)
+    assert store.count_stored(index.database)[0] == len(store.files_below(index.database))
 
 
 def test_segments_do_not_pile_up_while_the_encoder_is_gone(tree, stub, monkeypatch):
@@ -63,7 +64,7 @@ def test_a_search_encodes_what_takes_a_second_and_no_more(tree, stub):
     index = CodeIndex.build(tree, model="stub")
     state = store.get_meta(index.database, "vectors")
     write_tree(tree, {"new.py": "def brand_new(): pass\n"})
-    remedy = "12 of 13 pieces have embeddings; `index.update()` encodes the others"
+    remedy = f"12 of 13 chunks have embeddings; `soft-trainer index {tree}` encodes the others"
     for rate, notices in ((0.5, [remedy]), (20, [])):
         store.set_meta(index.database, "vectors", state | {"rate": rate})
         stub.encoded.clear()
@@ -73,7 +74,7 @@ def test_a_search_encodes_what_takes_a_second_and_no_more(tree, stub):
         assert index.notices == notices and bool(stub.encoded) != bool(notices)
 
 
-def test_words_change_while_pieces_are_encoded(tree, stub, monkeypatch):
+def test_words_change_while_chunks_are_encoded(tree, stub, monkeypatch):
     monkeypatch.setattr(vectors, "COMMIT_TEXTS", 4)
     original = stub.codes
 
@@ -92,7 +93,7 @@ def test_words_change_while_pieces_are_encoded(tree, stub, monkeypatch):
     monkeypatch.setattr(stub, "codes", changing)
     index = CodeIndex.build(tree, model="stub")
     fresh = CodeIndex.build(tree, tree.parent / "fresh", model="stub")
-    assert index.statistics()["encoded"] == index.statistics()["pieces"]
+    assert index.statistics()["encoded"] == index.statistics()["chunks"]
     for query in ("brand_new", "mmm nnn", "sum up prices"):
         found = [[(r.path, r.start_line, r.score) for r in one.search(query)] for one in (index, fresh)]
         assert found[0] == found[1]
@@ -104,8 +105,8 @@ def test_without_a_terminal_the_progress_is_lines(tree, stub, monkeypatch, capsy
     monkeypatch.setattr(terminal, "LINE_SECONDS", 0)
     CodeIndex.build(tree, model="stub", progress=True)
     lines = capsys.readouterr().err.split("\n")
-    assert "12 pieces to encode take about 0 s" in lines[1]
-    assert "Encoding: 12 of 12 pieces, 0 s left" in lines[-2]
+    assert "12 chunks to encode take about 0 s" in lines[1]
+    assert "Encoding: 12 of 12 chunks, 0 s left" in lines[-2]
 
 
 def test_another_model_and_other_weights_are_noticed(tree, stub):
@@ -158,9 +159,9 @@ def test_a_search_never_encodes_everything_again(tree, stub):
     stub.encoded.clear()
     index.refresh()
     assert not stub.encoded and index.search("brand_new")[0].path == "new.py"
-    assert "stub has changed; `index.update(model=" in index.notices[-1]
+    assert "stub has changed; `soft-trainer index " in index.notices[-1]
     index.update()
-    assert len(stub.encoded) > index.statistics()["pieces"]
+    assert len(stub.encoded) > index.statistics()["chunks"]
 
 
 def test_weights_that_another_process_has_encoded_with_are_loaded(tree, stub, monkeypatch):
@@ -181,14 +182,14 @@ def test_weights_that_another_process_has_encoded_with_are_loaded(tree, stub, mo
     assert loaded == [1.0, 5.0, 5.0]
 
 
-def test_an_encoder_stays_while_it_encodes_new_pieces(tree, stub):
+def test_an_encoder_stays_while_it_encodes_new_chunks(tree, stub):
     class Shared(dict):
         clear = None  # another thread looks for the encoder at any time
 
     index = CodeIndex.build(tree, model="stub")
     index.encoders = Shared(index.encoders)
     write_tree(tree, {"new.py": "def brand_new(): pass\n"})
-    assert index.update() and index.statistics()["encoded"] == index.statistics()["pieces"]
+    assert index.update() and index.statistics()["encoded"] == index.statistics()["chunks"]
 
 
 @pytest.mark.slow
@@ -200,11 +201,10 @@ def test_the_file_of_embeddings_does_not_grow(tree, stub):
         index.update()
     files = list(index.index_dir.glob("vectors-*"))
     assert len(files) == 1
-    assert files[0].stat().st_size <= 1.1 * index.statistics()["pieces"] * 16 * 2 + 16 * 32
-    with index.snapshot() as snapshot:  # every piece still has its own embedding
+    assert files[0].stat().st_size <= 1.1 * index.statistics()["chunks"] * 16 * 2 + 16 * 32
+    with index.snapshot() as snapshot:  # every chunk still has its own embedding
         values = index.similarity_to("def f19_3(x):\n    y = x + 19\n    return y", snapshot)
-        live = snapshot.segments.live[snapshot.segments.owners]
-    assert not np.isnan(values[live]).any()
+    assert not np.isnan(values).any()
 
 
 def test_rows_past_the_committed_ones_are_written_over_and_missing_ones_named(tree, stub):
@@ -238,14 +238,14 @@ def test_the_real_encoder_class_loads_and_embeds(model, tokenizer, profile, tmp_
         CodeIndex.build(tree, model=tmp_path / "missing")
 
 
-def test_queries_and_pieces_do_not_share_the_limit_of_a_tokenizer(model, tokenizer, profile, tmp_path):
+def test_queries_and_chunks_do_not_share_the_limit_of_a_tokenizer(model, tokenizer, profile, tmp_path):
     from soft_trainer.encoders.export import export_encoder
 
     export_encoder(model, tokenizer, profile.replace(query_length=8, code_length=24), tmp_path)
-    encoder = vectors.SearchEncoder(tmp_path)
-    encoder.queries(["a b c"])
-    encoder.codes(["def f(): pass"], ["python"])  # what another thread may do meanwhile
-    assert encoder._encoder.tokenizer.backend_tokenizer.truncation["max_length"] == 8
+    encoder = open_encoder(tmp_path, light=False)
+    encoder.encode(["a b c"], "query")
+    encoder.encode(["def f(): pass"], "code")  # what another thread may do meanwhile
+    assert encoder.tokenizer.backend_tokenizer.truncation["max_length"] == 8
 
 
 @pytest.mark.filterwarnings("error")
@@ -256,18 +256,17 @@ def test_a_tree_without_an_embedding_is_searched_by_words(tmp_path, stub):
     assert index.search("brand_new") and not index.search("zzzqqq")
 
 
-def test_a_cut_encoder_with_data_flow_keeps_the_order_of_its_pieces(model, tokenizer, profile, tmp_path):
+def test_a_cut_encoder_with_data_flow_keeps_the_order_of_its_chunks(model, tokenizer, profile, tmp_path):
     from soft_trainer.encoders.export import export_encoder
 
     export_encoder(model, tokenizer, profile.replace(code_length=24, data_flow_length=8), tmp_path)
     texts, languages = ["def f(a): return a", "class A {}", "x = 1", "a b c"], ["python", "java", "python", "text"]
-    cut, whole = (vectors.SearchEncoder(tmp_path, dim).codes(texts, languages) for dim in (8, 32))
+    cut, whole = (open_encoder(tmp_path, dim, light=False).encode(texts, "code", languages) for dim in (8, 32))
     expected = whole[:, :8] / np.linalg.norm(whole[:, :8], axis=1, keepdims=True)
     np.testing.assert_allclose(cut, expected, atol=1e-5)
     for place, (text, language) in enumerate(zip(texts, languages, strict=True)):
-        np.testing.assert_allclose(
-            vectors.SearchEncoder(tmp_path, 8).codes([text], [language])[0], cut[place], atol=1e-5
-        )
+        alone = open_encoder(tmp_path, 8, light=False).encode([text], "code", [language])
+        np.testing.assert_allclose(alone[0], cut[place], atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [1, 400])

@@ -53,8 +53,8 @@ def test_terms_are_counted_up_to_255(tmp_path):
     batch = read_batch(str(tmp_path), dict.fromkeys(["a.py", "b.py", "c.txt"]))
     assert len(set(batch.vocabulary)) == len(batch.vocabulary)
     counts = {
-        (batch.vocabulary[term], piece): count
-        for term, piece, count in zip(batch.term.tolist(), batch.piece.tolist(), batch.count.tolist(), strict=True)
+        (batch.vocabulary[term], chunk): count
+        for term, chunk, count in zip(batch.term.tolist(), batch.chunk.tolist(), batch.count.tolist(), strict=True)
     }
-    assert [counts.get(("go", piece)) for piece in range(3)] == [3, None, 255]
+    assert [counts.get(("go", chunk)) for chunk in range(3)] == [3, None, 255]
     assert counts["=parse", 0] == 1 and ("=parse", 1) not in counts

@@ -6,14 +6,15 @@ import time
 
 import pytest
 from git_repositories import FOLDER, Repository, function, grown
+from refusals import refused
 
 from soft_trainer.cli.__main__ import run_command
-from soft_trainer.cli.evaluate_search import _in_words
+from soft_trainer.cli.evaluate_search import _answers
 from soft_trainer.errors import UserError
 from soft_trainer.mining.history import history_language
 from soft_trainer.search import CodeIndex
 from soft_trainer.search.measuring import verdict
-from soft_trainer.search.measuring.judged import Measures, history_queries, measures, score_search
+from soft_trainer.search.measuring.judged import Measures, history_queries, measures, read_queries, score_search
 from soft_trainer.search.measuring.verdict import ExternalSearch, Verdict, search_of
 
 LOG3, LOG5 = math.log2(3), math.log2(5)
@@ -84,7 +85,9 @@ def test_the_command_prints_files_and_functions(tmp_path, capsys):
             ("words + memory", "1.000", "+0.000 (+0.000 to +0.000)"),
         )
     ]
-    assert out.splitlines()[-1] == "Nothing here finds functions better than words on these 3 queries."
+    assert out.splitlines()[-1] == (
+        "Does commit memory help? It makes no difference: MRR of functions +0.000 (+0.000 to +0.000)."
+    )
     first = json.loads((tmp_path / "out.jsonl").read_text().splitlines()[0])
     assert first["reciprocal_ranks"]["words"] == 1.0 and first["functions"] == ["kit/one.py#f1"]
     with pytest.raises(UserError, match="give --queries and --trees, or --folder, or --history"):
@@ -94,7 +97,7 @@ def test_the_command_prints_files_and_functions(tmp_path, capsys):
             run_command(["evaluate-search", option, "go", "--folder", "y"])
 
 
-def verdict_of(**ranks):
+def verdict_of(models=(), **ranks):
     """A verdict whose systems have these reciprocal ranks."""
     measured = {
         name.replace("_", " + "): {
@@ -102,20 +105,47 @@ def verdict_of(**ranks):
         }
         for name, own in ranks.items()
     }
-    return Verdict([None] * len(ranks["words"]), "c" * 40, measured, [])
+    return Verdict([None] * len(ranks["words"]), "c" * 40, measured, [], models)
 
 
 @pytest.mark.parametrize(
-    ("ranks", "line"),
+    ("memory", "answer"),
     [
-        ({"words_memory": [0.5] * 40, "other": [0.1] * 40}, "words + memory finds functions better than words: MRR +"),
-        ({"words_memory": [0.1, 1.0] * 3}, "6 queries are too few to say that words + memory finds functions better"),
-        ({"words_memory": [0.1] * 6}, "Nothing here finds functions better than words on these 6 queries"),
+        ([0.5] * 40, "Does commit memory help? Yes: MRR of functions +0.100 (+0.100 to +0.100)."),
+        ([0.1, 1.0] * 3, "Does commit memory help? 6 queries are too few to tell: MRR of functions +0.150 ("),
+        ([0.1] * 6, "Does commit memory help? No, it finds less: MRR of functions -0.300 ("),
+        ([0.4] * 6, "Does commit memory help? It makes no difference: MRR of functions +0.000 ("),
     ],
-)  # fmt: skip
-def test_one_line_says_which_search_is_better(ranks, line):
-    number = len(ranks["words_memory"])
-    assert _in_words(verdict_of(words=[0.4] * number, **ranks)).startswith(line)
+)
+def test_whether_memory_helps(memory, answer):
+    (line,) = _answers(verdict_of(words=[0.4] * len(memory), words_memory=memory))
+    assert line.startswith(answer)
+
+
+def test_each_step_is_compared_with_the_step_before_it():
+    ranks = {"words": [0.1] * 9, "words_memory": [0.2] * 9, "base_memory": [0.6] * 9, "mine_memory": [0.5] * 9}
+    memory, encoder, training = _answers(verdict_of(("base", "mine"), **ranks))
+    assert memory.startswith("Does commit memory help? Yes: MRR of functions +0.100")
+    assert encoder.startswith("Does base help beside words and memory? Yes: MRR of functions +0.400")
+    assert training.startswith("Does mine find more than base, which was named before it? No, it finds less: MRR")
+    assert "put the encoder before training first" in _answers(verdict_of(("mine",), **ranks))[-1]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"relevant": "a.py"}, "queries.jsonl, row 2: relevant='a.py': expected a list of paths"),
+        ({"relevant": ["a.py"], "secondary": [1]}, "queries.jsonl, row 2: secondary=[1]: expected a list of paths"),
+        ({"relevant": []}, "queries.jsonl, row 2: relevant=[]: expected at least one path"),
+        ({}, "queries.jsonl, row 2: no judged query (repo, query, relevant): 'relevant'"),
+    ],
+)
+def test_a_query_without_a_list_of_paths_is_refused(tmp_path, row, message):
+    rows = [{"repo": "a", "query": "one", "relevant": ["a.py"]}, {"repo": "a", "query": "two"} | row]
+    path = tmp_path / "queries.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    with refused(message):
+        read_queries(path)
 
 
 def test_commits_after_the_cut_do_not_vote(tmp_path, monkeypatch):

@@ -1,9 +1,9 @@
-"""The piece of a file that is shown, and the files that come late."""
+"""The chunk of a file that is shown, and the files that come late."""
 
 import pytest
 from trees import write_tree
 
-from soft_trainer.search import CodeIndex
+from soft_trainer.search import CodeIndex, Search
 
 UPLOADS = '''
     import time
@@ -51,7 +51,7 @@ UPLOADS = '''
         ("where are the weights of negatives computed", "negative_weights"),
     ],
 )
-def test_the_piece_that_answers_is_shown(tmp_path, query, name):
+def test_the_chunk_that_answers_is_shown(tmp_path, query, name):
     tree = write_tree(tmp_path / "tree", {"src/uploads.py": UPLOADS})
     assert CodeIndex.build(tree).search(query)[0].name == name
 
@@ -115,3 +115,61 @@ def test_folders_that_may_hold_code_of_others_rank_low_and_are_counted(tmp_path,
     assert found.index("src/deep/down/below/uploads.py") < found.index(f"{folder}/uploads.py")
     assert index.search("repeat")[0].path == f"{folder}/uploads.py"
     assert "in folders such as external/ or deps/, whose files rank low: 1\n" in command("index", tree)[1]
+
+
+MEMBERS = {
+    "tests/deep/test_app.py": """
+        class Flask:
+            def __init__(self):
+                self.app = Flask()
+
+            def all(self):
+                return [self.app]
+        """,
+    "src/testing.py": """
+        class FlaskCliRunner:
+            def __init__(self, flask):
+                self.flask = flask
+
+            def all(self, flask):
+                return flask
+
+        class Runner:
+            def run(self):
+                return FlaskCliRunner(Flask).all(Flask)
+        """,
+}
+
+
+@pytest.mark.parametrize(
+    ("query", "name"),
+    [
+        ("Flask.__init__", "Flask.__init__"),
+        ("FlaskCliRunner.__init__", "FlaskCliRunner.__init__"),
+        ("Flask.all", "Flask.all"),  # `all` is a stop word in a sentence
+        ("Flask::all", "Flask.all"),
+        ("FlaskCliRunner#all", "FlaskCliRunner.all"),
+        ("Runner.run()", "Runner.run"),
+    ],
+)
+def test_a_qualified_name_finds_that_member_first(tmp_path, query, name):
+    index = CodeIndex.build(write_tree(tmp_path / "tree", MEMBERS))
+    assert index.search(query)[0].name == name
+    other = CodeIndex.build(write_tree(tmp_path / "other", {"a.py": "def run():\n    return Runner\n"}))
+    assert Search([other, index]).search(query)[0].name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("Flask.*", {"Flask.__init__", "Flask.all"}),
+        ("Flask.all", {"Flask.all"}),
+        ("flask::ALL", {"Flask.all"}),
+        ("*Runner.a*", {"FlaskCliRunner.all"}),
+        ("*.all", {"Flask.all", "FlaskCliRunner.all"}),
+        ("Other.*", set()),
+    ],
+)
+def test_a_filter_by_name_matches_the_qualified_name(tmp_path, name, found):
+    index = CodeIndex.build(write_tree(tmp_path / "tree", MEMBERS))
+    assert {result.name for result in index.search("flask runner all", name=name)} == found

@@ -47,7 +47,7 @@ def test_a_stray_word_gives_a_weak_result(tree, query, weak):
     assert CodeIndex.build(tree).search(query)[0].weak == weak
 
 
-def test_code_like_a_piece_is_never_weak(tree):
+def test_code_like_a_chunk_is_never_weak(tree):
     assert not any(result.weak for result in CodeIndex.build(tree).similar("src/shop/dates.py", 4))
 
 

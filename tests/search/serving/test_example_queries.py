@@ -3,14 +3,14 @@
 import pytest
 from trees import write_tree
 
-from soft_trainer.search import CodeIndex, CodeIndexes
+from soft_trainer.search import CodeIndex, Search
 from soft_trainer.search.serving.examples import example_queries
 
 
 def test_examples_are_names_and_sentences_that_are_found_first(tree):
     index = CodeIndex.build(tree)
-    examples = example_queries(index)
-    assert len(examples) == 3 and examples == example_queries(CodeIndex.open(index.index_dir))
+    examples = example_queries(Search([index]))
+    assert len(examples) == 3 and examples == example_queries(Search([CodeIndex.open(index.index_dir)]))
     assert not any(index.search(query)[0].weak for query in examples)
     names = {"ShoppingCart", "add_item", "total_price", "parse_date", "format_date", "ListenAndServe"}
     sentences = {
@@ -40,7 +40,7 @@ def test_examples_are_names_and_sentences_that_are_found_first(tree):
 def test_sentences_of_documentation(tmp_path, name, text, sentence):
     other = text.replace("one_two", "three_four").replace("neTwo", "neThree").replace("all", "some")
     index = CodeIndex.build(write_tree(tmp_path / "tree", {name: text, f"b/{name}": other}))
-    found = {query for query in example_queries(index) if " " in query}
+    found = {query for query in example_queries(Search([index])) if " " in query}
     assert found <= {sentence, sentence and sentence.replace("all", "some").replace("OneTwo", "OneThree")}
     assert bool(found) == bool(sentence)
 
@@ -50,4 +50,4 @@ def test_tests_and_texts_give_no_examples_and_an_empty_index_gives_none(tmp_path
     index = CodeIndex.build(write_tree(tmp_path / "tree", texts))
     (tmp_path / "empty").mkdir()
     empty = CodeIndex.build(tmp_path / "empty")
-    assert example_queries(index) == [] == example_queries(CodeIndexes([index, empty]))
+    assert example_queries(Search([index])) == [] == example_queries(Search([index, empty]))

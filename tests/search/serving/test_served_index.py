@@ -3,9 +3,10 @@
 import threading
 import time
 
+import pytest
 from trees import write_tree
 
-from soft_trainer.search import CodeIndex
+from soft_trainer.search import CodeIndex, Search
 from soft_trainer.search.index import store
 from soft_trainer.search.serving import served_index
 from soft_trainer.search.serving.served_index import ServedIndex
@@ -20,21 +21,21 @@ def until(condition, seconds=20):
     return time.monotonic() - started
 
 
-def test_searches_go_by_words_until_the_encoder_is_loaded_and_pieces_are_encoded_behind(tree, stub, monkeypatch):
+def test_searches_go_by_words_until_the_encoder_is_loaded_and_chunks_are_encoded_behind(tree, stub, monkeypatch):
     index = CodeIndex.build(tree, model="stub")
     write_tree(tree, {"new.py": "def brand_new(): pass\n"})
     may_load, may_encode = threading.Event(), threading.Event()
     load, codes = stub.__init__, stub.codes
     monkeypatch.setattr(stub, "__init__", lambda *arguments: load(*arguments) if may_load.wait() else None)
     monkeypatch.setattr(stub, "codes", lambda *arguments: may_encode.wait() and codes(*arguments))
-    served = ServedIndex(CodeIndex.open(index.index_dir))
+    served = ServedIndex(Search([CodeIndex.open(index.index_dir)]))
     results, notices = served.search("brand_new", 5)
     assert results[0].path == "new.py" and notices == ["searching only by words: the encoder is being loaded"]
     may_load.set()
     until(served.keepers[0].loaded.is_set)
     results, notices = served.search("brand_new", 5)
     assert results[0].path == "new.py"
-    assert notices == ["12 of 13 pieces have embeddings; the others are being encoded"]
+    assert notices == ["12 of 13 chunks have embeddings; the others are being encoded"]
     may_encode.set()
     until(lambda: served.search("brand_new", 5)[1] == [])
     write_tree(tree, {"newer.py": "def brand_newer(): pass\n"})
@@ -47,8 +48,26 @@ def test_searches_go_by_words_until_the_encoder_is_loaded_and_pieces_are_encoded
     until(lambda: served.search("brand_newest", 5)[0][0].path == "newest.py")  # though nothing has changed since
 
 
+def test_the_first_start_waits_for_words_alone(command, tree, stub, monkeypatch):
+    """An agent gives up after ten seconds, and all commits of flask take 24 s to read."""
+    monkeypatch.setattr(CodeIndex, "remember", lambda *_, **options: pytest.fail("commits are read first"))
+    may_load, load = threading.Event(), stub.__init__
+    monkeypatch.setattr(stub, "__init__", lambda *arguments: load(*arguments) if may_load.wait() else None)
+
+    def serve(served, *_):
+        assert served.search("parse_date", 5)[1] == ["searching only by words: the encoder is being loaded"]
+        may_load.set()
+        until(lambda: served.search("parse_date", 5)[1] == [] and served.keepers[0].loaded.is_set())
+        assert served.index.members[0].model == "stub" and len(stub.encoded) > 10
+
+    monkeypatch.setattr("soft_trainer.search.serving.server.serve_page", serve)
+    for _ in range(2):  # without an index, and with one
+        may_load.clear()
+        assert command("search", "--folder", tree, "--serve", "--model", "stub")[0] == 0
+
+
 def test_an_encoder_that_the_index_gets_later_is_used(tree, stub):
-    served = ServedIndex(CodeIndex.build(tree))
+    served = ServedIndex(Search([CodeIndex.build(tree)]))
     assert served.search("parse date", 5)[1] == []
     CodeIndex.build(tree, model="stub")
     until(lambda: served.search("parse date", 5)[1] == [] and served.keepers[0].loaded.is_set())
@@ -70,10 +89,10 @@ def test_an_encoder_that_fails_is_named_and_tried_again(tree, stub, monkeypatch)
     monkeypatch.setattr(stub, "codes", unless_failing("encode", codes))
     monkeypatch.setattr(served_index, "CHECK_SECONDS", 0)
     write_tree(tree, {"new.py": "def brand_new(): pass\n"})
-    served = ServedIndex(CodeIndex.open(index.index_dir))
+    served = ServedIndex(Search([CodeIndex.open(index.index_dir)]))
     for step, notice in (
         ("load", "searching only by words: RuntimeError: no memory to load (see the log)"),
-        ("encode", "new pieces are not encoded: RuntimeError: no memory to encode (see the log)"),
+        ("encode", "new chunks are not encoded: RuntimeError: no memory to encode (see the log)"),
     ):
         until(lambda notice=notice: notice in served.search("brand_new", 5)[1])
         failing.remove(step)
@@ -84,7 +103,7 @@ def test_a_tree_is_looked_at_for_a_tenth_of_the_time_and_every_five_seconds(tree
     clock = [100.0]
     monkeypatch.setattr(served_index.time, "monotonic", lambda: clock[0])
     index = CodeIndex.build(tree)
-    served = ServedIndex(index)
+    served = ServedIndex(Search([index]))
     looked = []
 
     def look(encode):

@@ -2,8 +2,10 @@
 
 import http.client
 import json
+import os
 import re
 import shutil
+import socket
 import subprocess
 import threading
 from pathlib import Path
@@ -14,10 +16,9 @@ from git_repositories import Repository
 from trees import write_tree
 
 from soft_trainer.errors import UserError
-from soft_trainer.search import CodeIndex
+from soft_trainer.search import CodeIndex, Search
 from soft_trainer.search.commits import remembering
 from soft_trainer.search.commits.memory_weight import Choice
-from soft_trainer.search.serving.colouring import open_at
 from soft_trainer.search.serving.served_index import ServedIndex
 from soft_trainer.search.serving.server import PAGE, PageServer, serve_page
 
@@ -26,7 +27,7 @@ from soft_trainer.search.serving.server import PAGE, PageServer, serve_page
 def server(tree):
     source = "def evil():\n    return '</script><img src=x onerror=alert(1)>'\n"
     write_tree(tree, {"<script>alert(1)</script>.py": source})
-    server = PageServer(ServedIndex(CodeIndex.build(tree)))
+    server = PageServer(ServedIndex(Search([CodeIndex.build(tree)])))
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield server
     server.shutdown()
@@ -54,28 +55,13 @@ def test_the_page_and_its_data(server):
     assert answer_to_stray["results"][0]["weak"] and "only weak results" in answer_to_stray["notices"][0]
     about = json.loads(get(server, f"/{server.token}/about")[2])
     assert "python" in about["languages"] and about["files"] == 7 and len(about["examples"]) == 3
+    assert about["evidence"] == ["words"] and 0 <= about["age"] < 60 and about["update"] is True
     assert answer["results"][0]["editor"] == f"vscode://file/{server.served.index.folder}/src/shop/dates.py:1"
     lines = json.loads(get(server, f"/{server.token}/lines?path=README.md&start=-9&end=1")[2])
-    assert lines == {"start_line": 1, "text": "# Shop", "open": ""}
+    assert lines == {"start_line": 1, "text": "# Shop"}
     for wrong in ("path=.env&start=1&end=2", "path=README.md", "path=README.md&start=a&end=2"):
-        assert "error" in json.loads(get(server, f"/{server.token}/lines?{wrong}")[2])
-
-
-@pytest.mark.parametrize(
-    ("language", "text", "line", "sign"),
-    [
-        ("python", 'def f():\n    """Say.\n\n    More\n    """\n    x = 1\n', 4, '"""'),
-        ("python", 'def f():\n    """Say.\n\n    More\n    """\n    x = 1\n', 6, ""),
-        ("python", "x = r'''a\n# b\nc'''\n", 3, "'''"),
-        ("python", 'x = 1  # """ no docstring\ny = \'"""\'\nz = 1\n', 3, ""),
-        ("go", "/* a\n b\n*/\nfunc f() {}\n", 2, "*/"),
-        ("go", "/* a\n b\n*/\nfunc f() {}\n", 4, ""),
-        ("typescript", 'const a = `/*`; // /*\nconst b = "/*";\nf();\n', 3, ""),
-        ("markdown", "/* a\n b\n", 2, ""),
-    ],
-)
-def test_a_line_inside_of_a_docstring_or_comment_is_known(language, text, line, sign):
-    assert open_at(text, language, line) == sign
+        status, _, body = get(server, f"/{server.token}/lines?{wrong}")
+        assert status == 400 and "error" in json.loads(body)
 
 
 @pytest.mark.parametrize(
@@ -86,11 +72,34 @@ def test_a_line_inside_of_a_docstring_or_comment_is_known(language, text, line, 
         *(("/{}/search?" + query, None, 200) for query in ["", "q=", "q=" + "a%20" * 3000, "path=%5B&q=a", "x&y&z"]),
         ("/{}/search?q=" + quote("' OR 1=1 --"), None, 200),
         ("/{}/search?" + "&".join(f"a{n}=1" for n in range(12)), None, 400),
+        ("/{}/search?q=x&language=cobol", None, 400),
     ],
 )
 def test_odd_requests_are_answered_and_those_of_others_refused(server, path, host, status):
     found, _, body = get(server, path.replace("{}", server.token), host)
     assert found == status and (status != 404 or "take the whole address" in body)
+
+
+def test_a_folder_whose_path_is_not_utf_8_is_served(tree, command):
+    folder = os.fsdecode(os.path.join(os.fsencode(tree.parent), b"\xff"))
+    os.rename(tree, folder)
+    assert command("index", folder)[0] == 0
+    code, out, err = command("search", "--folder", folder, "parse date")
+    assert (
+        code == 0
+        and err.startswith("ranked by words;")
+        and err.count("\n") == 1
+        and out.startswith("src/shop/dates.py")
+    )
+    with PageServer(ServedIndex(Search([CodeIndex.build(folder)]), update=False)) as server:
+        assert server.search({"q": "parse date"})["results"][0]["editor"].endswith("/%FF/src/shop/dates.py:1")
+        json.dumps(server.about({})).encode()
+
+
+def test_an_address_that_cannot_be_parsed_is_a_bad_request(server):
+    with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=20) as connection:
+        connection.sendall(b"GET http://[::1/ HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 400 ")
 
 
 def test_texts_reach_the_page_as_data(server):
@@ -100,7 +109,6 @@ def test_texts_reach_the_page_as_data(server):
     assert json.loads(body)["results"][0]["path"] == "<script>alert(1)</script>.py"
     page = PAGE.read_text()
     assert not any(name in page for name in ("innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval("))
-    assert len(page.splitlines()) <= 300
 
 
 def contrast(first, second):
@@ -150,7 +158,7 @@ def test_the_page_in_a_browser(server):
     assert dom.index("src/shop/dates.py:1") < dom.index("open in the editor") and "server.go" not in dom
     assert 'href="vscode://file/' in dom and "<script>alert" not in dom
     assert '<span class="comment">Parse</span>' in dom.replace("<mark>", "").replace("</mark>", "")
-    # the second piece of a long function starts inside its docstring, where `for` is no keyword
+    # the second chunk of a long function starts inside its docstring, where `for` is no keyword
     lines = "".join(f"    Wanted words for line {n}.\n" for n in range(90))
     write_tree(
         Path(server.served.index.folder), {"long.py": f'def long():\n    """Say.\n\n{lines}    """\n    pass\n'}
@@ -168,7 +176,7 @@ def test_commits_below_a_result_have_a_label(tmp_path, monkeypatch):
     files = {"a.py": "def f1(value):\n    return value + 1\n", "b.py": "def harbour():\n    return 0\n"}
     repository = Repository(write_tree(tmp_path / "tree", files))
     repository.commit("Light the lantern before the harbour opens", {"a.py": files["a.py"]})
-    with PageServer(ServedIndex(CodeIndex.build(tmp_path / "tree"), update=False)) as server:
+    with PageServer(ServedIndex(Search([CodeIndex.build(tmp_path / "tree")]), update=False)) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", "--virtual-time-budget=4000"]
         dom = subprocess.run([*words, f"{server.url}#q=harbour"], capture_output=True, text=True, check=True).stdout
@@ -179,4 +187,4 @@ def test_commits_below_a_result_have_a_label(tmp_path, monkeypatch):
 
 def test_a_port_out_of_range_is_named(tree):
     with pytest.raises(UserError, match=r"port=80000: .*0-65535; choose another"):
-        serve_page(ServedIndex(CodeIndex.build(tree)), port=80000)
+        serve_page(ServedIndex(Search([CodeIndex.build(tree)])), port=80000)

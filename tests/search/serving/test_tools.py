@@ -1,6 +1,7 @@
 """The tool server, with the real client library."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -12,7 +13,7 @@ from trees import write_tree  # noqa: E402
 
 import soft_trainer  # noqa: E402
 from soft_trainer.errors import UserError  # noqa: E402
-from soft_trainer.search import CodeIndex  # noqa: E402
+from soft_trainer.search import CodeIndex, Search  # noqa: E402
 from soft_trainer.search.serving import served_index, tools  # noqa: E402
 from soft_trainer.search.serving.served_index import ServedIndex  # noqa: E402
 
@@ -26,7 +27,7 @@ def call(index, *calls):
     from mcp import Client
 
     async def talk():
-        async with Client(tools.tool_server(ServedIndex(index))) as client:
+        async with Client(tools.tool_server(ServedIndex(Search([index])))) as client:
             answers = [await client.call_tool(name, arguments) for name, arguments in calls]
             return [(answer.is_error, answer.content[0].text) for answer in answers]
 
@@ -58,10 +59,12 @@ def test_search_and_read(tree):
     ("tool", "arguments", "message"),
     [
         ("search", {"query": " "}, "an empty query"),
-        ("search", {"query": "x", "limit": -1}, "limit=-1: 1 or more"),
+        ("search", {"query": "x", "limit": -1}, "limit=-1: expected a whole number"),
         ("search", {"query": "x", "language": "cobol"}, "language='cobol': the index has go"),
-        ("search", {"query": "x", "lang": "go"}, "lang"),
-        ("search", {}, "query"),
+        ("search", {"query": "x", "lang": "go"}, "lang: Extra inputs are not permitted. search takes query, limit,"),
+        ("search", {}, "query: Field required"),
+        ("search", {"query": "x", "limit": 2.5}, "limit: Input should be a valid integer"),
+        ("read", {"path": "src/server.go", "start_column": 90}, "start_column=90: line 1 has 12 letters"),
         ("read", {"path": "src/server.go", "start_line": 0}, "not a range of lines"),
         ("read", {"path": "src/server.go", "start_line": 9, "end_line": 3}, "not a range of lines"),
         ("read", {"path": "src/server.go", "start_line": 900}, "not a range of lines"),
@@ -72,7 +75,56 @@ def test_search_and_read(tree):
 def test_a_wrong_call_is_an_error(tree, tool, arguments, message):
     (tree.parent / "outside.txt").write_text("parse_date")
     ((error, text),) = call(CodeIndex.build(tree), (tool, arguments))
-    assert error and message in text
+    assert error and message in text and "\n" not in text
+
+
+def test_a_long_answer_says_how_to_read_on(tree):
+    rows = "".join(f"row {number} {'x' * 100}\n" for number in range(1, 1000))
+    wide = "".join(f"{number:09} " for number in range(9_000))
+    write_tree(tree, {"long.md": rows, "wide.md": f"{wide}\n" + "end\n" * 40})
+    index = CodeIndex.build(tree)
+    for path in ("long.md", "wide.md"):
+        arguments = {"path": path}
+        found = ""
+        while arguments:
+            ((error, text),) = call(index, ("read", arguments))
+            assert not error and len(text) < tools.MAX_LETTERS + 300
+            body = "\n".join(text.split("\n")[2:]).partition("\nUNTRUSTED FILE TEXT")[0]
+            rest = re.search(r"Cut off here; `read` with (.*) reads on\.$", text)
+            arguments = {}
+            if rest:
+                arguments = {"path": path} | {k: int(v) for k, v in re.findall(r"(\w+)=(\d+)", rest[1])}
+            found += body + ("" if "start_column" in arguments else "\n")
+        assert found.rstrip("\n") == index.text_of(path).rstrip("\n")
+
+
+def test_an_answer_is_sent_once(tree):
+    import anyio
+    from mcp import Client
+
+    async def talk():
+        async with Client(tools.tool_server(ServedIndex(Search([CodeIndex.build(tree)])))) as client:
+            return await client.call_tool("search", {"query": "parse date"}), (await client.list_tools()).tools
+
+    answer, listed = anyio.run(talk)
+    assert answer.structured_content is None and len(answer.content) == 1
+    assert all(tool.output_schema is None for tool in listed)
+
+
+def test_no_text_of_a_repository_stands_outside_the_fence(tree, monkeypatch):
+    notebook = {
+        "cells": [{"cell_type": "code", "source": "x = 1"}],
+        "metadata": {"kernelspec": {"language": "run-this"}},
+    }
+    write_tree(tree, {"n.ipynb": json.dumps(notebook)})
+    index = CodeIndex.build(tree)
+    index.notify("Commits were not read again: ref run-this")
+    (language_error, language), (_, found) = call(
+        index, ("search", {"query": "x", "language": "cobol"}), ("search", {"query": "zzzzz"})
+    )
+    assert language_error and "run-this" not in language
+    opening = found.index("<<<UNTRUSTED FILE TEXT")
+    assert found.startswith("Nothing found.") and opening < found.index("run-this") < found.index(">>>", opening)
 
 
 def test_results_fit_into_a_budget_of_tokens(tree):
@@ -124,7 +176,7 @@ def test_the_tools_say_that_they_only_read(tree):
     from mcp import Client
 
     async def listed():
-        async with Client(tools.tool_server(ServedIndex(CodeIndex.build(tree)))) as client:
+        async with Client(tools.tool_server(ServedIndex(Search([CodeIndex.build(tree)])))) as client:
             return (await client.list_tools()).tools
 
     assert [tool.annotations.read_only_hint for tool in anyio.run(listed)] == [True, True, True]
@@ -133,7 +185,7 @@ def test_the_tools_say_that_they_only_read(tree):
 def test_the_extra_is_named_where_it_is_missing(tree, monkeypatch):
     monkeypatch.setitem(sys.modules, "mcp.server", None)
     with pytest.raises(UserError, match=r"-e '\.\[mcp\]'"):
-        tools.tool_server(ServedIndex(CodeIndex.build(tree)))
+        tools.tool_server(ServedIndex(Search([CodeIndex.build(tree)])))
 
 
 @pytest.fixture

@@ -1,0 +1,11 @@
+# `make check test` before a commit; `make slow` before a release.
+.PHONY: check test slow docs
+check:  ## lint and formatting
+	ruff check .
+	ruff format --check .
+test:  ## fast tests: about a minute and a half on two cores
+	pytest -q
+slow:  ## whole runs, two processes, the wheel
+	pytest -q -m slow
+docs:  ## the site, in site/
+	sphinx-build -W -b html -c docs . site

@@ -1,0 +1,332 @@
+"""Defines what a batch's queries are compared with, and the loss that a run minimises, with its settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from soft_trainer import choices, losses, weights
+from soft_trainer.errors import UserError
+from soft_trainer.references import import_reference
+from soft_trainer.weights import cancel_above_ratio, cancel_top_k, smallest_batch
+
+# A loss or a weighting, ours or a user's, is called with what its signature asks for: parts of a batch, or settings.
+LOSSES = {name: getattr(losses, function) for name, function in choices.LOSSES.items()}
+WEIGHTINGS = {name: getattr(weights, function) for name, function in choices.WEIGHTINGS.items()}
+# Settings that need an estimator, with the one value that does not.
+NEED_SIMILARITY = {"cancel": "none", "distill_weight": 0}
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The N columns, each a code, that B queries are compared with. They are known before any score is computed.
+
+    `Criterion.targets` makes them. A block of queries has the targets `targets[block]`.
+
+    Args:
+        positives: LongTensor[B], the column of each query's positive.
+        negatives: BoolTensor[B, N], True where a column is a negative, after masks and cancellation. If None, all
+            columns but the positive are.
+        extra_positives: BoolTensor[B, N], True where a column is another positive, or None if no query has several.
+        similarity: Tensor[B, N], the estimator's raw similarities, or None if the loss does not read them.
+        weights: Tensor[B, N], the weights w_ij, or None if the loss does not read them.
+    """
+
+    positives: Tensor
+    negatives: Tensor | None = None
+    extra_positives: Tensor | None = None
+    similarity: Tensor | None = None
+    weights: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.positives)
+
+    def __getitem__(self, block: slice | Tensor) -> Targets:
+        """Returns the targets of some of the queries."""
+        return self.mapped(lambda tensor: tensor[block])
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Targets:
+        """Returns a copy with `change` applied to every tensor."""
+        return Targets(**{name: change(tensor) for name, tensor in vars(self).items() if tensor is not None})
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """A run's loss and its settings. Call it with the scores and the targets of a batch to compute the loss.
+
+    Args:
+        loss: a key of `LOSSES`, or a user's function as `module:name`.
+        weighting: how similarities become weights: a key of `WEIGHTINGS`, or a user's function as `module:name`.
+        alpha, beta, temperature, floor: the parameters of Eq. 4 and of the softmax before it.
+        margin: the margin of positive-aware weights, whose temperature is `temperature`.
+        infonce_weight, kl_weight: the weights of the two terms in `kl_regularization`.
+        cancel: false-negative cancellation (Section 4.4): "none", "top_k" or "ratio".
+        cancel_k: the number of most similar negatives that "top_k" cancels.
+        cancel_ratio: "ratio" cancels negatives whose similarity is above this share of the positive's.
+        distill_weight: the weight of an additional loss, the KL divergence from the estimator. 0 turns it off.
+        distill_temperature: the temperature of the estimator's softmax in that loss.
+
+    Example:
+        >>> criterion = Criterion("soft_info_nce", alpha=1.5, beta=0.5)
+        >>> targets = criterion.targets(torch.arange(8), similarity=similarity)
+        >>> loss = criterion(scores, targets)
+    """
+
+    loss: str = "soft_info_nce"
+    weighting: str = "linear"
+    alpha: float = 1.5
+    beta: float = 0.5
+    temperature: float = 1.0
+    floor: float = 0.1
+    margin: float = 0.0
+    distill_weight: float = 0.0
+    distill_temperature: float = 1.0
+    infonce_weight: float = 1.3
+    kl_weight: float = 0.7
+    cancel: str = "none"
+    cancel_k: int = 3
+    cancel_ratio: float = 0.5
+
+    # ---- On a batch ----
+
+    def targets(
+        self,
+        positives: Tensor,
+        negatives: Tensor | None = None,
+        extra_positives: Tensor | None = None,
+        similarity: Tensor | None = None,
+    ) -> Targets:
+        """Returns the targets of a batch: cancels false negatives, and turns similarities into weights.
+
+        Args:
+            positives: LongTensor[B], the column of each query's positive.
+            negatives: BoolTensor[B, N], True where a column is a negative. By default, everywhere but on the positive.
+            extra_positives: BoolTensor[B, N], True where a column is another positive. It is not a negative then.
+            similarity: Tensor[B, N], the estimator's raw similarities. Required if `needs_similarity`.
+
+        Raises:
+            ValueError: the loss needs similarities, and there are none.
+        """
+        if self.needs_similarity and similarity is None:
+            raise ValueError(f"{self.settings_that_need_similarity}: similarity is missing")
+        if extra_positives is not None:
+            negatives = excluding(negatives, extra_positives)
+        if self.cancel != "none":
+            negatives = self._cancelled(similarity, positives, negatives)
+        weights = None
+        if self.uses_weights:
+            weights = self._weights(similarity, positives, negatives)
+        if not self.distill_weight and "similarity" not in self.read_by_loss:
+            similarity = None
+        return Targets(positives, negatives, extra_positives, similarity, weights)
+
+    def __call__(self, scores: Tensor, targets: Targets) -> Tensor:
+        """Computes the loss of B queries against N codes, a scalar.
+
+        If a query has several positives, its loss is the mean over them, each taken as the positive with the others
+        excluded.
+
+        Args:
+            scores: Tensor[B, N].
+            targets: the result of `targets`.
+        """
+        batch = {"scores": scores, **vars(targets)}
+        if targets.extra_positives is None or self.loss not in LOSSES:
+            loss = self._call(self.loss_function, batch)
+        else:
+            rows = PositiveRows(targets)
+            expanded = {"scores": scores[rows.queries], **vars(rows.targets), "reduction": "none"}
+            loss = rows.mean(self._call(self.loss_function, expanded))
+        if self.distill_weight:
+            divergence = losses.kl_divergence(
+                scores,
+                targets.similarity,
+                self.distill_temperature,
+                targets.positives,
+                negatives=targets.negatives,
+            )
+            loss = loss + self.distill_weight * divergence
+        return loss
+
+    def _cancelled(self, similarity: Tensor, positives: Tensor, negatives: Tensor | None) -> Tensor:
+        """Returns the columns of `negatives` that cancellation keeps, BoolTensor[B, N]."""
+        if negatives is not None:
+            # A column that is excluded already must neither use up one of the k nor count as most similar.
+            column = positives.unsqueeze(1)
+            similarity = similarity.masked_fill(~negatives.scatter(1, column, True), -torch.inf)
+        if self.cancel == "top_k":
+            kept = cancel_top_k(similarity, self.cancel_k, positives)
+        else:
+            kept = cancel_above_ratio(similarity, self.cancel_ratio, positives)
+        if negatives is None:
+            return kept
+        return kept & negatives
+
+    def _weights(self, similarity: Tensor, positives: Tensor, negatives: Tensor | None) -> Tensor:
+        """Computes the weights w_ij, Tensor[B, N]: 1 on the positive, 0 on columns that are not negatives."""
+        batch = {"similarity": similarity, "positives": positives, "negatives": negatives}
+        weights = self._call(self.weighting_function, batch)
+        if getattr(weights, "shape", None) != similarity.shape:
+            raise UserError(
+                f"weighting={self.weighting} returned {_shape(weights)} for similarities of {_shape(similarity)}: "
+                "expected a weight for each of them"
+            )
+        if negatives is not None:
+            weights = weights.masked_fill(~negatives, 0.0)
+        return weights.scatter(1, positives.unsqueeze(1), 1.0)
+
+    def _call(self, function: Callable[..., Tensor], batch: Mapping[str, Tensor | None]) -> Tensor:
+        """Calls a loss or a weighting with the arguments that its signature names."""
+        values = {**vars(self), **batch}
+        names = inspect.signature(function).parameters
+        return function(**{name: values[name] for name in names if name in values})
+
+    # ---- What the settings need ----
+
+    @functools.cached_property
+    def loss_function(self) -> Callable[..., Tensor]:
+        """The function that `loss` stands for."""
+        return _find("loss", self.loss, LOSSES)
+
+    @functools.cached_property
+    def weighting_function(self) -> Callable[..., Tensor]:
+        """The function that `weighting` stands for."""
+        return _find("weighting", self.weighting, WEIGHTINGS)
+
+    @functools.cached_property
+    def read_by_loss(self) -> frozenset[str]:
+        """The names of the loss's arguments."""
+        return frozenset(inspect.signature(self.loss_function).parameters)
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The names of the loss's arguments and, if the loss uses weights, of the weighting's arguments."""
+        if not self.uses_weights:
+            return self.read_by_loss
+        return self.read_by_loss.union(inspect.signature(self.weighting_function).parameters)
+
+    @property
+    def uses_weights(self) -> bool:
+        """True if the loss uses weights."""
+        return "weights" in self.read_by_loss
+
+    @property
+    def needs_similarity(self) -> bool:
+        """True if the loss needs an estimator."""
+        return bool(self.settings_that_need_similarity)
+
+    @property
+    def settings_that_need_similarity(self) -> str:
+        """The settings that need an estimator, as `name=value, ...`, or "" if there are none."""
+        names = [name for name, value in NEED_SIMILARITY.items() if getattr(self, name) != value]
+        if not self.read_by_loss.isdisjoint(("weights", "similarity")):
+            names = ["loss", *names]
+        return ", ".join(f"{name}={getattr(self, name)}" for name in names)
+
+    @property
+    def can_exclude(self) -> bool:
+        """True if the loss can exclude columns, through `negatives` or zero weights, as masks and cancellation do."""
+        return not self.read_by_loss.isdisjoint(("negatives", "weights"))
+
+    @property
+    def reads_extra_positives(self) -> bool:
+        """True if the loss can use several positives of a query. A user's loss must take `extra_positives`."""
+        return self.loss in LOSSES or "extra_positives" in self.read_by_loss
+
+    @property
+    def smallest_batch(self) -> int:
+        """The smallest batch size N with enough negatives: 2, or for Eq. 4 a number that depends on alpha and beta."""
+        cancelled = 0
+        if self.cancel == "top_k":
+            cancelled = self.cancel_k
+        if self.uses_weights and self.weighting == "linear":
+            return cancelled + smallest_batch(self.alpha, self.beta)
+        return cancelled + 2
+
+    def try_out(self) -> None:
+        """Tries the loss and the weighting on two small batches. The second has masked columns and more positives.
+
+        Raises:
+            UserError: a function failed, or its result has the wrong shape.
+        """
+        grid = torch.linspace(-1, 1, 15).reshape(3, 5)
+        positives = torch.arange(3)
+        last = torch.zeros(3, 5, dtype=torch.bool)
+        last[:, 4] = True
+        for masks in ({}, {"negatives": ~last, "extra_positives": last}):
+            scores = grid.clone().requires_grad_()
+            try:
+                loss = self(scores, self.targets(positives, similarity=grid, **masks))
+            except UserError:
+                raise
+            except Exception as error:
+                names = f"loss={self.loss}, weighting={self.weighting}"
+                raise UserError(f"{names}: tried on 3 queries and 5 codes: {type(error).__name__}: {error}") from error
+            if not isinstance(loss, Tensor) or loss.shape or not loss.requires_grad:
+                raise UserError(
+                    f"loss={self.loss} returned {_shape(loss)} for scores of Tensor[3, 5]: expected a scalar, the "
+                    "mean over queries, with a gradient for the scores"
+                )
+
+
+class PositiveRows:
+    """Rows of the loss, a separate one for each positive of each query.
+
+    Args:
+        targets: the targets of B queries, with extra positives.
+
+    Attributes:
+        queries: LongTensor[R], the query of each row.
+        targets: the targets of the R rows. A query's other positives are excluded from its rows.
+    """
+
+    def __init__(self, targets: Targets):
+        relevant = targets.extra_positives.scatter(1, targets.positives.unsqueeze(1), True)
+        self.queries, positives = relevant.nonzero(as_tuple=True)
+        others = relevant[self.queries].scatter(1, positives.unsqueeze(1), False)
+        rows = targets[self.queries]
+        weights = rows.weights
+        if weights is not None:
+            weights = weights.masked_fill(others, 0.0)
+        negatives = excluding(rows.negatives, others)
+        self.targets = dataclasses.replace(rows, positives=positives, negatives=negatives, weights=weights)
+        self.shares = relevant.sum(1, dtype=torch.float64).reciprocal()[self.queries]
+        self.number = len(relevant)
+
+    def mean(self, losses: Tensor) -> Tensor:
+        """Averages the rows' losses such that every query has the same weight."""
+        return (losses * self.shares.to(losses.dtype)).sum() / self.number
+
+
+def excluding(columns: Tensor | None, excluded: Tensor) -> Tensor:
+    """Returns the columns that are not excluded, BoolTensor[B, N]. None stands for all columns."""
+    if columns is None:
+        return ~excluded
+    return columns & ~excluded
+
+
+def _find(option: str, name: str, known: Mapping[str, Callable]) -> Callable[..., Tensor]:
+    """Returns the function that an option specifies, either a known one or one to import.
+
+    Raises:
+        UserError: the function does not exist.
+    """
+    if name in known:
+        return known[name]
+    function = import_reference(option, name)
+    if not inspect.isfunction(function):
+        raise UserError(f"{option}={name}: is not a function")
+    return function
+
+
+def _shape(value) -> str:
+    """Returns a value's type and shape, such as Tensor[3, 5]."""
+    if isinstance(value, Tensor):
+        return f"Tensor{list(value.shape)}"
+    return type(value).__name__

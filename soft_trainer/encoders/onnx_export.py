@@ -1,0 +1,199 @@
+"""Exports encoders to ONNX, in the layout of `SentenceTransformer(DIR, backend="onnx")`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import logging
+import tempfile
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from soft_trainer.encoders.encoding import Encoder, prompt_length
+from soft_trainer.encoders.hub_files import CONFIG, repository_file
+from soft_trainer.encoders.loading import load_encoder
+from soft_trainer.encoders.onnx import (
+    FLOAT_FILE,
+    FOLDER,
+    INT8_FILE,
+    NEEDS_EXTRA,
+    SETTINGS,
+    TOKENIZER,
+    OnnxEncoder,
+    has_onnxruntime,
+)
+from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.encoders.static import is_static
+from soft_trainer.errors import UserError
+from soft_trainer.files import ADAPTER_CONFIG, ONNX_FILES, reporting_disk_errors, write_json
+from soft_trainer.fingerprints import encoder_file_hashes, list_files
+from soft_trainer.terminal import print_on_main
+
+OPSET = 18
+TOLERANCE = 1e-3  # the largest difference of an exported encoder's embeddings, scaled to length one
+PROBES = ("sort a list", "def read(path):\n    return open(path).read()  # größer 'a  b'\n", "x", "a b c " * 400)
+
+
+def export_onnx(model: str | Path, output_dir: str | Path | None = None, int8: bool = False) -> list[Path]:
+    """Exports an encoder's transformer, from token ids to token vectors, as `onnx/model.onnx`.
+
+    Pooling, prompts and lengths stay in the files next to it, which sentence-transformers and this package read.
+
+    Args:
+        model: the encoder's folder, or a Hub name if `output_dir` is given.
+        output_dir: the folder in which to write `onnx/`. By default, the encoder's own.
+        int8: also write the weights as 8-bit integers, one scale per channel.
+
+    Returns:
+        The models.
+
+    Raises:
+        UserError: the extra `onnx` is missing, the encoder is static, reads data flow or has no fast tokenizer, its
+            exported embeddings differ from its own, or the folder has another encoder or cannot be written to.
+    """
+    folder = Path(output_dir or model)
+    if output_dir is None and not folder.is_dir():
+        raise UserError(f"{model}: no such folder; an encoder on the Hub needs output_dir")
+    encoder = load_encoder(model, device="cpu")
+    check_exportable(encoder, str(model))
+    config = repository_file(model, CONFIG) or repository_file(model, ADAPTER_CONFIG)
+    there = encoder_file_hashes(folder)
+    if there and there != encoder_file_hashes(config.parent):
+        raise UserError(f"output_dir={folder}: has another encoder than {model}; set another output_dir")
+    with reporting_disk_errors(folder):
+        (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".onnx-", dir=folder) as aside:
+            written = write_onnx(encoder, config.parent, Path(aside), int8)
+            files = [path.replace(folder / FOLDER / path.name) for path in written]
+        # SentenceTransformer and `open_exported` would prefer the 8-bit weights of an earlier export.
+        for pattern in ONNX_FILES:
+            for path in {*folder.glob(pattern)} - {*files}:
+                path.unlink()
+        list_files(folder, files)
+    return [path for path in files if path.suffix == ".onnx"]
+
+
+def check_exportable(encoder: Encoder, name: str) -> None:
+    """Raises UserError if an encoder cannot be exported. The message says why."""
+    if not has_onnxruntime():
+        raise UserError(NEEDS_EXTRA)
+    if is_static(encoder.model.config):
+        raise UserError(f"{name}: a static encoder needs no export; it runs without torch as it is")
+    if encoder.profile.data_flow_length:
+        raise UserError(f"{name}: reads data flow, which needs torch; data_flow_length=0 trains one without")
+    if not encoder.tokenizer.is_fast:
+        raise UserError(f"{name}: its tokenizer has no tokenizer.json, so it needs transformers")
+
+
+def write_onnx(encoder: Encoder, source: Path, folder: Path, int8: bool) -> list[Path]:
+    """Writes an export to a folder, and compares its embeddings with the encoder's. Returns the files.
+
+    Args:
+        source: the folder of the encoder's files, which the export lists as what it was made from.
+
+    Raises:
+        UserError: the model cannot be exported, or the embeddings differ by more than `TOLERANCE`.
+    """
+    path = folder / FLOAT_FILE
+    wrapped = _Transformer(encoder.model, encoder.profile).eval()
+    example = encoder.tokenizer(["sort a list", "x"], padding=True, return_tensors="pt")
+    axes = {name: {0: "batch", 1: "length"} for name in ("input_ids", "attention_mask", "last_hidden_state")}
+    if encoder.profile.pooling == "pooler":
+        axes["last_hidden_state"] = {0: "batch"}
+    attention = encoder.model.config._attn_implementation
+    encoder.model.set_attn_implementation("eager")  # tracing fixes the sizes that fused attention chooses by
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            # optimum exports only with transformers below 4.58. The newer exporter of torch takes 6 to 11 s for MiniLM
+            # instead of 0.7 s, needs onnxscript, and writes two files.
+            torch.onnx.export(
+                wrapped,
+                (example["input_ids"], example["attention_mask"]),
+                path,
+                input_names=["input_ids", "attention_mask"],
+                output_names=["last_hidden_state"],
+                dynamic_axes=axes,
+                opset_version=OPSET,
+                dynamo=False,
+            )
+    except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+        raise UserError(f"this model cannot be exported to ONNX: {str(error).splitlines()[0]}") from error
+    finally:
+        encoder.model.set_attn_implementation(attention)
+    tokenizer = json.loads(encoder.tokenizer.backend_tokenizer.to_str())
+    write_json(folder / TOKENIZER, tokenizer | {"truncation": None, "padding": None})
+    write_json(folder / SETTINGS, _settings(encoder) | {"made_from": encoder_file_hashes(source)})
+    check_embeddings(encoder, folder)
+    files = [path, folder / TOKENIZER, folder / SETTINGS]
+    if int8:
+        quantize(path, folder / INT8_FILE)
+        files.insert(1, folder / INT8_FILE)
+    return files
+
+
+def _settings(encoder: Encoder) -> dict[str, object]:
+    """Returns all that `OnnxEncoder` needs to know besides the model and the tokenizer."""
+    lengths = {side: prompt_length(encoder.tokenizer, encoder.profile, side) for side in ("query", "code")}
+    return {
+        "fingerprint": encoder.fingerprint,
+        "dimensions": encoder.model.config.hidden_size,
+        "truncate_dim": encoder.truncate_dim,
+        "pad_token_id": encoder.tokenizer.pad_token_id,
+        "truncation_side": encoder.tokenizer.truncation_side,
+        "prompt_lengths": lengths,
+        "profile": dataclasses.asdict(encoder.profile),
+    }
+
+
+def quantize(path: Path, target: Path) -> None:
+    """Writes a model with weights of 8-bit integers, and activations quantised as they come."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic  # an optional dependency
+
+    logger = logging.getLogger()
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # a hint for another kind of quantisation
+    try:
+        # The vectors of tokens stay in float32: with them in 8 bits, MiniLM's MRR on CodeSearchNet's Ruby was 0.679
+        # instead of 0.686, at 0.694 in float32 (benchmarks/onnx_search.py).
+        kinds = {"op_types_to_quantize": ["MatMul"], "weight_type": QuantType.QInt8}
+        quantize_dynamic(path, target, per_channel=True, **kinds)
+    finally:
+        logger.setLevel(level)
+
+
+def check_embeddings(encoder: Encoder, folder: Path) -> None:
+    """Raises UserError if an export's embeddings of `PROBES` differ from the encoder's own."""
+    exported = OnnxEncoder(folder)
+    for side in ("query", "code"):
+        expected = encoder.encode(PROBES, side)
+        found = exported.encode(PROBES, side)
+        largest = float((np.abs(found - expected).max(1) / np.linalg.norm(expected, axis=1)).max())
+        if not largest <= TOLERANCE:
+            raise UserError(f"the exported model's embeddings differ by {largest:.2g}, so it is not written")
+
+
+class _Transformer(nn.Module):
+    """The part of an encoder that is exported: token vectors, or the output of its pooler."""
+
+    def __init__(self, model: nn.Module, profile: EncoderProfile):
+        super().__init__()
+        self.model = model
+        self.output = "pooler_output" if profile.pooling == "pooler" else "last_hidden_state"
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Returns Tensor[B, L, d], or Tensor[B, d] from a pooler."""
+        return getattr(self.model(input_ids=input_ids, attention_mask=attention_mask), self.output)
+
+
+def print_exported(files: Sequence[Path]) -> None:
+    """Prints the models with their sizes."""
+    for path in files:
+        print_on_main(f"Written: {path}, {path.stat().st_size / 2**20:,.0f} MiB")

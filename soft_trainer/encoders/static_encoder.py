@@ -1,0 +1,152 @@
+"""Runs static encoders with only NumPy and `tokenizers`, so that a search needs neither torch nor transformers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from itertools import chain
+from operator import itemgetter
+from pathlib import Path
+
+import numpy as np
+
+from soft_trainer.encoders.onnx import check_dimensions, normalized
+from soft_trainer.errors import UserError
+from soft_trainer.files import PROFILE_FILE, cache_dir, read_json
+from soft_trainer.fingerprints import file_fingerprint, fingerprint
+
+WEIGHTS = "model.safetensors"
+TOKENIZER = "tokenizer.json"
+CONFIG = "config.json"
+VECTORS = "word_embedding.weight"  # the name of the tensor
+PROBE = "def parseURL(self, *xs):\n\treturn [x_1 for x in xs]  # größer 'a  b'\n"
+WORD = re.compile(r"\w+|[^\w\s]")
+KEPT_WORDS = 1 << 19
+NO_LENGTH = 1_000_000  # tokens, as in the profiles of encoders; importing their module would be slow
+
+
+def default_static_folder() -> Path:
+    """Returns the default output folder of `soft-trainer distil`."""
+    return cache_dir() / "static_encoder"
+
+
+def is_static_folder(folder: Path) -> bool:
+    """Returns True if a folder has a static encoder whose embeddings `StaticEncoder` computes."""
+    if not all((folder / file).is_file() for file in (CONFIG, WEIGHTS, TOKENIZER, PROFILE_FILE)):
+        return False
+    config = read_json(folder / CONFIG)
+    profile = read_json(folder / PROFILE_FILE)
+    if config.get("model_type") != "xlnet" or config.get("n_layer") != 0:
+        return False
+    means = profile["pooling"] == "mean" and profile["include_prompt"]
+    return means and (profile["normalize"] or profile["score_function"] == "cosine")
+
+
+class StaticEncoder:
+    """A static encoder, a `TextEncoder`. Its embeddings have length one.
+
+    Args:
+        folder: the folder that contains its files.
+        truncate_dim: the number of leading dimensions to keep. By default, all.
+
+    Raises:
+        UserError: a file cannot be read, or the encoder has fewer dimensions than `truncate_dim`.
+    """
+
+    runtime = "static"
+
+    def __init__(self, folder: Path, truncate_dim: int | None = None):
+        # Imported here, so that a search by words does not wait for them.
+        from safetensors import SafetensorError, safe_open
+        from tokenizers import Tokenizer
+
+        self._profile = read_json(folder / PROFILE_FILE)
+        files = [file_fingerprint(folder / file) for file in (WEIGHTS, TOKENIZER)]
+        self.fingerprint = fingerprint("static", files, json.dumps(self._profile, sort_keys=True))
+        self._tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        added = [token.content for token in self._tokenizer.get_added_tokens_decoder().values()]
+        self._added = re.compile("|".join(map(re.escape, added)) or "$^", re.IGNORECASE)
+        try:
+            with safe_open(folder / WEIGHTS, framework="numpy") as file:
+                self._vectors = file.get_tensor(VECTORS)
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{folder / WEIGHTS}: cannot be read: {error}") from error
+        self._ids: dict[str, list[int]] = {}  # the token ids of words
+        self._splits_words = self._splits()
+        check_dimensions(truncate_dim, self._vectors.shape[1])
+        self.dimensions = truncate_dim or self._vectors.shape[1]
+
+    def encode(self, texts: Sequence[str], side: str, languages: Sequence[str] | None = None) -> np.ndarray:
+        """Embeds texts; see `TextEncoder`."""
+        prefix = self._profile[f"{side}_prefix"]
+        length = self._profile[f"{side}_length"]
+        texts = [prefix + text for text in texts]
+        if side == "query":  # a search has one, and need not import SciPy
+            sums = np.array([self._vectors[ids[:length]].sum(0) for ids in self._tokenized(texts)])
+        elif self._splits_words and length >= NO_LENGTH:
+            sums = self._sums_of_words(texts)
+        else:
+            sums = _sums([ids[:length] for ids in self._tokenized(texts)], self._vectors)
+        # The sums need not be divided by the number of tokens, because embeddings have length one.
+        return normalized(sums.reshape(len(texts), -1)[:, : self.dimensions])
+
+    def _sums_of_words(self, texts: list[str]) -> np.ndarray:
+        """Sums the vectors of each text. Those of a word are added up only once for all texts."""
+        words = [self._words(text) for text in texts]
+        distinct = set(chain.from_iterable(words))
+        self._learn(distinct)
+        word_vectors = _sums([self._ids[word] for word in distinct], self._vectors)
+        number = {word: position for position, word in enumerate(distinct)}
+        return _sums([list(map(number.__getitem__, text)) for text in words], word_vectors)
+
+    def _tokenized(self, texts: list[str]) -> list[list[int]]:
+        """Returns the token ids of each text. Every distinct word is tokenised once, which is three times as fast."""
+        if not self._splits_words:
+            return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts)]
+        words = [self._words(text) for text in texts]
+        self._learn(set(chain.from_iterable(words)))
+        return [list(chain.from_iterable(map(self._ids.__getitem__, each))) for each in words]
+
+    def _words(self, text: str) -> list[str]:
+        """Splits a text into words. A text with a special token, such as `[MASK]`, is one word."""
+        if self._added.search(text):
+            return [text]
+        return WORD.findall(text)
+
+    def _learn(self, words: set[str]) -> None:
+        """Tokenises the words that have not been seen before."""
+        if len(self._ids) > KEPT_WORDS:
+            self._ids.clear()
+        new = sorted(word for word in words if word not in self._ids)
+        for text in filter(self._added.search, new):
+            self._ids[text] = self._tokenizer.encode(text).ids
+        self._add([word for word in new if word not in self._ids])
+
+    def _add(self, words: list[str]) -> None:
+        """Tokenises words in a single call, which is five times as fast as one call per word."""
+        encoding = self._tokenizer.encode(" ".join(words), add_special_tokens=False)
+        starts = np.fromiter(map(itemgetter(0), encoding.offsets), np.int64, len(encoding.ids))
+        ends = np.cumsum([len(word) + 1 for word in words])
+        tokens = encoding.ids
+        first = 0
+        for word, last in zip(words, np.searchsorted(starts, ends).tolist(), strict=True):
+            self._ids[word] = tokens[first:last]
+            first = last
+
+    def _splits(self) -> bool:
+        """Returns True if a text's ids are the concatenated ids of its words."""
+        words = [self._tokenizer.encode(word, add_special_tokens=False).ids for word in WORD.findall(PROBE)]
+        return self._tokenizer.encode(PROBE).ids == list(chain.from_iterable(words))
+
+
+def _sums(rows: Sequence[Sequence[int]], vectors: np.ndarray) -> np.ndarray:
+    """Sums vectors, float32[rows, d]. Each row is a list of indices into `vectors`."""
+    from scipy.sparse import csr_array  # slow to import, and a search has too few to need it
+
+    ends = np.cumsum([0, *map(len, rows)])
+    numbers = np.fromiter(chain.from_iterable(rows), np.int32, ends[-1])
+    counts = csr_array((np.ones(len(numbers), np.float32), numbers, ends), shape=(len(rows), len(vectors)))
+    return counts @ vectors

@@ -1,0 +1,142 @@
+"""Opens an encoder of texts in the lightest way that gives its embeddings: static, by ONNX Runtime, or by torch.
+
+A static encoder and one on ONNX Runtime import neither torch nor transformers. The export to ONNX imports torch. It is
+made once for each encoder and kept in the user's cache, by the content of the encoder's files.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from soft_trainer.encoders.onnx import SETTINGS, OnnxEncoder, has_onnxruntime
+from soft_trainer.encoders.packaged import located
+from soft_trainer.encoders.static_encoder import StaticEncoder, is_static_folder
+from soft_trainer.errors import UserError
+from soft_trainer.files import ADAPTER_CONFIG, cache_dir
+from soft_trainer.fingerprints import encoder_file_hashes, fingerprint
+from soft_trainer.terminal import print_on_main
+
+FORMAT = 2  # of exports in the cache
+
+
+class TextEncoder(Protocol):
+    """An encoder of texts into embeddings whose dot products are its scores, up to a constant scale.
+
+    Attributes:
+        dimensions: the number of dimensions of an embedding.
+        fingerprint: a hash that changes if any text would get another embedding.
+        runtime: what computes the embeddings: "torch", "static", "onnx", or "int8" (ONNX with weights of 8-bit
+            integers).
+    """
+
+    dimensions: int
+    fingerprint: str
+    runtime: str
+
+    def encode(self, texts: Sequence[str], side: str, languages: Sequence[str] | None = None) -> np.ndarray:
+        """Embeds texts, float32[n, d].
+
+        Args:
+            side: "query" or "code", which determines prompt and length.
+            languages: the language of each code. Only encoders with data flow read it.
+        """
+
+
+def open_encoder(
+    name: str | Path, truncate_dim: int | None = None, light: bool = True, int8: bool = False
+) -> TextEncoder:
+    """Opens an encoder, given its folder, its name on the Hub, or `base`.
+
+    Args:
+        truncate_dim: the number of leading dimensions to keep. By default, as many as `load_encoder` keeps.
+        light: whether to run it without torch if possible: a static encoder, or any other one without an accelerator
+            and with onnxruntime, after an export to ONNX.
+        int8: whether to run an exported encoder with weights of 8-bit integers.
+
+    Raises:
+        UserError: the encoder cannot be loaded, or it has fewer dimensions than `truncate_dim`.
+    """
+    folder = local_folder(name)
+    light = light and (folder is None or not (folder / ADAPTER_CONFIG).is_file())
+    if light and folder and is_static_folder(folder):
+        return StaticEncoder(folder, truncate_dim)
+    light = light and has_onnxruntime()
+    if light and folder and (_export_of(folder) / SETTINGS).is_file():
+        return OnnxEncoder(_export_of(folder), truncate_dim, int8)
+    encoder = _by_torch(name, truncate_dim)
+    exported = None
+    if light:
+        exported = _export(encoder, str(name))
+    if exported:
+        return OnnxEncoder(exported, truncate_dim, int8)
+    return encoder
+
+
+def local_folder(name: str | Path) -> Path | None:
+    """Returns the folder of an encoder, or of its snapshot in the Hub's cache. None if it has not been downloaded."""
+    folder = Path(located(name))
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import errors, try_to_load_from_cache  # slow to import, and a folder does not need it
+
+    try:
+        cached = try_to_load_from_cache(str(name), "config.json")
+    except errors.HFValidationError:
+        return None
+    if isinstance(cached, str):
+        return Path(cached).parent
+    return None
+
+
+def _by_torch(name: str | Path, truncate_dim: int | None) -> TextEncoder:
+    """Loads an encoder with transformers, without its progress bars and its report on weights."""
+    # These import torch.
+    from transformers.utils import logging
+
+    from soft_trainer.encoders.loading import load_encoder
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        return load_encoder(name, truncate_dim=truncate_dim)
+    except UserError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise UserError(f"{name}: it needs its own code, which a search never runs") from error
+
+
+def _export_of(folder: Path) -> Path:
+    """Returns the folder in the cache for the export of an encoder. It need not exist."""
+    return cache_dir() / "onnx" / fingerprint(FORMAT, encoder_file_hashes(folder))
+
+
+def _export(encoder, name: str) -> Path | None:
+    """Exports a loaded encoder into the cache. Returns the folder, or None if torch must run the encoder."""
+    # These import torch, which has been imported for the encoder.
+    import torch
+
+    from soft_trainer.encoders.loading import saved_truncate_dim
+    from soft_trainer.encoders.onnx_export import check_exportable, write_onnx
+
+    source = local_folder(name)  # loading may have downloaded it
+    if source is None or (source / ADAPTER_CONFIG).is_file() or torch.accelerator.is_available():
+        return None
+    print_on_main(f"{name}: exporting to ONNX, once")
+    encoder = replace(encoder, truncate_dim=saved_truncate_dim(source, None))  # the export is for every number
+    folder = _export_of(source)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        check_exportable(encoder, name)
+        with tempfile.TemporaryDirectory(prefix=".onnx-", dir=folder) as aside:
+            for path in write_onnx(encoder, source, Path(aside), int8=True):
+                path.replace(folder / path.name)
+    except UserError as error:
+        print_on_main(f"without ONNX: {error}")
+        return None
+    return folder

@@ -1,0 +1,289 @@
+"""Declares options. A single call of `option` contains everything that the package knows about an option."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import math
+import operator
+import os
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from soft_trainer.errors import UserError
+from soft_trainer.terminal import similar
+
+FILES_OF_TRANSFORMERS = ("deepspeed", "fsdp_config")  # its options that may name a file
+DEFAULT_OF_ESTIMATOR = " Default: the estimator's."
+
+
+class Values:
+    """The options of several objects, looked up by name. The first object that has the option supplies its value."""
+
+    def __init__(self, *sources):
+        self._sources = sources
+
+    def __getattr__(self, name: str):
+        for source in self._sources:
+            if hasattr(source, name):
+                return getattr(source, name)
+        raise AttributeError(name)
+
+
+@dataclass(frozen=True)
+class AppliesIf:
+    """The condition under which an option is read.
+
+    Args:
+        holds: returns True if the option is read, given the `Values` of a run.
+        otherwise: the reason to give if the option is not read.
+        when: the condition in words, such as "with cancel=ratio", for the documentation.
+    """
+
+    holds: Callable[[Values], bool]
+    otherwise: str
+    when: str
+
+
+@dataclass(frozen=True)
+class OptionSpec:
+    """The declaration of an option: its default and the `declared` arguments of `option`."""
+
+    default: object = None
+    choices: tuple[str, ...] = ()
+    own: bool = False
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    below: float | None = None
+    applies_if: AppliesIf | None = None
+    of_estimator: float | None = None
+    results: bool = True
+    group: str = ""
+    common: bool = False
+    evaluation: bool = False
+    refers_to: str = ""
+    several: bool = False
+    chooses_rows: bool = False
+
+    @property
+    def range(self) -> str:
+        """The valid range of the option, in words."""
+        if self.above is not None:
+            return f"above {self.above}"
+        if self.least is None:
+            return "a finite number"
+        if self.most is not None:
+            return f"from {self.least} to {self.most}"
+        if self.below is not None:
+            return f"from {self.least} to below {self.below}"
+        return f"{self.least} or more"
+
+    @property
+    def values(self) -> str:
+        """The valid values of the option, in words, or "" if its type says enough."""
+        if self.choices:
+            own = ["module:name"] if self.own else []
+            return ", ".join([*self.choices, *own])
+        if self.least is None and self.above is None:
+            return ""
+        return self.range
+
+    def check(self, name: str, value) -> None:
+        """Checks a value of the option. None is always valid and means the default.
+
+        Raises:
+            UserError: the value is invalid. The message gives the valid values.
+        """
+        limits = {"ge": self.least, "gt": self.above, "le": self.most, "lt": self.below}
+        limits = {compare: limit for compare, limit in limits.items() if limit is not None}
+        if isinstance(value, str):
+            taken = value in self.choices or (self.own and ":" in value)
+            if self.choices and not taken:
+                own = ", or module:name" if self.own else ""
+                near = similar(value, self.choices)
+                raise UserError(f"{name}={value!r}: use one of {', '.join(self.choices)}{own}{near}")
+            if limits or self.of_estimator is not None:
+                raise UserError(f"{name}={value!r}: expected a number, not text")
+        elif value is not None:
+            fits = all(getattr(operator, compare)(value, limit) for compare, limit in limits.items())
+            if isinstance(value, float):
+                fits = fits and math.isfinite(value)
+                value = f"{value:g}"
+            if not fits:
+                raise UserError(f"{name}={value}: must be {self.range}")
+
+
+class Help(str):
+    """The help text of an option. It also carries the declaration, because argparse keeps no other metadata."""
+
+    declared: OptionSpec
+
+
+def option(default, help: str, *, aliases: Sequence[str] = (), **declared):
+    """Declares an option as a dataclass field.
+
+    Args:
+        default: the default value. None means that the default is chosen elsewhere; the help text says where.
+        help: one sentence for `--help`. If the default comes from the estimator, a note is appended automatically.
+        aliases: other names for the option on the command line.
+        declared: any of the following.
+            `choices`: the valid strings. With `own=True`, a user's `module:name` is valid too.
+            `least`, `above`, `most`, `below`: the limits of a number.
+            `applies_if`: a `AppliesIf`, for an option that only some runs read.
+            `of_estimator`: for an option whose default is the estimator's attribute of the same name, the default if
+                the estimator has no such attribute.
+            `results=False`: the option does not affect results, only what is printed or kept, or the speed.
+            `group`: the heading in `--help`. All options that choose weights or batches are in "weights" or "batches".
+            `refers_to`: what the value names: "rows", an "encoder", "code" (a function or class as module:name, or a
+                source tree), a "repository" or another "place". With `several=True`, it is a list with commas.
+            `chooses_rows=True`: the option leaves rows of an evaluation set out.
+            `common=True`: `--help` shows the option. `--help_all` shows all options.
+            `evaluation=True`: `soft-trainer evaluate` has the option too.
+    """
+    if declared.get("of_estimator") is not None:
+        help += DEFAULT_OF_ESTIMATOR
+    text = Help(help)
+    text.declared = OptionSpec(default, **declared)
+    metadata = {"help": text}
+    if aliases:
+        metadata["aliases"] = [f"--{name}" for name in aliases]
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+unset = functools.partial(option, None)  # the default is chosen elsewhere; the help text says where
+
+
+def option_specs(kind) -> dict[str, OptionSpec]:
+    """Returns the declaration of each option of a dataclass or of an instance, keyed by name."""
+    declared = {}
+    for field in dataclasses.fields(kind):
+        text = field.metadata.get("help")
+        if isinstance(text, Help):
+            declared[field.name] = text.declared
+    return declared
+
+
+class Reference(NamedTuple):
+    """A file, folder or other thing that the value of an option refers to.
+
+    Args:
+        option: the name of the option.
+        kind: "rows", "encoder", "code", "repository", "place", or "file" for an option of `transformers`.
+        values: the names, of which there are several only if the option takes a list.
+    """
+
+    option: str
+    kind: str
+    values: tuple[str, ...]
+
+
+def references(kinds: Iterable, options: Mapping[str, object]) -> list[Reference]:
+    """Returns what the given options refer to, in the order of their declarations.
+
+    Args:
+        kinds: the dataclasses, or instances of them, that declare the options.
+        options: the values, keyed by name. An option that is None or missing refers to nothing.
+    """
+    found = {}
+    for name in FILES_OF_TRANSFORMERS:
+        if isinstance(options.get(name), str):
+            found[name] = Reference(name, "file", (options[name],))
+    for kind in kinds:
+        for name, declared in option_specs(kind).items():
+            value = options.get(name)
+            if declared.refers_to and value:
+                values = [str(value)]
+                if declared.several and not os.path.exists(values[0]):  # a path may contain a comma
+                    values = values[0].split(",")
+                found[name] = Reference(name, declared.refers_to, tuple(part.strip() for part in values))
+    return list(found.values())
+
+
+def option_facts(field: dataclasses.Field) -> list[str]:
+    """Returns sentences about an option: its help, its values, its default, and when it is read.
+
+    The command line's `--name` becomes `name`, which is the option's name in Python and in recipes.
+    """
+    text = field.metadata["help"]
+    declared = text.declared
+    facts = [re.sub(r"--(\w+)", r"`\1`", text)]
+    told = declared.choices and all(choice in text for choice in declared.choices)
+    if declared.values and not told and declared.values not in text:
+        facts.append(f"Values: {declared.values}.")
+    if declared.default is not None and "Default:" not in text:
+        facts.append(f"Default: {declared.default!r}.")
+    if declared.applies_if:
+        facts.append(f"Read only {declared.applies_if.when}.")
+    return facts
+
+
+def documented(kind: type) -> type:
+    """Adds the declared options to the docstring of a dataclass, in place of the word `OPTIONS`."""
+    lines = []
+    for field in dataclasses.fields(kind):
+        if isinstance(field.metadata.get("help"), Help):
+            facts = f"{field.name}: {' '.join(option_facts(field))}"
+            lines.append(textwrap.fill(facts, 110, subsequent_indent="    "))
+    options = textwrap.indent("\n".join(lines), "    ")
+    kind.__doc__ = inspect.cleandoc(kind.__doc__).replace("OPTIONS", options)
+    return kind
+
+
+def evaluation_options(kind) -> tuple[str, ...]:
+    """Returns the names of the options that `soft-trainer evaluate` has too, with the same help and defaults."""
+    return tuple(name for name, declared in option_specs(kind).items() if declared.evaluation)
+
+
+def check_values(options) -> None:
+    """Checks the values of all options of a dataclass instance.
+
+    Raises:
+        UserError: a value is invalid. The message gives the option and its valid values.
+    """
+    for name, declared in option_specs(options).items():
+        declared.check(name, getattr(options, name))
+
+
+def changed_options(options) -> dict[str, object]:
+    """Returns the declared options whose values differ from their defaults."""
+    changed = {}
+    for name, declared in option_specs(options).items():
+        value = getattr(options, name)
+        if value != declared.default:
+            changed[name] = value
+    return changed
+
+
+def unread_options(options: Sequence, values: Values) -> list[str]:
+    """Returns a warning for each option that differs from its default but has no effect in a run with these values."""
+    lines = []
+    for part in options:
+        declared = option_specs(part)
+        for name, value in changed_options(part).items():
+            applies_if = declared[name].applies_if
+            if applies_if and not applies_if.holds(values):
+                lines.append(f"warning: {name}={value} has no effect: {applies_if.otherwise}")
+    return lines
+
+
+def effective_options(kind, values: Values) -> dict[str, object]:
+    """Returns the options of `kind` that have an effect in a run, with their values, for tables and records.
+
+    An option that only some runs read is included if this run reads it. Any other option is included if it differs
+    from its default.
+    """
+    effective = {}
+    for name, declared in option_specs(kind).items():
+        value = getattr(values, name)
+        if declared.applies_if:
+            read = declared.applies_if.holds(values)
+        else:
+            read = value != declared.default
+        if read and value is not None:
+            effective[name] = value
+    return effective

@@ -1,0 +1,186 @@
+"""Splits files into searchable chunks: functions, classes, and blocks of the remaining lines."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+
+from soft_trainer.search.index.notebooks import cells
+from soft_trainer.source.definitions import definitions, parse
+from soft_trainer.source.languages import LANGUAGE_OF_ENDING, SOURCE_LANGUAGES
+
+MAX_LINES = 60  # longer functions are split; encoders read about 30 lines
+MIN_LINES = 4  # fewer lines between two functions belong to the second one
+PARSE_SECONDS = 2.0  # a file that takes longer is split into plain lines
+_MAX_SCOPE = 4
+_COMMENT_OR_DECORATOR = re.compile(rb"\s*(#|//|/\*|\*|--|@|\"\"\"|''')")
+# A name that is assigned at the start of a line, such as a constant, an alias or an export.
+_ASSIGNED = re.compile(
+    rb"^(?:(?:export|default|pub|const|let|var|val|static|final|declare|readonly)\s+)*([A-Za-z_$][\w$]*)"
+    rb"\s*(?::[^=\n]{1,80})?=(?![=>])",
+    re.MULTILINE,
+)
+_MAX_ASSIGNED = 20
+# The first paragraph of a docstring, of a block comment, or a group of line comments.
+_PARAGRAPH = re.compile(
+    rb'"{3}(.*?)(?:"{3}|\n\s*\n)|/\*\*(.*?)(?:\*/|\n\s*\*\s*\n)|((?:^[ \t]*(?://|#)[^\n]*\n)+)',
+    re.DOTALL | re.MULTILINE,
+)
+_MAX_BEFORE_PARAGRAPH = 2000  # bytes
+_NAME = re.compile(r"[\w$]+")
+
+_CPP_HEADER = re.compile(rb"^[ \t]*(class|namespace|template)\b|\b\w+::\w", re.MULTILINE)
+OTHER_LANGUAGES = {
+    ".md": "markdown", ".markdown": "markdown", ".rst": "restructuredtext", ".txt": "text", ".json": "json",
+    ".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".ini": "ini", ".cfg": "ini", ".xml": "xml", ".html": "html",
+    ".css": "css", ".scss": "css", ".sql": "sql", ".sh": "shell", ".bash": "shell", ".swift": "swift",
+    ".scala": "scala", ".lua": "lua", ".pl": "perl", ".r": "r", ".ex": "elixir", ".exs": "elixir", ".hs": "haskell",
+    ".dart": "dart", ".zig": "zig", ".vue": "vue", ".proto": "protobuf", ".tf": "terraform", ".jl": "julia",
+}  # fmt: skip
+
+LANGUAGES = frozenset(LANGUAGE_OF_ENDING.values()) | frozenset(OTHER_LANGUAGES.values())
+LINES, CLASS, WHOLE = range(3)
+TEXT_LANGUAGES = {"markdown", "restructuredtext", "text", "json", "yaml", "toml", "ini", "xml", "html", "css"}
+
+
+@dataclass(slots=True)
+class Chunk:
+    """A range of lines in a file, from `start` to `end` inclusive. Line numbers start at 1.
+
+    Attributes:
+        name: the name of the function or class that contains the lines, qualified by its enclosing classes. Empty for
+            other lines.
+        defines: the unqualified names that are defined here.
+        kind: `LINES` for lines outside definitions, `CLASS` for the lines of a class outside its members, and
+            `WHOLE` for other definitions and for notebooks.
+    """
+
+    start: int
+    end: int
+    name: str = ""
+    defines: list[str] = field(default_factory=list)
+    kind: int = LINES
+
+
+def language_of(path: str, source: bytes) -> str:
+    """Returns the language for a file's extension, or "text" if the extension is unknown.
+
+    The source tells C++ headers from C headers, because both may end in `.h`.
+    """
+    ending = "".join(path.rpartition("/")[2].rpartition(".")[1:]).lower()
+    if ending == ".h" and _CPP_HEADER.search(source):
+        return "cpp"
+    return LANGUAGE_OF_ENDING.get(ending) or OTHER_LANGUAGES.get(ending, "text")
+
+
+def split(source: bytes, language: str, notebook: bool = False) -> list[Chunk]:
+    """Splits a file into chunks, in order. Every line that contains a word is in exactly one of them.
+
+    Args:
+        notebook: True if the source was returned by `notebook_text`. It is then split into cells first.
+    """
+    parts = list(cells(source)) if notebook else []
+    if not parts:
+        return _split_text(source, language)
+    chunks = []
+    for first, kind, cell in parts:
+        for chunk in _split_text(cell, language if kind == "code" else "markdown"):
+            chunk.start += first
+            chunk.end += first
+            chunk.kind = WHOLE
+            chunks.append(chunk)
+    return chunks
+
+
+def _split_text(source: bytes, language: str) -> list[Chunk]:
+    lines = source.split(b"\n")
+    spans = _definitions(source, language) if language in SOURCE_LANGUAGES else []
+    chunks: list[Chunk] = []
+    line = 1
+    for span, following in zip_longest(spans, spans[1:]):
+        if following and following.start <= span.end:  # the head of a class or of a long function
+            end = _with_comments(lines, following.start, span.start + 1) - 1
+            span = Chunk(span.start, max(end, span.start), span.name, span.defines, span.kind)
+        elif span.kind == CLASS:
+            span.kind = WHOLE  # it has no members
+        start = _with_comments(lines, max(span.start, line), line)
+        if span.end < line:  # a second definition on the same line
+            chunks[-1].defines += span.defines
+            continue
+        if start - line < MIN_LINES and not (chunks and chunks[-1].name == span.name):
+            start = line
+        last = bisect_right(spans, line, key=lambda span: span.start)
+        outer = (span for span in reversed(spans[max(last - 50, 0) : last]) if span.end >= line)
+        around = next(outer, Chunk(line, start - 1))
+        chunks += _blocks(lines, line, start - 1, replace(around, defines=[]), language)
+        chunks += _blocks(lines, start, span.end, span, language)
+        line = span.end + 1
+    return chunks + _blocks(lines, line, len(lines), Chunk(line, len(lines)), language)
+
+
+def first_paragraph(text: bytes) -> bytes:
+    """Returns the first paragraph of a chunk's documentation, or b"" if it has none."""
+    found = _PARAGRAPH.search(text[:_MAX_BEFORE_PARAGRAPH])
+    if not found:
+        return b""
+    return next(filter(None, found.groups()), b"")
+
+
+def _blocks(lines: list[bytes], start: int, end: int, chunk: Chunk, language: str) -> list[Chunk]:
+    """Splits lines `start` to `end` into blocks of at most `MAX_LINES`. Blocks that contain no word are excluded."""
+    while start <= end and not lines[start - 1].strip():
+        start += 1
+    while start <= end and not lines[end - 1].strip():
+        end -= 1
+    blocks = []
+    count = -(-(end - start + 1) // MAX_LINES)
+    for number in range(count):
+        first = start + (end - start + 1) * number // count
+        last = start + (end - start + 1) * (number + 1) // count - 1
+        text = b"\n".join(lines[first - 1 : last])
+        if not re.search(rb"\w", text):
+            continue
+        defines = list(chunk.defines) if not blocks else []
+        if not chunk.name and language in SOURCE_LANGUAGES:
+            defines += [name.decode() for name in _ASSIGNED.findall(text)[:_MAX_ASSIGNED]]
+        blocks.append(Chunk(first, last, chunk.name, defines, chunk.kind))
+    return blocks
+
+
+def _with_comments(lines: list[bytes], start: int, least: int) -> int:
+    """Returns the first line of the comments and decorators directly above line `start`.
+
+    Lines before `least` are not considered. If there is nothing above, this is `start`.
+    """
+    if start > least + 1 and not lines[start - 2].strip() and lines[start - 3].rstrip().endswith(b"*/"):
+        start -= 1
+    while start > least and _COMMENT_OR_DECORATOR.match(lines[start - 2]):
+        start -= 1
+    return start
+
+
+def _definitions(source: bytes, language: str) -> list[Chunk]:
+    """Returns functions, classes and types in order. Outer definitions come before those that they contain.
+
+    A function nested in a function of at most `MAX_LINES` lines does not become a chunk. It stays in the outer one.
+    """
+    root = parse(source, language, PARSE_SECONDS)
+    spans = []
+    hidden_until = -1
+    for found in definitions(root, source, language) if root else ():
+        node = found.node
+        if not found.name or node.start_byte < hidden_until:
+            continue
+        outermost = min([node, *found.wrappers], key=lambda node: node.start_byte)
+        first = outermost.start_point.row
+        last = node.end_point.row
+        last -= node.end_point.column == 0 and last > first
+        name = ".".join([*(outer.name for outer in found.around[-_MAX_SCOPE:]), found.name])
+        plain = _NAME.findall(found.name.rsplit(".", 1)[-1])
+        kind = CLASS if found.kind == "container" else WHOLE
+        spans.append(Chunk(first + 1, last + 1, name, plain[-1:], kind))
+        if found.kind != "container" and last - first < MAX_LINES:
+            hidden_until = node.end_byte
+    return spans

@@ -1,0 +1,125 @@
+"""Asks git which files of a folder it tracks or does not ignore.
+
+Git reads the ignore files, but never the configuration, the hooks or the objects of the repository, which may name
+programs to run: it works in an empty repository in the user's cache, with the folder as its working tree. The
+repository's index is only read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+from soft_trainer.errors import UserError
+from soft_trainer.search.index.store import cache_dir
+from soft_trainer.source.repositories import common_dir, git_dir, repository_of
+
+SECONDS = 10.0  # a git that takes longer counts as no git
+# A path that begins with a slash, or that has the part `.`, `..` or "".
+_LEADS_OUT = re.compile(r"(?:\A|[/\0])(?:\.{0,2}/|\.{1,2}\0)")
+_LISTED = ("--sparse", "--cached", "--others")
+_IGNORED = ("--others", "--ignored", "--directory")
+
+
+def list_files(folder: str) -> list[str] | None:
+    """Returns the paths of the files below a folder that git tracks or does not ignore.
+
+    A nested repository or a submodule is one path, perhaps with a slash at its end. Files that were deleted but are
+    still tracked are listed too.
+
+    Returns:
+        None if git is not installed, or if git fails.
+    """
+    return _list_below(folder)[1]
+
+
+def list_ignored(folder: str) -> list[str]:
+    """Returns the paths below a folder that git ignores. A path that ends with a slash is a whole folder."""
+    top, listed = _list_below(folder)
+    if listed is None:
+        return []
+    paths: list[str] = []
+    for path in sorted(_ls_files(top, folder, _IGNORED) or []):
+        if paths and paths[-1].endswith("/") and path.startswith(paths[-1]):
+            paths.pop()  # git ignores every file in this folder one by one, and lists them too
+        paths.append(path)
+    return paths
+
+
+def _list_below(folder: str) -> tuple[str, list[str] | None]:
+    """Returns the working tree whose rules apply in a folder, and the files that git lists in the folder.
+
+    If the enclosing repository lists nothing there, as in `.venv/lib`, the user wants what it ignores. The folder then
+    counts as a tree by itself.
+    """
+    found = repository_of(folder)
+    if found and found[0] != folder:
+        listed = _ls_files(found[0], folder, _LISTED)
+        if listed != []:
+            return found[0], listed
+    return folder, _ls_files(folder, folder, _LISTED)
+
+
+def _ls_files(top: str, folder: str, options: tuple[str, ...]) -> list[str] | None:
+    """Returns the output of `git ls-files` in a folder of the working tree `top`, or None if git fails."""
+    words = [*options, "--exclude-standard"]
+    exclude = os.path.join(common_dir(top), "info", "exclude")
+    if os.path.isfile(exclude):
+        words.append(f"--exclude-from={exclude}")
+    index = os.path.join(git_dir(top), "index")
+    try:
+        if os.path.isfile(index) and not os.path.islink(index):
+            listed = _run_git(top, folder, words, {"GIT_INDEX_FILE": index})
+            if listed is not None:
+                return listed
+        # Without the index, or with one that git cannot read, tracked files are files like any others.
+        return _run_git(top, folder, words, {})
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+def _run_git(top: str, folder: str, words: list[str], variables: dict[str, str]) -> list[str] | None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    environment |= {"GIT_ALLOW_PROTOCOL": "", "GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0", **variables}
+    command = ["git", f"--git-dir={_empty_repository()}", f"--work-tree={top}", "-C", folder, "ls-files", "-z", *words]
+    quiet = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    run = subprocess.run(command, env=environment, stdout=subprocess.PIPE, timeout=SECONDS, **quiet)
+    if run.returncode:
+        return None
+    listed = os.fsdecode(run.stdout)
+    paths = listed.split("\0")[:-1]
+    if _LEADS_OUT.search(listed):  # git prints what a repository's index says, and does not check it
+        paths = [path for path in paths if not _LEADS_OUT.search(f"{path}\0")]
+    return paths
+
+
+def _empty_repository() -> Path:
+    """Returns a bare repository without objects in the user's cache, and makes it first if need be.
+
+    Raises:
+        UserError: the cache cannot be written.
+    """
+    place = cache_dir() / "empty.git"
+    if place.is_dir():
+        return place
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=place.parent) as made:
+            repository = Path(made, "empty.git")
+            for name in ("objects", "refs"):
+                (repository / name).mkdir(parents=True)
+            (repository / "HEAD").write_text("ref: refs/heads/main\n")
+            (repository / "config").write_text("[core]\n\trepositoryformatversion = 0\n\tbare = true\n")
+            try:
+                repository.rename(place)
+            except OSError:
+                if not place.is_dir():  # another process has made it meanwhile
+                    raise
+    except OSError as error:
+        raise UserError(
+            f"{place}: cannot be made ({error.strerror}); set XDG_CACHE_HOME to a folder of yours"
+        ) from error
+    return place

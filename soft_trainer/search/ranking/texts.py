@@ -1,0 +1,87 @@
+"""Searches with a text of several lines, such as an issue.
+
+Its first line, its opening (the first line and the paragraph after it) and the whole text are three queries, and the
+files that the text names are a fourth ranking. The rankings are fused by reciprocal rank. `benchmarks/RESULTS.md` has
+the figures for the issues of SWE-bench.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from os.path import commonprefix
+
+import numpy as np
+
+from soft_trainer.search.index.store import TRAITS, Segments
+from soft_trainer.search.ranking.ranking import Query, Scores, ordering, parse_query
+
+NEAR = 10  # a file of rank r scores 1 / (NEAR + r); a larger number brings the first ranks closer together
+TEST_DISCOUNT = 0.5  # unless the first line speaks of tests
+SAME_NAME = 3  # the path of more files says nothing
+_PATH = re.compile(r"[\w./\\-]*\w\.\w+")
+
+
+def parse_text(text: str) -> list[Query]:
+    """Parses a query. A text of several lines makes three: its first line, its opening and the whole text."""
+    first, _, rest = text.strip().partition("\n")
+    if not rest:
+        return [parse_query(text)]
+    paragraph = re.split(r"\n\s*\n", rest.strip(), maxsplit=1)[0]
+    return [parse_query(part) for part in (first, f"{first}\n{paragraph}", text)]
+
+
+def fuse(
+    scores: Sequence[Scores],
+    queries: Sequence[Query],
+    named: list[int],
+    segments: Segments,
+    allowed: np.ndarray | None,
+) -> Scores:
+    """Fuses the scores of a text's queries with the files that it names.
+
+    Args:
+        named: the numbers of these files, the best first.
+        allowed: bool[chunks], the chunks that may be returned. By default, all.
+    """
+    total = np.zeros(len(segments.firsts) - 1)
+    shares = np.zeros(len(segments.owners), np.float32)
+    for one in scores:
+        files, chunks = ordering(one, segments, allowed)
+        found = np.flatnonzero(files > 0)
+        order = found[np.argsort(-files[found], kind="stable")]
+        total[order] += 1 / (NEAR + 1 + np.arange(len(order)))
+        shares += _shares_of_best(chunks, segments)
+    order = [file for file in named if total[file] > 0]
+    total[order] += 1 / (NEAR + 1 + np.arange(len(order)))
+    if "test" not in queries[0].terms:
+        total *= 1 - TEST_DISCOUNT * segments.traits[:, TRAITS.index("test")]
+    return Scores(total, _shares_of_best(shares, segments), any(one.matched for one in scores), scores[-1].containing)
+
+
+def _shares_of_best(chunks: np.ndarray, segments: Segments) -> np.ndarray:
+    """Divides the scores of chunks by the best score in their file."""
+    best = np.maximum.reduceat(chunks, segments.firsts[:-1])
+    return chunks / np.maximum(best, 1e-9)[segments.owners]
+
+
+def named_files(text: str, segments: Segments) -> list[int]:
+    """Returns the numbers of the files that a text names, the last one first.
+
+    The last line of a traceback is nearest to the error. A path may lead through folders that are not in the index,
+    such as `/usr/lib/python3/site-packages/requests/models.py`.
+    """
+    places = [path.split("/")[::-1] for path in segments.paths()]
+    same_name = defaultdict(list)
+    for number, place in enumerate(places):
+        same_name[place[0]].append(number)
+    found = []
+    for path in reversed(_PATH.findall(text)):
+        wanted = re.split(r"[/\\]", path)[::-1]
+        candidates = same_name.get(wanted[0], [])
+        shared = [len(commonprefix([wanted, places[number]])) for number in candidates]
+        best = [number for number, size in zip(candidates, shared, strict=True) if size == max(shared)]
+        if len(best) <= SAME_NAME:
+            found += best
+    return list(dict.fromkeys(found))

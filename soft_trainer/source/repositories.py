@@ -1,0 +1,53 @@
+"""Finds a git repository and its folders without git or pygit2, which a search need not import."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from soft_trainer.source.source_files import read_regular
+
+_MAX_BYTES = 10_000  # of a file that holds a path
+
+
+def repository_of(folder: str) -> tuple[str, str] | None:
+    """Returns the repository that contains a folder, and the folder's path in it, which is empty or ends with `/`.
+
+    Returns None if the folder is not in a repository.
+    """
+    for parent in (Path(folder), *Path(folder).parents):
+        if os.path.lexists(parent / ".git"):
+            if parent == Path(folder):
+                return str(parent), ""
+            return str(parent), f"{os.path.relpath(folder, parent)}/"
+    return None
+
+
+def git_dir(top: str | os.PathLike[str]) -> str:
+    """Returns the git directory of a repository. In a submodule or a linked working tree, `.git` is a file."""
+    place = os.path.join(top, ".git")
+    if not os.path.lexists(place):
+        return os.fspath(top)  # a bare repository
+    pointer = read_regular(place, _MAX_BYTES)
+    if isinstance(pointer, str) or not pointer.startswith(b"gitdir:"):
+        return place
+    return os.path.join(top, os.fsdecode(pointer.removeprefix(b"gitdir:").strip()))
+
+
+def common_dir(top: str | os.PathLike[str]) -> str:
+    """Returns the git directory that all working trees of a repository share."""
+    place = git_dir(top)
+    shared = read_regular(os.path.join(place, "commondir"), _MAX_BYTES)
+    if isinstance(shared, str):
+        return place
+    return os.path.join(place, os.fsdecode(shared.strip()))
+
+
+def head_time(top: str) -> int:
+    """Returns the time in ns when HEAD last moved, or 0 if it is unknown."""
+    folder = Path(git_dir(top))
+    try:
+        moved = folder / "logs" / "HEAD"
+        return (moved if moved.exists() else folder / "HEAD").stat().st_mtime_ns
+    except OSError:
+        return 0

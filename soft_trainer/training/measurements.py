@@ -1,0 +1,103 @@
+"""Measures an encoder before and after training, beside lexical BM25, for a run from the shell and for Python."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from datasets import Dataset
+from torch import Tensor
+
+from soft_trainer import distributed
+from soft_trainer.data.judgments import Split
+from soft_trainer.data.tokens import column_texts, text_column
+from soft_trainer.errors import UserError
+from soft_trainer.evaluation.lexical import lexical_rankings
+from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
+from soft_trainer.evaluation.results import change_of_mrr, metrics_table
+from soft_trainer.evaluation.retrieval import RetrievalOutput, answer_pairs, by_query, means
+from soft_trainer.terminal import print_on_main
+
+
+class Measurements:
+    """The metrics and rankings of evaluation sets, which it computes and keeps.
+
+    Args:
+        trainer: a `SoftInfoNCETrainer`.
+        sets: the evaluation sets by name.
+
+    Attributes:
+        results: `{set: {system: metrics}}`. A system is "untrained", "trained", "lexical" (BM25) or "combined" (the
+            encoder with BM25).
+        rankings: the last ranking of each set by the encoder.
+        ranks_before: the ranks of each set before training, int64[Q].
+    """
+
+    def __init__(self, trainer, sets: Mapping[str, Split]):
+        self.trainer = trainer
+        self.measured = dict(sets)
+        self.results: dict[str, dict[str, dict]] = {name: {} for name in sets}
+        self.rankings: dict[str, Ranking] = {}
+        self.ranks_before: dict[str, Tensor] = {}
+
+    def measure(self, system: str, lexical: bool = False) -> None:
+        """Ranks the queries of all sets with the encoder's current weights.
+
+        Args:
+            system: what to call these weights: "untrained" or "trained".
+            lexical: whether to rank by lexical BM25 too, a baseline that needs no training, and by both together. This
+                is slow for a large corpus, so it is best done after training.
+        """
+        with_corpus = defaultdict(dict)  # each corpus is encoded once
+        for name, split in self.measured.items():
+            with_corpus[split.corpus._fingerprint][name] = split
+        for sets in with_corpus.values():
+            codes = self.trainer.embed_rows(next(iter(sets.values())).corpus, "code")
+            for name, split in sets.items():
+                queries = self.trainer.embed_rows(split.queries, "query")
+                output = self.trainer.predict(split, None, name, codes=codes, queries=queries)
+                metrics = {key.removeprefix(f"{name}_"): value for key, value in output.metrics.items()}
+                self.add(name, system, dataclasses.replace(output, metrics=metrics))
+                if lexical and distributed.rank_and_world_size()[0] == 0:
+                    self._measure_lexical(name, split, queries, codes)
+
+    def _measure_lexical(self, name: str, split: Split, embedded: Tensor, codes: Tensor) -> None:
+        """Ranks by lexical BM25, and by BM25 and the encoder together. A corpus without words is skipped."""
+        profile = self.trainer.encoder
+        columns = profile.code_columns
+        if profile.data_flow_length:
+            # GraphCodeBERT reads `original_string` without its comments. As it is, it contains the query.
+            columns = [name for name in ("code_tokens", "code", *columns) if name != "original_string"]
+        queries = _words(split.queries, profile.query_columns, "query")
+        words = _words(split.corpus, columns, "code")
+        rows, targets = answer_pairs(split.judgments)
+        asked = [queries[row] for row in rows.tolist()]
+        try:
+            rankings = lexical_rankings(asked, words, targets, (embedded.cpu()[rows], codes))
+        except UserError as error:
+            print_on_main(f"{name}: no results for lexical BM25. {error}")
+            return
+        for system, of_pairs in rankings.items():
+            ranking, measured = by_query(of_pairs, split.judgments)
+            metrics = retrieval_metrics(ranking.ranks, len(split.corpus)) | means(measured)
+            self.add(name, system, RetrievalOutput(ranking, metrics, by_query=measured))
+
+    def add(self, name: str, system: str, output: RetrievalOutput) -> None:
+        """Keeps a set's ranking and its metrics. Those of the trained encoder tell how MRR changed."""
+        metrics = output.metrics
+        if system == "untrained":
+            self.ranks_before[name] = output.ranking.ranks
+        if system == "trained" and name in self.ranks_before:
+            metrics |= change_of_mrr(self.ranks_before[name], output.ranking.ranks)
+        self.results[name][system] = metrics
+        if system not in ("lexical", "combined"):
+            self.rankings[name] = output.ranking
+
+    def table(self) -> str:
+        """Returns all results as a table."""
+        return metrics_table(self.results)
+
+
+def _words(rows: Dataset, columns: Sequence[str], side: str) -> list[list[str]]:
+    return [text.split() for text in column_texts(rows, text_column(rows, columns, side))]

@@ -1,0 +1,65 @@
+"""Merges the weights before and after a training, if `merge_ratio` is set."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from torch import Tensor
+from transformers import TrainerCallback
+
+from soft_trainer import distributed
+from soft_trainer.errors import UserError
+from soft_trainer.files import PROFILE_FILE, UNMERGED
+from soft_trainer.merging import merge, weights_to_merge
+
+
+class MergeCallback(TrainerCallback):
+    """A callback that keeps the weights before training, and merges the final weights with them after the last step.
+
+    Args:
+        trainer: a `SoftInfoNCETrainer`, which calls `keep` before a checkpoint is loaded.
+
+    Attributes:
+        before: the weights to merge with, or None if nothing is merged.
+        record: ratio, base and unmerged encoder of the last training, or None if it did not merge.
+    """
+
+    def __init__(self, trainer):
+        self._trainer = trainer
+        self.before: dict[str, Tensor] | None = None
+        self.record: dict | None = None
+
+    def keep(self, resumed: bool) -> None:
+        """Copies the weights before training if they will be merged.
+
+        Args:
+            resumed: True if this trainer has trained the encoder already, and resumes from a checkpoint.
+
+        Raises:
+            UserError: the weights have been trained already, or they cannot be merged.
+        """
+        if getattr(self._trainer.args, "merge_ratio", None) is None:
+            self.before = None
+        elif not resumed:
+            self.before = weights_to_merge(self._trainer.model)
+        elif self.before is None:
+            raise UserError("merge_ratio: this trainer has already trained the encoder; resume with a new trainer")
+
+    def on_train_end(self, args, state, control, **kwargs) -> None:
+        """Saves the trained encoder apart and merges the model's weights, unless training was stopped or failed."""
+        trainer = self._trainer
+        self.record = None
+        trainer.check_finite()
+        if distributed.any_process(trainer.termination.terminated):
+            return
+        unmerged = Path(args.output_dir) / UNMERGED
+        if self.before is None:
+            if args.should_save and (unmerged / PROFILE_FILE).is_file():
+                shutil.rmtree(unmerged)  # an earlier run into this folder merged
+            return
+        trainer.use_averaged_weights()
+        if args.should_save:
+            trainer.export(unmerged, merge=args.merge_lora)
+        model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
+        self.record = merge(model, self.before, args.merge_ratio)

@@ -1,0 +1,332 @@
+"""Composes the fingerprint of a run: all that its results depend on, as one flat mapping of JSON values.
+
+A name in the mapping is one of
+
+    an option           that affects results and differs from its default; local files are replaced by their hash
+    code of OPTION      the hash of the user's own loss, weighting, estimator, collator or metrics
+    processes, precision, versions, format
+    the ...             what was loaded: rows, tokenizer, encoder, criterion, estimator; only a trainer knows these
+
+Checkpoints and `run.json` store the mapping. `changes` compares two of them, and each reader below lists the names
+that may change. Caches depend on less; `fingerprints.py` has what they compare.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from transformers import TrainingArguments
+
+from soft_trainer.data.judgments import Split
+from soft_trainer.encoders.adapters import active_adapter, has_adapter
+from soft_trainer.encoders.hub_files import public_name
+from soft_trainer.encoders.packaged import located
+from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.errors import UserError
+from soft_trainer.fingerprints import (
+    HASH,
+    encoder_files_fingerprint,
+    file_fingerprint,
+    fingerprint,
+    folder_fingerprint,
+    model_fingerprint,
+    own_code,
+    plain_settings,
+    rows_fingerprint,
+    tokenizer_fingerprint,
+)
+from soft_trainer.hub.model_card import environment
+from soft_trainer.options.fields import DataArguments, LossOptions, TrainingOptions
+from soft_trainer.options.model import ModelArguments
+from soft_trainer.options.option_spec import Reference, option_specs, references
+from soft_trainer.options.resolve import FALLING, Plan
+from soft_trainer.options.training import (
+    AFFECT_CHOICES,
+    AFFECT_NOTHING,
+    AFFECT_RESULTS,
+    SoftInfoNCETrainingArguments,
+)
+from soft_trainer.source.git import open_repository
+from soft_trainer.source.languages import SOURCE_LANGUAGES
+from soft_trainer.source.source_files import SKIPPED_FOLDERS, source_folder
+
+FORMAT = 3  # the version of checkpoints and of how batches are drawn
+KINDS = (ModelArguments, DataArguments, TrainingOptions)
+NO_SOURCE = "unknown, because its source cannot be read"
+NOT_COMPARED = "not compared"  # a setting without a hash
+
+# ---- Readers: the names that may change ----
+
+# A run that writes to the output folder of another.
+FOLDER = frozenset({"versions"})
+# A study, which does not know what its launcher decides.
+STUDY = FOLDER | {"processes", "precision"}
+# A training that continues from a checkpoint, perhaps for longer. What the other options became is compared: the rows,
+# the encoder, the criterion and the estimator.
+RESUME = FOLDER | {"num_train_epochs", "max_steps", "do_train", "ignore_data_skip"}
+RESUME |= option_specs(ModelArguments).keys() | option_specs(DataArguments).keys() | option_specs(LossOptions).keys()
+
+
+def changes(then: Mapping, now: Mapping, may_change: Iterable[str]) -> list[str]:
+    """Describes what differs between two fingerprints, as in "seed was 42, is 7" or "the training rows changed".
+
+    A missing option has its default. Any other name but the format is compared if both fingerprints have it.
+
+    Args:
+        then: a fingerprint that was stored.
+        may_change: the names that the reader ignores.
+    """
+    lines = []
+    defaults = _defaults()
+    for name in [*now, *(name for name in then if name not in now)]:
+        known = name in defaults or name == "format" or (name in then and name in now)
+        if name in may_change or not known:
+            continue
+        before = then.get(name, defaults.get(name))
+        after = now.get(name, defaults.get(name))
+        if before == after:
+            continue
+        if any(HASH.search(str(value)) for value in (before, after)):
+            lines.append(f"{name} changed")
+        else:
+            lines.append(f"{name} was {before}, is {after}")
+    return lines
+
+
+# ---- The fingerprint ----
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The parts of a trainer that its results depend on.
+
+    Args:
+        weights_before: the weights to merge with, or None.
+        evaluated: what is ranked during training, queries and corpora, if metrics choose the weights.
+        own: the user's own objects beside the estimator, keyed by what they are: a collator, metrics, an early stop.
+    """
+
+    plan: Plan
+    encoder: EncoderProfile
+    model: torch.nn.Module
+    tokenizer: object
+    split: Split
+    estimator: object
+    weights_before: Mapping | None
+    evaluated: tuple = ()
+    own: Mapping[str, object] = field(default_factory=dict)
+
+
+def run_fingerprint(
+    *options, apart: str | os.PathLike | None = None, metrics_choose: bool = False, loaded: Loaded | None = None
+) -> dict[str, object]:
+    """Returns all that the results of a run depend on, as far as it is known.
+
+    Args:
+        options: the dataclass instances with the options. One of them has the training arguments.
+        apart: a folder whose content does not count, because the run writes to it.
+        metrics_choose: True if the caller knows that metrics choose the weights, as a callback does that stops early.
+        loaded: the parts of the trainer, if there is one.
+    """
+    values = option_values(*options)
+    (args,) = (part for part in options if isinstance(part, TrainingArguments))
+    found = {
+        "format": FORMAT,
+        "processes": args.world_size,
+        "precision": args.mixed_precision,
+        "versions": environment(),
+    }
+    chosen = metrics_choose or choose_by_metrics(args)
+    defaults = _defaults()
+    for name, value in plain_settings(values).items():
+        counts = affects_results(name) or (chosen and name in AFFECT_CHOICES)
+        if counts and _or_none(value) != defaults.get(name):
+            found[name] = value
+    found |= _content({name: value for name, value in values.items() if name in found}, apart)
+    if loaded is not None:
+        found |= _described(loaded)
+    return plain_settings(found)
+
+
+def choose_by_metrics(args: TrainingArguments) -> bool:
+    """Returns True if metrics choose the weights at the end, or the learning rate."""
+    schedule = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
+    return args.load_best_model_at_end or schedule in FALLING
+
+
+@functools.cache
+def affects_results(name: str) -> bool:
+    """Returns True if an option affects results. An option that this version does not know may affect them."""
+    for kind in KINDS:
+        if name in option_specs(kind):
+            return option_specs(kind)[name].results
+    return name in AFFECT_RESULTS or name not in (*AFFECT_CHOICES, *AFFECT_NOTHING)
+
+
+@functools.cache
+def _defaults() -> dict[str, object]:
+    """Returns the defaults of all options, keyed by name."""
+    found = {}
+    for kind in (*KINDS, SoftInfoNCETrainingArguments):
+        for each in dataclasses.fields(kind):
+            default = each.default
+            if each.default_factory is not dataclasses.MISSING:
+                default = each.default_factory()
+            found[each.name] = _or_none(default)
+    return plain_settings(found)
+
+
+def _or_none(value):
+    """Returns None for an empty text or container, which `transformers` has in place of None."""
+    return None if isinstance(value, str | list | dict | tuple) and not value else value
+
+
+def option_values(*parts) -> dict[str, object]:
+    """Returns the values of all options of some dataclass instances, keyed by name."""
+    values = {}
+    for part in parts:
+        if isinstance(part, TrainingArguments):
+            values |= part.to_dict()
+        else:
+            values |= {each.name: getattr(part, each.name) for each in dataclasses.fields(part)}
+    return values
+
+
+# ---- Content that options refer to ----
+
+
+def _content(options: Mapping[str, object], apart: str | os.PathLike | None) -> dict[str, object]:
+    """Returns the options that refer to something: local files as their hash, and the code of own functions."""
+    languages = str(options.get("language") or "").split(",")
+    found = {}
+    for reference in references(KINDS, options):
+        hashed = []
+        for value in reference.values:
+            if reference.kind == "code" and ":" in value and not os.path.exists(value):
+                found[f"code of {reference.option}"] = own_code(value) or NO_SOURCE
+            for place in dict.fromkeys(value.replace("{language}", language.strip()) for language in languages):
+                hashed.append(_of(reference, place, apart))
+        found[reference.option] = hashed[0] if len(hashed) == 1 else hashed
+    return found
+
+
+def _of(reference: Reference, value: str, apart: str | os.PathLike | None) -> str:
+    """Returns the hash of the local content that an option refers to, or its name on the Hub."""
+    if reference.kind == "encoder":
+        value = str(located(value))
+    folder = Path(source_folder(value))
+    if not folder.exists():
+        return public_name(value, on_hub=reference.kind in ("rows", "encoder"))
+    if reference.kind == "repository":
+        return _repository(folder)
+    if reference.kind == "code":
+        return _tree(folder, apart)
+    if reference.kind == "encoder" and folder.is_dir():
+        return encoder_files_fingerprint(folder) or "no encoder"
+    if apart and folder.resolve().is_relative_to(Path(apart).resolve()):
+        apart = None  # rows that another run has written
+    return folder_fingerprint(folder, except_in=apart)
+
+
+def _repository(folder: Path) -> str:
+    """Returns a hash of the current commit, whose id depends on all that is mined from a history."""
+    try:
+        return fingerprint(str(open_repository(folder).head.target))
+    except UserError:  # the run itself reports what is wrong
+        return "no commit"
+
+
+def _tree(root: Path, apart: str | os.PathLike | None) -> str:
+    """Returns a hash of the source files in a tree, except files in hidden folders and in third-party code."""
+    endings = tuple(ending for each in SOURCE_LANGUAGES.values() for ending in each.extensions)
+    skipped = apart and os.path.realpath(apart)
+    files = {}
+    for folder, subfolders, names in os.walk(root):
+        kept = [name for name in subfolders if not name.startswith(".") and name not in SKIPPED_FOLDERS]
+        subfolders[:] = [name for name in kept if os.path.realpath(os.path.join(folder, name)) != skipped]
+        for name in names:
+            path = Path(folder, name)
+            if name.endswith(endings) and path.is_file():
+                files[path.relative_to(root).as_posix()] = file_fingerprint(path)
+    return fingerprint(files)
+
+
+# ---- What options and files became in a trainer ----
+
+# Fields of a profile that training does not read. A teacher may have moved; as an estimator it is compared itself.
+_UNREAD_PROFILE = ("name", "matryoshka_dims", "teacher", "teacher_identity")
+# Settings that cannot be read from an adapter's weights.
+_ADAPTER = ("peft_type", "r", "lora_alpha", "lora_dropout", "use_rslora")
+# Arguments of estimators that do not affect similarities, or that the fingerprint of the encoder covers.
+_UNREAD_ESTIMATOR = {"cache_dir", "batch_size", "trust_remote_code", "model_name_or_path"}
+
+
+def _described(loaded: Loaded) -> dict[str, object]:
+    """Returns the rows, the tokenizer, the encoder, the criterion and the estimator of a trainer."""
+    model = loaded.model
+    frozen = {name: tensor for name, tensor in model.named_parameters() if not tensor.requires_grad}
+    adapter = model.peft_config[active_adapter(model)] if has_adapter(model) else None
+    found = {f"the adapter's {name}": getattr(adapter, name, None) for name in _ADAPTER}
+    found |= {
+        "the training rows": loaded.split.fingerprint(),
+        "the tokenizer": tokenizer_fingerprint(loaded.tokenizer),
+        "the encoder's type": str(model.dtype),
+        "the encoder's configuration or frozen weights": model_fingerprint(model, frozen),
+    }
+    if loaded.evaluated:
+        found["the evaluation rows"] = fingerprint([_rows(each) for each in loaded.evaluated])
+    if loaded.weights_before:
+        found["the weights to merge with"] = model_fingerprint(model, loaded.weights_before)
+    for owner, values in (("encoder", loaded.encoder), ("criterion", loaded.plan.criterion)):
+        for name, value in dataclasses.asdict(values).items():
+            if name not in _UNREAD_PROFILE:
+                found[f"the {owner}'s {name}"] = value
+    for option in ("loss", "weighting"):
+        name = getattr(loaded.plan.criterion, option)
+        if ":" in name:
+            found[f"code of {option}"] = own_code(name) or NO_SOURCE
+    for kind, own in {"estimator": loaded.estimator, **loaded.own}.items():
+        found |= _object(kind, own)
+    return found
+
+
+def _object(kind: str, own) -> dict[str, object]:
+    """Returns the class of an object, its settings and, if it is the user's own, the hash of its code.
+
+    A setting is an argument of the constructor that the object keeps under the same name.
+    """
+    if inspect.isroutine(own):
+        return {f"the {kind}": own.__qualname__, f"code of {kind}": own_code(own) or NO_SOURCE}
+    owner = type(own)
+    found = {f"the {kind}": None if own is None else owner.__name__}
+    if own is None:
+        return found
+    if not owner.__module__.startswith(("soft_trainer.", "transformers.")):  # versions are compared apart
+        found[f"code of {kind}"] = own_code(owner) or NO_SOURCE
+    for name, parameter in inspect.signature(owner).parameters.items():
+        if name in _UNREAD_ESTIMATOR or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        value = getattr(own, name, inspect.Parameter.empty)
+        if not isinstance(value, str | int | float | None):
+            try:
+                value = fingerprint(value)
+            except TypeError:
+                value = NOT_COMPARED
+        found[f"the {kind}'s {name}"] = value
+    return found
+
+
+def _rows(rows) -> object:
+    """Returns fingerprints of rows, or of several sets of rows."""
+    if isinstance(rows, Mapping):
+        return {name: _rows(each) for name, each in rows.items()}
+    if isinstance(rows, Split):
+        return rows.fingerprint()
+    return None if rows is None else rows_fingerprint(rows)

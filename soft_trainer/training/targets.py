@@ -1,0 +1,64 @@
+"""Makes a batch's targets from the numbers of its rows, for the trainer and for sentence-transformers' bridge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from soft_trainer.criterion import Criterion, Targets, excluding
+from soft_trainer.data.judgments import RelevantCodes
+from soft_trainer.estimators.base import checked_similarity
+
+
+@dataclass(frozen=True)
+class TargetMaker:
+    """A maker of targets, which finds known positives among the columns and asks the estimator.
+
+    Args:
+        criterion: the loss.
+        estimator: an object with `similarity(query_rows, code_rows)`, or None.
+        relevant: finds known positives. If None, only a query's own pair is known.
+        keeps_positives: True to keep known positives as extra positives, False to exclude them.
+    """
+
+    criterion: Criterion
+    estimator: object | None = None
+    relevant: RelevantCodes | None = None
+    keeps_positives: bool = False
+
+    def of_rows(
+        self, queries: np.ndarray, codes: np.ndarray, positives: Tensor, met: Tensor | None = None
+    ) -> tuple[Targets, int]:
+        """Returns targets without similarities and weights, and the number of known positives among the columns.
+
+        Args:
+            queries: int64[B], the row of each query.
+            codes: int64[N], the row of each column's code.
+            positives: LongTensor[B], the column of each query's positive.
+            met: BoolTensor[B, N], the columns to compare each query with. By default, all columns.
+        """
+        if self.relevant is None:
+            return Targets(positives, met), 0
+        known = self.relevant.among(queries, codes).scatter(1, positives.unsqueeze(1), False)
+        if met is not None:
+            known &= met
+        number = int(known.sum())
+        if number == 0:
+            return Targets(positives, met), 0
+        return Targets(positives, excluding(met, known), known if self.keeps_positives else None), number
+
+    def weighed(self, targets: Targets, queries: np.ndarray, codes: np.ndarray) -> Targets:
+        """Completes targets on their device, with similarities or weights if the loss needs them.
+
+        The tensors are float32, because float64 would double what a data-loader worker sends, and some devices do not
+        support it.
+        """
+        similarity = None
+        if self.criterion.needs_similarity:
+            similarity = checked_similarity(self.estimator, queries, codes).to(targets.positives.device)
+        with torch.no_grad():
+            made = self.criterion.targets(targets.positives, targets.negatives, targets.extra_positives, similarity)
+        return made.mapped(lambda tensor: tensor.float() if tensor.is_floating_point() else tensor)

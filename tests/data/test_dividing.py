@@ -1,0 +1,82 @@
+"""One file of rows is divided into train, valid and test, and nothing that is held out is trained on."""
+
+import json
+
+import pandas as pd
+import pytest
+
+from soft_trainer import load_rows
+from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.options.fields import DataArguments
+from soft_trainer.run.rows import load_data
+
+FORK = 10  # rows of a repository, each of which a fork repeats
+
+
+def function(number: int, **columns) -> dict:
+    return {"docstring": f"adds {number}", "code": f"x + {number}"} | columns
+
+
+def forked() -> list[dict]:
+    """200 rows of 20 repositories. Those of every second one are copies of its predecessor's."""
+    rows = []
+    for number in range(20 * FORK):
+        repository, place = divmod(number, FORK)
+        rows.append(function(repository // 2 * FORK + place, repo=f"someone/r{repository}", url=f"u{number}"))
+    return rows
+
+
+def versions() -> list[dict]:
+    """Two versions of 60 functions, which differ in both texts and share a url."""
+    return [function(number, url=f"u{number % 60}", language="python") for number in range(120)]
+
+
+def values(split, column: str) -> set:
+    """The values that belong to the queries of a split, on their side or on that of their relevant codes."""
+    return set(split.to_pairs()[column])
+
+
+@pytest.mark.parametrize("rows", [forked(), versions()], ids=["a fork", "versions of a function"])
+def test_nothing_that_is_held_out_is_trained_on(rows, tmp_path, capsys):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    splits = load_rows(path)
+    assert min(map(len, splits.values())) > 0
+    for column in ("docstring", "code", "url"):
+        trained = values(splits["train"], column)
+        assert trained.isdisjoint(values(splits["valid"], column) | values(splits["test"], column))
+    dropped = len(rows) - sum(map(len, splits.values()))
+    assert (f"| dropped: equal to a row of valid or test | {dropped:>6} |" in capsys.readouterr().err) == (dropped > 0)
+    assert (dropped > 0) == ("repo" in rows[0])
+
+
+@pytest.mark.parametrize(
+    ("partitions", "expected"),
+    [
+        (["train"] * 40 + ["valid"] * 10 + ["test"] * 10, {"train": 40, "valid": 10, "test": 10}),
+        (["train"] * 40 + ["test"] * 20, {"train": 40, "test": 20}),
+        (["train"] * 30 + ["validation"] * 20 + ["other"] * 10, {"train": 30, "valid": 20}),
+        (["train"] * 60, {"train": 48, "valid": 6, "test": 6}),  # one split is none
+    ],
+)
+def test_a_column_partition_decides_where_it_names_two_splits(partitions, expected, tmp_path):
+    rows = [function(number, partition=partition) for number, partition in enumerate(partitions)]
+    pd.DataFrame(rows).to_csv(tmp_path / "rows.csv", index=False)
+    splits = load_rows(tmp_path / "rows.csv")
+    assert {name: len(split) for name, split in splits.items()} == expected
+
+
+def test_a_row_of_another_source_s_test_is_not_trained_on(tmp_path, capsys):
+    parts = {"own": {"train": range(20), "valid": range(20, 24), "test": range(24, 28)}}
+    parts["general"] = {"train": [*range(24, 28), *range(100, 120)], "valid": [0, 130], "test": [131, 132]}
+    for source, splits in parts.items():
+        (tmp_path / source).mkdir()
+        for split, numbers in splits.items():
+            text = "".join(json.dumps({"query": f"adds {n}", "code": f"{source} + {n}"}) + "\n" for n in numbers)
+            (tmp_path / source / f"{split}.jsonl").write_text(text)
+    arguments = DataArguments(data_dir=f"{tmp_path}/own,{tmp_path}/general")
+    train = load_data(arguments, EncoderProfile(), tmp_path)["train"]
+    assert {name: pairs for name, (_, _, pairs) in train.sources.items()} == {"own": 19, "general": 20}
+    assert values(train, "docstring").isdisjoint({f"adds {n}" for n in (0, 24, 25, 26, 27)})
+    said = capsys.readouterr().err
+    assert "own: 1 training pairs" in said and "general: 4 training pairs" in said

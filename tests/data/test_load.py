@@ -1,0 +1,225 @@
+"""Rows as people have them: formats, names of columns, splits, urls, and rows that cannot be used."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from datasets import Dataset, DatasetDict, List, Value
+from refusals import refused
+
+from soft_trainer.data.load import load_tables
+from soft_trainer.data.python_rows import as_rows
+from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.errors import UserError
+from soft_trainer.hub.dataset import pushed_tables
+from soft_trainer.options.fields import DataArguments
+from soft_trainer.run.evaluation_sets import load_evaluation_sets
+from soft_trainer.run.rows import load_data
+
+SIZE = 40
+
+
+@pytest.fixture
+def pairs():
+    numbers = range(SIZE)
+    answers = [f"def f(x): return x + {n}" for n in numbers]
+    return Dataset.from_dict({"question": [f"adds {n} to x" for n in numbers], "answer": answers})
+
+
+def write(rows: Dataset, path):
+    """Writes rows in the format that the path's ending names, or as a saved data set."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    {
+        ".jsonl": rows.to_json,
+        ".gz": lambda path: rows.to_json(path, compression="gzip"),
+        ".csv": rows.to_csv,
+        ".parquet": rows.to_parquet,
+        "": rows.save_to_disk,
+    }[path.suffix](str(path))
+    return path
+
+
+def load(source, **arguments):
+    options = DataArguments(data_dir=str(source), language="python", **arguments)
+    return pushed_tables(load_data(options, EncoderProfile(), "unused"))
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.csv", "rows.parquet", "saved", "folder/a.csv"])
+def test_every_format_is_read_split_and_ranked(pairs, tmp_path, name, capsys):
+    path = write(pairs, tmp_path / name)
+    data = load(path.parent if "/" in name else path)
+    assert {split: len(rows) for split, rows in data.items()} == {"train": 32, "valid": 4, "test": 4, "codebase": 8}
+    queries = [text for split in ("train", "valid", "test") for text in data[split]["docstring"]]
+    assert sorted(queries) == sorted(pairs["question"])
+    said = capsys.readouterr().err
+    assert "the query is column 'question', the code 'answer'" in said and "split at random" in said
+
+
+@pytest.mark.parametrize(
+    "names", [("query", "code"), ("anchor", "positive"), ("text", "function"), ("my words", "my code")]
+)
+def test_columns_are_recognised_or_named(pairs, tmp_path, names):
+    rows = pairs.rename_columns(dict(zip(("question", "answer"), names, strict=True)))
+    given = {}
+    if names[0] == "my words":
+        given = {"query_column": names[0], "code_column": names[1]}
+        rows = rows.add_column("docstring_tokens", [["other"]] * SIZE)
+    path = write(rows, tmp_path / "a.parquet")
+    data = load(path, **given)
+    assert {*data["train"]["docstring"]} < {*pairs["question"]} and {*data["train"]["code"]} < {*pairs["answer"]}
+    assert "docstring_tokens" not in data["train"].column_names
+
+
+def test_a_data_frame_is_read_like_a_file(pairs):
+    frame = pairs.to_pandas().set_index([[str(number) for number in range(SIZE)]])
+    frame["repo"] = [f"r{number % 10}" for number in range(SIZE)]
+    data = load_tables(frame)
+    assert {*data["train"].column_names} == {"docstring", "code", "repo", "url"}
+    assert sum(len(data[split]) for split in ("train", "valid", "test")) == SIZE
+    assert as_rows(frame, "train_dataset").column_names == ["question", "answer", "repo"]
+    with pytest.raises(UserError, match="the data frame: .*answer"):
+        load_tables(frame.assign(answer=[1, *frame["answer"][1:]]))
+
+
+def test_splits_that_are_there_stay_and_the_corpus_is_made_of_valid_and_test(pairs, tmp_path):
+    parts = {"train": range(20), "validation": range(20, 30), "test": range(30, 40)}
+    saved = DatasetDict({name: pairs.select(rows) for name, rows in parts.items()})
+    saved.save_to_disk(str(tmp_path / "saved"))
+    for name, rows in saved.items():
+        write(rows, tmp_path / "files" / f"{name}.csv")
+    for source in ("saved", "files"):
+        data = load(tmp_path / source)
+        sizes = {split: len(rows) for split, rows in data.items()}
+        assert sizes == {"train": 20, "valid": 10, "test": 10, "codebase": 20}
+        assert all(url.startswith("code:") for url in data["train"]["url"])  # by which files of negatives name them
+
+
+@pytest.mark.parametrize(
+    ("columns", "names"),
+    [
+        (("docstring", "code"), ("train.jsonl", "valid.jsonl", "test.jsonl")),
+        (("docstring", "code"), ("train.jsonl", "dev.jsonl", "test.csv")),
+        (("query", "code"), ("train.jsonl", "validation.jsonl", "test.jsonl")),
+        (("query", "code"), tuple(f"{name}-00000-of-00001.parquet" for name in ("train", "validation", "test"))),
+    ],
+)
+def test_named_files_are_splits_without_urls_and_corpus(pairs, tmp_path, columns, names):
+    rows = pairs.rename_columns(dict(zip(("question", "answer"), columns, strict=True)))
+    for name, part in zip(names, (range(20), range(20, 30), range(30, 40)), strict=True):
+        write(rows.select(part), tmp_path / "folder" / name)
+    data = load(tmp_path / "folder")
+    assert {split: len(part) for split, part in data.items()} == {"train": 20, "valid": 10, "test": 10, "codebase": 20}
+    assert data["test"]["docstring"][:] == pairs["question"][30:]
+    assert data["codebase"]["url"][10:] == data["test"]["url"][:]
+
+
+def test_texts_with_64_bit_offsets_become_plain_texts(pairs, tmp_path):
+    texts, tokens = pa.large_string(), pa.large_list(pa.large_string())  # as polars writes them
+    words = [text.split() for text in pairs["question"]]
+    table = {"docstring_tokens": pa.array(words, tokens), "code": pa.array(pairs["answer"][:], texts)}
+    pq.write_table(pa.table(table), tmp_path / "a.parquet")
+    features = load_tables(tmp_path / "a.parquet")["train"].features
+    assert (features["docstring_tokens"], features["code"]) == (List(Value("string")), Value("string"))
+
+
+def test_a_path_may_hold_signs_of_a_pattern(pairs, tmp_path):
+    path = write(pairs, tmp_path / "rows [v2] *" / "a.csv")
+    for source in (path, path.parent):
+        assert len(load(source)["train"]) == 32
+
+
+def test_words_of_a_table_that_pandas_would_drop_are_texts(pairs, tmp_path):
+    words = ["null", "None", "NA", "nan"]
+    rows = Dataset.from_dict({"query": [*words, *pairs["question"]], "code": [*words, *pairs["answer"]]})
+    data = load(write(rows, tmp_path / "a.csv"))
+    assert {*words} < {text for split in ("train", "valid", "test") for text in data[split]["docstring"]}
+
+
+def test_equal_queries_equal_codes_and_a_repository_are_on_one_side(pairs, tmp_path):
+    codes = [f"code {(n + 1) // 2 if n % 8 else n}" for n in range(SIZE)]
+    equal = Dataset.from_dict({"query": [f"query {n // 2}" for n in range(SIZE)], "code": codes})
+    grouped = pairs.add_column("repo", [f"r{n % 10}" for n in range(SIZE)])
+    for rows, columns in ((equal, ["docstring", "code"]), (grouped, ["repo"])):
+        data = load_tables(write(rows, tmp_path / f"{len(columns)}.parquet"))
+        for column in columns:
+            sides = [set(data[split][column]) for split in ("train", "valid", "test")]
+            assert sum(map(len, sides)) == len(set.union(*sides)) > 3
+
+
+def test_rows_without_a_text_are_named_or_left_out(pairs, tmp_path, capsys):
+    rows = pairs.to_list()
+    rows[3]["question"], rows[5]["answer"], rows[7]["answer"] = None, "  ", ""
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = f"{path}, line 4: column 'question' is missing or empty, as in 1 of 40 rows of train; drop_unusable=True"
+    for read in (load, load_tables):
+        with refused(said):
+            read(path)
+    data = load(path, drop_unusable=True)
+    assert sum(len(data[split]) for split in ("train", "valid", "test")) == SIZE - 3
+    assert "dropped as unusable" in capsys.readouterr().err
+
+
+def test_an_error_names_file_line_and_column_as_they_stand_in_the_file(pairs, tmp_path):
+    rows = pairs.to_list()
+    rows[2]["question"] = "two\n\nlines"
+    rows[30]["answer"] = rows[35]["answer"] = " "
+    broken = Dataset.from_list(rows)
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "a.csv").write_text("question,answer\n\nx,y\nv,w\n")
+    lines = {"a.csv": "line 34", "b.csv.gz": "line 34", "b.jsonl": "line 31", "b.parquet": "row 31"}
+    for name, place in (lines | {"plain/b.csv": "line 34"}).items():
+        path = tmp_path / name
+        broken.to_pandas().to_csv(path, index=False) if ".csv" in name else write(broken, path)
+        total = 42 if name.startswith("plain") else 40
+        with refused(f"{path}, {place}: column 'answer' is missing or empty, as in 2 of {total} rows of train"):
+            load_tables(path.parent if name.startswith("plain") else path)
+    (tmp_path / "plain" / "a.csv").write_text("question,answer\n")
+    with refused(f"{tmp_path / 'plain' / 'a.csv'}: cannot be read: it has no rows"):
+        load_tables(tmp_path / "plain")
+    with refused("the data frame, row 31: column 'answer'"):
+        load_tables(broken.to_pandas())
+    broken.save_to_disk(str(tmp_path / "saved"))
+    with refused("saved, train, row 31: column 'answer'"):
+        load_tables(tmp_path / "saved")
+    assert len(load_tables(tmp_path / "b.jsonl", check=False)["train"]) == 32
+
+
+def test_an_evaluation_set_is_all_rows(pairs, tmp_path):
+    path = write(pairs, tmp_path / "people.csv")
+    (one,) = load_evaluation_sets(DataArguments(eval_data_dir=str(path)), EncoderProfile())
+    assert one.split.judgments.right.shape == (SIZE, SIZE)
+    folder = write(pairs.select(range(10)), tmp_path / "own" / "train.csv").parent
+    write(pairs.select_columns(["answer"]).rename_column("answer", "code"), folder / "codebase.csv")
+    (one,) = load_evaluation_sets(DataArguments(eval_data_dir=str(folder)), EncoderProfile())
+    assert one.split.judgments.right.shape == (10, SIZE)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "arguments", "message"),
+    [
+        ("a.csv", "q,c\nx,y\n", {}, "a.csv: no column for the query: the rows have q, c"),
+        ("a.csv", "q,c\nx,y\n", {"query_column": "no"}, "query_column=no: no such column; the rows have q, c"),
+        ("a.csv", "query,code\nx,y\n", {"query_column": "qurey"}, "the rows have query, code; did you mean 'query'?"),
+        ("a.jsonl", '{"query": "x", "code": 1}\n', {}, "column 'code' holds int64; expected text"),
+        ("a.jsonl", '{"query": "x"\n', {}, "a.jsonl: cannot be read: "),
+        ("a.csv", "query,code\nx,y\nz,a\n", {}, "a.csv: 2 rows (2 different ones) are too few to split"),
+        (
+            "a.csv",
+            'query,code\nx,"y\nz,a\n',
+            {},
+            "starting at row 1; look for a missing quote or an extra comma there",
+        ),
+        ("a.csv", "query,code\nx,y\nz,f(a,b,c)\n", {}, "in line 3, saw 4; look for a missing quote or an extra comma"),
+        ("folder/readme.md", "text", {}, "folder: no rows; JSON lines, CSV or Parquet are read"),
+        (None, None, {}, "no such folder or file, and no name on the Hub"),
+    ],
+)
+def test_what_cannot_be_read_is_named(tmp_path, name, content, arguments, message):
+    path = tmp_path / (name or "nothing")
+    if name:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content)
+    with refused(message):
+        load(path.parent if name and "/" in name else path, **arguments)

@@ -1,0 +1,82 @@
+"""A line names the options that have no effect given the other options, and no others."""
+
+import pytest
+
+from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
+from soft_trainer.options.fields import DataArguments
+from soft_trainer.options.model import ModelArguments
+from soft_trainer.options.option_spec import Values, option_specs, unread_options
+from soft_trainer.options.resolve import resolve
+from soft_trainer.options.training import SoftInfoNCETrainingArguments
+from soft_trainer.run.estimator import choose_estimator
+
+# An option with a value that is not its default, options that give it no effect, and others that give it one.
+TRAINING = [
+    ("alpha", 2.0, {"loss": "info_nce"}, {}),
+    ("beta", 2.0, {"weighting": "positive_aware"}, {}),
+    ("floor", 0.2, {"loss": "bce"}, {}),
+    ("margin", 0.2, {}, {"weighting": "positive_aware"}),
+    ("temperature", 2.0, {"loss": "info_nce"}, {"loss": "bce"}),
+    ("infonce_weight", 2.0, {}, {"loss": "kl_regularization"}),
+    ("kl_weight", 2.0, {"loss": "bce"}, {"loss": "kl_regularization"}),
+    ("cancel_k", 1, {}, {"cancel": "top_k"}),
+    ("cancel_ratio", 0.1, {"cancel": "top_k"}, {"cancel": "ratio"}),
+    ("distill_temperature", 2.0, {}, {"distill_weight": 1.0}),
+    ("group_size", 2, {}, {"strategy": "similar"}),
+    ("negative_ratio", 0.5, {}, {"negatives_per_query": 1}),
+]
+COMMAND = [
+    ("estimator", "initial_model", {"loss": "info_nce"}, {}),
+    ("estimator", "initial_model", {"loss": "info_nce"}, {"loss": "info_nce", "train_sampling_strategy": "similar"}),
+    ("bm25_idf", "lucene", {"estimator": "simcse"}, {}),
+    ("bm25_scope", "corpus", {"estimator": "none"}, {"estimator": "bm25"}),
+    ("bm25_document_column", "code", {"estimator": "initial_model"}, {"estimator": "bm25"}),
+    ("dataset_name", "ann/rows", {"data_dir": "rows"}, {}),
+    ("query_column", "question", {}, {"data_dir": "rows"}),
+    ("code_column", "answer", {}, {"data_dir": "rows"}),
+    ("id_column", "number", {}, {"data_dir": "rows"}),
+    ("extra_source_dir", "tree", {}, {"source_dir": "stdlib"}),
+    ("mining_keep", "short_functions", {}, {"source_dir": "stdlib"}),
+    ("vocabulary_size", 500, {}, {"from_scratch": "32x1"}),
+    ("model_revision", "main", {"from_scratch": "32x1"}, {}),
+]
+
+
+def training_lines(strategy="random", **options) -> list[str]:
+    args = SoftInfoNCETrainingArguments(output_dir="unused", use_cpu=True, train_sampling_strategy=strategy, **options)
+    return resolve(args, InitialModelEstimator()).unread(args)
+
+
+def command_lines(**options) -> list[str]:
+    kinds = (DataArguments, ModelArguments, SoftInfoNCETrainingArguments)
+    parts = [{name: value for name, value in options.items() if name in kind.__dataclass_fields__} for kind in kinds]
+    data, model = DataArguments(**parts[0]), ModelArguments(**parts[1])
+    args = SoftInfoNCETrainingArguments(output_dir="unused", use_cpu=True, **parts[2])
+    return unread_options([data, model], Values(data, model, args))
+
+
+@pytest.mark.parametrize(
+    ("lines", "name", "value", "without", "effective"),
+    [(training_lines, *case) for case in TRAINING] + [(command_lines, *case) for case in COMMAND],
+)
+def test_an_option_without_effect_is_named(lines, name, value, without, effective):
+    (line,) = lines(**{name: value}, **without)
+    assert line.startswith(f"warning: {name}={value} has no effect: ")
+    assert lines(**{name: value}, **effective) == []
+
+
+def test_every_condition_is_tried_and_defaults_are_silent():
+    kinds = (DataArguments, ModelArguments, SoftInfoNCETrainingArguments)
+    names = {name for kind in kinds for name, declared in option_specs(kind).items() if declared.applies_if}
+    assert {name for name, *_ in TRAINING + COMMAND} == names
+    assert training_lines() == command_lines() == command_lines(estimator="none", loss="info_nce") == []
+
+
+def test_a_training_says_so(trainer_of, capsys):
+    trainer_of(loss="info_nce", alpha=2.0, max_steps=1).train()
+    assert "warning: alpha=2.0 has no effect: neither the loss nor its weights read it" in capsys.readouterr().err
+
+
+def test_an_encoder_for_an_estimator_that_takes_none(capsys):
+    choose_estimator(DataArguments(estimator="bm25", estimator_model="a"))
+    assert "warning: estimator_model=a has no effect" in capsys.readouterr().err

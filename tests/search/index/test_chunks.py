@@ -1,0 +1,114 @@
+"""Files to chunks."""
+
+import time
+
+import pytest
+
+from soft_trainer.search.index import chunks
+from soft_trainer.search.index.chunks import MAX_LINES, first_paragraph, language_of, split
+from soft_trainer.source.definitions import parse
+from soft_trainer.source.grammars import GRAMMARS
+
+SOURCES = {
+    "ruby": ("class Cart\n  def add(item)\n    @items << item\n  end\nend\n", {"Cart", "add"}),
+    "python": ("LIMIT = 3\n\n\n\n\nclass Cart:\n    def add(self, item):\n        pass\n", {"LIMIT", "Cart", "add"}),
+    "java": ("class Cart {\n  int add(int i) {\n    return i;\n  }\n}\n", {"Cart", "add"}),
+    "javascript": (
+        "class Cart {\n  add(i) {\n    return i\n  }\n}\nexports.f = function () {\n}\n",
+        {"Cart", "add", "f"},
+    ),
+    "php": ("<?php\nclass Cart {\n  function add($i) {\n    return $i;\n  }\n}\n", {"Cart", "add"}),
+    "go": ("package a\n\n\n\n\ntype Cart struct {\n}\n\nfunc (c *Cart) Add() {\n}\n", {"Cart", "Add"}),
+    "typescript": ("interface Cart {\n  n: number\n}\nexport const add = (n: number) => n\n", {"Cart", "add"}),
+    "tsx": ("export function View(p: P) {\n  return <div>{p.a}</div>\n}\ntype P = { a: string }\n", {"View", "P"}),
+    "c": ("struct cart {\n  int n;\n};\nstatic int *add(int n)\n{\n  return 0;\n}\n", {"cart", "add"}),
+    "cpp": (
+        "namespace shop {\nclass Cart {\n int add() { return 1; }\n};\n}\n"
+        "int Cart::more() { return 2; }\n",
+        {"shop", "Cart", "add", "more"},
+    ),
+    "csharp": ("namespace N;\nclass Cart {\n  public int Add(int n) {\n    return n;\n  }\n}\n", {"Cart", "Add"}),
+    "rust": ("struct Cart {\n}\nimpl Cart {\n  fn add(&self) {\n  }\n}\n", {"Cart", "add"}),
+    "kotlin": ("class Cart {\n  fun add(n: Int): Int {\n    return n\n  }\n}\n", {"Cart", "add"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("language", GRAMMARS)
+def test_chunks_have_all_definitions_and_every_line_with_a_word_once(language):
+    source, names = SOURCES[language]
+    chunks = split(source.encode(), language)
+    assert names <= {name for chunk in chunks for name in chunk.defines}
+    covered = [line for chunk in chunks for line in range(chunk.start, chunk.end + 1)]
+    assert len(covered) == len(set(covered))
+    lines = enumerate(source.split("\n"), 1)
+    assert {number for number, line in lines if any(map(str.isalnum, line))} <= set(covered)
+
+
+def test_a_header_of_blank_lines_takes_no_time():
+    started = time.process_time()
+    assert language_of("a.h", b"\n" * 100_000 + b"  namespace a {\n") == "cpp"
+    assert time.process_time() - started < 1
+
+
+def test_a_short_file_that_stalls_its_grammar_is_split_by_lines(monkeypatch):
+    blank, xs = "\n  \n\n\n\n  ", " x\n" * 34
+    function = "fun add(n: Int): Int { "
+    source = (
+        f"class Cart {{   {function}{blank}{function}{blank}  x\n x\n # x\n{xs} return n \n   }} \n }} \n ".encode()
+    )
+    assert parse(source, "kotlin", 0.2) is None
+    monkeypatch.setattr(chunks, "PARSE_SECONDS", 0.2)
+    assert [(chunk.start, chunk.name) for chunk in split(source, "kotlin")] == [(1, "")]
+
+
+def test_a_method_has_the_name_of_its_class_and_its_comments_and_decorators():
+    source = "class A:\n    x = 1\n\n    # doubles\n    @cached\n    def f(self):\n        return 2\n"
+    chunks = split(source.encode(), "python")
+    assert [(chunk.start, chunk.end, chunk.name) for chunk in chunks] == [(1, 2, "A"), (4, 7, "A.f")]
+
+
+def test_the_lines_of_a_class_around_its_methods_are_told_from_definitions():
+    source = "import a\n" * 4 + "\nclass A:\n    x = 1\n\n    def f(self):\n        return 2\n\nclass B:\n    y = 1\n"
+    found = [(chunk.name, chunk.kind) for chunk in split(source.encode(), "python")]
+    assert found == [("", chunks.LINES), ("A", chunks.CLASS), ("A.f", chunks.WHOLE), ("B", chunks.WHOLE)]
+
+
+def test_long_functions_are_cut_and_keep_their_name():
+    source = "def f():\n" + "    x = 1\n" * (3 * MAX_LINES)
+    chunks = split(source.encode(), "python")
+    assert len(chunks) > 3 and {chunk.name for chunk in chunks} == {"f"}
+    assert max(chunk.end - chunk.start + 1 for chunk in chunks) <= MAX_LINES
+    assert [chunk.defines for chunk in chunks if chunk.defines] == [["f"]]
+
+
+def test_other_texts_are_blocks_of_lines():
+    chunks = split(b"# Title\n\ntext\n" * 50, "markdown")
+    assert len(chunks) == 3 and chunks[0].start == 1 and not any(chunk.name for chunk in chunks)
+    assert split(b"", "text") == [] and split(b"\n \n", "text") == []
+
+
+def test_languages():
+    assert language_of("a/b.RS", b"") == "rust" and language_of("Makefile", b"") == "text"
+    assert language_of("a.h", b"int f(void);") == "c" and language_of("a.h", b"namespace a {") == "cpp"
+
+
+@pytest.mark.parametrize("text", [b"(function(){" * 40_000, b"'`" * 100_000, b"[{" * 100_000, b"<a " * 50_000])
+@pytest.mark.parametrize("language", ["javascript", "python", "cpp"])
+@pytest.mark.slow
+def test_files_made_to_be_slow_end_in_time(text, language):
+    started = time.process_time()
+    split(text, language)
+    assert time.process_time() - started < 15
+
+
+@pytest.mark.parametrize(
+    ("text", "paragraph"),
+    [
+        ('def f():\n    """Parse a date.\n\n    More."""\n', "Parse a date."),
+        ("/** Parses a date.\n *\n * @param a b\n */\nint f();", " Parses a date."),
+        ("// Parse parses\n// a date.\nfunc Parse() {\n\t// not this\n}", "// Parse parses\n// a date.\n"),
+        ("x = 1", ""),
+    ],
+)
+def test_the_first_paragraph_of_documentation(text, paragraph):
+    assert first_paragraph(text.encode()).decode().strip() == paragraph.strip()

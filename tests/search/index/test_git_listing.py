@@ -1,0 +1,363 @@
+"""Git lists the files of a tree, and a repository can neither start a program nor hide what it holds."""
+
+import os
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+from refusals import refused
+from trees import write_tree
+
+from soft_trainer.search import CodeIndex
+from soft_trainer.search.index import git_listing
+from soft_trainer.search.index.listing import list_tree
+
+PERSON = ("-c", "user.name=Ann", "-c", "user.email=ann@example.org", "-c", "protocol.file.allow=always")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    """A home without settings of git, and a program that leaves a trace."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL", "GIT_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path / "home"
+
+
+def git(folder, *words):
+    subprocess.run(["git", *PERSON, "-C", str(folder), *words], check=True, capture_output=True)
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A repository with a tracked file, a tracked file that is ignored, an untracked file and an ignored file."""
+    tree = write_tree(tmp_path / "repository", {".gitignore": "*.log\nbuild/\n", "a.py": "x", "kept.log": "x"})
+    write_tree(tree, {"new.py": "x", "debug.log": "x", "build/b.py": "x"})
+    git(tree, "init", "-q")
+    git(tree, "add", "a.py")
+    git(tree, "add", "-f", "kept.log")
+    git(tree, "commit", "-qm", "Add the first file")
+    return tree
+
+
+EXPECTED = {"a.py", "kept.log", "new.py"}
+
+
+def listed(folder, **choice):
+    """Lists a tree without its ignore files."""
+    return {path for path in list_tree(str(folder), **choice).files if not path.endswith(".gitignore")}
+
+
+def test_tracked_files_and_those_that_are_not_ignored_are_listed(repository):
+    assert listed(repository) == EXPECTED and git_listing.list_ignored(str(repository)) == ["build/", "debug.log"]
+
+
+def program(tmp_path, name="owned"):
+    """A program that leaves a trace."""
+    script = write_tree(tmp_path, {"program": f"#!/bin/sh\ntouch {tmp_path / name}\n"}) / "program"
+    script.chmod(0o755)
+    return str(script)
+
+
+def fsmonitor(tree, run):
+    git(tree, "config", "core.fsmonitor", run)
+    git(tree, "update-index", "--fsmonitor")
+    Path(run).with_name("owned").unlink(missing_ok=True)
+
+
+def other_programs(tree, run):
+    for name in ("core.pager", "core.sshCommand", "core.editor", "filter.x.clean", "diff.external", "alias.ls-files"):
+        git(tree, "config", name, f"!{run}" if name == "alias.ls-files" else run)
+    write_tree(tree, {".gitattributes": "* filter=x\n"})
+    (tree / ".gitattributes").unlink()
+
+
+def hooks(tree, run):
+    for name in ("post-index-change", "fsmonitor-watchman", "post-checkout", "reference-transaction"):
+        (tree / ".git/hooks").mkdir(exist_ok=True)
+        (tree / ".git/hooks" / name).symlink_to(run)
+
+
+def working_tree_elsewhere(tree, run):
+    write_tree(tree.parent / "elsewhere", {"z.py": "x"})
+    git(tree, "config", "core.worktree", str(tree.parent / "elsewhere"))
+
+
+def another_owner(tree, run):
+    if os.geteuid() != 0:
+        pytest.skip("only root may give files away")
+    for path in [tree, *tree.rglob("*")]:
+        os.chown(path, 4242, 4242)
+
+
+def pipe_as_configuration(tree, run):
+    (tree / ".git/config").unlink()
+    os.mkfifo(tree / ".git/config")
+
+
+def split_index(tree, run):
+    git(tree, "update-index", "--split-index")
+    (tree / "kept.log").unlink()  # only the index says that it is tracked
+    write_tree(tree, {"kept.log": "x"})
+
+
+def index_of_version_4(tree, run):
+    git(tree, "update-index", "--index-version", "4")
+
+
+def index_with_intent_to_add_and_flags(tree, run):
+    git(tree, "add", "-N", "new.py")
+    git(tree, "update-index", "--skip-worktree", "a.py")
+
+
+def damaged_index(tree, run):
+    index = tree / ".git/index"
+    index.write_bytes(index.read_bytes()[:60])
+
+
+def index_that_is_a_pipe(tree, run):
+    (tree / ".git/index").unlink()
+    os.mkfifo(tree / ".git/index")
+
+
+def exclude_file_that_is_a_pipe(tree, run):
+    (tree / ".git/info/exclude").unlink(missing_ok=True)
+    (tree / ".git/info").mkdir(exist_ok=True)
+    os.mkfifo(tree / ".git/info/exclude")
+
+
+def index_of_sha256(tree, run):
+    other = write_tree(tree.parent / "sha256", {"a.py": "x"})
+    git(other, "init", "-q", "--object-format=sha256")
+    git(other, "add", "-A")
+    (other / ".git/index").replace(tree / ".git/index")
+
+
+WITHOUT_INDEX = (damaged_index, index_that_is_a_pipe, index_of_sha256)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        fsmonitor,
+        other_programs,
+        hooks,
+        working_tree_elsewhere,
+        another_owner,
+        pipe_as_configuration,
+        index_of_version_4,
+        index_with_intent_to_add_and_flags,
+        exclude_file_that_is_a_pipe,
+        split_index,
+        *WITHOUT_INDEX,
+    ],
+)
+def test_a_repository_runs_nothing_and_is_listed(repository, tmp_path, make):
+    make(repository, program(tmp_path))
+    expected = EXPECTED - {"kept.log"} if make in WITHOUT_INDEX else EXPECTED
+    listing = list_tree(str(repository))
+    assert set(listing.files) - {".gitignore"} == expected and not listing.without_git
+    assert not (tmp_path / "owned").exists()
+
+
+def test_a_partial_clone_with_a_sparse_index_runs_nothing_and_fetches_nothing(tmp_path):
+    source = write_tree(tmp_path / "source", {"a/x.py": "x", "b/c/y.py": "x", "top.py": "x"})
+    git(source, "init", "-q")
+    git(source, "config", "uploadpack.allowFilter", "true")
+    git(source, "config", "uploadpack.allowAnySHA1InWant", "true")
+    git(source, "add", "-A")
+    git(source, "commit", "-qm", "Add three files")
+    git(tmp_path, "clone", "-q", "--filter=tree:0", "--no-checkout", f"file://{source}", "clone")
+    clone = tmp_path / "clone"
+    git(clone, "sparse-checkout", "init", "--cone", "--sparse-index")
+    git(clone, "sparse-checkout", "set", "a")
+    git(clone, "checkout", "-q")
+    git(clone, "config", "remote.origin.uploadpack", program(tmp_path))
+    for pack in (clone / ".git/objects/pack").iterdir():
+        pack.unlink()  # `git ls-files` in the clone now runs the program
+    assert listed(clone) == {"a/x.py", "top.py"} and not (tmp_path / "owned").exists()
+
+
+def test_an_index_cannot_name_files_outside_the_tree(repository, tmp_path):
+    write_tree(tmp_path, {"outside/x.py": "x", "repository/abc/x.py": "x", "repository/out/x.py": "x"})
+    git(repository, "add", "abc/x.py", "out/x.py")
+    (repository / "abc/x.py").unlink()
+    (repository / "out/x.py").unlink()
+    (repository / "out").rmdir()
+    (repository / "out").symlink_to(tmp_path / "outside")  # git still lists out/x.py
+    index = repository / ".git/index"
+    content = index.read_bytes()
+    (tmp_path / "x").write_text("x")
+    for name in (b"../../xx", b"/tmp/x.p", b"./././xx", b"abc/x.py"):
+        index.write_bytes(content.replace(b"abc/x.py", name))
+        listing = list_tree(str(repository))
+        assert set(listing.files) - {".gitignore"} == EXPECTED and listing.skipped["out/"] == "link"
+    assert git_listing._LEADS_OUT.search("a/../b\0") and git_listing._LEADS_OUT.search("a\0/etc/passwd\0")
+    assert git_listing._LEADS_OUT.search("a\0..\0") and git_listing._LEADS_OUT.search("./a\0")
+    assert not git_listing._LEADS_OUT.search("...\0.a/..b\0a/b/\0c..\0.gitignore\0")
+
+
+def test_the_environment_does_not_choose_another_repository(repository, tmp_path, monkeypatch):
+    other = write_tree(tmp_path / "other", {"z.py": "x"})
+    git(other, "init", "-q")
+    git(other, "add", "-A")
+    for name, value in (("GIT_DIR", ".git"), ("GIT_WORK_TREE", "."), ("GIT_INDEX_FILE", ".git/index")):
+        monkeypatch.setenv(name, str(other / value))
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
+    monkeypatch.setenv("GIT_CONFIG_KEY_0", "core.fsmonitor")
+    monkeypatch.setenv("GIT_CONFIG_VALUE_0", program(tmp_path))
+    assert listed(repository) == EXPECTED and not (tmp_path / "owned").exists()
+
+
+def test_a_pipe_as_ignore_file_is_waited_for_but_not_for_ever(repository, monkeypatch):
+    monkeypatch.setattr(git_listing, "SECONDS", 0.3)
+    (repository / "sub").mkdir()
+    os.mkfifo(repository / "sub/.gitignore")
+    index = CodeIndex.build(repository)
+    assert "git is missing or failed" in index.notices[0]
+    assert index.statistics()["files"] == len(EXPECTED) + len([".gitignore", "debug.log", "build/b.py"])
+
+
+def test_without_git_a_line_says_that_nothing_is_ignored(repository, monkeypatch, tmp_path, command):
+    write_tree(repository, {"node_modules/a.js": "x", ".env": "secret", "sub/c.py": "x"})
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    listing = list_tree(str(repository))
+    assert set(listing.files) - {".gitignore"} == {*EXPECTED, "debug.log", "build/b.py", "sub/c.py"}
+    assert listing.skipped == {".git/": "data of a repository", ".env": "secret", "node_modules/": "vendored"}
+    code, out, err = command("index", repository)
+    assert code == 0 and err.count("git is missing or failed") == 1
+
+
+def test_nested_repositories_and_submodules_are_listed_by_their_rules(repository, tmp_path):
+    nested = write_tree(repository / "nested", {".gitignore": "*.tmp\n", "n.py": "x", "n.tmp": "x", "kept.tmp": "x"})
+    git(nested, "init", "-q")
+    git(nested, "add", "-f", "kept.tmp")
+    write_tree(repository / "nested/deep", {"d.py": "x"})
+    git(repository / "nested/deep", "init", "-q")
+    source = write_tree(tmp_path / "source", {"s.py": "x", "kept.log": "x"})
+    git(source, "init", "-q")
+    git(source, "add", "-A")
+    git(source, "commit", "-qm", "Add two files")
+    git(repository, "submodule", "add", "-q", str(source), "module")
+    write_tree(repository / "module", {"debug.log": "x"})
+    found = {
+        "nested/n.py",
+        "nested/kept.tmp",
+        "nested/deep/d.py",
+        "module/s.py",
+        "module/kept.log",
+        "module/debug.log",
+    }
+    assert listed(repository) == EXPECTED | found | {".gitmodules"}
+    assert listed(repository / "nested") == {"n.py", "kept.tmp", "deep/d.py"}
+
+
+def test_a_linked_working_tree_has_the_rules_and_the_index_of_its_repository(repository, tmp_path):
+    write_tree(repository, {".git/info/exclude": "secret.py\n"})
+    git(repository, "worktree", "add", "-q", str(tmp_path / "linked"))
+    linked = write_tree(
+        tmp_path / "linked", {"secret.py": "x", "new.py": "x", "debug.log": "x", ".gitignore": "*.log\n"}
+    )
+    assert listed(linked) == EXPECTED
+
+
+def test_a_folder_of_a_repository_follows_the_rules_above_it(repository):
+    write_tree(repository, {"app/a.py": "x", "app/b.log": "x", "app/sub/.gitignore": "!b.log\n", "app/sub/b.log": "x"})
+    assert listed(repository / "app") == {"a.py", "sub/b.log"}
+
+
+def test_an_ignored_folder_is_listed_if_it_is_named(repository):
+    write_tree(
+        repository, {"build/lib/c.py": "x", "build/c.log": "x", "build/.gitignore": "*.tmp\n", "build/d.tmp": "x"}
+    )
+    assert listed(repository / "build") == {"b.py", "lib/c.py", "c.log"}
+    assert listed(repository / "build/lib") == {"c.py"}
+
+
+def test_rules_beside_the_tree(repository, home):
+    names = dict.fromkeys(["one.py", "two.py", "three.py"], "x")
+    write_tree(repository, {".git/info/exclude": "one.py\n", **names})
+    assert listed(repository) == {*EXPECTED, "two.py", "three.py"}
+    write_tree(home, {".config/git/ignore": "two.py\n"})
+    assert listed(repository) == {*EXPECTED, "three.py"}
+    write_tree(home, {".gitconfig": "[core]\nexcludesFile = ~/mine\n", "mine": "three.py\n"})
+    assert listed(repository) == {*EXPECTED, "two.py"}
+    # a setting of the repository does not count, since nothing of its configuration does
+    git(repository, "config", "core.excludesFile", str(home / ".config/git/ignore"))
+    assert listed(repository) == {*EXPECTED, "two.py"}
+
+
+def test_a_cache_that_cannot_be_written_is_named(repository, tmp_path, monkeypatch):
+    write_tree(tmp_path, {"file": "x"})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with refused("empty.git: cannot be made", "XDG_CACHE_HOME"):
+        list_tree(str(repository))
+
+
+NAMES = ["a", "b", "ab", "abc", "a.py", "b.py", "a.md", "x b", "é", "[a]", "a*", "foo", "#c", "!d", " e", "f ", "\\g"]
+PARTS = [*NAMES, "*", "*", "**", "*.py", "*a", "**b", "a*", "b?", "?", "[ab]", "[!a]", "[a-c]*", "\\#c", "f\\ "]
+
+
+@pytest.mark.slow
+def test_random_trees_are_listed_as_git_does(tmp_path):
+    for seed in range(40):
+        rng = random.Random(seed)
+        folder = tmp_path / str(seed)
+        folders = [folder]
+        for _ in range(rng.randint(2, 8)):
+            folders.append(rng.choice(folders) / rng.choice(NAMES))
+        for one in folders:
+            one.mkdir(parents=True, exist_ok=True)
+            for name in rng.choices(NAMES, k=rng.randint(0, 5)):
+                if one / name not in folders:
+                    (one / name).write_text("x")
+        for one in rng.sample(folders, len(folders) // 2):
+            rules = [
+                rng.choice(["", "", "/", "!"]) + "/".join(rng.choices(PARTS, k=rng.randint(1, 2))) for _ in range(4)
+            ]
+            (one / ".gitignore").write_text("\n".join(rules))
+        git(folder, "init", "-q")
+        words = ["git", "-C", str(folder), "ls-files", "-coz", "--exclude-standard"]
+        expected = subprocess.run(words, capture_output=True, check=True).stdout.split(b"\0")[:-1]
+        assert sorted(map(os.fsencode, list_tree(str(folder)).files)) == sorted(expected), seed
+
+
+def reasons(index):
+    return index.skipped()
+
+
+def test_no_reason_outlives_its_cause(tmp_path):
+    tree = write_tree(
+        tmp_path / "tree", {"env/pyvenv.cfg": "", "env/a.py": "in_env = 1\n", "build/b.py": "built = 1\n"}
+    )
+    (tree / ".gitignore").write_text("build/\n")
+    index = CodeIndex.build(tree)
+    assert reasons(index) == {"env/": "vendored", "build/": "ignored"}
+    (tree / "env/pyvenv.cfg").unlink()
+    (tree / "build/b.py").unlink()
+    (tree / "build").rmdir()
+    (tree / "build").write_text("built = 1\n")
+    assert index.update() is True and reasons(index) == {} and index.update() is False
+    assert index.search("in_env")[0].path == "env/a.py" and index.search("built")[0].path == "build"
+    (tree / "build").unlink()
+    write_tree(tree, {"build/b.py": "built = 1\n", "env/pyvenv.cfg": ""})
+    assert index.update() is True and reasons(index) == {"env/": "vendored", "build/": "ignored"}
+    assert index.search("built") == [] == index.search("in_env")
+
+
+def test_a_file_that_was_read_and_is_ignored_later_has_one_reason(tmp_path):
+    tree = write_tree(tmp_path / "tree", {"a.py": b"\0", "b.py": "x = 1\n"})
+    index = CodeIndex.build(tree)
+    assert reasons(index) == {"a.py": "binary"}
+    write_tree(tree, {".gitignore": "a.py\n"})
+    assert index.update() is True and reasons(index) == {"a.py": "ignored"} and index.update() is False
+    (tree / ".gitignore").unlink()
+    assert index.update() is True and reasons(index) == {"a.py": "binary"}
+
+
+def test_data_of_a_repository_stays_out_even_if_it_is_included(tmp_path):
+    tree = write_tree(tmp_path / "tree", {".git/config": "[remote]\nurl = https://me:token@host\n", "a.py": "x"})
+    write_tree(tree, {"sub/.git": "gitdir: /home/me/x\n", ".hg/hgrc": "[paths]\n"})
+    for include in ([".git/**", "sub/**", "*.git", ".hg/**"], []):
+        assert listed(tree, include=include) == {"a.py"}

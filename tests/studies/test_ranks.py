@@ -1,0 +1,90 @@
+"""Ranks belong to the encoder that made them."""
+
+import shutil
+
+import pytest
+import torch
+from refusals import refused
+
+from soft_trainer.data.judgments import Split
+from soft_trainer.evaluation.ranking import Ranking
+from soft_trainer.evaluation.results import save_ranks
+from soft_trainer.files import LISTED, RECORD_FORMAT, write_json
+from soft_trainer.hub.push import _contents, written_files
+from soft_trainer.studies.compare import ranks_of
+from soft_trainer.studies.report import ReportedRun, compare_with
+
+# What changes in the folder of a run, and whether its ranks are then those of another encoder.
+BESIDE_RANKS = {
+    "model.safetensors": True,
+    "config.json": True,
+    "tokenizer.json": True,
+    "1_Pooling/config.json": True,
+    "soft_trainer.json": True,
+    "README.md": False,
+    "log.txt": False,
+    "trainer_state.json": False,
+}
+
+
+@pytest.fixture
+def ranked(encoder_dir, dataset, tmp_path):
+    """The folder of a run, with its encoder and the ranks that it made."""
+    folder = tmp_path / "ranked"
+    shutil.copytree(encoder_dir, folder)
+    (folder / "README.md").write_text("# Card\n")
+    (folder / "trainer_state.json").write_text("{}")
+    split = Split.from_pairs(dataset)
+    ranking = Ranking(torch.ones(24, dtype=torch.long), torch.zeros(24, 3, dtype=torch.long), torch.ones(24, 3))
+    for system in ("trained", "lexical"):
+        encoder = folder if system == "trained" else None
+        path = folder / f"ranks-test-{system}.parquet"
+        save_ranks(path, split, ranking, ("docstring",), ("code",), encoder=encoder)
+    write_json(folder / "run.json", {"format": RECORD_FORMAT, LISTED: written_files(folder)})
+    return folder
+
+
+@pytest.mark.parametrize("file", BESIDE_RANKS)
+def test_ranks_of_another_encoder_are_refused_and_a_push_names_it(file, ranked, caplog):
+    ranks_of(ranked, "test")
+    with (ranked / file).open("a") as written:
+        written.write(" ")
+    ranks_of(ranked, "test", "lexical")
+    _contents(ranked, "ann/encoder", None, "model")
+    assert ("changed since the run" in caplog.text and file in caplog.text) == BESIDE_RANKS[file]
+    if BESIDE_RANKS[file]:
+        with refused(f"the encoder in {ranked} has changed since these ranks were made: evaluate again"):
+            ranks_of(ranked, "test")
+        with refused("has changed since these ranks were made"):
+            ranks_of(ranked / "ranks-test-trained.parquet", "test")
+    else:
+        ranks_of(ranked, "test")
+
+
+def test_a_report_names_ranks_of_another_encoder(ranked, tmp_path):
+    shutil.copytree(ranked, tmp_path / "baseline")
+    methods = {}
+    for folder in (tmp_path / "baseline", ranked):
+        methods[folder.name] = [ReportedRun(folder, folder.name, 1, {"results": {"test": {}}}, [])]
+    (differences, problems) = compare_with("baseline", methods, "test")
+    assert len(differences) == 1 and not problems
+    (ranked / "model.safetensors").write_text("of another training")
+    (differences, problems) = compare_with("baseline", methods, "test")
+    assert not differences and "has changed since these ranks were made" in problems[0]
+
+
+def test_ranks_outlive_their_encoder_and_name_one_elsewhere(ranked, dataset, tmp_path, capsys):
+    measured = tmp_path / "measured"
+    measured.mkdir()
+    ranking = Ranking(torch.ones(24, dtype=torch.long), torch.zeros(24, 3, dtype=torch.long), torch.ones(24, 3))
+    path = measured / "ranks-test-untrained.parquet"
+    save_ranks(path, Split.from_pairs(dataset), ranking, ("docstring",), ("code",), encoder=ranked)
+    ranks_of(measured, "test", "untrained")
+    assert capsys.readouterr().err == ""
+    (ranked / "model.safetensors").write_text("of another training")
+    ranks_of(measured, "test", "untrained")
+    assert f"the encoder in {ranked} has changed since" in capsys.readouterr().err
+    for path in ranked.rglob("*"):
+        if path.is_file() and path.suffix != ".parquet" and path.name != "run.json":
+            path.unlink()
+    ranks_of(ranked, "test")

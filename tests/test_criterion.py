@@ -1,0 +1,366 @@
+"""Every loss through the table equals the pure function, with and without cancellation and masks."""
+
+import inspect
+import json
+
+import own_losses
+import pytest
+import torch
+
+from soft_trainer import losses
+from soft_trainer.criterion import LOSSES, WEIGHTINGS, Criterion, Targets
+from soft_trainer.errors import UserError
+from soft_trainer.options.fields import SoftInfoNCEOptions
+from soft_trainer.options.resolve import resolve_loss
+from soft_trainer.options.training import SoftInfoNCETrainingArguments
+from soft_trainer.weights import cancel_above_ratio, cancel_top_k, negative_weights
+
+ALPHA, BETA, TEMPERATURE, FLOOR = 1.3, 0.7, 0.8, 0.9
+SETTINGS = {"alpha": ALPHA, "beta": BETA, "temperature": TEMPERATURE, "floor": FLOOR}
+
+PURE = {
+    "soft_info_nce": lambda s, p, sim, n: losses.soft_info_nce(
+        s, negative_weights(sim, ALPHA, BETA, TEMPERATURE, FLOOR, p, n), p
+    ),
+    "info_nce": lambda s, p, sim, n: losses.info_nce(s, p, negatives=n),
+    "weighted_info_nce": lambda s, p, sim, n: losses.weighted_info_nce(s, sim, TEMPERATURE, p, negatives=n),
+    "bce": lambda s, p, sim, n: losses.binary_cross_entropy(s, sim, TEMPERATURE, p, negatives=n),
+    "kl_regularization": lambda s, p, sim, n: losses.kl_regularized_info_nce(
+        s, sim, TEMPERATURE, 0.9, 0.4, p, negatives=n
+    ),
+}
+CANCEL = {
+    "none": lambda sim, p: torch.ones_like(sim, dtype=torch.bool),
+    "top_k": lambda sim, p: cancel_top_k(sim, 2, p),
+    "ratio": lambda sim, p: cancel_above_ratio(sim, 0.6, p),
+}
+
+
+def batch(queries=4, codes=9):
+    """Scores, positives, and similarities between 0 and 1, where the positive's is 1."""
+    generator = torch.Generator().manual_seed(0)
+    scores = 3 * torch.randn(queries, codes, generator=generator, dtype=torch.float64)
+    similarity = torch.rand(queries, codes, generator=generator, dtype=torch.float64)
+    positives = torch.arange(2, 2 + queries)
+    return scores, positives, similarity.scatter(1, positives.unsqueeze(1), 1.0)
+
+
+def test_the_tables_agree():
+    assert PURE.keys() == LOSSES.keys()
+
+
+@pytest.mark.parametrize("loss", PURE)
+@pytest.mark.parametrize("cancel", CANCEL)
+@pytest.mark.parametrize("duplicate", [False, True], ids=["unmasked", "masked"])
+def test_equals_the_pure_function(loss, cancel, duplicate):
+    scores, positives, similarity = batch()
+    negatives = None
+    kept = CANCEL[cancel](similarity, positives)
+    if duplicate:
+        # The least similar column of each query, which no cancellation would have chosen.
+        least = similarity.argmin(1, keepdim=True)
+        negatives = torch.ones_like(kept).scatter(1, least, False)
+        kept = kept & negatives
+    criterion = Criterion(
+        loss, **SETTINGS, infonce_weight=0.9, kl_weight=0.4, cancel=cancel, cancel_k=2, cancel_ratio=0.6
+    )
+    targets = criterion.targets(positives, negatives, similarity=similarity)
+    value = criterion(scores, targets)
+    torch.testing.assert_close(value, PURE[loss](scores, positives, similarity, kept), rtol=0, atol=1e-12)
+    # The columns excluded had no effect.
+    absent = ~kept.scatter(1, positives.unsqueeze(1), True)
+    assert absent.any() == (cancel != "none" or duplicate)
+    moved = criterion(scores.masked_fill(absent, 50.0), targets)
+    torch.testing.assert_close(moved, value, rtol=0, atol=1e-12)
+
+
+POSITIVES = torch.tensor([2, 0, 5, 7])
+# The first query has two further relevant codes, the second none, the third names its own code again.
+EXTRA_POSITIVES = torch.zeros(4, 9, dtype=torch.bool).index_put(
+    (torch.tensor([0, 0, 2, 2, 3]), torch.tensor([4, 8, 5, 1, 0])), torch.tensor(True)
+)
+
+
+def loop_over_right_answers(criterion, scores, similarity, negatives):
+    """The definition: each relevant code alone, with the other positives' columns deleted."""
+    means = []
+    for query in range(len(scores)):
+        right = {int(POSITIVES[query]), *EXTRA_POSITIVES[query].nonzero().flatten().tolist()}
+        values = []
+        for answer in sorted(right):
+            kept = []
+            for column in range(scores.shape[1]):
+                negative = column not in right and (negatives is None or bool(negatives[query, column]))
+                if column == answer or negative:
+                    kept.append(column)
+            positive = torch.tensor([kept.index(answer)])
+            row = slice(query, query + 1)
+            targets = criterion.targets(positive, similarity=similarity[row, kept])
+            values.append(criterion(scores[row, kept], targets))
+        means.append(sum(values) / len(values))
+    return sum(means) / len(means)
+
+
+@pytest.mark.parametrize("loss", PURE)
+@pytest.mark.parametrize("distill_weight", [0.0, 0.3])
+@pytest.mark.parametrize("masked", [False, True])
+def test_several_right_answers_against_a_plain_loop(loss, distill_weight, masked):
+    generator = torch.Generator().manual_seed(5)
+    scores, similarity = 3 * torch.randn(2, 4, 9, generator=generator, dtype=torch.float64)
+    # A mask may leave a relevant code out of the negatives, as the mask of duplicates does.
+    negatives = torch.rand(4, 9, generator=generator) < 0.6 if masked else None
+    criterion = Criterion(loss, alpha=1.3, beta=0.7, temperature=0.5, distill_weight=distill_weight)
+    scores.requires_grad_()
+    value = criterion(scores, criterion.targets(POSITIVES, negatives, EXTRA_POSITIVES, similarity))
+    expected = loop_over_right_answers(criterion, scores, similarity, negatives)
+    torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
+    gradients = [torch.autograd.grad(each, scores)[0] for each in (value, expected)]
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("loss", PURE)
+def test_no_further_right_answer_changes_nothing(loss):
+    scores, positives, similarity = batch()
+    criterion = Criterion(loss, **SETTINGS)
+    none = torch.zeros_like(scores, dtype=torch.bool)
+    value = criterion(scores, criterion.targets(positives, extra_positives=none, similarity=similarity))
+    expected = criterion(scores, criterion.targets(positives, similarity=similarity))
+    torch.testing.assert_close(value, expected, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("cancel", ["top_k", "ratio"])
+def test_cancellation_with_info_nce_is_soft_info_nce_with_weights_of_0_and_1(cancel):
+    scores, positives, similarity = batch()
+    criterion = Criterion("info_nce", cancel=cancel, cancel_k=2, cancel_ratio=0.6)
+    value = criterion(scores, criterion.targets(positives, similarity=similarity))
+    weights = CANCEL[cancel](similarity, positives).double()
+    torch.testing.assert_close(value, losses.soft_info_nce(scores, weights, positives), rtol=0, atol=1e-12)
+    assert value < losses.info_nce(scores, positives)
+
+
+def test_a_duplicate_does_not_use_up_the_k():
+    similarity = torch.tensor([[9.0, 8, 7, 6, 5, 4]])
+    negatives = torch.tensor([[True, False, True, False, True, True]])
+    criterion = Criterion("info_nce", cancel="top_k", cancel_k=2)
+    targets = criterion.targets(torch.tensor([0]), negatives, similarity=similarity)
+    assert targets.negatives.tolist() == [[False, False, False, False, False, True]]
+
+
+def test_info_nce_needs_no_similarity():
+    scores, positives, _ = batch()
+    criterion = Criterion("info_nce")
+    assert not criterion.needs_similarity
+    assert criterion(scores, Targets(positives)) == losses.info_nce(scores, positives)
+    assert Criterion("info_nce", cancel="top_k").needs_similarity
+    assert all(Criterion(loss).needs_similarity for loss in LOSSES if loss != "info_nce")
+
+
+@pytest.mark.parametrize(
+    "options, smallest",
+    [
+        ({}, 5),
+        ({"alpha": 1.3, "beta": 0.7}, 3),
+        ({"cancel": "top_k"}, 8),
+        ({"cancel": "top_k", "cancel_k": 1}, 6),
+        ({"cancel": "ratio"}, 5),
+        ({"loss": "info_nce"}, 2),
+        ({"loss": "info_nce", "cancel": "top_k"}, 5),
+        ({"loss": "bce"}, 2),
+    ],
+)
+def test_smallest_batch(options, smallest):
+    assert Criterion(**options).smallest_batch == smallest
+
+
+@pytest.mark.parametrize("options", [{}, {"alpha": 1.3, "beta": 0.7}, {"cancel": "top_k"}])
+def test_smallest_batch_keeps_enough_negatives(options):
+    criterion = Criterion(**options)
+
+    def weighs(codes):
+        similarity = torch.rand(codes, codes, generator=torch.Generator().manual_seed(0))
+        weights = criterion.targets(torch.arange(codes), similarity=similarity).weights
+        return bool(((weights != 0) & (weights != 1)).any())
+
+    assert weighs(criterion.smallest_batch)
+    assert not weighs(criterion.smallest_batch - 1)
+
+
+def test_a_short_batch_has_weights_of_one():
+    scores, positives, similarity = batch(2, 4)
+    criterion = Criterion(alpha=1.5, beta=0.5)
+    value = criterion(scores, criterion.targets(positives, similarity=similarity))
+    torch.testing.assert_close(value, losses.info_nce(scores, positives), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("cancel", ["none", "top_k"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_targets_hold_only_what_the_loss_reads(loss, cancel):
+    scores, positives, similarity = batch()
+    targets = Criterion(loss, cancel=cancel, alpha=0.5).targets(positives, similarity=similarity)
+    assert (targets.weights is not None) == (loss == "soft_info_nce")
+    assert (targets.similarity is not None) == (loss not in ("soft_info_nce", "info_nce"))
+    assert (targets.negatives is None) == (cancel == "none")
+    distilled = Criterion(loss, cancel=cancel, alpha=0.5, distill_weight=0.1)
+    assert distilled.targets(positives, similarity=similarity).similarity is similarity
+
+
+def test_targets_of_a_block_are_a_block_of_the_targets():
+    scores, positives, similarity = batch()
+    criterion = Criterion(distill_weight=0.5, cancel="top_k", cancel_k=1)
+    targets = criterion.targets(POSITIVES, extra_positives=EXTRA_POSITIVES, similarity=similarity)
+    blocks = [slice(0, 3), slice(3, 4)]
+    parts = [len(targets[block]) / 4 * criterion(scores[block], targets[block]) for block in blocks]
+    torch.testing.assert_close(sum(parts), criterion(scores, targets), rtol=0, atol=1e-12)
+
+
+def test_a_loss_without_its_similarities_is_an_error():
+    with pytest.raises(ValueError, match="loss=soft_info_nce, cancel=top_k: similarity is missing"):
+        Criterion(cancel="top_k").targets(torch.arange(3))
+
+
+# ---- The two-phase way that targets replaced ----
+
+
+def two_phases(criterion, scores, positives, similarity, negatives, extra):
+    """The loss as it was before there were targets: a worker prepared inputs, and the step cancelled again."""
+
+    def call(function, values):
+        names = inspect.signature(function).parameters
+        return function(**{name: value for name, value in (vars(criterion) | values).items() if name in names})
+
+    def valid(similarity, negatives):
+        if criterion.cancel == "none" or similarity is None:
+            return negatives
+        if negatives is not None:
+            similarity = similarity.masked_fill(~negatives.scatter(1, positives.unsqueeze(1), True), -torch.inf)
+        if criterion.cancel == "top_k":
+            kept = cancel_top_k(similarity, criterion.cancel_k, positives)
+        else:
+            kept = cancel_above_ratio(similarity, criterion.cancel_ratio, positives)
+        return kept if negatives is None else kept & negatives
+
+    def without(columns, excluded):
+        if excluded is None:
+            return columns
+        return ~excluded if columns is None else columns & ~excluded
+
+    prepared = {}
+    known = without(negatives, extra)
+    if criterion.uses_weights:
+        kept = valid(similarity, known)
+        weights = call(
+            WEIGHTINGS[criterion.weighting], {"similarity": similarity, "positives": positives, "negatives": kept}
+        )
+        if kept is not None:
+            weights = weights.masked_fill(~kept, 0.0)
+        prepared["weights"] = weights.scatter(1, positives.unsqueeze(1), 1.0)
+    if criterion.distill_weight > 0 or not criterion.read_by_loss.isdisjoint(("similarity", "negatives")):
+        prepared["similarity"] = similarity
+
+    kept = valid(prepared.get("similarity"), known)
+    function = LOSSES[criterion.loss]
+    values = {"scores": scores, "positives": positives, "similarity": None, "negatives": kept} | prepared
+    if extra is None:
+        loss = call(function, values)
+    else:
+        relevant = extra.scatter(1, positives.unsqueeze(1), True)
+        queries, own = relevant.nonzero(as_tuple=True)
+        others = relevant[queries].scatter(1, own.unsqueeze(1), False)
+        rows = {name: value[queries] for name, value in values.items() if value is not None}
+        rows |= {"positives": own, "negatives": without(rows.get("negatives"), others), "reduction": "none"}
+        if "weights" in rows:
+            rows["weights"] = rows["weights"].masked_fill(others, 0.0)
+        shares = relevant.sum(1, dtype=torch.float64).reciprocal()[queries]
+        loss = (call(function, rows) * shares.to(scores.dtype)).sum() / len(relevant)
+    if criterion.distill_weight:
+        divergence = losses.kl_divergence(
+            scores, values["similarity"], criterion.distill_temperature, positives, negatives=kept
+        )
+        loss = loss + criterion.distill_weight * divergence
+    return loss
+
+
+KINDS = [(loss, "linear") for loss in LOSSES] + [("soft_info_nce", "positive_aware")]
+
+
+@pytest.mark.parametrize("loss, weighting", KINDS)
+@pytest.mark.parametrize("cancel", CANCEL)
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("distill_weight", [0.0, 0.3])
+def test_targets_equal_the_two_phases_to_the_last_bit(loss, weighting, cancel, masked, several, distill_weight):
+    generator = torch.Generator().manual_seed(3)
+    scores, similarity = torch.randn(2, 4, 9, generator=generator)
+    negatives = torch.rand(4, 9, generator=generator) < 0.8 if masked else None
+    extra = EXTRA_POSITIVES if several else None
+    criterion = Criterion(
+        loss, weighting, alpha=0.5, temperature=0.7, cancel=cancel, cancel_k=1, distill_weight=distill_weight
+    )
+    found = scores.clone().requires_grad_()
+    loss = criterion(found, criterion.targets(POSITIVES, negatives, extra, similarity))
+    reference = scores.clone().requires_grad_()
+    expected = two_phases(criterion, reference, POSITIVES, similarity, negatives, extra)
+    assert loss.item() == expected.item() and loss.isfinite()
+    assert torch.equal(*(torch.autograd.grad(*each)[0] for each in ((loss, found), (expected, reference))))
+
+
+# ---- A user's own functions ----
+
+
+def test_a_users_loss_gets_what_it_names():
+    scores, positives, similarity = batch()
+    negatives = torch.ones_like(scores, dtype=torch.bool)
+    negatives[:, 0] = False
+    extra_positives = ~negatives
+    settings = Criterion("own_losses:hinge", "own_losses:halves")
+    targets = settings.targets(positives, negatives, extra_positives, similarity)
+    assert targets.weights[0].unique().tolist() == [0.0, 1.0]  # the positive is the most similar one
+    expected = own_losses.hinge(
+        scores, positives, weights=targets.weights, negatives=negatives, extra_positives=extra_positives
+    )
+    assert settings(scores, targets) == expected > 0
+    assert settings.needs_similarity and not Criterion("own_losses:info_nce").needs_similarity
+
+
+def test_weights_of_a_user_are_0_on_what_does_not_count_and_1_on_the_positive():
+    similarity = torch.tensor([[0.2, 0.9, 0.1, 0.8]])
+    negatives = torch.tensor([[False, True, True, False]])
+    criterion = Criterion(weighting="own_losses:halves")
+    weights = criterion.targets(torch.tensor([0]), negatives, similarity=similarity).weights
+    assert weights.tolist() == [[1.0, 0.5, 1.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"loss": "no_such_module:loss"}, "loss='no_such_module:loss': No module named"),
+        ({"loss": "own_losses:nothing"}, "has no attribute 'nothing'"),
+        ({"loss": "own_losses:torch"}, "loss=own_losses:torch: is not a function"),
+        ({"loss": "own_losses:unknown"}, "TypeError: unknown() missing 1 required positional argument: 'rows'"),
+        ({"loss": "own_losses:several"}, "returned Tensor[3] for scores of Tensor[3, 5]: expected a scalar"),
+        ({"loss": "own_losses:constant"}, "with a gradient for the scores"),
+        ({"loss": "own_losses:needs_negatives"}, "tried on 3 queries and 5 codes: TypeError"),
+        ({"loss": "own_losses:hinge"}, "loss=own_losses:hinge needs an estimator"),
+        ({"loss": "own_losses:info_nce", "false_negatives": "positives"}, "does not read `extra_positives`"),
+        ({"loss": "own_losses:info_nce", "weighting": "own_losses:halves"}, "own_losses:info_nce has no weights"),
+        (
+            {"weighting": "own_losses:hinge"},
+            "weighting=own_losses:hinge: tried on 3 queries and 5 codes: TypeError: hinge() missing",
+        ),
+        ({"weighting": "own_losses:one_weight"}, "returned Tensor[3] for similarities of Tensor[3, 5]"),
+        ({"loss": lambda scores: scores.mean()}, "define it with `def`, at the top level of a module"),
+    ],
+)
+def test_a_function_that_no_step_can_call_is_refused(options, message):
+    needs_estimator = "weighting" in options and "loss" not in options
+    with pytest.raises(UserError) as error:
+        resolve_loss(SoftInfoNCEOptions(**options), object() if needs_estimator else None)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_function_from_python_is_kept_by_its_name():
+    args = SoftInfoNCETrainingArguments("unused", loss=own_losses.hinge, weighting=own_losses.halves, use_cpu=True)
+    kept = json.loads(args.to_json_string())
+    assert (kept["loss"], kept["weighting"]) == ("own_losses:hinge", "own_losses:halves")
+    assert resolve_loss(args, object()).loss_function is own_losses.hinge

@@ -1,0 +1,204 @@
+"""Negatives of the rows' own through the trainer: mined, or in a column."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from torch.nn.functional import normalize
+from trainings import OWN, SameLength, batches_of, bm25, fitted, initial
+
+from soft_trainer import BM25Estimator, losses
+from soft_trainer.data.tokens import SIDES
+from soft_trainer.errors import UserError
+from soft_trainer.training.sampler import GlobalRows
+
+
+def with_column(rows, values) -> Dataset:
+    return Dataset.from_list([row | {"negatives": value} for row, value in zip(rows, values, strict=True)])
+
+
+def met_by(batch, query: int) -> set[int]:
+    """Returns the rows of the codes that a query meets."""
+    return set(batch.code_rows[batch.targets.negatives[query].numpy()].tolist())
+
+
+def check_loss(trainer, batch):
+    """Checks that the loss of a step is Soft-InfoNCE of the texts that the batch names."""
+    trainer.model.eval()
+    with torch.no_grad():
+        loss = trainer.compute_loss(trainer.model, batch)
+        tokens, collator = trainer._train_batches().tokens, trainer.data_collator
+        queries = trainer.embeddings(trainer.model, collator.side([tokens["query"][int(r)] for r in batch.rows]))
+        codes = trainer.embeddings(trainer.model, collator.side([tokens["code"][int(r)] for r in batch.code_rows]))
+    similarity = trainer.estimator.similarity(batch.rows, batch.code_rows)
+    negatives = batch.targets.negatives
+    weights = trainer.criterion.targets(batch.targets.positives, negatives, similarity=similarity).weights
+    assert (weights > 0).sum() == len(batch.rows) + negatives.sum() - negatives.diagonal().sum()
+    scores = 20 * normalize(queries) @ normalize(codes).T
+    expected = losses.soft_info_nce(scores.double(), weights.double())
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
+
+
+# ---- Mined ----
+
+
+def test_mined_negatives_are_similar_codes_below_the_ratio_and_meet_their_own_query(make_trainer):
+    trainer = fitted(make_trainer(initial(), negatives_per_query=2, negative_ratio=0.98))
+    similarity = trainer.estimator.similarity(range(24), range(24))
+    own = similarity.diagonal()[:, None]
+    allowed = similarity <= own - 0.02 * own.abs()
+    assert 0 < int(allowed.sum()) < 24 * 23
+    added = 0
+    for batch in batches_of(trainer):
+        number = len(batch.rows)
+        assert batch.code_rows[:number].tolist() == batch.rows.tolist()
+        assert batch.targets.negatives[:, :number].all()  # no duplicates here
+        for query, row in enumerate(batch.rows.tolist()):
+            further = met_by(batch, query) - set(batch.rows.tolist())
+            assert len(further) <= 2 and all(allowed[row, code] for code in further)
+            added += len(further)
+    assert added > 0
+
+
+def test_an_estimator_without_vectors_finds_neither_negatives_nor_clusters(make_trainer):
+    with pytest.raises(UserError, match="SameLength has no vectors"):
+        make_trainer(SameLength(), train_sampling_strategy="similar")
+    with pytest.raises(UserError, match="negatives_per_query: .* an estimator that finds similar codes"):
+        make_trainer(SameLength(), **OWN)
+
+
+def test_draws_change_with_the_epoch_alone_also_in_data_workers(make_trainer):
+    drawn = []
+    for workers in (0, 1):
+        trainer = fitted(make_trainer(initial(), **OWN, dataloader_num_workers=workers))
+        drawn.append([[b.code_rows.tolist() for b in batches_of(trainer, epoch)] for epoch in range(2)])
+    assert drawn[0] == drawn[1]
+    batches = trainer._train_batches()
+    drawn = [batches.__getitems__(GlobalRows(range(8), epoch)).code_rows.tolist() for epoch in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+# ---- In a column ----
+
+
+def test_the_column_names_rows_by_url_and_further_codes_by_text(make_trainer, rows, tokenizer):
+    further = "def unrelated(thing): return thing.fly()"
+    values = [[rows[5]["url"], further], None, [], [rows[0]["url"]], *[[further]] * 4]
+    trainer = fitted(make_trainer(bm25(), with_column(rows[:8], values), negatives_per_query=2))
+    [batch] = batches_of(trainer)
+    assert batch.code_rows.tolist()[8:] == [8]  # urls of rows of the batch add no column
+    assert [bool(batch.targets.negatives[place, 8]) for place in np.argsort(batch.rows)] == [
+        True,
+        *[False] * 3,
+        *[True] * 4,
+    ]
+    tokens = trainer._train_batches().tokens["code"][8]
+    assert further.replace(" ", "") in tokenizer.decode(tokens).replace(" ", "")
+    check_loss(trainer, batch)
+
+
+def test_a_duplicate_that_a_query_does_not_meet_is_no_right_answer(make_trainer, rows):
+    # Row 1's own negative is row 9, which has the query of row 0. Row 0 does not meet it.
+    twin = rows[9] | {"docstring": rows[0]["docstring"], "docstring_tokens": rows[0]["docstring_tokens"]}
+    chosen = with_column([*rows[:9], twin], [None, [twin["url"]], *[None] * 8])
+    options = {"negatives_per_query": 1, "false_negatives": "positives", "alpha": 0.5}
+    own = make_trainer(bm25(), chosen, **options)._train_batches().__getitems__([0, 1, 2])
+    assert own.code_rows.tolist() == [0, 1, 2, 9]
+    assert own.targets.negatives[:, 3].tolist() == [False, True, False]
+    assert own.targets.extra_positives is None and own.false_negatives == 0
+
+
+def test_other_strategies_leave_code_only_rows_alone(make_trainer, rows):
+    column = with_column(rows[:8], [["def further(x): return 1"]] * 8)
+    for strategy in ("no_duplicates", "group_by_length", "one_language", "similar"):
+        options = {"per_device_train_batch_size": 4, "negatives_per_query": 1, "alpha": 0.5, "group_size": 2}
+        batches = batches_of(make_trainer(bm25(), column, train_sampling_strategy=strategy, **options))
+        assert sorted(row for batch in batches for row in batch.rows) == list(range(8))
+        assert all(batch.code_rows[-1] == 8 for batch in batches)
+
+
+# ---- On two processes ----
+
+
+@pytest.mark.parametrize("gather", [True, False])
+def test_two_processes_have_the_columns_of_one(make_trainer, gather):
+    trainer = make_trainer(initial(), **OWN, weighting="positive_aware")
+    rows, whole = list(range(3, 12)), fitted(trainer)._train_batches()
+    shares = []
+    for rank in range(2):
+        share = copy.copy(whole)
+        share.rank, share.world_size, share.gather = rank, 2, gather
+        shares.append(share.__getitems__(rows))
+    alone = [whole.__getitems__(rows)] if gather else [whole.__getitems__(rows[:5]), whole.__getitems__(rows[5:])]
+
+    def met(batch) -> dict:
+        shape = len(batch.rows), len(batch.code_rows)
+        mask = np.ones(shape, bool) if batch.targets.negatives is None else batch.targets.negatives.numpy()
+        weights = batch.targets.weights
+        return {
+            row: {
+                int(code): (mask[query, column], pytest.approx(weights[query, column].item(), abs=1e-6))
+                for column, code in enumerate(batch.code_rows)
+            }
+            for query, row in enumerate(batch.rows.tolist())
+        }
+
+    assert met(shares[0]) | met(shares[1]) == {row: codes for batch in alone for row, codes in met(batch).items()}
+    for batch in shares:
+        start = batch.code_sizes[0] if gather and batch is shares[1] else 0
+        assert batch.targets.positives.tolist() == list(range(start, start + len(batch.rows)))
+        assert batch.code_rows[batch.targets.positives].tolist() == batch.rows.tolist()
+    for side in SIDES:  # as many forward passes on each process
+        assert len({len(getattr(batch, side).chunks) for batch in shares}) == 1
+    assert sum(shares[0].code_sizes) == (len(shares[0].code_rows) if gather else sum(len(b.code_rows) for b in shares))
+
+
+# ---- Bad input ----
+
+
+def test_a_ratio_that_leaves_none_is_refused_before_the_first_step(make_trainer):
+    with pytest.raises(UserError, match="negative_ratio=-1000: none of"):
+        make_trainer(initial(), negatives_per_query=1, negative_ratio=-1000.0).train()
+
+
+def test_a_url_that_is_no_code_is_named_with_its_row(make_trainer, rows):
+    values = [*[None] * 5, ["https://example.org/nowhere"], *[None] * 2]
+    with pytest.raises(UserError, match="row 6: .*https://example.org/nowhere"):
+        make_trainer(bm25(), with_column(rows[:8], values), negatives_per_query=1).train()
+
+
+@pytest.mark.slow
+def test_codes_without_a_query_need_an_estimator_that_reads_codes(make_trainer, rows):
+    column = with_column(rows[:8], [["def further(x): return 1"]] * 8)
+    options = {"negatives_per_query": 1, "num_train_epochs": 1}
+    with pytest.raises(UserError, match="1 of them have no query, but BM25Estimator compares"):
+        make_trainer(BM25Estimator(), column, **options).train()
+    make_trainer(BM25Estimator(), column, loss="info_nce", **options).train()
+    make_trainer(initial(), column, **options).train()
+
+
+# ---- The script ----
+
+
+@pytest.mark.slow
+def test_the_script_takes_the_column_of_a_file(script, write_folder, rows, tmp_path):
+    further = "def further(x): return x.away()"
+    train = [row | {"negatives": further if number % 2 else [rows[0]["url"]]} for number, row in enumerate(rows[:8])]
+    common = {"data_dir": write_folder(train=train), "language": "python", "use_cpu": True, "max_steps": 1}
+    common |= {"from_scratch": "32x1", "vocabulary_size": 400, "query_length": 16, "code_length": 32, "lexical": False}
+    common |= {"per_device_train_batch_size": 8, "model_card": False, "output_dir": tmp_path / "run", "examples": 0}
+    weights = {"weighting": "positive_aware", "margin": 0.5, "false_negatives": "positives"}
+    code, said = script(**common, **weights, bm25_document_column="code_tokens", negatives_per_query=1)
+    assert code == 0, said
+    assert any(line.startswith("hard negatives: 0.9 candidates a row, 1 of 8 rows") for line in said)
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert record["options"]["negatives_per_query"] == record["training"]["negatives_per_query"] == 1
+    assert record["training"]["false_negatives"] == "positives"
+    names = ("loss", "weighting", "margin", "temperature")
+    assert [record["loss"][name] for name in names] == ["soft_info_nce", "positive_aware", 0.5, 1.0]
+    assert "alpha" not in record["loss"]
+    code, said = script(**common, negatives_per_query=1, overwrite=True)
+    assert code == 2 and "have no query" in said[-1] and not any("training" in line for line in said[:-1])
