@@ -64,10 +64,12 @@ def fingerprint(*parts) -> str:
 
 def _add(digest, value) -> None:
     """Adds a value to a hash. Its type and length come first, so that different values add different bytes."""
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray) and value.dtype.hasobject:
+        _add(digest, ["objects", value.shape, value.tolist()])
+    elif isinstance(value, np.ndarray):
         digest.update(f"array {value.dtype} {value.shape} ".encode())
         for start in range(0, len(value), AT_ONCE):
-            digest.update(np.ascontiguousarray(value[start : start + AT_ONCE]).data)
+            digest.update(value[start : start + AT_ONCE].tobytes())
     elif hasattr(value, "indptr"):
         _add(digest, ["sparse", value.shape, value.indptr, value.indices, value.data])
     elif isinstance(value, Mapping):

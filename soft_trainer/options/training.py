@@ -17,10 +17,10 @@ from soft_trainer.references import name_functions
 # of the package declare whether they affect results (`results`).
 AFFECT_RESULTS = """
     adam_beta1 adam_beta2 adam_epsilon auto_find_batch_size average_tokens_across_devices bf16_full_eval data_seed
-    dataloader_drop_last dataloader_in_order deepspeed do_train fp16 fp16_full_eval fsdp fsdp_config full_determinism
-    gradient_accumulation_steps ignore_data_skip label_smoothing_factor liger_kernel_config load_best_model_at_end
-    lr_scheduler_kwargs lr_scheduler_type max_grad_norm max_steps neftune_noise_alpha optim optim_args
-    optim_target_modules parallelism_config tf32 torch_compile torch_compile_backend torch_compile_mode
+    dataloader_drop_last dataloader_in_order deepspeed do_eval do_predict do_train fp16 fp16_full_eval fsdp fsdp_config
+    full_determinism gradient_accumulation_steps ignore_data_skip label_smoothing_factor liger_kernel_config
+    load_best_model_at_end lr_scheduler_kwargs lr_scheduler_type max_grad_norm max_steps neftune_noise_alpha optim
+    optim_args optim_target_modules parallelism_config tf32 torch_compile torch_compile_backend torch_compile_mode
     use_liger_kernel warmup_steps weight_decay
 """.split()
 # They affect results only where metrics choose the weights or the learning rate.
@@ -31,9 +31,9 @@ AFFECT_NOTHING = """
     accelerator_config activation_checkpointing activation_checkpointing_kwargs batch_eval_metrics
     dataloader_multiprocessing_context dataloader_num_workers dataloader_persistent_workers dataloader_pin_memory
     dataloader_prefetch_factor ddp_backend ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters
-    ddp_static_graph ddp_timeout debug do_eval do_predict enable_jit_checkpoint eval_accumulation_steps
-    eval_do_concat_batches eval_use_gather_object gradient_checkpointing gradient_checkpointing_kwargs hub_always_push
-    hub_model_id hub_private_repo hub_revision hub_strategy hub_token include_for_metrics include_num_input_tokens_seen
+    ddp_static_graph ddp_timeout debug enable_jit_checkpoint eval_accumulation_steps eval_do_concat_batches
+    eval_use_gather_object gradient_checkpointing gradient_checkpointing_kwargs hub_always_push hub_model_id
+    hub_private_repo hub_revision hub_strategy hub_token include_for_metrics include_num_input_tokens_seen
     label_names length_column_name local_rank log_level log_level_replica log_on_each_node logging_first_step
     logging_nan_inf_filter logging_steps logging_strategy prediction_loss_only project remove_unused_columns report_to
     restore_callback_states_from_checkpoint resume_from_checkpoint run_name save_on_each_node save_only_model

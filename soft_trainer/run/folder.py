@@ -22,9 +22,11 @@ from soft_trainer.files import (
     CARD,
     CHECKPOINTS,
     DEPENDS_ON,
+    LISTED,
     MINED_FROM,
     PREVIOUS_CARD,
     RECORD,
+    RECORD_FORMAT,
     RESULT_FILES,
     TRAINING_FILES,
     UNMERGED,
@@ -34,6 +36,7 @@ from soft_trainer.files import (
     listed_files,
     read_json,
     reporting_disk_errors,
+    write_json,
 )
 from soft_trainer.fingerprints import file_fingerprint
 from soft_trainer.options.option_spec import references
@@ -70,14 +73,16 @@ def state_of(folder: str | Path, fingerprint: Mapping, may_change: Iterable[str]
     """
     folder = Path(folder)
     lines = []
+    unended = False
     if (folder / RECORD).is_file():
         lines = [f"its {RECORD} is not that of a training"]
         with suppress(UserError):  # damaged
             record = read_json(folder / RECORD)
             if DEPENDS_ON in record:
                 lines = changes(record[DEPENDS_ON], fingerprint, may_change)
+                unended = not lines and LISTED not in record  # the list is written last
         whole = not fingerprint.get("do_train") or files_matching(folder, WEIGHT_FILES)
-        if not lines and whole:
+        if not lines and whole and not unended:
             return State(DONE)
     checkpoint = newest_complete(folder)
     if checkpoint is not None:
@@ -93,7 +98,7 @@ def state_of(folder: str | Path, fingerprint: Mapping, may_change: Iterable[str]
     for path in folder.glob("data/**/*.jsonl.gz"):
         if not (path.parent / MINED_FROM).exists():  # rows that no run has mined
             held.append(path.relative_to(folder).as_posix())
-    if held:
+    if held and not unended:
         return State(OTHER, None, tuple(lines) or (f"{', '.join(sorted(held)[:4])} would be overwritten",))
     return State(NEW)
 
@@ -229,6 +234,9 @@ class RunFolder:
                     target.parent.mkdir(exist_ok=True)
                     path.replace(target)
             shutil.rmtree(aside)
+            # Without a list of files until the run has been measured.
+            depends_on = trainer.run_fingerprint | self.fingerprint
+            write_json(self.path / RECORD, {"format": RECORD_FORMAT, DEPENDS_ON: depends_on})
         trainer.save_state()
 
     def clear(self) -> None:

@@ -78,18 +78,24 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, outpu
     for name in content:
         if name not in KEYS:
             raise UserError(f"{path}: unknown key {name!r}; a study has {', '.join(KEYS)}")
+    shared = content.get("options") or {}
+    launcher = content.get("launcher") or "accelerate launch"
     if not isinstance(content["runs"], dict) or not content["runs"]:
         raise UserError(f"{path}: runs: expected a mapping")
     if not isinstance(content.get("seeds"), list) or not content["seeds"]:
         raise UserError(f"{path}: seeds: expected a list")
-    shared = content.get("options") or {}
+    if not isinstance(launcher, str):
+        raise UserError(f"{path}: launcher: expected a command line")
+    for name, options in {"options": shared, **content["runs"]}.items():
+        if not isinstance(options, dict | None):
+            raise UserError(f"{path}: {name}: expected a mapping of options")
     changes = dict(changes or {})
     root = output_dir or content.get("output_dir")
     if not root:
         raise UserError(f"{path}: name an output_dir, the parent of the runs' folders")
     root = Path(_filled(str(root), shared | changes))
     runs = []
-    own = {name: _with_recipe(options, path.parent) for name, options in content["runs"].items()}
+    own = {str(name): _with_recipe(options, path.parent) for name, options in content["runs"].items()}
     for seed in content["seeds"]:
         folders = {name: root / name / str(seed) for name in own}
         for name, (recipe, options) in own.items():
@@ -104,7 +110,7 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, outpu
             except UserError as error:
                 raise UserError(f"{path}: {name}: {error}") from error
             runs.append(PlannedRun(f"{name}/{seed}", options | {"output_dir": str(folders[name])}))
-    return Study(root, content.get("launcher") or "accelerate launch", runs)
+    return Study(root, launcher, runs)
 
 
 def _with_recipe(options: Mapping | None, folder: Path) -> tuple[dict, dict]:
@@ -113,7 +119,7 @@ def _with_recipe(options: Mapping | None, folder: Path) -> tuple[dict, dict]:
     config = options.pop("config", None)
     if config is None:
         return {}, options
-    recipe = read_recipe(folder / config)
+    recipe = read_recipe(folder / str(config))
     recipe.pop("output_dir", None)
     return recipe, options
 
@@ -223,8 +229,7 @@ def _make(study: Study, run: PlannedRun, redo: bool, title: str) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     # The run's process inherits the lock of its log, because it may outlive a study that is killed.
     with (folder / LOG).open("ab") as log:
-        held = lock(folder)
-        if held is None or not lock_file(log):
+        if not lock_file(log) or (held := lock(folder)) is None:
             return "skipped: another study or run has it open"
         os.close(held)  # the run locks its folder
         state = state_of_run(study, run)
@@ -254,7 +259,10 @@ def _make(study: Study, run: PlannedRun, redo: bool, title: str) -> str:
 
 def _command(study: Study, folder: Path, overwrite: bool) -> list[str]:
     """Returns a run's command line."""
-    launcher = shlex.split(study.launcher)
+    try:
+        launcher = shlex.split(study.launcher)
+    except ValueError as error:
+        raise UserError(f"launcher={study.launcher!r}: {error}") from error
     if launcher[:2] == ["accelerate", "launch"]:  # this Python's `accelerate`, even if it is not on the PATH
         launcher[:2] = [sys.executable, "-m", "accelerate.commands.launch"]
     if shutil.which(launcher[0]) is None:

@@ -26,7 +26,7 @@ from transformers import TrainingArguments
 
 from soft_trainer.data.judgments import Split
 from soft_trainer.encoders.adapters import active_adapter, has_adapter
-from soft_trainer.encoders.hub_files import public_name
+from soft_trainer.encoders.hub_files import public_name, saved_adapter
 from soft_trainer.encoders.packaged import located
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
@@ -70,7 +70,7 @@ FOLDER = frozenset({"versions"})
 STUDY = FOLDER | {"processes", "precision"}
 # A training that continues from a checkpoint, perhaps for longer. What the other options became is compared: the rows,
 # the encoder, the criterion and the estimator.
-RESUME = FOLDER | {"num_train_epochs", "max_steps", "do_train", "ignore_data_skip"}
+RESUME = FOLDER | {"num_train_epochs", "max_steps", "do_train", "do_eval", "do_predict", "ignore_data_skip"}
 RESUME |= option_specs(ModelArguments).keys() | option_specs(DataArguments).keys() | option_specs(LossOptions).keys()
 
 
@@ -229,7 +229,9 @@ def _of(reference: Reference, value: str, apart: str | os.PathLike | None) -> st
     if reference.kind == "code":
         return _tree(folder, apart)
     if reference.kind == "encoder" and folder.is_dir():
-        return encoder_files_fingerprint(folder) or "no encoder"
+        files = encoder_files_fingerprint(folder) or "no encoder"
+        adapter = saved_adapter(folder)
+        return files if adapter is None else fingerprint(files, _of(reference, adapter[0], apart))
     if apart and folder.resolve().is_relative_to(Path(apart).resolve()):
         apart = None  # rows that another run has written
     return folder_fingerprint(folder, except_in=apart)
@@ -302,8 +304,12 @@ def _object(kind: str, own) -> dict[str, object]:
 
     A setting is an argument of the constructor that the object keeps under the same name.
     """
+    if isinstance(own, functools.partial):
+        return _object(kind, own.func) | {f"the {kind}'s arguments": _setting([own.args, own.keywords])}
     if inspect.isroutine(own):
-        return {f"the {kind}": own.__qualname__, f"code of {kind}": own_code(own) or NO_SOURCE}
+        bound = getattr(own, "__self__", None)
+        found = {} if bound is None or inspect.isclass(bound) else _object(kind, bound)
+        return found | {f"the {kind}": own.__qualname__, f"code of {kind}": own_code(own) or NO_SOURCE}
     owner = type(own)
     found = {f"the {kind}": None if own is None else owner.__name__}
     if own is None:
@@ -313,14 +319,18 @@ def _object(kind: str, own) -> dict[str, object]:
     for name, parameter in inspect.signature(owner).parameters.items():
         if name in _UNREAD_ESTIMATOR or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
-        value = getattr(own, name, inspect.Parameter.empty)
-        if not isinstance(value, str | int | float | None):
-            try:
-                value = fingerprint(value)
-            except TypeError:
-                value = NOT_COMPARED
-        found[f"the {kind}'s {name}"] = value
+        found[f"the {kind}'s {name}"] = _setting(getattr(own, name, inspect.Parameter.empty))
     return found
+
+
+def _setting(value) -> object:
+    """Returns a number or a text as it is, and anything else, or a text that may be a local path, as its hash."""
+    if isinstance(value, int | float | None) or (isinstance(value, str) and value == public_name(value, on_hub=False)):
+        return value
+    try:
+        return fingerprint(value)
+    except TypeError:
+        return NOT_COMPARED
 
 
 def _rows(rows) -> object:

@@ -24,6 +24,12 @@ OLD = {"options": {"seed": 1, "do_train": True}}
 def finished(folder, fingerprint):
     """Makes what a finished run leaves."""
     (folder / "model.safetensors").write_text("weights")
+    write_json(folder / "run.json", {DEPENDS_ON: fingerprint, LISTED: {}})
+
+
+def unmeasured(folder, fingerprint):
+    """Makes what a run leaves that was killed after its training."""
+    (folder / "model.safetensors").write_text("weights")
     write_json(folder / "run.json", {DEPENDS_ON: fingerprint})
 
 
@@ -65,6 +71,17 @@ STATES = {
         STOPPED,
         "",
     ),
+    "the same run, killed while it was measured": (lambda folder: unmeasured(folder, THIS), NEW, ""),
+    "the same run with a checkpoint, killed while it was measured": (
+        lambda folder: [unmeasured(folder, THIS), stopped(folder, THIS)],
+        STOPPED,
+        "",
+    ),
+    "another run, killed while it was measured": (
+        lambda folder: unmeasured(folder, ANOTHER),
+        OTHER,
+        "seed was 2, is 1",
+    ),
     "the record of an evaluation": (file("run.json"), OTHER, "its run.json is not that of a training"),
     "a run of an older version": (lambda folder: finished(folder, OLD), OTHER, "format was None"),
     "rows that no run has mined": (file("data/train.jsonl.gz"), OTHER, "data/train.jsonl.gz would be"),
@@ -102,7 +119,7 @@ def test_a_run_without_its_weights_is_not_done(tmp_path):
 
 def test_a_run_that_only_measures_is_done_without_weights(tmp_path):
     measures = {name: value for name, value in THIS.items() if name != "do_train"}
-    write_json(tmp_path / "run.json", {DEPENDS_ON: measures})
+    write_json(tmp_path / "run.json", {DEPENDS_ON: measures, LISTED: {}})
     assert state_of(tmp_path, measures).name == DONE
 
 
@@ -306,6 +323,30 @@ def test_the_same_command_after_an_interruption_continues(script, data_dir, tmp_
     for name, tensor in load_file(tmp_path / "whole" / "model.safetensors").items():
         assert (load_file(tmp_path / "out" / "model.safetensors")[name] == tensor).all(), name
     assert state(tmp_path / "out")["train_loss"] == pytest.approx(state(tmp_path / "whole")["train_loss"], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_a_run_without_checkpoints_that_was_stopped_while_it_was_measured_starts_again(
+    script, data_dir, tmp_path, monkeypatch
+):
+    from soft_trainer.run.record import Run
+
+    run = TINY | {"data_dir": data_dir, "output_dir": tmp_path / "out", "save_strategy": "no", "save_steps": None}
+    measure = Run.measure
+
+    def stopped_at_the_end(self, system, lexical=False):
+        if system == "trained":
+            raise KeyboardInterrupt
+        measure(self, system, lexical)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "measure", stopped_at_the_end)
+        assert script(**run)[0] == 130
+    assert (tmp_path / "out" / "model.safetensors").exists() and listed_files(tmp_path / "out") is None
+    code, said = script(**run | {"seed": 7})
+    assert code == 2 and "seed was 42, is 7" in said[-1]
+    assert script(**run)[0] == 0
+    assert "ranks-test-trained.parquet" in listed_files(tmp_path / "out")
 
 
 @pytest.mark.slow

@@ -9,12 +9,12 @@ from git_repositories import Repository
 from refusals import refused
 
 from soft_trainer.cli.__main__ import run_command
-from soft_trainer.files import DEPENDS_ON, write_json
+from soft_trainer.files import DEPENDS_ON, LISTED, write_json
 from soft_trainer.options.recipes import RECIPES, read_recipe
 from soft_trainer.run.building import build_profile
 from soft_trainer.run.folder import DONE, NEW, OTHER, STOPPED, lock, lock_file
 from soft_trainer.run.opening import complete_options
-from soft_trainer.studies.study import check_options, read_study, state_of_run
+from soft_trainer.studies.study import _command, check_options, read_study, state_of_run
 from soft_trainer.training.checkpoints import mark_complete
 from soft_trainer.training.run_fingerprint import run_fingerprint
 
@@ -55,7 +55,8 @@ def finish(study, run, mrr=0.5, **changes):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.safetensors").write_text("weights")
     write_json(folder / "study.json", {"launcher": study.launcher})
-    record = {"results": {"test": {"trained": {"mrr": mrr}}}, DEPENDS_ON: fingerprint_of(study, run) | changes}
+    record = {"results": {"test": {"trained": {"mrr": mrr}}}, LISTED: {}}
+    record[DEPENDS_ON] = fingerprint_of(study, run) | changes
     write_json(folder / "run.json", record)
 
 
@@ -89,6 +90,10 @@ def test_a_run_starts_from_a_recipe_whose_options_the_others_override(study_file
         ({"runs": []}, "runs: expected a mapping"),
         ({"seeds": 3}, "seeds: expected a list"),
         ({"output_dir": None}, "name an output_dir"),
+        ({"launcher": ["python"]}, "launcher: expected a command line"),
+        ({"options": ["seed"]}, "options: expected a mapping of options"),
+        ({"runs": {"a": "b"}}, "a: expected a mapping of options"),
+        ({"runs": {"a": {"config": 3}}}, "cannot be read"),
         ({"runs": {"a": {"data_dir": "{nothing}"}}}, "no option or run has this name"),
         ({"runs": {"a": {"seed": 7}}}, "a: seed: the study's `seeds` decide"),
         ({"runs": {"a": {"output_dir": "b"}}}, "a: output_dir: the study's `output_dir` decides"),
@@ -97,6 +102,16 @@ def test_a_run_starts_from_a_recipe_whose_options_the_others_override(study_file
 def test_what_is_no_study_is_refused(study_file, changes, words):
     with refused(words):
         read_study(study_file(**changes))
+
+
+def test_the_name_of_a_run_may_be_a_number(study_file, tmp_path):
+    (run, _) = read_study(study_file(runs={0.5: {"learning_rate": 0.5}})).runs
+    assert run.name == "0.5/1"
+
+
+def test_a_launcher_that_is_no_command_line_is_refused(study_file, tmp_path):
+    with refused("launcher=", "No closing quotation"):
+        _command(read_study(study_file(launcher="python 'a")), tmp_path, overwrite=False)
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.relative_to(RECIPES).as_posix())
@@ -231,6 +246,7 @@ def test_a_run_that_another_process_has_open_is_skipped(study_file, capsys):
     with (folder / "log.txt").open("ab") as log:
         assert lock_file(log)
         assert run_command(words) == 1
+        assert lock(folder) is not None  # the run that the other study starts can lock it
     assert not (folder / "recipe.yaml").exists()
 
 

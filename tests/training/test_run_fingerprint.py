@@ -6,6 +6,7 @@ free. The caches of rows and embeddings have a table in `test_readers.py`: what 
 
 import copy
 import dataclasses
+import functools
 import importlib
 import json
 import shutil
@@ -66,7 +67,8 @@ OPTIONS = {
     "checkpoints that are chosen from": (BEST, {"save_steps": 4}, "save_steps was 2, is 4", "save_steps was 2, is 4"),
     "delay of what chooses": (BEST, {"eval_delay": 1}, "eval_delay was 0, is 1", "eval_delay was 0, is 1"),
     "evaluations that lower the rate": (PLATEAU, {"eval_steps": 1}, "eval_steps was 2, is 1", "eval_steps was 2"),
-    "evaluations that choose nothing": ({}, {"eval_strategy": "steps", "eval_steps": 1}, None, None),
+    "evaluations that choose nothing": ({"do_eval": True}, {"eval_strategy": "steps", "eval_steps": 1}, None, None),
+    "a part that measures": ({}, {"do_predict": True}, "do_predict was False, is True", None),
     "a metric that chooses nothing": ({}, {"metric_for_best_model": "recall@1"}, None, None),
     "saving": ({}, {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 1}, None, None),
     "logging": ({}, {"logging_steps": 9, "report_to": "none"}, None, None),
@@ -196,6 +198,20 @@ def test_content_that_moved_is_the_same_and_no_path_is_stored(place):
     assert str(place) not in stored
 
 
+def test_the_base_of_an_adapter_counts(place):
+    (place / "adapter").mkdir()
+    (place / "adapter" / "adapter_config.json").write_text('{"base_model_name_or_path": "encoder"}')
+    then = command(model_name_or_path="adapter")
+    assert changes(then, command(model_name_or_path="adapter"), FOLDER) == []
+    (place / "encoder" / "model.safetensors").write_text("second = 2")
+    assert changes(then, command(model_name_or_path="adapter"), FOLDER) == ["model_name_or_path changed"]
+
+
+def test_no_path_of_an_own_object_is_stored(own, trainer_of, tmp_path):
+    found = fingerprint_of(trainer_of(estimator=own.Estimator([str(tmp_path)], other=str(tmp_path))))
+    assert str(tmp_path) not in json.dumps(found)
+
+
 def other_tokenizer(parts):
     tokenizer = copy.deepcopy(parts["processing_class"])
     tokenizer.add_tokens(["another"])
@@ -284,7 +300,7 @@ class Collator:
         return features
 
 
-def collate(features):
+def collate(features, limit=0):
     return features
 
 
@@ -316,6 +332,24 @@ OBJECTS = {
         lambda own: {"estimator": own.Estimator([], np.ones(2))},
         "the estimator's arrays changed",
     ),
+    "estimator's array of words": (
+        {},
+        lambda own: {"estimator": own.Estimator([], np.array(["a"], dtype=object))},
+        lambda own: {"estimator": own.Estimator([], np.array(["b"], dtype=object))},
+        "the estimator's arrays changed",
+    ),
+    "estimator's dates": (
+        {},
+        lambda own: {"estimator": own.Estimator([], np.array(["2020-01-01"], dtype="datetime64[D]"))},
+        lambda own: {"estimator": own.Estimator([], np.array(["2020-01-02"], dtype="datetime64[D]"))},
+        "the estimator's arrays changed",
+    ),
+    "estimator's path": (
+        {},
+        lambda own: {"estimator": own.Estimator("/home/me/a")},
+        lambda own: {"estimator": own.Estimator("/home/me/b")},
+        "the estimator's words changed",
+    ),
     "estimator's number": (
         {},
         lambda own: {"estimator": BM25Estimator()},
@@ -338,6 +372,18 @@ OBJECTS = {
         {},
         lambda own: {"arguments": {"data_collator": own.Collator(1)}},
         lambda own: {"arguments": {"data_collator": own.Collator(2)}},
+        "the collator's limit was 1, is 2",
+    ),
+    "collator's partial arguments": (
+        {},
+        lambda own: {"arguments": {"data_collator": functools.partial(own.collate, limit=1)}},
+        lambda own: {"arguments": {"data_collator": functools.partial(own.collate, limit=2)}},
+        "the collator's arguments changed",
+    ),
+    "collator's method": (
+        {},
+        lambda own: {"arguments": {"data_collator": own.Collator(1).__call__}},
+        lambda own: {"arguments": {"data_collator": own.Collator(2).__call__}},
         "the collator's limit was 1, is 2",
     ),
     "metrics that choose": (
