@@ -95,12 +95,19 @@ def state_of(folder: str | Path, fingerprint: Mapping, may_change: Iterable[str]
     for path in folder.glob(CHECKPOINTS):
         if not (path / UNFINISHED).exists():
             held.append(path.name)
-    for path in folder.glob("data/**/*.jsonl.gz"):
-        if not (path.parent / MINED_FROM).exists():  # rows that no run has mined
-            held.append(path.relative_to(folder).as_posix())
+    held += rows_not_mined(folder)
     if held and not unended:
         return State(OTHER, None, tuple(lines) or (f"{', '.join(sorted(held)[:4])} would be overwritten",))
     return State(NEW)
+
+
+def rows_not_mined(folder: Path) -> list[str]:
+    """Returns the files of rows that no run has mined, in the folder where a run would put its own."""
+    found = []
+    for path in folder.glob("data/**/*.jsonl.gz"):
+        if not (path.parent / MINED_FROM).exists():
+            found.append(path.relative_to(folder).as_posix())
+    return found
 
 
 def lock(folder: str | Path) -> int | None:
@@ -183,7 +190,7 @@ class RunFolder:
             raise UserError(f"output_dir={self.path}: another run has it open; wait for it, or set another output_dir")
         if not self.trains:
             if not self.overwrite and state_of(self.path, self.fingerprint).name != DONE:
-                check_free(self.path, RESULT_FILES)
+                check_free(self.path, (*RESULT_FILES, *rows_not_mined(self.path)))
             return
         check_apart(self.path, options)
         shutil.rmtree(self.path / ASIDE, ignore_errors=True)  # of a run that was killed
@@ -228,15 +235,15 @@ class RunFolder:
         trainer.save_model(str(aside))
         if distributed.rank_and_world_size()[0] == 0:
             self.clear()
+            # Without a list of files until the run has been measured.
+            depends_on = trainer.run_fingerprint | self.fingerprint
+            write_json(self.path / RECORD, {"format": RECORD_FORMAT, DEPENDS_ON: depends_on})
             for path in sorted(aside.rglob("*")):
                 if path.is_file():
                     target = self.path / path.relative_to(aside)
                     target.parent.mkdir(exist_ok=True)
                     path.replace(target)
             shutil.rmtree(aside)
-            # Without a list of files until the run has been measured.
-            depends_on = trainer.run_fingerprint | self.fingerprint
-            write_json(self.path / RECORD, {"format": RECORD_FORMAT, DEPENDS_ON: depends_on})
         trainer.save_state()
 
     def clear(self) -> None:

@@ -204,6 +204,16 @@ def test_mine_refuses_to_replace_rows(tmp_path):
     assert (tmp_path / "rows" / "train.jsonl.gz").read_text() == "mine"
 
 
+def test_an_evaluation_refuses_to_replace_rows(encoder_dir, tmp_path):
+    file("data/train.jsonl.gz")(tmp_path)
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    words = ["evaluate", str(encoder_dir), "--source_dir", str(tree), "--language", "python"]
+    with refused("has data/train.jsonl.gz, which would be overwritten"):
+        run_command([*words, "--output_dir", str(tmp_path), "--use_cpu", "true"])
+    assert (tmp_path / "data" / "train.jsonl.gz").read_text() == "{}"
+
+
 # ---- Whole runs ----
 
 TINY = {"from_scratch": "32x1", "vocabulary_size": 400, "per_device_train_batch_size": 6, "language": "python"}
