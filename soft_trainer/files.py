@@ -139,18 +139,17 @@ def files_matching(folder: str | Path, patterns: Iterable[str]) -> list[str]:
     return sorted(found)
 
 
-def check_free(folder: str | Path, patterns: Iterable[str], because: str = "") -> None:
+def check_free(folder: str | Path, patterns: Iterable[str]) -> None:
     """Raises UserError if a folder holds a file that would be replaced.
 
     Args:
         patterns: the names of the files that will be written.
-        because: why these files are not replaced, for the message.
     """
     held = files_matching(folder, patterns)
     if held:
         more = f" and {len(held) - 4} more" if len(held) > 4 else ""
         raise UserError(
-            f"output_dir={folder}: has {', '.join(held[:4])}{more}, which would be overwritten{because}: set another "
+            f"output_dir={folder}: has {', '.join(held[:4])}{more}, which would be overwritten: set another "
             "output_dir, or overwrite=true"
         )
 
