@@ -20,7 +20,7 @@ from scipy import sparse
 from torch import Tensor
 
 from soft_trainer.data.array_cache import DEFAULT_FOLDER
-from soft_trainer.data.judgments import Split
+from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import CodeValues, NeighbourEstimator, Rows, as_array, check_fitted
 from soft_trainer.estimators.neighbours import Excluded, Neighbours, cached_neighbours

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from soft_trainer import distributed
 from soft_trainer.data.array_cache import load_arrays, store_arrays
-from soft_trainer.data.judgments import RelevantCodes
+from soft_trainer.data.split import RelevantCodes
 from soft_trainer.errors import UserError, extra_needed
 from soft_trainer.fingerprints import code_fingerprint, fingerprint
 from soft_trainer.terminal import Progress, print_on_main

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import ArrayLike
 
-from soft_trainer.data.judgments import CODE_COLUMNS, QUERY_COLUMNS, Split
+from soft_trainer.data.split import CODE_COLUMNS, QUERY_COLUMNS, Split
 from soft_trainer.data.tokens import column_texts, text_column, text_ids
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.ranking import Ranking
@@ -98,7 +98,7 @@ def _identity(split: Split, query_columns: Sequence[str], code_columns: Sequence
     code = text_column(split.corpus, (*CODE_COLUMNS, *code_columns), "code")
     pairs = zip(split.corpus["url"], column_texts(split.corpus, code), strict=True)
     codes = text_ids(f"{url}\0{text}" for url, text in pairs)
-    right = split.judgments.right
+    right = split.judgments.relevant
     keys = []
     for row, text in enumerate(column_texts(split.queries, query)):
         answers = slice(right.indptr[row], right.indptr[row + 1])
@@ -214,7 +214,7 @@ def examples(split: Split, ranking: Ranking, number: int, query_column: str, cod
         top = ranking.top_indices[row, :_SHOWN].tolist()
         for place, (number, code) in enumerate(zip(top, split.corpus.select(top), strict=True), 1):
             mark = "  "
-            if split.judgments.right[row, number]:
+            if split.judgments.relevant[row, number]:
                 mark = "=>"
             path = ""
             if code.get("path"):

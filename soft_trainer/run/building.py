@@ -6,7 +6,7 @@ import dataclasses
 from contextlib import nullcontext
 from itertools import chain
 
-from soft_trainer.data.judgments import Split
+from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import SIDES, column_texts, text_column
 from soft_trainer.encoders.adapters import add_lora
 from soft_trainer.encoders.hub_files import base_of, published_name, reading, reading_base

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from soft_trainer import distributed, losses
 from soft_trainer.criterion import Criterion, Targets
-from soft_trainer.data.judgments import Split
+from soft_trainer.data.split import Split
 from soft_trainer.encoders.encoding import at_least_float32
 from soft_trainer.encoders.profiles import COSINE_SCALE
 from soft_trainer.errors import UserError

@@ -12,7 +12,7 @@ from datasets import Dataset
 from scipy import sparse
 from torch import Tensor
 
-from soft_trainer.data.judgments import Judgments, RelevantCodes, Split
+from soft_trainer.data.split import Judgments, RelevantCodes, Split
 from soft_trainer.data.tokens import text_ids
 from soft_trainer.errors import UserError
 

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from soft_trainer import distributed
 from soft_trainer.criterion import Targets
-from soft_trainer.data.judgments import RelevantCodes, Split
+from soft_trainer.data.split import RelevantCodes, Split
 from soft_trainer.data.tokens import SIDES, TokenColumn, side_texts, text_ids
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.training.collator import PairCollator, Side
@@ -236,4 +236,4 @@ def relevant_codes(split: Split, profile: EncoderProfile) -> RelevantCodes:
     """Returns the relevant codes among the training rows, looked up by the texts that the encoder reads."""
     queries = text_ids(side_texts(split.queries, "query", profile))
     codes = text_ids(side_texts(split.corpus, "code", profile))
-    return RelevantCodes(split.judgments.answers, queries, codes)
+    return RelevantCodes(split.judgments.stored, queries, codes)

@@ -10,7 +10,7 @@ from datasets import Dataset
 from torch import Tensor
 
 from soft_trainer import distributed
-from soft_trainer.data.judgments import Split
+from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import column_texts, text_column
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.lexical import lexical_rankings

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_utils import number_of_arguments
 
 from soft_trainer.choices import FIND_NEIGHBOURS
-from soft_trainer.data.judgments import Split
+from soft_trainer.data.split import Split
 from soft_trainer.encoders import adapters
 from soft_trainer.encoders.encoding import check_dims
 from soft_trainer.encoders.given import given_encoder
@@ -47,7 +47,7 @@ def check_rows_of(plan: Plan, args, estimator, split: Split) -> None:
         estimator.check(split)
     if plan.options.negatives_per_query == 0:
         return
-    wrong = split.judgments.wrong
+    wrong = split.judgments.negatives
     if wrong is not None:
         if plan.criterion.needs_similarity:
             check_codes_have_queries(estimator, split, wrong.indices)
@@ -171,6 +171,12 @@ def _check_loadable(model: PreTrainedModel, pushes: bool) -> None:
             f"push_to_hub: the adapter needs its base, {base}, which exists only on this machine: set "
             f"merge_lora=True, or push the base and train from its name"
         )
+
+
+def check_evaluated(args, eval_dataset) -> None:
+    """Raises UserError if there is nothing to evaluate on during training, although the arguments ask for that."""
+    if eval_dataset is None and (args.eval_strategy != "no" or args.eval_on_start):
+        raise UserError("eval_strategy, eval_on_start: pass eval_dataset= (rows with url and a query)")
 
 
 def check_start(estimator, rows, checkpoint: str | None, step: int) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from transformers import PreTrainedModel, ProgressCallback, TrainerCallback, TrainerState, TrainingArguments
 
-from soft_trainer.data.judgments import Split
 from soft_trainer.data.languages import languages_in
+from soft_trainer.data.split import Split
 from soft_trainer.data.statistics import data_statistics
 from soft_trainer.encoders.adapters import active_adapter, has_adapter
 from soft_trainer.encoders.loading import profile_warnings

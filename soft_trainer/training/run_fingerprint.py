@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from transformers import TrainingArguments
 
-from soft_trainer.data.judgments import Split
+from soft_trainer.data.split import Split
 from soft_trainer.encoders.adapters import active_adapter, has_adapter
 from soft_trainer.encoders.hub_files import public_name
 from soft_trainer.encoders.packaged import located

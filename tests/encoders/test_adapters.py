@@ -9,7 +9,7 @@ import torch
 from refusals import refused
 from transformers import AutoModel
 
-from soft_trainer.data.judgments import Split
+from soft_trainer.data.split import Split
 from soft_trainer.encoders.adapters import (
     add_lora,
     base_name,

@@ -12,7 +12,7 @@ import torch
 from datasets import Dataset, concatenate_datasets
 from rank_bm25 import BM25Okapi
 
-from soft_trainer.data.judgments import Split
+from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
 from soft_trainer.estimators import bm25
 from soft_trainer.estimators.bm25 import BM25Estimator

@@ -2,7 +2,7 @@
 
 import pytest
 
-from soft_trainer.data.judgments import Split
+from soft_trainer.data.split import Split
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.errors import UserError
 from soft_trainer.options.model import ModelArguments

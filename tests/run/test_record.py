@@ -10,8 +10,8 @@ from datasets import Dataset
 from torch.nn.functional import normalize
 
 from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments
-from soft_trainer.data.judgments import Split
 from soft_trainer.data.load import splits_of
+from soft_trainer.data.split import Split
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.run.evaluation_sets import EvaluationSet

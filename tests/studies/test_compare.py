@@ -8,7 +8,7 @@ from datasets import Dataset
 from refusals import refused
 
 from soft_trainer.cli.__main__ import run_command
-from soft_trainer.data.judgments import Split
+from soft_trainer.data.split import Split
 from soft_trainer.evaluation.ranking import Ranking
 from soft_trainer.evaluation.results import RankedQueries, examples, load_ranks, save_ranks
 from soft_trainer.evaluation.significance import Interval, compare_paired, reciprocal_ranks
