@@ -116,7 +116,7 @@ def load_rows(
             tables.pop("train", None)
         elif {"train", "codebase"} <= tables.keys() and not divide:
             tables["test"] = tables.pop("train")
-    splits = splits_of(tables, place, names, check, files)
+    splits = make_splits(tables, place, names, check, files)
     if [*splits] == ["train"] and "codebase" not in tables:
         try:
             splits = divided(splits["train"], random=divide and bool({*needed} - {"train"}))
@@ -134,7 +134,7 @@ def _files_of(path: Path) -> dict[str, str]:
     return {split: str(files[0]) for split, files in row_files(path).items() if len(files) == 1}
 
 
-def splits_of(
+def make_splits(
     tables: Mapping[str, Dataset],
     place: str = "the rows",
     names: ColumnNames = ANY_COLUMNS,
@@ -251,16 +251,20 @@ def training_split(
     """Makes a split of the pairs that a trainer gets. A dict has several sources. A `Split` is returned unchanged.
 
     Raises:
-        UserError: the rows have another type, or `splits_of` refuses them.
+        UserError: the rows have another type, or `make_splits` refuses them.
     """
     if rows is None or isinstance(rows, Split):
         return rows
     if isinstance(rows, Mapping):
         if not rows:
             raise UserError(f"{name}: the dict has no data set")
+        if "train" in rows and len(SPLIT_NAMES.keys() & rows.keys()) > 1:
+            raise UserError(
+                f"{name}: the dict has the splits {', '.join(rows)}: pass the one to train on, as in rows['train']"
+            )
         parts = {key: {"train": training_split(part, f"{name}[{key!r}]", names)} for key, part in rows.items()}
         return join_sources(parts, profile)["train"]
-    return splits_of({"train": as_rows(rows, name)}, name, names)["train"]
+    return make_splits({"train": as_rows(rows, name)}, name, names)["train"]
 
 
 def evaluation_splits(
@@ -298,7 +302,7 @@ def evaluation_splits(
     tables = {name: as_rows(sets, name)}
     if codebase is not None:
         tables["codebase"] = as_rows(codebase, "codebase")
-    return splits_of(tables, name, names, files={name: name, "codebase": "codebase"})[name]
+    return make_splits(tables, name, names, files={name: name, "codebase": "codebase"})[name]
 
 
 def as_rows(rows, name: str) -> Dataset:

@@ -196,7 +196,7 @@ class Split:
         pairs = sides.to_pairs().to_pandas()
         if self.judgments.gain is not None:
             queries, codes = self.judgments.pairs().T
-            pairs["grade"] = np.asarray(self.judgments.relevant[queries, codes]).ravel()
+            return pairs.assign(grade=np.asarray(self.judgments.relevant[queries, codes]).ravel())
         return pairs
 
     @classmethod

@@ -27,6 +27,7 @@ from safetensors import SafetensorError
 from soft_trainer.encoders.packaged import BASE, EXPANDED, located
 from soft_trainer.errors import UserError
 from soft_trainer.files import ADAPTER_CONFIG, read_json
+from soft_trainer.terminal import similar
 
 CONFIG = "config.json"
 HUB_SECONDS = 5.0  # that the Hub may take to answer the first request
@@ -166,8 +167,9 @@ def _offline() -> str:
 def not_cached(name: str) -> str:
     """Returns a line that says that a name on the Hub cannot be loaded without the Hub, and what to do."""
     return (
-        f"{name}: {_offline()}, and the cache does not have it; use folders (model=FOLDER, "
-        "data_dir=FOLDER), or download it where the Hub can be reached, and then set HF_HUB_OFFLINE=1"
+        f"{name}: there is no such folder, {_offline()}, and the cache does not have it{similar(name, [BASE])}; use "
+        "folders (model=FOLDER, teacher=FOLDER, data_dir=FOLDER), or download it where the Hub can be reached, and "
+        "then set HF_HUB_OFFLINE=1"
     )
 
 

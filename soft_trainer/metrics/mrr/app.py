@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import evaluate
-import gradio
+import gradio  # pyright: ignore[reportMissingImports]
 
 METRIC = evaluate.load(str(Path(__file__).parent / "mrr.py"))
 

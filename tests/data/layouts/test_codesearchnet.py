@@ -12,7 +12,7 @@ from soft_trainer.data.languages import check_languages
 from soft_trainer.data.layouts import codesearchnet, published
 from soft_trainer.data.layouts.codesearchnet import FEATURES, is_codesearchnet, load_folder, load_hub, select_by_urls
 from soft_trainer.data.layouts.files import SPLITS
-from soft_trainer.data.load import load_rows, splits_of
+from soft_trainer.data.load import load_rows, make_splits
 from soft_trainer.data.row_checks import check_split
 from soft_trainer.data.split import Split
 from soft_trainer.encoders.profiles import EncoderProfile
@@ -29,7 +29,7 @@ def split_of(rows: list[dict], **changes) -> Dataset:
 
 def checked(tables, profile) -> None:
     """Makes splits from tables, and checks them as a run does."""
-    for name, split in splits_of(tables, check=False).items():
+    for name, split in make_splits(tables, check=False).items():
         check_split(split, name, profile)
 
 
@@ -200,7 +200,7 @@ def test_lists_of_urls_choose_the_rows_of_every_split(data, rows, tmp_path, caps
     lost, gone = "https://example.org/lost", "https://example.org/gone"
     queries = {"train": [url[5], url[2], lost], "valid": [url[11]], "test": [url[8], url[9]]}
     lists = write_lists(tmp_path / "lists", **queries, codebase=[url[11], url[9], url[8], url[8], gone, lost])
-    chosen = select_by_urls(splits_of(data), lists)
+    chosen = select_by_urls(make_splits(data), lists)
     assert chosen["train"].queries["docstring"][:] == [rows[5]["docstring"], rows[2]["docstring"]]
     assert chosen["valid"].queries["url"][:] == [url[11]]
     assert chosen["test"].queries["url"][:] == [url[8], url[9]]
@@ -218,7 +218,7 @@ def test_a_url_may_hold_a_space_and_a_missing_list_of_urls_is_named(data, rows, 
     data["valid"] = split_of(rows[8:9], url=url)
     lists = {split: data[split]["url"][:] for split in ("train", "test")}
     folder = write_lists(tmp_path / "lists", valid=[url], codebase=[url], **lists)
-    splits = splits_of(data, check=False)
+    splits = make_splits(data, check=False)
     assert select_by_urls(splits, folder)["valid"].queries["url"][:] == [url]
     (folder / "codebase.txt").unlink()
     with refused(folder / "codebase.txt", "split_urls"):

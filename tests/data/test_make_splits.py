@@ -31,6 +31,12 @@ def test_recognised_columns_get_the_names_of_codesearchnet():
     assert (split.judgments.relevant.toarray() == np.eye(2)).all()
 
 
+def test_the_splits_of_a_source_are_not_sources():
+    splits = load_rows(ROWS)
+    with refused("train_dataset: the dict has the splits train, valid, test: pass the one to train on"):
+        training_split(splits)
+
+
 def test_equal_codes_have_one_id():
     split = training_split(Dataset.from_dict({"anchor": ["a", "b"], "positive": ["x", "x"]}))
     assert (split.judgments.relevant.toarray() == np.ones((2, 2))).all()
