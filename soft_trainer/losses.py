@@ -121,7 +121,7 @@ def kl_regularized_info_nce(
 ) -> Tensor:
     """Computes KL regularisation (Section 4.3): infonce_weight x InfoNCE + kl_weight x KL(y || p').
 
-    y is the softmax of `similarity / temperature` and p' that of `scores`, both over the negatives only.
+    y is the softmax of `similarity / temperature` and p' the softmax of `scores`, both over the negatives only.
     """
     scores, positives = _inputs(scores, positives)
     columns = {"negatives": negatives, "reduction": "none"}

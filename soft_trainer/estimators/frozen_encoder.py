@@ -196,7 +196,7 @@ class InitialModelEstimator(TrainedModelEstimator):
     is loaded, so that a resumed run gets the same scores.
     """
 
-    # An untrained encoder's scores (cosine x 20) differ little, so Table 7's 5.0 would make all weights nearly equal.
+    # Scores before training (cosine x 20) differ little, so Table 7's 5.0 would make all weights nearly equal.
     temperature = 2.0
 
     def __init__(self, cache_dir=DEFAULT_FOLDER, batch_size: int = 64):

@@ -194,7 +194,7 @@ def _dot_products(queries: np.ndarray, codes: np.ndarray, device) -> Callable[[n
 
 def _vectors(values: np.ndarray, rows, device) -> Tensor:
     chosen = np.asarray(values[rows], dtype=np.float32)
-    # Torch warns about read-only memory, such as that of a mapped file.
+    # Torch warns about read-only memory, such as a mapped file.
     return torch.from_numpy(chosen if chosen.flags.writeable else chosen.copy()).to(device)
 
 

@@ -24,7 +24,7 @@ from soft_trainer.terminal import print_on_main, shortened, table
 METRICS = {"mrr": "MRR", "recall@1": "recall@1", "recall@5": "recall@5", "recall@10": "recall@10"}
 CHANGE = "mrr_change"  # compared with before training
 MARGIN = "mrr_change_margin"
-# Metrics for graded codes. The title says which gain a grade has.
+# Metrics for graded codes. The title gives the gain of a grade.
 GRADED = {
     MAP: "MAP",
     NDCG["linear"]: "nDCG@10, gain relevance",
@@ -126,7 +126,7 @@ class RankedQueries:
         self.encoder: bytes | None = rows.schema.metadata.get(b"encoder")  # the fingerprint of the encoder's files
 
     def check_encoder(self) -> None:
-        """Checks that the encoder is still the one that made these ranks. An encoder that is gone has not changed.
+        """Checks that the encoder has not changed since it made these ranks. An encoder that is gone has not changed.
 
         Raises:
             UserError: the encoder next to the ranks has changed. For one in another folder, a warning is printed.

@@ -57,7 +57,7 @@ def answer_pairs(judgments: Judgments) -> tuple[Tensor, Tensor]:
 def best_answers(judgments: Judgments) -> np.ndarray:
     """Returns each query's relevant code with the highest grade, int64[Q].
 
-    If several answers share the highest grade, the first one is returned.
+    If several codes share the highest grade, the first one is returned.
     """
     right = judgments.relevant.tocoo()
     pairs = pd.DataFrame({"query": right.row, "grade": right.data})
@@ -68,15 +68,15 @@ def by_query(ranking: Ranking, judgments: Judgments) -> tuple[Ranking, dict[str,
     """Reduces the ranks of all relevant codes to one rank per query, and measures how well all of them are found.
 
     In nDCG, a code at rank p gains its grade (or 2^grade - 1, depending on `judgments.gain`) / log2(p + 1). The sum
-    over the first ten ranks is divided by that of an ideal ranking. Ties are resolved against the query: among codes
-    with the same score, wrong codes come first, then codes with lower grades.
+    over the first ten ranks is divided by its ideal value. Ties are resolved against the query: among codes
+    with the same score, irrelevant codes come first, then codes with lower grades.
 
     Args:
         ranking: the ranking of the P pairs from `answer_pairs`. Every query has at least one pair.
 
     Returns:
-        The ranking of the Q queries by their best-ranked answers. If codes have grades, also the average precision
-        `map` and nDCG, named for its gain, float64[Q] each.
+        The ranking of the Q queries by their best-ranked relevant codes. With graded codes, also the average
+        precision `map` and nDCG, under the name of its gain, float64[Q] each.
     """
     right = judgments.relevant.tocoo()
     pairs = pd.DataFrame({"query": right.row, "grade": right.data.astype(np.float64)})

@@ -1,4 +1,4 @@
-"""Measures an encoder before and after training, beside lexical BM25, for a run from the shell and for Python."""
+"""Measures an encoder before and after training, and lexical BM25, for a run from the shell and for Python."""
 
 from __future__ import annotations
 

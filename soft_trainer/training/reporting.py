@@ -203,7 +203,7 @@ class ResumeLine(TrainerCallback):
 
 
 class QuietBar(ProgressCallback):
-    """A progress bar without `transformers`' dictionaries of logged numbers. `ProgressLines` says what people read."""
+    """A progress bar without `transformers`' dictionaries of logged numbers, which `ProgressLines` prints."""
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         """Prints nothing."""

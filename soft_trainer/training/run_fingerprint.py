@@ -110,7 +110,7 @@ class Loaded:
     Args:
         weights_before: the weights to merge with, or None.
         evaluated: what is ranked during training, queries and corpora, if metrics choose the weights.
-        own: the user's own objects beside the estimator, keyed by what they are: a collator, metrics, an early stop.
+        own: the user's other objects, keyed by kind: a collator, metrics, an early stop.
     """
 
     plan: Plan
@@ -203,7 +203,7 @@ def option_values(*parts) -> dict[str, object]:
 
 
 def _content(options: Mapping[str, object], apart: str | os.PathLike | None) -> dict[str, object]:
-    """Returns the options that refer to something: local files as their hash, and the code of own functions."""
+    """Returns the options that refer to something: local files as their hash, and the code of user functions."""
     languages = str(options.get("language") or "").split(",")
     found = {}
     for reference in references(KINDS, options):

@@ -219,7 +219,7 @@ def test_neighbours_are_kept_on_disk(tmp_path, monkeypatch):
         ({"column": "words"}, "'words'.*docstring_tokens"),
         (
             {"document_column": "words"},
-            "'words', but the code rows have only: gaps, stars, vectors; give it with code_column",
+            "'words', but the code rows have only: gaps, stars, vectors; set code_column",
         ),
         ({"document_column": "gaps"}, "gaps.*row 2"),
         ({"document_column": "stars"}, "'stars', which holds int64"),

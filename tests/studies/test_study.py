@@ -88,7 +88,7 @@ def test_a_run_starts_from_a_recipe_whose_options_the_others_override(study_file
         ({"grid": {}}, "unknown key 'grid'"),
         ({"runs": []}, "runs: expected a mapping"),
         ({"seeds": 3}, "seeds: expected a list"),
-        ({"output_dir": None}, "name an output_dir"),
+        ({"output_dir": None}, "set output_dir, the parent"),
         ({"runs": {"a": {"data_dir": "{nothing}"}}}, "no option or run has this name"),
         ({"runs": {"a": {"seed": 7}}}, "a: seed: the study's `seeds` decide"),
         ({"runs": {"a": {"output_dir": "b"}}}, "a: output_dir: the study's `output_dir` decides"),

@@ -60,8 +60,8 @@ def test_the_shares_of_batches():
 @pytest.mark.parametrize(
     ("sampling", "words"),
     [
-        ("d=0.5", "name each source once; they are a, b, c"),
-        ("a=0.5,a=0.1", "name each source once"),
+        ("d=0.5", "list each source once; the sources are a, b, c"),
+        ("a=0.5,a=0.1", "list each source once"),
         ("a=2", "the share of a must be a number between 0 and 1"),
         ("a", "the share of a must be a number"),
         ("a=0.5,b=0.5", "the shares of all sources must add up to 1"),

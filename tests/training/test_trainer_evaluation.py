@@ -32,7 +32,7 @@ def test_missing_rows_or_urls_are_found_before_the_first_step(trainer_of, datase
         ({"codebase": None, "eval_dataset": dataset.select_columns(["docstring", "url"])}, "no corpus to rank"),
         ({"codebase": dataset.select(range(10))}, "module_10.py"),
         ({"eval_dataset": {"a": dataset, "b": dataset}, "codebase": {"a": dataset}}, "no corpus for 'b'"),
-        ({"train_dataset": None}, "training needs rows"),
+        ({"train_dataset": None}, "train_dataset is missing"),
     ):
         with pytest.raises(UserError, match=words):
             trainer_of(arguments=arguments, **EVALUATED).train()

@@ -401,7 +401,7 @@ def test_an_own_estimator_reads_queries_and_corpus(trainer_of):
 def test_an_own_collator_is_refused_with_several_processes(trainer_of):
     trainer = trainer_of()
     plan = dataclasses.replace(trainer.plan, processes=2)
-    with refused("data_collator: one of your own works in one process, not in 2"):
+    with refused("data_collator: a custom collator works in one process, not in 2"):
         check_own_collator(plan, {})
 
 

@@ -79,7 +79,7 @@ def test_a_folder_is_the_rows_of_a_run(folder):
     assert evaluated.name == "test" and evaluated.split.judgments.relevant.nnz == 3
     with refused("no rows of valid"):
         load_data(arguments, EncoderProfile(), "unused", needed=("train", "valid"))
-    with refused("push_data_to_hub: pushes rows with a query and a code each, but train has judgments"):
+    with refused("push_data_to_hub can push only pairs of a query and a code, but train has judgments"):
         pushed_tables(data)
 
 
