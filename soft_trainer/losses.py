@@ -1,4 +1,4 @@
-"""Defines the paper's losses as pure functions of scores. They know no model, no process ranks and no tokenizer.
+"""Defines the paper's losses as pure functions of scores. They do not depend on a model, a rank or a tokenizer.
 
 `criterion.py` calls them. The losses take these arguments, and `weights` or `similarity` where they read them:
 

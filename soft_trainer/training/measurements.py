@@ -84,7 +84,7 @@ class Measurements:
             self.add(name, system, RetrievalOutput(ranking, metrics, by_query=measured))
 
     def add(self, name: str, system: str, output: RetrievalOutput) -> None:
-        """Keeps a set's ranking and its metrics. Those of the trained encoder tell how MRR changed."""
+        """Keeps a set's ranking and its metrics. After training, the metrics include the change in MRR."""
         metrics = output.metrics
         if system == "untrained":
             self.ranks_before[name] = output.ranking.ranks

@@ -184,7 +184,7 @@ def _defaults() -> dict[str, object]:
 
 
 def _or_none(value):
-    """Returns None for an empty text or container, which `transformers` has in place of None."""
+    """Returns None for an empty text or container, which `transformers` stores instead of None."""
     return None if isinstance(value, str | list | dict | tuple) and not value else value
 
 
