@@ -1,8 +1,9 @@
 # `make check test` before a commit; `make slow` before a release.
 .PHONY: check test slow docs
-check:  ## lint and formatting
+check:  ## lint, formatting and types
 	ruff check .
 	ruff format --check .
+	basedpyright
 test:  ## fast tests: about a minute and a half on two cores
 	pytest -q
 slow:  ## whole runs, two processes, the wheel

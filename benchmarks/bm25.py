@@ -22,8 +22,8 @@ from measuring import draw, machine, numbers, parser_of, ratios, seconds, set_up
 from rank_bm25 import BM25Okapi
 
 from soft_trainer import BM25Estimator
-from soft_trainer.data.judgments import Split
 from soft_trainer.data.layouts.codesearchnet import load_folder
+from soft_trainer.data.split import Split
 from soft_trainer.terminal import table
 
 K1, B = 1.2, 0.75

@@ -108,7 +108,7 @@ def _library(side: str) -> Callable:
 
 
 def _text_ids(folder: Path) -> Callable:
-    from soft_trainer.data.judgments import Split
+    from soft_trainer.data.split import Split
     from soft_trainer.encoders.profiles import EncoderProfile
     from soft_trainer.training.batches import relevant_codes
 
@@ -119,7 +119,7 @@ def _text_ids(folder: Path) -> Callable:
 def _bm25(document_column: str | None = None, neighbours: bool = False) -> Callable:
     def stage(folder: Path) -> Callable:
         """Loads what the stage reads, and returns the work to measure."""
-        from soft_trainer.data.judgments import Split
+        from soft_trainer.data.split import Split
         from soft_trainer.estimators.bm25 import BM25Estimator
         from soft_trainer.estimators.neighbours import Excluded
 
@@ -136,7 +136,7 @@ def _bm25(document_column: str | None = None, neighbours: bool = False) -> Calla
 def _batches(strategy: str) -> Callable:
     def stage(folder: Path) -> Callable:
         """Loads what the stage reads, and returns the work to measure."""
-        from soft_trainer.data.judgments import Split
+        from soft_trainer.data.split import Split
         from soft_trainer.encoders.profiles import EncoderProfile
         from soft_trainer.training.batches import relevant_codes
         from soft_trainer.training.sampler import GlobalBatchSampler

@@ -70,7 +70,7 @@ def compare(model: str, encoder, evaluation_set: EvaluationSet) -> list:
     theirs_mrr, theirs, scores = measure_theirs(model, split)
     cut = np.where(ours_mrr >= 1 / 1000, ours_mrr, 0)
     return [
-        *(evaluation_set.name, len(split.queries), len(split.corpus), split.judgments.right.nnz, ties),
+        *(evaluation_set.name, len(split.queries), len(split.corpus), split.judgments.relevant.nnz, ties),
         *(cut.mean(), theirs_mrr.mean(), ours.mean(), theirs.mean(), scores["ndcg_at_10"]),
         *(abs(ours.mean() - theirs.mean()), np.abs(ours - theirs).max()),
     ]

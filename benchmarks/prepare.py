@@ -30,8 +30,8 @@ from measuring import machine, numbers, parser_of, set_up
 
 from soft_trainer import BM25Estimator
 from soft_trainer.data.filtering import filter_rows
-from soft_trainer.data.judgments import Split
 from soft_trainer.data.layouts.codesearchnet import load_folder, load_jsonl
+from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import SIDES, column_of, column_texts, text_ids, tokenized
 from soft_trainer.encoders.loading import load_tokenizer
 from soft_trainer.encoders.profiles import PROFILES

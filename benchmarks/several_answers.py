@@ -22,8 +22,8 @@ from datasets import Dataset
 from transformers import AutoTokenizer
 
 from soft_trainer import BM25Estimator, EstimatorCallback, SoftInfoNCETrainer, SoftInfoNCETrainingArguments
-from soft_trainer.data.judgments import Split
 from soft_trainer.data.layouts.codesearchnet import load_jsonl
+from soft_trainer.data.split import Split
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.scratch import random_model
 from soft_trainer.evaluation.ranking import rank_codes

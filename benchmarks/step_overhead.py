@@ -36,8 +36,8 @@ from soft_trainer import (
     TrainedModelEstimator,
 )
 from soft_trainer.criterion import Targets
-from soft_trainer.data.judgments import Split
 from soft_trainer.data.layouts.codesearchnet import load_folder
+from soft_trainer.data.split import Split
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.scratch import random_model, train_tokenizer

@@ -235,8 +235,8 @@ def prepare(arguments: argparse.Namespace) -> None:
     """Distils the start and encodes the training rows with the teacher."""
     from datasets import concatenate_datasets
 
-    from soft_trainer.data.judgments import Split
     from soft_trainer.data.layouts.codesearchnet import load_folder
+    from soft_trainer.data.split import Split
     from soft_trainer.encoders.distilling import distil_static
     from soft_trainer.estimators.frozen_encoder import TrainedModelEstimator
 

@@ -34,6 +34,61 @@ html_extra_path = ["site"]  # an index.html at the root, which leads to the land
 html_title = "soft_trainer"
 
 
+# The sidebar. The landing page itself shows tasks, on GitHub too, where the directive would be a block of code.
+SIDEBAR = {
+    "Guides": """
+Why and how much <../README>
+Training <training>
+Data <data>
+Encoders <encoders>
+Estimators and losses <estimators>
+Evaluation <evaluation>
+Search <search>
+Commit memory <commit_memory>
+History <history>
+Hub <hub>
+Integrations <integrations>
+Scaling <scaling>
+sentence-transformers <sentence_transformers>
+Studies <studies>
+""",
+    "Reference": """
+options
+api
+../recipes/README
+../recipes/encoders/README
+../recipes/paper/README
+../recipes/paper/codebert/README
+../recipes/paper/graphcodebert/README
+../recipes/paper/unixcoder/README
+../CHANGELOG
+../CONTRIBUTING
+../SECURITY
+""",
+    "Measurements": """
+../benchmarks/RESULTS
+../benchmarks/recipe_study
+../benchmarks/merge_study
+../benchmarks/history
+../benchmarks/commit_memory
+../benchmarks/own_encoder
+../benchmarks/search_study
+../benchmarks/source_mix
+../benchmarks/static_study
+../benchmarks/vocabulary_study
+../benchmarks/teacher_study
+../benchmarks/theory
+""",
+}
+
+
+def insert_sidebar(app, page: str, source: list[str]) -> None:
+    """Adds the sidebar's tables of contents to the landing page."""
+    if page == root_doc:
+        for caption, pages in SIDEBAR.items():
+            source[0] += f"\n```{{toctree}}\n:caption: {caption}\n:maxdepth: 1\n:hidden:\n{pages}```\n"
+
+
 def insert_signatures(app, page: str, source: list[str]) -> None:
     """Adds the documentation of every name in the tables of the API page, which reads as a list on its own."""
     if page == "docs/api":
@@ -58,5 +113,6 @@ def shorten_signature(app, what, name, thing, options, signature, returns):
 
 
 def setup(app) -> None:
+    app.connect("source-read", insert_sidebar)
     app.connect("source-read", insert_signatures)
     app.connect("autodoc-process-signature", shorten_signature)

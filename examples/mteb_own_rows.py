@@ -21,7 +21,7 @@ from mteb.abstasks.task_metadata import TaskMetadata
 from sentence_transformers import SentenceTransformer
 
 from soft_trainer import load_rows
-from soft_trainer.data.judgments import Split
+from soft_trainer.data.split import Split
 
 
 class OwnRows(AbsTaskRetrieval):
@@ -51,7 +51,7 @@ class OwnRows(AbsTaskRetrieval):
         queries = self.split.queries["docstring"][:]
         codes = self.split.corpus["code"][:]
         relevant = {str(query): {} for query in range(len(queries))}
-        right = self.split.judgments.right.tocoo()
+        right = self.split.judgments.relevant.tocoo()
         for query, code, grade in zip(right.row, right.col, right.data, strict=True):
             relevant[str(query)][str(code)] = int(grade)
         data = RetrievalSplitData(

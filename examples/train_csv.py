@@ -2,9 +2,9 @@
 # requires-python = ">=3.11"
 # dependencies = ["soft-trainer"]
 # ///
-"""Fine-tunes an encoder on a CSV with the columns `question` and `answer`, and finds answers with it.
+"""Fine-tunes an encoder on a CSV with any columns, and finds answers with it.
 
-python examples/train_csv.py pairs.csv outputs/csv --model sentence-transformers/all-MiniLM-L6-v2
+python examples/train_csv.py pairs.csv outputs/csv --query_column question --code_column answer
 """
 
 import argparse
@@ -15,11 +15,13 @@ from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments, load_
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("csv")
 parser.add_argument("output_dir")
+parser.add_argument("--query_column", default="question")
+parser.add_argument("--code_column", default="answer")
 parser.add_argument("--model", default="sentence-transformers/all-MiniLM-L6-v2")
 parser.add_argument("--epochs", type=float, default=1)
 options = parser.parse_args()
 
-rows = load_rows(options.csv, query_column="question", code_column="answer")
+rows = load_rows(options.csv, query_column=options.query_column, code_column=options.code_column)
 trainer = SoftInfoNCETrainer(
     model=options.model,
     args=SoftInfoNCETrainingArguments(options.output_dir, num_train_epochs=options.epochs),

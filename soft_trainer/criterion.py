@@ -107,7 +107,7 @@ class Criterion:
         Args:
             positives: LongTensor[B], the column of each query's positive.
             negatives: BoolTensor[B, N], True where a column is a negative. By default, everywhere but on the positive.
-            extra_positives: BoolTensor[B, N], True where a column is another positive. It is not a negative then.
+            extra_positives: BoolTensor[B, N], True where a column is another positive and therefore not a negative.
             similarity: Tensor[B, N], the estimator's raw similarities. Required if `needs_similarity`.
 
         Raises:
@@ -182,7 +182,7 @@ class Criterion:
         return weights.scatter(1, positives.unsqueeze(1), 1.0)
 
     def _call(self, function: Callable[..., Tensor], batch: Mapping[str, Tensor | None]) -> Tensor:
-        """Calls a loss or a weighting with the arguments that its signature names."""
+        """Calls a loss or a weighting with the arguments in its signature."""
         values = {**vars(self), **batch}
         names = inspect.signature(function).parameters
         return function(**{name: values[name] for name in names if name in values})
@@ -321,7 +321,7 @@ def _find(option: str, name: str, known: Mapping[str, Callable]) -> Callable[...
         return known[name]
     function = import_reference(option, name)
     if not inspect.isfunction(function):
-        raise UserError(f"{option}={name}: is not a function")
+        raise UserError(f"{option}={name}: expected a function")
     return function
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 class UserError(ValueError):
     """A problem that the user can fix: a missing file, a bad row, an impossible setting, a failed push or a full disk.
 
-    The message says what is wrong, where (file and row, argument and allowed values), and what to do.
+    The message gives the problem, its location (file and row, or argument and allowed values), and a remedy.
     """
 
 

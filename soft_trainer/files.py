@@ -44,9 +44,9 @@ TOKENIZER_FILES = """
 EVAL_RESULTS = ".eval_results/code_search.yaml"  # the test set's MRR, in the format of the Hub's leaderboards
 # The rows of a run, in its folder PUSHED_ROWS. A repository has the splits of one run.
 ROW_FILES = ("train.jsonl.gz", "valid.jsonl.gz", "test.jsonl.gz", "codebase.jsonl.gz")
-MINED_JUDGMENTS = "relevance.jsonl.gz"  # beside the rows that were mined from a history
+MINED_JUDGMENTS = "relevance.jsonl.gz"  # in the folder of rows that were mined from a history
 PUSHED_ROWS = "pushed_rows"
-MINED_FROM = "mined_from.json"  # beside the rows that a run has mined
+MINED_FROM = "mined_from.json"  # in the folder of rows that a run has mined
 UNMERGED = "unmerged"  # the subfolder for the trained encoder if the output folder has the merged one
 CARD = "README.md"
 PREVIOUS_CARD = f"{CARD}.previous"  # a card that its user had edited before another run replaced it
@@ -246,5 +246,5 @@ def reporting_disk_errors(folder: str | Path) -> Iterator[None]:
             raise
         raise UserError(
             f"cannot save to {folder}: {str(error).splitlines()[0]}; {free:,.0f} MiB are free there. Everything saved "
-            "before is as it was: make room or choose another output_dir"
+            "before is intact: free some space, or choose another output_dir"
         ) from error

@@ -1,4 +1,4 @@
-"""Defines the paper's losses as pure functions of scores. They know no model, no process ranks and no tokenizer.
+"""Defines the paper's losses as pure functions of scores. They do not depend on a model, a rank or a tokenizer.
 
 `criterion.py` calls them. The losses take these arguments, and `weights` or `similarity` where they read them:
 
@@ -121,7 +121,7 @@ def kl_regularized_info_nce(
 ) -> Tensor:
     """Computes KL regularisation (Section 4.3): infonce_weight x InfoNCE + kl_weight x KL(y || p').
 
-    y is the softmax of `similarity / temperature` and p' that of `scores`, both over the negatives only.
+    y is the softmax of `similarity / temperature` and p' the softmax of `scores`, both over the negatives only.
     """
     scores, positives = _inputs(scores, positives)
     columns = {"negatives": negatives, "reduction": "none"}

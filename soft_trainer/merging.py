@@ -97,9 +97,9 @@ def merge_encoders(
     check_ratio(ratio)
     taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
     if not models:
-        raise UserError("merge: name at least one trained encoder")
+        raise UserError("merge: give at least one trained encoder")
     if taken:
-        raise UserError(f"output_dir={folder}: already exists and is not empty; name a new folder")
+        raise UserError(f"output_dir={folder}: already exists and is not empty; choose a new folder")
     record = _record(base, models, ratio)
     profile = resolve_profile(models[0])
     tokenizer = load_tokenizer(models[0], profile, trust_remote_code=trust_remote_code)
@@ -111,7 +111,7 @@ def merge_encoders(
     else:
         own, _ = adapter
         if published_name(base) != published_name(own) and Path(base).resolve() != Path(own).resolve():
-            raise UserError(f"{models[0]}: its adapter belongs to {own}: name that as the base, not {base}")
+            raise UserError(f"{models[0]}: its adapter belongs to {own}: pass that as the base, not {base}")
         merged = load_model(models[0], profile, trust_remote_code=trust_remote_code)
         adapters.set_adapter_state(merged, scale_adapter(merged, ratio), models[0])
     export_encoder(merged, tokenizer, profile, folder)
@@ -155,7 +155,7 @@ def _merged_model(
         loaded.append((model, load_tokenizer(name, profile, trust_remote_code=trust_remote_code).get_vocab()))
         difference = _difference(loaded[-1], loaded[0])
         if difference:
-            raise UserError(f"{name} does not merge with {names[0]}: {difference}")
+            raise UserError(f"{name} cannot be merged with {names[0]}: {difference}")
         if missing:
             raise UserError(f"{name}: its files have no weights for {missing}, which would be random")
     *trained, before = (model.state_dict() for model, _ in loaded)
@@ -212,7 +212,9 @@ def weights_to_merge(model: PreTrainedModel) -> dict[str, Tensor]:
     if has_adapter(model):
         state = scale_adapter(model, 1.0)  # raises an error if the adapter cannot be scaled
         if any(tensor.any() for name, tensor in state.items() if "lora_B" in name):
-            raise UserError("merge_ratio: the adapter is trained already, and only a new one can be scaled to nothing")
+            raise UserError(
+                "merge_ratio: the adapter was trained before this run, and only a new adapter can be merged by ratio"
+            )
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
 
 

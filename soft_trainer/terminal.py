@@ -198,7 +198,7 @@ def one_line_errors(until: Callable[[], bool] = bool) -> Iterator[None]:
         if os.environ.get(TRACEBACK) or until():
             raise
         text = str(error)
-        if "Traceback (most recent call last)" in text:  # the error of a data worker, whose last line says what it is
+        if "Traceback (most recent call last)" in text:  # the error of a data worker; its last line is the message
             text = text.strip().splitlines()[-1]
         words = " ".join(text.split())
         last = traceback.extract_tb(error.__traceback__)[-1]

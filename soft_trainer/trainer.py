@@ -22,8 +22,8 @@ from transformers.trainer_utils import speed_metrics
 from soft_trainer import distributed
 from soft_trainer.criterion import Criterion
 from soft_trainer.data.columns import ColumnNames
-from soft_trainer.data.judgments import Split
-from soft_trainer.data.python_rows import as_evaluations, as_row_sets, as_split
+from soft_trainer.data.load import evaluation_splits, training_split
+from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import SIDES, GraphColumn, TokenColumn, column_of
 from soft_trainer.encoders.encoding import Encoder, comparable, embed_sharded, encode, prompt_length, score
 from soft_trainer.encoders.loading import prepare_tokenizer
@@ -31,7 +31,7 @@ from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.callback import EstimatorCallback, find_estimator_callback, with_estimators
-from soft_trainer.evaluation.corpora import Corpora, check_evaluations, evaluation_split, rank_corpus
+from soft_trainer.evaluation.corpora import rank_corpus
 from soft_trainer.evaluation.retrieval import RetrievalOutput, best_answers, mean_over_sets
 from soft_trainer.options.resolve import Plan, resolve
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
@@ -67,7 +67,8 @@ class SoftInfoNCETrainer(SavingTrainer):
         train_dataset: pairs of a query and a code with the columns that `load_rows` recognises, as a `Dataset`, a data
             frame or a list of dicts, or a `Split` of queries, corpus and judgments. A dict has several sources, each
             with its own batches. The attribute `train_dataset` has the pairs, `train_split` the `Split`.
-        eval_dataset: such pairs, rows with a query and the `url` of its code, a `Split`, or a dict of them.
+        eval_dataset: such pairs, rows with a query and the `url` of its code, a `Split`, or a dict of them. It becomes
+            splits.
         codebase: the corpus that is ranked for the queries, as rows with a `url` and a code, or as a dict with the
             keys of `eval_dataset`. By default, the codes of `eval_dataset`.
         processing_class: the tokenizer. By default, the one that belongs to a model that is given by name.
@@ -111,8 +112,8 @@ class SoftInfoNCETrainer(SavingTrainer):
         if trains:
             callbacks += with_estimators(default_estimators(args, encoder, first, callback and callback.estimator))
             callback = find_estimator_callback(callbacks)
-        split = as_split(train_dataset, "train_dataset", self.columns, encoder)
-        eval_dataset, codebase = as_evaluations(eval_dataset, codebase, self.columns)
+        split = training_split(train_dataset, "train_dataset", self.columns, encoder)
+        eval_dataset = evaluation_splits(eval_dataset, codebase, "eval_dataset", self.columns)
         resolve(args, callback and callback.estimator)  # refuses before anything is set up
         super().__init__(
             None if "model_init" in kwargs else first,
@@ -429,7 +430,10 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.report = None
         # The command line measures on its own.
         if getattr(self.args, "report", False) and not hasattr(self.args, "given") and trial is None:
-            self.report = Measurements(self, self._evaluated_sets())
+            if self.eval_dataset is None:
+                raise UserError("report=True: pass eval_dataset=, which is measured before and after training")
+            sets = self.eval_dataset if isinstance(self.eval_dataset, Mapping) else {"eval": self.eval_dataset}
+            self.report = Measurements(self, sets)
             self.report.measure("untrained")
 
     def _prepare_training(self) -> None:
@@ -440,7 +444,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         preflight.check_start(self.estimator, self.train_dataset, checkpoint, self.state.global_step)
         self._merging.keep(resumed=checkpoint is not None and self.state.global_step > 0)
         self.run_fingerprint = checkpoints.compared(self.fingerprint, checkpoint)
-        check_evaluations(self.args, self.eval_dataset, self.codebase)
+        preflight.check_evaluated(self.args, self.eval_dataset)
         loss = reporting.loss_table(self.plan, self.estimator)
         kind = self.accelerator.distributed_type.value
         table = banner(loss, self.setup_table(), self.encoder, kind, self.plan.options.teacher)
@@ -469,7 +473,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             self.train_split,
             self.estimator,
             self._merging.before,
-            (self.eval_dataset, self.codebase) if metrics_choose else (),
+            (self.eval_dataset,) if metrics_choose else (),
             own,
         )
         found = run_fingerprint(self.args, apart=self.args.output_dir, metrics_choose=metrics_choose, loaded=loaded)
@@ -479,10 +483,10 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     def evaluate(
         self,
-        eval_dataset: Corpora = None,
+        eval_dataset=None,
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
-        codebase: Corpora = None,
+        codebase=None,
     ) -> dict[str, float]:
         """Ranks the whole corpus for each query in `eval_dataset`.
 
@@ -496,19 +500,16 @@ class SoftInfoNCETrainer(SavingTrainer):
             among `evaluated_dims`, also `PREFIX_mrr_256`. For a dict of data sets, `PREFIX_KEY_mrr` and so on, and the
             mean over the sets as `PREFIX_mrr`.
         """
-        if eval_dataset is None:
-            eval_dataset = self.eval_dataset
-        elif isinstance(eval_dataset, str):
+        if isinstance(eval_dataset, str):
             eval_dataset = {eval_dataset: self.eval_dataset[eval_dataset]}
-        if isinstance(eval_dataset, Mapping):
+        sets = self._splits(self.eval_dataset if eval_dataset is None else eval_dataset, codebase, metric_key_prefix)
+        if isinstance(sets, Mapping):
             metrics = {}
-            for key, rows in eval_dataset.items():
-                prefix = f"{metric_key_prefix}_{key}"
-                split = self._split_of(rows, key, codebase, prefix)
-                metrics |= self.predict(split, metric_key_prefix=prefix).metrics
-            metrics |= mean_over_sets(metrics, metric_key_prefix, tuple(eval_dataset))
+            for key, split in sets.items():
+                metrics |= self.predict(split, metric_key_prefix=f"{metric_key_prefix}_{key}").metrics
+            metrics |= mean_over_sets(metrics, metric_key_prefix, tuple(sets))
         else:
-            metrics = self.predict(eval_dataset, codebase, metric_key_prefix).metrics
+            metrics = self.predict(sets, metric_key_prefix=metric_key_prefix).metrics
         self.evaluations.append((self.state.global_step, self.is_in_train, metrics))
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -537,7 +538,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             UserError: the corpus is missing, or it lacks the relevant code to a query.
         """
         start = time.time()
-        split = self._split_of(dataset, None, codebase, metric_key_prefix)
+        split = self._splits(dataset, codebase, metric_key_prefix)
         if queries is None:
             queries = self.embed_rows(split.queries, "query")
         if codes is None:
@@ -558,18 +559,17 @@ class SoftInfoNCETrainer(SavingTrainer):
         objective = compute_objective or (lambda metrics: metrics[f"eval_{name}"])
         return super().hyperparameter_search(hp_space, objective, n_trials, direction or "maximize", **kwargs)
 
-    def _evaluated_sets(self) -> dict[str, Split]:
-        """Returns the evaluation sets by name. Raises UserError if there are none."""
-        if self.eval_dataset is None:
-            raise UserError("report=True: pass eval_dataset=, which is measured before and after training")
-        if isinstance(self.eval_dataset, Mapping):
-            return {name: self._split_of(rows, name, None, name) for name, rows in self.eval_dataset.items()}
-        return {"eval": self._split_of(self.eval_dataset, None, None, "eval_dataset")}
-
-    def _split_of(self, queries, key: str | None, codebase: Corpora, name: str) -> Split:
-        """Returns queries with their corpus and relevant codes. Raises UserError if a query has no relevant code."""
-        corpora = self.codebase if codebase is None else as_row_sets(codebase, "codebase")
-        return evaluation_split(queries, corpora, key, name, self.columns)
+    def _splits(self, sets, codebase, name: str) -> Split | dict[str, Split]:
+        """Returns queries with their corpus. Those of a `Split` get another corpus if one is given."""
+        if sets is None:
+            raise UserError(f"{name}: no queries; pass eval_dataset= here or to the trainer")
+        if codebase is None:
+            return evaluation_splits(sets, self.codebase, name, self.columns)
+        if isinstance(sets, Split):
+            sets = sets.queries
+        elif isinstance(sets, Mapping):
+            sets = {key: rows.queries if isinstance(rows, Split) else rows for key, rows in sets.items()}
+        return evaluation_splits(sets, codebase, name, self.columns)
 
     def embed_rows(self, rows: Dataset, side: str) -> Tensor:
         """Embeds one side of `rows`, Tensor[n, d] on every process. Dot products of embeddings are unscaled scores."""

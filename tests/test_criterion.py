@@ -335,7 +335,7 @@ def test_weights_of_a_user_are_0_on_what_does_not_count_and_1_on_the_positive():
     [
         ({"loss": "no_such_module:loss"}, "loss='no_such_module:loss': No module named"),
         ({"loss": "own_losses:nothing"}, "has no attribute 'nothing'"),
-        ({"loss": "own_losses:torch"}, "loss=own_losses:torch: is not a function"),
+        ({"loss": "own_losses:torch"}, "loss=own_losses:torch: expected a function"),
         ({"loss": "own_losses:unknown"}, "TypeError: unknown() missing 1 required positional argument: 'rows'"),
         ({"loss": "own_losses:several"}, "returned Tensor[3] for scores of Tensor[3, 5]: expected a scalar"),
         ({"loss": "own_losses:constant"}, "with a gradient for the scores"),

@@ -217,11 +217,11 @@ def test_a_ratio_outside_its_range_is_refused(tmp_path, ratio):
 @pytest.mark.parametrize(
     "case, says",
     [
-        ("grown", "does not merge with .*: embeddings.word_embeddings.weight is .*, not "),
+        ("grown", "cannot be merged with .*: embeddings.word_embeddings.weight is .*, not "),
         ("other architecture", "RobertaModel.*BertModel"),
-        ("other tokenizer", "does not merge with .*: its tokenizer numbers '"),
+        ("other tokenizer", "cannot be merged with .*: its tokenizer numbers '"),
         ("missing weights", "no weights for .*encoder.layer.0"),
-        ("no models", "name at least one trained encoder"),
+        ("no models", "give at least one trained encoder"),
         ("full folder", "already exists and is not empty"),
         ("adapter on another base", "belongs to .*base"),
         ("nothing", "neither a folder here nor a repository"),

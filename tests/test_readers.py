@@ -19,8 +19,8 @@ from git_repositories import grown
 import soft_trainer
 from soft_trainer import fingerprints
 from soft_trainer.data import array_cache, filtering, tokens
-from soft_trainer.data.judgments import Split
 from soft_trainer.data.layouts import codesearchnet, tables
+from soft_trainer.data.split import Split
 from soft_trainer.encoders import scratch
 from soft_trainer.encoders.encoding import Encoder
 from soft_trainer.estimators import frozen_encoder, neighbours
@@ -194,7 +194,7 @@ MODULES = {
         "data.layouts.tables",
         "data.layouts.codesearchnet",
         "data.filtering",
-        "data.judgments",
+        "data.split",
         "data.load",
         "data.tokens",
         "run.rows",

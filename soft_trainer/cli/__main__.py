@@ -130,7 +130,7 @@ def run_command(argv: Sequence[str]) -> int:
 def main() -> None:
     """Runs the command line. On error, prints one line to standard error and exits with code 2."""
     if "_ARGCOMPLETE" in os.environ:
-        import argcomplete  # the shell asks for completions, so it is installed
+        import argcomplete  # pyright: ignore[reportMissingImports] # the shell asks, so it is installed
 
         argcomplete.autocomplete(overview())
     quiet_libraries()

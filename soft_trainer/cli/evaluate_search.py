@@ -166,7 +166,7 @@ def _difference(verdict: Verdict, name: str, other: str, level: str) -> tuple[In
 
 
 def _answers(verdict: Verdict) -> list[str]:
-    """Answers whether memory helps, whether the first encoder helps beside it, and whether each further one does more.
+    """Reports whether memory helps, whether the first encoder adds to it, and whether each further encoder adds more.
 
     Each step is compared with the step before it, and never the best of several with the first.
     """

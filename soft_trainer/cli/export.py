@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Writes the files."""
     if not arguments.onnx:
-        raise UserError("export: name the format, --onnx")
+        raise UserError("export: choose a format with --onnx")
     from soft_trainer.encoders.onnx_export import export_onnx, print_exported  # imports torch, which takes seconds
 
     print_exported(export_onnx(arguments.model, arguments.output_dir, arguments.int8))

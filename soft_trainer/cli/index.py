@@ -112,7 +112,7 @@ def _memory(commits: dict) -> str:
 
 
 def _stopped(arguments: argparse.Namespace) -> str:
-    """Returns a line that says what an interrupted run left in the index and which command continues it."""
+    """Describes what an interrupted run left in the index, with the command that continues it."""
     # Imported here, so that --help stays fast.
     from soft_trainer.errors import UserError
     from soft_trainer.search import CodeIndex

@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> None:
         from soft_trainer.mining.history import mine_history_to  # needs pygit2
 
         if "keep" in options:
-            raise UserError("keep: belongs to a tree; --history reads no such option")
+            raise UserError("keep: applies only to a source tree; drop it, or drop --history")
         mined = mine_history_to(history, **options)
     elif "source_dir" in options:
         mined = mine_to(**options)

@@ -22,7 +22,7 @@ def add_overwrite(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def add_shared_options(parser: argparse.ArgumentParser, shared: Mapping[type, Iterable[str]]) -> None:
-    """Adds the named fields of each dataclass to a parser, with their types, defaults and help."""
+    """Adds the given fields of each dataclass to a parser, with their types, defaults and help."""
     for options, names in shared.items():
         hints = get_type_hints(options)
         fields = options.__dataclass_fields__

@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _chosen(study, names: list[str]):
-    """Returns the study with only the named runs. Raises UserError if a name is unknown."""
+    """Returns the study with only the given runs. Raises UserError for an unknown name."""
     chosen = []
     known = set()
     for run in study.runs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ import pandas as pd
 from datasets import Dataset, List, Value
 from xxhash import xxh3_128_hexdigest
 
-from soft_trainer.data.judgments import CODE_COLUMNS
+from soft_trainer.data.split import CODE_COLUMNS
 from soft_trainer.data.tokens import columns_in
 from soft_trainer.errors import UserError
 from soft_trainer.terminal import print_on_main, similar
@@ -34,26 +34,6 @@ class ColumnNames(NamedTuple):
 
 
 ANY_COLUMNS = ColumnNames()
-
-
-def standard_rows(
-    data: Mapping[str, Dataset],
-    source: str,
-    names: ColumnNames = ANY_COLUMNS,
-    place: Callable[[str, int], str] = "{}, row {}".format,
-    quiet: bool = False,
-) -> dict[str, Dataset]:
-    """Gives rows CodeSearchNet's column names. In `url`, they have an id only if the source has one.
-
-    Args:
-        source: the name of the rows for messages.
-        names: the names of the columns, if the user gave them.
-        place: returns the location of a row, given its split and its number, which starts at 1.
-        quiet: whether not to print which columns were recognised.
-    """
-    data = dict(data)
-    columns = chosen_columns(data, names.query, names.code, source, quiet)
-    return renamed(with_ids(data, columns, names.id, place), columns, source)
 
 
 def chosen_columns(
@@ -123,7 +103,7 @@ def with_ids(
     data: Mapping[str, Dataset],
     columns: Mapping[str, Sequence[str]],
     id_column: str | None,
-    place: Callable[[str, int], str],
+    places: Mapping[str, str],
 ) -> dict[str, Dataset]:
     """Makes `url` the id of each row's code, or drops it where the code's text will be the id.
 
@@ -133,7 +113,7 @@ def with_ids(
     Args:
         columns: the columns that each side's text may come from.
         id_column: the column with the ids, if the user named one.
-        place: returns the location of a row, given its split and its number, which starts at 1.
+        places: where the rows of each split come from, for messages.
 
     Raises:
         UserError: a row has no id, or one id has different codes. CodeSearchNet has several versions of a code.
@@ -151,31 +131,32 @@ def with_ids(
     for split, rows in kept.items():
         if id_column not in rows.column_names:
             raise UserError(
-                f"{split}: id_column={id_column}: no such column; there are {', '.join(rows.column_names)}"
+                f"{places[split]}: id_column={id_column}: no such column; there are {', '.join(rows.column_names)}"
             )
         ids = pd.Series(rows[id_column][:], dtype=object)
         blank = np.flatnonzero(ids.isna() | (ids.astype(str).str.strip() == ""))
         if len(blank):
-            raise UserError(f"{place(split, int(blank[0]) + 1)}: column {id_column!r}, the id, is missing or empty")
+            raise UserError(f"{places[split]}, row {blank[0] + 1}: column {id_column!r}, the id, is missing or empty")
         kept[split] = rows.remove_columns(id_column).add_column("url", ids.astype(str).tolist())
     if not codesearchnet:
-        _check_one_code(kept, columns["code"], id_column, place)
+        _check_one_code(kept, columns["code"], id_column, places)
     return kept
 
 
 def _check_one_code(
-    data: Mapping[str, Dataset], columns: Sequence[str], id_column: str, place: Callable[[str, int], str]
+    data: Mapping[str, Dataset], columns: Sequence[str], id_column: str, places: Mapping[str, str]
 ) -> None:
     """Raises UserError if one id has different codes. The message gives both places."""
-    first: dict[str, tuple[str, str, int]] = {}
+    first: dict[str, tuple[str, str]] = {}
     for split, rows in data.items():
         if not columns_in(rows, columns):
             continue
         for row, (name, text) in enumerate(zip(rows["url"], texts_of(rows, columns), strict=True)):
-            known = first.setdefault(name, (text, split, row + 1))
-            if known[0] != text:
-                other = place(*known[1:])
-                raise UserError(f"{place(split, row + 1)}: its {id_column}, {name!r}, has another code in {other}")
+            known, other = first.setdefault(name, (text, f"{places[split]}, row {row + 1}"))
+            if known != text:
+                raise UserError(
+                    f"{places[split]}, row {row + 1}: its {id_column}, {name!r}, has another code in {other}"
+                )
 
 
 def with_text_ids(data: Mapping[str, Dataset]) -> dict[str, Dataset]:

@@ -1,7 +1,8 @@
-"""Divides rows into train, valid and test, and keeps what is held out away from training."""
+"""Divides a split into train, valid and test, and keeps what is held out away from training."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
@@ -11,6 +12,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from soft_trainer.data.layouts.files import SPLIT_NAMES, SPLITS
+from soft_trainer.data.split import EqualIds, Judgments, Split
 from soft_trainer.data.tokens import column_texts, columns_in, text_ids
 from soft_trainer.errors import UserError
 from soft_trainer.mining.packages import assign_splits
@@ -23,34 +25,43 @@ COMPARED = ("docstring", "docstring_tokens", "code", "code_tokens", "url")
 BLANK = text_ids([""])[0]
 
 
-def by_partition(rows: Dataset) -> dict[str, np.ndarray]:
-    """Returns the rows of each split that the column `partition` names, or {} if it names fewer than two splits."""
-    if PARTITION not in rows.column_names:
-        return {}
-    named = np.array([SPLIT_NAMES.get(str(value).lower()) for value in rows[PARTITION]], dtype=object)
-    found = {split: np.flatnonzero(named == split) for split in SPLITS[:3]}
-    found = {split: places for split, places in found.items() if len(places)}
-    if len(found) < 2:
-        return {}
-    counts = [(split, len(places)) for split, places in found.items()]
-    if others := len(rows) - sum(map(len, found.values())):
-        counts.append(("excluded: another partition", others))
-    print_on_main(table((f"split by {PARTITION}", "rows"), counts))
-    return found
+def divided(split: Split, random: bool = True) -> dict[str, Split]:
+    """Divides pairs into train, valid and test, and prints the size of each.
 
+    The column `partition` decides if it names at least two splits. Otherwise, about 80 % become train, 10 % valid and
+    10 % test. Repositories stay together. If there are fewer than three, rows with the same id, query or code stay
+    together. Rows that then equal a row of valid or test are dropped from train.
 
-def divided(rows: Dataset) -> dict[str, np.ndarray]:
-    """Divides rows into about 80 % train, 10 % valid and 10 % test, and prints the size of each.
-
-    Repositories stay together. If there are fewer than three, rows with the same id, query or code stay together. Rows
-    that then equal a row of valid or test are dropped from train.
-
-    Returns:
-        The row numbers of each split.
+    Args:
+        random: whether to divide pairs that have no partition. If False, they stay train.
 
     Raises:
         UserError: there are too few rows.
     """
+    rows = split.to_pairs()
+    named = np.full(len(rows), None, dtype=object)
+    if PARTITION in rows.column_names:
+        named = np.array([SPLIT_NAMES.get(str(value).lower()) for value in rows[PARTITION]], dtype=object)
+    reason = f"by {PARTITION}"
+    left = "excluded: another partition"
+    if len({*SPLITS[:3]} & {*named}) < 2:
+        if not random:
+            return {"train": split}
+        named, reason = _divided_at_random(rows)
+        left = "dropped: equal to a row of valid or test"
+    found = {name: np.flatnonzero(named == name) for name in SPLITS[:3]}
+    counts = [(name, len(numbers)) for name, numbers in found.items() if len(numbers)]
+    if others := len(rows) - sum(map(len, found.values())):
+        counts.append((left, others))
+    print_on_main(table((f"split {reason}", "rows"), counts))
+    splits = {}
+    if len(found["train"]):
+        splits["train"] = split.keep(found.pop("train"))
+    return splits | held_out(split, {name: numbers for name, numbers in found.items() if len(numbers)})
+
+
+def _divided_at_random(rows: Dataset) -> tuple[np.ndarray, str]:
+    """Returns the name of each row's split or, if the row is dropped, None, and how the rows were divided."""
     hashes = row_hashes(rows)
     groups = []
     for column in columns_in(rows, REPOSITORIES)[:1]:
@@ -63,16 +74,27 @@ def divided(rows: Dataset) -> dict[str, np.ndarray]:
     if len(sizes) < len(SPLITS):
         raise UserError(f"{len(rows)} rows ({len(sizes)} different ones) are too few to split: give valid and test")
     split_of_group = assign_splits(sizes)
-    named = np.array([split_of_group[group] for group in groups])
-    found = {split: np.flatnonzero(named == split) for split in SPLITS[:3]}
-    held_out = {name: values[named != "train"] for name, values in hashes.items()}
-    repeated = equal_rows(hashes, [held_out])[found["train"]]
-    found["train"] = found["train"][~repeated]
-    counts = [(split, len(places)) for split, places in found.items()]
-    if repeated.any():
-        counts.append(("dropped: equal to a row of valid or test", int(repeated.sum())))
-    print_on_main(table((f"split {reason}", "rows"), counts))
-    return found
+    named = np.array([split_of_group[group] for group in groups], dtype=object)
+    for_evaluation = {name: values[named != "train"] for name, values in hashes.items()}
+    named[(named == "train") & equal_rows(hashes, [for_evaluation])] = None
+    return named, reason
+
+
+def held_out(split: Split, parts: Mapping[str, np.ndarray]) -> dict[str, Split]:
+    """Makes evaluation splits of pairs, which share a corpus: the codes of all of them, with each id once.
+
+    Args:
+        parts: the numbers of each part's pairs.
+    """
+    every = split.judgments.pairs()
+    codes = every[np.concatenate([np.zeros(0, dtype=np.int64), *parts.values()])][:, 1]
+    ids = split.judgments.stored
+    if isinstance(ids, EqualIds):
+        _, first = np.unique(ids.codes[codes], return_index=True)
+        codes = codes[np.sort(first)]
+    judgments = Judgments(ids, gain=split.judgments.gain)
+    with_corpus = dataclasses.replace(split, judgments=judgments).select(codes=codes)
+    return {name: with_corpus.select(queries=every[numbers, 0]) for name, numbers in parts.items()}
 
 
 def row_hashes(rows: Dataset) -> dict[str, np.ndarray]:
@@ -90,6 +112,15 @@ def equal_rows(hashes: Mapping[str, np.ndarray], others: Iterable[Mapping[str, n
         for name in hashes.keys() & other.keys():
             equal |= np.isin(hashes[name], other[name]) & (hashes[name] != BLANK)
     return equal
+
+
+def without_held_out(train: Split, splits: Iterable[Split]) -> Split:
+    """Drops the training pairs that agree in id, query or code with a query or a code of an evaluation split."""
+    others = []
+    for split in splits:
+        others += [row_hashes(split.queries), row_hashes(split.corpus)]
+    equal = equal_rows(row_hashes(train.to_pairs()), others)
+    return train.keep(np.flatnonzero(~equal)) if equal.any() else train
 
 
 def _groups_of_equals(hashes: Mapping[str, np.ndarray], rows: int) -> np.ndarray:

@@ -13,7 +13,7 @@ from datasets import Dataset, Features, List, Value, concatenate_datasets
 
 from soft_trainer import dataflow
 from soft_trainer.data.array_cache import flat
-from soft_trainer.data.judgments import Split
+from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import PARSED_AT_ONCE, TokenColumn, mapped, processes_for
 from soft_trainer.errors import UserError
 from soft_trainer.fingerprints import code_fingerprint

@@ -1,14 +1,16 @@
-"""Reads rows with any column names from files, a folder, a saved data set or the Hub, and splits them if needed."""
+"""Makes splits of rows from any source: files, folders, the Hub, and objects in Python, with any column names."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
-from datasets import Dataset, DatasetDict
+import pyarrow as pa
+from datasets import Dataset, Features, Value
 
 from soft_trainer.data.array_cache import flat
 from soft_trainer.data.columns import (
@@ -16,212 +18,318 @@ from soft_trainer.data.columns import (
     COLUMNS_OF,
     ColumnNames,
     chosen_columns,
-    has_code,
+    renamed,
     source_names,
-    standard_rows,
+    with_ids,
     with_text_ids,
 )
-from soft_trainer.data.dividing import by_partition, divided
-from soft_trainer.data.judgments import Split
-from soft_trainer.data.layouts.codesearchnet import corpus_of, is_codesearchnet, load_folder, splits_in
-from soft_trainer.data.layouts.files import SIDES_OF, SPLITS
+from soft_trainer.data.dividing import divided, held_out, without_held_out
+from soft_trainer.data.layouts.codesearchnet import corpus_of, is_codesearchnet, load_folder, load_hub
+from soft_trainer.data.layouts.files import SIDES_OF, SPLIT_NAMES, SPLITS
 from soft_trainer.data.layouts.judged import load_judged
-from soft_trainer.data.layouts.tables import is_saved, read_splits, row_files
-from soft_trainer.data.places import place_of
-from soft_trainer.data.python_rows import from_frame
-from soft_trainer.data.row_checks import blank_rows, check_targets
-from soft_trainer.data.tokens import columns_in
+from soft_trainer.data.layouts.tables import is_saved, read_splits, row_files, with_plain_text
+from soft_trainer.data.row_checks import check_split
+from soft_trainer.data.split import Split
+from soft_trainer.data.tokens import columns_in, side_texts
+from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
+from soft_trainer.terminal import print_on_main
 
-COLUMN_OPTIONS = ("query_column", "code_column", "id_column")
+Sources = Mapping[str, Mapping[str, Split]]  # the splits of each source
 
 
 def load_rows(
-    source: str | Path | pd.DataFrame,
+    source,
     query_column: str | None = None,
     code_column: str | None = None,
     id_column: str | None = None,
+    codebase=None,
+    language: str | None = None,
+    revision: str | None = None,
     *,
     needed: Sequence[str] = SPLITS,
     check: bool = True,
     divide: bool = True,
 ) -> dict[str, Split]:
-    """Loads train, valid and test, as far as they exist, each with its corpus and relevant codes.
+    """Loads train, valid and test, as far as they exist, each with its corpus and judgments.
 
-    The column names in `PAIRS` are recognised. If there are only training rows, they are split: by the column
-    `partition` if that names at least two splits, else by repository, or at random if fewer than three are known.
-    Training rows whose id, query or code is also in valid or test are dropped. In rows with
-    CodeSearchNet's columns, `url` is the code's id. In others, the text of the code is. The corpus of valid and test
-    is `codebase`, or, if that is missing, the codes in both. Columns get CodeSearchNet's names.
+    The column names in `PAIRS` are recognised. If there are only training rows, they are divided: by the column
+    `partition` if it names at least two splits, else by repository, or at random if fewer than three are known.
+    Training rows whose id, query or code is also in valid or test are dropped. In rows with CodeSearchNet's columns,
+    `url` is the code's id. In others, the text of the code is. The corpus of valid and test is `codebase`, or, if that
+    is missing, the codes in both. Columns get CodeSearchNet's names; `repr(split)` lists both.
 
     Args:
         source: a file or a folder of JSON lines, CSV or Parquet, a folder written by `save_to_disk`, a folder in the
-            layout of BEIR, CoSQA or CoSQA+, a name on the Hub, or a data frame.
+            layout of BEIR, CoSQA or CoSQA+, a name on the Hub, a data frame, a list of dicts, or a `Dataset`. A dict
+            has either the splits, or several such sources by name.
         query_column, code_column: the names of these columns, if they are not recognised.
         id_column: the column with the code's id, if it is another one.
+        codebase: the corpus, as a data frame, a list of dicts or a `Dataset`, if the source has none.
+        language: the configuration of a data set on the Hub, such as "ruby" of CodeSearchNet.
+        revision: the branch, tag or commit of a data set on the Hub.
         needed: the splits that are used. Rows without a split are divided if train is not all that is needed. If train
             is not needed, it is skipped unless there is nothing else.
         check: whether to raise an error for rows without a text or without a relevant code.
         divide: whether to divide rows without a split. Otherwise, they are train, or test if train is not needed.
 
+    Returns:
+        The splits. With several sources, `train` joins them, and the others are called `valid-NAME` and `test-NAME`.
+
     Raises:
         UserError: the rows cannot be read, a column is missing or not text, or a row (see the message) has no text.
     """
-    columns = ColumnNames(query_column, code_column, id_column)
-    if not isinstance(source, pd.DataFrame) and (judged := load_judged(Path(source))):
-        for option, name in zip(COLUMN_OPTIONS, columns, strict=True):
-            if name is not None:
-                raise UserError(f"{option}={name}: {source} has a layout with columns that have fixed names; drop it")
-        return judged
-    tables = load_tables(source, columns, needed, check, divide)
-    splits = splits_of(tables, str(source), check)
-    return {name: dataclasses.replace(split, called=tables.called) for name, split in splits.items()}
-
-
-class Tables(DatasetDict):
-    """Tables with the names that their columns have in the source, keyed by the names here."""
-
-    called: Mapping[str, str] = {}
-
-
-def splits_of(tables: Mapping[str, Dataset], source: str = "the rows", check: bool = True) -> dict[str, Split]:
-    """Makes splits from tables. A code answers the queries with the same url.
-
-    Raises:
-        UserError: a query has no relevant code in the corpus.
-    """
-    tables = dict(tables)
-    if "codebase" in tables:
-        tables["codebase"] = flat(tables["codebase"])  # valid and test share one corpus
-    splits = {}
-    for name, rows in tables.items():
-        if name == "train":
-            splits[name] = Split.from_pairs(rows)
-        elif name != "codebase":
-            if check or "codebase" not in tables:
-                check_targets(rows, tables.get("codebase"), name)
-            splits[name] = Split.from_urls(rows, tables["codebase"])
-    if not splits:
-        raise UserError(f"{source}: no rows")
+    names = ColumnNames(query_column, code_column, id_column)
+    options = {"needed": needed, "check": check, "divide": divide}
+    if isinstance(source, Mapping) and not source.keys() <= SPLIT_NAMES.keys():
+        parts = {}
+        for name, part in source.items():
+            parts[name] = load_rows(part, *names, codebase, language, revision, **options)
+        return join_sources(parts, EncoderProfile())
+    files: Mapping[str, str] = {}
+    if isinstance(source, str | Path):
+        path = Path(source)
+        if judged := load_judged(path):
+            for option, name in zip(("query_column", "code_column", "id_column"), names, strict=True):
+                if name is not None:
+                    raise UserError(f"{option}={name}: the columns of {source} have fixed names; omit {option}")
+            return judged
+        place = str(source)
+        if not path.exists():
+            tables = load_hub(place, language, revision)
+        elif not any(names) and is_codesearchnet(path):
+            tables = load_folder(path)
+            files = _files_of(path)
+        else:
+            tables = read_splits(path)
+            files = _files_of(path)
+    elif isinstance(source, Mapping):
+        place = "the rows"
+        tables = {SPLIT_NAMES[name]: as_rows(rows, name) for name, rows in source.items()}
+    else:
+        place = "the data frame" if isinstance(source, pd.DataFrame) else "the rows"
+        tables = {"train": as_rows(source, place)}
+    if codebase is not None:
+        tables["codebase"] = as_rows(codebase, "codebase")
+    if "train" not in needed:
+        if tables.keys() - {"train", "codebase"}:
+            tables.pop("train", None)
+        elif {"train", "codebase"} <= tables.keys() and not divide:
+            tables["test"] = tables.pop("train")
+    splits = make_splits(tables, place, names, check, files)
+    if [*splits] == ["train"] and "codebase" not in tables:
+        try:
+            splits = divided(splits["train"], random=divide and bool({*needed} - {"train"}))
+        except UserError as error:
+            raise UserError(f"{place}: {error}") from error
+        if [*splits] == ["train"] and "train" not in needed:
+            splits = held_out(splits["train"], {"test": np.arange(len(splits["train"].judgments))})
     return splits
 
 
-def load_tables(
-    source: str | Path | pd.DataFrame,
+def _files_of(path: Path) -> dict[str, str]:
+    """Returns the file of each split that has a single one."""
+    if is_saved(path):
+        return {}
+    return {split: str(files[0]) for split, files in row_files(path).items() if len(files) == 1}
+
+
+def make_splits(
+    tables: Mapping[str, Dataset],
+    place: str = "the rows",
     names: ColumnNames = ANY_COLUMNS,
-    needed: Sequence[str] = SPLITS,
     check: bool = True,
-    divide: bool = True,
-) -> Tables:
-    """Loads the tables train, valid, test and codebase, as far as they exist, from a place without judgments.
+    files: Mapping[str, str] | None = None,
+) -> dict[str, Split]:
+    """Makes splits from rows with any columns. A code answers the queries with the same id.
 
     Args:
-        needed: the splits that are used. Rows without a split are divided if train is not all that is needed. If train
-            is not needed, it is skipped unless there is nothing else.
-        check: whether to raise an error for rows without a query or a code.
-        divide: whether to divide rows without a split.
+        tables: the rows by split. The rows of `codebase` are the corpus of all splits but train.
+        place: where the rows come from, for messages.
+        names: the names of the columns, if the user gave them.
+        check: whether to raise an error for rows without a text or without a relevant code.
+        files: the files of some splits, for messages.
+
+    Raises:
+        UserError: a table is empty, a column is missing or not text, there is no corpus, or `check_split` refuses a
+            split.
     """
-    data, called = _read(source, names, needed, check)
-    if list(data) == ["train"] and (found := by_partition(data["train"])):
-        data = {split: data["train"].select(places) for split, places in found.items()}
-    only_train = "train" in data and not data.keys() - {"train", "codebase"}
-    if only_train and not divide and "train" not in needed:
-        check_sides(data["train"], ("query",) if "codebase" in data else COLUMNS_OF)
-        data["test"] = data.pop("train")
-    if divide and list(data) == ["train"] and {*needed} - {"train"}:
-        data = _split(data["train"], source)
-    if "codebase" not in data:
-        held_out = splits_in(data, ("valid", "test"))
-        if held_out and all(map(has_code, held_out)):
-            data["codebase"] = corpus_of(held_out)
-    tables = Tables(data)
-    tables.called = called
-    return tables
+    places = {name: f"{place}, {name}" for name in tables} | dict(files or {})
+    if [*tables] == ["train"] and not files:
+        places["train"] = place
+    tables = {name: tables[name] for name in dict.fromkeys((*SPLITS, *tables)) if name in tables}
+    columns = chosen_columns(tables, names.query, names.code, place, quiet="train" not in tables)
+    for name, rows in tables.items():
+        if not len(rows):
+            raise UserError(f"{places[name]}: no rows")
+        for side in SIDES_OF.get(name, ("query",)) if "codebase" in tables else COLUMNS_OF:
+            if columns_in(rows, (*columns[side], *COLUMNS_OF[side])):
+                continue
+            known = ", ".join(rows.column_names)
+            if side == "code" and name not in ("train", "codebase"):
+                raise UserError(
+                    f"{places[name]}: no corpus to rank these queries against: the rows have {known}; give a column "
+                    "with code_column, or a corpus: codebase.jsonl in the folder, in Python codebase="
+                )
+            raise UserError(
+                f"{places[name]}: no column for the {side}: the rows have {known}; give it with {side}_column"
+            )
+    called = source_names(tables, names, columns)
+    tables = with_text_ids(renamed(with_ids(tables, columns, names.id, places), columns, place))
+    corpus = tables.pop("codebase", None)
+    paired = corpus is None  # each row has a query and its code
+    evaluated = [rows for name, rows in tables.items() if name != "train"]
+    if paired and evaluated:
+        corpus = corpus_of(evaluated)
+    if corpus is not None:
+        corpus = flat(corpus)  # the splits share it, so that it is encoded once
+    splits = {}
+    for name, rows in tables.items():
+        pairs = dataclasses.replace(Split.from_pairs(rows), called=called) if paired or name == "train" else None
+        split = pairs if name == "train" else dataclasses.replace(Split.from_urls(rows, corpus), called=called)
+        if check:
+            code_place = places[name] if pairs else places["codebase"]
+            check_split(pairs or split, name, files={"query": places[name], "code": code_place})
+        splits[name] = split
+    if not splits:
+        raise UserError(f"{place}: no rows of train, valid or test")
+    return splits
 
 
-def _read(
-    source: str | Path | pd.DataFrame, names: ColumnNames, needed: Sequence[str], check: bool
-) -> tuple[dict[str, Dataset], dict[str, str]]:
-    """Reads tables of rows, and gives them CodeSearchNet's columns and ids; see `load_tables`.
+# ---- Several sources ----
+
+
+def join_sources(sources: Sources, profile: EncoderProfile) -> dict[str, Split]:
+    """Joins the training pairs of several sources, and gives their other splits names such as `test-NAME`.
+
+    Each side of train has one column, with the text that the encoder reads in each source. Training pairs that are
+    held out in another source are dropped, and counted.
+
+    Raises:
+        UserError: a source lacks the columns that the encoder reads.
+    """
+    trains = {}
+    joined = {}
+    for name, splits in sources.items():
+        if "train" not in splits:
+            continue
+        others = []
+        for other, parts in sources.items():
+            if other != name:
+                others += [split for key, split in parts.items() if key != "train"]
+        train = without_held_out(splits["train"], others)
+        if dropped := len(splits["train"].judgments) - len(train.judgments):
+            print_on_main(f"{name}: {dropped:,} training pairs equal a row of another source's valid or test")
+        queries = _common_columns(train.queries, "query", profile)
+        trains[name] = dataclasses.replace(
+            train, queries=queries, corpus=_common_columns(train.corpus, "code", profile)
+        )
+    if trains:
+        joined["train"] = Split.joined(trains)
+    for name, splits in sources.items():
+        joined |= {f"{key}-{name}": split for key, split in splits.items() if key != "train"}
+    return joined
+
+
+def _common_columns(rows: Dataset, side: str, profile: EncoderProfile) -> Dataset:
+    """Returns rows with the text that the encoder reads on one side, the language and the id."""
+    columns = getattr(profile, f"{side}_columns")
+    usual = {"query": "docstring", "code": "code"}[side]
+    target = usual if usual in columns else columns[0]
+    values = {target: list(side_texts(rows, side, profile))}
+    for name in ("language", "url"):
+        values[name] = rows[name][:] if name in rows.column_names else [None] * len(rows)
+    return Dataset.from_dict(values, features=Features({name: Value("string") for name in values}))
+
+
+# ---- Objects in Python ----
+
+
+def training_split(
+    rows, name: str = "train_dataset", names: ColumnNames = ANY_COLUMNS, profile: EncoderProfile | None = None
+) -> Split | None:
+    """Makes a split of the pairs that a trainer gets. A dict has several sources. A `Split` is returned unchanged.
+
+    Raises:
+        UserError: the rows have another type, or `make_splits` refuses them.
+    """
+    if rows is None or isinstance(rows, Split):
+        return rows
+    if isinstance(rows, Mapping):
+        if not rows:
+            raise UserError(f"{name}: the dict has no data set")
+        if "train" in rows and len(SPLIT_NAMES.keys() & rows.keys()) > 1:
+            raise UserError(
+                f"{name}: the dict has the splits {', '.join(rows)}: pass the one to train on, as in rows['train']"
+            )
+        parts = {key: {"train": training_split(part, f"{name}[{key!r}]", names)} for key, part in rows.items()}
+        return join_sources(parts, profile)["train"]
+    return make_splits({"train": as_rows(rows, name)}, name, names)["train"]
+
+
+def evaluation_splits(
+    sets, codebase=None, name: str = "eval_dataset", names: ColumnNames = ANY_COLUMNS
+) -> Split | dict[str, Split] | None:
+    """Makes splits of the queries and the corpus that a trainer gets.
+
+    Args:
+        sets: rows with a query and the `url` of its code, or with a query and a code; a `Split`, which has a corpus;
+            or a dict of such sets.
+        codebase: the corpus of all sets, or a dict of them with the same keys. By default, the codes of each set.
 
     Returns:
-        The tables, and the names that columns have in the source.
+        A split, or a dict of splits with the keys of `sets`.
+
+    Raises:
+        UserError: the corpus is missing, or it contains no relevant code to a query.
     """
-    name = str(source)
-    if isinstance(source, pd.DataFrame):
-        name = "the data frame"
-        data = {"train": from_frame(source)}
-    elif not any(names) and is_codesearchnet(Path(source)):
-        data = load_folder(source)
-    else:
-        data = read_splits(name)
-    for split, rows in data.items():
-        if not len(rows):
-            raise UserError(f"{name}: {split} has no rows")
-    if "train" not in needed and data.keys() - {"train", "codebase"}:
-        data.pop("train", None)
-    columns = chosen_columns(data, names.query, names.code, name, quiet=True)
-    if check:
-        _check_texts(data, columns, source)
-    called = source_names(data, names, columns)
-    return with_text_ids(standard_rows(data, name, names, partial(_place, source))), called
+    if sets is None:
+        return None
+    if isinstance(sets, Mapping):
+        if not sets:
+            raise UserError(f"{name}: the dict has no data set")
+        if isinstance(codebase, Mapping):
+            if missing := [key for key in sets if key not in codebase and not isinstance(sets[key], Split)]:
+                raise UserError(f"codebase: no corpus for {missing[0]!r}, only for {', '.join(map(repr, codebase))}")
+            return {
+                key: evaluation_splits(part, codebase.get(key), f"{name}[{key!r}]", names)
+                for key, part in sets.items()
+            }
+        return {key: evaluation_splits(part, codebase, f"{name}[{key!r}]", names) for key, part in sets.items()}
+    if isinstance(sets, Split):
+        check_split(sets, name)
+        return sets
+    tables = {name: as_rows(sets, name)}
+    if codebase is not None:
+        tables["codebase"] = as_rows(codebase, "codebase")
+    return make_splits(tables, name, names, files={name: name, "codebase": "codebase"})[name]
 
 
-# ---- Columns ----
+def as_rows(rows, name: str) -> Dataset:
+    """Converts a list of dicts, a data frame or a `Dataset` to a `Dataset` without a format.
 
-
-def _check_texts(
-    data: Mapping[str, Dataset], columns: Mapping[str, Sequence[str]], source: str | Path | pd.DataFrame
-) -> None:
-    """Raises UserError if any rows have no text. The message gives their number and the location of the first."""
-    for split, rows in data.items():
-        if "codebase" in data:
-            sides = SIDES_OF[split]
-        else:
-            sides = COLUMNS_OF
-        for side in sides:
-            names = columns_in(rows, columns[side])
-            blank = set(range(len(rows)))
-            for name in names:
-                blank &= set(blank_rows(rows, name))
-            if names and blank:
-                place = _place(source, split, min(blank) + 1)
-                counts = f"{len(blank):,} of {len(rows):,} rows"
-                raise UserError(
-                    f"{place}: column {names[0]!r} is missing or empty, as in {counts} of {split}; "
-                    f"drop_unusable=True drops such rows"
-                )
-
-
-def _place(source: str | Path | pd.DataFrame, split: str, row: int) -> str:
-    """Returns the location of a row in a split, by file and line if possible. The first row has number 1."""
-    if isinstance(source, pd.DataFrame):
-        return f"the data frame, row {row}"
-    path = Path(source)
-    files = []
-    if path.exists() and not is_saved(path):
-        files = row_files(path).get(split)
-    if files:
-        return place_of(files, row - 1)
-    return f"{source}, {split}, row {row}"
-
-
-# ---- Splits ----
-
-
-def check_sides(rows: Dataset, sides: Iterable[str]) -> None:
-    """Raises UserError if the rows have no column for queries or none for codes."""
-    for side in sides:
-        if not columns_in(rows, COLUMNS_OF[side]):
-            known = ", ".join(rows.column_names)
-            raise UserError(f"no column for the {side}: the rows have {known}; give it with {side}_column")
-
-
-def _split(rows: Dataset, source: str | Path | pd.DataFrame) -> dict[str, Dataset]:
-    name = "the data frame" if isinstance(source, pd.DataFrame) else source
-    try:
-        check_sides(rows, COLUMNS_OF)
-        places = divided(rows)
-    except UserError as error:
-        raise UserError(f"{name}: {error}") from error
-    return {split: rows.select(numbers) for split, numbers in places.items()}
+    Raises:
+        UserError: the list is empty, two columns of a data frame have the same name or a column has values of several
+            types, or the rows have another type, such as `IterableDataset`, which has no row numbers.
+    """
+    if isinstance(rows, Dataset):
+        return rows.with_format(None) if rows.format["type"] else rows  # without a format, columns are lists
+    if isinstance(rows, pd.DataFrame):
+        frame = rows.set_axis(rows.columns.map(str), axis=1)
+        repeated = frame.columns[frame.columns.duplicated()]
+        if len(repeated):
+            raise UserError(f"{name}: two columns are called {repeated[0]!r}: rename one of them")
+        try:
+            return with_plain_text(Dataset.from_pandas(frame, preserve_index=False))
+        except pa.ArrowException as error:
+            raise UserError(f"{name}: {' '.join(str(error).split())}") from error
+    if isinstance(rows, list) and all(isinstance(row, Mapping) for row in rows):
+        if not rows:
+            raise UserError(f"{name}: there are no rows")
+        # `from_list` would drop the columns that the first row lacks.
+        columns = dict.fromkeys(chain.from_iterable(rows))
+        return Dataset.from_list([dict.fromkeys(columns) | row for row in rows])
+    raise UserError(
+        f"{name}: expected a datasets.Dataset, a data frame or a list of dicts, not {type(rows).__name__}; "
+        "estimators and masks know a row by its number, so rows of a stream must be collected first"
+    )

@@ -1,149 +1,151 @@
-"""Checks that rows can be used for training and evaluation, and drops the unusable ones."""
+"""Checks that a split can be used for training or evaluation, and drops unusable rows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset
 
-from soft_trainer.data.judgments import EqualIds, Split
-from soft_trainer.data.layouts.files import SPLITS
-from soft_trainer.data.tokens import check_language_column, text_column
+from soft_trainer.data.columns import COLUMNS_OF
+from soft_trainer.data.split import EqualIds, Split
+from soft_trainer.data.tokens import check_language_column, columns_in, text_column
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.terminal import print_on_main, table
 
-SHOWN = 5  # rows to list in an error message
+SHOWN = 5  # rows to list in a message
+MOST_RELEVANT = 100  # relevant codes for each row of an evaluation: more means that an id stands for something else
 
 
-def check_split(split: Split, name: str, profile: EncoderProfile) -> None:
-    """Checks that a split can be used for training or evaluation. Training rows need no url.
+def check_split(
+    split: Split, name: str, profile: EncoderProfile | None = None, files: Mapping[str, str] | None = None
+) -> None:
+    """Checks that a split can be used for training or evaluation: its texts, languages, ids and relevant codes.
+
+    Args:
+        name: what to call the split in messages. "train" needs no relevant codes beside its pairs.
+        profile: the encoder that reads the rows. If None, a text in any column of a side will do.
+        files: where the queries ("query") and codes ("code") come from, for messages.
 
     Raises:
         UserError: the split is empty, a column is missing, rows have no text, or a query has no relevant code. The
-            message lists these rows.
+            message has the place and the numbers of these rows.
     """
-    corpus = "train" if name == "train" else "codebase"
-    for side, rows, called in (("query", split.queries, name), ("code", split.corpus, corpus)):
+    places = {"query": name, "code": "train" if name == "train" else "codebase"} | (files or {})
+    for side, rows in (("query", split.queries), ("code", split.corpus)):
+        place = places[side]
         if len(rows) == 0:
-            raise UserError(f"{called}: no rows")
-        _check_filled(rows, text_column(rows, getattr(profile, f"{side}_columns"), side), called)
-    if profile.data_flow_length:
-        check_language_column(split.corpus, corpus)
-        _check_filled(split.corpus, "language", corpus)
-    if isinstance(split.judgments.answers, EqualIds) and split.judgments.examples is None:
-        check_targets(split.queries, split.corpus, name)
-
-
-def check_targets(queries: Dataset, corpus: Dataset | None, name: str = "eval_dataset") -> None:
-    """Checks that exactly one code in the corpus has each query's url.
-
-    Args:
-        queries: rows with a `url`.
-        corpus: rows with a `url`, the codes that are ranked for the queries.
-        name: what to call the queries in messages.
-
-    Raises:
-        UserError: the queries or the corpus are empty, a url is missing or empty, two codes have the same url, or no
-            code has a query's url.
-    """
-    if queries is None:
-        raise UserError(f"{name}: no queries; pass eval_dataset= here or to the trainer")
-    if not queries:
-        raise UserError(f"{name}: there are no rows")
-    if corpus is None:
-        raise UserError(
-            f"{name}: no corpus to rank these queries against; add codebase.jsonl or codebase.jsonl.gz to the folder "
-            "(in Python: codebase=)"
-        )
-    for part, rows in ((name, queries), ("codebase", corpus)):
-        _check_filled(rows, "url", part)
-    urls = pd.Series(corpus["url"][:], dtype=object)
-    own = pd.Series(queries["url"][:], dtype=object)
-    repeated = np.flatnonzero(urls.duplicated())
-    if len(repeated):
-        row = int(repeated[0])
-        first = int(np.flatnonzero(urls == urls[row])[0])
-        raise UserError(f"codebase: row {row + 1} repeats the url of row {first + 1}: {urls[row]}")
-    missing = np.flatnonzero(~own.isin(urls)).tolist()
-    if missing:
-        if len(missing) == 1:
-            verb = "has"
+            raise UserError(f"{place}: no rows")
+        if profile is None:
+            columns = columns_in(rows, COLUMNS_OF[side])
         else:
-            verb = "have"
-        raise UserError(f"{name}: {_rows(missing)} {verb} a url that is not in the codebase ({own[missing[0]]})")
+            columns = [text_column(rows, getattr(profile, f"{side}_columns"), side)]
+        if not columns:
+            known = ", ".join(rows.column_names)
+            raise UserError(f"{place}: no column for the {side}: the rows have {known}; give it with {side}_column")
+        if len(empty := blank_rows(rows, columns)):
+            column = split.called.get(columns[0], columns[0])
+            raise UserError(
+                f"{place}, {_listed(empty)}: column {column!r} is missing or empty, as in {len(empty):,} of "
+                f"{len(rows):,} rows; drop_unusable=True drops such rows"
+            )
+    if profile is not None and profile.data_flow_length:
+        place = places["code"]
+        check_language_column(split.corpus, place)
+        if len(empty := blank_rows(split.corpus, ["language"])):
+            raise UserError(f"{place}, {_listed(empty)}: column 'language' is missing or empty")
+    if name != "train":
+        _check_relevant(split, places)
 
 
-def drop_unusable_rows(splits: Mapping[str, Split], profile: EncoderProfile) -> dict[str, Split]:
-    """Drops queries and codes without a text, and queries whose code was dropped. Prints the number of each.
+def _check_relevant(split: Split, places: Mapping[str, str]) -> None:
+    """Raises UserError if a query has no relevant code, or if many codes have one id."""
+    ids = split.judgments.stored
+    if isinstance(ids, EqualIds) and split.judgments.examples is None:
+        for side, rows in (("query", split.queries), ("code", split.corpus)):
+            if "url" not in rows.column_names:
+                raise UserError(f"{places[side]}: no column 'url', the id of a query's code")
+            if len(empty := blank_rows(rows, ["url"])):
+                raise UserError(f"{places[side]}, {_listed(empty)}: column 'url', the id, is missing or empty")
+        _, first, number = np.unique(ids.codes, return_index=True, return_inverse=True)
+        repeated = np.flatnonzero(first[number] != np.arange(len(number)))
+        if len(repeated):
+            row = repeated[0]
+            raise UserError(
+                f"{places['code']}, row {row + 1} repeats the url of row {first[number[row]] + 1}: "
+                f"{split.corpus['url'][int(row)]}"
+            )
+    counts = split.judgments.relevant_counts()
+    missing = np.flatnonzero(counts == 0)
+    if len(missing):
+        reason = "no relevant code in the corpus"
+        if isinstance(ids, EqualIds) and "url" in split.queries.column_names:
+            reason = f"no code in the corpus has their url, such as {split.queries['url'][int(missing[0])]!r}"
+        raise UserError(f"{places['query']}, {_listed(missing)}: {reason}")
+    if counts.sum() > MOST_RELEVANT * (len(split.queries) + len(split.corpus)):
+        raise UserError(
+            f"{places['query']}, row {counts.argmax() + 1} has the id of {counts.max():,} codes, and so have most: "
+            "give each code an id that no other code has"
+        )
+
+
+def drop_unusable_rows(split: Split, name: str, profile: EncoderProfile) -> tuple[Split, tuple[int, int]]:
+    """Drops queries and codes without a text, and queries whose codes were all dropped.
+
+    Returns:
+        The split, and its number of training pairs or queries with the number of dropped ones.
 
     Raises:
-        UserError: a split lacks a column.
+        UserError: the split lacks a column.
     """
-    kept = {}
-    counts = {}
-    for name, split in splits.items():
-        queries = _with_text(split.queries, "query", profile)
-        codes = _with_text(split.corpus, "code", profile)
-        if name == "train":
-            pairs = split.judgments.pairs()
-            usable = queries[pairs[:, 0]] & codes[pairs[:, 1]]
-            kept[name] = split if usable.all() else split.keep(np.flatnonzero(usable))
-            counts[name] = (len(pairs), int((~usable).sum()))
-            continue
-        chosen = split if codes.all() else split.select(codes=np.flatnonzero(codes))
-        # A query whose code was never in the corpus stays, and causes an error later.
-        answered = chosen.judgments.answer_counts() > 0
-        queries &= answered | (split.judgments.answer_counts() == 0)
-        kept[name] = chosen if queries.all() else chosen.select(queries=np.flatnonzero(queries))
-        counts[name] = (len(queries), int((~queries).sum()))
-        counts["codebase"] = (len(codes), int((~codes).sum()))
-    rows = [(name, *counts[name]) for name in SPLITS if name in counts]
-    print_on_main(table(("split", "rows", "dropped as unusable"), rows))
-    return kept
+    queries = _with_text(split.queries, "query", profile)
+    codes = _with_text(split.corpus, "code", profile)
+    if name == "train":
+        pairs = split.judgments.pairs()
+        usable = queries[pairs[:, 0]] & codes[pairs[:, 1]]
+        kept = split if usable.all() else split.keep(np.flatnonzero(usable))
+        return kept, (len(pairs), int((~usable).sum()))
+    kept = split if codes.all() else split.select(codes=np.flatnonzero(codes))
+    # A query whose code was never in the corpus stays, and `check_split` reports it.
+    queries &= (kept.judgments.relevant_counts() > 0) | (split.judgments.relevant_counts() == 0)
+    if not queries.all():
+        kept = kept.select(queries=np.flatnonzero(queries))
+    return kept, (len(queries), int((~queries).sum()))
 
 
 def _with_text(rows: Dataset, side: str, profile: EncoderProfile) -> np.ndarray:
     """Returns True for the rows that have a text on one side, bool[rows]."""
     found = np.ones(len(rows), dtype=bool)
-    found[blank_rows(rows, text_column(rows, getattr(profile, f"{side}_columns"), side))] = False
+    found[blank_rows(rows, [text_column(rows, getattr(profile, f"{side}_columns"), side)])] = False
     return found
 
 
-def _check_filled(rows: Dataset, column: str, split: str) -> None:
-    if column not in rows.column_names:
-        raise UserError(f"{split}: no column {column!r}")
-    if empty := blank_rows(rows, column):
-        if rows.data.column(column).null_count == len(rows):
-            state = "missing"
+def blank_rows(rows: Dataset, columns: list[str]) -> np.ndarray:
+    """Returns the rows whose values are missing, blank or empty lists in all of the columns, int64[n].
+
+    Raises:
+        UserError: a column does not contain text.
+    """
+    blank = np.ones(len(rows), dtype=bool)
+    table = rows.select_columns(columns).with_format("arrow")[:]
+    for column in columns:
+        values = table[column]
+        if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
+            lengths = pc.list_value_length(values)
+        elif pa.types.is_string(values.type) or pa.types.is_large_string(values.type) or pa.types.is_null(values.type):
+            lengths = pc.utf8_length(pc.utf8_trim_whitespace(values.cast(pa.string())))
         else:
-            state = "missing or empty"
-        if column in ("url", "language"):
-            hint = ""
-        else:
-            hint = "; drop_unusable=True drops such rows"
-        raise UserError(f"{split}: column {column!r} is {state} in {_rows(empty)}{hint}")
+            raise UserError(f"column {column!r} holds {values.type}; expected text")
+        blank &= lengths.fill_null(0).to_numpy() == 0
+    return np.flatnonzero(blank)
 
 
-def blank_rows(rows: Dataset, column: str) -> list[int]:
-    """Finds rows whose value is missing, blank or an empty list. Raises UserError if a value has the wrong type."""
-    values = rows.select_columns(column).with_format("arrow")[:][column]
-    if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
-        lengths = pc.list_value_length(values)
-    elif pa.types.is_string(values.type) or pa.types.is_large_string(values.type) or pa.types.is_null(values.type):
-        lengths = pc.utf8_length(pc.utf8_trim_whitespace(values.cast(pa.string())))
-    else:
-        raise UserError(f"column {column!r} holds {values.type}; expected text")
-    return pc.indices_nonzero(pc.equal(lengths.fill_null(0), 0)).to_pylist()
-
-
-def _rows(places: Sequence[int]) -> str:
-    shown = ", ".join(str(place + 1) for place in places[:SHOWN])
+def _listed(rows: np.ndarray) -> str:
+    """Returns row numbers, which start at 1, for a message."""
+    shown = ", ".join(str(row + 1) for row in rows[:SHOWN])
     more = ""
-    if len(places) > SHOWN:
-        more = f" and {len(places) - SHOWN:,} more"
-    return f"{'row' if len(places) == 1 else 'rows'} {shown}{more}"
+    if len(rows) > SHOWN:
+        more = f" and {len(rows) - SHOWN:,} more"
+    return f"{'row' if len(rows) == 1 else 'rows'} {shown}{more}"

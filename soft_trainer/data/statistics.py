@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from soft_trainer.data.judgments import Split
 from soft_trainer.data.layouts.files import SPLITS
+from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import SIDES, tokenized
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.terminal import table
@@ -38,7 +38,7 @@ def data_statistics(splits: Mapping[str, Split], profile: EncoderProfile, tokeni
             read[name] = {"query": pairs, "code": pairs}
         else:
             read[name] = {"query": split.queries}
-            corpora[id(split.corpus)] = (name, split.corpus)
+            corpora[split.corpus._fingerprint] = (name, split.corpus)
     for name, corpus in corpora.values():
         _, *part = name.split("-", 1)
         read["-".join(["codebase", *part])] = {"code": corpus}

@@ -58,7 +58,7 @@ def extract_data_flow(code: str, language: str) -> DataFlow:
     Comments and docstrings are excluded. If the code has syntax errors, the graph covers the parts that parse.
 
     Args:
-        code: a function or another piece of source code.
+        code: the source of a function or of a block.
         language: one of `soft_trainer.dataflow.DATA_FLOW_LANGUAGES`.
 
     Raises:

@@ -9,8 +9,8 @@ plain `RobertaModel` (attention implementation "sdpa", the default) is then call
         position_ids=batch["position_ids"],
     )
 
-The mask needs four dimensions, because `transformers` takes a mask of three for a padding mask and fails. "eager"
-attention adds the mask to the scores, so True has to be 0, and False the lowest number of the type.
+The mask needs four dimensions, because `transformers` treats a three-dimensional mask as a padding mask and
+fails. "eager" attention adds the mask to the scores, so True has to be 0, and False the lowest number of the type.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _fill_mask(mask: np.ndarray, codes: int, row: dict[str, list[int]]) -> None:
     sources = np.asarray(row["edge_sources"], int)
     mask[codes + targets, codes + sources] = True
     mask[[0, codes - 1]] = True
-    mask[~mask.any(axis=1)] = True  # Padding is included, because a softmax over nothing is not a number.
+    mask[~mask.any(axis=1)] = True  # Padding is included, because a softmax over no entries is NaN.
 
 
 def graph_embeddings(word_embeddings: nn.Module, batch: dict[str, Tensor]) -> Tensor:

@@ -17,7 +17,7 @@ _COMMENT_OR_STRING = re.compile(r"//[^\n]*|/\*.*?\*/|'(?:[^'\\]|\\.)*'|\"(?:[^\"
 
 
 class Source:
-    """The tokens of a piece of source code, in order and without comments.
+    """The tokens of some source code, in order and without comments.
 
     Attributes:
         root: the root of the syntax tree.

@@ -52,7 +52,7 @@ def save_adapter(model: PreTrainedModel, folder: str | Path, state_dict: Mapping
     """Writes the active adapter in peft's format.
 
     Args:
-        state_dict: the weights of the whole model. By default, the model's own.
+        state_dict: the weights of the whole model. Default: the model's current weights.
     """
     config = copy.deepcopy(model.peft_config[active_adapter(model)])
     config.inference_mode = True

@@ -50,9 +50,13 @@ def distil_static(
     """
     check_writable(output_dir, f"output_dir={output_dir}")
     if Path(model).exists() and Path(model).resolve() == Path(output_dir).resolve():
-        raise UserError(f"output_dir={output_dir}: is the folder of the encoder to distil; set another output_dir")
+        raise UserError(
+            f"output_dir={output_dir}: this is the folder of the encoder to distil; set another output_dir"
+        )
     if (Path(output_dir) / RECORD).exists():
-        raise UserError(f"output_dir={output_dir}: has the {RECORD} of another encoder; set another output_dir")
+        raise UserError(
+            f"output_dir={output_dir}: the folder has the {RECORD} of another encoder; set another output_dir"
+        )
     if not overwrite:
         check_free(output_dir, ENCODER_FILES)
     if texts is not None and not Path(texts).exists():

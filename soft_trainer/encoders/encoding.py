@@ -43,7 +43,7 @@ def tokenize_with_lengths(
     if not len(texts):
         return [], []
     texts = [prefix + text for text in texts]
-    if not tokenizer.is_fast:  # a tokenizer in Python does not say how much it truncates
+    if not tokenizer.is_fast:  # a slow tokenizer does not report how much it truncates
         lengths = [len(ids) for ids in tokenizer(texts, verbose=False)["input_ids"]]
         return tokenizer(texts, truncation=True, max_length=max_length)["input_ids"], lengths
     unread = {"return_attention_mask": False, "return_token_type_ids": False}

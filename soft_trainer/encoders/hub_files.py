@@ -27,6 +27,7 @@ from safetensors import SafetensorError
 from soft_trainer.encoders.packaged import BASE, EXPANDED, located
 from soft_trainer.errors import UserError
 from soft_trainer.files import ADAPTER_CONFIG, read_json
+from soft_trainer.terminal import similar
 
 CONFIG = "config.json"
 HUB_SECONDS = 5.0  # that the Hub may take to answer the first request
@@ -164,10 +165,11 @@ def _offline() -> str:
 
 
 def not_cached(name: str) -> str:
-    """Returns a line that says that a name on the Hub cannot be loaded without the Hub, and what to do."""
+    """Returns the message for a Hub name that cannot be loaded offline, with a remedy."""
     return (
-        f"{name}: {_offline()}, and the cache does not have it; use folders (model=FOLDER, "
-        "data_dir=FOLDER), or download it where the Hub can be reached, and then set HF_HUB_OFFLINE=1"
+        f"{name}: there is no such folder, {_offline()}, and the cache does not have it{similar(name, [BASE])}; use "
+        "folders (model=FOLDER, teacher=FOLDER, data_dir=FOLDER), or download it where the Hub can be reached, and "
+        "then set HF_HUB_OFFLINE=1"
     )
 
 
@@ -188,9 +190,12 @@ def saved_adapter(name_or_path: str | Path, revision: str | None = None) -> tupl
     base = values.get("base_model_name_or_path")
     base_revision = values.get("revision")
     if not base or not isinstance(base, str):
-        raise UserError(f"{name_or_path}: {ADAPTER_CONFIG} has no base_model_name_or_path; name the base there")
+        raise UserError(f"{name_or_path}: {ADAPTER_CONFIG} has no base_model_name_or_path; set it to the base")
     if Path(base).resolve() == Path(name_or_path).resolve() and (Path(base).is_dir() or base_revision == revision):
-        raise UserError(f"{name_or_path}: {ADAPTER_CONFIG} names the adapter itself as its base; name the base there")
+        raise UserError(
+            f"{name_or_path}: {ADAPTER_CONFIG} gives the adapter itself as its base; set "
+            "base_model_name_or_path to the base"
+        )
     return base, base_revision
 
 
@@ -231,7 +236,7 @@ def reading_base(name_or_path: str | Path) -> Iterator[None]:
 
 
 def _problem(error: Exception, folder: Path, revision: str | None) -> str:
-    """Returns a line that says what is wrong and what to do."""
+    """Describes the problem and its remedy in one line."""
     causes = (error, error.__cause__)
     if any(isinstance(cause, errors.LocalEntryNotFoundError) for cause in causes):
         return f"{_offline()}, and the cache lacks some of its files; download it where the Hub can be reached"
@@ -251,7 +256,7 @@ def _problem(error: Exception, folder: Path, revision: str | None) -> str:
     if "`attn_implementation=" in str(error):
         return "its model has no such attn_implementation; use eager, sdpa or flash_attention_2"
     if "trust_remote_code" in str(error):
-        return "its code comes with the model and runs only if you say so: read it, then set trust_remote_code=True"
+        return "the model needs code from its repository: read that code, then set trust_remote_code=True"
     if "backend tokenizer" in str(error):
         return no_tokenizer(folder)
     if "safetensors" in str(error):
@@ -260,7 +265,7 @@ def _problem(error: Exception, folder: Path, revision: str | None) -> str:
 
 
 def no_tokenizer(folder: str | Path) -> str:
-    """Returns a line that says that a model has no tokenizer, and how to add one."""
+    """Returns the message for a model without a tokenizer, with a remedy."""
     return (
         "no tokenizer in it (tokenizer.json); save its base model's tokenizer there: "
         f"AutoTokenizer.from_pretrained(BASE).save_pretrained({str(folder)!r})"

@@ -239,7 +239,9 @@ def check_model(model: PreTrainedModel, profile: EncoderProfile) -> None:
     if no_pooler:
         raise UserError(f"pooling=pooler: {kind.__name__} has no pooler; use cls, mean or last_token")
     if no_mask:
-        raise UserError(f"attn_implementation={attention}: takes no mask for data flow; use sdpa or eager")
+        raise UserError(
+            f"attn_implementation={attention}: this implementation does not accept a data-flow mask; use sdpa or eager"
+        )
 
 
 def profile_warnings(model: torch.nn.Module, profile: EncoderProfile) -> list[str]:
@@ -288,7 +290,7 @@ def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase, profile: EncoderProfil
     size of the vocabulary does not change.
 
     Raises:
-        UserError: a token that the named profile needs is not in the vocabulary, the tokenizer has no token for
+        UserError: a token that the profile needs is not in the vocabulary, the tokenizer has no token for
             padding, or a prompt leaves no room for a text.
     """
     needed = profiles.PROFILES.get(profile.name, profiles.PROFILES["auto"]).prefix_tokens

@@ -48,7 +48,7 @@ def export_onnx(model: str | Path, output_dir: str | Path | None = None, int8: b
 
     Args:
         model: the encoder's folder, or a Hub name if `output_dir` is given.
-        output_dir: the folder in which to write `onnx/`. By default, the encoder's own.
+        output_dir: the folder in which to write `onnx/`. Default: the encoder's folder.
         int8: also write the weights as 8-bit integers, one scale per channel.
 
     Returns:
@@ -66,7 +66,7 @@ def export_onnx(model: str | Path, output_dir: str | Path | None = None, int8: b
     config = repository_file(model, CONFIG) or repository_file(model, ADAPTER_CONFIG)
     there = encoder_file_hashes(folder)
     if there and there != encoder_file_hashes(config.parent):
-        raise UserError(f"output_dir={folder}: has another encoder than {model}; set another output_dir")
+        raise UserError(f"output_dir={folder}: the folder has an encoder other than {model}; set another output_dir")
     with reporting_disk_errors(folder):
         (folder / FOLDER).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".onnx-", dir=folder) as aside:
@@ -87,7 +87,7 @@ def check_exportable(encoder: Encoder, name: str) -> None:
     if is_static(encoder.model.config):
         raise UserError(f"{name}: a static encoder needs no export; it runs without torch as it is")
     if encoder.profile.data_flow_length:
-        raise UserError(f"{name}: reads data flow, which needs torch; data_flow_length=0 trains one without")
+        raise UserError(f"{name}: the encoder reads data flow, which needs torch; train it with data_flow_length=0")
     if not encoder.tokenizer.is_fast:
         raise UserError(f"{name}: its tokenizer has no tokenizer.json, so it needs transformers")
 
@@ -177,7 +177,7 @@ def check_embeddings(encoder: Encoder, folder: Path) -> None:
         found = exported.encode(PROBES, side)
         largest = float((np.abs(found - expected).max(1) / np.linalg.norm(expected, axis=1)).max())
         if not largest <= TOLERANCE:
-            raise UserError(f"the exported model's embeddings differ by {largest:.2g}, so it is not written")
+            raise UserError(f"the exported model's embeddings differ by {largest:.2g}; nothing was written")
 
 
 class _Transformer(nn.Module):

@@ -246,7 +246,7 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
         file = f"{modules['Pooling']}/config.json"
         pooling_config = read(file)
         if not pooling_config:
-            raise UserError(f"{name_or_path}: modules.json names a pooling module, but {file} is missing or empty")
+            raise UserError(f"{name_or_path}: modules.json lists a pooling module, but {file} is missing or empty")
         pooling = _pooling_of(pooling_config)
     output = (transformer.get("modality_config") or {}).get("text", {}).get("method_output_name", "last_hidden_state")
     similarity = settings.get("similarity_fn_name") or "cosine"

@@ -108,7 +108,7 @@ def _by_torch(name: str | Path, truncate_dim: int | None) -> TextEncoder:
     except UserError as error:
         if "trust_remote_code" not in str(error):
             raise
-        raise UserError(f"{name}: it needs its own code, which a search never runs") from error
+        raise UserError(f"{name}: the encoder needs code from its repository, which a search never runs") from error
 
 
 def _export_of(folder: Path) -> Path:

@@ -20,7 +20,7 @@ from scipy import sparse
 from torch import Tensor
 
 from soft_trainer.data.array_cache import DEFAULT_FOLDER
-from soft_trainer.data.judgments import Split
+from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import CodeValues, NeighbourEstimator, Rows, as_array, check_fitted
 from soft_trainer.estimators.neighbours import Excluded, Neighbours, cached_neighbours
@@ -164,8 +164,8 @@ def _column(dataset: Dataset, name: str, side: str) -> pa.ChunkedArray:
     column = next((column for column in (name, name.removesuffix("_tokens")) if column in dataset.column_names), None)
     if column is None:
         raise UserError(
-            f"BM25 reads column {name!r}, but the {side} rows have only: {', '.join(dataset.column_names)}; give it "
-            f"with {side}_column"
+            f"BM25 reads column {name!r}, but the {side} rows have only: {', '.join(dataset.column_names)}; set "
+            f"{side}_column"
         )
     values = dataset.with_format("arrow", columns=[column])[:][column]
     if values.null_count:

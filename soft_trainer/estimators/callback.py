@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from soft_trainer.criterion import Targets
-from soft_trainer.data.judgments import Split
+from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
 from soft_trainer.terminal import print_on_main
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from soft_trainer import distributed
 from soft_trainer.data.array_cache import DEFAULT_FOLDER, cached_rows
-from soft_trainer.data.judgments import Split
+from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import column_of
 from soft_trainer.encoders.encoding import Encoder, comparable, embed_sharded, prompt_length
 from soft_trainer.encoders.hub_files import split_revision
@@ -196,7 +196,7 @@ class InitialModelEstimator(TrainedModelEstimator):
     is loaded, so that a resumed run gets the same scores.
     """
 
-    # An untrained encoder's scores (cosine x 20) differ little, so Table 7's 5.0 would make all weights nearly equal.
+    # Scores before training (cosine x 20) differ little, so Table 7's 5.0 would make all weights nearly equal.
     temperature = 2.0
 
     def __init__(self, cache_dir=DEFAULT_FOLDER, batch_size: int = 64):

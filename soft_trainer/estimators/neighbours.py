@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from soft_trainer import distributed
 from soft_trainer.data.array_cache import load_arrays, store_arrays
-from soft_trainer.data.judgments import RelevantCodes
+from soft_trainer.data.split import RelevantCodes
 from soft_trainer.errors import UserError, extra_needed
 from soft_trainer.fingerprints import code_fingerprint, fingerprint
 from soft_trainer.terminal import Progress, print_on_main
@@ -194,7 +194,7 @@ def _dot_products(queries: np.ndarray, codes: np.ndarray, device) -> Callable[[n
 
 def _vectors(values: np.ndarray, rows, device) -> Tensor:
     chosen = np.asarray(values[rows], dtype=np.float32)
-    # Torch warns about read-only memory, such as that of a mapped file.
+    # Torch warns about read-only memory, such as a mapped file.
     return torch.from_numpy(chosen if chosen.flags.writeable else chosen.copy()).to(device)
 
 

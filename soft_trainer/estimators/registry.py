@@ -73,7 +73,7 @@ def _known(
     if name in DEFAULT_MODELS:
         model = model or DEFAULT_MODELS[name]
         if model is None:
-            raise UserError(f"estimator={name}: name its folder or Hub name with estimator_model")
+            raise UserError(f"estimator={name}: set estimator_model to a folder or a Hub name")
         base, revision = split_revision(model)
         # Raises an error for a missing encoder now rather than when the estimator is fitted.
         load_tokenizer(base, resolve_profile(base, revision=revision), revision, trust_remote_code)
@@ -90,5 +90,7 @@ def _users_own(name: str):
         raise UserError(f"estimator={name!r}: {error}") from error
     for method in ("fit", "similarity"):
         if not callable(getattr(estimator, method, None)):
-            raise UserError(f"estimator={name!r}: has no method {method}; an estimator needs fit and similarity")
+            raise UserError(
+                f"estimator={name!r}: the class has no method {method}; an estimator needs fit and similarity"
+            )
     return estimator

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import ArrayLike
 
-from soft_trainer.data.judgments import CODE_COLUMNS, QUERY_COLUMNS, Split
+from soft_trainer.data.split import CODE_COLUMNS, QUERY_COLUMNS, Split
 from soft_trainer.data.tokens import column_texts, text_column, text_ids
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.ranking import Ranking
@@ -24,7 +24,7 @@ from soft_trainer.terminal import print_on_main, shortened, table
 METRICS = {"mrr": "MRR", "recall@1": "recall@1", "recall@5": "recall@5", "recall@10": "recall@10"}
 CHANGE = "mrr_change"  # compared with before training
 MARGIN = "mrr_change_margin"
-# Metrics for graded codes. The title says which gain a grade has.
+# Metrics for graded codes. The title gives the gain of a grade.
 GRADED = {
     MAP: "MAP",
     NDCG["linear"]: "nDCG@10, gain relevance",
@@ -98,7 +98,7 @@ def _identity(split: Split, query_columns: Sequence[str], code_columns: Sequence
     code = text_column(split.corpus, (*CODE_COLUMNS, *code_columns), "code")
     pairs = zip(split.corpus["url"], column_texts(split.corpus, code), strict=True)
     codes = text_ids(f"{url}\0{text}" for url, text in pairs)
-    right = split.judgments.right
+    right = split.judgments.relevant
     keys = []
     for row, text in enumerate(column_texts(split.queries, query)):
         answers = slice(right.indptr[row], right.indptr[row + 1])
@@ -126,7 +126,7 @@ class RankedQueries:
         self.encoder: bytes | None = rows.schema.metadata.get(b"encoder")  # the fingerprint of the encoder's files
 
     def check_encoder(self) -> None:
-        """Checks that the encoder is still the one that made these ranks. An encoder that is gone has not changed.
+        """Checks that the encoder has not changed since it made these ranks. An encoder that is gone has not changed.
 
         Raises:
             UserError: the encoder next to the ranks has changed. For one in another folder, a warning is printed.
@@ -214,7 +214,7 @@ def examples(split: Split, ranking: Ranking, number: int, query_column: str, cod
         top = ranking.top_indices[row, :_SHOWN].tolist()
         for place, (number, code) in enumerate(zip(top, split.corpus.select(top), strict=True), 1):
             mark = "  "
-            if split.judgments.right[row, number]:
+            if split.judgments.relevant[row, number]:
                 mark = "=>"
             path = ""
             if code.get("path"):

@@ -12,11 +12,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from soft_trainer.data.judgments import Judgments, Split
-from soft_trainer.errors import UserError
+from soft_trainer.data.split import Judgments
 from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
 
-MOST_ANSWERS = 100  # pairs of a query and a relevant code, as a multiple of the number of queries and codes
 CUT = 10  # the ranks that count for nDCG
 MAP = "map"
 # The name of nDCG for each gain, because figures with different gains cannot be compared.
@@ -50,32 +48,18 @@ class RetrievalOutput:
         return self.ranking.top_indices
 
 
-def check_answers(split: Split, name: str) -> None:
-    """Raises UserError if the split has no queries, a query has no relevant code, or most rows share an id."""
-    counts = split.judgments.answer_counts()
-    if not len(counts):
-        raise UserError(f"{name}: there are no queries")
-    if not counts.all():
-        raise UserError(f"{name}: query {counts.argmin() + 1} has no relevant code in the corpus: drop it")
-    if counts.sum() > MOST_ANSWERS * (len(split.queries) + len(split.corpus)):
-        raise UserError(
-            f"{name}: query {counts.argmax() + 1} has the id of {counts.max():,} codes, and so have most: give each "
-            "code an id that no other code has"
-        )
-
-
 def answer_pairs(judgments: Judgments) -> tuple[Tensor, Tensor]:
     """Returns the query and the code of each relevant code, LongTensor[P] each, ordered by query."""
-    right = judgments.right.tocoo()
+    right = judgments.relevant.tocoo()
     return torch.from_numpy(right.row).long(), torch.from_numpy(right.col).long()
 
 
 def best_answers(judgments: Judgments) -> np.ndarray:
     """Returns each query's relevant code with the highest grade, int64[Q].
 
-    If several answers share the highest grade, the first one is returned.
+    If several codes share the highest grade, the first one is returned.
     """
-    right = judgments.right.tocoo()
+    right = judgments.relevant.tocoo()
     pairs = pd.DataFrame({"query": right.row, "grade": right.data})
     return right.col[pairs.groupby("query")["grade"].idxmax()].astype(np.int64)
 
@@ -84,17 +68,17 @@ def by_query(ranking: Ranking, judgments: Judgments) -> tuple[Ranking, dict[str,
     """Reduces the ranks of all relevant codes to one rank per query, and measures how well all of them are found.
 
     In nDCG, a code at rank p gains its grade (or 2^grade - 1, depending on `judgments.gain`) / log2(p + 1). The sum
-    over the first ten ranks is divided by that of an ideal ranking. Ties are resolved against the query: among codes
-    with the same score, wrong codes come first, then codes with lower grades.
+    over the first ten ranks is divided by its ideal value. Ties are resolved against the query: among codes
+    with the same score, irrelevant codes come first, then codes with lower grades.
 
     Args:
         ranking: the ranking of the P pairs from `answer_pairs`. Every query has at least one pair.
 
     Returns:
-        The ranking of the Q queries by their best-ranked answers. If codes have grades, also the average precision
-        `map` and nDCG, named for its gain, float64[Q] each.
+        The ranking of the Q queries by their best-ranked relevant codes. With graded codes, also the average
+        precision `map` and nDCG, under the name of its gain, float64[Q] each.
     """
-    right = judgments.right.tocoo()
+    right = judgments.relevant.tocoo()
     pairs = pd.DataFrame({"query": right.row, "grade": right.data.astype(np.float64)})
     pairs["rank"] = ranking.ranks.numpy(force=True)
     by_grade = pairs.sort_values("grade", ascending=False, kind="stable")

@@ -49,7 +49,7 @@ def reciprocal_ranks(ranks: ArrayLike) -> np.ndarray:
     """Returns each query's reciprocal rank, float64[Q]."""
     ranks = np.asarray(ranks, dtype=np.float64)
     if not (ranks >= 1).all():
-        raise UserError("Ranks begin at 1, and rank 1 is best: found a lower one.")
+        raise UserError("Ranks start at 1: found a lower number.")
     return 1 / ranks
 
 

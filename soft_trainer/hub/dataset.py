@@ -12,10 +12,10 @@ from huggingface_hub import DatasetCard, DatasetCardData
 from transformers import TrainingArguments
 
 from soft_trainer import distributed
-from soft_trainer.data.judgments import EqualIds, Split
 from soft_trainer.data.languages import languages_in
 from soft_trainer.data.layouts.codesearchnet import FEATURES, FILE_FEATURES, HUB_SPLITS
 from soft_trainer.data.named_negatives import NEGATIVES
+from soft_trainer.data.split import EqualIds, Split
 from soft_trainer.data.tokens import column_texts, columns_in
 from soft_trainer.errors import UserError
 from soft_trainer.files import PUSHED_ROWS, ROW_FILES, reporting_disk_errors, write_rows, write_text
@@ -54,12 +54,11 @@ def pushed_tables(splits: Mapping[str, Split]) -> dict[str, Dataset]:
     tables = {}
     corpora = []
     for name, split in splits.items():
-        if not isinstance(split.judgments.answers, EqualIds):
-            raise UserError(f"push_data_to_hub: pushes rows with a query and a code each, but {name} has judgments")
-        tables[name] = split.queries
+        if not isinstance(split.judgments.stored, EqualIds):
+            raise UserError(f"push_data_to_hub can push only pairs of a query and a code, but {name} has judgments")
+        tables[name] = split.to_pairs()
         if name == "train":
-            tables[name] = split.to_pairs()
-            if split.judgments.wrong is not None:
+            if split.judgments.negatives is not None:
                 tables[name] = tables[name].add_column(NEGATIVES, named_negatives(split))
         else:
             corpora.append(split.corpus)
@@ -69,7 +68,7 @@ def pushed_tables(splits: Mapping[str, Split]) -> dict[str, Dataset]:
             if parts:
                 tables[name] = concatenate_datasets(parts)
     if corpora:
-        distinct = {id(corpus): corpus for corpus in corpora}
+        distinct = {corpus._fingerprint: corpus for corpus in corpora}
         tables["codebase"] = concatenate_datasets(list(distinct.values()))
     return tables
 
@@ -78,7 +77,7 @@ def named_negatives(split: Split) -> list[list[str]]:
     """Returns the texts of each query's negatives."""
     column = columns_in(split.corpus, ("code", "code_tokens"))[0]
     texts = list(column_texts(split.corpus, column))
-    return [[texts[code] for code in row.indices] for row in split.judgments.wrong]
+    return [[texts[code] for code in row.indices] for row in split.judgments.negatives]
 
 
 def write_data(data: Mapping[str, Dataset], arguments: DataArguments, folder: str | Path) -> Path:

@@ -226,7 +226,7 @@ def _with_public_name(path: Path, key: str) -> Path | bytes:
 def _listed(folder: Path, paths: set[Path]) -> set[Path]:
     """Returns the files that the record of the run lists. Without a list, returns all.
 
-    A warning names the unlisted files, and the files that have changed since. The user may have changed the card.
+    A warning lists the unlisted files and the files that have changed since. The user may have changed the card.
     """
     listed = listed_files(folder)
     if listed is None:
@@ -239,7 +239,7 @@ def _listed(folder: Path, paths: set[Path]) -> set[Path]:
         if name != CARD and folder / name in paths and hashed != file_fingerprint(folder / name):
             changed.append(name)
     if changed:
-        what = "changed since the run, so its results may not be those of this encoder"
+        what = "changed since the run, so its results may belong to another encoder"
         logger.warning("%s: %s: %s", folder, what, ", ".join(changed))
     return paths & known
 

@@ -166,9 +166,7 @@ def _folder_inside(opened: git.pygit2.Repository, source_dir: str | os.PathLike[
     if own in (root, Path(opened.path).resolve()):
         return ""
     if not own.is_relative_to(root):
-        raise UserError(
-            f"source_dir={source_dir}: is no folder of the repository {root}, whose tree at the cut is read"
-        )
+        raise UserError(f"source_dir={source_dir}: the folder is not in the repository {root}")
     return f"{own.relative_to(root).as_posix()}/"
 
 
@@ -231,8 +229,8 @@ class _History:
         if len(kept) <= taken:
             reasons = explained(Counter(change.outcome for change in self.changes if not change.functions))
             raise UserError(
-                f"only {len(kept)} of {len(self.changes):,} commits change {self.language} functions and say how; "
-                f"train, valid and test need some each{reasons}"
+                f"only {len(kept)} of {len(self.changes):,} commits change {self.language} functions and explain "
+                f"the change; train, valid and test need some each{reasons}"
             )
         wanted = kept[-size:][0]
 
@@ -271,7 +269,7 @@ class _History:
         """Returns the distinct rows of every split, newest first, and the numbers of commits by outcome.
 
         Args:
-            corpus: the urls of the corpus. Other functions did not exist at the cut, so they answer no query.
+            corpus: the urls of the corpus. Functions that did not exist at the cut are not relevant to any query.
         """
         counts = Counter()
         everything = {change.commit for change in self.changes}
@@ -289,7 +287,7 @@ class _History:
             split: the name of the split.
             span: the indices of its commits.
             ancestors: the ids of the commits that may be in the split. Others were merged after the cut that follows.
-            corpus: the urls of the functions that may answer a query outside training.
+            corpus: the urls of the functions that may be relevant outside training.
             counts: the numbers of commits by outcome. The commits of the split are added.
         """
         earlier = set()

@@ -105,7 +105,7 @@ def _set_rate(args: SoftInfoNCETrainingArguments, profile: EncoderProfile) -> No
 def loadable_teacher(profile: EncoderProfile) -> str | None:
     """Returns the encoder that this one was distilled from, or None if it has none.
 
-    If the teacher cannot be loaded, or has changed since, a line says so, and the result is None.
+    If the teacher cannot be loaded, or has changed since, a warning is printed and the result is None.
     """
     if not profile.teacher:
         return None

@@ -418,7 +418,7 @@ class TrainingOptions(SoftInfoNCEOptions):
     )
     report: bool = output_option(
         False,
-        "In Python: measure eval_dataset before and after training, beside lexical BM25, and end with a table of the "
+        "In Python: measure eval_dataset before and after training, and lexical BM25, and end with a table of the "
         "results. The command line always does so.",
     )
     merge_lora: bool = output_option(False, "Save the whole encoder, with the adapter merged into its weights.")

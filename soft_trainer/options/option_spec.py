@@ -139,9 +139,9 @@ def option(default, help: str, *, aliases: Sequence[str] = (), **declared):
                 the estimator has no such attribute.
             `results=False`: the option does not affect results, only what is printed or kept, or the speed.
             `group`: the heading in `--help`. All options that choose weights or batches are in "weights" or "batches".
-            `refers_to`: what the value names: "rows", an "encoder", "code" (a function or class as module:name, or a
-                source tree), a "repository" or another "place". With `several=True`, it is a list with commas.
-            `chooses_rows=True`: the option leaves rows of an evaluation set out.
+            `refers_to`: what the value refers to: "rows", an "encoder", "code" (a function or class as module:name, or
+                a source tree), a "repository" or another "place". With `several=True`, it is a list with commas.
+            `chooses_rows=True`: the option excludes rows from an evaluation set.
             `common=True`: `--help` shows the option. `--help_all` shows all options.
             `evaluation=True`: `soft-trainer evaluate` has the option too.
     """

@@ -118,7 +118,7 @@ def _near(name: str, actions: Mapping) -> str:
 
 
 class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """A help formatter that keeps the line breaks of the description, and omits defaults that the help names."""
+    """A help formatter that keeps the line breaks of the description, and omits defaults that the help gives."""
 
     def _get_help_string(self, action):
         if action.default is None or "Default:" in action.help:

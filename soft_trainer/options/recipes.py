@@ -41,7 +41,7 @@ def read_recipe(path: str | Path, readers: tuple[Path, ...] = ()) -> dict:
     """
     path = Path(path)
     if path.resolve() in readers:
-        raise UserError(f"{path}: is its own base")
+        raise UserError(f"{path}: the recipe is its own base")
     try:
         options = yaml.safe_load(path.read_bytes()) or {}  # given bytes, YAML detects the encoding
     except OSError as error:

@@ -167,7 +167,7 @@ def resolve_loss(options: SoftInfoNCEOptions, estimator=None) -> Criterion:
             f"false_negatives=positives: loss={loss.loss} does not read `extra_positives`, the other positives"
         )
     if loss.cancel != "none" and not loss.can_exclude:
-        raise UserError(f"cancel={loss.cancel}: loss={loss.loss} takes no `negatives`, so it cannot leave any out")
+        raise UserError(f"cancel={loss.cancel}: loss={loss.loss} takes no `negatives`, so it cannot exclude any")
     if loss.needs_similarity and estimator is None:
         raise UserError(
             f"{loss.settings_that_need_similarity} needs an estimator: set estimator=bm25 (a trainer in Python: "
@@ -203,7 +203,7 @@ def check_options(args: TrainingArguments) -> None:
     """Checks all options that can be checked without rows or an encoder.
 
     Raises:
-        UserError: a value is out of range, or an option is not supported. The message says what works.
+        UserError: a value is out of range, or an option is not supported. The message lists what works.
     """
     check_values(args)
     for name, declared in RANGES.items():
@@ -231,12 +231,12 @@ def _check_together(args) -> None:
         raise UserError("gradient_cache_chunk_size: DeepSpeed allows one backward pass a step; use DDP or FSDP")
     if getattr(args, "merge_ratio", None) is not None and (args.fsdp or args.deepspeed):
         raise UserError(
-            "merge_ratio: no process of FSDP or DeepSpeed has all weights; use soft-trainer merge after it"
+            "merge_ratio: with FSDP or DeepSpeed, no process has all weights; use soft-trainer merge after training"
         )
     if args.auto_find_batch_size and args.world_size > 1:
         raise UserError(
-            "auto_find_batch_size: works on one process only, since several would wait for the one that has run out "
-            "of memory; use gradient_cache_chunk_size for large batches"
+            "auto_find_batch_size: works only with one process, because the others would wait for the one that runs "
+            "out of memory; use gradient_cache_chunk_size for large batches"
         )
     named = getattr(args, "named", ())
     for name, strategy in (("save_steps", "save_strategy"), ("eval_steps", "eval_strategy")):
@@ -249,7 +249,7 @@ def _check_together(args) -> None:
         )
     if args.save_strategy == "best" and args.eval_strategy == "no":
         raise UserError(
-            "save_strategy=best: saves after an evaluation, and there is none; set eval_strategy=epoch, for example"
+            "save_strategy=best: the run has no evaluation to save after; set eval_strategy=epoch, for example"
         )
     if args.n_gpu > 1:
         raise UserError(

@@ -48,7 +48,7 @@ def _default(name: str, value):
 
 
 class _SignatureOfInit:
-    """The signature of a class whose `__new__` takes anything: that of its `__init__`."""
+    """The signature of a class whose `__new__` takes anything: the signature of its `__init__`."""
 
     def __get__(self, instance, owner: type) -> inspect.Signature:
         parameters = list(inspect.signature(owner.__init__).parameters.values())

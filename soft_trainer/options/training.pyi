@@ -77,8 +77,8 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
             large batches in little memory. Values: 1 or more.
         matryoshka_dims: Numbers of leading dimensions to use as embeddings too, such as 768,256,64.
         overwrite: Replace what the output folder has, instead of continuing or refusing it. Default: False.
-        report: In Python: measure eval_dataset before and after training, beside lexical BM25, and end with a table
-            of the results. The command line always does so. Default: False.
+        report: In Python: measure eval_dataset before and after training, and lexical BM25, and end with a table of
+            the results. The command line always does so. Default: False.
         merge_lora: Save the whole encoder, with the adapter merged into its weights. Default: False.
         merge_ratio: At the end, merge the weights before and after training. This is the share of the latter, from 0
             to 1. OUTPUT_DIR/unmerged keeps the trained encoder.
@@ -180,7 +180,7 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     overwrite: bool = False
     """Replace what the output folder has, instead of continuing or refusing it. Default: False."""
     report: bool = False
-    """In Python: measure eval_dataset before and after training, beside lexical BM25, and end with a table of the
+    """In Python: measure eval_dataset before and after training, and lexical BM25, and end with a table of the
     results. The command line always does so. Default: False."""
     merge_lora: bool = False
     """Save the whole encoder, with the adapter merged into its weights. Default: False."""

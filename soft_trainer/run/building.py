@@ -6,7 +6,7 @@ import dataclasses
 from contextlib import nullcontext
 from itertools import chain
 
-from soft_trainer.data.judgments import Split
+from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import SIDES, column_texts, text_column
 from soft_trainer.encoders.adapters import add_lora
 from soft_trainer.encoders.hub_files import base_of, published_name, reading, reading_base
@@ -21,7 +21,7 @@ DEFAULT_MODEL = "microsoft/unixcoder-base"
 
 
 def build_profile(arguments: ModelArguments) -> EncoderProfile:
-    """Returns the model's profile, or the profile named by `profile`. Other arguments override its fields.
+    """Returns the model's profile, or the one that `profile` selects. Other arguments override its fields.
 
     Raises:
         UserError: a value is not valid for a profile, or the model cannot be loaded.
@@ -30,7 +30,9 @@ def build_profile(arguments: ModelArguments) -> EncoderProfile:
         if arguments.model_name_or_path:
             raise UserError("from_scratch and model_name_or_path: give only one of them")
         if arguments.dtype or arguments.attn_implementation:
-            raise UserError("dtype, attn_implementation: are for a pretrained encoder; leave them out of from_scratch")
+            raise UserError(
+                "dtype and attn_implementation apply only to a pretrained encoder; drop them with from_scratch"
+            )
         _, layers = parse_size(arguments.from_scratch)
         usual = "auto" if layers else "static"
         profile = resolve_profile("", name=arguments.profile or usual)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from soft_trainer.data.judgments import Split
+from soft_trainer.data.split import Split
 from soft_trainer.encoders import adapters
 from soft_trainer.encoders.encoding import check_dims
 from soft_trainer.encoders.hub_files import saved_adapter

@@ -35,7 +35,6 @@ from pathlib import Path
 
 from datasets import Dataset
 
-from soft_trainer.data.judgments import Split
 from soft_trainer.data.languages import languages_in
 from soft_trainer.data.layouts.annotations import read_annotations, read_relevance
 from soft_trainer.data.layouts.codesearchnet import load_folder
@@ -44,6 +43,7 @@ from soft_trainer.data.layouts.graded import graded_split
 from soft_trainer.data.layouts.judged import load_judged
 from soft_trainer.data.load import load_rows
 from soft_trainer.data.row_checks import check_split, drop_unusable_rows
+from soft_trainer.data.split import Split
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.files import DEPENDS_ON, RECORD, read_json
@@ -132,7 +132,7 @@ def _set_of_rows(source: Path, arguments: DataArguments, profile: EncoderProfile
         checked = not arguments.drop_unusable
         splits = load_rows(source, *column_names(arguments), needed=SPLITS[1:], check=checked, divide=False)
         if arguments.drop_unusable:
-            splits = drop_unusable_rows(splits, profile)
+            splits = {name: drop_unusable_rows(split, name, profile)[0] for name, split in splits.items()}
     except UserError as error:
         looked_for = ""
         if source.is_dir():

@@ -44,7 +44,7 @@ from soft_trainer.terminal import print_on_main
 from soft_trainer.training.checkpoints import MARKER, UNFINISHED, last_checkpoint, newest_complete
 from soft_trainer.training.run_fingerprint import FOLDER, KINDS, changes, option_values, run_fingerprint
 
-ASIDE = ".encoder"  # a new encoder, until it replaces that of an earlier run
+ASIDE = ".encoder"  # a new encoder, until it replaces the encoder of an earlier run
 NEW, STOPPED, DONE, OTHER = "new", "stopped", "done", "other"
 
 
@@ -75,7 +75,7 @@ def state_of(folder: str | Path, fingerprint: Mapping, may_change: Iterable[str]
     lines = []
     unended = False
     if (folder / RECORD).is_file():
-        lines = [f"its {RECORD} is not that of a training"]
+        lines = [f"its {RECORD} was not written by a training"]
         with suppress(UserError):  # damaged
             record = read_json(folder / RECORD)
             if DEPENDS_ON in record:
@@ -204,7 +204,7 @@ class RunFolder:
             self.overwrite = False
         elif state.name == OTHER and not self.overwrite:
             raise UserError(
-                f"output_dir={self.path}: has another run or another's files ({'; '.join(state.changes[:3])}): set "
+                f"output_dir={self.path}: has another run or other files ({'; '.join(state.changes[:3])}): set "
                 "another output_dir, or overwrite=true"
             )
         elif checkpoint is None and state.name == STOPPED and not self.overwrite:
@@ -278,12 +278,12 @@ class RemoveEarlierCheckpoints(TrainerCallback):
 
 
 def check_apart(output_dir: str | Path, options: Sequence) -> None:
-    """Raises UserError if an option names an encoder or rows in the output folder, which the run would replace."""
+    """Raises UserError if an option refers to an encoder or rows in the output folder, which the run would replace."""
     output = Path(output_dir).resolve()
     for reference in references(KINDS, option_values(*options)):
         for value in reference.values:
             if reference.kind != "place" and os.path.exists(value) and Path(value).resolve().is_relative_to(output):
                 raise UserError(
-                    f"{reference.option}={value}: the run reads it, and it lies in output_dir={output_dir}: set "
-                    "another output_dir"
+                    f"{reference.option}={value}: the run reads this from its output_dir={output_dir}: set another "
+                    "output_dir"
                 )

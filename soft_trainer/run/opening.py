@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from soft_trainer.data.judgments import Split
+from soft_trainer.data.load import Sources
+from soft_trainer.data.split import Split
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.options.defaults import apply_defaults
 from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.run.building import build_profile, model_label, model_name
 from soft_trainer.run.evaluation_sets import EvaluationSet, load_evaluation_sets, trained_rows
-from soft_trainer.run.rows import Sources, check_sources, load_data, load_local, needed_splits
+from soft_trainer.run.rows import check_sources, load_data, needed_splits, read_sources
 
 
 def open_run(
@@ -23,8 +24,10 @@ def open_run(
         UserError: rows or an encoder cannot be found or read.
     """
     check_sources(data_args)
-    with args.main_process_first(desc="loading data"):
-        sources = load_local(data_args, needed_splits(data_args, args, bool(model_args.from_scratch)))
+    sources = None
+    if data_args.data_dir:
+        with args.main_process_first(desc="loading data"):
+            sources = read_sources(data_args, needed_splits(data_args, args, bool(model_args.from_scratch)))
     return build_profile(model_args), sources
 
 

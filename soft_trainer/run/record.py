@@ -11,9 +11,9 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from soft_trainer import distributed
-from soft_trainer.data.judgments import Split
 from soft_trainer.data.languages import languages_in
 from soft_trainer.data.layouts.published import is_public
+from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import side_texts, text_column
 from soft_trainer.encoders.hub_files import public_name
 from soft_trainer.evaluation.results import change_of_mrr, examples, save_ranks

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 from transformers import TrainingArguments
 
 from soft_trainer.data.columns import ColumnNames
-from soft_trainer.data.dividing import equal_rows, row_hashes
-from soft_trainer.data.joining import join_sources
-from soft_trainer.data.judgments import Split
+from soft_trainer.data.dividing import without_held_out
 from soft_trainer.data.languages import check_languages, languages_in
-from soft_trainer.data.layouts.codesearchnet import load_hub, select_by_urls
+from soft_trainer.data.layouts.codesearchnet import select_by_urls
 from soft_trainer.data.layouts.files import SPLITS
 from soft_trainer.data.layouts.tables import HUB_NAME
-from soft_trainer.data.load import load_rows, splits_of
+from soft_trainer.data.load import Sources, join_sources, load_rows
 from soft_trainer.data.row_checks import check_split, drop_unusable_rows
+from soft_trainer.data.split import Split
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.files import MINED_FROM
@@ -28,8 +26,6 @@ from soft_trainer.fingerprints import code_fingerprint, fingerprint, keep_files,
 from soft_trainer.options.fields import CODESEARCHNET, COLUMN_OPTIONS, DataArguments
 from soft_trainer.source.source_files import source_folder
 from soft_trainer.terminal import print_on_main, table
-
-Sources = dict[str, dict[str, Split]]  # the splits of each source or language; the only one is called ""
 
 
 def needed_splits(arguments: DataArguments, args: TrainingArguments, from_scratch: bool = False) -> tuple[str, ...]:
@@ -56,7 +52,7 @@ def check_sources(arguments: DataArguments) -> None:
         folder = getattr(arguments, name)
         if folder and not Path(source_folder(folder)).is_dir():
             raise UserError(f"{name}={folder}: no such folder")
-    for name, language in itertools.product(("data_dir", "eval_data_dir"), _loaded_languages(arguments)):
+    for name, language in itertools.product(("data_dir", "eval_data_dir"), arguments.languages or [None]):
         sources = _in_place(getattr(arguments, name) or "", language)
         whole = name == "data_dir" and not arguments.sources
         for source in [sources] if whole else sources.split(","):
@@ -82,11 +78,6 @@ def _choose_language(arguments: DataArguments) -> None:
     print_on_main(f"language: {arguments.language}, the most common one")
 
 
-def _loaded_languages(arguments: DataArguments) -> list[str | None]:
-    """Returns the languages to load. A single None stands for rows in any language."""
-    return arguments.languages or [None]
-
-
 def _in_place(source: str, language: str | None) -> str:
     """Replaces `{language}` in the name of a source.
 
@@ -98,8 +89,17 @@ def _in_place(source: str, language: str | None) -> str:
     return source.replace("{language}", language or "")
 
 
-def load_local(arguments: DataArguments, needed: Sequence[str] = SPLITS) -> Sources | None:
-    """Reads the rows of `data_dir`, or returns None if they must be mined or come from `dataset_name`.
+def read_sources(
+    arguments: DataArguments, needed: Sequence[str] = SPLITS, mined_dir: str | Path | None = None
+) -> Sources:
+    """Reads the rows of each source or language.
+
+    Args:
+        needed: the splits that the run needs; see `needed_splits`.
+        mined_dir: the folder for pairs mined from `source_dir` and `history`.
+
+    Returns:
+        The splits of each source or language. A single one is called "".
 
     Raises:
         UserError: the rows cannot be read, or the corpus lacks the code for a query.
@@ -107,18 +107,32 @@ def load_local(arguments: DataArguments, needed: Sequence[str] = SPLITS) -> Sour
     for mined in ("source_dir", "history"):
         if arguments.data_dir and getattr(arguments, mined):
             raise UserError(f"data_dir and {mined}: give one of them")
-    places = arguments.sources
-    if arguments.data_dir and not places:
-        languages = arguments.languages if len(arguments.languages) > 1 else [""]
-        if len(languages) > 1 and "{language}" not in arguments.data_dir:
+    languages = arguments.languages
+    if arguments.data_dir and len(languages) > 1:
+        if arguments.sources:
+            raise UserError(f"data_dir={arguments.data_dir}: several sources work with one language only")
+        if "{language}" not in arguments.data_dir:
             raise UserError(f"data_dir={arguments.data_dir}: several languages need {{language}} in the folder's name")
-        places = {name: _in_place(arguments.data_dir, name or arguments.language) for name in languages}
-    elif len(arguments.languages) > 1 and places:
-        raise UserError(f"data_dir={arguments.data_dir}: several sources can be read for only one language at a time")
     # Options that drop rows may drop the unusable ones.
     check = not (arguments.split_urls or arguments.filters or arguments.drop_unusable)
-    columns = column_names(arguments)
-    return {name: load_rows(place, *columns, needed=needed, check=check) for name, place in places.items()} or None
+    names = column_names(arguments)
+    sources = {}
+    for name, place in arguments.sources.items():
+        sources[name] = load_rows(place, *names, needed=needed, check=check)
+    if sources:
+        return sources
+    for language in languages or [None]:
+        name = language if len(languages) > 1 else ""
+        if arguments.data_dir:
+            place = _in_place(arguments.data_dir, language)
+            sources[name] = load_rows(place, *names, needed=needed, check=check)
+        elif arguments.source_dir or arguments.history:
+            sources[name] = _mined_splits(arguments, language, Path(mined_dir) / name)
+        elif arguments.dataset_name != "none":
+            sources[name] = load_rows(arguments.dataset_name, language=language, check=False)
+        else:
+            sources[name] = {}
+    return sources
 
 
 def column_names(arguments: DataArguments) -> ColumnNames:
@@ -133,12 +147,11 @@ def load_data(
     needed: Sequence[str] = SPLITS,
     sources: Sources | None = None,
 ) -> dict[str, Split]:
-    """Loads a run's rows.
+    """Loads a run's rows, chooses among them as the options say, and checks them.
 
     Args:
-        mined_dir: the folder for pairs mined from `source_dir` and `history`.
-        needed: the splits that the run needs; see `needed_splits`.
-        sources: the rows that `load_local` returned.
+        mined_dir, needed: see `read_sources`.
+        sources: the rows of `data_dir`, if `read_sources` has read them.
 
     Returns:
         `train`, `valid` and `test`, as far as they exist. With several languages or sources, valid and test are called
@@ -150,41 +163,48 @@ def load_data(
     _choose_language(arguments)
     check_languages(arguments.languages, _reader(arguments, profile))
     if arguments.sources and arguments.push_data_to_hub:
-        raise UserError("push_data_to_hub: pushes the rows of one source, but data_dir has several")
-    if sources is None:
-        sources = load_local(arguments, needed) or _load_others(arguments, Path(mined_dir))
-    limits = dict.fromkeys(sources, arguments.max_train_rows)
+        raise UserError("push_data_to_hub works with one source, but data_dir has several")
+    sources = sources or read_sources(arguments, needed, mined_dir)
     several = len(arguments.languages) > 1
+    chosen = {}
     for name, splits in sources.items():
-        sources[name] = _chosen(splits, arguments, profile, name if several else arguments.language)
-    if several:
-        limits = _shares({name: splits.get("train") for name, splits in sources.items()}, arguments.max_train_rows)
-    for name, splits in sources.items():
-        _check_needed(splits, needed, name if several else "", sources)
-        if limits[name] == 0:
-            splits.pop("train", None)  # the other languages have all the rows
-        elif limits[name] is not None and "train" in splits:
-            splits["train"] = splits["train"].first(limits[name])
+        chosen[name] = _chosen(splits, arguments, profile, name if several else arguments.language)
+        _check_needed(chosen[name], needed, name if several else "", sources)
+    if arguments.max_train_rows is not None:
+        _shorten(chosen, arguments.max_train_rows, shared=several)
+    for splits in chosen.values():
         if arguments.drop_unusable:
-            splits = _sharing(splits, drop_unusable_rows(splits, profile))
-        sources[name] = splits
-        for split in splits:
-            check_split(splits[split], split, profile)
-    return _joined(sources, several, profile)
+            counts = []
+            for name, split in splits.items():
+                splits[name], (rows, dropped) = drop_unusable_rows(split, name, profile)
+                counts.append((name, rows, dropped))
+            print_on_main(table(("split", "rows", "dropped as unusable"), counts))
+        for name, split in splits.items():
+            check_split(split, name, profile)
+    if [*chosen] == [""]:
+        return chosen[""]
+    if several:
+        return _joined_languages(chosen)
+    rows = []
+    for name, splits in chosen.items():
+        sizes = [len(splits[split].judgments) if split in splits else "none" for split in SPLITS[:3]]
+        rows.append((name, *sizes))
+    print_on_main(table(("source", *SPLITS[:3]), rows))
+    return join_sources(chosen, profile)
 
 
 def _chosen(
-    splits: dict[str, Split], arguments: DataArguments, profile: EncoderProfile, language: str | None
+    splits: Mapping[str, Split], arguments: DataArguments, profile: EncoderProfile, language: str | None
 ) -> dict[str, Split]:
     """Applies the options that choose rows, and sets the rows' language if it is needed and unknown."""
     if arguments.split_urls:
         splits = select_by_urls(splits, arguments.split_urls)
+    splits = dict(splits)
     spoken = {name: split.corpus for name, split in splits.items() if "language" in split.corpus.column_names}
     known = languages_in(spoken)
     every = len(spoken) == len(splits)
     if arguments.data_dir and len(arguments.languages) == 1 and every and known and language not in known:
         raise UserError(f"language={language}: the rows of {arguments.data_dir} are in {', '.join(known)}; drop it")
-    given = dict(splits)
     parsed = bool(profile.data_flow_length or arguments.filters)
     for name, split in splits.items():
         unknown = "language" not in split.corpus.column_names
@@ -192,15 +212,7 @@ def _chosen(
             splits[name] = split.in_language(language)
     if arguments.filters:
         splits = _filtered(splits, arguments.filters)
-    return _sharing(given, splits)
-
-
-def _sharing(before: Mapping[str, Split], after: Mapping[str, Split]) -> dict[str, Split]:
-    """Lets splits that had one corpus have one again, so that it is encoded once."""
-    corpora = {}
-    for name, split in after.items():
-        corpora.setdefault(id(before[name].corpus), split.corpus)
-    return {name: dataclasses.replace(split, corpus=corpora[id(before[name].corpus)]) for name, split in after.items()}
+    return splits
 
 
 def _check_needed(splits: Mapping[str, Split], needed: Sequence[str], language: str, sources: Sources) -> None:
@@ -218,56 +230,35 @@ def _check_needed(splits: Mapping[str, Split], needed: Sequence[str], language: 
         )
 
 
-def _shares(parts: Mapping[str, Split | None], limit: int | None) -> dict[str, int | None]:
-    """Divides a number of training rows among languages as evenly as their sizes allow."""
-    if limit is None:
-        return dict.fromkeys(parts)
-    sizes = {name: 0 if split is None else len(split.judgments.pairs()) for name, split in parts.items()}
-    shares = dict.fromkeys(parts, 0)
-    while sum(shares.values()) < min(limit, sum(sizes.values())):
-        free = [name for name in parts if shares[name] < sizes[name]]
-        left = limit - sum(shares.values())
-        for name in free[:left]:
-            shares[name] += min(max(1, left // len(free)), sizes[name] - shares[name])
-    return shares
+def _shorten(sources: Mapping[str, dict[str, Split]], limit: int, shared: bool) -> None:
+    """Keeps the first training pairs of each source. Languages share the limit as evenly as their sizes allow."""
+    sizes = {name: len(splits["train"].judgments) for name, splits in sources.items() if "train" in splits}
+    limits = dict.fromkeys(sizes, limit)
+    if shared:
+        limits = dict.fromkeys(sizes, 0)
+        while sum(limits.values()) < min(limit, sum(sizes.values())):
+            free = [name for name in sizes if limits[name] < sizes[name]]
+            left = limit - sum(limits.values())
+            for name in free[:left]:
+                limits[name] += min(max(1, left // len(free)), sizes[name] - limits[name])
+    for name, pairs in limits.items():
+        if pairs:
+            sources[name]["train"] = sources[name]["train"].first(pairs)
+        else:
+            sources[name].pop("train")  # the other languages have all the rows
 
 
-def _joined(sources: Sources, languages: bool, profile: EncoderProfile) -> dict[str, Split]:
-    """Joins the training rows of several languages, which mix in a batch, or of several sources, which do not."""
-    if [*sources] == [""]:
-        return sources[""]
+def _joined_languages(sources: Sources) -> dict[str, Split]:
+    """Joins the training rows of several languages, which mix in a batch. Each has its own valid and test."""
     joined = {}
-    parts = {name: splits["train"] for name, splits in sources.items() if "train" in splits}
-    if parts and languages:
-        joined["train"] = dataclasses.replace(Split.joined(parts), sources={})
-    elif parts:
-        for name in parts:
-            others = [splits for other, splits in sources.items() if other != name]
-            parts[name] = _without_held_out(parts[name], others, name)
-        joined["train"] = join_sources(parts, profile)
+    trains = {name: splits["train"] for name, splits in sources.items() if "train" in splits}
+    if trains:
+        joined["train"] = dataclasses.replace(Split.joined(trains), sources={})
     for split in SPLITS[1:3]:
         for name, splits in sources.items():
             if split in splits:
                 joined[f"{split}-{name}"] = splits[split]
-    if not languages:
-        rows = []
-        for name, splits in sources.items():
-            sizes = [len(splits[split].judgments.pairs()) if split in splits else "none" for split in SPLITS[:3]]
-            rows.append((name, *sizes))
-        print_on_main(table(("source", *SPLITS[:3]), rows))
     return joined
-
-
-def _without_held_out(train: Split, sources: Iterable[Mapping[str, Split]], name: str) -> Split:
-    """Drops the training pairs that equal a pair of valid or test of another source, and prints their number."""
-    held_out = []
-    for splits in sources:
-        held_out += [row_hashes(split.to_pairs()) for key, split in splits.items() if key != "train"]
-    equal = equal_rows(row_hashes(train.to_pairs()), held_out)
-    if equal.any():
-        print_on_main(f"{name}: {int(equal.sum()):,} training pairs equal a row of another source's valid or test")
-        return train.keep(np.flatnonzero(~equal))
-    return train
 
 
 def evaluated(splits: Mapping[str, Split], name: str) -> Split | dict[str, Split] | None:
@@ -287,24 +278,6 @@ def _reader(arguments: DataArguments, profile: EncoderProfile | None = None) -> 
     if not arguments.data_dir and arguments.dataset_name == CODESEARCHNET:
         return "CodeSearchNet"
     return None
-
-
-def _load_others(arguments: DataArguments, mined_dir: Path) -> Sources:
-    """Loads rows that are mined, or that are on the Hub as `dataset_name`."""
-    sources = {}
-    several = len(arguments.languages) > 1
-    for language in _loaded_languages(arguments):
-        folder = mined_dir / language if several else mined_dir
-        if arguments.source_dir or arguments.history:
-            splits = load_rows(_mined(arguments, language, folder), check=False, divide=False)
-            if arguments.extra_source_dir:
-                splits["train"] = _with_extra_rows(splits, arguments, language, folder)
-        elif arguments.dataset_name == "none":
-            splits = {}
-        else:
-            splits = splits_of(load_hub(arguments.dataset_name, language), arguments.dataset_name, check=False)
-        sources[language if several else ""] = splits
-    return sources
 
 
 def _filtered(splits: Mapping[str, Split], filters: str) -> dict[str, Split]:
@@ -371,24 +344,23 @@ def _mined(arguments: DataArguments, language: str, folder: Path) -> Path:
     return folder
 
 
-def _with_extra_rows(splits: Mapping[str, Split], arguments: DataArguments, language: str, folder: Path) -> Split:
-    """Returns train with functions from `extra_source_dir`, except copies of functions in other splits."""
+def _mined_splits(arguments: DataArguments, language: str, folder: Path) -> dict[str, Split]:
+    """Returns the mined splits. Train has functions from `extra_source_dir`, except copies of held-out functions."""
+    splits = load_rows(_mined(arguments, language, folder), check=False, divide=False)
+    if not arguments.extra_source_dir:
+        return splits
     extra = dataclasses.replace(arguments, source_dir=arguments.extra_source_dir, history=None)
-    held_out = []
-    for name in {*splits} - {"train"}:
-        held_out += [row_hashes(splits[name].to_pairs()), row_hashes(splits[name].corpus)]
     mined = load_rows(_mined(extra, language, folder / "extra"), check=False, divide=False)
+    own = len(splits["train"].judgments)
     parts = {"train": splits["train"]}
     dropped = 0
     for name, split in mined.items():
-        pairs = split.to_pairs()
-        equal = equal_rows(row_hashes(pairs), held_out)
-        dropped += int(equal.sum())
-        parts[f"extra {name}"] = Split.from_pairs(pairs.select(np.flatnonzero(~equal)))
+        pairs = Split.from_pairs(split.to_pairs())
+        parts[name + " of extra"] = without_held_out(pairs, [splits[key] for key in splits if key != "train"])
+        dropped += len(pairs.judgments) - len(parts[name + " of extra"].judgments)
     joined = Split.joined(parts)
-    rows, *added = (pairs for _, _, pairs in joined.sources.values())
     print_on_main(
-        f"train: {rows:,} rows and {sum(added):,} of extra_source_dir; {dropped:,} are dropped because valid, test or "
-        "the corpus has the same"
+        f"train: {own:,} rows and {len(joined.judgments) - own:,} of extra_source_dir; {dropped:,} are dropped "
+        "because valid, test or the corpus has the same"
     )
-    return dataclasses.replace(joined, sources={})
+    return splits | {"train": dataclasses.replace(joined, sources={})}

@@ -292,7 +292,7 @@ class CodeIndex:
             try:
                 encoder = self._encoder(name, truncate_dim, self._runtime)
             except UserError as error:
-                raise UserError(f"{error}; `{self.command('--model', '')}` goes on without an encoder") from error
+                raise UserError(f"{error}; `{self.command('--model', '')}` continues without one") from error
             if wait or encoder.fingerprint == self._embeddings["fingerprint"]:
                 vectors.start_encoding(self.database, name, truncate_dim, encoder)
                 vectors.embed_chunks(self.database, self.index_dir, encoder, progress)
@@ -552,7 +552,7 @@ class CodeIndex:
             embedding = encoder.encode([query], "query")[0]
             if encoder.fingerprint != snapshot.state["fingerprint"]:
                 command = self.command("--model", name)
-                raise UserError(f"{name} has changed; `{command}` encodes with it as it is now")
+                raise UserError(f"{name} has changed; `{command}` updates the embeddings")
         except UserError as error:
             self.notify(f"searching only by words: {error}")
             return unknown

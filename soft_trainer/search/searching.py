@@ -214,7 +214,9 @@ class Search:
             if not len(view.segments.languages):
                 folders = ", ".join(index.folder for index in self.members)
                 commands = "; ".join(f"`{index.command('--skipped')}`" for index in self.members)
-                raise UserError(f"nothing is indexed of {folders}; {commands} indexes it and lists what is skipped")
+                raise UserError(
+                    f"{folders}: no file is indexed; {commands} indexes again and lists the files that are skipped"
+                )
             yield view
 
 
@@ -292,7 +294,7 @@ class _View:
         return similarity
 
     def _has_one_encoder(self) -> bool:
-        """Returns True if all indexes have the same encoder. A notice says so if only some have it."""
+        """Returns True if all indexes have the same encoder. If only some have it, the search adds a notice."""
         encoded = [part for part in self.parts if part.snapshot.state]
         if not encoded:
             return False

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from soft_trainer import distributed, losses
 from soft_trainer.criterion import Criterion, Targets
-from soft_trainer.data.judgments import Split
+from soft_trainer.data.split import Split
 from soft_trainer.encoders.encoding import at_least_float32
 from soft_trainer.encoders.profiles import COSINE_SCALE
 from soft_trainer.errors import UserError
@@ -97,7 +97,7 @@ class SoftInfoNCELoss(nn.Module):
         super().__init__()
         unknown = next(iter(options.keys() - set(OPTIONS)), None)
         if unknown:
-            raise UserError(f"{unknown}: no option of SoftInfoNCELoss; use {', '.join(OPTIONS)}")
+            raise UserError(f"SoftInfoNCELoss has no option {unknown}; use {', '.join(OPTIONS)}")
         if not scale > 0:
             raise UserError(f"scale={scale}: must be above 0")
         self.model = model
@@ -145,8 +145,8 @@ class SoftInfoNCELoss(nn.Module):
         expected = 1 + self.rows.codes.shape[1]
         if given < 2 or (given != expected and torch.is_grad_enabled()):
             raise UserError(
-                f"{type(self).__name__}: a batch of {given} columns of texts, but the train_dataset that the loss was "
-                f"made with has {expected}: give loss and trainer the same data set"
+                f"{type(self).__name__}: the batch has {given} columns of texts, but the loss's train_dataset has "
+                f"{expected}: pass the same data set to the loss and the trainer"
             )
         queries, *codes = map(at_least_float32, embeddings)
         codes = torch.cat(codes)

@@ -12,7 +12,7 @@ from datasets import Dataset
 from scipy import sparse
 from torch import Tensor
 
-from soft_trainer.data.judgments import Judgments, RelevantCodes, Split
+from soft_trainer.data.split import Judgments, RelevantCodes, Split
 from soft_trainer.data.tokens import text_ids
 from soft_trainer.errors import UserError
 
@@ -33,14 +33,14 @@ def with_rows(train_dataset: Dataset) -> Dataset:
     if not isinstance(train_dataset, Dataset):
         kind = type(train_dataset).__name__
         raise UserError(
-            f"with_rows: expected one datasets.Dataset, not {kind}: call it for each of a dict, and collect the "
-            "rows of a stream first"
+            f"with_rows: expected one datasets.Dataset, not {kind}: call it for each data set of a "
+            "dict, and load a stream into a Dataset first"
         )
     for name in LABEL_COLUMNS:
         if name in train_dataset.column_names:
             raise UserError(
-                f"with_rows: the data set has a column {name!r} already; the loss takes hashes of texts in its place: "
-                f"train_dataset.remove_columns({name!r})"
+                f"with_rows: the data set already has a column {name!r}, which the loss needs for hashes: remove it "
+                f"with train_dataset.remove_columns({name!r})"
             )
     return train_dataset.add_column(LABEL, _hashes(_texts_of(train_dataset)))
 
@@ -60,15 +60,15 @@ class LabelledRows:
     def __init__(self, train_dataset: Dataset):
         if LABEL not in getattr(train_dataset, "column_names", ()) or not len(train_dataset):
             raise UserError(
-                f"train_dataset: no column {LABEL!r} with a hash for each of its rows: train_dataset = "
-                "with_rows(train_dataset), and a loss for each of several data sets"
+                f"train_dataset: no column {LABEL!r} with a hash for each row: train_dataset = "
+                "with_rows(train_dataset). Each of several data sets needs a loss"
             )
         columns = _texts_of(train_dataset)
         labels = _hashes(columns)
         if train_dataset[LABEL][:] != labels.tolist():
             raise UserError(
                 f"train_dataset: column {LABEL!r} does not hold the hashes of its texts: call "
-                "with_rows(train_dataset) after any change of the texts"
+                "with_rows(train_dataset) again after changing the texts"
             )
         self.labels, self.first_rows = np.unique(labels, return_index=True)
         queries, codes, *negatives = columns
@@ -83,16 +83,16 @@ class LabelledRows:
         whole = labels is not None and not (labels.is_floating_point() or labels.dtype == torch.bool)
         if not whole or labels.shape != (batch_size,):
             raise UserError(
-                f"SoftInfoNCELoss: the batch of {batch_size} rows has no hashes as labels, by which the loss finds "
-                "weights: train_dataset = with_rows(train_dataset)"
+                f"SoftInfoNCELoss: the batch of {batch_size} rows has no hashes in the column {LABEL!r}, which the "
+                "loss needs to find weights: train_dataset = with_rows(train_dataset)"
             )
         given = labels.numpy(force=True)
         places = np.searchsorted(self.labels, given).clip(max=len(self.labels) - 1)
         unknown = self.labels[places] != given
         if unknown.any():
             raise UserError(
-                f"SoftInfoNCELoss: label {given[unknown.argmax()]} is that of no row of the train_dataset that the "
-                "loss was made with: give loss and trainer the same data set, and each of several its loss"
+                f"SoftInfoNCELoss: no row of the loss's train_dataset has label {given[unknown.argmax()]}: pass the "
+                "same data set to the loss and the trainer; each of several data sets needs a loss"
             )
         return self.first_rows[places]
 

@@ -1,4 +1,4 @@
-"""Loads the tree-sitter grammars, and parses pieces of source code."""
+"""Loads the tree-sitter grammars, and parses source code."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ GRAMMARS = {
     "typescript": "tree_sitter_typescript:language_typescript",
     "tsx": "tree_sitter_typescript:language_tsx",
 }
-# What encloses a piece of source in a file.
+# The context of a code fragment in its file.
 _AROUND = {"php": (b"<?php", b"?>")}
-# Frames are put around a piece of source so that it parses. They give no tokens. A bare method parses inside a class,
+# Frames are put around a code fragment so that it parses. They give no tokens. A bare method parses inside a class,
 # and a JavaScript function without a name inside parentheses.
 _NO_FRAME = (b"", b"")
 _CLASS = (b" class C {", b"}")

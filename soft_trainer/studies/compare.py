@@ -51,7 +51,7 @@ def _check_listed(path: Path) -> None:
     if listed is None:
         return
     if path.name not in listed:
-        raise UserError(f"{path}: not from the run in this folder, whose {RECORD} does not list it: evaluate again")
+        raise UserError(f"{path}: {RECORD} in this folder does not list it, so its encoder is unknown: evaluate again")
     if listed[path.name] != file_fingerprint(path):
         raise UserError(f"{path}: has changed since the run in this folder wrote it: evaluate again")
 
@@ -286,7 +286,7 @@ def compare_patterns(a: str, b: str, split: str = "test", system: str = "trained
 def _check_partners(folders: dict[tuple, Path], partners: dict[tuple, Path], pattern: str) -> None:
     """Raises UserError if a run has no partner in the other pattern."""
     for parts in sorted(folders.keys() - partners.keys()):
-        raise UserError(f"{folders[parts]}: no run of {pattern} is its partner")
+        raise UserError(f"{folders[parts]}: no run of {pattern} matches it")
 
 
 def _folders(pattern: str) -> dict[tuple[str, ...], Path]:

@@ -215,7 +215,7 @@ def results_table(
     differences: Sequence[Difference],
     p_of: Mapping[Difference, float],
 ) -> str:
-    """Returns a table of all methods on one evaluation set, with untrained systems first."""
+    """Returns a table of all methods on one evaluation set, with systems that were not trained first."""
     rows = []
     for system in ("untrained", "lexical"):
         rows += [[*row, None, None, None] for row in _before_training(methods, name, system)]

@@ -74,7 +74,7 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, outpu
     path = Path(path)
     content = read_recipe(path)
     if "runs" not in content:
-        raise UserError(f"{path}: has no runs, so it is not a study; `soft-trainer train` takes it with config")
+        raise UserError(f"{path}: has no runs, so it is not a study; start it with `soft-trainer train --config`")
     for name in content:
         if name not in KEYS:
             raise UserError(f"{path}: unknown key {name!r}; a study has {', '.join(KEYS)}")
@@ -92,7 +92,7 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, outpu
     changes = dict(changes or {})
     root = output_dir or content.get("output_dir")
     if not root:
-        raise UserError(f"{path}: name an output_dir, the parent of the runs' folders")
+        raise UserError(f"{path}: set output_dir, the parent of the runs' folders")
     root = Path(_filled(str(root), shared | changes))
     runs = []
     own = {str(name): _with_recipe(options, path.parent) for name, options in content["runs"].items()}

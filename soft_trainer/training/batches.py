@@ -13,9 +13,10 @@ from torch.utils.data import Dataset
 
 from soft_trainer import distributed
 from soft_trainer.criterion import Targets
-from soft_trainer.data.judgments import RelevantCodes, Split
+from soft_trainer.data.split import RelevantCodes, Split
 from soft_trainer.data.tokens import SIDES, TokenColumn, side_texts, text_ids
 from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.errors import UserError
 from soft_trainer.training.collator import PairCollator, Side
 from soft_trainer.training.negatives import HardNegatives
 from soft_trainer.training.targets import TargetMaker
@@ -218,6 +219,11 @@ class TrainBatches(Dataset):
         """Collates the model inputs for both sides, with the same number of chunks on every process."""
         if not isinstance(self.collator, PairCollator):  # the user's own, which works in one process
             inputs = self.collator([self[int(row)] for row in shares[0].rows])
+            if not isinstance(inputs, Mapping) or not {*SIDES} <= inputs.keys():
+                raise UserError(
+                    "data_collator: expected {'query': inputs, 'code': inputs}, made of query_ids and code_ids, "
+                    f"not {list(inputs) if isinstance(inputs, Mapping) else type(inputs).__name__}"
+                )
             return {side: Side([dict(inputs[side])], torch.arange(len(shares[0].rows))) for side in SIDES}
         sides = {}
         for side in SIDES:
@@ -236,4 +242,4 @@ def relevant_codes(split: Split, profile: EncoderProfile) -> RelevantCodes:
     """Returns the relevant codes among the training rows, looked up by the texts that the encoder reads."""
     queries = text_ids(side_texts(split.queries, "query", profile))
     codes = text_ids(side_texts(split.corpus, "code", profile))
-    return RelevantCodes(split.judgments.answers, queries, codes)
+    return RelevantCodes(split.judgments.stored, queries, codes)

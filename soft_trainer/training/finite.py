@@ -89,7 +89,7 @@ class FiniteGuard:
             before = "step {} had {:.4g}".format(*self._last_finite)
         shown = [f"row {row + 1}" for row in rows]
         if "url" in self.rows.column_names:
-            shown = map(str, self.rows[rows]["url"])
+            shown = [f"{name}: {url}" for name, url in zip(shown, self.rows[rows]["url"], strict=True)]
         listed = "\n  ".join(shown)
         return (
             f"the loss of step {step} is {value} ({before}): no checkpoint is written from here on. Lower the "

@@ -28,7 +28,7 @@ def how_to_continue(args) -> str:
 
 @contextlib.contextmanager
 def explaining_interruption(args, step: Callable[[], int] | None = None) -> Iterator[None]:
-    """Gives a KeyboardInterrupt a message that says which checkpoint is kept and how to resume.
+    """Adds to a KeyboardInterrupt which checkpoint is kept and how to resume.
 
     Args:
         args: the training arguments.

@@ -1,4 +1,4 @@
-"""Measures an encoder before and after training, beside lexical BM25, for a run from the shell and for Python."""
+"""Measures an encoder before and after training, and lexical BM25, for a run from the shell and for Python."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datasets import Dataset
 from torch import Tensor
 
 from soft_trainer import distributed
-from soft_trainer.data.judgments import Split
+from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import column_texts, text_column
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.lexical import lexical_rankings
@@ -84,7 +84,7 @@ class Measurements:
             self.add(name, system, RetrievalOutput(ranking, metrics, by_query=measured))
 
     def add(self, name: str, system: str, output: RetrievalOutput) -> None:
-        """Keeps a set's ranking and its metrics. Those of the trained encoder tell how MRR changed."""
+        """Keeps a set's ranking and its metrics. After training, the metrics include the change in MRR."""
         metrics = output.metrics
         if system == "untrained":
             self.ranks_before[name] = output.ranking.ranks

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_utils import number_of_arguments
 
 from soft_trainer.choices import FIND_NEIGHBOURS
-from soft_trainer.data.judgments import Split
+from soft_trainer.data.split import Split
 from soft_trainer.encoders import adapters
 from soft_trainer.encoders.encoding import check_dims
 from soft_trainer.encoders.given import given_encoder
@@ -30,14 +30,14 @@ def check_rows_of(plan: Plan, args, estimator, split: Split) -> None:
     """Checks that the rows fill a batch, that the estimator can read them, and that the requested negatives exist.
 
     Raises:
-        UserError: a check fails. The message says what is missing or which batch size works.
+        UserError: a check fails. The message gives what is missing, or a batch size that works.
     """
     strategy = plan.train_sampling_strategy
     if strategy == "similar" and not isinstance(estimator, NeighbourEstimator):
-        name = "no estimator" if estimator is None else type(estimator).__name__
-        raise UserError(
-            f"train_sampling_strategy=similar: {name} has no vectors to find neighbours by; use {FIND_NEIGHBOURS}"
-        )
+        problem = "needs an estimator"
+        if estimator is not None:
+            problem = f"{type(estimator).__name__} cannot find similar rows"
+        raise UserError(f"train_sampling_strategy=similar: {problem}; use {FIND_NEIGHBOURS}")
     languages = ()
     if strategy == "one_language":
         languages = languages_of(split.to_pairs())
@@ -47,13 +47,13 @@ def check_rows_of(plan: Plan, args, estimator, split: Split) -> None:
         estimator.check(split)
     if plan.options.negatives_per_query == 0:
         return
-    wrong = split.judgments.wrong
+    wrong = split.judgments.negatives
     if wrong is not None:
         if plan.criterion.needs_similarity:
             check_codes_have_queries(estimator, split, wrong.indices)
     elif not isinstance(estimator, NeighbourEstimator):
         raise UserError(
-            "negatives_per_query: give the rows a column 'negatives', or name an estimator that finds similar codes: "
+            "negatives_per_query: give the rows a column 'negatives', or use an estimator that finds similar codes: "
             f"{FIND_NEIGHBOURS}"
         )
 
@@ -79,7 +79,7 @@ def check_metric(args, dims: Iterable[int], eval_dataset) -> None:
             measured += [f"{key}_{each}" for each in names]
     if name not in measured:
         hint = nearest(name, measured, f"use {names[0]!r} or another of {', '.join(measured)}")
-        raise UserError(f"metric_for_best_model={metric!r}: is not measured{hint}")
+        raise UserError(f"metric_for_best_model={metric!r}: this metric is not measured{hint}")
 
 
 def check_encoder(plan: Plan, model: PreTrainedModel, profile: EncoderProfile) -> None:
@@ -99,11 +99,15 @@ def check_own_collator(plan: Plan, prompt_lengths: Mapping[str, int]) -> None:
         UserError: an option requires it.
     """
     if plan.processes > 1:
-        raise UserError(f"data_collator: one of your own works in one process, not in {plan.processes}")
+        raise UserError(f"data_collator: a custom collator works in one process, not in {plan.processes}")
     if plan.options.negatives_per_query:
-        raise UserError("data_collator: collates pairs, so it cannot be used with negatives_per_query")
+        raise UserError(
+            "data_collator: a custom collator reads only pairs, so it cannot be used with negatives_per_query"
+        )
     if any(prompt_lengths.values()):
-        raise UserError("data_collator: cannot tell which tokens belong to the prompt; set include_prompt=True")
+        raise UserError(
+            "data_collator: a custom collator cannot tell which tokens belong to the prompt; set include_prompt=True"
+        )
 
 
 def check_adapter(model: PreTrainedModel, args) -> None:
@@ -125,7 +129,7 @@ def check_adapter(model: PreTrainedModel, args) -> None:
     if not merge:
         _check_loadable(model, args.push_to_hub)
     elif args.fsdp or args.deepspeed:
-        raise UserError("merge_lora: with FSDP or DeepSpeed only the adapter is saved; merge it after training")
+        raise UserError("merge_lora: FSDP and DeepSpeed save only the adapter; merge it after training")
 
 
 def _check_saved(model: PreTrainedModel) -> None:
@@ -133,20 +137,20 @@ def _check_saved(model: PreTrainedModel) -> None:
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     if not trained:
         raise UserError(
-            "model: its adapter is frozen, as AutoModel loads it: load the base, then model.load_adapter(FOLDER, "
-            "is_trainable=True), or make it trainable with requires_grad_"
+            "model: the adapter is frozen, because AutoModel freezes adapters that it loads: load the base, "
+            "then call model.load_adapter(FOLDER, is_trainable=True), or make it trainable with requires_grad_"
         )
     adapter = adapters.active_adapter(model)
     saved = adapters.adapter_state(model)
     for name in trained:
-        # Saved names do not contain the adapter's name. Those of DoRA's magnitudes do not end in ".weight" either.
+        # Saved names do not contain the adapter's name. The names of DoRA's magnitudes do not end in ".weight" either.
         names = {name}
         for own in (f".modules_to_save.{adapter}", f".{adapter}.weight", f".{adapter}"):
             names.add(name.replace(own, ""))
         if names.isdisjoint(saved):
             raise UserError(
                 f"model: {name} is trained but is not part of the adapter, so it would not be saved: freeze it, or "
-                "name its module in modules_to_save"
+                "add its module to modules_to_save"
             )
 
 
@@ -173,6 +177,12 @@ def _check_loadable(model: PreTrainedModel, pushes: bool) -> None:
         )
 
 
+def check_evaluated(args, eval_dataset) -> None:
+    """Raises UserError if there is nothing to evaluate on during training, although the arguments ask for that."""
+    if eval_dataset is None and (args.eval_strategy != "no" or args.eval_on_start):
+        raise UserError("eval_strategy, eval_on_start: pass eval_dataset= (rows with url and a query)")
+
+
 def check_start(estimator, rows, checkpoint: str | None, step: int) -> None:
     """Checks that there are rows to train on, and that training can resume from the checkpoint.
 
@@ -183,7 +193,7 @@ def check_start(estimator, rows, checkpoint: str | None, step: int) -> None:
         UserError: `rows` is None, or the estimator needs the encoder as it was before training.
     """
     if rows is None:
-        raise UserError("train_dataset: training needs rows")
+        raise UserError("train_dataset is missing: pass the training rows")
     if checkpoint and step > 0 and isinstance(estimator, InitialModelEstimator):
         raise UserError(
             "estimator=initial_model: this trainer has already trained the encoder; resume with a new trainer"
@@ -209,7 +219,7 @@ def first_encoder(
     if (model is None) == (make is None):
         raise UserError("model: pass an encoder or its name, or model_init= that makes one, and not both")
     if arguments.get("compute_loss_func") is not None:
-        raise UserError("compute_loss_func: is not called; choose a loss with args.loss, or override compute_loss")
+        raise UserError("compute_loss_func is not supported: set args.loss, or override compute_loss")
     if make is not None:
         model = _made_model(make)
         # `Trainer` calls it at once. It then gets the model that exists already.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from transformers import TrainingArguments
 
-from soft_trainer.data.judgments import RelevantCodes, Split
+from soft_trainer.data.split import RelevantCodes, Split
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.neighbours import Excluded, Neighbours
@@ -56,7 +56,7 @@ def prepare_rows(split: Split, plan: Plan, estimator, encoder: EncoderProfile, s
         answers = relevant_codes(split, encoder)
     negatives = None
     if number:
-        candidates = split.judgments.wrong
+        candidates = split.judgments.negatives
         if candidates is None:
             excluded = Excluded(split.judgments.first_codes(), answers)
             neighbours = find_neighbours(estimator, split, max(CANDIDATES, number), excluded)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from transformers import PreTrainedModel, ProgressCallback, TrainerCallback, TrainerState, TrainingArguments
 
-from soft_trainer.data.judgments import Split
 from soft_trainer.data.languages import languages_in
+from soft_trainer.data.split import Split
 from soft_trainer.data.statistics import data_statistics
 from soft_trainer.encoders.adapters import active_adapter, has_adapter
 from soft_trainer.encoders.loading import profile_warnings
@@ -203,7 +203,7 @@ class ResumeLine(TrainerCallback):
 
 
 class QuietBar(ProgressCallback):
-    """A progress bar without `transformers`' dictionaries of logged numbers. `ProgressLines` says what people read."""
+    """A progress bar without `transformers`' dictionaries of logged numbers, which `ProgressLines` prints."""
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         """Prints nothing."""

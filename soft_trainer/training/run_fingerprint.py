@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from transformers import TrainingArguments
 
-from soft_trainer.data.judgments import Split
+from soft_trainer.data.split import Split
 from soft_trainer.encoders.adapters import active_adapter, has_adapter
 from soft_trainer.encoders.hub_files import public_name, saved_adapter
 from soft_trainer.encoders.packaged import located
@@ -110,7 +110,7 @@ class Loaded:
     Args:
         weights_before: the weights to merge with, or None.
         evaluated: what is ranked during training, queries and corpora, if metrics choose the weights.
-        own: the user's own objects beside the estimator, keyed by what they are: a collator, metrics, an early stop.
+        own: the user's other objects, keyed by kind: a collator, metrics, an early stop.
     """
 
     plan: Plan
@@ -184,7 +184,7 @@ def _defaults() -> dict[str, object]:
 
 
 def _or_none(value):
-    """Returns None for an empty text or container, which `transformers` has in place of None."""
+    """Returns None for an empty text or container, which `transformers` stores instead of None."""
     return None if isinstance(value, str | list | dict | tuple) and not value else value
 
 
@@ -203,7 +203,7 @@ def option_values(*parts) -> dict[str, object]:
 
 
 def _content(options: Mapping[str, object], apart: str | os.PathLike | None) -> dict[str, object]:
-    """Returns the options that refer to something: local files as their hash, and the code of own functions."""
+    """Returns the options that refer to something: local files as their hash, and the code of user functions."""
     languages = str(options.get("language") or "").split(",")
     found = {}
     for reference in references(KINDS, options):

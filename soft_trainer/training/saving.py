@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors.torch import load_file
@@ -11,6 +10,7 @@ from transformers import Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
 from soft_trainer import distributed
+from soft_trainer.data.split import Split
 from soft_trainer.encoders.adapters import has_adapter, plain_encoder, set_adapter_state
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.profiles import EncoderProfile
@@ -111,8 +111,8 @@ class SavingTrainer(Trainer):
     def create_model_card(self) -> Path | None:
         """Writes the model card into the output folder. Returns its path, or None if it could not be written."""
         splits = {} if self.train_split is None else {"train": self.train_split}
-        if self.eval_dataset is not None and not isinstance(self.eval_dataset, Mapping):
-            splits["valid"] = self._split_of(self.eval_dataset, None, None, "eval_dataset")
+        if isinstance(self.eval_dataset, Split):
+            splits["valid"] = self.eval_dataset
         final_step = reporting.best_step(self.args, self.state) or self.state.global_step
         record = self.describe() | {
             "base_model": self.model.config._name_or_path or None,

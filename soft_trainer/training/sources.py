@@ -107,7 +107,8 @@ def _shares(available: Mapping[str, int], sampling: str) -> dict[str, float]:
     for part in sampling.split(","):
         name, _, value = (word.strip() for word in part.partition("="))
         if name not in available or name in shares:
-            raise UserError(f"source_sampling={sampling}: name each source once; they are {', '.join(available)}")
+            sources = ", ".join(available)
+            raise UserError(f"source_sampling={sampling}: list each source once; the sources are {sources}")
         try:
             shares[name] = float(value)
         except ValueError:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from soft_trainer.criterion import Criterion, Targets, excluding
-from soft_trainer.data.judgments import RelevantCodes
+from soft_trainer.data.split import RelevantCodes
 from soft_trainer.estimators.base import checked_similarity
 
 

@@ -223,4 +223,4 @@ def test_a_run_writes_flat_numbers_and_its_record_and_its_folder_takes_no_other_
     assert script(**options, estimator="none", overwrite="true")[0] == 0
     assert read("run.json")["options"]["estimator"] == "none"
     (tmp_path / "out/run.json").write_text("{}")
-    assert "its run.json is not that of a training" in script(**options)[1][-1]
+    assert "its run.json was not written by a training" in script(**options)[1][-1]

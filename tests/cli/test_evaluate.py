@@ -144,7 +144,7 @@ def test_rows_have_the_name_of_their_folder(tmp_path, monkeypatch):
     "words, says",
     [
         (["/nowhere/at/all", "--data_dir", "ROWS"], "/nowhere/at/all: neither a folder here nor"),
-        (["/nowhere/at/all", "--data_dir", "ASTRAY"], "test: row 1 has a url that is not in the codebase"),
+        (["/nowhere/at/all", "--data_dir", "ASTRAY"], "row 1: no code in the corpus has their url"),
         (["ENCODER", "--data_dir", "/nowhere"], "/nowhere"),
         (["ENCODER", "--dataset_name", "none"], "no rows of test, codebase: name a folder"),
         (["ENCODER", "--data_dir", ".", "--source_dir", "."], "give one of them"),

@@ -8,9 +8,7 @@ from refusals import refused
 
 from soft_trainer import load_rows
 from soft_trainer.data.columns import ColumnNames
-from soft_trainer.data.judgments import Split
-from soft_trainer.data.load import load_tables
-from soft_trainer.data.python_rows import as_split
+from soft_trainer.data.load import training_split
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.run.rows import load_data
@@ -29,23 +27,22 @@ def answers(tmp_path):
 
 
 def test_the_web_page_of_a_row_is_no_id(answers):
-    data = load_tables(answers)
-    test = Split.from_urls(data["test"], data["codebase"])
-    own = test.corpus.select(test.judgments.right.nonzero()[1])["code"][:]
-    assert own == data["test"]["code"][:] and test.judgments.right.nnz == 20
-    assert Split.from_pairs(data["train"]).judgments.right.nnz == 160
+    splits = load_rows(answers)
+    pairs = splits["test"].to_pairs()
+    assert pairs["code"][:] == [query.replace("add", "x +") for query in pairs["docstring"]] and len(pairs) == 20
+    assert splits["train"].judgments.relevant.nnz == 160
 
 
 def test_a_named_column_is_the_id(answers):
-    data = load_tables(answers, ColumnNames(id="number"))
-    assert {*data["test"]["url"]} <= set(map(str, range(200)))
-    with refused("pages.jsonl, line 21", "its url, 'https://example.org/0', has another code in", "line 1"):
-        load_tables(answers, ColumnNames(id="url"))
+    test = load_rows(answers, id_column="number")["test"]
+    assert {*test.queries["url"]} <= set(map(str, range(200)))
+    with refused("pages.jsonl, row 21", "its url, 'https://example.org/0', has another code in", "row 1"):
+        load_rows(answers, id_column="url")
     with refused("id_column=name: no such column"):
-        load_tables(answers, ColumnNames(id="name"))
+        load_rows(answers, id_column="name")
     frame = pd.read_json(answers, lines=True).assign(number=["7", " ", *map(str, range(198))])
     with refused("the data frame, row 2: column 'number', the id, is missing or empty"):
-        load_tables(frame, ColumnNames(id="number"))
+        load_rows(frame, id_column="number")
 
 
 def test_an_id_in_a_table_keeps_its_zeros(tmp_path):
@@ -71,8 +68,8 @@ def test_rows_without_a_code_are_matched_by_url(tmp_path):
     parts = {"train": train, "test": [{"query": "q", "url": "u2"}], "codebase": [{"code": "x", "url": "u2"}]}
     for name, rows in parts.items():
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = load_tables(tmp_path, needed=("train",))
-    assert data["test"]["url"][:] == data["codebase"]["url"][:] == ["u2"]
+    test = load_rows(tmp_path, needed=("train",))["test"]
+    assert test.queries["url"][:] == test.corpus["url"][:] == ["u2"]
 
 
 def test_a_split_says_what_it_holds(answers):
@@ -80,8 +77,8 @@ def test_a_split_says_what_it_holds(answers):
     test = splits["test"]
     assert list(splits) == ["train", "valid", "test"] and len(test) == 20 and len(test.corpus) == 40
     assert repr(test) == (
-        "Split(20 queries, 40 codes, 20 pairs; queries: docstring ('question'), code ('answer'), number, body, url; "
-        "corpus: docstring ('question'), code ('answer'), number, body, url)"
+        "Split(20 queries, 40 codes, 20 pairs; queries: docstring ('question'), number, body, url; "
+        "corpus: code ('answer'), number, body, url)"
     )
     pairs = test.to_pandas()
     assert pairs["docstring"].tolist() == test.queries["docstring"][:]
@@ -91,7 +88,7 @@ def test_a_split_says_what_it_holds(answers):
 
 def test_python_s_rows_say_what_their_columns_were_called():
     rows = pd.DataFrame({"ask": ["a", "b"], "reply": ["x", "y"], "key": ["1", "2"]})
-    split = as_split(rows, "train_dataset", ColumnNames("ask", "reply", "key"))
+    split = training_split(rows, "train_dataset", ColumnNames("ask", "reply", "key"))
     assert "queries: docstring ('ask'), url ('key')" in repr(split)
     assert "corpus: code ('reply'), url ('key')" in repr(split)
 

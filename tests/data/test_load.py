@@ -8,8 +8,7 @@ import pytest
 from datasets import Dataset, DatasetDict, List, Value
 from refusals import refused
 
-from soft_trainer.data.load import load_tables
-from soft_trainer.data.python_rows import as_rows
+from soft_trainer.data.load import as_rows, load_rows
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.hub.dataset import pushed_tables
@@ -18,6 +17,12 @@ from soft_trainer.run.evaluation_sets import load_evaluation_sets
 from soft_trainer.run.rows import load_data
 
 SIZE = 40
+
+
+def tables(splits):
+    """The pairs of each split, and the corpus."""
+    found = {name: split.to_pairs() for name, split in splits.items()}
+    return found | {"codebase": splits.get("test", splits["train"]).corpus}
 
 
 @pytest.fixture
@@ -74,12 +79,12 @@ def test_columns_are_recognised_or_named(pairs, tmp_path, names):
 def test_a_data_frame_is_read_like_a_file(pairs):
     frame = pairs.to_pandas().set_index([[str(number) for number in range(SIZE)]])
     frame["repo"] = [f"r{number % 10}" for number in range(SIZE)]
-    data = load_tables(frame)
+    data = tables(load_rows(frame))
     assert {*data["train"].column_names} == {"docstring", "code", "repo", "url"}
     assert sum(len(data[split]) for split in ("train", "valid", "test")) == SIZE
     assert as_rows(frame, "train_dataset").column_names == ["question", "answer", "repo"]
     with pytest.raises(UserError, match="the data frame: .*answer"):
-        load_tables(frame.assign(answer=[1, *frame["answer"][1:]]))
+        tables(load_rows(frame.assign(answer=[1, *frame["answer"][1:]])))
 
 
 def test_splits_that_are_there_stay_and_the_corpus_is_made_of_valid_and_test(pairs, tmp_path):
@@ -119,7 +124,7 @@ def test_texts_with_64_bit_offsets_become_plain_texts(pairs, tmp_path):
     words = [text.split() for text in pairs["question"]]
     table = {"docstring_tokens": pa.array(words, tokens), "code": pa.array(pairs["answer"][:], texts)}
     pq.write_table(pa.table(table), tmp_path / "a.parquet")
-    features = load_tables(tmp_path / "a.parquet")["train"].features
+    features = tables(load_rows(tmp_path / "a.parquet"))["train"].features
     assert (features["docstring_tokens"], features["code"]) == (List(Value("string")), Value("string"))
 
 
@@ -141,7 +146,7 @@ def test_equal_queries_equal_codes_and_a_repository_are_on_one_side(pairs, tmp_p
     equal = Dataset.from_dict({"query": [f"query {n // 2}" for n in range(SIZE)], "code": codes})
     grouped = pairs.add_column("repo", [f"r{n % 10}" for n in range(SIZE)])
     for rows, columns in ((equal, ["docstring", "code"]), (grouped, ["repo"])):
-        data = load_tables(write(rows, tmp_path / f"{len(columns)}.parquet"))
+        data = tables(load_rows(write(rows, tmp_path / f"{len(columns)}.parquet")))
         for column in columns:
             sides = [set(data[split][column]) for split in ("train", "valid", "test")]
             assert sum(map(len, sides)) == len(set.union(*sides)) > 3
@@ -152,8 +157,8 @@ def test_rows_without_a_text_are_named_or_left_out(pairs, tmp_path, capsys):
     rows[3]["question"], rows[5]["answer"], rows[7]["answer"] = None, "  ", ""
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    said = f"{path}, line 4: column 'question' is missing or empty, as in 1 of 40 rows of train; drop_unusable=True"
-    for read in (load, load_tables):
+    said = f"{path}, row 4: column 'question' is missing or empty, as in 1 of 40 rows; drop_unusable=True"
+    for read in (load, load_rows):
         with refused(said):
             read(path)
     data = load(path, drop_unusable=True)
@@ -168,32 +173,36 @@ def test_an_error_names_file_line_and_column_as_they_stand_in_the_file(pairs, tm
     broken = Dataset.from_list(rows)
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "a.csv").write_text("question,answer\n\nx,y\nv,w\n")
-    lines = {"a.csv": "line 34", "b.csv.gz": "line 34", "b.jsonl": "line 31", "b.parquet": "row 31"}
-    for name, place in (lines | {"plain/b.csv": "line 34"}).items():
+    names = ["a.csv", "b.csv.gz", "b.jsonl", "b.parquet", "plain/b.csv"]
+    for name in names:
         path = tmp_path / name
         broken.to_pandas().to_csv(path, index=False) if ".csv" in name else write(broken, path)
-        total = 42 if name.startswith("plain") else 40
-        with refused(f"{path}, {place}: column 'answer' is missing or empty, as in 2 of {total} rows of train"):
-            load_tables(path.parent if name.startswith("plain") else path)
+        place = f"{path}, rows 31, 36"
+        total = 40
+        if name.startswith("plain"):  # with the two rows of a.csv
+            place = f"{path.parent}, rows 33, 38"
+            total = 42
+        with refused(f"{place}: column 'answer' is missing or empty, as in 2 of {total} rows"):
+            tables(load_rows(path.parent if name.startswith("plain") else path))
     (tmp_path / "plain" / "a.csv").write_text("question,answer\n")
     with refused(f"{tmp_path / 'plain' / 'a.csv'}: cannot be read: it has no rows"):
-        load_tables(tmp_path / "plain")
-    with refused("the data frame, row 31: column 'answer'"):
-        load_tables(broken.to_pandas())
+        tables(load_rows(tmp_path / "plain"))
+    with refused("the data frame, rows 31, 36: column 'answer'"):
+        tables(load_rows(broken.to_pandas()))
     broken.save_to_disk(str(tmp_path / "saved"))
-    with refused("saved, train, row 31: column 'answer'"):
-        load_tables(tmp_path / "saved")
-    assert len(load_tables(tmp_path / "b.jsonl", check=False)["train"]) == 32
+    with refused("saved, rows 31, 36: column 'answer'"):
+        tables(load_rows(tmp_path / "saved"))
+    assert len(tables(load_rows(tmp_path / "b.jsonl", check=False))["train"]) == 32
 
 
 def test_an_evaluation_set_is_all_rows(pairs, tmp_path):
     path = write(pairs, tmp_path / "people.csv")
     (one,) = load_evaluation_sets(DataArguments(eval_data_dir=str(path)), EncoderProfile())
-    assert one.split.judgments.right.shape == (SIZE, SIZE)
+    assert one.split.judgments.relevant.shape == (SIZE, SIZE)
     folder = write(pairs.select(range(10)), tmp_path / "own" / "train.csv").parent
     write(pairs.select_columns(["answer"]).rename_column("answer", "code"), folder / "codebase.csv")
     (one,) = load_evaluation_sets(DataArguments(eval_data_dir=str(folder)), EncoderProfile())
-    assert one.split.judgments.right.shape == (10, SIZE)
+    assert one.split.judgments.relevant.shape == (10, SIZE)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 from datasets import DatasetDict
 
-from soft_trainer.data.load import splits_of
+from soft_trainer.data.load import make_splits
 from soft_trainer.data.statistics import data_statistics, statistics_table
 from soft_trainer.options.fields import CODESEARCHNET, DataArguments
 
@@ -39,7 +39,7 @@ def cells(table: str) -> dict[str, list[str]]:
 
 
 def test_rows_and_duplicates_by_split_on_the_sides_that_are_read(data, profile, tokenizer):
-    statistics = data_statistics(splits_of(data), profile, tokenizer)
+    statistics = data_statistics(make_splits(data), profile, tokenizer)
     rows = {split: values["rows"] for split, values in statistics.items()}
     assert rows == {"train": 6, "valid": 2, "test": 3, "codebase": 8}
     sides = {split: set(values) - {"rows"} for split, values in statistics.items()}
@@ -51,7 +51,7 @@ def test_rows_and_duplicates_by_split_on_the_sides_that_are_read(data, profile, 
 def test_lengths_are_before_the_cut(data, profile, tokenizer):
     lengths = sorted(len(tokenizer(" ".join(words))["input_ids"]) for words in data["codebase"]["code_tokens"])
     for longest in (20, lengths[-1] - 1, lengths[-1]):
-        found = data_statistics(splits_of(data), profile.replace(code_length=longest), tokenizer)["codebase"]["code"]
+        found = data_statistics(make_splits(data), profile.replace(code_length=longest), tokenizer)["codebase"]["code"]
         assert found["mean"] == pytest.approx(sum(lengths) / 8)
         assert found["p95"] == pytest.approx(lengths[6] + 0.65 * (lengths[7] - lengths[6]))
         assert found["cut"] == sum(length > longest for length in lengths) / 8

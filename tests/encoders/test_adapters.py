@@ -9,7 +9,7 @@ import torch
 from refusals import refused
 from transformers import AutoModel
 
-from soft_trainer.data.judgments import Split
+from soft_trainer.data.split import Split
 from soft_trainer.encoders.adapters import (
     add_lora,
     base_name,
@@ -145,7 +145,7 @@ def test_an_adapter_is_neither_saved_over_its_base_nor_added_to_another(adapted,
         ({"base_model_name_or_path": "gone/base"},
          ["the base of this adapter cannot be loaded: ", "gone/base", "; change base_model_name_or_path in"]),
         ({"base_model_name_or_path": None}, ["no base_model_name"]),
-        ({"base_model_name_or_path": "."}, ["names the adapter itself as its base"]),
+        ({"base_model_name_or_path": "."}, ["gives the adapter itself as its base"]),
         ({"peft_type": "GUESS"}, ["'GUESS' in its files is unknown"]),
         (None, ["adapter_config.json: not valid JSON"]),
     ],

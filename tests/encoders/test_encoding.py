@@ -206,7 +206,7 @@ def test_training_evaluation_and_estimators_leave_the_same_tokens_out(prompted, 
 
 
 def test_prompts_that_cannot_be_left_out_are_refused(prompted, trainer_of):
-    with refused("data_collator: cannot tell which tokens belong to the prompt"):
+    with refused("data_collator: a custom collator cannot tell which tokens belong to the prompt"):
         trainer_of(arguments={"encoder": prompted[2], "data_collator": lambda features: {}})
 
 

@@ -93,7 +93,7 @@ def test_full_disk_leaves_the_last_save_complete(encoder_of, tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
     try:
-        with pytest.raises(UserError, match="cannot save to .*as it was"):
+        with pytest.raises(UserError, match="cannot save to .*intact"):
             export(encoder_of(EXPORTED["unixcoder"], seed=1), tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

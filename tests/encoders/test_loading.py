@@ -69,7 +69,7 @@ def remote(tokenizer, profile, tmp_path):
 
 @pytest.mark.parametrize("load", [load_encoder, lambda folder: load_model(folder, EncoderProfile())])
 def test_code_runs_only_on_request_and_the_refusal_names_the_option(remote, load):
-    with refused(f"{remote}: its code comes", "trust_remote_code=True"):
+    with refused(f"{remote}: the model needs code from its repository", "trust_remote_code=True"):
         load(remote)
 
 
@@ -221,7 +221,7 @@ def test_a_model_that_does_not_fit_is_refused(model):
         (T5Model(T5Config(vocab_size=9, **T5)), {},
          "model: T5Model also has a decoder; pass T5EncoderModel instead"),
         (model, {"query_length": 8, "code_length": 8, "data_flow_length": 8},
-         "flash_attention_2: takes no mask for data flow; use sdpa or eager"),
+         "flash_attention_2: this implementation does not accept a data-flow mask; use sdpa or eager"),
     ):  # fmt: skip
         with refused(message):
             check_model(wrong, EncoderProfile(**settings))

@@ -180,7 +180,7 @@ def test_a_folder_is_distilled_from_a_folder(tmp_path, model, tokenizer, profile
         distil_static(tmp_path / "base", tmp_path / "small", 8, tmp_path / "none")
     (tmp_path / "small").mkdir()
     (tmp_path / "small" / "run.json").touch()
-    with refused("small: has the run.json of another encoder"):
+    with refused("small: the folder has the run.json of another encoder"):
         distil_static(tmp_path / "base", tmp_path / "small", 8, overwrite=True)
     (tmp_path / "small" / "run.json").unlink()
     with refused("dimensions=64: must be from 1 to 32"):

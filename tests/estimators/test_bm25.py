@@ -12,7 +12,7 @@ import torch
 from datasets import Dataset, concatenate_datasets
 from rank_bm25 import BM25Okapi
 
-from soft_trainer.data.judgments import Split
+from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
 from soft_trainer.estimators import bm25
 from soft_trainer.estimators.bm25 import BM25Estimator
@@ -219,7 +219,7 @@ def test_neighbours_are_kept_on_disk(tmp_path, monkeypatch):
         ({"column": "words"}, "'words'.*docstring_tokens"),
         (
             {"document_column": "words"},
-            "'words', but the code rows have only: gaps, stars, vectors; give it with code_column",
+            "'words', but the code rows have only: gaps, stars, vectors; set code_column",
         ),
         ({"document_column": "gaps"}, "gaps.*row 2"),
         ({"document_column": "stars"}, "'stars', which holds int64"),

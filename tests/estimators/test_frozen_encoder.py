@@ -7,7 +7,7 @@ import torch
 
 from soft_trainer import SimCSEEstimator, TrainedModelEstimator, load_encoder
 from soft_trainer.data import array_cache
-from soft_trainer.data.judgments import Split
+from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
 
 
@@ -173,7 +173,7 @@ from pathlib import Path
 from accelerate import PartialState
 from datasets import Dataset
 from soft_trainer import SimCSEEstimator, distributed
-from soft_trainer.data.judgments import Split
+from soft_trainer.data.split import Split
 from soft_trainer.estimators import frozen_encoder
 PartialState(cpu=True)
 folder, rows, encoder = sys.argv[1:]

@@ -8,7 +8,7 @@ import torch
 from refusals import refused
 from scipy import sparse
 
-from soft_trainer.data.judgments import RelevantCodes
+from soft_trainer.data.split import RelevantCodes
 from soft_trainer.estimators import neighbours as module
 from soft_trainer.estimators.neighbours import Excluded, cached_neighbours, exact_neighbours, recall_of
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from soft_trainer.data.judgments import RelevantCodes
+from soft_trainer.data.split import RelevantCodes
 from soft_trainer.estimators import term_neighbours
 from soft_trainer.estimators.neighbours import Excluded, recall_of
 from soft_trainer.estimators.term_neighbours import nearest_by_terms

@@ -10,9 +10,10 @@ from datasets import Dataset
 from refusals import refused
 from scipy import sparse
 
-from soft_trainer.data.judgments import Judgments, Split
+from soft_trainer.data.row_checks import check_split
+from soft_trainer.data.split import Judgments, Split
 from soft_trainer.evaluation.ranking import rank_codes
-from soft_trainer.evaluation.retrieval import NDCG, answer_pairs, by_query, check_answers, mean_over_sets
+from soft_trainer.evaluation.retrieval import NDCG, answer_pairs, by_query, mean_over_sets
 
 
 def orders(scores):
@@ -100,5 +101,5 @@ def test_the_mean_over_sets_is_of_numbers_that_all_of_them_have():
 
 def test_a_set_whose_codes_share_an_id_is_refused_before_its_pairs_are_listed():
     rows = Dataset.from_dict({"docstring": ["x"] * 100_000, "code": ["y"] * 100_000, "url": ["u"] * 100_000})
-    with refused("people: query 1 has the id of 100,000 codes"):
-        check_answers(Split.from_pairs(rows), "people")
+    with refused("people, row 1 has the id of 100,000 codes"):
+        check_split(Split.from_pairs(rows), "people")

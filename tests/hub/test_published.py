@@ -12,7 +12,7 @@ from server import WRITE_TOKEN
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.data.layouts.codesearchnet import load_hub
 from soft_trainer.data.layouts.published import PARQUET_BRANCH, load_published
-from soft_trainer.data.load import load_tables
+from soft_trainer.data.load import load_rows
 from soft_trainer.encoders import hub_files
 from soft_trainer.encoders.loading import load_encoder
 
@@ -48,7 +48,7 @@ def test_a_loading_script_is_read_from_the_branch(here, parts):
     publish(here.url, SCRIPT)
     publish(here.url, parquet_files(parts, ON_BRANCH, "default", "ruby"), PARQUET_BRANCH)
     check_rows(load_hub(NAME, "ruby"))
-    assert len(load_tables(NAME)["train"]) == 16  # without a configuration
+    assert len(load_rows(NAME)["train"]) == 16  # without a configuration
     with refused(f"{NAME} (php) cannot be read from the Hub", "data_dir"):
         load_hub(NAME, "php")
     here.stop()

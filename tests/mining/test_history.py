@@ -201,7 +201,7 @@ def test_documentation_and_commits_are_rows_of_the_same_tree(repository, tmp_pat
     assert [row["docstring"] for row in rows] == [f"Adds the {i}th number." for i in range(5)]
     assert [row["url"] for row in rows] == [f"src/f{i}.py#f{i}" for i in range(5)]
     assert Counter(row["source"] for row in mined.rows["train"]) == {"documentation": 5, "history": 20}
-    with refused("is no folder of the repository"):
+    with refused("the folder is not in the repository"):
         mine(tmp_path, source_dir=tmp_path.parent)
 
 

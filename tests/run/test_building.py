@@ -2,7 +2,7 @@
 
 import pytest
 
-from soft_trainer.data.judgments import Split
+from soft_trainer.data.split import Split
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.errors import UserError
 from soft_trainer.options.model import ModelArguments
@@ -84,7 +84,10 @@ def test_a_short_name_for_folders(values, label):
     "values, words",
     [
         ({"dtype": "half"}, "dtype='half': use one of float32, bfloat16, float16"),
-        ({"from_scratch": "32x1", "dtype": "bfloat16"}, "dtype, attn_implementation: are for a pretrained encoder"),
+        (
+            {"from_scratch": "32x1", "dtype": "bfloat16"},
+            "dtype and attn_implementation apply only to a pretrained encoder",
+        ),
         ({"from_scratch": "32x1", "pooling": "pooler", "include_prompt": False}, "include_prompt=False: the model's"),
         (
             {"from_scratch": "32x1", "profile": "graphcodebert", "pooling": "cls", "include_prompt": False},

@@ -48,7 +48,7 @@ def numbered(columns, *rows):
 def graded_rows(evaluation_set):
     """The query, the url of a relevant code, the query's number and the grade, of every relevant code."""
     split = evaluation_set.split
-    right = split.judgments.right.tocoo()
+    right = split.judgments.relevant.tocoo()
     return [
         (split.queries[query]["docstring"], split.corpus[code]["url"], query, grade)
         for query, code, grade in zip(right.row.tolist(), right.col.tolist(), right.data.tolist(), strict=True)
@@ -78,7 +78,7 @@ def test_cosqa_as_published(cosqa):
     assert found.split.queries["docstring"][:] == [row["doc"] for row in QUERIES]
     assert found.split.queries["docstring_tokens"][0] == ["python", "sum", "of", "a", "list"]
     codes = found.split.corpus["code"][:]
-    right = found.split.judgments.right
+    right = found.split.judgments.relevant
     assert [[codes[code] for code in right[query].indices] for query in range(2)] == [
         ["def total(xs):\n    return sum(xs)"],
         ['def largest(xs):\n    """Find it."""\n    return max(xs)'],
@@ -92,7 +92,7 @@ def test_cosqa_gzipped_and_with_both_parts(cosqa):
         (cosqa / f"{path.name.replace('.txt', '.json')}.gz").write_bytes(gzip.compress(path.read_bytes()))
         path.unlink()
     (alone,) = load(cosqa)
-    assert (alone.name, *alone.split.judgments.right.shape) == ("cosqa", 2, 3)
+    assert (alone.name, *alone.split.judgments.relevant.shape) == ("cosqa", 2, 3)
     (cosqa / "cosqa-retrieval-test-500.json").write_text(json.dumps(QUERIES[:1]))
     (cosqa / "cosqa-retrieval-train-19604.json").write_text(json.dumps(QUERIES[:1]))
     both = load(cosqa)
@@ -194,7 +194,7 @@ def test_files_with_something_wrong(files, place, content, words, pool, request)
 def test_rows_of_another_project_several_folders_and_a_folder_s_own_codebase(cosqa, tmp_path, data_dir, rows, pool):
     found = load(f"{cosqa}, {data_dir}/")
     assert [evaluation_set.name for evaluation_set in found] == ["cosqa", data_dir.name]
-    assert (*found[1].split.judgments.right.shape, found[1].split.judgments.gain) == (4, 24, None)
+    assert (*found[1].split.judgments.relevant.shape, found[1].split.judgments.gain) == (4, 24, None)
     folder = judged(tmp_path, ("sort", rows[0]["url"], 1))
     (folder / "codebase.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:5]))
     (found,) = load(folder, pool)  # which has a codebase, too
@@ -219,7 +219,7 @@ def test_judged_queries_have_the_mean_grade_of_each_code(tmp_path, rows, pool, c
         ("sort things", url[1], 0, 1.5),
         ("write it", url[2], 1, 2.0),
     ]
-    assert not found.split.judgments.right.shape[0] > 2 and found.split.judgments.wrong is None
+    assert not found.split.judgments.relevant.shape[0] > 2 and found.split.judgments.negatives is None
     said = capsys.readouterr().err
     assert "1 judged codes are not in the corpus" in said and "1 of 3 queries" in said
     assert "judged: 2 queries (relevance) over 24 codes" in said
@@ -297,9 +297,9 @@ def lines_of(*rows) -> str:
         ({"a.csv": "foo,bar\nx,y\n"}, "no column for the query: the rows have foo, bar; give it with query_column"),
         (
             {"a.csv": "docstring,bar\nx,y\n"},
-            "no column for the code: the rows have docstring, bar; give it with code_c",
+            "no column for the code: the rows have docstring, bar; give it with code_column",
         ),
-        ({"codebase.jsonl": lines_of({"code": "x", "url": "u"})}, "rows: no rows"),
+        ({"codebase.jsonl": lines_of({"code": "x", "url": "u"})}, "rows: no rows of train, valid or test"),
         (
             {
                 "relevance.jsonl": lines_of({"query": "x", "url": "u", "relevance": 1}),
@@ -334,7 +334,7 @@ def test_rows_without_a_codebase_are_ranked_against_the_codes_of_valid_and_test(
     urls = [json.loads(line)["url"] for split in ("valid", "test") for line in lines[split].splitlines()]
     assert len(found.split.queries) == 4 and found.split.corpus["url"][:] == urls
     queries = lines_of(*({"docstring": row["docstring"], "url": row["url"]} for row in rows))
-    with refused("test: no corpus to rank these queries against"):
+    with refused("test.jsonl: no corpus to rank these queries against"):
         load(written(tmp_path / "queries", **{"test.jsonl": queries}))
 
 

@@ -82,7 +82,7 @@ STATES = {
         OTHER,
         "seed was 2, is 1",
     ),
-    "the record of an evaluation": (file("run.json"), OTHER, "its run.json is not that of a training"),
+    "the record of an evaluation": (file("run.json"), OTHER, "its run.json was not written by a training"),
     "a run of an older version": (lambda folder: finished(folder, OLD), OTHER, "format was None"),
     "rows that no run has mined": (file("data/train.jsonl.gz"), OTHER, "data/train.jsonl.gz would be"),
     "rows that a run has mined": (
@@ -90,7 +90,11 @@ STATES = {
         NEW,
         "",
     ),
-    "a damaged record": (lambda folder: (folder / "run.json").write_text("{"), OTHER, "its run.json is not"),
+    "a damaged record": (
+        lambda folder: (folder / "run.json").write_text("{"),
+        OTHER,
+        "its run.json was not written by a training",
+    ),
     "a checkpoint of another trainer": (foreign_checkpoint, OTHER, "checkpoint-2 would be overwritten"),
     "a user's page": (file("README.md"), OTHER, "README.md would be overwritten"),
     "a user's configuration": (file("config.json"), OTHER, "config.json would be overwritten"),
@@ -170,7 +174,7 @@ def test_ranks_that_the_record_does_not_list_are_not_compared(tmp_path):
     path = tmp_path / "ranks-valid-trained.parquet"
     path.write_text("first")
     write_json(tmp_path / "run.json", {LISTED: {}})
-    with refused("ranks-valid-trained.parquet: not from the run in this folder"):
+    with refused("ranks-valid-trained.parquet: run.json in this folder does not list it"):
         ranks_of(tmp_path, "valid")
     list_files(tmp_path, [path])
     path.write_text("changed")
@@ -186,7 +190,7 @@ def test_distil_never_replaces_its_teacher_and_an_encoder_only_if_asked(encoder_
     shutil.copytree(encoder_dir, teacher)
     before = (teacher / "model.safetensors").read_bytes()
     for words in ([], ["--overwrite"]):
-        with refused("is the folder of the encoder to distil"):
+        with refused("this is the folder of the encoder to distil"):
             run_command(["distil", str(teacher), "--output_dir", str(teacher), "--dimensions", "8", *words])
     other = tmp_path / "other"
     shutil.copytree(encoder_dir, other)
@@ -233,7 +237,7 @@ def test_a_run_refuses_a_user_s_folder_and_what_it_reads(script, data_dir, encod
     before = (base / "model.safetensors").read_bytes()
     encoder = {"model_name_or_path": base, "from_scratch": None, "vocabulary_size": None, "overwrite": True}
     code, said = script(**TINY | encoder, data_dir=data_dir, output_dir=base)
-    assert code == 2 and f"model_name_or_path={base}: the run reads it" in said[-1]
+    assert code == 2 and f"model_name_or_path={base}: the run reads this from its output_dir" in said[-1]
     assert (base / "model.safetensors").read_bytes() == before
 
 

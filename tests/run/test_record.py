@@ -10,8 +10,8 @@ from datasets import Dataset
 from torch.nn.functional import normalize
 
 from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments
-from soft_trainer.data.judgments import Split
-from soft_trainer.data.load import splits_of
+from soft_trainer.data.load import make_splits
+from soft_trainer.data.split import Split
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.run.evaluation_sets import EvaluationSet
@@ -36,7 +36,7 @@ def make_run(model, tokenizer, profile, tmp_path):
         trainer = SoftInfoNCETrainer(model=model, args=args, processing_class=tokenizer, encoder=profile)
         options = DataArguments(language="python", data_dir="rows")
         folder = RunFolder(tmp_path, {}, State(NEW), False, args.do_train)
-        return Run(trainer, splits_of(data) if data else {}, ModelArguments(), options, {}, folder, sets)
+        return Run(trainer, make_splits(data) if data else {}, ModelArguments(), options, {}, folder, sets)
 
     return make
 

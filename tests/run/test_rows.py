@@ -15,7 +15,7 @@ from refusals import refused
 
 from soft_trainer import load_rows
 from soft_trainer.cli.__main__ import run_command
-from soft_trainer.data import python_rows
+from soft_trainer.data import load as loading
 from soft_trainer.data.languages import languages_in
 from soft_trainer.data.layouts import codesearchnet
 from soft_trainer.data.row_checks import check_split
@@ -144,18 +144,14 @@ def test_training_rows_need_no_url(write_folder, rows, tmp_path):
         (tmp_path / f"{split}.txt").write_text("\n".join(urls))
     with pytest.raises(UserError, match="valid: no rows"):
         load(tmp_path, language="python", data_dir=str(folder), split_urls=str(tmp_path))
-    others = dict.fromkeys(("train", "valid", "test", "codebase"), '{"original_string": "x"}')
-    folder = write_folder(**others)
-    with pytest.raises(UserError, match="split_urls: selects rows by url, but no row has the column 'url'"):
-        load(tmp_path, language="python", data_dir=str(folder), split_urls=str(tmp_path))
 
 
 def test_the_hub_without_a_folder(data_dir, tmp_path, monkeypatch):
     asked = []
     hub = codesearchnet.load_folder(data_dir)
-    monkeypatch.setattr(run_rows, "load_hub", lambda *names: asked.append(names) or hub)
+    monkeypatch.setattr(loading, "load_hub", lambda *names: asked.append(names) or dict(hub))
     data = load(tmp_path, language="go")
-    assert asked == [("code-search-net/code_search_net", "go")]
+    assert asked == [("code-search-net/code_search_net", "go", None)]
     assert len(data["train"]) == 16
 
 
@@ -168,7 +164,7 @@ def test_split_urls_choose_from_a_folder_and_rows_are_checked(data_dir, rows, tm
     assert {split: part["url"][:] for split, part in data.items()} == lists
     folder = shutil.copytree(data_dir, tmp_path / "copy")
     (folder / "codebase.jsonl").write_text((data_dir / "test.jsonl").read_text())
-    with refused("valid: rows 1, 2, 3, 4 have a url that is not in the codebase"):
+    with refused("valid.jsonl, rows 1, 2, 3, 4: no code in the corpus has their url"):
         load(tmp_path, data_dir=str(folder))
 
 
@@ -274,16 +270,16 @@ def test_what_a_run_cannot_do_without(training, eval_data_dir, needed):
 @pytest.mark.parametrize("rows", [np.array(["x", "y"]), ["x"], iter([{"code": "x"}])])
 def test_only_a_data_set_or_a_list_of_dicts_are_rows(rows):
     with refused("rows: expected a datasets.Dataset, a data frame or a list of dicts", f"not {type(rows).__name__}; "):
-        python_rows.as_rows(rows, "rows")
+        loading.as_rows(rows, "rows")
     with refused("rows: there are no rows"):
-        python_rows.as_rows([], "rows")
+        loading.as_rows([], "rows")
 
 
 def test_rows_keep_columns_that_the_first_lacks_and_lose_their_format():
-    rows = python_rows.as_rows([{"code": "x"}, {"code": "y", "negatives": ["z z"]}], "rows")
+    rows = loading.as_rows([{"code": "x"}, {"code": "y", "negatives": ["z z"]}], "rows")
     assert rows["negatives"][:] == [None, ["z z"]]
     for kind in ("numpy", "arrow", "pandas"):
-        assert python_rows.as_rows(rows.with_format(kind, columns=["negatives"]), "rows")["code"][:] == ["x", "y"]
+        assert loading.as_rows(rows.with_format(kind, columns=["negatives"]), "rows")["code"][:] == ["x", "y"]
 
 
 def test_a_folder_of_rows_may_have_a_comma_in_its_name(tmp_path):
@@ -305,7 +301,7 @@ def test_what_is_not_needed_may_be_absent_but_queries_need_a_pool(data_dir, tmp_
     made = load_data(arguments, EncoderProfile(), tmp_path, needed=("train",))
     assert made["test"].corpus["url"][:] == made["test"].queries["url"][:]
     (folder / "test.jsonl").write_text('{"docstring": "x", "url": "u"}')
-    with pytest.raises(UserError, match="test: no corpus .* add codebase.jsonl"):
+    with pytest.raises(UserError, match="test.jsonl: no corpus .* codebase.jsonl in the folder"):
         load_data(arguments, EncoderProfile(), tmp_path, needed=("train",))
 
 

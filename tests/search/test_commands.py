@@ -107,7 +107,7 @@ def test_bad_input_is_one_line_and_exit_code_2(command, tree, tmp_path):
     assert command("index", tree, "--model", tmp_path / "missing")[0] == 2
     command("index", tree)
     code, _, err = command("search", "--folder", tree, " ")
-    assert code == 2 and "empty query" in err
+    assert code == 2 and "query is empty" in err
     (tmp_path / "empty").mkdir()
     code, out, err = command("index", tmp_path / "empty")
     assert code == 1 and not out and "no file with text" in err

@@ -87,7 +87,7 @@ def test_no_index_at_all_is_refused(tmp_path):
     with refused("expected one or more"):
         Search([])
     (tmp_path / "a").mkdir()
-    with refused("nothing is indexed of", "--skipped` indexes it and lists what is skipped"):
+    with refused("no file is indexed", "--skipped` indexes again and lists the files that are skipped"):
         Search([CodeIndex.build(tmp_path / "a")]).search("x")
 
 

@@ -16,7 +16,7 @@ def data(**columns) -> Dataset:
     return Dataset.from_dict(PAIR | columns)
 
 
-NO_LABELS = "no column 'label' with a hash for each of its rows: train_dataset = with_rows"
+NO_LABELS = "no column 'label' with a hash for each row: train_dataset = with_rows"
 OTHER_LABELS = "column 'label' does not hold the hashes of its texts: call with_rows(train_dataset)"
 
 
@@ -24,10 +24,10 @@ OTHER_LABELS = "column 'label' does not hold the hashes of its texts: call with_
     ("numbered", "dataset", "words"),
     [
         (True, DatasetDict(train=data()), "with_rows: expected one datasets.Dataset, not DatasetDict"),
-        (True, {"a": data()}, "not dict: call it for each of a dict"),
+        (True, {"a": data()}, "not dict: call it for each data set of a dict"),
         (True, data().to_iterable_dataset(), "not IterableDataset"),
-        (True, data(score=[0.1, 0.2]), "with_rows: the data set has a column 'score' already"),
-        (True, with_rows(data()), "with_rows: the data set has a column 'label' already"),
+        (True, data(score=[0.1, 0.2]), "with_rows: the data set already has a column 'score'"),
+        (True, with_rows(data()), "with_rows: the data set already has a column 'label'"),
         (False, data(), NO_LABELS),
         (False, data(label=[0.0, 1.0]), OTHER_LABELS),
         (False, data(label=[1, 1]), OTHER_LABELS),
@@ -36,7 +36,7 @@ OTHER_LABELS = "column 'label' does not hold the hashes of its texts: call with_
         (False, data(label=[0, 1]).remove_columns("positive"), "columns anchor, label: expected two columns"),
         (False, data(label=[0, 1], length=[3, 4]), "column 'length' does not hold texts"),
         (False, data(label=[0, 1], negative=["x", None]), "column 'negative' has no text in row 2"),
-        (False, {"a": data(label=[0, 1])}, "a loss for each of several data sets"),
+        (False, {"a": data(label=[0, 1])}, "Each of several data sets needs a loss"),
     ],
 )
 def test_data_sets_that_cannot_be_labelled_or_have_no_usable_labels(numbered, dataset, words, sentence_transformer):
@@ -49,8 +49,8 @@ def test_data_sets_that_cannot_be_labelled_or_have_no_usable_labels(numbered, da
     [
         (BM25Estimator(), {"weighting": "positive_aware"}, "BM25Estimator does not compare queries with codes"),
         (BM25Estimator(), {"weighting": "eq5"}, "weighting='eq5': use one of linear, positive_aware"),
-        (BM25Estimator(), {"aplha": 1.0}, "aplha: no option of SoftInfoNCELoss; use loss, weighting, alpha, beta"),
-        (BM25Estimator(), {"negatives_per_query": 1}, "negatives_per_query: no option of SoftInfoNCELoss"),
+        (BM25Estimator(), {"aplha": 1.0}, "SoftInfoNCELoss has no option aplha; use loss, weighting, alpha, beta"),
+        (BM25Estimator(), {"negatives_per_query": 1}, "SoftInfoNCELoss has no option negatives_per_query"),
         (BM25Estimator(), {"alpha": -1.0}, "alpha=-1: must be 0 or more"),
         (BM25Estimator(), {"false_negatives": "drop"}, "false_negatives='drop': use one of mask, positives, ignore"),
         (BM25Estimator(), {"scale": 0}, "scale=0: must be above 0"),
@@ -98,20 +98,20 @@ def test_batches_that_do_not_fit(kind, train_dataset, sentence_transformer, feat
     loss = kind(sentence_transformer, BM25Estimator(), train_dataset)
     small, large = (features_of(sentence_transformer, train_dataset, range(size)) for size in (4, 5))
     features, labels = small
-    no_labels = "the batch of 4 rows has no hashes as labels"
+    no_labels = "the batch of 4 rows has no hashes in the column 'label'"
     for wrong, words in (
         (None, no_labels),
         (torch.tensor([0.5, 1.0, 0.0, 3.0]), no_labels),
         (torch.tensor([[0, 1, 2, 3]]), no_labels),
-        (torch.cat([labels[:3], labels[3:] + 1]), f"label {labels[3] + 1} is that of no row of the train_dataset"),
-        (torch.arange(4), "label 0 is that of no row"),
+        (torch.cat([labels[:3], labels[3:] + 1]), f"train_dataset has label {labels[3] + 1}"),
+        (torch.arange(4), "no row of the loss's train_dataset has label 0"),
     ):
         with refused(words):
             loss(features, wrong)
     with refused("a query is compared with N=4 codes, too few", "the smallest N that works is 5"):
         loss(*small)
     for given in (features[:1], [*features, features[1]]):
-        with refused(f"a batch of {len(given)} columns of texts, but the train_dataset", "has 2"):
+        with refused(f"the batch has {len(given)} columns of texts, but the loss's train_dataset", "has 2"):
             loss(given, labels)
     loss(*large)
     assert torch.isfinite(loss(*small))  # the short batch at the end of an epoch

@@ -163,7 +163,7 @@ def test_rows_of_another_data_set_are_an_error(pairs, still, features_of):
     first, second = (with_rows(pairs.select(rows)) for rows in (range(12), range(12, 24)))
     loss = loss_of(still, first)
     loss(*features_of(still, first, range(6)))
-    with refused("is that of no row of the train_dataset"):
+    with refused("no row of the loss's train_dataset has label"):
         loss(*features_of(still, second, range(6)))
 
 

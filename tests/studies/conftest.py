@@ -9,7 +9,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-from soft_trainer.data.judgments import Split
+from soft_trainer.data.split import Split
 from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
 from soft_trainer.evaluation.results import save_ranks
 

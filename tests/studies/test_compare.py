@@ -8,7 +8,7 @@ from datasets import Dataset
 from refusals import refused
 
 from soft_trainer.cli.__main__ import run_command
-from soft_trainer.data.judgments import Split
+from soft_trainer.data.split import Split
 from soft_trainer.evaluation.ranking import Ranking
 from soft_trainer.evaluation.results import RankedQueries, examples, load_ranks, save_ranks
 from soft_trainer.evaluation.significance import Interval, compare_paired, reciprocal_ranks
@@ -163,7 +163,7 @@ def test_corpora_of_equal_size_are_sets_apart_and_a_run_without_a_partner_is_nam
     assert sets == [("go/0/test", 1), ("go/1/test", 1), ("ruby/test", 2)]
     make_run("php/ours/0", [1, 2])
     for other, words in (
-        ("*/other/*", ["php/ours/0: no run of ", "other", " is its partner"]),
+        ("*/other/*", ["php/ours/0: no run of ", "other", " matches it"]),
         ("*/nothing/*", ["nothing/", ": no such folders"]),
         ("ruby/other/0", ["write * in place"]),
     ):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from refusals import refused
 
-from soft_trainer.data.judgments import Split
+from soft_trainer.data.split import Split
 from soft_trainer.evaluation.ranking import Ranking
 from soft_trainer.evaluation.results import save_ranks
 from soft_trainer.files import LISTED, RECORD_FORMAT, write_json

@@ -89,7 +89,7 @@ def test_a_run_starts_from_a_recipe_whose_options_the_others_override(study_file
         ({"grid": {}}, "unknown key 'grid'"),
         ({"runs": []}, "runs: expected a mapping"),
         ({"seeds": 3}, "seeds: expected a list"),
-        ({"output_dir": None}, "name an output_dir"),
+        ({"output_dir": None}, "set output_dir, the parent"),
         ({"launcher": ["python"]}, "launcher: expected a command line"),
         ({"options": ["seed"]}, "options: expected a mapping of options"),
         ({"runs": {"a": "b"}}, "a: expected a mapping of options"),

@@ -6,7 +6,7 @@ from datasets import Dataset
 from scipy import sparse
 
 from soft_trainer.criterion import Criterion
-from soft_trainer.data.judgments import RelevantCodes, Split
+from soft_trainer.data.split import RelevantCodes, Split
 from soft_trainer.data.tokens import TokenColumn, text_ids
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.training.batches import TrainBatches, relevant_codes

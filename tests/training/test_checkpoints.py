@@ -132,7 +132,7 @@ def test_a_disk_that_fills_up_leaves_the_last_complete_checkpoint(trainer_of, tm
     trainer.add_callback(FilesEnd(most))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
-        with pytest.raises(UserError, match="cannot save to .*checkpoint-4: .*Everything saved before is as it was"):
+        with pytest.raises(UserError, match="cannot save to .*checkpoint-4: .*Everything saved before is intact"):
             trainer.train()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -9,7 +9,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from trainings import check_weights, fingerprint_of, still, warned
 
-from soft_trainer.data.judgments import Split
+from soft_trainer.data.split import Split
 from soft_trainer.encoders.adapters import adapter_state, add_lora, has_adapter
 from soft_trainer.encoders.export import export_encoder
 from soft_trainer.encoders.loading import load_encoder, load_model
@@ -178,7 +178,7 @@ def test_models_that_could_not_be_trained_or_saved(trainer_of, adapted, model, b
     unsaved.embeddings.LayerNorm.weight.requires_grad_(True)
     nameless.config._name_or_path = ""
     refused = {
-        "its adapter is frozen, as AutoModel loads it": (frozen, {}),
+        "the adapter is frozen, because AutoModel freezes": (frozen, {}),
         "embeddings.LayerNorm.weight is trained but is not part of the adapter": (unsaved, {}),
         "neither a folder nor a name on the Hub": (nameless, {}),
         "merge_lora: the encoder has no adapter": (model, {"merge_lora": True}),

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import sparse
 
-from soft_trainer.data.judgments import RelevantCodes
+from soft_trainer.data.split import RelevantCodes
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.neighbours import Excluded, Neighbours, exact_neighbours
 from soft_trainer.training.negatives import HardNegatives, below_ratio

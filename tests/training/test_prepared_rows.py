@@ -215,9 +215,9 @@ def test_the_initial_model_is_read_once_a_training_also_if_it_starts_again(make_
     [
         (lambda: SimCSEEstimator("x"), AWARE, "SimCSEEstimator does not compare"),
         (None, {"distill_weight": 1.0}, "distill_weight=1.0 needs an estimator"),
-        (None, SIMILAR, "no estimator has no vectors"),
-        (None, OWN, "name an estimator that finds similar"),
-        (bm25, OWN | {"collator": lambda features: features}, "data_collator: collates pairs"),
+        (None, SIMILAR, "train_sampling_strategy=similar: needs an estimator"),
+        (None, OWN, "use an estimator that finds similar"),
+        (bm25, OWN | {"collator": lambda features: features}, "data_collator: a custom collator reads only pairs"),
     ],
 )
 def test_what_cannot_work_is_refused_by_the_constructor(make_trainer, estimator, options, says):

@@ -9,9 +9,8 @@ import torch
 from datasets import Dataset
 from refusals import refused
 
-from soft_trainer.data.joining import join_sources
-from soft_trainer.data.judgments import Split
-from soft_trainer.data.python_rows import as_split
+from soft_trainer.data.load import join_sources, training_split
+from soft_trainer.data.split import Split
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.training.sources import SourceSampler, batches_of
@@ -61,8 +60,8 @@ def test_the_shares_of_batches():
 @pytest.mark.parametrize(
     ("sampling", "words"),
     [
-        ("d=0.5", "name each source once; they are a, b, c"),
-        ("a=0.5,a=0.1", "name each source once"),
+        ("d=0.5", "list each source once; the sources are a, b, c"),
+        ("a=0.5,a=0.1", "list each source once"),
         ("a=2", "the share of a must be a number between 0 and 1"),
         ("a", "the share of a must be a number"),
         ("a=0.5,b=0.5", "the shares of all sources must add up to 1"),
@@ -105,17 +104,17 @@ def test_neighbours_are_found_within_a_source(trainer_of, rows, options, estimat
 
 def test_joined_rows_keep_their_texts_answers_and_negatives(sources, profile):
     sources["own"] = sources["own"].add_column("negatives", [["new code"]] * 8)
-    parts = {name: as_split(rows, name) for name, rows in sources.items()}
-    split = join_sources(parts, profile)
+    parts = {name: training_split(rows, name) for name, rows in sources.items()}
+    split = join_sources({name: {"train": part} for name, part in parts.items()}, profile)["train"]
     assert split.sources == {"csn": (16, 16, 16), "own": (8, 9, 8)}
     assert split.judgments.pairs().tolist() == [[n, n] for n in range(24)]
-    assert (split.judgments.right.toarray()[:, :24] == np.eye(24)).all()
+    assert (split.judgments.relevant.toarray()[:, :24] == np.eye(24)).all()
     assert split.queries["docstring"][:16] == [" ".join(words) for words in sources["csn"]["docstring_tokens"]]
     assert split.corpus["code"][16:24] == sources["own"]["positive"][:]
-    assert split.corpus["code"][split.judgments.wrong[20].indices[0]] == "new code"
+    assert split.corpus["code"][split.judgments.negatives[20].indices[0]] == "new code"
     graded = Split.from_grades(parts["own"].queries, parts["own"].corpus, [(1, 0)], [2.0])
-    mixed = join_sources({"csn": parts["csn"], "graded": graded}, profile)
-    assert mixed.judgments.right[17, 16] == 2 and mixed.judgments.pairs()[-1].tolist() == [17, 16]
+    mixed = join_sources({"csn": {"train": parts["csn"]}, "graded": {"train": graded}}, profile)["train"]
+    assert mixed.judgments.relevant[17, 16] == 2 and mixed.judgments.pairs()[-1].tolist() == [17, 16]
     assert mixed.fingerprint() != split.fingerprint()
 
 

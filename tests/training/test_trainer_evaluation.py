@@ -9,7 +9,7 @@ from datasets import Dataset, IterableDataset
 from transformers import EarlyStoppingCallback, EvalPrediction
 
 from soft_trainer import BM25Estimator, EstimatorCallback
-from soft_trainer.data.judgments import Split
+from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
 
 EVALUATED = {"eval_strategy": "steps", "eval_steps": 1}
@@ -29,32 +29,32 @@ def test_what_has_no_rows_is_refused(trainer_of, value):
 
 def test_missing_rows_or_urls_are_found_before_the_first_step(trainer_of, dataset):
     for arguments, words in (
-        ({"codebase": None, "eval_dataset": dataset.select_columns(["docstring", "url"])}, "needs a corpus"),
+        ({"codebase": None, "eval_dataset": dataset.select_columns(["docstring", "url"])}, "no corpus to rank"),
         ({"codebase": dataset.select(range(10))}, "module_10.py"),
         ({"eval_dataset": {"a": dataset, "b": dataset}, "codebase": {"a": dataset}}, "no corpus for 'b'"),
-        ({"train_dataset": None}, "training needs rows"),
+        ({"train_dataset": None}, "train_dataset is missing"),
     ):
-        trainer = trainer_of(arguments=arguments, **EVALUATED)
         with pytest.raises(UserError, match=words):
-            trainer.train()
-        assert trainer.state.global_step == 0
+            trainer_of(arguments=arguments, **EVALUATED).train()
 
 
 @pytest.mark.parametrize(
     ("urls", "words"),
     [
         (["a", "b", "a"], "row 3 repeats the url of row 1: a"),
-        (["a", None, "b"], "column 'url' is missing or empty in row 2"),
-        (["a", "", "b"], "column 'url' is missing or empty in row 2"),
+        (["a", None, "b"], "codebase, row 2: column 'url', the id, is missing or empty"),
+        (["a", "", "b"], "codebase, row 2: column 'url', the id, is missing or empty"),
     ],
 )
 def test_a_corpus_without_one_url_a_code_is_refused(trainer_of, rows, urls, words):
     corpus = Dataset.from_list([{**row, "url": url} for row, url in zip(rows, urls, strict=False)])
     queries = corpus.select([0])
-    trainer = trainer_of(arguments={"eval_dataset": queries, "codebase": corpus}, **EVALUATED)
-    for use in (trainer.train, trainer.evaluate, lambda: trainer.predict(queries)):
+    with pytest.raises(UserError, match=words):
+        trainer_of(arguments={"eval_dataset": queries, "codebase": corpus}, **EVALUATED)
+    trainer = trainer_of(arguments={"eval_dataset": None})
+    for use in (trainer.evaluate, trainer.predict):
         with pytest.raises(UserError, match=words):
-            use()
+            use(queries, codebase=corpus)
 
 
 def test_a_split_is_measured_by_its_judgments(trainer_of, dataset):
@@ -68,7 +68,7 @@ def test_a_split_is_measured_by_its_judgments(trainer_of, dataset):
     assert found["eval_a_mrr"] == pytest.approx(np.mean([1 / place for place in places]))
     assert found["eval_a_pool_size"] == 24 and 0 < found["eval_a_ndcg@10"] <= 1 and "eval_map" in found
     unanswered = Split.from_grades(dataset.select(range(3)), dataset, pairs[:3], [1.0, 2.0, 1.0])
-    with pytest.raises(UserError, match="query 3 has no relevant code in the corpus"):
+    with pytest.raises(UserError, match="row 3: no relevant code in the corpus"):
         trainer.predict(unanswered)
 
 
@@ -169,5 +169,5 @@ def test_an_unplaced_model_is_placed_for_the_time_of_an_evaluation(trainer_of, m
     monkeypatch.setattr(type(trainer.args), "device", torch.device("meta"))
     monkeypatch.setattr(type(trainer.model), "to", lambda model, device: devices.append(str(device)))
     monkeypatch.setattr(trainer.args, "main_process_first", lambda **_: contextlib.nullcontext())
-    embedded = trainer.embed_rows(trainer.eval_dataset, "query")
+    embedded = trainer.embed_rows(trainer.eval_dataset.queries, "query")
     assert devices == ["meta", "cpu"] and embedded.shape == (24, 32)

@@ -17,7 +17,7 @@ from trainings import batches_of, check_weights, losses_of, still
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 from soft_trainer import BM25Estimator, EstimatorCallback
-from soft_trainer.data.judgments import Split
+from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.options.fields import STRATEGIES
@@ -135,7 +135,7 @@ def test_a_loss_that_is_not_finite_is_noticed_without_urls_and_if_the_log_hides_
                 model.embeddings.word_embeddings.weight.fill_(torch.nan)
 
     arguments = {"train_dataset": dataset.remove_columns("url"), "callbacks": [Breaker()]}
-    with pytest.raises(NotFiniteError, match=r"loss of step 2 is nan(.|\n)*\n  row \d+"):
+    with pytest.raises(NotFiniteError, match=r"loss of step 2 is nan(.|\n)*\n  row \d+: "):
         train(plain=True, logging_nan_inf_filter=hidden, max_steps=6, arguments=arguments)
 
 
@@ -401,7 +401,7 @@ def test_an_own_estimator_reads_queries_and_corpus(trainer_of):
 def test_an_own_collator_is_refused_with_several_processes(trainer_of):
     trainer = trainer_of()
     plan = dataclasses.replace(trainer.plan, processes=2)
-    with refused("data_collator: one of your own works in one process, not in 2"):
+    with refused("data_collator: a custom collator works in one process, not in 2"):
         check_own_collator(plan, {})
 
 

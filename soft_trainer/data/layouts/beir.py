@@ -10,9 +10,9 @@ from pathlib import Path
 import pandas as pd
 from datasets import Dataset
 
-from soft_trainer.data.judgments import Split
 from soft_trainer.data.layouts.files import SPLIT_NAMES, SPLITS, files_of, files_of_splits
 from soft_trainer.data.layouts.graded import split_of_grades
+from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
 from soft_trainer.files import UNREADABLE, open_text, read_json_lines
 

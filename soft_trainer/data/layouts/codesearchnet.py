@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +16,11 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from soft_trainer.data.array_cache import cached_dataset, flat
 from soft_trainer.data.columns import PAIRS, QUERIES
-from soft_trainer.data.judgments import Split
 from soft_trainer.data.languages import rows_in
 from soft_trainer.data.layouts.files import SPLITS, files_of_splits
 from soft_trainer.data.layouts.published import load_published, reading_hub
-from soft_trainer.data.layouts.tables import row_files
+from soft_trainer.data.layouts.tables import HUB_NAME, named_splits, row_files
+from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json_lines, written_aside
 from soft_trainer.fingerprints import code_fingerprint, file_fingerprint, fingerprint
@@ -125,63 +125,59 @@ def _read_rows(path: Path) -> Iterator[dict]:
         yield values
 
 
-def load_hub(dataset_name: str, language: str | None) -> DatasetDict:
-    """Reads a data set from the Hub: CodeSearchNet, or a folder that `--push_data_to_hub` pushed.
+def load_hub(name: str, configuration: str | None = None, revision: str | None = None) -> dict[str, Dataset]:
+    """Reads the splits of a data set on the Hub, or of a folder that `--push_data_to_hub` pushed there.
 
-    If no language is given, all rows are read. CodeSearchNet's columns get the names that its JSON lines use. Its
-    corpus consists of valid and test, with each url once. Use `--split_urls` for the published corpus.
+    CodeSearchNet's columns get the names that its JSON lines use. If no split has a known name, all rows are train.
+
+    Args:
+        configuration: a part of the data set, such as a language of CodeSearchNet. A pushed folder has its rows by
+            their column `language`.
+        revision: a branch, tag or commit.
 
     Raises:
-        UserError: the data set does not exist, the Hub cannot be reached, or a split, a column or the language is
-            missing.
+        UserError: this is not a name on the Hub, the data set does not exist, the Hub cannot be reached, or no row has
+            the language.
     """
-    if language:
-        name = f"{dataset_name} ({language})"
-    else:
-        name = dataset_name
-    with reading_hub(name):
-        folder = _pushed_folder(dataset_name)
-    if folder is not None:
-        loaded = load_folder(folder)
-        for split, rows in loaded.items():
-            if language is None or "language" not in rows.column_names:
-                continue
-            loaded[split] = rows_in(rows, language)
-            if not loaded[split]:
-                others = ", ".join(sorted(set(rows["language"][:]) - {None}))
-                found = f"{split} has no row in {language}, only {others}"
-                raise UserError(f"{dataset_name}: {found}; choose with language")
-        return loaded
-    loaded = load_published(dataset_name, language)
-    splits = {}
-    for split, hub_split in HUB_SPLITS.items():
-        if hub_split not in loaded:
-            raise UserError(f"{name}: no split {hub_split}, only {', '.join(loaded)}")
-        rows = loaded[hub_split]
-        rows = rows.rename_columns({a: b for a, b in HUB_COLUMNS.items() if a in rows.column_names})
-        if missing := FEATURES.keys() - {*rows.column_names}:
-            raise UserError(f"{name}: {hub_split} has no column {', '.join(sorted(missing))}")
-        splits[split] = rows.select_columns(list(FEATURES)).cast(FEATURES)
-    return DatasetDict(splits | {"codebase": corpus_of([splits["valid"], splits["test"]])})
+    if not HUB_NAME.fullmatch(name):
+        raise UserError(f"{name}: no such folder or file, and no name on the Hub (USER/NAME)")
+    with reading_hub(f"{name} ({configuration})" if configuration else name):
+        folder = _pushed_folder(name, revision)
+    if folder is None:
+        return named_splits(
+            {split: _as_files(rows) for split, rows in load_published(name, configuration, revision).items()}
+        )
+    loaded = load_folder(folder)
+    for split, rows in loaded.items():
+        if configuration is None or "language" not in rows.column_names:
+            continue
+        loaded[split] = rows_in(rows, configuration)
+        if not loaded[split]:
+            others = ", ".join(sorted(set(rows["language"][:]) - {None}))
+            raise UserError(f"{name}: {split} has no row in {configuration}, only {others}; choose with language")
+    return dict(loaded)
 
 
-def _pushed_folder(dataset_name: str) -> Path | None:
+def _as_files(rows: Dataset) -> Dataset:
+    """Gives CodeSearchNet's columns on the Hub the names that they have in its files. Other rows stay as they are."""
+    rows = rows.rename_columns({old: new for old, new in HUB_COLUMNS.items() if old in rows.column_names})
+    if FEATURES.keys() <= {*rows.column_names}:
+        return rows.select_columns(list(FEATURES)).cast(FEATURES)
+    return rows
+
+
+def _pushed_folder(name: str, revision: str | None) -> Path | None:
     """Returns a local copy of a data set that was pushed as a folder of JSON lines, or None if it was not."""
     patterns = ["README.md"]  # without any match, the client would print a warning
     for split in SPLITS:
         patterns += [f"{split}.jsonl", f"{split}.jsonl.gz"]
     try:
-        folder = Path(snapshot_download(dataset_name, repo_type="dataset", allow_patterns=patterns))
+        folder = Path(snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=patterns))
     except LocalEntryNotFoundError:  # without a network, `datasets` may still have a cached copy
         return None
     if files_of_splits(folder, _split_of):
         return folder
     return None
-
-
-def splits_in(data: Mapping[str, Dataset], splits: Iterable[str] = SPLITS) -> list[Dataset]:
-    """Returns the given splits, in that order. Missing ones are excluded."""
-    return [data[split] for split in splits if split in data]
 
 
 def corpus_of(parts: Sequence[Dataset]) -> Dataset:
@@ -197,13 +193,13 @@ def select_by_urls(splits: Mapping[str, Split], folder: str | Path) -> dict[str,
     As in the published code, urls without a row are dropped. Their number is printed.
 
     Raises:
-        UserError: a list is missing, or the rows have no column `url`.
+        UserError: a list is missing.
     """
-    parts = [split.to_pairs() if name == "train" else split.queries for name, split in splits.items()]
-    parts += [split.corpus for name, split in splits.items() if name != "train"][:1]
+    parts = [split.to_pairs() for split in splits.values()]
+    for name, split in splits.items():
+        if name != "train":
+            parts += [split.queries, split.corpus]  # rows without a pair
     rows = concatenate_datasets(parts)
-    if "url" not in rows.column_names:
-        raise UserError("split_urls: selects rows by url, but no row has the column 'url'")
     first: dict[str, int] = {}
     for row, url in enumerate(rows["url"][:]):
         first.setdefault(url, row)
@@ -213,13 +209,10 @@ def select_by_urls(splits: Mapping[str, Split], folder: str | Path) -> dict[str,
         if not path.is_file():
             raise UserError(f"{path}: no such file; split_urls needs {', '.join(f'{s}.txt' for s in SPLITS)}")
         urls = dict.fromkeys(filter(None, map(str.strip, path.read_text().splitlines())))
-        places = []
-        for url in urls:
-            if url in first:
-                places.append(first[url])
-        if dropped := len(urls) - len(places):
+        numbers = [first[url] for url in urls if url in first]
+        if dropped := len(urls) - len(numbers):
             print_on_main(f"{path.name}: {dropped:,} of {len(urls):,} urls have no row and are dropped")
-        chosen[split] = rows.select(places)
+        chosen[split] = rows.select(numbers)
     corpus = flat(chosen.pop("codebase"))
     found = {"train": Split.from_pairs(chosen.pop("train"))}
     return found | {name: Split.from_urls(queries, corpus) for name, queries in chosen.items()}

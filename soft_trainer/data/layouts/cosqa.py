@@ -10,9 +10,9 @@ from pathlib import Path
 import pandas as pd
 from datasets import Dataset
 
-from soft_trainer.data.judgments import Split
 from soft_trainer.data.layouts.files import SPLIT_NAMES, files_of_splits
 from soft_trainer.data.layouts.graded import entries_of, graded_split, parsed, parsed_list, query_row, split_of_grades
+from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
 
 # The files with the queries, codes and pairs of CoSQA+. If both files of pairs exist, the first, smaller one is read.

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from datasets import Dataset
 
-from soft_trainer.data.judgments import Split
+from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json
 from soft_trainer.terminal import print_on_main

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from soft_trainer.data.judgments import Split
 from soft_trainer.data.layouts.beir import is_beir, load_beir
 from soft_trainer.data.layouts.cosqa import has_cosqa, has_cosqa_plus, load_cosqa, load_cosqa_plus
 from soft_trainer.data.layouts.files import files_of
+from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
 
 

@@ -18,7 +18,7 @@ from soft_trainer.terminal import shortened
 PARQUET_BRANCH = "refs/convert/parquet"  # of converted data sets; its files are CONFIGURATION/SPLIT/0000.parquet
 
 
-def load_published(name: str, configuration: str | None = None) -> DatasetDict:
+def load_published(name: str, configuration: str | None = None, revision: str | None = None) -> DatasetDict:
     """Loads the splits of a data set on the Hub, or of one configuration of that data set.
 
     `datasets` no longer runs loading scripts. If a data set needs one, or lacks the configuration, the Hub's own
@@ -29,7 +29,7 @@ def load_published(name: str, configuration: str | None = None) -> DatasetDict:
     """
     with reading_hub(f"{name} ({configuration})" if configuration else name):
         try:
-            return load_dataset(name, configuration)
+            return load_dataset(name, configuration, revision=revision)
         except (RuntimeError, ValueError) as error:  # a loading script, or no such configuration
             files = _converted_files(name, configuration or "default")
             if not files:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from datasets.exceptions import DatasetGenerationError
 
 from soft_trainer.data.array_cache import cached_dataset
 from soft_trainer.data.layouts.files import SHARD, SPLIT_NAMES, files_of_splits
-from soft_trainer.data.layouts.published import load_published
 from soft_trainer.errors import UserError
 from soft_trainer.fingerprints import file_fingerprint, fingerprint
 
@@ -54,34 +53,25 @@ def _base(name: str) -> str | None:
     return None
 
 
-def read_splits(source: str) -> dict[str, Dataset]:
-    """Reads the splits of a file, a folder, a saved data set or a data set on the Hub.
-
-    Splits are renamed to the names that this package uses. Rows without a split become `train`.
+def read_splits(path: Path) -> dict[str, Dataset]:
+    """Reads the splits of a file, a folder of files, or a folder written by `save_to_disk`.
 
     Raises:
         UserError: the rows cannot be read.
     """
-    path = Path(source)
-    if not path.exists() and not HUB_NAME.fullmatch(source):
-        raise UserError(f"{source}: no such folder or file, and no name on the Hub (USER/NAME)")
-    with _reading(source):
+    with _reading(path):
         if path.is_dir() and is_saved(path):
-            loaded = load_from_disk(source)
-        elif path.exists():
-            loaded = _read_files(path)
+            loaded = load_from_disk(str(path))
         else:
-            loaded = load_published(source)
-    if not isinstance(loaded, dict):
-        loaded = {"train": loaded}
-    splits = {}
-    unnamed = []
-    for name, rows in loaded.items():
-        rows = with_plain_text(rows)
-        unnamed.append(rows)
-        if name in SPLIT_NAMES:
-            splits[SPLIT_NAMES[name]] = rows
-    return splits or {"train": concatenate_datasets(unnamed)}
+            loaded = _read_files(path)
+    return named_splits(loaded if isinstance(loaded, dict) else {"train": loaded})
+
+
+def named_splits(loaded: Mapping[str, Dataset]) -> dict[str, Dataset]:
+    """Renames splits to the names that this package uses. If none has a known name, all rows become `train`."""
+    plain = {name: with_plain_text(rows) for name, rows in loaded.items()}
+    splits = {SPLIT_NAMES[name]: rows for name, rows in plain.items() if name in SPLIT_NAMES}
+    return splits or {"train": concatenate_datasets(list(plain.values()))}
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import evaluate
-import gradio
+import gradio  # pyright: ignore[reportMissingImports]
 
 METRIC = evaluate.load(str(Path(__file__).parent / "mrr.py"))
 
@@ -23,7 +23,7 @@ def compute(ranks: str, pool_size: float, max_rank: float | None) -> dict:
 PAGE = gradio.Interface(
     compute,
     [
-        gradio.Textbox("1, 3, 2, 120", label="Rank of the right code for each query"),
+        gradio.Textbox("1, 3, 2, 120", label="Rank of the relevant code for each query"),
         gradio.Number(1000, precision=0, label="Codes in the corpus"),
         gradio.Number(None, precision=0, label="Ranks beyond this count 0 (empty: no limit)"),
     ],

@@ -7,7 +7,7 @@ import numpy as np
 _DESCRIPTION = """\
 Mean reciprocal rank (MRR) of retrieval with one relevant item for each query, as in code search: the mean of 1 / rank.
 Rank 1 is best. A tie counts against the relevant item: its rank is 1 + the answers that score higher + the others that
-score the same. An MRR can only be compared for corpora of the same size, so the result names it as `pool_size`.
+score the same. An MRR can only be compared for corpora of the same size, so the result contains it as `pool_size`.
 """
 
 _KWARGS_DESCRIPTION = """
@@ -15,10 +15,10 @@ Args:
     predictions: one entry for each query, in one of three forms (the same for all queries):
         scores of every code of the corpus (list of float), or
         ids of the best codes, best first (list of str), or
-        the rank of the right code (int, 1 is best).
+        the rank of the relevant code (int, 1 is best).
     references: one entry for each query, in the form that fits the predictions:
-        with scores, the index of the right code (int);
-        with ids, the id of the right code (str); if it is not among the predictions, the query counts 0;
+        with scores, the index of the relevant code (int);
+        with ids, the id of the relevant code (str); if it is not among the predictions, the query counts 0;
         with ranks, the number of codes in the corpus (int).
     max_rank (int, optional): a rank beyond it counts 0. None by default; published code-search scripts cut at 1000.
     pool_size (int, optional): number of codes in the corpus, for predictions that hold only the first ids.

@@ -108,7 +108,9 @@ def _check_owner(index_dir: Path) -> None:
             owners.add(file.lstat().st_uid)
             links |= file.is_symlink()
     if links or owners != {os.geteuid()}:
-        raise UserError(f"{index_dir}: a link or another user's, so it is not trusted; choose another index_dir")
+        raise UserError(
+            f"{index_dir}: a link, or owned by another user, so it is not trusted; choose another index_dir"
+        )
 
 
 @contextmanager
@@ -163,15 +165,17 @@ def connect(index_dir: Path, create: bool = False) -> sqlite3.Connection:
             if create or not is_disk_error(error):
                 raise
             if has_log:
-                why = f"its log cannot be read ({error}), and holds a part of the index"
-                raise UserError(f"{index_dir}: {why}; make room, or search it once as its owner") from error
+                why = f"its log cannot be read ({error}), and it holds part of the index"
+                raise UserError(
+                    f"{index_dir}: {why}; free some space, or search once as the owner of the index"
+                ) from error
             database, version = _open(path, "ro&immutable=1")  # a full disk has no room for a log
-        made = f"{index_dir}: format {version} of the index, and this version of soft_trainer has {FORMAT}"
+        made = f"{index_dir}: the index has format {version}, but this version of soft_trainer reads {FORMAT}"
         if version > FORMAT:
-            raise UserError(f"{made}: a newer version made it; upgrade, or delete it and index again")
+            raise UserError(f"{made}; upgrade soft_trainer, or delete the index and make it again")
         if version < FORMAT:
             if not create:
-                raise UserError(f"{made}; `soft-trainer index DIR` makes it again, with its settings")
+                raise UserError(f"{made}; `soft-trainer index DIR` makes the index again with the same settings")
             _make_tables(database, settings or _settings(database))
             (index_dir / DAMAGED).unlink(missing_ok=True)
     except (sqlite3.Error, UnicodeDecodeError) as error:  # a message of SQLite may quote the damage

@@ -117,7 +117,7 @@ def read_batch(root: str, known: Mapping[str, tuple | None]) -> Batch:
 
 
 def read_source(root: str, path: str) -> tuple[bytes, str] | str:
-    """Returns a file's text and language, or the reason for leaving it out."""
+    """Returns a file's text and language, or the reason for skipping it."""
     full = os.path.join(root, path)
     language = ""
     if is_notebook(path):

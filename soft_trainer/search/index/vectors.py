@@ -93,7 +93,7 @@ def unencoded(database: sqlite3.Connection) -> int:
 
 
 def lightest(database: sqlite3.Connection, encoder: TextEncoder) -> TextEncoder:
-    """Returns an exported encoder with weights of 8-bit integers if that changes embeddings of chunks little."""
+    """Returns the int8 version of an exported encoder if its embeddings stay close to the float32 ones."""
     texts = _sample(database)
     if encoder.runtime != "onnx" or not texts:
         return encoder

@@ -87,7 +87,7 @@ class JudgedQuery(NamedTuple):
 
 
 class QueryOutcome(NamedTuple):
-    """The measures of one query, its time in seconds, and the paths that were found, best first."""
+    """One query's metrics, its time in seconds, and the paths found, best first."""
 
     judged: JudgedQuery
     measures: Measures
@@ -109,20 +109,22 @@ def read_queries(path: str | os.PathLike[str]) -> list[JudgedQuery]:
                     raise UserError(f'{place}: {key}={row[key]!r}: expected a list of paths, such as ["src/dates.py"]')
             targets = frozenset([*row["relevant"], *row.get("secondary", [])])
             if not targets:
-                raise UserError(f"{place}: relevant=[]: expected at least one path; remove queries without an answer")
+                raise UserError(
+                    f"{place}: relevant=[]: expected at least one path; remove queries without a relevant path"
+                )
             groups = tuple(f"{name} {row[name]}" for name in ("category", "language") if name in row)
             queries.append(JudgedQuery(row["repo"], row["query"], targets, groups))
         except (KeyError, TypeError) as error:
-            raise UserError(f"{place}: no judged query (repo, query, relevant): {error}") from error
+            raise UserError(f"{place}: expected a judged query with repo, query and relevant: {error}") from error
     if not queries:
-        raise UserError(f"{path}: it contains no queries")
+        raise UserError(f"{path}: the file contains no queries")
     return queries
 
 
 def documentation_queries(folder: str, output_dir: str, count: int) -> list[JudgedQuery]:
     """Makes queries from documented functions, and writes a copy of the tree without comments to `output_dir`.
 
-    A query is the first paragraph of a function's documentation, and the answer is the function's file. Comments are
+    A query is the first paragraph of a function's documentation, and the relevant file is the function's. Comments are
     blanked in the copy, because a query would otherwise find itself. Line numbers stay the same.
 
     Raises:

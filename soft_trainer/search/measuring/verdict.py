@@ -132,7 +132,10 @@ class ExternalSearch:
         except ValueError as error:
             raise UserError(f"external={command!r}: {error}") from error
         if not any(_QUERY in word for word in self.words[1:]):
-            raise UserError(f"external={command!r}: has no {_QUERY}, such as 'rg --files-with-matches -e {_QUERY} .'")
+            raise UserError(
+                f"external={command!r}: the command has no {_QUERY}; write, for example, "
+                f"'rg --files-with-matches -e {_QUERY} .'"
+            )
         program = shutil.which(self.words[0])
         if program is None:
             raise UserError(f"external={command!r}: there is no program {self.words[0]!r}")

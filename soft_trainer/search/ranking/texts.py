@@ -39,7 +39,7 @@ def fuse(
     segments: Segments,
     allowed: np.ndarray | None,
 ) -> Scores:
-    """Fuses the scores of a text's queries with the files that it names.
+    """Fuses the scores of a text's queries with the files mentioned in the text.
 
     Args:
         named: the numbers of these files, the best first.
@@ -67,7 +67,7 @@ def _shares_of_best(chunks: np.ndarray, segments: Segments) -> np.ndarray:
 
 
 def named_files(text: str, segments: Segments) -> list[int]:
-    """Returns the numbers of the files that a text names, the last one first.
+    """Returns the numbers of the files mentioned in a text, the last one first.
 
     The last line of a traceback is nearest to the error. A path may lead through folders that are not in the index,
     such as `/usr/lib/python3/site-packages/requests/models.py`.

@@ -106,7 +106,7 @@ def _searches(served: ServedIndex) -> tuple[Callable[..., str], ...]:
 
 def _reader(served: ServedIndex) -> Callable[..., str]:
     def read(path: str, start_line: int = 1, end_line: int | None = None, start_column: int = 1) -> str:
-        """Read lines of an indexed file. A long answer is cut off, and says how to read on.
+        """Read lines of an indexed file. A long answer is cut off and ends with the call that continues it.
 
         Args:
             path: the path of a search result, relative to the repository.

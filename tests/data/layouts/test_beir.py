@@ -48,19 +48,19 @@ def test_the_judgments_of_each_file_are_a_split(folder, capsys):
         "c2",
         "c3",
     ]
-    assert test.judgments.right.toarray().tolist() == [[1, 0, 0, 0], [1, 0, 2, 0]]
+    assert test.judgments.relevant.toarray().tolist() == [[1, 0, 0, 0], [1, 0, 2, 0]]
     assert test.judgments.gain == "linear"
     assert "1 of 3 queries have no relevant code" in capsys.readouterr().err
     train = splits["train"]
     assert train.corpus["url"][:] == ["c1", "c3"] and train.corpus["code_tokens"][0] == "f return x + 1".split()
     assert train.judgments.pairs().tolist() == [[0, 0]]
-    assert np.isnan(train.judgments.wrong[0, 1]) and train.judgments.wrong.nnz == 1
+    assert np.isnan(train.judgments.negatives[0, 1]) and train.judgments.negatives.nnz == 1
 
 
 def test_a_folder_is_an_evaluation_set(folder):
     arguments = DataArguments(eval_data_dir=str(folder))
     (one,) = load_evaluation_sets(arguments, EncoderProfile())
-    assert one.name == "beir" and one.split.judgments.right.nnz == 3
+    assert one.name == "beir" and one.split.judgments.relevant.nnz == 3
     (folder / "qrels" / "dev.tsv").write_text("q0\tc1\t1\n")
     assert [each.name for each in load_evaluation_sets(arguments, EncoderProfile())] == ["beir-dev", "beir-test"]
     for name in ("dev", "test"):
@@ -76,10 +76,10 @@ def test_a_folder_is_the_rows_of_a_run(folder):
     assert data["train"].judgments.pairs().tolist() == [[0, 0]]
     assert data["train"].corpus["code"][:] == ["f return x + 1"] and len(data["test"].corpus) == 4
     (evaluated,) = split_sets(SimpleNamespace(do_eval=True, do_predict=True), data)
-    assert evaluated.name == "test" and evaluated.split.judgments.right.nnz == 3
+    assert evaluated.name == "test" and evaluated.split.judgments.relevant.nnz == 3
     with refused("no rows of valid"):
         load_data(arguments, EncoderProfile(), "unused", needed=("train", "valid"))
-    with refused("push_data_to_hub: pushes rows with a query and a code each, but train has judgments"):
+    with refused("push_data_to_hub can push only pairs of a query and a code, but train has judgments"):
         pushed_tables(data)
 
 
@@ -105,7 +105,7 @@ def test_a_folder_needs_valid_only_to_evaluate_during_training(folder):
 
 def test_options_for_columns_are_refused_and_a_language_is_that_of_the_rows(folder):
     for name in ("query_column", "code_column", "id_column"):
-        with refused(f"{name}=x: ", "has a layout with columns that have fixed names"):
+        with refused(f"{name}=x: ", "have fixed names; omit"):
             load_data(DataArguments(data_dir=str(folder), **{name: "x"}), EncoderProfile(), "unused", ("test",))
     with refused("language=java: the rows of", "are in go; drop it"):
         load_data(DataArguments(data_dir=str(folder), language="java"), EncoderProfile(), "unused", ("test",))

@@ -12,7 +12,7 @@ from refusals import refused
 
 from soft_trainer import load_rows
 from soft_trainer.data.languages import languages_in
-from soft_trainer.data.layouts import tables
+from soft_trainer.data.layouts import codesearchnet as hub_layout
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.run.evaluation_sets import load_evaluation_sets
@@ -130,20 +130,20 @@ CHANGES = {  # to the rows of test
 }
 TWICE = ALL | {"test": 6}
 NO_CORPUS = "no corpus to rank these queries against"
-FEW = "column 'answer' is missing or empty, as in 1 of 5 rows of test"
+FEW = "column 'answer' is missing or empty, as in 1 of 5 rows"
 NUMBERS = "column 'answer' holds int64; expected text"
 EXPECTED = {
     "json lines": (
         "test.jsonl: cannot be read: it has no rows",
         NO_CORPUS,
-        f"test.jsonl, line 5: {FEW}",
+        f"test.jsonl, row 5: {FEW}",
         TWICE,
         NUMBERS,
     ),
     "csv": (
         "test.csv: cannot be read: it has no rows",
         NO_CORPUS,
-        f"test.csv, line 6: {FEW}",
+        f"test.csv, row 5: {FEW}",
         TWICE,
         ALL,  # all values are texts there
     ),
@@ -155,11 +155,11 @@ EXPECTED = {
         NUMBERS,
     ),
     "saved": ("saved: cannot be read: it has no rows", NO_CORPUS, f"saved, test, row 5: {FEW}", TWICE, NUMBERS),
-    "hub": ("someone/rows: test has no rows", NO_CORPUS, f"rows, test, row 5: {FEW}", TWICE, NUMBERS),
+    "hub": ("someone/rows, test: no rows", NO_CORPUS, f"rows, test, row 5: {FEW}", TWICE, NUMBERS),
     "codesearchnet": (
         "test.jsonl: no rows",
         NO_CORPUS,
-        "test.jsonl, line 5: column 'code' is missing or empty, as in 1 of 5 rows of test",
+        "test.jsonl, row 5: column 'code' is missing or empty, as in 1 of 5 rows",
         TWICE,
         "test.jsonl, row 1: code is int, expected str",
     ),
@@ -180,7 +180,7 @@ EXPECTED = {
     "annotations": (
         "codebase.jsonl: no rows",
         "relevance: no column for the code: the rows have url",
-        "codebase: column 'code' is missing or empty in row 5",
+        "codebase, row 5: column 'code' is missing or empty",
         {"test": 5},
         "codebase.jsonl, row 1: code is int, expected str",
     ),
@@ -217,7 +217,8 @@ def read(tmp_path, monkeypatch):
             DatasetDict(data).save_to_disk(tmp_path / "saved")
             return load_rows(tmp_path / "saved")
         if layout == "hub":
-            monkeypatch.setattr(tables, "load_published", lambda name: DatasetDict(data))
+            monkeypatch.setattr(hub_layout, "load_published", lambda *_: DatasetDict(data))
+            monkeypatch.setattr(hub_layout, "_pushed_folder", lambda *_: None)
             return load_rows("someone/rows")
         return load_rows(tmp_path)
 
@@ -276,7 +277,7 @@ def test_a_case_is_read_or_refused_in_one_line(read, layout, case):
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("empty file", "the data frame: train has no rows"),
+        ("empty file", "the data frame: no rows"),
         ("missing column", "no column for the query: the rows have question; give it with query_column"),
         ("blank text", "the data frame, row 30: column 'answer' is missing or empty, as in 1 of 30 rows"),
         ("wrong type", NUMBERS),

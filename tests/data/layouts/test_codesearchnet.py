@@ -8,13 +8,13 @@ import pytest
 from datasets import Dataset, DatasetDict, Features
 from refusals import refused
 
-from soft_trainer.data.judgments import Split
 from soft_trainer.data.languages import check_languages
-from soft_trainer.data.layouts import published
+from soft_trainer.data.layouts import codesearchnet, published
 from soft_trainer.data.layouts.codesearchnet import FEATURES, is_codesearchnet, load_folder, load_hub, select_by_urls
 from soft_trainer.data.layouts.files import SPLITS
-from soft_trainer.data.load import splits_of
-from soft_trainer.data.row_checks import check_split, check_targets
+from soft_trainer.data.load import load_rows, make_splits
+from soft_trainer.data.row_checks import check_split
+from soft_trainer.data.split import Split
 from soft_trainer.encoders.profiles import EncoderProfile
 
 COLUMNS = "repo path func_name original_string language code code_tokens docstring docstring_tokens url partition"
@@ -29,7 +29,7 @@ def split_of(rows: list[dict], **changes) -> Dataset:
 
 def checked(tables, profile) -> None:
     """Makes splits from tables, and checks them as a run does."""
-    for name, split in splits_of(tables, check=False).items():
+    for name, split in make_splits(tables, check=False).items():
         check_split(split, name, profile)
 
 
@@ -152,19 +152,21 @@ def hub(monkeypatch, rows):
     parts = {"train": rows[:8], "validation": rows[8:10], "test": [*rows[10:12], rows[9]]}
     lists = {split: [in_hub_columns(row, split) for row in part] for split, part in parts.items()}
     loaded, asked = DatasetDict({split: Dataset.from_list(part) for split, part in lists.items()}), []
-    monkeypatch.setattr(published, "load_dataset", lambda *names, **_: asked.append(names) or loaded)
+    monkeypatch.setattr(published, "load_dataset", lambda *names, **given: asked.append((*names, given)) or loaded)
+    monkeypatch.setattr(codesearchnet, "_pushed_folder", lambda *_: None)
     return {"asked": asked, "splits": loaded}
 
 
 def test_the_hub_gives_the_same_columns_as_a_folder(hub, rows):
-    data = load_hub("code-search-net/code_search_net", "ruby")
-    assert hub["asked"] == [("code-search-net/code_search_net", "ruby")]
+    splits = load_rows("code-search-net/code_search_net", language="ruby", revision="v1")
+    assert hub["asked"] == [("code-search-net/code_search_net", "ruby", {"revision": "v1"})]
+    corpus = splits["test"].corpus
+    data = {name: split.to_pairs() for name, split in splits.items()}
     assert set(data["train"].column_names) == set(COLUMNS.split())
     assert data["train"][3] == rows[3] | {"partition": "train"}
     assert data["valid"]["docstring_tokens"][:] == [row["docstring_tokens"] for row in rows[8:10]]
-    # The codebase is valid and test, without repeated urls.
-    assert sorted(data["codebase"]["url"]) == sorted(row["url"] for row in rows[8:12])
-    checked(data, EncoderProfile())
+    # The corpus is valid and test, without repeated urls.
+    assert sorted(corpus["url"]) == sorted(row["url"] for row in rows[8:12])
 
 
 def test_a_hub_that_cannot_be_reached_names_the_ways_without_it(monkeypatch):
@@ -174,16 +176,6 @@ def test_a_hub_that_cannot_be_reached_names_the_ways_without_it(monkeypatch):
     monkeypatch.setattr(published, "load_dataset", fail)
     with refused("code-search-net/code_search_net", "data_dir", "model=FOLDER"):
         load_hub("code-search-net/code_search_net", "ruby")
-
-
-def test_a_hub_data_set_without_a_split_or_column_says_which(hub):
-    valid = hub["splits"].pop("validation")
-    with refused("validation"):
-        load_hub("someone/else", "ruby")
-    for split, part in [*hub["splits"].items(), ("validation", valid)]:
-        hub["splits"][split] = part.remove_columns(["func_code_url"])
-    with refused("url"):
-        load_hub("someone/else", "ruby")
 
 
 def test_an_unknown_language_lists_the_six():
@@ -208,7 +200,7 @@ def test_lists_of_urls_choose_the_rows_of_every_split(data, rows, tmp_path, caps
     lost, gone = "https://example.org/lost", "https://example.org/gone"
     queries = {"train": [url[5], url[2], lost], "valid": [url[11]], "test": [url[8], url[9]]}
     lists = write_lists(tmp_path / "lists", **queries, codebase=[url[11], url[9], url[8], url[8], gone, lost])
-    chosen = select_by_urls(splits_of(data), lists)
+    chosen = select_by_urls(make_splits(data), lists)
     assert chosen["train"].queries["docstring"][:] == [rows[5]["docstring"], rows[2]["docstring"]]
     assert chosen["valid"].queries["url"][:] == [url[11]]
     assert chosen["test"].queries["url"][:] == [url[8], url[9]]
@@ -226,7 +218,7 @@ def test_a_url_may_hold_a_space_and_a_missing_list_of_urls_is_named(data, rows, 
     data["valid"] = split_of(rows[8:9], url=url)
     lists = {split: data[split]["url"][:] for split in ("train", "test")}
     folder = write_lists(tmp_path / "lists", valid=[url], codebase=[url], **lists)
-    splits = splits_of(data, check=False)
+    splits = make_splits(data, check=False)
     assert select_by_urls(splits, folder)["valid"].queries["url"][:] == [url]
     (folder / "codebase.txt").unlink()
     with refused(folder / "codebase.txt", "split_urls"):
@@ -264,31 +256,40 @@ NO_LANGUAGE = "no column 'language', which an encoder with data flow needs"
     "split, spoil, options, message",
     [
         *((split, lambda rows: [], {}, f"{split}: no rows") for split in SPLITS),
-        ("train", second(docstring_tokens=[]), {}, "train: column 'docstring_tokens' is missing or empty in row 2;"),
-        ("train", second(code_tokens=None), {}, "train: column 'code_tokens' is missing or empty in row 2;"),
+        ("train", second(docstring_tokens=[]), {}, "train, row 2: column 'docstring_tokens' is missing or empty"),
+        ("train", second(code_tokens=None), {}, "train, row 2: column 'code_tokens' is missing or empty"),
         ("train", every(docstring_tokens=[]), {}, "rows 1, 2, 3, 4, 5 and 3 more"),
         (
             "train",
             every(docstring=" \n"),
             {"query_columns": ("docstring",)},
-            "train: column 'docstring' is missing or e",
+            "train, rows 1, 2, 3, 4, 5 and 3 more: column 'docstring' is missing or empty",
         ),
-        ("train", every("code", "code_tokens"), {}, "expected code_tokens or code, or give it with code_column"),
+        ("train", every("code", "code_tokens"), {}, "no column for the code: the rows have"),
         ("train", every("language"), GRAPHS, f"train: {NO_LANGUAGE}"),
-        ("train", second(language=None), GRAPHS, "train: column 'language' is missing or empty in row 2"),
-        ("valid", second(docstring_tokens=[]), {}, "valid: column 'docstring_tokens' is missing or empty in row 2;"),
-        ("valid", second(url="elsewhere"), {}, "valid: row 2 has a url that is not in the codebase (elsewhere)"),
-        ("valid", every(url="elsewhere"), {}, "valid: rows 1, 2 have a url that is not in the codebase (elsewhere)"),
-        ("test", second(url=""), {}, "test: column 'url' is missing or empty in row 2"),
-        ("test", every("url"), {}, "test: no column 'url'"),
-        ("test", second(url="elsewhere"), {}, "test: row 2 has a url that is not in the codebase (elsewhere)"),
-        ("codebase", second(code_tokens=[]), {}, "codebase: column 'code_tokens' is missing or empty in row 2;"),
-        ("codebase", second(url=None), {}, "codebase: column 'url' is missing or empty in row 2"),
-        ("codebase", every("url"), {}, "codebase: no column 'url'"),
-        ("codebase", lambda rows: [*rows, rows[1]], {}, "codebase: row 5 repeats the url of row 2: https://"),
+        ("train", second(language=None), GRAPHS, "train, row 2: column 'language' is missing or empty"),
+        ("valid", second(docstring_tokens=[]), {}, "valid, row 2: column 'docstring_tokens' is missing or empty"),
+        (
+            "valid",
+            second(url="elsewhere"),
+            {},
+            "valid, row 2: no code in the corpus has their url, such as 'elsewhere'",
+        ),
+        (
+            "valid",
+            every(url="elsewhere"),
+            {},
+            "valid, rows 1, 2: no code in the corpus has their url, such as 'elsewhere'",
+        ),
+        ("test", second(url=""), {}, "test, row 2: column 'url', the id, is missing or empty"),
+        ("test", every("url"), {}, "test, rows 1, 2: no code in the corpus has their url, such as 'code:"),
+        ("test", second(url="elsewhere"), {}, "test, row 2: no code in the corpus has their url, such as 'elsewhere'"),
+        ("codebase", second(code_tokens=[]), {}, "codebase, row 2: column 'code_tokens' is missing or empty"),
+        ("codebase", second(url=None), {}, "codebase, row 2: column 'url', the id, is missing or empty"),
+        ("codebase", every("url"), {}, "valid, rows 1, 2: no code in the corpus has their url"),
+        ("codebase", lambda rows: [*rows, rows[1]], {}, "codebase, row 5 repeats the url of row 2: https://"),
         ("codebase", every("language"), GRAPHS, f"codebase: {NO_LANGUAGE}"),
-        ("codebase", second(language=None), GRAPHS, "codebase: column 'language' is missing or empty in row 2"),
-        ("codebase", lambda rows: None, {}, "valid: no corpus"),
+        ("codebase", second(language=None), GRAPHS, "codebase, row 2: column 'language' is missing or empty"),
     ],
 )
 def test_what_would_not_work_is_named_by_split_column_and_row(data, split, spoil, options, message):
@@ -306,10 +307,6 @@ def test_values_that_are_no_text_are_refused(data):
 
 
 def test_queries_are_matched_with_the_corpus(data):
-    check_targets(data["valid"], data["codebase"])
-    check_targets(data["test"], data["codebase"].select([3, 1, 2]))
-    right = Split.from_urls(data["test"], data["codebase"].select([3, 1, 2])).judgments.right
+    right = Split.from_urls(data["test"], data["codebase"].select([3, 1, 2])).judgments.relevant
     assert right.nonzero()[1].tolist() == [2, 0]
-    with refused("eval_dataset: no queries"):
-        check_targets(None, data["codebase"])
     checked(data, EncoderProfile(**GRAPHS))

@@ -42,8 +42,8 @@ def test_cosqa_is_the_rows_of_a_run(cosqa):
     assert train.to_pairs()["code"][0].endswith("+ 3")
     test = data["test"]
     assert len(test.queries) == 2 and len(test.corpus) == 5
-    assert test.judgments.right.nonzero()[1].tolist() == [4, 4]
-    assert data["valid"].judgments.right.nonzero()[1].tolist() == [2]
+    assert test.judgments.relevant.nonzero()[1].tolist() == [4, 4]
+    assert data["valid"].judgments.relevant.nonzero()[1].tolist() == [2]
 
 
 def test_a_code_without_a_number_is_named(cosqa):

@@ -7,7 +7,7 @@ import pytest
 from refusals import refused
 
 from soft_trainer.data.layouts.tables import row_files
-from soft_trainer.data.load import load_tables
+from soft_trainer.data.load import load_rows
 
 LINES = "".join(json.dumps({"query": f"q{n}", "code": f"c{n}"}) + "\n" for n in range(10))
 
@@ -25,7 +25,7 @@ def test_a_plain_file_takes_precedence_over_its_gzipped_copy(tmp_path):
         "test": "test.jsonl.gz",
         "train": "train.jsonl",
     }
-    assert len(load_tables(tmp_path, needed=("train",))["train"]) == 10
+    assert len(load_rows(tmp_path, needed=("train",))["train"]) == 10
 
 
 @pytest.mark.parametrize(
@@ -49,4 +49,4 @@ def test_shards_and_files_of_different_names_are_read_together(tmp_path):
 def test_an_empty_file_has_no_rows(tmp_path, name):
     (tmp_path / name).write_text("")
     with refused(name, "it has no rows"):
-        load_tables(tmp_path / name)
+        load_rows(tmp_path / name)

@@ -137,7 +137,7 @@ def test_each_step_is_compared_with_the_step_before_it():
         ({"relevant": "a.py"}, "queries.jsonl, row 2: relevant='a.py': expected a list of paths"),
         ({"relevant": ["a.py"], "secondary": [1]}, "queries.jsonl, row 2: secondary=[1]: expected a list of paths"),
         ({"relevant": []}, "queries.jsonl, row 2: relevant=[]: expected at least one path"),
-        ({}, "queries.jsonl, row 2: no judged query (repo, query, relevant): 'relevant'"),
+        ({}, "queries.jsonl, row 2: expected a judged query with repo, query and relevant: 'relevant'"),
     ],
 )
 def test_a_query_without_a_list_of_paths_is_refused(tmp_path, row, message):

@@ -58,7 +58,7 @@ def test_search_and_read(tree):
 @pytest.mark.parametrize(
     ("tool", "arguments", "message"),
     [
-        ("search", {"query": " "}, "an empty query"),
+        ("search", {"query": " "}, "the query is empty"),
         ("search", {"query": "x", "limit": -1}, "limit=-1: expected a whole number"),
         ("search", {"query": "x", "language": "cobol"}, "language='cobol': the index has go"),
         ("search", {"query": "x", "lang": "go"}, "lang: Extra inputs are not permitted. search takes query, limit,"),

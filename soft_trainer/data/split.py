@@ -70,76 +70,88 @@ class EqualIds:
         return equal
 
 
-@dataclass(frozen=True)
 class Judgments:
     """The codes that do and do not answer each query, for Q queries and C codes.
 
     Args:
-        answers (`csr[Q, C]` or `EqualIds`): the grade of each code that answers a query. Grades are above 0, and 1 if
-            answers are ungraded. Only an evaluation needs the pairs of `EqualIds`, as `right`.
-        wrong (`csr[Q, C]`, *optional*): codes known not to answer a query, with the score of the pair or NaN.
-        examples (`int64[P, 2]`, *optional*): the (query, code) pairs to train on. By default, all pairs in `right`.
+        relevant (`csr[Q, C]` or `EqualIds`): the grade of each code that answers a query. Grades are above 0, and 1 if
+            nobody graded. `EqualIds` become a matrix only when `relevant` is read, because one id may have many rows.
+        negatives (`csr[Q, C]`, *optional*): codes known not to answer a query, with the score of the pair or NaN.
+        examples (`int64[P, 2]`, *optional*): the (query, code) pairs to train on. By default, all relevant pairs.
         gain: how nDCG computes the gain of a grade g. "linear" is g, as in trec_eval. "exponential" is 2^g - 1, as in
-            the CodeSearchNet challenge. None means that answers are ungraded.
+            the CodeSearchNet challenge. None means that nobody graded.
     """
 
-    answers: sparse.csr_matrix | EqualIds
-    wrong: sparse.csr_matrix | None = None
-    examples: np.ndarray | None = None
-    gain: str | None = None
+    def __init__(
+        self,
+        relevant: sparse.csr_matrix | EqualIds,
+        negatives: sparse.csr_matrix | None = None,
+        examples: np.ndarray | None = None,
+        gain: str | None = None,
+    ):
+        self.stored = relevant
+        self.negatives = negatives
+        self.examples = examples
+        self.gain = gain
 
     @cached_property
-    def right(self) -> sparse.csr_matrix:
+    def relevant(self) -> sparse.csr_matrix:
         """The grade of each code that answers a query, csr[Q, C]."""
-        if isinstance(self.answers, EqualIds):
-            return self.answers.matrix()
-        return self.answers
+        if isinstance(self.stored, EqualIds):
+            return self.stored.matrix()
+        return self.stored
 
-    def answer_counts(self) -> np.ndarray:
+    def relevant_counts(self) -> np.ndarray:
         """Returns the number of codes that answer each query, int64[Q]."""
-        if isinstance(self.answers, EqualIds):
-            return np.bincount(self.answers.codes, minlength=self.answers.number)[self.answers.queries]
-        return np.diff(self.answers.indptr).astype(np.int64)
+        if isinstance(self.stored, EqualIds):
+            return np.bincount(self.stored.codes, minlength=self.stored.number)[self.stored.queries]
+        return np.diff(self.stored.indptr).astype(np.int64)
+
+    def __len__(self) -> int:
+        """Returns the number of pairs to train on."""
+        if self.examples is not None:
+            return len(self.examples)
+        return int(self.relevant_counts().sum())
 
     def pairs(self) -> np.ndarray:
         """Returns the (query, code) pairs to train on, int64[P, 2], in the order of the source's rows."""
         if self.examples is not None:
             return self.examples
-        queries, codes = self.right.nonzero()
+        queries, codes = self.relevant.nonzero()
         return np.stack([queries, codes], axis=1).astype(np.int64)
 
     def among(self, queries: np.ndarray, codes: np.ndarray) -> Judgments:
         """Returns the judgments about some queries and codes, renumbered in the given order."""
-        answers = self.answers
-        if isinstance(answers, EqualIds):
-            answers = EqualIds(answers.queries[queries], answers.codes[codes])
+        relevant = self.stored
+        if isinstance(relevant, EqualIds):
+            relevant = EqualIds(relevant.queries[queries], relevant.codes[codes])
         else:
-            answers = answers[queries][:, codes]
-        wrong = self.wrong
-        if wrong is not None:
-            wrong = wrong[queries][:, codes]
+            relevant = relevant[queries][:, codes]
+        negatives = self.negatives
+        if negatives is not None:
+            negatives = negatives[queries][:, codes]
         examples = self.examples
         if examples is not None:
             sides = []
-            for chosen, size, numbers in zip((queries, codes), self.answers.shape, examples.T, strict=True):
-                place = np.full(size, -1)
-                place[chosen] = np.arange(len(chosen))
-                sides.append(place[numbers])
+            for chosen, size, numbers in zip((queries, codes), self.stored.shape, examples.T, strict=True):
+                number_of = np.full(size, -1)
+                number_of[chosen] = np.arange(len(chosen))
+                sides.append(number_of[numbers])
             examples = np.stack(sides, axis=1)
             examples = examples[(examples >= 0).all(axis=1)]
-        return Judgments(answers, wrong, examples, self.gain)
+        return Judgments(relevant, negatives, examples, self.gain)
 
     def first_queries(self) -> np.ndarray:
         """Returns the query in the first pair of each code, int64[C], or -1 if the code is in no pair."""
         pairs = self.pairs()
-        first = np.full(self.answers.shape[1], -1, dtype=np.int64)
+        first = np.full(self.stored.shape[1], -1, dtype=np.int64)
         first[pairs[::-1, 1]] = pairs[::-1, 0]  # if a code has several pairs, the last assignment stays
         return first
 
     def first_codes(self) -> np.ndarray:
         """Returns the code in the first pair of each query, int64[Q], or -1 if the query is in no pair."""
         pairs = self.pairs()
-        first = np.full(self.answers.shape[0], -1, dtype=np.int64)
+        first = np.full(self.stored.shape[0], -1, dtype=np.int64)
         first[pairs[::-1, 0]] = pairs[::-1, 1]
         return first
 
@@ -169,7 +181,7 @@ class Split:
         return len(self.queries)
 
     def __repr__(self) -> str:
-        sizes = f"{len(self):,} queries, {len(self.corpus):,} codes, {len(self.judgments.pairs()):,} pairs"
+        sizes = f"{len(self):,} queries, {len(self.corpus):,} codes, {len(self.judgments):,} pairs"
         columns = []
         for side, rows in (("queries", self.queries), ("corpus", self.corpus)):
             names = [f"{name} ({self.called[name]!r})" if name in self.called else name for name in rows.column_names]
@@ -184,7 +196,7 @@ class Split:
         pairs = sides.to_pairs().to_pandas()
         if self.judgments.gain is not None:
             queries, codes = self.judgments.pairs().T
-            pairs["grade"] = np.asarray(self.judgments.right[queries, codes]).ravel()
+            return pairs.assign(grade=np.asarray(self.judgments.relevant[queries, codes]).ravel())
         return pairs
 
     @classmethod
@@ -192,31 +204,34 @@ class Split:
         """Makes a split from rows that each have one query and one code.
 
         Rows with the same `url` are versions of one code, so each of their codes answers all of their queries. The
-        codes in a column `negatives` become `wrong`. Those that occur in no row are added to the end of the corpus.
+        codes in a column `negatives` answer no query of their row. Those that occur in no row are added to the end of
+        the corpus.
 
         Raises:
             UserError: `negatives` has a value that is neither a code's text nor its url.
         """
         rows = flat(rows)
         urls = _column(rows, "url")
+        ids = _numbered(urls)
         queries = _without(rows, (*CODE_COLUMNS, NEGATIVES))
         corpus = _without(rows, (*QUERY_COLUMNS, NEGATIVES))
-        wrong = None
+        negatives = None
         if NEGATIVES in rows.column_names:
             corpus, pairs = with_negatives(rows, corpus, urls)
             unknown = np.full(len(pairs), np.nan, dtype=np.float32)
-            wrong = _matrix(pairs, unknown, (len(rows), len(corpus)))
-        added = np.full(max(0, len(corpus) - len(rows)), None, dtype=object)
-        answers = _equal(urls, np.concatenate([urls, added]))
-        places = np.arange(len(rows))
-        return cls(queries, corpus, Judgments(answers, wrong, np.stack([places, places], axis=1)))
+            negatives = _matrix(pairs, unknown, (len(rows), len(corpus)))
+        added = ids.max(initial=-1) + 1 + np.arange(len(corpus) - len(rows), dtype=np.int32)
+        numbers = np.arange(len(rows))
+        relevant = EqualIds(ids, np.concatenate([ids, added]))
+        return cls(queries, corpus, Judgments(relevant, negatives, np.stack([numbers, numbers], axis=1)))
 
     @classmethod
     def from_urls(cls, queries: Dataset, corpus: Dataset) -> Split:
         """Makes a split in which a code answers the queries with the same `url`."""
         queries = flat(queries)
         corpus = flat(corpus)
-        return cls(queries, corpus, Judgments(_equal(_column(queries, "url"), _column(corpus, "url"))))
+        ids = _numbered(np.concatenate([_column(queries, "url"), _column(corpus, "url")]))
+        return cls(queries, corpus, Judgments(EqualIds(ids[: len(queries)], ids[len(queries) :])))
 
     @classmethod
     def from_grades(
@@ -226,20 +241,19 @@ class Split:
 
         Args:
             pairs (`int64[P, 2]`): distinct pairs of a row in `queries` and a row in `corpus`.
-            grades (`float[P]`): the grade of each pair. A grade of 0 or below means that the code is wrong for the
-                query.
+            grades (`float[P]`): the grade of each pair. With a grade of 0 or below, the code is a negative.
             gain: see `Judgments`.
         """
         pairs = np.asarray(pairs, dtype=np.int64).reshape(-1, 2)
         grades = np.asarray(grades, dtype=np.float32)
         shape = (len(queries), len(corpus))
-        answers = grades > 0
-        right = _matrix(pairs[answers], grades[answers], shape)
-        wrong = None
-        if not answers.all():
-            unknown = np.full(int((~answers).sum()), np.nan, dtype=np.float32)
-            wrong = _matrix(pairs[~answers], unknown, shape)
-        return cls(flat(queries), flat(corpus), Judgments(right, wrong, pairs[answers], gain))
+        positive = grades > 0
+        relevant = _matrix(pairs[positive], grades[positive], shape)
+        negatives = None
+        if not positive.all():
+            unknown = np.full(int((~positive).sum()), np.nan, dtype=np.float32)
+            negatives = _matrix(pairs[~positive], unknown, shape)
+        return cls(flat(queries), flat(corpus), Judgments(relevant, negatives, pairs[positive], gain))
 
     @classmethod
     def joined(cls, parts: Mapping[str, Split]) -> Split:
@@ -248,25 +262,27 @@ class Split:
         Equal texts are still found by `RelevantCodes`, from whatever source they are.
         """
         judged = [part.judgments for part in parts.values()]
-        if all(isinstance(each.answers, EqualIds) for each in judged):
-            answers = EqualIds.joined([each.answers for each in judged])
+        if all(isinstance(each.stored, EqualIds) for each in judged):
+            relevant = EqualIds.joined([each.stored for each in judged])
         else:
-            answers = sparse.block_diag([each.right for each in judged], format="csr")
-        wrong = None
-        if any(each.wrong is not None for each in judged):
-            blocks = [sparse.csr_matrix(each.answers.shape) if each.wrong is None else each.wrong for each in judged]
-            wrong = sparse.block_diag(blocks, format="csr")
+            relevant = sparse.block_diag([each.relevant for each in judged], format="csr")
+        negatives = None
+        if any(each.negatives is not None for each in judged):
+            blocks = []
+            for each in judged:
+                blocks.append(sparse.csr_matrix(each.stored.shape) if each.negatives is None else each.negatives)
+            negatives = sparse.block_diag(blocks, format="csr")
         pairs = []
         start = np.zeros(2, dtype=np.int64)
         for each in judged:
             pairs.append(each.pairs() + start)
-            start += each.answers.shape
+            start += each.stored.shape
         queries = flat(concatenate_datasets([part.queries for part in parts.values()]))
         corpus = flat(concatenate_datasets([part.corpus for part in parts.values()]))
         counts = {}
         for name, part in parts.items():
-            counts[name] = (len(part.queries), len(part.corpus), len(part.judgments.pairs()))
-        return cls(queries, corpus, Judgments(answers, wrong, np.concatenate(pairs)), counts)
+            counts[name] = (len(part.queries), len(part.corpus), len(part.judgments))
+        return cls(queries, corpus, Judgments(relevant, negatives, np.concatenate(pairs)), counts)
 
     def select(self, queries: np.ndarray | None = None, codes: np.ndarray | None = None) -> Split:
         """Returns the split with some of the queries and codes, int64, in the given order.
@@ -296,25 +312,24 @@ class Split:
         codes = np.ones(len(self.corpus), dtype=bool)
         codes[every[:, 1]] = False
         codes[kept[:, 1]] = True
-        if self.judgments.wrong is not None:
-            codes[self.judgments.wrong[queries].indices] = True
-        judgments = dataclasses.replace(self.judgments, examples=kept)
-        chosen = dataclasses.replace(self, judgments=judgments)
-        return chosen.select(queries, np.flatnonzero(codes))
+        if self.judgments.negatives is not None:
+            codes[self.judgments.negatives[queries].indices] = True
+        judgments = Judgments(self.judgments.stored, self.judgments.negatives, kept, self.judgments.gain)
+        return dataclasses.replace(self, judgments=judgments).select(queries, np.flatnonzero(codes))
 
     def fingerprint(self) -> str:
         """Returns a hash of the queries, the corpus, the judgments and the sources."""
-        answers = self.judgments.answers
-        if isinstance(answers, EqualIds):
-            answers = [answers.queries, answers.codes]
-        judged = [answers, self.judgments.wrong, self.judgments.pairs()]
+        relevant = self.judgments.stored
+        if isinstance(relevant, EqualIds):
+            relevant = [relevant.queries, relevant.codes]
+        judged = [relevant, self.judgments.negatives, self.judgments.examples]
         if self.sources:
             judged.append([*self.sources.items()])
         return fingerprint(rows_fingerprint(self.queries), rows_fingerprint(self.corpus), judged)
 
     def first(self, pairs: int) -> Split:
         """Returns the split with the first training pairs."""
-        return self.keep(np.arange(min(pairs, len(self.judgments.pairs()))))
+        return self.keep(np.arange(min(pairs, len(self.judgments))))
 
     def in_language(self, language: str) -> Split:
         """Returns the split with `language` as the language of all queries and codes."""
@@ -458,11 +473,9 @@ def _marks(pairs: np.ndarray, shape: tuple[int, int]) -> sparse.csr_matrix:
     return _matrix(pairs, np.ones(len(pairs), dtype=np.float32), shape)
 
 
-def _equal(left: np.ndarray, right: np.ndarray) -> EqualIds:
-    """Numbers the ids of two lists. A row without an id matches the row at the same position."""
-    numbers, _ = pd.factorize(np.concatenate([left, right]))
-    places = np.concatenate([np.arange(len(left)), np.arange(len(right))])
-    unknown = numbers < 0
-    numbers[unknown] = numbers.max(initial=-1) + 1 + places[unknown]
-    numbers = numbers.astype(np.int32)
-    return EqualIds(numbers[: len(left)], numbers[len(left) :])
+def _numbered(ids: np.ndarray) -> np.ndarray:
+    """Numbers ids, int32[n]. Equal ids have equal numbers, and each missing id has a number that no other has."""
+    numbers, known = pd.factorize(ids)
+    missing = numbers < 0
+    numbers[missing] = len(known) + np.arange(missing.sum())
+    return numbers.astype(np.int32)

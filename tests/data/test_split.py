@@ -8,7 +8,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-from soft_trainer.data.judgments import RelevantCodes, Split
+from soft_trainer.data.split import RelevantCodes, Split
 from soft_trainer.errors import UserError
 
 ROWS = [
@@ -24,18 +24,18 @@ def test_a_pair_is_a_query_and_a_code():
     assert split.queries.column_names == ["docstring", "url"]
     assert split.corpus.column_names == ["code", "url"]
     assert split.judgments.pairs().tolist() == [[0, 0], [1, 1], [2, 2], [3, 3]]
-    assert split.judgments.right.indices.dtype == np.int32
+    assert split.judgments.relevant.indices.dtype == np.int32
     assert split.to_pairs()[:] == Dataset.from_list(ROWS).select_columns(["docstring", "url", "code"])[:]
 
 
 def test_versions_of_a_code_answer_each_others_queries():
-    right = Split.from_pairs(Dataset.from_list(ROWS)).judgments.right
+    right = Split.from_pairs(Dataset.from_list(ROWS)).judgments.relevant
     assert right.toarray().tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
 
 
 def test_rows_without_urls_answer_themselves():
     rows = Dataset.from_list(ROWS).remove_columns("url")
-    assert (Split.from_pairs(rows).judgments.right.toarray() == np.eye(4)).all()
+    assert (Split.from_pairs(rows).judgments.relevant.toarray() == np.eye(4)).all()
 
 
 def test_the_rows_of_a_selection_are_numbered_from_zero():
@@ -51,10 +51,10 @@ def test_negatives_are_wrong_and_unknown_ones_join_the_corpus():
     rows[3]["negatives"] = ["b()", "def write(path): pass"]
     split = Split.from_pairs(Dataset.from_list(rows))
     assert split.corpus["code"][:][4:] == ["def read(path):\n pass", "b()"]
-    wrong = split.judgments.wrong.tocoo()
+    wrong = split.judgments.negatives.tocoo()
     assert set(zip(wrong.row.tolist(), wrong.col.tolist(), strict=True)) == {(2, 0), (2, 3), (2, 4), (2, 5), (3, 5)}
     assert np.isnan(wrong.data).all()
-    assert split.judgments.right.shape == (4, 6)
+    assert split.judgments.relevant.shape == (4, 6)
     assert split.judgments.first_queries().tolist() == [0, 1, 2, 3, -1, -1]
 
 
@@ -68,15 +68,15 @@ def test_negatives_that_are_no_codes_are_named_with_their_row(names):
 def test_codes_answer_the_queries_with_their_url():
     queries = Dataset.from_list([{"docstring": "x", "url": "b"}, {"docstring": "y", "url": "c"}])
     corpus = Dataset.from_list([{"code": "1", "url": "c"}, {"code": "2", "url": "a"}, {"code": "3", "url": "b"}])
-    assert Split.from_urls(queries, corpus).judgments.right.toarray().tolist() == [[0, 0, 1], [1, 0, 0]]
+    assert Split.from_urls(queries, corpus).judgments.relevant.toarray().tolist() == [[0, 0, 1], [1, 0, 0]]
 
 
 def test_grades_of_zero_are_wrong():
     queries = Dataset.from_list([{"docstring": "x"}, {"docstring": "y"}])
     corpus = Dataset.from_list([{"code": "1"}, {"code": "2"}, {"code": "3"}])
     split = Split.from_grades(queries, corpus, [(0, 2), (0, 1), (1, 0)], [2, 0, 1], gain="exponential")
-    assert split.judgments.right.toarray().tolist() == [[0, 0, 2], [1, 0, 0]]
-    assert split.judgments.wrong.nonzero()[1].tolist() == [1]
+    assert split.judgments.relevant.toarray().tolist() == [[0, 0, 2], [1, 0, 0]]
+    assert split.judgments.negatives.nonzero()[1].tolist() == [1]
     assert split.judgments.pairs().tolist() == [[0, 2], [1, 0]]
 
 
@@ -96,7 +96,7 @@ def test_equal_texts_have_equal_answers():
         (query_texts[query], code_texts[code]) in known
         for query, code in itertools.product(chosen_queries, chosen_codes)
     ]
-    answers = RelevantCodes(split.judgments.right, query_texts, code_texts).among(chosen_queries, chosen_codes)
+    answers = RelevantCodes(split.judgments.relevant, query_texts, code_texts).among(chosen_queries, chosen_codes)
     assert answers.flatten().tolist() == expected
     assert any(expected)
 
@@ -112,7 +112,7 @@ def test_many_rows_with_one_id_take_little_memory():
     tracemalloc.start()
     split = Split.from_pairs(rows)
     texts = np.arange(100_000)
-    answers = RelevantCodes(split.judgments.answers, texts, texts)
+    answers = RelevantCodes(split.judgments.stored, texts, texts)
     assert answers.among(np.arange(512), np.arange(600)).all()
     assert answers.contain(np.arange(3), np.array([[7], [8], [9]])).all()
     assert split.judgments.first_queries()[5] == 5
@@ -127,8 +127,8 @@ def test_versions_of_a_code_are_right_answers_like_their_judgments():
     rows = Dataset.from_dict({"docstring": ["q"] * 40, "code": ["c"] * 40, "url": ids})
     judgments = Split.from_pairs(rows).judgments
     texts = [generator.integers(25, size=40) for _ in range(2)]
-    by_id = RelevantCodes(judgments.answers, *texts)
-    expected = RelevantCodes(judgments.right, *texts)
+    by_id = RelevantCodes(judgments.stored, *texts)
+    expected = RelevantCodes(judgments.relevant, *texts)
     queries = np.arange(40)
     assert by_id.ids_of_texts is not None
     assert torch.equal(by_id.among(queries, queries), expected.among(queries, queries))
