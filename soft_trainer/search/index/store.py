@@ -31,7 +31,7 @@ _DATABASE_FILES = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm")
 LOCK = "lock"
 ENCODING_LOCK = "encoding.lock"
 MEMORY_LOCK = "memory.lock"
-FORMAT = 11
+FORMAT = 12
 # The end of a message about a missing index.
 HOW_TO_INDEX = "`soft-trainer index DIR` makes one"
 DAMAGED = "damaged"  # the name of a file beside a damaged database; empty, or its settings
