@@ -85,7 +85,7 @@ def definitions(root: Node, source: bytes, language: str) -> Iterator[Definition
             continue
         if node.type in _NEED_BODY and node.child_by_field_name("body") is None:
             continue
-        # A wrapper of an enclosing definition may end with this one, as the decorators of a class with its last method.
+        # What wraps an enclosing definition may end here too: the decorators of a class end with its last method.
         first = around[-1].node.start_byte if around else 0
         own = [
             wrapper
