@@ -45,6 +45,9 @@ def test_secrets(tmp_path):
         "credentials.json",
         "secrets.yml",
         ".docker/config.json",
+        ".env_staging",
+        "application_default_credentials.json",
+        "client_secret_12.apps.json",
     ]
     write_tree(tmp_path, dict.fromkeys([*names, ".env.example", ".env-sample", "id_rsa.pub", "config.json"], "secret"))
     assert skipped(tmp_path) == dict.fromkeys(names, "secret")
