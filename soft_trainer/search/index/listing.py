@@ -201,8 +201,8 @@ class _Lister:
     def _reason_against_folder(self, path: str, name: str) -> str:
         if _NOT_UTF8.search(name):
             return "a name that is not UTF-8"
-        if name in _REPOSITORIES:
-            return "data of a repository"
+        if name in _REPOSITORIES or (name.endswith(".git") and os.path.lexists(f"{self.root}/{path}/HEAD")):
+            return "data of a repository"  # the second one is bare; its configuration may hold passwords too
         if path.count("/") >= MAX_DEPTH:
             return "too deep"
         if os.path.islink(f"{self.root}/{path}"):  # it has taken the place of a tracked folder
