@@ -19,8 +19,7 @@ from soft_trainer.source.source_files import MAX_DEPTH, SKIPPED_FOLDERS
 
 _REPOSITORIES = frozenset(".git .hg .svn .bzr .jj".split())
 _SECRETS = """.env .env.* .env-* .env_* *.env .envrc *.pem *.key *.crt *.cer *.der *.p12 *.pfx *.jks *.keystore
-    *.keytab
-    *.kdbx *.ppk *.gpg *.asc id_rsa* id_dsa* id_ecdsa* id_ed25519* .netrc .npmrc .pypirc .pgpass .htpasswd
+    *.keytab *.kdbx *.ppk *.gpg *.asc id_rsa* id_dsa* id_ecdsa* id_ed25519* .netrc .npmrc .pypirc .pgpass .htpasswd
     .git-credentials credentials *credentials.json client_secret*.json kubeconfig .dockercfg *.tfstate *.tfvars
     secrets.yml secrets.yaml secrets.json secrets.toml"""
 _SECRET, _HARMLESS = (
