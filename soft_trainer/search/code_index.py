@@ -116,9 +116,7 @@ class CodeIndex:
         history: bool | None,
         words_only: bool,
     ) -> CodeIndex:
-        real = os.path.realpath(folder)
-        if not os.path.isdir(real):
-            raise UserError(f"{folder}: no such folder; give the root of a source tree")
+        real = store.real_folder(folder)
         target = Path(index_dir or store.default_index_dir(real))
         if truncate_dim is not None and model is None and not (target / store.DATABASE).is_file():
             raise UserError(f"truncate_dim={truncate_dim}: the index has no encoder; name one with model")

@@ -85,7 +85,13 @@ def definitions(root: Node, source: bytes, language: str) -> Iterator[Definition
             continue
         if node.type in _NEED_BODY and node.child_by_field_name("body") is None:
             continue
-        own = [wrapper for wrapper in wrappers[-_MAX_AROUND // 2 :] if wrapper.end_byte <= node.end_byte + 1]
+        # What wraps an enclosing definition may end here too: the decorators of a class end with its last method.
+        first = around[-1].node.start_byte if around else 0
+        own = [
+            wrapper
+            for wrapper in wrappers[-_MAX_AROUND // 2 :]
+            if wrapper.start_byte >= first and wrapper.end_byte <= node.end_byte + 1
+        ]
         name = _name(source, node, own, SOURCE_LANGUAGES[language].wrappers)
         definition = Definition(kind, name, node, own, around[-_MAX_AROUND:])
         if name:

@@ -114,6 +114,16 @@ def test_bad_input_is_one_line_and_exit_code_2(command, tree, tmp_path):
     assert "no such folder" in command("search", "--folder", tmp_path / "missing", "x")[2]
 
 
+def test_a_current_folder_that_is_gone_is_named(command, tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    for words in (("search", "x"), ("index", ".")):
+        code, out, err = command(*words)
+        assert code == 2 and not out and err == "error: .: no such folder; give a source tree or a folder in one\n"
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -20,6 +20,7 @@ from soft_trainer.source.repositories import common_dir, git_dir, repository_of
 SECONDS = 10.0  # a git that takes longer counts as no git
 # A path that begins with a slash, or that has the part `.`, `..` or "".
 _LEADS_OUT = re.compile(r"(?:\A|[/\0])(?:\.{0,2}/|\.{1,2}\0)")
+_SIGNS = ("\0/", "//", "./", ".\0")  # every output with such a path has one of them, and looking for them is faster
 _LISTED = ("--sparse", "--cached", "--others")
 _IGNORED = ("--others", "--ignored", "--directory")
 
@@ -91,7 +92,8 @@ def _run_git(top: str, folder: str, words: list[str], variables: dict[str, str])
         return None
     listed = os.fsdecode(run.stdout)
     paths = listed.split("\0")[:-1]
-    if _LEADS_OUT.search(listed):  # git prints what a repository's index says, and does not check it
+    # Git prints what a repository's index says, and does not check it.
+    if any(sign in f"\0{listed}" for sign in _SIGNS):
         paths = [path for path in paths if not _LEADS_OUT.search(f"{path}\0")]
     return paths
 

@@ -18,13 +18,13 @@ from soft_trainer.search.index.globs import path_filter
 from soft_trainer.source.source_files import MAX_DEPTH, SKIPPED_FOLDERS
 
 _REPOSITORIES = frozenset(".git .hg .svn .bzr .jj".split())
-_SECRETS = """.env .env.* .env-* *.env .envrc *.pem *.key *.crt *.cer *.der *.p12 *.pfx *.jks *.keystore *.keytab
-    *.kdbx *.ppk *.gpg *.asc id_rsa* id_dsa* id_ecdsa* id_ed25519* .netrc .npmrc .pypirc .pgpass .htpasswd
-    .git-credentials credentials credentials.json kubeconfig .dockercfg *.tfstate *.tfvars
+_SECRETS = """.env .env.* .env-* .env_* *.env .envrc *.pem *.key *.crt *.cer *.der *.p12 *.pfx *.jks *.keystore
+    *.keytab *.kdbx *.ppk *.gpg *.asc id_rsa* id_dsa* id_ecdsa* id_ed25519* .netrc .npmrc .pypirc .pgpass .htpasswd
+    .git-credentials credentials *credentials.json client_secret*.json kubeconfig .dockercfg *.tfstate *.tfvars
     secrets.yml secrets.yaml secrets.json secrets.toml"""
 _SECRET, _HARMLESS = (
     re.compile("|".join(map(translate, names.split())))
-    for names in (_SECRETS, ".env[.-]example .env[.-]sample .env[.-]template .env[.-]dist *.pub")
+    for names in (_SECRETS, ".env[._-]example .env[._-]sample .env[._-]template .env[._-]dist *.pub")
 )
 _SECRET_PATHS = ("/.docker/config.json", "/.kube/config")
 # Kinds of files that contain no code worth finding, with the endings of their names.
@@ -200,8 +200,8 @@ class _Lister:
     def _reason_against_folder(self, path: str, name: str) -> str:
         if _NOT_UTF8.search(name):
             return "a name that is not UTF-8"
-        if name in _REPOSITORIES:
-            return "data of a repository"
+        if name in _REPOSITORIES or (name.endswith(".git") and os.path.lexists(f"{self.root}/{path}/HEAD")):
+            return "data of a repository"  # the second one is bare; its configuration may hold passwords too
         if path.count("/") >= MAX_DEPTH:
             return "too deep"
         if os.path.islink(f"{self.root}/{path}"):  # it has taken the place of a tracked folder

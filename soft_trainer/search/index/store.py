@@ -31,7 +31,7 @@ _DATABASE_FILES = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm")
 LOCK = "lock"
 ENCODING_LOCK = "encoding.lock"
 MEMORY_LOCK = "memory.lock"
-FORMAT = 11
+FORMAT = 12
 # The end of a message about a missing index.
 HOW_TO_INDEX = "`soft-trainer index DIR` makes one"
 DAMAGED = "damaged"  # the name of a file beside a damaged database; empty, or its settings
@@ -62,6 +62,17 @@ _ARRAYS = {"lengths": "<u2", "owners": "<i4", "kinds": "u1", "languages": "<u2",
 _WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
+def real_folder(folder: str | os.PathLike[str]) -> str:
+    """Returns the absolute path of a folder, without links. Raises UserError if there is no such folder."""
+    try:
+        real = os.path.realpath(folder)
+    except FileNotFoundError:  # the current folder has been removed
+        real = ""
+    if not os.path.isdir(real):
+        raise UserError(f"{folder}: no such folder; give a source tree or a folder in one")
+    return real
+
+
 def default_index_dir(folder: str | os.PathLike[str]) -> Path:
     """Returns a tree's default index folder. It is in the user's cache, because another user may own the tree."""
     real = os.path.realpath(folder)
@@ -71,9 +82,7 @@ def default_index_dir(folder: str | os.PathLike[str]) -> Path:
 
 def find_index_dir(folder: str | os.PathLike[str]) -> Path | None:
     """Returns the index of a folder or of its nearest indexed parent, or None. Raises UserError without a folder."""
-    real = Path(os.path.realpath(folder))
-    if not real.is_dir():
-        raise UserError(f"{folder}: no such folder; give a source tree or a folder in one")
+    real = Path(real_folder(folder))
     for parent in (real, *real.parents):
         if (place := default_index_dir(parent) / DATABASE).is_file():
             return place.parent

@@ -99,7 +99,8 @@ def read_queries(path: str | os.PathLike[str]) -> list[JudgedQuery]:
     """Reads judged queries: JSON lines with `repo`, `query`, `relevant`, `secondary`, and `category` or `language`.
 
     Raises:
-        UserError: the file cannot be read, a line lacks one of these keys, or `relevant` is not a list of paths.
+        UserError: the file cannot be read, a line lacks one of these keys, `repo` or `query` is not a text, or
+            `relevant` is not a list of paths.
     """
     queries = []
     for place, row in read_json_lines(path):
@@ -107,6 +108,9 @@ def read_queries(path: str | os.PathLike[str]) -> list[JudgedQuery]:
             for key in ("relevant", "secondary"):
                 if not (isinstance(row.get(key, []), list) and all(isinstance(one, str) for one in row.get(key, []))):
                     raise UserError(f'{place}: {key}={row[key]!r}: expected a list of paths, such as ["src/dates.py"]')
+            for key in ("repo", "query"):
+                if not (isinstance(row[key], str) and row[key].strip()):
+                    raise UserError(f"{place}: {key}={row[key]!r}: expected a text")
             targets = frozenset([*row["relevant"], *row.get("secondary", [])])
             if not targets:
                 raise UserError(

@@ -137,7 +137,7 @@ def score(
     exact = member
     if query.kind == "symbol" and len(query.words) > 1:  # `Parser.parse`: the last word, defined in the others
         *around, name = query.words
-        named = [segments.postings(NAME + stem(part))[0] for word in around for part in identifier_words(word)]
+        named = [segments.postings(NAME + stem(part))[0] for word in set(around) for part in identifier_words(word)]
         member = reduce(np.intersect1d, named, segments.postings(DEFINED + whole(name))[0])
         gather.add_defined(member, DEFINED_MEMBER)
         named = [tuple(WORD.findall(qualified)) for qualified in segments.names(member)]

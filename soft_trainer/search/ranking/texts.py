@@ -20,7 +20,8 @@ from soft_trainer.search.ranking.ranking import Query, Scores, ordering, parse_q
 NEAR = 10  # a file of rank r scores 1 / (NEAR + r); a larger number brings the first ranks closer together
 TEST_DISCOUNT = 0.5  # unless the first line speaks of tests
 SAME_NAME = 3  # the path of more files says nothing
-_PATH = re.compile(r"[\w./\\-]*\w\.\w+")
+_LETTERS_OF_PATHS = re.compile(r"[\w./\\-]+")
+_PATH = re.compile(r"[\w./\\-]*\w\.\w+")  # only tried at the start of such letters: elsewhere it takes quadratic time
 
 
 def parse_text(text: str) -> list[Query]:
@@ -77,8 +78,9 @@ def named_files(text: str, segments: Segments) -> list[int]:
     for number, place in enumerate(places):
         same_name[place[0]].append(number)
     found = []
-    for path in reversed(_PATH.findall(text)):
-        wanted = re.split(r"[/\\]", path)[::-1]
+    paths = filter(None, map(_PATH.match, _LETTERS_OF_PATHS.findall(text)))
+    for path in reversed(list(paths)):
+        wanted = re.split(r"[/\\]", path[0])[::-1]
         candidates = same_name.get(wanted[0], [])
         shared = [len(commonprefix([wanted, places[number]])) for number in candidates]
         best = [number for number, size in zip(candidates, shared, strict=True) if size == max(shared)]

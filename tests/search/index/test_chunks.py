@@ -67,6 +67,13 @@ def test_a_method_has_the_name_of_its_class_and_its_comments_and_decorators():
     assert [(chunk.start, chunk.end, chunk.name) for chunk in chunks] == [(1, 2, "A"), (4, 7, "A.f")]
 
 
+def test_the_decorators_of_a_class_do_not_belong_to_its_last_method():
+    method = "\n    def f(self):\n        return self.number\n\n"
+    source = f"import a\n\n\n\n@dataclass\nclass A:\n    number: int\n{method}{method.replace(' f(', ' g(')}"
+    found = [(chunk.start, chunk.end, chunk.name) for chunk in split(source.encode(), "python")]
+    assert found[1:] == [(5, 7, "A"), (9, 10, "A.f"), (13, 14, "A.g")]
+
+
 def test_the_lines_of_a_class_around_its_methods_are_told_from_definitions():
     source = "import a\n" * 4 + "\nclass A:\n    x = 1\n\n    def f(self):\n        return 2\n\nclass B:\n    y = 1\n"
     found = [(chunk.name, chunk.kind) for chunk in split(source.encode(), "python")]

@@ -359,5 +359,6 @@ def test_a_file_that_was_read_and_is_ignored_later_has_one_reason(tmp_path):
 def test_data_of_a_repository_stays_out_even_if_it_is_included(tmp_path):
     tree = write_tree(tmp_path / "tree", {".git/config": "[remote]\nurl = https://me:token@host\n", "a.py": "x"})
     write_tree(tree, {"sub/.git": "gitdir: /home/me/x\n", ".hg/hgrc": "[paths]\n"})
-    for include in ([".git/**", "sub/**", "*.git", ".hg/**"], []):
+    git(tree, "init", "-q", "--bare", "mirror.git")
+    for include in ([".git/**", "sub/**", "*.git", ".hg/**", "mirror.git/**"], []):
         assert listed(tree, include=include) == {"a.py"}

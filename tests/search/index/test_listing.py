@@ -45,9 +45,13 @@ def test_secrets(tmp_path):
         "credentials.json",
         "secrets.yml",
         ".docker/config.json",
+        ".env_staging",
+        "application_default_credentials.json",
+        "client_secret_12.apps.json",
     ]
-    write_tree(tmp_path, dict.fromkeys([*names, ".env.example", ".env-sample", "id_rsa.pub", "config.json"], "secret"))
-    assert skipped(tmp_path) == dict.fromkeys(names, "secret")
+    harmless = [".env.example", ".env-sample", "id_rsa.pub", "config.json"]
+    tree = write_tree(tmp_path / "tree", dict.fromkeys([*names, *harmless], "secret"))
+    assert skipped(tree) == dict.fromkeys(names, "secret")
 
 
 def test_inner_ignore_files_have_the_last_word(tmp_path):
@@ -160,10 +164,10 @@ def test_generated_files_are_known_by_their_first_lines(tmp_path, line, generate
 
 
 def test_names_that_are_no_text_and_deep_folders_are_counted(tmp_path):
-    write_tree(tmp_path, {"d/" * (MAX_DEPTH + 5) + "a.py": "x = 1"})
-    with open(os.path.join(os.fsencode(tmp_path), b"\xff.py"), "w") as file:
+    tree = write_tree(tmp_path / "tree", {"d/" * (MAX_DEPTH + 5) + "a.py": "x = 1"})
+    with open(os.path.join(os.fsencode(tree), b"\xff.py"), "w") as file:
         file.write("x = 1")
-    assert sorted(skipped(tmp_path).values()) == ["a name that is not UTF-8", "too deep"]
+    assert sorted(skipped(tree).values()) == ["a name that is not UTF-8", "too deep"]
 
 
 def test_what_nobody_looks_for_is_left_out_and_counted(tmp_path):

@@ -138,9 +138,12 @@ def test_each_step_is_compared_with_the_step_before_it():
         ({"relevant": ["a.py"], "secondary": [1]}, "queries.jsonl, row 2: secondary=[1]: expected a list of paths"),
         ({"relevant": []}, "queries.jsonl, row 2: relevant=[]: expected at least one path"),
         ({}, "queries.jsonl, row 2: expected a judged query with repo, query and relevant: 'relevant'"),
+        ({"relevant": ["a.py"], "query": 5}, "queries.jsonl, row 2: query=5: expected a text"),
+        ({"relevant": ["a.py"], "query": " "}, "queries.jsonl, row 2: query=' ': expected a text"),
+        ({"relevant": ["a.py"], "repo": ["a"]}, "queries.jsonl, row 2: repo=['a']: expected a text"),
     ],
 )
-def test_a_query_without_a_list_of_paths_is_refused(tmp_path, row, message):
+def test_a_query_without_a_text_or_a_list_of_paths_is_refused(tmp_path, row, message):
     rows = [{"repo": "a", "query": "one", "relevant": ["a.py"]}, {"repo": "a", "query": "two"} | row]
     path = tmp_path / "queries.jsonl"
     path.write_text("".join(json.dumps(one) + "\n" for one in rows))

@@ -1,5 +1,7 @@
 """A text of several lines is searched by its first line, its opening, as a whole, and by the files that it names."""
 
+import time
+
 import pytest
 from trees import write_tree
 
@@ -57,6 +59,13 @@ def test_files_that_a_text_names(index, text, paths):
     with index.snapshot() as snapshot:
         known = snapshot.segments.paths()
         assert [known[number] for number in named_files(text, snapshot.segments)] == paths
+
+
+@pytest.mark.parametrize("text", ["x\n" + "a" * 100_000, "x\n" + "a/" * 50_000, ".".join(["Parser"] * 50_000)])
+def test_long_texts_without_spaces_take_little_time(index, text):
+    started = time.process_time()
+    index.search(text)
+    assert time.process_time() - started < 3
 
 
 TRACEBACK = """Crash at night
