@@ -114,11 +114,17 @@ def equal_rows(hashes: Mapping[str, np.ndarray], others: Iterable[Mapping[str, n
     return equal
 
 
-def without_held_out(train: Split, splits: Iterable[Split]) -> Split:
-    """Drops the training pairs that agree in id, query or code with a query or a code of an evaluation split."""
+def without_held_out(train: Split, evaluated: Iterable[Split], corpora: bool = False) -> Split:
+    """Drops the training pairs that agree in id, query or code with a pair of an evaluation split.
+
+    Args:
+        corpora: whether to drop pairs that agree with any code of the splits' corpora too.
+    """
     others = []
-    for split in splits:
-        others += [row_hashes(split.queries), row_hashes(split.corpus)]
+    for split in evaluated:
+        others.append(row_hashes(split.to_pairs()))
+        if corpora:
+            others.append(row_hashes(split.corpus))
     equal = equal_rows(row_hashes(train.to_pairs()), others)
     return train.keep(np.flatnonzero(~equal)) if equal.any() else train
 

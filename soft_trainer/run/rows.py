@@ -356,7 +356,8 @@ def _mined_splits(arguments: DataArguments, language: str, folder: Path) -> dict
     dropped = 0
     for name, split in mined.items():
         pairs = Split.from_pairs(split.to_pairs())
-        parts[name + " of extra"] = without_held_out(pairs, [splits[key] for key in splits if key != "train"])
+        evaluated_splits = [splits[key] for key in splits if key != "train"]
+        parts[name + " of extra"] = without_held_out(pairs, evaluated_splits, corpora=True)
         dropped += len(pairs.judgments) - len(parts[name + " of extra"].judgments)
     joined = Split.joined(parts)
     print_on_main(

@@ -230,7 +230,7 @@ def test_a_full_disk_stops_with_the_last_checkpoint_whole(train, monkeypatch, fi
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert code == 2 and f"cannot save to {train.folder / 'checkpoint-4'}" in error
-    assert re.search(r"[\d,]+ MiB are free there.*make room or choose another output_dir", error)
+    assert re.search(r"[\d,]+ MiB are free there.*free some space, or choose another output_dir", error)
     assert [path.name for path in train.folder.glob("checkpoint-*")] == ["checkpoint-2"]
     assert newest_complete(train.folder) == str(train.folder / "checkpoint-2")
     load_encoder(train.folder / "checkpoint-2", device="cpu")

@@ -79,7 +79,7 @@ def test_an_adapter_is_scaled(train, model, tokenizer, profile, tmp_path):
         expected = after[f"base_model.model.{name}"] * (0.5 if "lora_B" in name else 1)
         torch.testing.assert_close(tensor, expected, rtol=0, atol=1e-7)
     assert any(tensor.any() for name, tensor in after.items() if "lora_B" in name)
-    with pytest.raises(UserError, match="the adapter is trained already"):
+    with pytest.raises(UserError, match="the adapter was trained before this run"):
         trainer.train()
 
 
