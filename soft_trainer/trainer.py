@@ -2,7 +2,7 @@
 
 Every process runs this code on its share of a global batch, of the texts to encode, and of the queries to rank;
 `distributed.py` gathers the results. Only the main process prints, compares a checkpoint with the settings and writes
-results. `Estimator.neighbours` is called on every process, but the package's own estimators let the main process find
+results. `Estimator.neighbours` is called on every process, but the package's estimators let the main process find
 neighbours and share them. Two kinds of files are written elsewhere: one process per machine writes the caches of rows,
 and `transformers` and DeepSpeed save each process's random state and share of the optimizer in a checkpoint.
 """

@@ -1,4 +1,4 @@
-"""Divides a split into train, valid and test, and keeps what is held out away from training."""
+"""Divides a split into train, valid and test, and keeps held-out rows out of training."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def divided(split: Split, random: bool = True) -> dict[str, Split]:
 
 
 def _divided_at_random(rows: Dataset) -> tuple[np.ndarray, str]:
-    """Returns the name of each row's split or, if the row is dropped, None, and how the rows were divided."""
+    """Returns each row's split, or None for a dropped row, and a description of how the rows were divided."""
     hashes = row_hashes(rows)
     groups = []
     for column in columns_in(rows, REPOSITORIES)[:1]:
@@ -81,7 +81,7 @@ def _divided_at_random(rows: Dataset) -> tuple[np.ndarray, str]:
 
 
 def held_out(split: Split, parts: Mapping[str, np.ndarray]) -> dict[str, Split]:
-    """Makes evaluation splits of pairs, which share a corpus: the codes of all of them, with each id once.
+    """Makes evaluation splits from pairs. The splits share a corpus: the codes of all pairs, with each id once.
 
     Args:
         parts: the numbers of each part's pairs.
@@ -98,7 +98,7 @@ def held_out(split: Split, parts: Mapping[str, np.ndarray]) -> dict[str, Split]:
 
 
 def row_hashes(rows: Dataset) -> dict[str, np.ndarray]:
-    """Returns hashes of the columns in `COMPARED`, uint64[rows] each. Differences in white space do not count."""
+    """Returns hashes of the columns in `COMPARED`, uint64[rows] each. Differences in white space are ignored."""
     hashes = {}
     for name in columns_in(rows, COMPARED):
         hashes[name] = text_ids(" ".join(text.split()) for text in column_texts(rows, name))

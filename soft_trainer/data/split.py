@@ -166,7 +166,7 @@ class Split:
         judgments: the codes that answer each query.
         sources: the number of queries, codes and pairs of each source, keyed by name and in the order of the rows.
             Empty if there is only one source.
-        called: the names that columns have in the source, keyed by their names here. Columns without another name are
+        called: the names that columns have in the source, keyed by their names here. Columns that were not renamed are
             not listed.
     """
 
@@ -259,7 +259,7 @@ class Split:
     def joined(cls, parts: Mapping[str, Split]) -> Split:
         """Joins the splits of several sources, which have the same columns. Ids of different sources differ.
 
-        Equal texts are still found by `RelevantCodes`, from whatever source they are.
+        `RelevantCodes` still finds equal texts across sources.
         """
         judged = [part.judgments for part in parts.values()]
         if all(isinstance(each.stored, EqualIds) for each in judged):
@@ -393,7 +393,7 @@ class RelevantCodes:
         return [self.of_texts, self.ids_of_texts, self.query_texts, self.code_texts]
 
     def restricted(self, codes: np.ndarray) -> RelevantCodes:
-        """Returns the answers among some of the codes, renumbered in the given order."""
+        """Returns a copy with only some of the codes, renumbered in the given order."""
         part = copy.copy(self)
         part.code_texts = self.code_texts[codes]
         vars(part).pop("_order", None)
@@ -474,7 +474,7 @@ def _marks(pairs: np.ndarray, shape: tuple[int, int]) -> sparse.csr_matrix:
 
 
 def _numbered(ids: np.ndarray) -> np.ndarray:
-    """Numbers ids, int32[n]. Equal ids have equal numbers, and each missing id has a number that no other has."""
+    """Numbers ids, int32[n]. Equal ids have equal numbers, and each missing id gets a unique number."""
     numbers, known = pd.factorize(ids)
     missing = numbers < 0
     numbers[missing] = len(known) + np.arange(missing.sum())

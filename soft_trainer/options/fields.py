@@ -64,7 +64,7 @@ class DataArguments:
         common=False,
     )
     drop_unusable: bool = option(
-        False, "Leave out rows without a text, and print how many.", evaluation=True, chooses_rows=True
+        False, "Drop rows without a text, and print how many.", evaluation=True, chooses_rows=True
     )
     eval_data_dir: str | None = data_option(
         "Additional evaluation sets, comma-separated: folders with the files of CoSQA or CoSQA+, annotationStore.csv "
@@ -381,7 +381,7 @@ class TrainingOptions(SoftInfoNCEOptions):
     )
     overwrite: bool = output_option(
         False,
-        "Replace what the output folder has, instead of continuing or refusing it.",
+        "Start again and replace the run in the output folder, instead of continuing it or refusing the folder.",
         common=True,
         evaluation=True,
     )

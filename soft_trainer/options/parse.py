@@ -185,7 +185,7 @@ def make_parser(dataclass_types: tuple[type, ...], **settings) -> argparse.Argum
         if action.dest in PARTS:  # None means that this part of a run was neither turned on nor off
             action.default = None
     parser.add_argument("--config", **CONFIG)
-    parser.add_argument("--help", action="help", help="List the options that people set.")
+    parser.add_argument("--help", action="help", help="List the common options.")
     parser.add_argument("--help_all", action="help", help="List all options.")
     parser.error = _raise
     return parser

@@ -161,7 +161,7 @@ def resolve_loss(options: SoftInfoNCEOptions, estimator=None) -> Criterion:
     if loss.temperature == 0 and not aware:
         raise UserError("temperature=0: must be above 0")
     if loss.weighting != "linear" and not loss.uses_weights:
-        raise UserError(f"weighting={loss.weighting}: {loss.loss} has no weights, only soft_info_nce")
+        raise UserError(f"weighting={loss.weighting}: loss={loss.loss} uses no weights; set loss=soft_info_nce")
     if options.false_negatives == "positives" and not loss.reads_extra_positives:
         raise UserError(
             f"false_negatives=positives: loss={loss.loss} does not read `extra_positives`, the other positives"

@@ -56,7 +56,7 @@ class CodeIndex:
         self.root: str = store.get_meta(database, "folder")
         self.folder = self.root
         self.prefix = ""  # the path of `folder` in `root`, with a slash at its end
-        self.remedy = ""  # how missing embeddings are made, if not by the command
+        self.remedy = ""  # how to make missing embeddings, if not with the command
         self.encoders: dict[tuple, TextEncoder] = {}
         self.notices: list[str] = []
         self._cached_version: tuple | None = None
@@ -119,7 +119,7 @@ class CodeIndex:
         real = store.real_folder(folder)
         target = Path(index_dir or store.default_index_dir(real))
         if truncate_dim is not None and model is None and not (target / store.DATABASE).is_file():
-            raise UserError(f"truncate_dim={truncate_dim}: the index has no encoder; name one with model")
+            raise UserError(f"truncate_dim={truncate_dim}: the index has no encoder; choose one with model")
         store.make_index_dir(target, real)
         with ExitStack() as stack:
             stack.enter_context(_disk_errors(target))
@@ -250,7 +250,7 @@ class CodeIndex:
                 return False
             with store.write_lock(self.index_dir, wait) as held:
                 if not held:
-                    self.notify("another process is updating the index: this is what it holds now")
+                    self.notify("another process is updating the index: results may not be up to date yet")
                     return False
                 changes = find_changes(self.database, self.root)
                 if changes.any:
@@ -356,7 +356,7 @@ class CodeIndex:
         else:
             name = os.fspath(model)
         if name is None and truncate_dim is not None:
-            raise UserError(f"truncate_dim={truncate_dim}: the index has no encoder; name one with model")
+            raise UserError(f"truncate_dim={truncate_dim}: the index has no encoder; choose one with model")
         if truncate_dim is None and name == self.model:
             truncate_dim = self.truncate_dim
         return name, truncate_dim
@@ -366,7 +366,7 @@ class CodeIndex:
         try:
             self._update_words(progress=True, wait=False)
         except UserError as error:
-            self.notify(f"the index is as it was: {error}")
+            self.notify(f"the index was not updated: {error}")
         rate = self._embeddings.get("rate", vectors.SLOW_RATE)
         if encode and self.model and vectors.unencoded(self.database) <= MAX_WAIT * rate:
             with suppress(UserError):  # the search reports the error
@@ -420,7 +420,7 @@ class CodeIndex:
     def _encoder(self, name: str, truncate_dim: int | None, runtime: str | None) -> TextEncoder:
         """Returns the encoder with this name or in this folder, and keeps it for the next call.
 
-        It is loaded again if another process has embedded the index with newer weights from the same place.
+        It is loaded again if another process has embedded the index with newer weights of the same name.
 
         Raises:
             UserError: the encoder cannot be loaded.

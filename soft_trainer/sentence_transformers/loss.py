@@ -163,7 +163,7 @@ class SoftInfoNCELoss(nn.Module):
         return embeddings
 
     def _targets(self, labels: Tensor | None, sizes: list[int], rank: int) -> tuple[Tensor, Targets]:
-        """Returns the places of the columns' codes among the encoded codes, LongTensor[N], and this process's targets.
+        """Returns the position of each column's code among the encoded codes, LongTensor[N], and the targets.
 
         The first batch must be large enough for the weights.
         """

@@ -46,7 +46,7 @@ def ranks_of(run: str | Path, split: str, system: str = "trained") -> RankedQuer
 
 
 def _check_listed(path: Path) -> None:
-    """Raises UserError if the record of a run lists its files, and not this one as it is."""
+    """Raises UserError if a run's record lists files, but not this file with its current content."""
     listed = listed_files(path.parent)
     if listed is None:
         return
@@ -147,7 +147,7 @@ def _order(ranked: RankedQueries, reference: RankedQueries) -> np.ndarray:
 
 
 def verdict(a: float, b: float, interval: Interval) -> str:
-    """Says in one line which of two systems is better, or that the queries are too few to tell.
+    """Returns one line: which of two systems is better, or that there are too few queries to tell.
 
     Args:
         a, b: the MRR of each system.

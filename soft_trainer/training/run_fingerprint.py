@@ -1,4 +1,4 @@
-"""Composes the fingerprint of a run: all that its results depend on, as one flat mapping of JSON values.
+"""Composes the fingerprint of a run: everything that its results depend on, as one flat mapping of JSON values.
 
 A name in the mapping is one of
 
@@ -77,7 +77,8 @@ RESUME |= option_specs(ModelArguments).keys() | option_specs(DataArguments).keys
 def changes(then: Mapping, now: Mapping, may_change: Iterable[str]) -> list[str]:
     """Describes what differs between two fingerprints, as in "seed was 42, is 7" or "the training rows changed".
 
-    A missing option has its default. Any other name but the format is compared if both fingerprints have it.
+    A missing option counts as its default. Any other name, except the format, is compared only if both fingerprints
+    have it.
 
     Args:
         then: a fingerprint that was stored.

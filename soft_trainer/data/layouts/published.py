@@ -60,7 +60,7 @@ def is_public(name: str) -> bool:
 
 @contextmanager
 def reading_hub(name: str) -> Iterator[None]:
-    """Turns any error into one line that names the data set and the alternatives to the Hub.
+    """Turns any error into one line with the data set's name and the alternatives to the Hub.
 
     Raises:
         UserError: the body failed.

@@ -1,6 +1,6 @@
 """Asks git which files of a folder it tracks or does not ignore.
 
-Git reads the ignore files, but never the configuration, the hooks or the objects of the repository, which may name
+Git reads the ignore files, but never the configuration, the hooks or the objects of the repository, which may specify
 programs to run: it works in an empty repository in the user's cache, with the folder as its working tree. The
 repository's index is only read.
 """
@@ -99,7 +99,7 @@ def _run_git(top: str, folder: str, words: list[str], variables: dict[str, str])
 
 
 def _empty_repository() -> Path:
-    """Returns a bare repository without objects in the user's cache, and makes it first if need be.
+    """Returns a bare repository without objects in the user's cache, and creates it first if necessary.
 
     Raises:
         UserError: the cache cannot be written.
@@ -122,6 +122,6 @@ def _empty_repository() -> Path:
                     raise
     except OSError as error:
         raise UserError(
-            f"{place}: cannot be made ({error.strerror}); set XDG_CACHE_HOME to a folder of yours"
+            f"{place}: cannot be created ({error.strerror}); set XDG_CACHE_HOME to a folder that you can write to"
         ) from error
     return place
