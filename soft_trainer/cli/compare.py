@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("run_a", metavar="RUN_A", help="output folder of a run, or a file ranks-*.parquet")
     add("run_b", metavar="RUN_B", help="the run to compare it with; positive differences favour RUN_A")
     add("--split", default="test", help="split to compare (default: test); patterns accept several, comma-separated")
-    add("--system", default="trained", help="ranks of untrained, lexical, trained or combined (default: trained)")
+    add("--system", default="trained", help="trained (the default), untrained (before training), lexical or combined")
     add("--number", type=int, default=5, help="number of changes to show (default: 5)")
 
 

@@ -86,8 +86,8 @@ def load_evaluation_sets(
     for folder in (Path(name.strip()) for name in (arguments.eval_data_dir or "").split(",") if name.strip()):
         if trained and folder.exists() and folder_fingerprint(folder) in trained:
             print_on_main(
-                f"eval_data_dir={folder}: the encoder is trained on rows from it; with data_dir={folder}, only its test "
-                "split is measured"
+                f"eval_data_dir={folder}: the encoder is trained on rows from it; with data_dir={folder}, only its "
+                "test split is measured"
             )
         parts = dict(_judged_sets(folder, arguments, codebase))
         if not parts or "test.jsonl" in files_of(folder):
