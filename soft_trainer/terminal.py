@@ -236,7 +236,7 @@ def exit_on_user_error() -> Iterator[None]:
 
 
 def _tell_launcher(line: str) -> None:
-    """Writes the line to the file from which torch's launcher of several processes takes its own error message."""
+    """Writes the line to the file from which torch's launcher of several processes reads the error to report."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path and _is_main():
         details = {"py_callstack": line, "timestamp": str(int(time.time()))}

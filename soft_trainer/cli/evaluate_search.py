@@ -174,10 +174,10 @@ def _answers(verdict: Verdict) -> list[str]:
     before = ""
     for model in verdict.models:
         if before:
-            question = f"Does {safe(model)} find more than {safe(before)}, which was named before it"
+            question = f"Does {safe(model)} find more than {safe(before)}, the model before it"
             steps.append((question, with_memory(model), with_memory(before)))
         else:
-            steps.append((f"Does {safe(model)} help beside words and memory", with_memory(model), MEMORY))
+            steps.append((f"Does {safe(model)} add to words and memory", with_memory(model), MEMORY))
         before = model
     lines = []
     for question, name, other in steps:

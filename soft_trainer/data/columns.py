@@ -131,7 +131,7 @@ def with_ids(
     for split, rows in kept.items():
         if id_column not in rows.column_names:
             raise UserError(
-                f"{places[split]}: id_column={id_column}: no such column; there are {', '.join(rows.column_names)}"
+                f"{places[split]}: id_column={id_column}: no such column; the rows have {', '.join(rows.column_names)}"
             )
         ids = pd.Series(rows[id_column][:], dtype=object)
         blank = np.flatnonzero(ids.isna() | (ids.astype(str).str.strip() == ""))

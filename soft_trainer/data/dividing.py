@@ -18,7 +18,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.mining.packages import assign_splits
 from soft_trainer.terminal import print_on_main, table
 
-PARTITION = "partition"  # the column of CodeSearchNet that names a row's split
+PARTITION = "partition"  # CodeSearchNet's column with the split of a row
 REPOSITORIES = ("repo", "repository", "repository_name", "repo_name")  # recognised columns with a row's repository
 # The columns that identify a row's query, code and id. Rows are equal if they agree in one of them.
 COMPARED = ("docstring", "docstring_tokens", "code", "code_tokens", "url")
@@ -28,8 +28,8 @@ BLANK = text_ids([""])[0]
 def divided(split: Split, random: bool = True) -> dict[str, Split]:
     """Divides pairs into train, valid and test, and prints the size of each.
 
-    The column `partition` decides if it names at least two splits. Otherwise, about 80 % become train, 10 % valid and
-    10 % test. Repositories stay together. If there are fewer than three, rows with the same id, query or code stay
+    The column `partition` decides if it contains at least two splits. Otherwise, about 80 % become train, 10 % valid
+    and 10 % test. Repositories stay together. If there are fewer than three, rows with the same id, query or code stay
     together. Rows that then equal a row of valid or test are dropped from train.
 
     Args:

@@ -54,7 +54,7 @@ def load_rows(
     """Loads train, valid and test, as far as they exist, each with its corpus and judgments.
 
     The column names in `PAIRS` are recognised. If there are only training rows, they are divided: by the column
-    `partition` if it names at least two splits, else by repository, or at random if fewer than three are known.
+    `partition` if it contains at least two splits, else by repository, or at random if fewer than three are known.
     Training rows whose id, query or code is also in valid or test are dropped. In rows with CodeSearchNet's columns,
     `url` is the code's id. In others, the text of the code is. The corpus of valid and test is `codebase`, or, if that
     is missing, the codes in both. Columns get CodeSearchNet's names; `repr(split)` lists both.

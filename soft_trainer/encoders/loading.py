@@ -245,7 +245,7 @@ def check_model(model: PreTrainedModel, profile: EncoderProfile) -> None:
 
 
 def profile_warnings(model: torch.nn.Module, profile: EncoderProfile) -> list[str]:
-    """Returns warnings about settings that probably do not do what the user expects with this model."""
+    """Returns warnings about settings that probably do not work as expected with this model."""
     warnings = []
     if profile.pooling == "cls" and any(getattr(module, "is_causal", False) for module in model.modules()):
         warnings.append(

@@ -45,7 +45,7 @@ MODULES = (
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The k codes most similar to each of n queries, other than the query's positive.
+    """The k codes most similar to each of n queries, without the query's positive.
 
     Args:
         rows (`int64[n, k]`): the rows of these codes, nearest first, padded with -1.

@@ -59,7 +59,8 @@ def save_ranks(
     Args:
         query_columns, code_columns: the columns that may contain the texts. The first one that exists is used.
         by_query: other measures of each query, float64[Q] each.
-        encoder: the folder of the encoder that ranked, if there is one. Its fingerprint is kept with the ranks.
+        encoder: the folder of the encoder that produced the ranks, if there is one. Its fingerprint is stored with the
+            ranks.
     """
     urls = np.array(split.corpus["url"][:], dtype=object)
     query = text_column(split.queries, query_columns, "query")

@@ -127,8 +127,8 @@ def push_folder(
     _check_contents(folder, contents, api.token)
     replaced = _replaced_files(folder, repo_type)
     places = {"revision": revision, "path_in_repo": path_in_repo}
-    # The client retries the requests of an upload, but not the commit. The commit fails after a 500, or if somebody
-    # else commits in between.
+    # The client retries the requests of an upload, but not the commit. The commit fails after a 500, or if another
+    # client commits in between.
     for wait in (*WAITS, None):
         try:
             _create(api, hub_model_id, private, repo_type)

@@ -28,7 +28,7 @@ def parse(
     """Creates option dataclasses from the command line and from the recipe given by `--config`.
 
     The command line takes precedence over the recipe. A recipe is a flat mapping from options to values. Its key
-    `base` is the path of another recipe, relative to its own folder, whose options it overrides. If the value of
+    `base` is the path of another recipe, relative to its folder. It overrides that recipe's options. If the value of
     `--config` is both a file and the name of one of the package's recipes, the file is read. A list is joined with
     commas if the option takes a single string.
 

@@ -115,7 +115,7 @@ def resolve(args: TrainingArguments, estimator=None, batch_size: int | None = No
     """Checks the training options and fills in defaults.
 
     Args:
-        args: `SoftInfoNCETrainingArguments`, or plain `TrainingArguments`, for which the package's own options have
+        args: `SoftInfoNCETrainingArguments`, or plain `TrainingArguments`, in which case the package's options have
             their defaults.
         estimator: the estimator that supplies the weights, or None.
         batch_size: the number of pairs in one process's batch. By default, `per_device_train_batch_size`.

@@ -112,7 +112,7 @@ def trained_rows(arguments: DataArguments, trains: bool, encoder: str | None) ->
 
     Args:
         trains: whether the run trains on its rows.
-        encoder: the encoder's folder, whose record has what it was trained on, or a name on the Hub.
+        encoder: the encoder's folder, whose record lists what it was trained on, or a name on the Hub.
     """
     trained = set()
     if not arguments.eval_data_dir:

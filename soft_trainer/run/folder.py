@@ -66,7 +66,7 @@ class State:
 
 
 def state_of(folder: str | Path, fingerprint: Mapping, may_change: Iterable[str] = FOLDER) -> State:
-    """Returns what an output folder holds.
+    """Returns the state of an output folder.
 
     Args:
         fingerprint: the fingerprint of the current run.
@@ -248,7 +248,7 @@ class RunFolder:
         trainer.save_state()
 
     def clear(self) -> None:
-        """Removes the files of an earlier run that this run writes. A card that somebody has edited is kept."""
+        """Removes the files of an earlier run that this run writes. A card that the user has edited is kept."""
         listed = {}
         with suppress(UserError):
             listed = listed_files(self.path) or {}

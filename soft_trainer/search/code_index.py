@@ -379,7 +379,7 @@ class CodeIndex:
         return shlex.join(["soft-trainer", "index", self.root, *place, *options])
 
     def noise(self, snapshot: Snapshot) -> float:
-        """Returns the highest similarity that any chunk reaches to random letters, which mean nothing."""
+        """Returns the highest similarity of any chunk to random letters, which have no meaning."""
         if snapshot.noise is not None:
             return snapshot.noise
         letters = random.Random(0)
@@ -462,7 +462,7 @@ class CodeIndex:
         return counts
 
     def evidence(self, lexical: bool = False) -> list[str]:
-        """Returns what a search can rank by: words, and commits and the encoder's name where the index has them.
+        """Returns the evidence that a search can rank by: words, and if present commits and the encoder's name.
 
         Args:
             lexical: whether the search ignores the encoder.

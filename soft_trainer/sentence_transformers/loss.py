@@ -268,8 +268,8 @@ class CachedSoftInfoNCELoss(CachedLossMixin, SoftInfoNCELoss):
 class SentenceTransformerEstimator(Estimator):
     """Scores queries against codes with a frozen sentence-transformers model.
 
-    Each row is encoded once, when the loss is created, with the model's own prompts for queries and documents. Scores
-    are the model's similarities. Cosines are multiplied by 20.
+    Each row is encoded once, when the loss is created, with the model's prompts for queries and documents. Scores are
+    the model's similarities. Cosines are multiplied by 20.
 
     Args:
         model: the model, which may be larger than the one being trained. By default, it is the model being trained, as

@@ -280,7 +280,7 @@ def _last_line(log: Path, start: int) -> str:
     for line in log.read_bytes()[start:].decode(errors="replace").splitlines():
         if line.strip():
             last = line.strip()
-            # The launcher's own errors come after the error of the run.
+            # The launcher's errors come after the error of the run.
             if re.match(r"error: |(?!subprocess\.|torch\.distributed\.)[\w.]*(Error|Exception)\b", line):
                 error = last
     return error or last

@@ -128,7 +128,7 @@ class Loaded:
 def run_fingerprint(
     *options, apart: str | os.PathLike | None = None, metrics_choose: bool = False, loaded: Loaded | None = None
 ) -> dict[str, object]:
-    """Returns all that the results of a run depend on, as far as it is known.
+    """Returns everything that the results of a run depend on, as far as it is known.
 
     Args:
         options: the dataclass instances with the options. One of them has the training arguments.

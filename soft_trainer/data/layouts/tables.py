@@ -1,4 +1,4 @@
-"""Reads rows with their own column names from files, saved data sets and data sets on the Hub."""
+"""Reads rows with any column names from files, saved data sets and data sets on the Hub."""
 
 from __future__ import annotations
 

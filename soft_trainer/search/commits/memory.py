@@ -1,4 +1,4 @@
-"""Lets remembered commits vote for the functions that they changed.
+"""Lets the commits in an index vote for the functions that they changed.
 
 The commits whose subjects are most similar to the query vote. A query for a function often uses the same words as the
 commits that changed it, even if the function itself uses other words.
