@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int | None:
     counts = index.statistics()
     reasons = ", ".join(f"{reason}: {count:,}" for reason, count in counts["skipped"].items())
     if not counts["files"]:
-        print_on_main(f"error: {arguments.folder}: no file with text in it{reasons and f'; skipped: {reasons}'}")
+        print_on_main(f"error: {arguments.folder}: contains no file with text{reasons and f'; skipped: {reasons}'}")
         return 1
     size = f"{counts['bytes'] / 2**20:,.1f} MiB in {index.index_dir}"
     lines = [f"{counts['files']:,} files in {counts['chunks']:,} chunks, {size}"]

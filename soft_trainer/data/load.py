@@ -258,7 +258,7 @@ def training_split(
         return rows
     if isinstance(rows, Mapping):
         if not rows:
-            raise UserError(f"{name}: the dict has no data set")
+            raise UserError(f"{name}: the dict contains no data set")
         if "train" in rows and len(SPLIT_NAMES.keys() & rows.keys()) > 1:
             raise UserError(
                 f"{name}: the dict has the splits {', '.join(rows)}: pass the one to train on, as in rows['train']"
@@ -288,7 +288,7 @@ def evaluation_splits(
         return None
     if isinstance(sets, Mapping):
         if not sets:
-            raise UserError(f"{name}: the dict has no data set")
+            raise UserError(f"{name}: the dict contains no data set")
         if isinstance(codebase, Mapping):
             if missing := [key for key in sets if key not in codebase and not isinstance(sets[key], Split)]:
                 raise UserError(f"codebase: no corpus for {missing[0]!r}, only for {', '.join(map(repr, codebase))}")

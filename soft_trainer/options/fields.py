@@ -52,7 +52,7 @@ class DataArguments:
     data_dir: str | None = data_option(
         "Rows: a file or folder of JSON lines, CSV or Parquet, a saved data set, or a name on the Hub. {language} is "
         "replaced by each language. Rows without valid, test and codebase are split. Several sources are "
-        "comma-separated; each is measured by itself.",
+        "comma-separated; each is measured separately.",
         refers_to="rows",
         several=True,
     )

@@ -254,7 +254,7 @@ def _check_together(args) -> None:
     if args.n_gpu > 1:
         raise UserError(
             f"{args.n_gpu} GPUs without a launcher would be wrapped in DataParallel, which splits the negatives of a "
-            "batch: start with `accelerate launch`, or show one GPU with CUDA_VISIBLE_DEVICES=0"
+            "batch: start with `accelerate launch`, or use one GPU with CUDA_VISIBLE_DEVICES=0"
         )
     # `args.mixed_precision` includes the launcher's choice.
     if args.mixed_precision == "fp16" and args.device.type == "cpu":

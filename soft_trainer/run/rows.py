@@ -220,7 +220,7 @@ def _check_needed(splits: Mapping[str, Split], needed: Sequence[str], language: 
     if language and {*needed} - {"train"}:
         for split in SPLITS[1:3]:
             if split not in splits and any(split in other for other in sources.values()):
-                raise UserError(f"{split}: no rows in {language}, but every language is measured by itself")
+                raise UserError(f"{split}: no rows in {language}, but each language is measured separately")
     found = {*splits}
     if found - {"train"}:
         found.add("codebase")
@@ -361,7 +361,7 @@ def _mined_splits(arguments: DataArguments, language: str, folder: Path) -> dict
         dropped += len(pairs.judgments) - len(parts[name + " of extra"].judgments)
     joined = Split.joined(parts)
     print_on_main(
-        f"train: {own:,} rows and {len(joined.judgments) - own:,} of extra_source_dir; {dropped:,} are dropped "
-        "because valid, test or the corpus has the same"
+        f"train: {own:,} rows and {len(joined.judgments) - own:,} of extra_source_dir; {dropped:,} copies of "
+        "functions in valid, test or the corpus were dropped"
     )
     return splits | {"train": dataclasses.replace(joined, sources={})}

@@ -168,7 +168,7 @@ class CodeIndex:
             index.folder = os.path.realpath(folder)
             inside = os.path.relpath(index.folder, index.root)
             if inside.split("/")[0] == "..":
-                raise UserError(f"{folder}: not in {index.root}, of which {index_dir} is the index")
+                raise UserError(f"{folder}: not in {index.root}, the folder of the index {index_dir}")
             if inside != ".":
                 index.prefix = f"{inside}/"
         return index
@@ -290,7 +290,7 @@ class CodeIndex:
             try:
                 encoder = self._encoder(name, truncate_dim, self._runtime)
             except UserError as error:
-                raise UserError(f"{error}; `{self.command('--model', '')}` continues without one") from error
+                raise UserError(f"{error}; `{self.command('--model', '')}` continues without an encoder") from error
             if wait or encoder.fingerprint == self._embeddings["fingerprint"]:
                 vectors.start_encoding(self.database, name, truncate_dim, encoder)
                 vectors.embed_chunks(self.database, self.index_dir, encoder, progress)

@@ -96,7 +96,7 @@ def batches_of(available: Mapping[str, int], sampling: str) -> list[int]:
     if not all(counts.values()):
         empty = min(counts, key=counts.get)
         raise UserError(
-            f"source_sampling={sampling}: an epoch of {total} batches has none of {empty}: raise its share"
+            f"source_sampling={sampling}: an epoch of {total} batches has none of {empty}: give {empty} a larger share"
         )
     return [counts[name] for name in available]
 

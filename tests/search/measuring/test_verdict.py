@@ -128,7 +128,7 @@ def test_each_step_is_compared_with_the_step_before_it():
     assert memory.startswith("Does commit memory help? Yes: MRR of functions +0.100")
     assert encoder.startswith("Does base add to words and memory? Yes: MRR of functions +0.400")
     assert training.startswith("Does mine find more than base, the model before it? No, it finds less: MRR")
-    assert "put the encoder before training first" in _answers(verdict_of(("mine",), **ranks))[-1]
+    assert "list the encoder before training first" in _answers(verdict_of(("mine",), **ranks))[-1]
 
 
 @pytest.mark.parametrize(
