@@ -95,7 +95,7 @@ def drop_unusable_rows(split: Split, name: str, profile: EncoderProfile) -> tupl
     """Drops queries and codes without a text, and queries whose codes were all dropped.
 
     Returns:
-        The split, and its number of training pairs or queries with the number of dropped ones.
+        The split, and two counts of training pairs or queries: how many there were, and how many were dropped.
 
     Raises:
         UserError: the split lacks a column.

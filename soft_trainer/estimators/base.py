@@ -1,4 +1,4 @@
-"""The base class of estimators. An estimator is a frozen function of training rows."""
+"""Defines the base class of estimators. An estimator is a frozen function of training rows."""
 
 from __future__ import annotations
 

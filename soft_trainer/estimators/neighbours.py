@@ -74,7 +74,7 @@ class Excluded:
 
     Args:
         own (`int64[n]`): each query's positive.
-        answers: finds other relevant codes, which are excluded too. If None, there are none.
+        answers: finds other relevant codes, which are excluded too. If None, only the positive is excluded.
     """
 
     own: np.ndarray

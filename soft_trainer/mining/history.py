@@ -245,7 +245,7 @@ class _History:
         return min(near[:: max(1, len(near) // _CANDIDATES)], key=distance)
 
     def _move_to_cut(self) -> dict[str, str]:
-        """Updates the urls of all changed functions to those that the functions have at the cut.
+        """Updates the urls of all changed functions to their urls at the cut.
 
         Returns:
             The new path of each file that was renamed between the training cut and this one, keyed by the old path.

@@ -190,7 +190,7 @@ class DataArguments:
 
     @property
     def from_hub(self) -> bool:
-        """True if the rows come from the Hub, where others have seen them."""
+        """True if the rows come from the Hub rather than from local files."""
         if self.data_dir and not self.sources:
             return "{language}" not in self.data_dir and not os.path.exists(self.data_dir)
         return not (self.data_dir or self.history or self.source_dir)

@@ -1,4 +1,4 @@
-"""Training arguments: the options declared in `fields.py`, and the arguments of `transformers`."""
+"""Defines the training arguments: the options declared in `fields.py`, and the arguments of `transformers`."""
 
 from __future__ import annotations
 

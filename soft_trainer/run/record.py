@@ -240,7 +240,7 @@ class FollowOtherQueries(TrainerCallback):
 
 
 def split_sets(args: SoftInfoNCETrainingArguments, splits: Mapping[str, Split]) -> list[EvaluationSet]:
-    """Returns valid and test if they exist and are wanted. Each of several languages or sources is a set."""
+    """Returns valid and test if they exist and are wanted. Each of several languages or sources is a separate set."""
     sets = []
     for name, asked in {"valid": args.do_eval, "test": args.do_predict}.items():
         for key, split in splits.items():

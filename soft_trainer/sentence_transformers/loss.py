@@ -1,4 +1,4 @@
-"""Soft-InfoNCE as a loss for sentence-transformers, with or without gradient caching, and an estimator for it."""
+"""Provides Soft-InfoNCE as a loss for sentence-transformers, with or without gradient caching, and an estimator."""
 
 from __future__ import annotations
 

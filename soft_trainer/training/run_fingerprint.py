@@ -325,7 +325,7 @@ def _object(kind: str, own) -> dict[str, object]:
 
 
 def _setting(value) -> object:
-    """Returns a number or a text as it is, and anything else, or a text that may be a local path, as its hash."""
+    """Returns numbers and texts unchanged, and a hash of anything else or of a text that may be a local path."""
     if isinstance(value, int | float | None) or (isinstance(value, str) and value == public_name(value, on_hub=False)):
         return value
     try:

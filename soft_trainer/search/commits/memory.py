@@ -29,7 +29,7 @@ class Votes(NamedTuple):
     """The votes of commits for chunks.
 
     Args:
-        shares: float32[chunks], each chunk's votes, or None if no commit was asked.
+        shares: float32[chunks], each chunk's votes, or None if commits did not vote.
         commits: for each chunk with votes, the numbers of the commits that voted for it, most similar first.
     """
 
