@@ -105,7 +105,7 @@ class Excluded:
         return own_scores
 
     def contain(self, queries: np.ndarray, codes: np.ndarray) -> np.ndarray:
-        """Returns a mask, bool[B, K], that is True where a code, int64[B, K], is excluded for the query in its row."""
+        """Returns which of the codes, int64[B, K], are excluded for the query of their row, bool[B, K]."""
         found = codes == self.own[queries][:, None]
         if self.answers is None:
             return found

@@ -118,7 +118,7 @@ class DataArguments:
     estimator: str | None = option(
         "bm25",
         f"Estimator that supplies the weights: {', '.join(ESTIMATORS)}, or module:Class. initial_model is the encoder "
-        "before training. sentence-transformers encoders use the one in the recipe hard_batches.",
+        "before training. sentence-transformers encoders use the estimator in the recipe hard_batches.",
         applies_if=conditions.ESTIMATOR,
         refers_to="code",
         group="weights",

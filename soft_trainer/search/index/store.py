@@ -90,7 +90,7 @@ def find_index_dir(folder: str | os.PathLike[str]) -> Path | None:
 
 
 def make_index_dir(index_dir: Path, folder: str) -> None:
-    """Creates a folder for an index, which only the user can access. An existing folder keeps its mode.
+    """Creates an index folder that only the user can access. An existing folder keeps its mode.
 
     Raises:
         UserError: the folder is inside the tree, belongs to another user, or cannot be created.
