@@ -4,7 +4,7 @@ check:  ## lint, formatting and types
 	ruff check .
 	ruff format --check .
 	basedpyright
-test:  ## fast tests: about a minute and a half on two cores
+test:  ## fast tests: about two minutes on two cores
 	pytest -q
 slow:  ## whole runs, two processes, the wheel
 	pytest -q -m slow

@@ -3,11 +3,11 @@
     python benchmarks/base_encoder.py make --model sentence-transformers/all-MiniLM-L6-v2
     python benchmarks/base_encoder.py words --data DIR
 
-`make` needs nothing but MiniLM. It distils it over the words of `base_words.tsv` and writes the vectors, as int8, to
-`soft_trainer/encoders/base`. `words` has made that list: DIR holds `mined/LANGUAGE/train.jsonl.gz` of Python, Java and
-Ruby. Further words come from the packages that are installed beside the running Python, their source code and their
-documentation. The standard library, other languages, and packages whose functions are in a valid or test split are
-excluded, because encoders are tested on them.
+`make` needs only MiniLM. It distils MiniLM over the words of `base_words.tsv` and writes the vectors, as int8, to
+`soft_trainer/encoders/base`. `words` made that list: DIR holds `mined/LANGUAGE/train.jsonl.gz` of Python, Java and
+Ruby. Further words come from the source code and the documentation of the packages installed in the running Python.
+The standard library, other languages, and packages whose functions are in a valid or test split are excluded, because
+encoders are tested on them.
 
 The list has each word's occurrences per billion words, averaged over the five sources.
 """

@@ -1,4 +1,4 @@
-"""Trains an encoder with sentence-transformers' own trainer, and measures it as `soft-trainer train` measures ours.
+"""Trains an encoder with sentence-transformers' trainer, and measures it as `soft-trainer train` measures ours.
 
     python benchmarks/baseline.py MODEL DATA_DIR OUTPUT_DIR --learning_rate 2e-5
     python benchmarks/baseline.py MODEL DATA_DIR OUTPUT_DIR --loss gist --mined_negatives 1

@@ -7,11 +7,11 @@
     python benchmarks/commit_memory.py controls DIR REPOSITORY...
 
 REPOSITORY is a bare clone whose folder has a name of the list below (`owner+name`). `prepare` mines and indexes it in
-DIR/NAME; `run` does so too, and writes what was found for every query to DIR/NAME/found.json. What is there already is
-not run again. `collect` writes names, commit ids, weights and ranks (0: not found) to benchmarks/commit_memory.jsonl,
-and `table` prints the tables of the page. `controls` puts the same queries to words with votes that do not come from
-the nearest subjects, and prints a table: the functions shuffled among the commits, how recently a function changed,
-how often, and memory with recency beside it.
+DIR/NAME; `run` does so too, and writes what was found for every query to DIR/NAME/found.json. Existing results are not
+computed again. `collect` writes names, commit ids, weights and ranks (0: not found) to benchmarks/commit_memory.jsonl,
+and `table` prints the tables of the page. `controls` searches for the same queries by words with votes that do not
+come from the nearest subjects, and prints a table: the functions shuffled among the commits, how recently a function
+changed, how often, and memory combined with recency.
 """
 
 from __future__ import annotations

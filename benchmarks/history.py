@@ -5,7 +5,7 @@
     python benchmarks/history.py table
 
 `run` mines the repository into DIR/NAME once, trains with each of --methods, and writes the reciprocal rank of every
-query to DIR/NAME/METHOD-SEED.json; what is there already is not run again. `collect` writes the ranks of all of them
+query to DIR/NAME/METHOD-SEED.json; existing results are not computed again. `collect` writes the ranks of all of them
 to benchmarks/history.json. `table` reads that file and prints the means over seeds of all repositories, and the
 differences that the page is about, with intervals over seeds and queries.
 """

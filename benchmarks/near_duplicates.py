@@ -5,9 +5,9 @@
 MODEL is a static encoder (`soft-trainer distil all-MiniLM-L6-v2`). ROWS and OTHER have CodeSearchNet's layout.
 
 Protocol, written before the runs. The first 5,000 functions of the training rows of ROWS and OTHER, each in four
-variants: as it is, and three times with another ending of its name, other numbers in its code, and words in its query
-that say so. That makes 20,000 pairs, each with three near-duplicates. Batches of 512, two epochs, Adam at 3e-3, seeds
-1 and 2. Arms: InfoNCE, Soft-InfoNCE with BM25's weights, positive-aware weights of the encoder before training, and
+variants: as it is, and three times with another ending of its name, other numbers in its code, and words for this in
+its query. That makes 20,000 pairs, each with three near-duplicates. Batches of 512, two epochs, Adam at 3e-3, seeds 1
+and 2. Arms: InfoNCE, Soft-InfoNCE with BM25's weights, positive-aware weights of the encoder before training, and
 InfoNCE in batches of similar rows. Valid and test come from ROWS, without variants.
 """
 

@@ -4,9 +4,9 @@
     python benchmarks/onnx_search.py quality ENCODER DATA_DIR
     python benchmarks/onnx_search.py judged ENCODER TREES --queries QUERIES
 
-ENCODER is a folder. DATA_DIR has rows with a split valid, such as CodeSearchNet or CoSQA. TREES and QUERIES are
-given as to `soft-trainer evaluate-search`. Each way of running the encoder is measured in a separate process with the
-same texts. Run `speed` alone on the machine.
+ENCODER is a folder. DATA_DIR has rows with a split valid, such as CodeSearchNet or CoSQA. TREES and QUERIES are given
+as to `soft-trainer evaluate-search`. Each way of running the encoder is measured in a separate process with the same
+texts. Run `speed` while nothing else runs on the machine.
 """
 
 from __future__ import annotations

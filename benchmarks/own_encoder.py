@@ -1,4 +1,4 @@
-"""Measures what an encoder that is trained on a repository's own commits adds to its search (own_encoder.md).
+"""Measures what an encoder trained on a repository's commits adds to its search (own_encoder.md).
 
     python benchmarks/own_encoder.py run DIR ENCODER REPOSITORY...
     python benchmarks/own_encoder.py collect DIR

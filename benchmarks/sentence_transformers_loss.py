@@ -4,8 +4,8 @@
 
 All runs have the same batches (the rows shuffled once, then in order), no dropout, and texts of 64 tokens. The table
 has the loss of every fifth step, then the time of a step; the last lines say by how much the loss that
-sentence-transformers computes with ours differs from our trainer's. `curves.png` in the output folder is the picture,
-if matplotlib is there.
+sentence-transformers computes with ours differs from our trainer's. `curves.png` in the output folder shows them, if
+matplotlib is installed.
 """
 
 from __future__ import annotations

@@ -4,12 +4,12 @@
         [--batch_sizes 512,1024,4096] [--estimators none,bm25] [--steps 12]
 
 `soft-trainer distil` or `soft-trainer train --from_scratch 256x0` writes such a FOLDER. Every line of the table is a
-process. Seconds are its CPU seconds, from the end of the third step to the end of the last: collation, both
-passes, weights, loss, clipping and optimizer. Another process repeats the training under cProfile and names the
-functions that take most of that time themselves. On one busy core, rows of four languages and 256 dimensions: 5,900
-pairs a second in batches of 512 with BM25 weights (0.84 GiB; 1,300 before a batch was one chunk, when the gradient of
-the vocabulary for every chunk took 87 % of the time), 2,100 in batches of 4,096 (1.68 GiB; the weights and scores of
-4,096 x 4,096 pairs). The memory is the process's peak, and how much of it training added.
+process. Seconds are its CPU seconds, from the end of the third step to the end of the last: collation, both passes,
+weights, loss, clipping and optimizer. Another process repeats the training under cProfile and lists the functions that
+take most of that time themselves. On one busy core, rows of four languages and 256 dimensions: 5,900 pairs a second in
+batches of 512 with BM25 weights (0.84 GiB; 1,300 before a batch was one chunk, when the gradient of the vocabulary for
+every chunk took 87 % of the time), 2,100 in batches of 4,096 (1.68 GiB; the weights and scores of 4,096 x 4,096
+pairs). The memory is the process's peak, and how much of it training added.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     python benchmarks/static_study.py table
 
 DIR holds a folder of rows for each language of the protocol, `csn-ruby`, and `cosqa`. FOLDER is the distilled start.
-`run` goes through the learning rates and then the seeds, and excludes what `static_study.jsonl` has already. A line
-of that file is a run: its settings, MRR on valid, seconds of the processor, and the rank of every test query.
+`run` goes through the learning rates and then the seeds, and skips what `static_study.jsonl` has already. A line of
+that file is a run: its settings, MRR on valid, seconds of the processor, and the rank of every test query.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
 
 ISSUES is JSON lines with `id repo commit issue files roust seen`: the text of an issue, the files that its fix
 changed, and the files that roust found, a localizer without a model. The ranking was chosen on those that are `seen`.
-The tree of each commit is indexed in WORK, once and without commits (`--commits` reads them too). Python files alone
-are ranked; tests are dropped from all lists, except where a row says so.
+The tree of each commit is indexed in WORK, once and without commits (`--commits` reads them too). Only Python files
+are ranked; tests are dropped from all lists, except in rows that keep them.
 """
 
 from __future__ import annotations

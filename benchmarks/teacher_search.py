@@ -4,8 +4,8 @@
         --queries queries.jsonl.gz
 
 WORK is the folder of `teacher_study.py prepare`. The encoders come from the study: seeds 1 to 3, with the settings it
-chose. A row of the queries has `repo`, `query`, and the paths `relevant` and `secondary`. nDCG@10 of the files, each
-named once. `teacher_search.jsonl` gets every query's value.
+chose. A row of the queries has `repo`, `query`, and the paths `relevant` and `secondary`. The table shows nDCG@10 of
+the files, each counted once. `teacher_search.jsonl` gets every query's value.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     python benchmarks/teacher_study.py table
 
 `prepare` distils the start and encodes the training rows with the teacher, into WORK. `run` tunes every method, then
-goes through the seeds, and excludes what `teacher_study.jsonl` has already. A line of that file is a run: its
-settings, MRR on valid, seconds of the processor, and the rank of every test query.
+goes through the seeds, and skips what `teacher_study.jsonl` has already. A line of that file is a run: its settings,
+MRR on valid, seconds of the processor, and the rank of every test query.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 # requires-python = ">=3.11"
 # dependencies = ["soft-trainer"]
 # ///
-"""Trains the sentence encoder of the SimCSE estimator with sentence-transformers' own trainer.
+"""Trains the sentence encoder of the SimCSE estimator with sentence-transformers' trainer.
 
     python examples/simcse.py ROWS OUTPUT_DIR
     soft-trainer train --estimator simcse --estimator_model OUTPUT_DIR ...

@@ -312,7 +312,7 @@ def excluding(columns: Tensor | None, excluded: Tensor) -> Tensor:
 
 
 def _find(option: str, name: str, known: Mapping[str, Callable]) -> Callable[..., Tensor]:
-    """Returns the function that an option specifies, either a known one or one to import.
+    """Resolves the value of `loss` or `weighting` to a function: a known name, or `module:name` to import.
 
     Raises:
         UserError: the function does not exist.

@@ -1,4 +1,4 @@
-"""Writes files atomically by renaming a temporary file, and tells complete checkpoints from incomplete ones."""
+"""Defines the file names of an output folder, writes files atomically, and reads JSON and JSON lines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RECORD = "run.json"
 STUDIED = "study.json"  # the launcher with which a study made a run
 DEPENDS_ON = "depends on"  # the part of a run's record, and of a checkpoint's marker, with the run fingerprint
 LISTED = "files"  # the part of the record that lists the run's files
-RECORD_FORMAT = 3  # of `run.json`, since which it has no local path
+RECORD_FORMAT = 3  # of `run.json`; earlier formats contain local paths
 NUMBERS = "all_results.json"
 TRAINING_PICTURE = "training.png"  # loss and MRR by step, which the card shows
 PROFILE_FILE = "soft_trainer.json"

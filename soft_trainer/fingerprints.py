@@ -88,7 +88,7 @@ def _add(digest, value) -> None:
 
 
 def plain_settings(settings):
-    """Returns settings, which are a mapping or a list, in the form that they have after a round trip through JSON."""
+    """Returns settings, a mapping or a list, as a round trip through JSON would return them."""
     return json.loads(json.dumps(settings, default=_plain))
 
 
@@ -231,7 +231,7 @@ def folder_fingerprint(
 
 
 def encoder_files_fingerprint(folder: str | os.PathLike) -> str | None:
-    """Returns a hash of the files of the encoder in a folder, or None if there is none. It is not loaded."""
+    """Returns a hash of the encoder's files in a folder, or None if there is no encoder. Does not load it."""
     files = encoder_file_hashes(folder)
     return fingerprint(files) if files else None
 
@@ -251,7 +251,7 @@ def encoder_file_hashes(folder: str | os.PathLike) -> dict[str, str]:
 
 
 def list_files(folder: str | os.PathLike, paths: Sequence[Path]) -> None:
-    """Adds files to the list in a run's record, if there is a record. Files that are gone leave the list."""
+    """Adds files to the list in a run's record, if there is one. Files that no longer exist are removed."""
     folder = Path(folder)
     if listed_files(folder) is None:
         return
@@ -277,7 +277,7 @@ def kept_files(record: Path, made_from: str) -> list[Path] | None:
         if all(file_fingerprint(path) == known for path, known in files.items()):
             return list(files)
     if record.exists():
-        print_on_main(f"warning: {record}: its files are damaged and are made again")
+        print_on_main(f"warning: {record}: its files are damaged and will be made again")
     return None
 
 
@@ -313,7 +313,8 @@ def code_fingerprint(*modules: str) -> str:
 def own_code(owner: str | Callable | type) -> str | None:
     """Returns a hash of a user's code: the file of the module that defines it, or all files of its package.
 
-    A function or class of a script or notebook counts by its source alone, because the script is edited to resume it.
+    If a script or notebook defines the function or class, only its source counts, because users edit a script to
+    resume it.
 
     Args:
         owner: a function, a class, or `module:name`, which is not imported.

@@ -78,7 +78,7 @@ def merge_encoders(
         base: the encoder before training, as a folder or a name on the Hub.
         models: one trained encoder, or several.
         ratio: from 0 (the base) to 1 (the mean of the models).
-        output_dir: the folder to write to, which must not exist or be empty.
+        output_dir: the folder to write to, which must be new or empty.
         trust_remote_code: whether to run code that comes with a model. Read it first.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Finds a user's own functions and classes by reference: `module:name`."""
+"""Finds a user's functions and classes by reference: `module:name`."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def quiet_libraries() -> None:
 def print_on_main(text: str) -> None:
     """Writes `text` to standard error, on the main process only. It replaces the line of a progress bar.
 
-    In a notebook, where standard error is a red box, it is an output of the cell, and tables are HTML.
+    In a notebook, which shows standard error in red, the text is printed below the cell instead, with tables as HTML.
     """
     if _is_main() and in_notebook():
         _display(text)
@@ -236,7 +236,7 @@ def exit_on_user_error() -> Iterator[None]:
 
 
 def _tell_launcher(line: str) -> None:
-    """Writes the line where torch's launcher of several processes looks for what its last lines say."""
+    """Writes the line to the file from which torch's launcher of several processes reads the error to report."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path and _is_main():
         details = {"py_callstack": line, "timestamp": str(int(time.time()))}

@@ -2,7 +2,7 @@
 
 Every process runs this code on its share of a global batch, of the texts to encode, and of the queries to rank;
 `distributed.py` gathers the results. Only the main process prints, compares a checkpoint with the settings and writes
-results. `Estimator.neighbours` is called on every process, but the package's own estimators let the main process find
+results. `Estimator.neighbours` is called on every process, but the package's estimators let the main process find
 neighbours and share them. Two kinds of files are written elsewhere: one process per machine writes the caches of rows,
 and `transformers` and DeepSpeed save each process's random state and share of the optimizer in a checkpoint.
 """
@@ -428,7 +428,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         super()._hp_search_setup(trial)
         self._prepare_training()
         self.report = None
-        # The command line measures on its own.
+        # The command line measures separately.
         if getattr(self.args, "report", False) and not hasattr(self.args, "given") and trial is None:
             if self.eval_dataset is None:
                 raise UserError("report=True: pass eval_dataset=, which is measured before and after training")
@@ -459,7 +459,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         self._false_negatives_masked = 0
 
     def fingerprint(self) -> dict[str, object]:
-        """Returns all that the results depend on, as far as it is known before the estimator is fitted."""
+        """Returns everything that the results depend on, as far as it is known before the estimator is fitted."""
         early_stops = [each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
         metrics_choose = bool(early_stops) or choose_by_metrics(self.args)
         own = {"collator": None if self._collates else self.data_collator}

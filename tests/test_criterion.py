@@ -342,7 +342,10 @@ def test_weights_of_a_user_are_0_on_what_does_not_count_and_1_on_the_positive():
         ({"loss": "own_losses:needs_negatives"}, "tried on 3 queries and 5 codes: TypeError"),
         ({"loss": "own_losses:hinge"}, "loss=own_losses:hinge needs an estimator"),
         ({"loss": "own_losses:info_nce", "false_negatives": "positives"}, "does not read `extra_positives`"),
-        ({"loss": "own_losses:info_nce", "weighting": "own_losses:halves"}, "own_losses:info_nce has no weights"),
+        (
+            {"loss": "own_losses:info_nce", "weighting": "own_losses:halves"},
+            "loss=own_losses:info_nce uses no weights",
+        ),
         (
             {"weighting": "own_losses:hinge"},
             "weighting=own_losses:hinge: tried on 3 queries and 5 codes: TypeError: hinge() missing",

@@ -1,1 +1,1 @@
-"""The command `soft-trainer`, with one module per subcommand."""
+"""Implements the command `soft-trainer`, with one module per subcommand."""

@@ -53,7 +53,7 @@ class CommandParser(argparse.ArgumentParser):
             option = word.split("=")[0]
             if word.startswith("--") and option not in self._option_string_actions:
                 if option.removeprefix("--") in positional:
-                    raise UserError(f"{option}: give the value without the name of the option; --help shows where")
+                    raise UserError(f"{option}: give only the value, without the name of the option; see --help")
                 raise UserError(f"unknown option {option}{nearest(option, self._option_string_actions, LISTED)}")
         return super().parse_known_args(args, namespace)
 

@@ -4,7 +4,7 @@ soft-trainer compare RUN_A RUN_B
 soft-trainer compare 'outputs/study/*/ours/*' 'outputs/study/*/baseline/*'
 
 RUN is a run's output folder, or one of its files of ranks. Positive differences favour RUN_A. Two patterns compare two
-methods over all sets and seeds of a study. Runs are paired if the same text takes the place of each *.
+methods over all sets and seeds of a study: two runs are paired if each * stands for the same text in both.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("run_a", metavar="RUN_A", help="output folder of a run, or a file ranks-*.parquet")
     add("run_b", metavar="RUN_B", help="the run to compare it with; positive differences favour RUN_A")
-    add("--split", default="test", help="split to compare (default: test); for patterns several, comma-separated")
-    add("--system", default="trained", help="ranks of untrained, lexical, trained or combined (default: trained)")
+    add("--split", default="test", help="split to compare (default: test); patterns accept several, comma-separated")
+    add("--system", default="trained", help="trained (the default), untrained (before training), lexical or combined")
     add("--number", type=int, default=5, help="number of changes to show (default: 5)")
 
 

@@ -106,6 +106,6 @@ def _warn_of_unused(model_args: ModelArguments, data_args: DataArguments, args: 
     dim = saved_truncate_dim(model_name(model_args), model_args.model_revision)
     if dim and dim not in parse_dims(args.matryoshka_dims):
         print_on_main(
-            f"warning: truncate_dim={dim} of config_sentence_transformers.json has no effect: whole embeddings are "
-            "measured, and their first dimensions with --matryoshka_dims"
+            f"warning: truncate_dim={dim} of config_sentence_transformers.json has no effect: full embeddings are "
+            "measured, and with --matryoshka_dims also their first dimensions"
         )

@@ -3,10 +3,10 @@
 There are three kinds of queries:
 - judged queries for several trees (--queries, --trees);
 - the documentation of a tree's functions, which must be found in a copy of the tree without comments (--folder);
-- the subjects of a repository's newest commits, for the functions that they changed, in the tree before them
-  (--history). This compares words, words with the memory of earlier commits, and each model with both. It answers in
-  order whether memory helps, whether the first model helps beside it, and whether each further model finds more than
-  the one before it; so name the encoder before training first.
+- the subjects of a repository's newest commits, which should find the functions that these commits changed, in the
+  tree before them (--history). This compares words, words with the memory of earlier commits, and each model with
+  both. It reports whether memory helps, whether the first model adds to it, and whether each further model finds more
+  than the model before it, so list the encoder before training first.
 
 soft-trainer evaluate-search --queries queries.jsonl.gz --trees DIR
 soft-trainer evaluate-search --folder DIR
@@ -52,8 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--language", help="language of the functions in --history (default: the most common one)")
     add(
         "--model",
-        help="folder or Hub name of an encoder; for --history several, comma-separated, that before training first "
-        "(default: only words)",
+        help="folder or Hub name of an encoder; --history accepts several, comma-separated, the one before training "
+        "first (default: search only by words)",
     )
     add(
         "--external",
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--truncate_dim", type=int, metavar="N", help="keep the first N dimensions of each embedding")
     add("--index_dir", metavar="DIR", help="folder for the indexes (default: a temporary one)")
     add("--max_queries", type=int, help=f"maximum number of queries from --folder (default: {_MAX_QUERIES})")
-    add("--output", metavar="FILE", help="write what was found for each query as JSON lines")
+    add("--output", metavar="FILE", help="write the results of each query to this file, as JSON lines")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -174,10 +174,10 @@ def _answers(verdict: Verdict) -> list[str]:
     before = ""
     for model in verdict.models:
         if before:
-            question = f"Does {safe(model)} find more than {safe(before)}, which was named before it"
+            question = f"Does {safe(model)} find more than {safe(before)}, the model before it"
             steps.append((question, with_memory(model), with_memory(before)))
         else:
-            steps.append((f"Does {safe(model)} help beside words and memory", with_memory(model), MEMORY))
+            steps.append((f"Does {safe(model)} add to words and memory", with_memory(model), MEMORY))
         before = model
     lines = []
     for question, name, other in steps:
@@ -191,5 +191,5 @@ def _answers(verdict: Verdict) -> list[str]:
             answer = "it makes no difference"
         lines.append(f"{question}? {answer[0].upper()}{answer[1:]}: MRR of functions {text}.")
     if len(verdict.models) == 1:
-        lines.append("To see what training adds, put the encoder before training first: --model BEFORE,TRAINED.")
+        lines.append("To see what training adds, list the encoder before training first: --model BEFORE,TRAINED.")
     return lines

@@ -1,4 +1,4 @@
-"""Export an encoder to ONNX, which searches and other programs run without torch.
+"""Export an encoder to ONNX, so that searches and other programs can run it without torch.
 
 soft-trainer export DIR --onnx
 soft-trainer export DIR --onnx --int8
@@ -6,7 +6,7 @@ soft-trainer export USER/NAME --onnx --output_dir DIR
 
 It writes DIR/onnx/model.onnx, and with --int8 a smaller and faster model with weights of 8-bit integers.
 `SentenceTransformer(DIR, backend="onnx")` and `load_encoder(DIR, backend="onnx")` load them. An index exports its
-encoder itself.
+encoder automatically.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="DIR", help="the encoder's folder, or with --output_dir a name on the Hub")
     parser.add_argument("--onnx", action="store_true", help="export to ONNX, the only format so far")
     parser.add_argument("--int8", action="store_true", help="also write weights of 8-bit integers")
-    parser.add_argument("--output_dir", help="folder in which to write onnx/ (default: the encoder's own)")
+    parser.add_argument("--output_dir", help="folder for the subfolder onnx/ (default: the encoder's folder)")
 
 
 def run(arguments: argparse.Namespace) -> None:

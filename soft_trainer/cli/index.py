@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int | None:
     counts = index.statistics()
     reasons = ", ".join(f"{reason}: {count:,}" for reason, count in counts["skipped"].items())
     if not counts["files"]:
-        print_on_main(f"error: {arguments.folder}: no file with text in it{reasons and f'; skipped: {reasons}'}")
+        print_on_main(f"error: {arguments.folder}: contains no file with text{reasons and f'; skipped: {reasons}'}")
         return 1
     size = f"{counts['bytes'] / 2**20:,.1f} MiB in {index.index_dir}"
     lines = [f"{counts['files']:,} files in {counts['chunks']:,} chunks, {size}"]
@@ -105,14 +105,14 @@ def run(arguments: argparse.Namespace) -> int | None:
 def _memory(commits: dict) -> str:
     """Returns a line with the number of commits that were read and the weight of their votes."""
     weight, queries, mrr = (commits["measured"][name] for name in ("weight", "queries", "mrr"))
-    text = f"{commits['read']:,} commits read, {commits['kept']:,} of them name what they changed"
+    text = f"{commits['read']:,} commits read, {commits['kept']:,} of them can vote for functions"
     if not mrr:  # see MIN_QUERIES
-        return f"{text}: too few to weigh, so they change no search"
+        return f"{text}: too few to choose a weight, so no search uses them"
     return f"{text}: weight {weight:g}, MRR {mrr['0.0']:.3f} -> {mrr[str(weight)]:.3f} on the newest {queries}"
 
 
 def _stopped(arguments: argparse.Namespace) -> str:
-    """Describes what an interrupted run left in the index, with the command that continues it."""
+    """Describes the state in which an interrupted run left the index, with the command that continues it."""
     # Imported here, so that --help stays fast.
     from soft_trainer.errors import UserError
     from soft_trainer.search import CodeIndex

@@ -128,7 +128,7 @@ def _opened(arguments: argparse.Namespace, words_only: bool = False) -> Search:
     """Opens the indexes. A folder that is searched for the first time is indexed.
 
     Args:
-        words_only: whether to leave embeddings and commits to a server, which makes them in the background.
+        words_only: whether to leave embeddings and commits to a server, which computes them in the background.
     """
     # Imported here so that --help stays fast.
     from soft_trainer.search.code_index import CodeIndex, open_for

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--config", required=True, metavar="STUDY", help="a YAML file, or the name of a recipe")
     add("--dry_run", action="store_true", help="print the plan without running anything")
     add("--only", metavar="NAME,...", help="start only the runs with these names")
-    add("--set", action="extend", nargs="+", default=[], metavar="OPTION=VALUE", help="an option of every run")
+    add("--set", action="extend", nargs="+", default=[], metavar="OPTION=VALUE", help="set an option of every run")
     add("--output_dir", help="parent folder of the runs' output folders")
     add("--redo", action="store_true", help="delete and repeat runs whose options or rows changed")
 

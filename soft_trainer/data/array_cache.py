@@ -78,7 +78,7 @@ def store_arrays(folder: str | Path, key: str, arrays: Mapping[str, np.ndarray])
         return True
     except OSError as error:
         reason = error.strerror or error  # NumPy's error for a full disk has no error number
-        logger.warning(f"cannot write to {folder} ({reason}): the next run computes it again")
+        logger.warning(f"cannot write to {folder} ({reason}): the next run computes these arrays again")
         return False
 
 

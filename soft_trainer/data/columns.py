@@ -1,4 +1,4 @@
-"""Finds the query, the code and the id in rows with any column names, and gives them CodeSearchNet's names."""
+"""Finds the query, the code and the id in rows with any column names, and renames them to CodeSearchNet's columns."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def renamed(data: dict[str, Dataset], columns: Mapping[str, Sequence[str]], sour
 def source_names(
     data: Mapping[str, Dataset], names: ColumnNames, columns: Mapping[str, Sequence[str]]
 ) -> dict[str, str]:
-    """Returns the columns that get another name, each with the name that it has in the source."""
+    """Returns the renamed columns, each with its name in the source."""
     found = {}
     for side, targets in COLUMNS_OF.items():
         if columns[side] == targets:
@@ -112,7 +112,7 @@ def with_ids(
 
     Args:
         columns: the columns that each side's text may come from.
-        id_column: the column with the ids, if the user named one.
+        id_column: the column with the ids, if the user gave one.
         places: where the rows of each split come from, for messages.
 
     Raises:
@@ -131,7 +131,7 @@ def with_ids(
     for split, rows in kept.items():
         if id_column not in rows.column_names:
             raise UserError(
-                f"{places[split]}: id_column={id_column}: no such column; there are {', '.join(rows.column_names)}"
+                f"{places[split]}: id_column={id_column}: no such column; the rows have {', '.join(rows.column_names)}"
             )
         ids = pd.Series(rows[id_column][:], dtype=object)
         blank = np.flatnonzero(ids.isna() | (ids.astype(str).str.strip() == ""))
@@ -146,7 +146,7 @@ def with_ids(
 def _check_one_code(
     data: Mapping[str, Dataset], columns: Sequence[str], id_column: str, places: Mapping[str, str]
 ) -> None:
-    """Raises UserError if one id has different codes. The message gives both places."""
+    """Raises UserError if one id has different codes. The message gives both rows."""
     first: dict[str, tuple[str, str]] = {}
     for split, rows in data.items():
         if not columns_in(rows, columns):

@@ -1,4 +1,4 @@
-"""Divides a split into train, valid and test, and keeps what is held out away from training."""
+"""Divides a split into train, valid and test, and keeps held-out rows out of training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.mining.packages import assign_splits
 from soft_trainer.terminal import print_on_main, table
 
-PARTITION = "partition"  # the column of CodeSearchNet that names a row's split
+PARTITION = "partition"  # CodeSearchNet's column with the split of a row
 REPOSITORIES = ("repo", "repository", "repository_name", "repo_name")  # recognised columns with a row's repository
 # The columns that identify a row's query, code and id. Rows are equal if they agree in one of them.
 COMPARED = ("docstring", "docstring_tokens", "code", "code_tokens", "url")
@@ -28,8 +28,8 @@ BLANK = text_ids([""])[0]
 def divided(split: Split, random: bool = True) -> dict[str, Split]:
     """Divides pairs into train, valid and test, and prints the size of each.
 
-    The column `partition` decides if it names at least two splits. Otherwise, about 80 % become train, 10 % valid and
-    10 % test. Repositories stay together. If there are fewer than three, rows with the same id, query or code stay
+    The column `partition` decides if it contains at least two splits. Otherwise, about 80 % become train, 10 % valid
+    and 10 % test. Repositories stay together. If there are fewer than three, rows with the same id, query or code stay
     together. Rows that then equal a row of valid or test are dropped from train.
 
     Args:
@@ -61,7 +61,7 @@ def divided(split: Split, random: bool = True) -> dict[str, Split]:
 
 
 def _divided_at_random(rows: Dataset) -> tuple[np.ndarray, str]:
-    """Returns the name of each row's split or, if the row is dropped, None, and how the rows were divided."""
+    """Returns each row's split, or None for a dropped row, and a description of how the rows were divided."""
     hashes = row_hashes(rows)
     groups = []
     for column in columns_in(rows, REPOSITORIES)[:1]:
@@ -81,7 +81,7 @@ def _divided_at_random(rows: Dataset) -> tuple[np.ndarray, str]:
 
 
 def held_out(split: Split, parts: Mapping[str, np.ndarray]) -> dict[str, Split]:
-    """Makes evaluation splits of pairs, which share a corpus: the codes of all of them, with each id once.
+    """Makes evaluation splits from pairs. The splits share a corpus: the codes of all pairs, with each id once.
 
     Args:
         parts: the numbers of each part's pairs.
@@ -98,7 +98,7 @@ def held_out(split: Split, parts: Mapping[str, np.ndarray]) -> dict[str, Split]:
 
 
 def row_hashes(rows: Dataset) -> dict[str, np.ndarray]:
-    """Returns hashes of the columns in `COMPARED`, uint64[rows] each. Differences in white space do not count."""
+    """Returns hashes of the columns in `COMPARED`, uint64[rows] each. Differences in white space are ignored."""
     hashes = {}
     for name in columns_in(rows, COMPARED):
         hashes[name] = text_ids(" ".join(text.split()) for text in column_texts(rows, name))

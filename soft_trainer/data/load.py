@@ -54,7 +54,7 @@ def load_rows(
     """Loads train, valid and test, as far as they exist, each with its corpus and judgments.
 
     The column names in `PAIRS` are recognised. If there are only training rows, they are divided: by the column
-    `partition` if it names at least two splits, else by repository, or at random if fewer than three are known.
+    `partition` if it contains at least two splits, else by repository, or at random if fewer than three are known.
     Training rows whose id, query or code is also in valid or test are dropped. In rows with CodeSearchNet's columns,
     `url` is the code's id. In others, the text of the code is. The corpus of valid and test is `codebase`, or, if that
     is missing, the codes in both. Columns get CodeSearchNet's names; `repr(split)` lists both.
@@ -64,12 +64,12 @@ def load_rows(
             layout of BEIR, CoSQA or CoSQA+, a name on the Hub, a data frame, a list of dicts, or a `Dataset`. A dict
             has either the splits, or several such sources by name.
         query_column, code_column: the names of these columns, if they are not recognised.
-        id_column: the column with the code's id, if it is another one.
+        id_column: the column with the code's id. By default, see above.
         codebase: the corpus, as a data frame, a list of dicts or a `Dataset`, if the source has none.
         language: the configuration of a data set on the Hub, such as "ruby" of CodeSearchNet.
         revision: the branch, tag or commit of a data set on the Hub.
-        needed: the splits that are used. Rows without a split are divided if train is not all that is needed. If train
-            is not needed, it is skipped unless there is nothing else.
+        needed: the splits that the caller uses. Rows without a split are divided unless only train is needed. If train
+            is not needed, it is skipped unless there is no other split.
         check: whether to raise an error for rows without a text or without a relevant code.
         divide: whether to divide rows without a split. Otherwise, they are train, or test if train is not needed.
 
@@ -77,7 +77,8 @@ def load_rows(
         The splits. With several sources, `train` joins them, and the others are called `valid-NAME` and `test-NAME`.
 
     Raises:
-        UserError: the rows cannot be read, a column is missing or not text, or a row (see the message) has no text.
+        UserError: the rows cannot be read, a column is missing or not text, or a row has no text. The message gives
+            the row.
     """
     names = ColumnNames(query_column, code_column, id_column)
     options = {"needed": needed, "check": check, "divide": divide}
@@ -248,7 +249,7 @@ def _common_columns(rows: Dataset, side: str, profile: EncoderProfile) -> Datase
 def training_split(
     rows, name: str = "train_dataset", names: ColumnNames = ANY_COLUMNS, profile: EncoderProfile | None = None
 ) -> Split | None:
-    """Makes a split of the pairs that a trainer gets. A dict has several sources. A `Split` is returned unchanged.
+    """Makes a split from a trainer's training pairs. A dict contains several sources. A `Split` is returned unchanged.
 
     Raises:
         UserError: the rows have another type, or `make_splits` refuses them.
@@ -257,7 +258,7 @@ def training_split(
         return rows
     if isinstance(rows, Mapping):
         if not rows:
-            raise UserError(f"{name}: the dict has no data set")
+            raise UserError(f"{name}: the dict contains no data set")
         if "train" in rows and len(SPLIT_NAMES.keys() & rows.keys()) > 1:
             raise UserError(
                 f"{name}: the dict has the splits {', '.join(rows)}: pass the one to train on, as in rows['train']"
@@ -270,7 +271,7 @@ def training_split(
 def evaluation_splits(
     sets, codebase=None, name: str = "eval_dataset", names: ColumnNames = ANY_COLUMNS
 ) -> Split | dict[str, Split] | None:
-    """Makes splits of the queries and the corpus that a trainer gets.
+    """Makes splits from a trainer's queries and corpus.
 
     Args:
         sets: rows with a query and the `url` of its code, or with a query and a code; a `Split`, which has a corpus;
@@ -287,7 +288,7 @@ def evaluation_splits(
         return None
     if isinstance(sets, Mapping):
         if not sets:
-            raise UserError(f"{name}: the dict has no data set")
+            raise UserError(f"{name}: the dict contains no data set")
         if isinstance(codebase, Mapping):
             if missing := [key for key in sets if key not in codebase and not isinstance(sets[key], Split)]:
                 raise UserError(f"codebase: no corpus for {missing[0]!r}, only for {', '.join(map(repr, codebase))}")
@@ -331,5 +332,5 @@ def as_rows(rows, name: str) -> Dataset:
         return Dataset.from_list([dict.fromkeys(columns) | row for row in rows])
     raise UserError(
         f"{name}: expected a datasets.Dataset, a data frame or a list of dicts, not {type(rows).__name__}; "
-        "estimators and masks know a row by its number, so rows of a stream must be collected first"
+        "estimators and masks identify a row by its number, so collect the rows of a stream first"
     )

@@ -1,4 +1,4 @@
-"""Reads the codes that rows name in a column `negatives`: codes that do not answer the row's query."""
+"""Reads the column `negatives`, which lists codes that do not answer the row's query."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ URL = re.compile(r"code:[0-9a-f]{32}$|https?://\S+$")  # an id, which cannot be 
 
 
 def with_negatives(rows: Dataset, corpus: Dataset, urls: np.ndarray) -> tuple[Dataset, np.ndarray]:
-    """Adds codes that occur only in `negatives` to the corpus. Returns the corpus and the wrong pairs, int64[P, 2].
+    """Adds codes that occur only in `negatives` to the corpus. Returns the corpus and the negative pairs, int64[P, 2].
 
     Args:
         urls: object[rows], the id of each row's code, or None.

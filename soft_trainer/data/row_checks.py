@@ -25,13 +25,13 @@ def check_split(
     """Checks that a split can be used for training or evaluation: its texts, languages, ids and relevant codes.
 
     Args:
-        name: what to call the split in messages. "train" needs no relevant codes beside its pairs.
-        profile: the encoder that reads the rows. If None, a text in any column of a side will do.
+        name: what to call the split in messages. "train" needs no relevant codes besides its pairs.
+        profile: the encoder that reads the rows. If None, a text in any column of a side suffices.
         files: where the queries ("query") and codes ("code") come from, for messages.
 
     Raises:
         UserError: the split is empty, a column is missing, rows have no text, or a query has no relevant code. The
-            message has the place and the numbers of these rows.
+            message gives the file and the numbers of these rows.
     """
     places = {"query": name, "code": "train" if name == "train" else "codebase"} | (files or {})
     for side, rows in (("query", split.queries), ("code", split.corpus)):
@@ -86,8 +86,8 @@ def _check_relevant(split: Split, places: Mapping[str, str]) -> None:
         raise UserError(f"{places['query']}, {_listed(missing)}: {reason}")
     if counts.sum() > MOST_RELEVANT * (len(split.queries) + len(split.corpus)):
         raise UserError(
-            f"{places['query']}, row {counts.argmax() + 1} has the id of {counts.max():,} codes, and so have most: "
-            "give each code an id that no other code has"
+            f"{places['query']}, row {counts.argmax() + 1} has the id of {counts.max():,} codes, as most rows do: "
+            "give each code a unique id"
         )
 
 
@@ -95,7 +95,7 @@ def drop_unusable_rows(split: Split, name: str, profile: EncoderProfile) -> tupl
     """Drops queries and codes without a text, and queries whose codes were all dropped.
 
     Returns:
-        The split, and its number of training pairs or queries with the number of dropped ones.
+        The split, and two counts of training pairs or queries: how many there were, and how many were dropped.
 
     Raises:
         UserError: the split lacks a column.

@@ -29,7 +29,7 @@ CODE_COLUMNS = ("original_string", "code", "code_tokens")
 
 @dataclass(frozen=True)
 class EqualIds:
-    """Judgments by equal ids: a code answers the queries with its id. Memory grows with the number of rows.
+    """Judgments by equal ids: a code answers the queries that have its id. Memory grows with the number of rows.
 
     Args:
         queries (`int32[Q]`), codes (`int32[C]`): the number of each row's id. Equal ids have equal numbers.
@@ -74,12 +74,13 @@ class Judgments:
     """The codes that do and do not answer each query, for Q queries and C codes.
 
     Args:
-        relevant (`csr[Q, C]` or `EqualIds`): the grade of each code that answers a query. Grades are above 0, and 1 if
-            nobody graded. `EqualIds` become a matrix only when `relevant` is read, because one id may have many rows.
+        relevant (`csr[Q, C]` or `EqualIds`): the grade of each code that answers a query. Grades are above 0, or 1 if
+            there are no grades. `EqualIds` become a matrix only when `relevant` is read, because one id may have many
+            rows.
         negatives (`csr[Q, C]`, *optional*): codes known not to answer a query, with the score of the pair or NaN.
         examples (`int64[P, 2]`, *optional*): the (query, code) pairs to train on. By default, all relevant pairs.
         gain: how nDCG computes the gain of a grade g. "linear" is g, as in trec_eval. "exponential" is 2^g - 1, as in
-            the CodeSearchNet challenge. None means that nobody graded.
+            the CodeSearchNet challenge. None means that there are no grades.
     """
 
     def __init__(
@@ -166,7 +167,7 @@ class Split:
         judgments: the codes that answer each query.
         sources: the number of queries, codes and pairs of each source, keyed by name and in the order of the rows.
             Empty if there is only one source.
-        called: the names that columns have in the source, keyed by their names here. Columns without another name are
+        called: the names that columns have in the source, keyed by their names here. Columns that were not renamed are
             not listed.
     """
 
@@ -204,8 +205,8 @@ class Split:
         """Makes a split from rows that each have one query and one code.
 
         Rows with the same `url` are versions of one code, so each of their codes answers all of their queries. The
-        codes in a column `negatives` answer no query of their row. Those that occur in no row are added to the end of
-        the corpus.
+        codes in a column `negatives` do not answer the row's query. Negatives that are not the code of any row are
+        added to the end of the corpus.
 
         Raises:
             UserError: `negatives` has a value that is neither a code's text nor its url.
@@ -259,7 +260,7 @@ class Split:
     def joined(cls, parts: Mapping[str, Split]) -> Split:
         """Joins the splits of several sources, which have the same columns. Ids of different sources differ.
 
-        Equal texts are still found by `RelevantCodes`, from whatever source they are.
+        `RelevantCodes` still finds equal texts across sources.
         """
         judged = [part.judgments for part in parts.values()]
         if all(isinstance(each.stored, EqualIds) for each in judged):
@@ -393,14 +394,14 @@ class RelevantCodes:
         return [self.of_texts, self.ids_of_texts, self.query_texts, self.code_texts]
 
     def restricted(self, codes: np.ndarray) -> RelevantCodes:
-        """Returns the answers among some of the codes, renumbered in the given order."""
+        """Returns a copy with only some of the codes, renumbered in the given order."""
         part = copy.copy(self)
         part.code_texts = self.code_texts[codes]
         vars(part).pop("_order", None)
         return part
 
     def contain(self, queries: np.ndarray, codes: np.ndarray) -> np.ndarray:
-        """Returns True where a code answers the query in the same row.
+        """Returns True where a code answers the query of its row.
 
         Args:
             queries: int64[B].
@@ -418,7 +419,7 @@ class RelevantCodes:
         return np.asarray(found).reshape(codes.shape) > 0
 
     def among(self, queries: np.ndarray, codes: np.ndarray) -> Tensor:
-        """Returns True where one of the N codes answers one of the B queries, BoolTensor[B, N]."""
+        """Returns which of the N codes answer each of the B queries, BoolTensor[B, N]."""
         texts = self.code_texts[codes]
         if self.ids_of_texts is not None:
             shared = self.of_texts[self.query_texts[queries]] @ self.ids_of_texts[texts].T
@@ -474,7 +475,7 @@ def _marks(pairs: np.ndarray, shape: tuple[int, int]) -> sparse.csr_matrix:
 
 
 def _numbered(ids: np.ndarray) -> np.ndarray:
-    """Numbers ids, int32[n]. Equal ids have equal numbers, and each missing id has a number that no other has."""
+    """Numbers ids, int32[n]. Equal ids have equal numbers, and each missing id gets a unique number."""
     numbers, known = pd.factorize(ids)
     missing = numbers < 0
     numbers[missing] = len(known) + np.arange(missing.sum())

@@ -61,7 +61,7 @@ def statistics_table(statistics: dict[str, dict], paper_language: str | None = N
     """Formats `data_statistics` as a Markdown table, with the paper's row counts if `paper_language` is given.
 
     Args:
-        complete: whether these are all splits, so that the table names the missing ones.
+        complete: True if `statistics` covers all splits, so that the table lists missing ones.
     """
     paper = {}
     if paper_language is not None:

@@ -1,4 +1,4 @@
-"""Distils encoders into static ones, which train in a minute on a laptop and search as fast as words."""
+"""Distils encoders into static ones, which train in a minute on a laptop and search as fast as a search by words."""
 
 from __future__ import annotations
 

@@ -300,7 +300,7 @@ class Encoder:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the weights, as they are when it is first read, the tokenizer and the profile."""
+        """A hash of the tokenizer, the profile and the weights at the time of the first read."""
         return encoder_fingerprint(self.model, self.tokenizer, self.profile)
 
     @cached_property

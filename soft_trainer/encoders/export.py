@@ -34,7 +34,7 @@ def export_encoder(
     is full or writing is interrupted, the earlier files stay unchanged.
 
     Args:
-        state_dict: the weights to save instead of the model's own. Sharded training has gathered them.
+        state_dict: the weights to save instead of the model's, as gathered by sharded training.
         merge: whether to merge the adapter into the model.
 
     Returns:

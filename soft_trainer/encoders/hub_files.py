@@ -30,7 +30,7 @@ from soft_trainer.files import ADAPTER_CONFIG, read_json
 from soft_trainer.terminal import similar
 
 CONFIG = "config.json"
-HUB_SECONDS = 5.0  # that the Hub may take to answer the first request
+HUB_SECONDS = 5.0  # the time limit for the Hub's first answer
 ASKED_AGAIN = 60.0  # seconds after which the Hub is asked again whether it answers
 
 logger = logging.getLogger(__name__)
@@ -55,9 +55,9 @@ def published_name(name_or_path: str | Path) -> str:
 
 
 def public_name(name_or_path: str | Path, on_hub: bool = True) -> str:
-    """Returns a name on the Hub unchanged and, of any local path, only the last part, so that records tell no paths.
+    """Returns a Hub name unchanged, but only the last part of a local path, so that records reveal no paths.
 
-    Call it where a run is made: elsewhere, a relative path cannot be told from a name on the Hub.
+    Call it in the run's working folder: in any other folder, a relative path looks like a name on the Hub.
 
     Args:
         on_hub: whether the name can be one on the Hub.
@@ -128,7 +128,7 @@ def repository_file(
 
 @contextmanager
 def hub_or_cache() -> Iterator[None]:
-    """Lets the body read from the cache alone if the Hub gives no answer, as with HF_HUB_OFFLINE=1.
+    """Lets the body read only from the cache if the Hub does not answer, as with HF_HUB_OFFLINE=1.
 
     Otherwise, the client would ask for every file six times in 23 seconds.
     """
@@ -180,7 +180,7 @@ def saved_adapter(name_or_path: str | Path, revision: str | None = None) -> tupl
     """Returns an adapter's base and the base's revision, or None if the folder or repository has a whole model.
 
     Raises:
-        UserError: the adapter does not name its base.
+        UserError: the adapter's configuration lacks the name of its base.
     """
     name_or_path = located(name_or_path)
     path = repository_file(name_or_path, ADAPTER_CONFIG, revision, expected=False)

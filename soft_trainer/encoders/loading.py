@@ -245,11 +245,11 @@ def check_model(model: PreTrainedModel, profile: EncoderProfile) -> None:
 
 
 def profile_warnings(model: torch.nn.Module, profile: EncoderProfile) -> list[str]:
-    """Returns warnings about settings that probably do not do what the user expects with this model."""
+    """Returns warnings about settings that probably do not work as expected with this model."""
     warnings = []
     if profile.pooling == "cls" and any(getattr(module, "is_causal", False) for module in model.modules()):
         warnings.append(
-            f"warning: pooling=cls: {type(model).__name__} is a decoder, whose first token sees no other, so all "
+            f"warning: pooling=cls: {type(model).__name__} is a decoder, so its first token sees no other, and all "
             f"texts with the same first token have the same embedding; use pooling=last_token"
         )
     if not profile.include_prompt and profile.pooling == "last_token":

@@ -186,7 +186,7 @@ def open_exported(folder: Path, truncate_dim: int | None = None) -> OnnxEncoder:
     """Opens the export in an encoder's folder. Weights of 8-bit integers are preferred to float32.
 
     Raises:
-        UserError: the folder has no export, or one of other files than it has now, or the extra `onnx` is missing.
+        UserError: the folder has no export, its files have changed since the export, or the extra `onnx` is missing.
     """
     export = folder / FOLDER
     remedy = f"`soft-trainer export {folder} --onnx` writes it"

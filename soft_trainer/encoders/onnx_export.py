@@ -55,8 +55,8 @@ def export_onnx(model: str | Path, output_dir: str | Path | None = None, int8: b
         The models.
 
     Raises:
-        UserError: the extra `onnx` is missing, the encoder is static, reads data flow or has no fast tokenizer, its
-            exported embeddings differ from its own, or the folder has another encoder or cannot be written to.
+        UserError: the extra `onnx` is missing, the encoder is static, reads data flow or has no fast tokenizer, the
+            exported model's embeddings differ, or the folder has another encoder or cannot be written to.
     """
     folder = Path(output_dir or model)
     if output_dir is None and not folder.is_dir():
@@ -81,7 +81,7 @@ def export_onnx(model: str | Path, output_dir: str | Path | None = None, int8: b
 
 
 def check_exportable(encoder: Encoder, name: str) -> None:
-    """Raises UserError if an encoder cannot be exported. The message says why."""
+    """Raises UserError if an encoder cannot be exported. The message gives the reason."""
     if not has_onnxruntime():
         raise UserError(NEEDS_EXTRA)
     if is_static(encoder.model.config):
@@ -96,7 +96,7 @@ def write_onnx(encoder: Encoder, source: Path, folder: Path, int8: bool) -> list
     """Writes an export to a folder, and compares its embeddings with the encoder's. Returns the files.
 
     Args:
-        source: the folder of the encoder's files, which the export lists as what it was made from.
+        source: the folder of the encoder's files. The export lists them as its sources.
 
     Raises:
         UserError: the model cannot be exported, or the embeddings differ by more than `TOLERANCE`.
@@ -154,7 +154,7 @@ def _settings(encoder: Encoder) -> dict[str, object]:
 
 
 def quantize(path: Path, target: Path) -> None:
-    """Writes a model with weights of 8-bit integers, and activations quantised as they come."""
+    """Writes a model with weights of 8-bit integers. Activations are quantised at run time."""
     from onnxruntime.quantization import QuantType, quantize_dynamic  # an optional dependency
 
     logger = logging.getLogger()
@@ -170,7 +170,7 @@ def quantize(path: Path, target: Path) -> None:
 
 
 def check_embeddings(encoder: Encoder, folder: Path) -> None:
-    """Raises UserError if an export's embeddings of `PROBES` differ from the encoder's own."""
+    """Raises UserError if an export's embeddings of `PROBES` differ from the encoder's."""
     exported = OnnxEncoder(folder)
     for side in ("query", "code"):
         expected = encoder.encode(PROBES, side)

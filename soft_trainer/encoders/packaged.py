@@ -28,7 +28,7 @@ SCALES = "scales"
 
 
 def located(name_or_path: str | Path) -> str | Path:
-    """Returns the folder of `base`, and any other name or path unchanged. A folder called `base` is `./base`.
+    """Returns the folder of `base`, and any other name or path unchanged. For a folder called `base`, write `./base`.
 
     Raises:
         UserError: the user's cache cannot be written to.

@@ -118,7 +118,7 @@ def distilled(
 
     available = encoder.model.config.hidden_size
     if not 1 <= dimensions <= available:
-        raise UserError(f"dimensions={dimensions}: must be from 1 to {available}, the encoder's own")
+        raise UserError(f"dimensions={dimensions}: must be from 1 to {available}, the encoder's number")
     least = len(SPECIAL) + len(CHARACTERS)
     if vocabulary_size < least:
         raise UserError(f"vocabulary_size={vocabulary_size}: must be at least {least}")

@@ -94,7 +94,7 @@ class StaticEncoder:
         return normalized(sums.reshape(len(texts), -1)[:, : self.dimensions])
 
     def _sums_of_words(self, texts: list[str]) -> np.ndarray:
-        """Sums the vectors of each text. Those of a word are added up only once for all texts."""
+        """Sums the vectors of each text. The vectors of a word are summed only once for all texts."""
         words = [self._words(text) for text in texts]
         distinct = set(chain.from_iterable(words))
         self._learn(distinct)

@@ -1,7 +1,7 @@
-"""Opens an encoder of texts in the lightest way that gives its embeddings: static, by ONNX Runtime, or by torch.
+"""Opens an encoder with the lightest runtime that gives its embeddings: static, ONNX Runtime or torch.
 
-A static encoder and one on ONNX Runtime import neither torch nor transformers. The export to ONNX imports torch. It is
-made once for each encoder and kept in the user's cache, by the content of the encoder's files.
+Static encoders and ONNX Runtime import neither torch nor transformers. The export to ONNX imports torch. It is made
+once for each encoder and kept in the user's cache under a hash of the encoder's files.
 """
 
 from __future__ import annotations

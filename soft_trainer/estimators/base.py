@@ -1,4 +1,4 @@
-"""The base class of estimators. An estimator is a frozen function of training rows."""
+"""Defines the base class of estimators. An estimator is a frozen function of training rows."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ class NeighbourEstimator(Estimator):
     ) -> Neighbours:
         """Finds the k codes most similar to each query, as `nearest_rows` does.
 
-        Every process calls this method after `fit`. The package's own estimators compute the neighbours on the main
-        process only (`cached_neighbours`) and share the result. A user's own implementation runs on every process.
+        Every process calls this method after `fit`. The package's estimators compute the neighbours on the main
+        process only (`cached_neighbours`) and share the result. A user's implementation runs on every process.
 
         Args:
             k: the number of neighbours of each query.

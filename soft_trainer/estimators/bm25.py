@@ -1,4 +1,4 @@
-"""The BM25 estimator, and the BM25 formula on sparse matrices of term counts, which lexical search shares.
+"""Implements the BM25 estimator, and BM25 on sparse matrices of term counts, which lexical search shares.
 
 rank_bm25 and bm25s are not used because they would have to build an index in every step: the statistics change with
 each batch. For 256 queries, they take 83 and 12 times as long (`benchmarks/bm25.py`).

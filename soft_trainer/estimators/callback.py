@@ -19,7 +19,7 @@ class EstimatorCallback(TrainerCallback):
     """A callback that fits the estimator of the weights before training, and logs statistics of the weights.
 
     `SoftInfoNCETrainer` finds it among its callbacks and calls `fit`. A subclass may fit the estimator again later, in
-    any event of a callback. Data-loader workers (`Estimator.in_workers`) see the change from the next epoch on.
+    any callback event. Data-loader workers (`Estimator.in_workers`) see the change from the next epoch on.
 
     Args:
         estimator: an object with `fit(split)` and `similarity(query_rows, code_rows)`.

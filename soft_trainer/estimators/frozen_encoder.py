@@ -1,4 +1,4 @@
-"""Estimators that encode every row once with a frozen encoder: SimCSE, a trained model, or the initial encoder."""
+"""Defines estimators that encode every row once with a frozen encoder: SimCSE, trained model, initial encoder."""
 
 from __future__ import annotations
 

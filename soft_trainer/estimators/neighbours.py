@@ -45,7 +45,7 @@ MODULES = (
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The k codes most similar to each of n queries, other than the query's positive.
+    """The k codes most similar to each of n queries, without the query's positive.
 
     Args:
         rows (`int64[n, k]`): the rows of these codes, nearest first, padded with -1.
@@ -74,7 +74,7 @@ class Excluded:
 
     Args:
         own (`int64[n]`): each query's positive.
-        answers: finds other relevant codes, which are excluded too. If None, there are none.
+        answers: finds other relevant codes, which are excluded too. If None, only the positive is excluded.
     """
 
     own: np.ndarray
@@ -105,7 +105,7 @@ class Excluded:
         return own_scores
 
     def contain(self, queries: np.ndarray, codes: np.ndarray) -> np.ndarray:
-        """Returns a mask, bool[B, K], that is True where a code, int64[B, K], is excluded for the query in its row."""
+        """Returns which of the codes, int64[B, K], are excluded for the query of their row, bool[B, K]."""
         found = codes == self.own[queries][:, None]
         if self.answers is None:
             return found

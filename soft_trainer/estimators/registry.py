@@ -34,7 +34,8 @@ def make_estimator(
 
     Args:
         model: the folder or Hub name of the estimator's encoder. Only the estimators in `DEFAULT_MODELS` take one.
-        cache_dir: the folder for what the estimator computes. By default, the common one; "none" keeps nothing.
+        cache_dir: the folder for what the estimator computes. By default, the package's cache folder; "none" caches
+            nothing.
         trust_remote_code: run the code that comes with the encoder.
         bm25: keyword arguments for `BM25Estimator`.
 
@@ -51,7 +52,7 @@ def make_estimator(
     else:
         estimator = _known(name, model, cache_dir, trust_remote_code, bm25)
     if model and name not in DEFAULT_MODELS:
-        print_on_main(f"warning: estimator_model={model} has no effect: estimator={name} takes none")
+        print_on_main(f"warning: estimator_model={model} has no effect: estimator={name} takes no model")
     return estimator
 
 

@@ -113,7 +113,7 @@ def _compare_some(rare, postings, queries, documents, rows, k, excluded, progres
             values = documents[columns] @ query
             best = np.arange(len(values))
             if len(values) > k:
-                best = np.flatnonzero(values >= np.partition(values, -k)[-k])  # with all that score like the last
+                best = np.flatnonzero(values >= np.partition(values, -k)[-k])  # with all ties of the last
             best = best[np.lexsort((columns[best], -values[best]))][:k]
             near[place, : len(best)] = columns[best]
             scores[place, : len(best)] = values[best]

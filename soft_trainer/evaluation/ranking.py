@@ -126,7 +126,7 @@ def retrieval_metrics(ranks: Tensor, pool_size: int, max_rank: int | None = None
     Args:
         ranks (`LongTensor[Q]`): the ranks, starting at 1.
         pool_size (`int`): the number of codes in the corpus.
-        max_rank (`int`, *optional*): the reciprocal of a larger rank is 0. The published scripts use 1000.
+        max_rank (`int`, *optional*): larger ranks contribute 0 to the MRR. The published scripts use 1000.
 
     Returns:
         `dict`: `mrr`, `recall@1`, `recall@5`, `recall@10`, `pool_size`, `queries`.

@@ -59,7 +59,8 @@ def save_ranks(
     Args:
         query_columns, code_columns: the columns that may contain the texts. The first one that exists is used.
         by_query: other measures of each query, float64[Q] each.
-        encoder: the folder of the encoder that ranked, if there is one. Its fingerprint is kept with the ranks.
+        encoder: the folder of the encoder that produced the ranks, if there is one. Its fingerprint is stored with the
+            ranks.
     """
     urls = np.array(split.corpus["url"][:], dtype=object)
     query = text_column(split.queries, query_columns, "query")
@@ -126,10 +127,11 @@ class RankedQueries:
         self.encoder: bytes | None = rows.schema.metadata.get(b"encoder")  # the fingerprint of the encoder's files
 
     def check_encoder(self) -> None:
-        """Checks that the encoder has not changed since it made these ranks. An encoder that is gone has not changed.
+        """Checks that the encoder has not changed since it made these ranks. A missing encoder counts as unchanged.
 
         Raises:
-            UserError: the encoder next to the ranks has changed. For one in another folder, a warning is printed.
+            UserError: the encoder next to the ranks has changed. If it is in another folder, only a warning is
+                printed.
         """
         folder = os.path.normpath(self.path.parent / self.rows.schema.metadata.get(b"encoder_folder", b".").decode())
         now = encoder_files_fingerprint(folder)

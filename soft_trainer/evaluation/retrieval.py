@@ -26,7 +26,7 @@ class RetrievalOutput:
     """The output of `SoftInfoNCETrainer.predict`.
 
     Args:
-        ranking: the rank of each query's positive. If several codes are right, this is the best of their ranks.
+        ranking: the rank of each query's positive. If several codes are relevant, this is the best of their ranks.
         metrics: the metrics of this ranking.
         shorter: the rankings with fewer dimensions, if the encoder has Matryoshka embeddings.
         by_query: the average precision and nDCG of each query, float64[Q] each, if codes have grades.

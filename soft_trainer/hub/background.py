@@ -115,7 +115,7 @@ class Publisher:
         """Logs a failed push and records it, so that it is retried at the end."""
         # The UserError has a command with a temporary folder that is gone by now, so only its cause is logged.
         cause = reason(error.__cause__ or error)
-        logger.warning(f"Pushing {folder} during training failed; it is pushed again at the end: {cause}")
+        logger.warning(f"Pushing {folder} during training failed; it will be retried at the end: {cause}")
         self._failed |= dict.fromkeys(paths, (folder, message))
 
 

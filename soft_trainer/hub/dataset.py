@@ -49,7 +49,7 @@ def pushed_tables(splits: Mapping[str, Split]) -> dict[str, Dataset]:
     """Returns the tables that hold a run's splits: pairs, queries and the corpus.
 
     Raises:
-        UserError: a split has judgments, which rows with a query and a code each cannot hold.
+        UserError: a split has judgments, which rows of one query and one code cannot represent.
     """
     tables = {}
     corpora = []

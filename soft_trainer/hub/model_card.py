@@ -14,7 +14,7 @@ The record is a dict that JSON can represent:
     samples         the first training pairs, (query, code)
     environment     a table {name: version}, the result of `environment()`
 
-The card has no settings that are None and sections without content. The profile comes from the folder.
+The card omits settings that are None and sections without content. The profile comes from the folder.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _settings_table(settings: Mapping[str, object]) -> str:
 
 
 def _cells(rows: Iterable[Sequence[str]]) -> list[list[str]]:
-    """Escapes what Markdown and the template's readers would not take as text."""
+    """Escapes the characters that Markdown would interpret."""
     return [[cell.replace("|", "\\|").replace("<", "&lt;") for cell in row] for row in rows]
 
 

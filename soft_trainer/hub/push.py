@@ -47,8 +47,8 @@ REPO_TYPES = ("model", "dataset", "space")
 # A pickle runs code when it is loaded, and Trainer's `training_args.bin` contains the token. The rest is temporary.
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle", "*.joblib", "*.dill")
 NEVER_PUSHED = (*PICKLES, ".*", "*/.*", "*.tmp", "*__pycache__*")
-# Patterns of the only files that are pushed from an encoder's folder. Logs, ranks, rows and a user's own files there
-# may contain private source code.
+# Patterns of the only files that are pushed from an encoder's folder. Logs, ranks, rows and a user's files there may
+# contain private source code.
 PUSHED_FILES = (
     *(*ENCODER_FILES, CARD, TRAINING_PICTURE, EVAL_RESULTS),
     *(RECORD, NUMBERS, "train_results.json", "eval_results.json"),
@@ -127,8 +127,8 @@ def push_folder(
     _check_contents(folder, contents, api.token)
     replaced = _replaced_files(folder, repo_type)
     places = {"revision": revision, "path_in_repo": path_in_repo}
-    # The client retries the requests of an upload, but not the commit. The commit fails after a 500, or if somebody
-    # else commits in between.
+    # The client retries the requests of an upload, but not the commit. The commit fails after a 500, or if another
+    # client commits in between.
     for wait in (*WAITS, None):
         try:
             _create(api, hub_model_id, private, repo_type)
@@ -245,7 +245,7 @@ def _listed(folder: Path, paths: set[Path]) -> set[Path]:
 
 
 def encoder_files(folder: Path) -> set[Path]:
-    """Returns the files in an encoder's folder that may be shared. None of them contains a user's own rows."""
+    """Returns the files in an encoder's folder that may be shared. None of them contains a user's rows."""
     from transformers.dynamic_module_utils import get_relative_import_files  # slow, and --help should not wait for it
 
     found = set()

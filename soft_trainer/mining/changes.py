@@ -35,7 +35,7 @@ class Change:
         commit: the id of the commit.
         parent: the id of its first parent, or "" for a root commit.
         query: its subject, turned into a query.
-        outcome: the reason for leaving the commit out, or "kept".
+        outcome: the reason for skipping the commit, or "kept".
         functions: a row for each changed function that no mining rule drops. Its url is `function_url`.
         renames: (old path, new path) for each renamed source file. Skipped commits have them too.
         patch: a hash of the removed and added lines.

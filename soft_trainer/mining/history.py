@@ -81,7 +81,7 @@ def mine_history(
         order = git.commits_oldest_first(opened)
         if git.shallow_ends(repository):
             print_on_main(
-                f"{repository}: a shallow clone with {len(order):,} commits; `git fetch --unshallow` brings the rest"
+                f"{repository}: a shallow clone with {len(order):,} commits; `git fetch --unshallow` fetches the rest"
             )
         _reader.cache_clear()
         read = partial(_read_change, repository, language)
@@ -230,7 +230,7 @@ class _History:
             reasons = explained(Counter(change.outcome for change in self.changes if not change.functions))
             raise UserError(
                 f"only {len(kept)} of {len(self.changes):,} commits change {self.language} functions and explain "
-                f"the change; train, valid and test need some each{reasons}"
+                f"the change; train, valid and test each need some{reasons}"
             )
         wanted = kept[-size:][0]
 
@@ -245,7 +245,7 @@ class _History:
         return min(near[:: max(1, len(near) // _CANDIDATES)], key=distance)
 
     def _move_to_cut(self) -> dict[str, str]:
-        """Updates the urls of all changed functions to those that the functions have at the cut.
+        """Updates the urls of all changed functions to their urls at the cut.
 
         Returns:
             The new path of each file that was renamed between the training cut and this one, keyed by the old path.

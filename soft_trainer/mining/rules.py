@@ -25,7 +25,7 @@ _TEST_WORDS = {"test", "tests"}
 
 def unparseable(code: str, language: str) -> bool:
     """Returns True if the code has a syntax error."""
-    from soft_trainer.source.grammars import parses  # loads tree-sitter, which the command line does without
+    from soft_trainer.source.grammars import parses  # loads tree-sitter, which the command line does not need
 
     return not parses(code, language)
 

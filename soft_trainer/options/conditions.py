@@ -1,4 +1,4 @@
-"""Conditions under which options are read, used by the declarations in `fields.py`."""
+"""Defines the conditions under which options are read, for the declarations in `fields.py`."""
 
 from __future__ import annotations
 

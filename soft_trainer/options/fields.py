@@ -52,7 +52,7 @@ class DataArguments:
     data_dir: str | None = data_option(
         "Rows: a file or folder of JSON lines, CSV or Parquet, a saved data set, or a name on the Hub. {language} is "
         "replaced by each language. Rows without valid, test and codebase are split. Several sources are "
-        "comma-separated; each is measured by itself.",
+        "comma-separated; each is measured separately.",
         refers_to="rows",
         several=True,
     )
@@ -64,7 +64,7 @@ class DataArguments:
         common=False,
     )
     drop_unusable: bool = option(
-        False, "Leave out rows without a text, and print how many.", evaluation=True, chooses_rows=True
+        False, "Drop rows without a text, and print how many.", evaluation=True, chooses_rows=True
     )
     eval_data_dir: str | None = data_option(
         "Additional evaluation sets, comma-separated: folders with the files of CoSQA or CoSQA+, annotationStore.csv "
@@ -118,7 +118,7 @@ class DataArguments:
     estimator: str | None = option(
         "bm25",
         f"Estimator that supplies the weights: {', '.join(ESTIMATORS)}, or module:Class. initial_model is the encoder "
-        "before training. sentence-transformers encoders use the one in the recipe hard_batches.",
+        "before training. sentence-transformers encoders use the estimator in the recipe hard_batches.",
         applies_if=conditions.ESTIMATOR,
         refers_to="code",
         group="weights",
@@ -190,7 +190,7 @@ class DataArguments:
 
     @property
     def from_hub(self) -> bool:
-        """True if the rows come from the Hub, where others have seen them."""
+        """True if the rows come from the Hub rather than from local files."""
         if self.data_dir and not self.sources:
             return "{language}" not in self.data_dir and not os.path.exists(self.data_dir)
         return not (self.data_dir or self.history or self.source_dir)
@@ -381,7 +381,7 @@ class TrainingOptions(SoftInfoNCEOptions):
     )
     overwrite: bool = output_option(
         False,
-        "Replace what the output folder has, instead of continuing or refusing it.",
+        "Start again and replace the run in the output folder, instead of continuing it or refusing the folder.",
         common=True,
         evaluation=True,
     )

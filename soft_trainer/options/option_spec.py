@@ -134,7 +134,7 @@ def option(default, help: str, *, aliases: Sequence[str] = (), **declared):
         declared: any of the following.
             `choices`: the valid strings. With `own=True`, a user's `module:name` is valid too.
             `least`, `above`, `most`, `below`: the limits of a number.
-            `applies_if`: a `AppliesIf`, for an option that only some runs read.
+            `applies_if`: an `AppliesIf`, for an option that only some runs read.
             `of_estimator`: for an option whose default is the estimator's attribute of the same name, the default if
                 the estimator has no such attribute.
             `results=False`: the option does not affect results, only what is printed or kept, or the speed.

@@ -28,7 +28,7 @@ def parse(
     """Creates option dataclasses from the command line and from the recipe given by `--config`.
 
     The command line takes precedence over the recipe. A recipe is a flat mapping from options to values. Its key
-    `base` is the path of another recipe, relative to its own folder, whose options it overrides. If the value of
+    `base` is the path of another recipe, relative to its folder. It overrides that recipe's options. If the value of
     `--config` is both a file and the name of one of the package's recipes, the file is read. A list is joined with
     commas if the option takes a single string.
 
@@ -185,7 +185,7 @@ def make_parser(dataclass_types: tuple[type, ...], **settings) -> argparse.Argum
         if action.dest in PARTS:  # None means that this part of a run was neither turned on nor off
             action.default = None
     parser.add_argument("--config", **CONFIG)
-    parser.add_argument("--help", action="help", help="List the options that people set.")
+    parser.add_argument("--help", action="help", help="List the common options.")
     parser.add_argument("--help_all", action="help", help="List all options.")
     parser.error = _raise
     return parser

@@ -37,14 +37,13 @@ CODE = re.compile(r"(?<![`'\w/.])(?:\w+=[\w.]*\w|module:\w+|[\w.]*\w_\w[\w.]*\w)
 PAGE_HEAD = """\
 # Options
 
-This page is for anyone who trains. It has every option of `soft-trainer train`: what it does, its values, its
-default, and when a run reads it. `soft-trainer train --help` lists the common ones in a terminal, `--help_all` all
-of them.
+This page lists every option of `soft-trainer train`: what it does, its values, its default, and when a run reads
+it. `soft-trainer train --help` lists the common options in a terminal, `--help_all` all of them.
 
 An option has the same name everywhere: `--epochs 3` in the shell, `epochs: 3` in a recipe. In Python, options for
 the loss, batches and training are arguments of `SoftInfoNCETrainingArguments`, which takes only the first of
-several names. Options for rows and the encoder are fields of `DataArguments` and `ModelArguments`. A warning lists
-every option that differs from its default although the run does not read it.
+several names. Options for rows and the encoder are fields of `DataArguments` and `ModelArguments`. A run warns
+about every option that is set but has no effect.
 """
 STUB_HEAD = '''\
 """Declares the training arguments for editors. `python -m soft_trainer.options.reference` writes this file."""

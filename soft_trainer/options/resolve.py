@@ -115,7 +115,7 @@ def resolve(args: TrainingArguments, estimator=None, batch_size: int | None = No
     """Checks the training options and fills in defaults.
 
     Args:
-        args: `SoftInfoNCETrainingArguments`, or plain `TrainingArguments`, for which the package's own options have
+        args: `SoftInfoNCETrainingArguments`, or plain `TrainingArguments`, in which case the package's options have
             their defaults.
         estimator: the estimator that supplies the weights, or None.
         batch_size: the number of pairs in one process's batch. By default, `per_device_train_batch_size`.
@@ -161,7 +161,7 @@ def resolve_loss(options: SoftInfoNCEOptions, estimator=None) -> Criterion:
     if loss.temperature == 0 and not aware:
         raise UserError("temperature=0: must be above 0")
     if loss.weighting != "linear" and not loss.uses_weights:
-        raise UserError(f"weighting={loss.weighting}: {loss.loss} has no weights, only soft_info_nce")
+        raise UserError(f"weighting={loss.weighting}: loss={loss.loss} uses no weights; set loss=soft_info_nce")
     if options.false_negatives == "positives" and not loss.reads_extra_positives:
         raise UserError(
             f"false_negatives=positives: loss={loss.loss} does not read `extra_positives`, the other positives"
@@ -254,7 +254,7 @@ def _check_together(args) -> None:
     if args.n_gpu > 1:
         raise UserError(
             f"{args.n_gpu} GPUs without a launcher would be wrapped in DataParallel, which splits the negatives of a "
-            "batch: start with `accelerate launch`, or show one GPU with CUDA_VISIBLE_DEVICES=0"
+            "batch: start with `accelerate launch`, or use one GPU with CUDA_VISIBLE_DEVICES=0"
         )
     # `args.mixed_precision` includes the launcher's choice.
     if args.mixed_precision == "fp16" and args.device.type == "cpu":

@@ -1,4 +1,4 @@
-"""Training arguments: the options declared in `fields.py`, and the arguments of `transformers`."""
+"""Defines the training arguments: the options declared in `fields.py`, and the arguments of `transformers`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _default(name: str, value):
 
 
 class _SignatureOfInit:
-    """The signature of a class whose `__new__` takes anything: the signature of its `__init__`."""
+    """Gives a class the signature of its `__init__`, although its `__new__` accepts any arguments."""
 
     def __get__(self, instance, owner: type) -> inspect.Signature:
         parameters = list(inspect.signature(owner.__init__).parameters.values())

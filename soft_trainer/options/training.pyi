@@ -76,7 +76,8 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
         gradient_cache_chunk_size: Encode this many texts at a time and cache the gradients of their embeddings, for
             large batches in little memory. Values: 1 or more.
         matryoshka_dims: Numbers of leading dimensions to use as embeddings too, such as 768,256,64.
-        overwrite: Replace what the output folder has, instead of continuing or refusing it. Default: False.
+        overwrite: Start again and replace the run in the output folder, instead of continuing it or refusing the
+            folder. Default: False.
         report: In Python: measure eval_dataset before and after training, and lexical BM25, and end with a table of
             the results. The command line always does so. Default: False.
         merge_lora: Save the whole encoder, with the adapter merged into its weights. Default: False.
@@ -178,7 +179,8 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     matryoshka_dims: str | None = None
     """Numbers of leading dimensions to use as embeddings too, such as 768,256,64."""
     overwrite: bool = False
-    """Replace what the output folder has, instead of continuing or refusing it. Default: False."""
+    """Start again and replace the run in the output folder, instead of continuing it or refusing the folder. Default:
+    False."""
     report: bool = False
     """In Python: measure eval_dataset before and after training, and lexical BM25, and end with a table of the
     results. The command line always does so. Default: False."""

@@ -1,6 +1,6 @@
 """Loads the additional evaluation sets of a run: published human queries, or rows of another project.
 
-`--eval_data_dir` names any rows that `load_rows` reads (test is measured, or else valid, or else all rows), or
+`--eval_data_dir` accepts any rows that `load_rows` reads (test is measured, or else valid, or else all rows), and
 folders with one or more of
 
     cosqa-retrieval-dev*.json, cosqa-retrieval-test*.json   CoSQA: a JSON list whose `doc` is the query and whose
@@ -21,7 +21,7 @@ wrong pairs (label 0).
 
 The corpus of CoSQA is `code_idx_map` (.txt or .json). CoSQA+ has its own file, and other sets use the folder's
 codebase.jsonl. Without such a file, test.jsonl is ranked against the codes of valid and test, and judged queries are
-ranked against the run's own corpus.
+ranked against the run's corpus.
 
 An unjudged code has relevance 0. Several judgments of the same query and code are averaged. The gain in nDCG is the
 relevance, as in trec_eval and mteb. For CodeSearchNet's annotations it is 2^relevance - 1, as in its challenge.
@@ -72,7 +72,7 @@ def load_evaluation_sets(
     A set is named after its folder. If a folder has several sets, they are called FOLDER-dev, FOLDER-test and so on.
 
     Args:
-        codebase: the run's own corpus, for judged queries whose folder has none.
+        codebase: the run's corpus, for judged queries whose folder has none.
         trained: the result of `trained_rows`.
 
     Raises:
@@ -86,8 +86,8 @@ def load_evaluation_sets(
     for folder in (Path(name.strip()) for name in (arguments.eval_data_dir or "").split(",") if name.strip()):
         if trained and folder.exists() and folder_fingerprint(folder) in trained:
             print_on_main(
-                f"eval_data_dir={folder}: the encoder is trained on rows of it; with data_dir={folder}, only its test "
-                "split is measured"
+                f"eval_data_dir={folder}: the encoder is trained on rows from it; with data_dir={folder}, only its "
+                "test split is measured"
             )
         parts = dict(_judged_sets(folder, arguments, codebase))
         if not parts or "test.jsonl" in files_of(folder):
@@ -112,7 +112,7 @@ def trained_rows(arguments: DataArguments, trains: bool, encoder: str | None) ->
 
     Args:
         trains: whether the run trains on its rows.
-        encoder: the encoder's folder, whose record has what it was trained on, or a name on the Hub.
+        encoder: the encoder's folder, whose record lists what it was trained on, or a name on the Hub.
     """
     trained = set()
     if not arguments.eval_data_dir:
@@ -165,6 +165,6 @@ def _judged_sets(folder: Path, arguments: DataArguments, codebase: Dataset | Non
             if corpus is None:
                 raise UserError(f"{folder}: {name} has no corpus: neither the folder nor the run has a codebase")
             if "url" not in corpus.column_names:
-                raise UserError(f"{folder}: {name} names codes by url; its codebase has no url")
+                raise UserError(f"{folder}: {name} refers to codes by url, but its codebase has no url")
             languages = arguments.languages or languages_in({"codebase": corpus})
             yield part, graded_split(read(files[name], languages), corpus, files[name], gain)

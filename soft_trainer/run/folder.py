@@ -1,7 +1,8 @@
-"""Opens a run's output folder. Nothing is overwritten that is not this run's, unless `overwrite` is set.
+"""Opens a run's output folder. Unless `overwrite` is set, a run overwrites only its own files.
 
-A finished run is done, an interrupted one continues, and any other folder that holds a file which the run would write
-is refused. At its end, a run lists what it wrote in `run.json`; `push`, `compare` and `report` read what is listed.
+A finished run is not repeated, and an interrupted run continues. A folder with any other file that the run would write
+is refused. At its end, a run lists the files that it wrote in `run.json`; `push`, `compare` and `report` read only
+listed files.
 """
 
 from __future__ import annotations
@@ -65,11 +66,11 @@ class State:
 
 
 def state_of(folder: str | Path, fingerprint: Mapping, may_change: Iterable[str] = FOLDER) -> State:
-    """Returns what an output folder holds.
+    """Returns the state of an output folder.
 
     Args:
-        fingerprint: the fingerprint of the run that asks.
-        may_change: the names in it that may differ.
+        fingerprint: the fingerprint of the current run.
+        may_change: the names in the fingerprint that may differ.
     """
     folder = Path(folder)
     lines = []
@@ -102,7 +103,7 @@ def state_of(folder: str | Path, fingerprint: Mapping, may_change: Iterable[str]
 
 
 def rows_not_mined(folder: Path) -> list[str]:
-    """Returns the files of rows that no run has mined, in the folder where a run would put its own."""
+    """Returns the files in the folder for mined rows that no run has mined."""
     found = []
     for path in folder.glob("data/**/*.jsonl.gz"):
         if not (path.parent / MINED_FROM).exists():
@@ -159,11 +160,11 @@ class RunFolder:
 
     @classmethod
     def open(cls, *options) -> RunFolder:
-        """Opens and locks the output folder that options name. The main process decides, and tells the others.
+        """Opens and locks the output folder that the options give. The main process decides, and tells the others.
 
         Raises:
-            UserError: the folder has files of somebody else that the run would write, the run reads something from it,
-                or another run has it open.
+            UserError: the folder has files of another origin that the run would write, the run reads something from
+                it, or another run has it open.
         """
         (args,) = (part for part in options if isinstance(part, TrainingArguments))
         folder = cls(Path(args.output_dir), {}, State(NEW), args.overwrite, args.do_train)
@@ -219,7 +220,7 @@ class RunFolder:
         self.close()
 
     def close(self) -> None:
-        """Unlocks the folder, and removes it if this run has made it and has written nothing."""
+        """Unlocks the folder, and removes it if this run created it and wrote nothing."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -230,7 +231,7 @@ class RunFolder:
     # ---- Writing ----
 
     def save_encoder(self, trainer) -> None:
-        """Saves the trained encoder, and then removes what an earlier run wrote. Every process calls it."""
+        """Saves the trained encoder, and then removes what an earlier run wrote. Every process calls this method."""
         aside = self.path / ASIDE
         trainer.save_model(str(aside))
         if distributed.rank_and_world_size()[0] == 0:
@@ -247,7 +248,7 @@ class RunFolder:
         trainer.save_state()
 
     def clear(self) -> None:
-        """Removes the files of an earlier run that this run writes. A card that somebody has edited is kept."""
+        """Removes the files of an earlier run that this run writes. A card that the user has edited is kept."""
         listed = {}
         with suppress(UserError):
             listed = listed_files(self.path) or {}

@@ -34,7 +34,7 @@ def open_run(
 def complete_options(
     model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions, profile: EncoderProfile
 ) -> None:
-    """Sets the options that depend on the encoder, and the output folder: the run that these options stand for."""
+    """Sets the options that depend on the encoder, and the output folder."""
     pretrained = None if model_args.from_scratch else model_name(model_args)
     apply_defaults(data_args, args, profile, pretrained, model_args.model_revision)
     args.output_dir = args.output_dir or default_output_dir(model_args, data_args, args)

@@ -162,7 +162,7 @@ class Run(Measurements):
         query = text_column(split.queries, profile.query_columns, "query")
         code = text_column(split.corpus, ("code", *profile.code_columns), "code")
         text = examples(split, self.rankings[shown.name], self.data_args.examples, query, code)
-        title = f"Queries of {shown.name}, each with its top three functions (=> is the true one)"
+        title = f"Queries of {shown.name}, each with its top three functions (=> marks relevant ones)"
         print_on_main(f"{title}:\n\n{text}\n")
 
     def record(self) -> dict:
@@ -240,7 +240,7 @@ class FollowOtherQueries(TrainerCallback):
 
 
 def split_sets(args: SoftInfoNCETrainingArguments, splits: Mapping[str, Split]) -> list[EvaluationSet]:
-    """Returns valid and test if they exist and are wanted. Each of several languages or sources is a set."""
+    """Returns valid and test if they exist and are wanted. Each of several languages or sources is a separate set."""
     sets = []
     for name, asked in {"valid": args.do_eval, "test": args.do_predict}.items():
         for key, split in splits.items():

@@ -147,7 +147,7 @@ def load_data(
     needed: Sequence[str] = SPLITS,
     sources: Sources | None = None,
 ) -> dict[str, Split]:
-    """Loads a run's rows, chooses among them as the options say, and checks them.
+    """Loads a run's rows, selects rows according to the options, and checks them.
 
     Args:
         mined_dir, needed: see `read_sources`.
@@ -216,17 +216,17 @@ def _chosen(
 
 
 def _check_needed(splits: Mapping[str, Split], needed: Sequence[str], language: str, sources: Sources) -> None:
-    """Raises UserError if a split that the run needs is missing, or that of one of several languages."""
+    """Raises UserError if a split that the run needs is missing, also for one of several languages."""
     if language and {*needed} - {"train"}:
         for split in SPLITS[1:3]:
             if split not in splits and any(split in other for other in sources.values()):
-                raise UserError(f"{split}: no rows in {language}, but every language is measured by itself")
+                raise UserError(f"{split}: no rows in {language}, but each language is measured separately")
     found = {*splits}
     if found - {"train"}:
         found.add("codebase")
     if missing := [split for split in needed if split not in found]:
         raise UserError(
-            f"no rows of {', '.join(missing)}: name a folder with data_dir, or a tree with source_dir or history"
+            f"no rows of {', '.join(missing)}: set data_dir to a folder, or source_dir or history to a source tree"
         )
 
 
@@ -361,7 +361,7 @@ def _mined_splits(arguments: DataArguments, language: str, folder: Path) -> dict
         dropped += len(pairs.judgments) - len(parts[name + " of extra"].judgments)
     joined = Split.joined(parts)
     print_on_main(
-        f"train: {own:,} rows and {len(joined.judgments) - own:,} of extra_source_dir; {dropped:,} are dropped "
-        "because valid, test or the corpus has the same"
+        f"train: {own:,} rows and {len(joined.judgments) - own:,} of extra_source_dir; {dropped:,} copies of "
+        "functions in valid, test or the corpus were dropped"
     )
     return splits | {"train": dataclasses.replace(joined, sources={})}

@@ -56,7 +56,7 @@ class CodeIndex:
         self.root: str = store.get_meta(database, "folder")
         self.folder = self.root
         self.prefix = ""  # the path of `folder` in `root`, with a slash at its end
-        self.remedy = ""  # how missing embeddings are made, if not by the command
+        self.remedy = ""  # how to make missing embeddings, if not with the command
         self.encoders: dict[tuple, TextEncoder] = {}
         self.notices: list[str] = []
         self._cached_version: tuple | None = None
@@ -119,7 +119,7 @@ class CodeIndex:
         real = store.real_folder(folder)
         target = Path(index_dir or store.default_index_dir(real))
         if truncate_dim is not None and model is None and not (target / store.DATABASE).is_file():
-            raise UserError(f"truncate_dim={truncate_dim}: the index has no encoder; name one with model")
+            raise UserError(f"truncate_dim={truncate_dim}: the index has no encoder; choose one with model")
         store.make_index_dir(target, real)
         with ExitStack() as stack:
             stack.enter_context(_disk_errors(target))
@@ -168,7 +168,7 @@ class CodeIndex:
             index.folder = os.path.realpath(folder)
             inside = os.path.relpath(index.folder, index.root)
             if inside.split("/")[0] == "..":
-                raise UserError(f"{folder}: not in {index.root}, of which {index_dir} is the index")
+                raise UserError(f"{folder}: not in {index.root}, the folder of the index {index_dir}")
             if inside != ".":
                 index.prefix = f"{inside}/"
         return index
@@ -250,7 +250,7 @@ class CodeIndex:
                 return False
             with store.write_lock(self.index_dir, wait) as held:
                 if not held:
-                    self.notify("another process is updating the index: this is what it holds now")
+                    self.notify("another process is updating the index: results may not be up to date yet")
                     return False
                 changes = find_changes(self.database, self.root)
                 if changes.any:
@@ -290,7 +290,7 @@ class CodeIndex:
             try:
                 encoder = self._encoder(name, truncate_dim, self._runtime)
             except UserError as error:
-                raise UserError(f"{error}; `{self.command('--model', '')}` continues without one") from error
+                raise UserError(f"{error}; `{self.command('--model', '')}` continues without an encoder") from error
             if wait or encoder.fingerprint == self._embeddings["fingerprint"]:
                 vectors.start_encoding(self.database, name, truncate_dim, encoder)
                 vectors.embed_chunks(self.database, self.index_dir, encoder, progress)
@@ -356,7 +356,7 @@ class CodeIndex:
         else:
             name = os.fspath(model)
         if name is None and truncate_dim is not None:
-            raise UserError(f"truncate_dim={truncate_dim}: the index has no encoder; name one with model")
+            raise UserError(f"truncate_dim={truncate_dim}: the index has no encoder; choose one with model")
         if truncate_dim is None and name == self.model:
             truncate_dim = self.truncate_dim
         return name, truncate_dim
@@ -366,7 +366,7 @@ class CodeIndex:
         try:
             self._update_words(progress=True, wait=False)
         except UserError as error:
-            self.notify(f"the index is as it was: {error}")
+            self.notify(f"the index was not updated: {error}")
         rate = self._embeddings.get("rate", vectors.SLOW_RATE)
         if encode and self.model and vectors.unencoded(self.database) <= MAX_WAIT * rate:
             with suppress(UserError):  # the search reports the error
@@ -379,7 +379,7 @@ class CodeIndex:
         return shlex.join(["soft-trainer", "index", self.root, *place, *options])
 
     def noise(self, snapshot: Snapshot) -> float:
-        """Returns the highest similarity that any chunk reaches to random letters, which mean nothing."""
+        """Returns the highest similarity of any chunk to random letters, which have no meaning."""
         if snapshot.noise is not None:
             return snapshot.noise
         letters = random.Random(0)
@@ -420,7 +420,7 @@ class CodeIndex:
     def _encoder(self, name: str, truncate_dim: int | None, runtime: str | None) -> TextEncoder:
         """Returns the encoder with this name or in this folder, and keeps it for the next call.
 
-        It is loaded again if another process has embedded the index with newer weights from the same place.
+        It is loaded again if another process has embedded the index with newer weights of the same name.
 
         Raises:
             UserError: the encoder cannot be loaded.
@@ -462,7 +462,7 @@ class CodeIndex:
         return counts
 
     def evidence(self, lexical: bool = False) -> list[str]:
-        """Returns what a search can rank by: words, and commits and the encoder's name where the index has them.
+        """Returns the evidence that a search can rank by: words, and if present commits and the encoder's name.
 
         Args:
             lexical: whether the search ignores the encoder.

@@ -93,7 +93,7 @@ class Search:
         return list(dict.fromkeys(notices))
 
     def evidence(self, lexical: bool = False) -> list[str]:
-        """Returns what a search can rank by in any of the indexes; see `CodeIndex.evidence`."""
+        """Returns the evidence that a search can rank by in any of the indexes; see `CodeIndex.evidence`."""
         found = []
         for index in self.members:
             found += index.evidence(lexical)
@@ -301,7 +301,7 @@ class _View:
         encoders = {part.snapshot.state["fingerprint"] for part in encoded}
         if len(encoders) == 1 and len(encoded) == len(self.parts):
             return True
-        why = "the indexes do not all have the same encoder, so name one with model"
+        why = "the indexes do not all have the same encoder; choose one with model"
         encoded[0].index.notify(f"searching only by words: {why}")
         return False
 
@@ -317,7 +317,7 @@ class _View:
         return Votes(np.concatenate(shares), commits)
 
     def ranked_by(self, similarity: np.ndarray | None, votes: Votes) -> list[str]:
-        """Returns what takes part in a ranking: words, and commits and the encoder's name."""
+        """Returns the evidence used in a ranking: words, and possibly commits and the encoder's name."""
         found = ["words"]
         if votes.commits:
             found.append("commits")

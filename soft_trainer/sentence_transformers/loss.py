@@ -1,4 +1,4 @@
-"""Soft-InfoNCE as a loss for sentence-transformers, with or without gradient caching, and an estimator for it."""
+"""Provides Soft-InfoNCE as a loss for sentence-transformers, with or without gradient caching, and an estimator."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class SoftInfoNCELoss(nn.Module):
         return embeddings
 
     def _targets(self, labels: Tensor | None, sizes: list[int], rank: int) -> tuple[Tensor, Targets]:
-        """Returns the places of the columns' codes among the encoded codes, LongTensor[N], and this process's targets.
+        """Returns the position of each column's code among the encoded codes, LongTensor[N], and the targets.
 
         The first batch must be large enough for the weights.
         """
@@ -268,8 +268,8 @@ class CachedSoftInfoNCELoss(CachedLossMixin, SoftInfoNCELoss):
 class SentenceTransformerEstimator(Estimator):
     """Scores queries against codes with a frozen sentence-transformers model.
 
-    Each row is encoded once, when the loss is created, with the model's own prompts for queries and documents. Scores
-    are the model's similarities. Cosines are multiplied by 20.
+    Each row is encoded once, when the loss is created, with the model's prompts for queries and documents. Scores are
+    the model's similarities. Cosines are multiplied by 20.
 
     Args:
         model: the model, which may be larger than the one being trained. By default, it is the model being trained, as

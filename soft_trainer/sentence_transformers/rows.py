@@ -60,8 +60,8 @@ class LabelledRows:
     def __init__(self, train_dataset: Dataset):
         if LABEL not in getattr(train_dataset, "column_names", ()) or not len(train_dataset):
             raise UserError(
-                f"train_dataset: no column {LABEL!r} with a hash for each row: train_dataset = "
-                "with_rows(train_dataset). Each of several data sets needs a loss"
+                f"train_dataset: no column {LABEL!r} with a hash for each row: call train_dataset = "
+                "with_rows(train_dataset) first, and make a loss for each of several data sets"
             )
         columns = _texts_of(train_dataset)
         labels = _hashes(columns)
@@ -84,7 +84,7 @@ class LabelledRows:
         if not whole or labels.shape != (batch_size,):
             raise UserError(
                 f"SoftInfoNCELoss: the batch of {batch_size} rows has no hashes in the column {LABEL!r}, which the "
-                "loss needs to find weights: train_dataset = with_rows(train_dataset)"
+                "loss needs to find weights: call train_dataset = with_rows(train_dataset) first"
             )
         given = labels.numpy(force=True)
         places = np.searchsorted(self.labels, given).clip(max=len(self.labels) - 1)
@@ -92,7 +92,7 @@ class LabelledRows:
         if unknown.any():
             raise UserError(
                 f"SoftInfoNCELoss: no row of the loss's train_dataset has label {given[unknown.argmax()]}: pass the "
-                "same data set to the loss and the trainer; each of several data sets needs a loss"
+                "same data set to the loss and the trainer, and make a loss for each of several data sets"
             )
         return self.first_rows[places]
 

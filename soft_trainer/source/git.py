@@ -49,7 +49,7 @@ def open_repository(path: str | os.PathLike[str]) -> pygit2.Repository:
 
 
 def _check_regular_files(path: str | os.PathLike[str]) -> None:
-    """Raises UserError if libgit2 would open something else than a regular file, such as a pipe, and wait for ever."""
+    """Raises UserError if libgit2 would open anything but a regular file, such as a pipe, and wait forever."""
     own = git_dir(path)
     shared = common_dir(path)
     names = [(own, "HEAD"), (own, "commondir"), *((shared, name) for name in ("config", "packed-refs", "shallow"))]

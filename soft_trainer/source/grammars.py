@@ -66,7 +66,7 @@ def entry_of(table: dict, language: str):
 
 
 def parses(code: str, language: str) -> bool:
-    """Returns True if `code` is a file, a function or a method without its class, and has no syntax error.
+    """Returns True if `code` parses without error as a file, a function, or a method without its class.
 
     Raises:
         UserError: the language is not in `GRAMMARS`.

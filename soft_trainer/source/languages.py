@@ -1,7 +1,6 @@
 """Describes each language for mining and search.
 
-A new language needs an entry in `SOURCE_LANGUAGES`, its grammar in `GRAMMARS` in `source/grammars.py`, and the package
-of the grammar in `setup.cfg`.
+CONTRIBUTING.md lists the other places that a new language needs.
 """
 
 from __future__ import annotations
@@ -16,24 +15,24 @@ _NEVER = "(?!)"  # a pattern that matches nothing
 
 @dataclass(frozen=True)
 class SourceLanguage:
-    """Describes how a language writes functions, names and documentation. Spaces separate the node types in a string.
+    """Describes how a language writes functions, names and documentation. Node types are separated by spaces.
 
     Attributes:
         extensions: the endings of file names.
         functions: the node types with a `body` field that count as functions.
-        strings: the node types that are one token with all that they contain.
+        strings: the node types that become a single token, whatever they contain.
         style: the delimiters and the markup of documentation.
         comments: a tree-sitter query for comments and docstrings.
-        containers: the node types whose name is written before the name of the function (`Class.method`).
+        containers: the node types whose name precedes the function's name (`Class.method`).
         types: the other node types that define a name: structures, aliases, macros. Search shows them.
         wrappers: the node types that may enclose a function and give it a name (`exports.f = function () {}`), or
             stand between it and its doc comment. The value is the field with the name, or "" if there is none.
         doc_prefix: the beginnings of doc comments. Other comments (`/* ... */` in Java) are not documentation.
         docstring_in_body: True if the documentation is the first statement of the body.
         nested: True if functions inside functions are rows too.
-        constructors: a pattern of the names of constructors and destructors.
-        named_as_class: True if a constructor has the name of its class.
-        magic_methods: a pattern of CodeSearchNet's list of methods that any class may have.
+        constructors: a pattern that matches the names of constructors and destructors.
+        named_as_class: True if constructors are named after their class.
+        magic_methods: a pattern that matches the methods that any class may have, as listed by CodeSearchNet.
         test_words: the words in a path that mark a test.
     """
 

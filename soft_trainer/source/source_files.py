@@ -98,7 +98,7 @@ def decoded(source: bytes) -> str | None:
 def source_folder(name: str) -> str:
     """Returns the folder that a name stands for: `stdlib` is Python's library, `installed` its packages.
 
-    Any other name is a folder, and so is one of these if a folder is called so.
+    Any other name is a folder. An existing folder called `stdlib` or `installed` takes precedence.
     """
     if name == "stdlib" and not os.path.isdir(name):
         return os.path.dirname(os.__file__)

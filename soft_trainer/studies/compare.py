@@ -46,7 +46,7 @@ def ranks_of(run: str | Path, split: str, system: str = "trained") -> RankedQuer
 
 
 def _check_listed(path: Path) -> None:
-    """Raises UserError if the record of a run lists its files, and not this one as it is."""
+    """Raises UserError if a run's record lists files, but not this file with its current content."""
     listed = listed_files(path.parent)
     if listed is None:
         return
@@ -147,7 +147,7 @@ def _order(ranked: RankedQueries, reference: RankedQueries) -> np.ndarray:
 
 
 def verdict(a: float, b: float, interval: Interval) -> str:
-    """Says in one line which of two systems is better, or that the queries are too few to tell.
+    """Returns one line: which of two systems is better, or that there are too few queries to tell.
 
     Args:
         a, b: the MRR of each system.
@@ -248,7 +248,7 @@ class PooledComparison:
 def compare_patterns(a: str, b: str, split: str = "test", system: str = "trained") -> PooledComparison:
     """Compares the runs that match two patterns, such as `outputs/study/*/ours/*`.
 
-    Two runs form a pair if the same text takes the place of each `*`. Pairs with the same queries are seeds of one
+    Two runs form a pair if each `*` stands for the same text in both. Pairs with the same queries are seeds of one
     set.
 
     Args:
@@ -290,7 +290,7 @@ def _check_partners(folders: dict[tuple, Path], partners: dict[tuple, Path], pat
 
 
 def _folders(pattern: str) -> dict[tuple[str, ...], Path]:
-    """Returns the folders that match a pattern, keyed by the texts that take the place of its stars."""
+    """Returns the folders that match a pattern, keyed by the texts that its stars stand for."""
     if "*" not in pattern:
         raise UserError(f"{pattern}: write * in place of the sets and seeds, in both patterns or in none")
     parts = pattern.rstrip("/").split("*")  # only a star is a wildcard

@@ -55,7 +55,7 @@ class Difference:
 
 
 def find_runs(folders: Sequence[str | Path]) -> tuple[list[ReportedRun], list[str]]:
-    """Finds finished runs below some folders. Returns them, and a line for each folder that was excluded.
+    """Finds finished runs below some folders. Returns the runs, and a line for each folder that was skipped.
 
     Raises:
         UserError: a folder does not exist, or no run has finished.
@@ -238,7 +238,7 @@ def results_table(
 
 
 def _before_training(methods: Mapping[str, Sequence[ReportedRun]], name: str, system: str) -> list[list]:
-    """Returns a row with the MRR of a system that no run trains, or one for each method if runs begin differently."""
+    """Returns a row with the MRR of a system before training, or one per method if their runs start differently."""
     measured = {}
     for method, runs in methods.items():
         found = [run.results[name][system]["mrr"] for run in runs if system in run.results.get(name, {})]

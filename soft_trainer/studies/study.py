@@ -151,7 +151,7 @@ def check_options(run: PlannedRun) -> tuple:
 def state_of_run(study: Study, run: PlannedRun) -> State:
     """Returns the state of a run's folder, as the run itself would find it.
 
-    Processes and precision are the launcher's business, whose command line is compared as a text.
+    Processes and precision depend on the launcher, whose command line is compared as text.
 
     Raises:
         UserError: an option is invalid, or the encoder cannot be found.
@@ -170,7 +170,7 @@ def state_of_run(study: Study, run: PlannedRun) -> State:
 
 
 def _launcher(study: Study, folder: Path) -> str:
-    """Returns the launcher with which a study made the run in a folder, or the study's own if no study made it."""
+    """Returns the launcher with which a study made the run in a folder, or this study's launcher if none did."""
     with suppress(UserError):
         return read_json(folder / STUDIED)["launcher"]
     return study.launcher
@@ -280,7 +280,7 @@ def _last_line(log: Path, start: int) -> str:
     for line in log.read_bytes()[start:].decode(errors="replace").splitlines():
         if line.strip():
             last = line.strip()
-            # The launcher's own errors come after the error of the run.
+            # The launcher's errors come after the error of the run.
             if re.match(r"error: |(?!subprocess\.|torch\.distributed\.)[\w.]*(Error|Exception)\b", line):
                 error = last
     return error or last

@@ -81,7 +81,7 @@ def warn_of_changes(fingerprint: Mapping, checkpoint: str | None) -> None:
 def saving_checkpoint(folder: str | Path) -> Iterator[None]:
     """Reports disk errors like `reporting_disk_errors`, and removes a checkpoint that any error left unfinished.
 
-    A process that is killed leaves a checkpoint with the file UNFINISHED, which counts as none.
+    A killed process leaves a checkpoint with the file UNFINISHED. Such a checkpoint is ignored.
     """
     folder = Path(folder)
     try:

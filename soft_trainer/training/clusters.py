@@ -96,7 +96,7 @@ class _FreePairs:
         self.first[pairs[by_code[::-1], 1]] = by_code[::-1]
 
     def take(self, row: int) -> None:
-        """Takes a pair, so that the next free pair of its code becomes the first."""
+        """Marks a pair as taken. If it was the first free pair of its code, the next free one becomes the first."""
         self.free[row] = False
         code = self.pairs[row, 1]
         if self.first[code] != row:

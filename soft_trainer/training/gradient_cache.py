@@ -1,4 +1,4 @@
-"""Gradient caching: exact gradients for batches of any size, with the memory needed for one chunk.
+"""Computes exact gradients for batches of any size in the memory of one chunk, by gradient caching.
 
 1. Encode every chunk without a graph.
 2. Compute the loss and its gradient with respect to all embeddings.

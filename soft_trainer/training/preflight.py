@@ -93,7 +93,7 @@ def check_encoder(plan: Plan, model: PreTrainedModel, profile: EncoderProfile) -
 
 
 def check_own_collator(plan: Plan, prompt_lengths: Mapping[str, int]) -> None:
-    """Checks that no option requires the package's own collator, because the user has passed another one.
+    """Checks that no option requires the package's collator, because the user has passed another one.
 
     Raises:
         UserError: an option requires it.

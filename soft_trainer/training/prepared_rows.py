@@ -127,7 +127,7 @@ def make_sampler(split: Split, plan: Plan, args: TrainingArguments, **read) -> G
     """Returns the sampler of global batches. Each batch has rows from one source.
 
     Args:
-        read: what the strategy reads; see `GlobalBatchSampler`.
+        read: the arguments that the strategy needs; see `GlobalBatchSampler`.
 
     Raises:
         UserError: there are too few rows, or `source_sampling` does not fit the sources.

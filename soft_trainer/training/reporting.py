@@ -179,8 +179,8 @@ def warnings_of(args: TrainingArguments, plan: Plan, encoder: EncoderProfile, mo
     size = model.config.hidden_size
     if dims and dims[0] < size:
         warnings.append(
-            f"warning: matryoshka_dims leaves {size} out, so the dimensions after the first {dims[0]} do not learn: "
-            f"add {size}, unless only shorter embeddings are wanted"
+            f"warning: matryoshka_dims does not contain {size}, so the dimensions after the first {dims[0]} do not "
+            f"learn: add {size}, unless only shorter embeddings are wanted"
         )
     return warnings
 

@@ -1,4 +1,4 @@
-"""Composes the fingerprint of a run: all that its results depend on, as one flat mapping of JSON values.
+"""Composes the fingerprint of a run: everything that its results depend on, as one flat mapping of JSON values.
 
 A name in the mapping is one of
 
@@ -77,7 +77,8 @@ RESUME |= option_specs(ModelArguments).keys() | option_specs(DataArguments).keys
 def changes(then: Mapping, now: Mapping, may_change: Iterable[str]) -> list[str]:
     """Describes what differs between two fingerprints, as in "seed was 42, is 7" or "the training rows changed".
 
-    A missing option has its default. Any other name but the format is compared if both fingerprints have it.
+    A missing option counts as its default. Any other name, except the format, is compared only if both fingerprints
+    have it.
 
     Args:
         then: a fingerprint that was stored.
@@ -127,7 +128,7 @@ class Loaded:
 def run_fingerprint(
     *options, apart: str | os.PathLike | None = None, metrics_choose: bool = False, loaded: Loaded | None = None
 ) -> dict[str, object]:
-    """Returns all that the results of a run depend on, as far as it is known.
+    """Returns everything that the results of a run depend on, as far as it is known.
 
     Args:
         options: the dataclass instances with the options. One of them has the training arguments.
@@ -324,7 +325,7 @@ def _object(kind: str, own) -> dict[str, object]:
 
 
 def _setting(value) -> object:
-    """Returns a number or a text as it is, and anything else, or a text that may be a local path, as its hash."""
+    """Returns numbers and texts unchanged, and a hash of anything else or of a text that may be a local path."""
     if isinstance(value, int | float | None) or (isinstance(value, str) and value == public_name(value, on_hub=False)):
         return value
     try:

@@ -28,7 +28,7 @@ class GlobalBatchSampler(BatchSampler):
     """A sampler of the rows of global batches, which depend only on the seed and the epoch.
 
     Every process yields the same batches and takes its own shard of each (`distributed.shard`). Each process therefore
-    knows the rows of all others without communication, and every promise about a batch holds for the global batch.
+    knows the rows of all others without communication, and every property of a strategy holds for the global batch.
 
     Args:
         rows: the number of training rows.

@@ -14,10 +14,10 @@ SEEDS_APART = 1_000_003  # between the seeds of two sources
 
 
 class SourceSampler(BatchSampler):
-    """A sampler of global batches, each from one source, so that negatives are not easy just because they are foreign.
+    """A sampler of global batches, each from one source, because negatives from another source would be too easy.
 
     Within a source, batches are drawn by the strategy of `GlobalBatchSampler`. An epoch ends when a source has no more
-    batches for its share. Everything depends only on the seed and the epoch, as in `GlobalBatchSampler`.
+    batches for its share. All draws depend only on the seed and the epoch, as in `GlobalBatchSampler`.
 
     Args:
         sources: the number of rows of each source, keyed by name. The rows of a source are adjacent, in this order.
@@ -96,7 +96,7 @@ def batches_of(available: Mapping[str, int], sampling: str) -> list[int]:
     if not all(counts.values()):
         empty = min(counts, key=counts.get)
         raise UserError(
-            f"source_sampling={sampling}: an epoch of {total} batches has none of {empty}: raise its share"
+            f"source_sampling={sampling}: an epoch of {total} batches has none of {empty}: give {empty} a larger share"
         )
     return [counts[name] for name in available]
 

@@ -1,4 +1,4 @@
-"""Makes a batch's targets from the numbers of its rows, for the trainer and for sentence-transformers' bridge."""
+"""Makes a batch's targets from the numbers of its rows, for the trainer and for the loss in sentence-transformers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from soft_trainer.estimators.base import checked_similarity
 
 @dataclass(frozen=True)
 class TargetMaker:
-    """A maker of targets, which finds known positives among the columns and asks the estimator.
+    """Makes the targets of a batch: finds known positives among the columns, and asks the estimator.
 
     Args:
         criterion: the loss.
         estimator: an object with `similarity(query_rows, code_rows)`, or None.
-        relevant: finds known positives. If None, only a query's own pair is known.
+        relevant: finds known positives. If None, only the pair itself is known.
         keeps_positives: True to keep known positives as extra positives, False to exclude them.
     """
 

@@ -114,7 +114,7 @@ def test_one_file_has_the_same_splits_in_training_and_evaluation(encoder_dir, ro
     write_json(tmp_path / "encoder" / "run.json", {DEPENDS_ON: trained})
     assert run_command([*words, "--eval_data_dir", str(pairs)]) == 0
     said = capsys.readouterr().err
-    assert f"the encoder is trained on rows of it; with data_dir={pairs}, only its test split is measured" in said
+    assert f"the encoder is trained on rows from it; with data_dir={pairs}, only its test split is measured" in said
     assert "48 queries (test)" in said
 
 
@@ -146,7 +146,7 @@ def test_rows_have_the_name_of_their_folder(tmp_path, monkeypatch):
         (["/nowhere/at/all", "--data_dir", "ROWS"], "/nowhere/at/all: neither a folder here nor"),
         (["/nowhere/at/all", "--data_dir", "ASTRAY"], "row 1: no code in the corpus has their url"),
         (["ENCODER", "--data_dir", "/nowhere"], "/nowhere"),
-        (["ENCODER", "--dataset_name", "none"], "no rows of test, codebase: name a folder"),
+        (["ENCODER", "--dataset_name", "none"], "no rows of test, codebase: set data_dir to a folder"),
         (["ENCODER", "--data_dir", ".", "--source_dir", "."], "give one of them"),
     ],
 )

@@ -189,7 +189,7 @@ def test_a_push_that_failed_during_training_is_said_and_made_good_at_the_end(tra
     check_whole(train.folder)
     assert of_steps(pushed()) == {"checkpoint-2", "checkpoint-4", "checkpoint-6"}
     (line,) = [entry.getMessage() for entry in caplog.records if "during training failed" in entry.getMessage()]
-    assert "checkpoint-2" in line and "500" in line and "pushed again at the end" in line and ".push-" not in line
+    assert "checkpoint-2" in line and "500" in line and "retried at the end" in line and ".push-" not in line
 
 
 def stop_at_the_end(train, monkeypatch):

@@ -30,7 +30,7 @@ def args_of(tmp_path, **options) -> SoftInfoNCETrainingArguments:
         ({"temperature": 0}, "temperature=0: must be above 0"),
         ({"margin": float("inf")}, "margin=inf: must be a finite number"),
         ({"weighting": "positive_aware"}, "BM25Estimator does not compare queries with codes"),
-        ({"weighting": "positive_aware", "loss": "bce"}, "bce has no weights, only soft_info_nce"),
+        ({"weighting": "positive_aware", "loss": "bce"}, "loss=bce uses no weights; set loss=soft_info_nce"),
     ],
 )
 def test_a_loss_that_cannot_be_made(options, message):

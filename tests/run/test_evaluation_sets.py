@@ -305,7 +305,7 @@ def lines_of(*rows) -> str:
                 "relevance.jsonl": lines_of({"query": "x", "url": "u", "relevance": 1}),
                 "codebase.jsonl": lines_of({"code": "x"}),
             },
-            "relevance.jsonl names codes by url; its codebase has no url",
+            "relevance.jsonl refers to codes by url, but its codebase has no url",
         ),
     ],
 )

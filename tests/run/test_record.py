@@ -168,7 +168,7 @@ SMALL = {"from_scratch": "32x1", "vocabulary_size": 400, "query_length": 16, "co
 def test_what_a_run_lacks_is_told_before_a_model_is_built(script, folders):
     pairs, human = folders
     code, lines = script(dataset_name="none", eval_data_dir=human, **SMALL, **HERE)
-    assert code == 2 and "error: no rows of train: name a folder with data_dir" in lines[-1]
+    assert code == 2 and "error: no rows of train: set data_dir to a folder" in lines[-1]
     empty = human / "empty"
     empty.mkdir()
     code, lines = script(data_dir=pairs, eval_data_dir=empty, **SMALL, **HERE)

@@ -75,7 +75,7 @@ def test_several_languages_are_joined_and_max_train_rows_takes_the_first_of_each
     (tmp_path / "java").mkdir()
     for split in ("train", "valid"):
         pd.DataFrame({"query": [f"{split} x"], "code": [f"{split} y"]}).to_csv(tmp_path / "java" / f"{split}.csv")
-    with refused("test: no rows in java, but every language is measured by itself"):
+    with refused("test: no rows in java, but each language is measured separately"):
         load(tmp_path, **options | {"language": "ruby,java"})
     with refused("several languages need {language}"):
         load(tmp_path, language="ruby,go", data_dir=str(tmp_path / "go"))
@@ -109,7 +109,7 @@ KNOWN = "knows only ruby, python, java, javascript, php, go"
         ({}, f"language='rust': CodeSearchNet {KNOWN}"),
         ({"data_dir": "here", "language": "rust,rust"}, "language='rust': give each language once"),
         ({"data_dir": "here", "language": "rust,"}, "language='': give each language once"),
-        ({"dataset_name": "none"}, "no rows of train, valid, test, codebase: name a folder"),
+        ({"dataset_name": "none"}, "no rows of train, valid, test, codebase: set data_dir to a folder"),
         ({"data_dir": "a", "source_dir": "b", "language": "go"}, "data_dir and source_dir: give one of them"),
         ({"data_dir": "a", "history": "b", "language": "go"}, "data_dir and history: give one of them"),
         ({"data_dir": "nowhere"}, "nowhere: no such folder"),

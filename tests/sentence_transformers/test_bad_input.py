@@ -16,7 +16,7 @@ def data(**columns) -> Dataset:
     return Dataset.from_dict(PAIR | columns)
 
 
-NO_LABELS = "no column 'label' with a hash for each row: train_dataset = with_rows"
+NO_LABELS = "no column 'label' with a hash for each row: call train_dataset = with_rows"
 OTHER_LABELS = "column 'label' does not hold the hashes of its texts: call with_rows(train_dataset)"
 
 
@@ -36,7 +36,7 @@ OTHER_LABELS = "column 'label' does not hold the hashes of its texts: call with_
         (False, data(label=[0, 1]).remove_columns("positive"), "columns anchor, label: expected two columns"),
         (False, data(label=[0, 1], length=[3, 4]), "column 'length' does not hold texts"),
         (False, data(label=[0, 1], negative=["x", None]), "column 'negative' has no text in row 2"),
-        (False, {"a": data(label=[0, 1])}, "Each of several data sets needs a loss"),
+        (False, {"a": data(label=[0, 1])}, "make a loss for each of several data sets"),
     ],
 )
 def test_data_sets_that_cannot_be_labelled_or_have_no_usable_labels(numbered, dataset, words, sentence_transformer):

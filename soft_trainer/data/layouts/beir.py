@@ -27,9 +27,9 @@ def is_beir(folder: Path) -> bool:
 def load_beir(folder: str | Path) -> dict[str, Split]:
     """Reads train, valid and test from a BEIR folder. Splits without judgments are excluded.
 
-    A code's text begins with its title, if it has one. A split contains the queries that it judges a code relevant
-    to. Valid and test search the whole corpus of the folder. The corpus of train has only judged codes, so that
-    answers from other splits never become negatives.
+    A code's text begins with its title, if it has one. A split contains the queries for which it judges at least one
+    code relevant. Valid and test search the whole corpus of the folder. The corpus of train has only judged codes, so
+    that answers from other splits never become negatives.
 
     Raises:
         UserError: a file cannot be read, or it mentions an unknown query or code. The message gives the file and the

@@ -131,8 +131,8 @@ def load_hub(name: str, configuration: str | None = None, revision: str | None =
     CodeSearchNet's columns get the names that its JSON lines use. If no split has a known name, all rows are train.
 
     Args:
-        configuration: a part of the data set, such as a language of CodeSearchNet. A pushed folder has its rows by
-            their column `language`.
+        configuration: a part of the data set, such as a language of CodeSearchNet. For a pushed folder, it selects
+            rows by their column `language`.
         revision: a branch, tag or commit.
 
     Raises:

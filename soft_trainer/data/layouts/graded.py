@@ -62,8 +62,7 @@ def graded_split(
     if not rows:
         raise UserError(
             f"{path}: none of {len(grades):,} queries has a relevant code in the corpus of {len(corpus):,}; judgments "
-            f"must name codes as the corpus does, and only rows in language are read from "
-            "annotationStore.csv"
+            "must use the urls of the corpus, and of annotationStore.csv only rows in language are read"
         )
     if absent or len(rows) < len(grades):
         without = len(grades) - len(rows)

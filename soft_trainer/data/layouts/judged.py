@@ -14,7 +14,8 @@ from soft_trainer.errors import UserError
 def load_judged(folder: Path) -> dict[str, Split]:
     """Reads train, valid and test from a folder of BEIR, CoSQA or CoSQA+. Missing splits are excluded.
 
-    The corpus for train has only judged codes. CoSQA+ has only test. Of a folder in another layout, no split is read.
+    The corpus for train has only judged codes. CoSQA+ has only test. For a folder in another layout, the result is
+    empty.
 
     Raises:
         UserError: a file is missing or cannot be read, or a judgment is about an unknown query or code. The message

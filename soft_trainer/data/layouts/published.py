@@ -1,4 +1,4 @@
-"""Loads data sets from the Hub, from their own files or from the Hub's Parquet conversion."""
+"""Loads data sets from the Hub, from their files or from the Hub's Parquet conversion."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ PARQUET_BRANCH = "refs/convert/parquet"  # of converted data sets; its files are
 def load_published(name: str, configuration: str | None = None, revision: str | None = None) -> DatasetDict:
     """Loads the splits of a data set on the Hub, or of one configuration of that data set.
 
-    `datasets` no longer runs loading scripts. If a data set needs one, or lacks the configuration, the Hub's own
-    Parquet conversion is read.
+    `datasets` no longer runs loading scripts. If a data set needs one, or lacks the configuration, the Hub's Parquet
+    conversion is read.
 
     Raises:
         UserError: the data set cannot be read.
@@ -60,7 +60,7 @@ def is_public(name: str) -> bool:
 
 @contextmanager
 def reading_hub(name: str) -> Iterator[None]:
-    """Turns any error into one line that names the data set and the alternatives to the Hub.
+    """Turns any error into one line with the data set's name and the alternatives to the Hub.
 
     Raises:
         UserError: the body failed.

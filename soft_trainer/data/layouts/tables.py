@@ -1,4 +1,4 @@
-"""Reads rows with their own column names from files, saved data sets and data sets on the Hub."""
+"""Reads rows with any column names from files, saved data sets and data sets on the Hub."""
 
 from __future__ import annotations
 
@@ -109,10 +109,11 @@ def with_plain_text(rows: Dataset) -> Dataset:
 def row_files(source: Path) -> dict[str, list[Path]]:
     """Returns the files of each split: a single file of rows, or the files in a folder.
 
-    If no file is named for a split, all of them belong to train. Otherwise, files without a split are excluded.
+    If no file name contains a split, all files belong to train. Otherwise, files without a split are skipped.
 
     Raises:
-        UserError: two files seem to have the same rows: both are named for a split, or equal but for the format.
+        UserError: two files seem to have the same rows: both belong to one split, or their names differ only in the
+            format.
     """
     if not source.is_dir():
         split = split_of(source.name) or "train"

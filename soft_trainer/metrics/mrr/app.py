@@ -1,4 +1,4 @@
-"""The page of the metric's Space, which computes the mean reciprocal rank."""
+"""Shows the page of the metric's Space, which computes the mean reciprocal rank."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Mean reciprocal rank for queries with one relevant item each, as an `evaluate` module."""
+"""Computes the mean reciprocal rank of queries with one relevant item each, as an `evaluate` module."""
 
 import datasets
 import evaluate

@@ -1,4 +1,4 @@
-"""Lets remembered commits vote for the functions that they changed.
+"""Lets the commits in an index vote for the functions that they changed.
 
 The commits whose subjects are most similar to the query vote. A query for a function often uses the same words as the
 commits that changed it, even if the function itself uses other words.
@@ -29,7 +29,7 @@ class Votes(NamedTuple):
     """The votes of commits for chunks.
 
     Args:
-        shares: float32[chunks], each chunk's votes, or None if no commit was asked.
+        shares: float32[chunks], each chunk's votes, or None if commits did not vote.
         commits: for each chunk with votes, the numbers of the commits that voted for it, most similar first.
     """
 

@@ -68,7 +68,7 @@ def _queries(database: sqlite3.Connection, memory: CommitMemory) -> list[tuple[i
 def _reciprocal_ranks(
     number: int, text: str, right: set[int], segments: store.Segments, memory: CommitMemory
 ) -> list[float]:
-    """Returns, for each weight, the reciprocal rank of the first right chunk, or 0 if it is not in the top `DEPTH`."""
+    """Returns, for each weight, the reciprocal rank of the first relevant chunk, or 0 below rank `DEPTH`."""
     query = ranking.parse_query(text)
     scores = ranking.score(query, segments)
     votes = memory.votes(query, before=number)

@@ -1,6 +1,6 @@
 """Asks git which files of a folder it tracks or does not ignore.
 
-Git reads the ignore files, but never the configuration, the hooks or the objects of the repository, which may name
+Git reads the ignore files, but never the configuration, the hooks or the objects of the repository, which may specify
 programs to run: it works in an empty repository in the user's cache, with the folder as its working tree. The
 repository's index is only read.
 """
@@ -53,8 +53,8 @@ def list_ignored(folder: str) -> list[str]:
 def _list_below(folder: str) -> tuple[str, list[str] | None]:
     """Returns the working tree whose rules apply in a folder, and the files that git lists in the folder.
 
-    If the enclosing repository lists nothing there, as in `.venv/lib`, the user wants what it ignores. The folder then
-    counts as a tree by itself.
+    If the enclosing repository lists nothing there, as in `.venv/lib`, the user wants to index ignored files. The
+    folder then counts as a separate tree.
     """
     found = repository_of(folder)
     if found and found[0] != folder:
@@ -99,7 +99,7 @@ def _run_git(top: str, folder: str, words: list[str], variables: dict[str, str])
 
 
 def _empty_repository() -> Path:
-    """Returns a bare repository without objects in the user's cache, and makes it first if need be.
+    """Returns a bare repository without objects in the user's cache, and creates it first if necessary.
 
     Raises:
         UserError: the cache cannot be written.
@@ -122,6 +122,6 @@ def _empty_repository() -> Path:
                     raise
     except OSError as error:
         raise UserError(
-            f"{place}: cannot be made ({error.strerror}); set XDG_CACHE_HOME to a folder of yours"
+            f"{place}: cannot be created ({error.strerror}); set XDG_CACHE_HOME to a folder that you can write to"
         ) from error
     return place

@@ -61,7 +61,7 @@ def expression(tokens: list[str], wildcards: dict[str, str] = _WIDE, at_end: boo
 
 
 def _split(tokens: list[str], wildcards: dict[str, str]) -> list[tuple[str, list[str]]]:
-    """Splits tokens at wildcards. Returns each wildcard with the tokens that follow it. The first one is ""."""
+    """Splits tokens at wildcards. Returns each wildcard with the tokens that follow it. The first wildcard is ""."""
     parts: list[tuple[str, list[str]]] = [("", [])]
     for token in tokens:
         if token not in wildcards:

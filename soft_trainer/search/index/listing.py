@@ -184,7 +184,7 @@ class _Lister:
         return found
 
     def _reason_against(self, folder: str) -> str:
-        """Returns the reason to skip a folder or a folder around it, or "" if there is none."""
+        """Returns why a folder or one of its parent folders is skipped, or "" if none is."""
         if folder.count("/") > MAX_DEPTH:
             folder = "/".join(folder.split("/", MAX_DEPTH + 1)[: MAX_DEPTH + 1])
         if folder not in self.reasons:

@@ -34,8 +34,8 @@ MEMORY_LOCK = "memory.lock"
 FORMAT = 12
 # The end of a message about a missing index.
 HOW_TO_INDEX = "`soft-trainer index DIR` makes one"
-DAMAGED = "damaged"  # the name of a file beside a damaged database; empty, or its settings
-# A file's traits: 1 if it is a test; the number of folders above it; the number of words in its own name; 1 if it is
+DAMAGED = "damaged"  # the name of a file next to a damaged database; empty, or with the settings
+# A file's traits: 1 if it is a test; the number of folders above it; the number of words in its file name; 1 if it is
 # text rather than source code; 1 if its folder may contain third-party code; 1 if it is generated.
 TRAITS = ("test", "depth", "name_parts", "text", "vendored", "generated")
 # Above either limit, `compact` drops dead postings and merges the segments.
@@ -90,7 +90,7 @@ def find_index_dir(folder: str | os.PathLike[str]) -> Path | None:
 
 
 def make_index_dir(index_dir: Path, folder: str) -> None:
-    """Creates a folder for an index, which only the user can access. An existing folder keeps its mode.
+    """Creates an index folder that only the user can access. An existing folder keeps its mode.
 
     Raises:
         UserError: the folder is inside the tree, belongs to another user, or cannot be created.
@@ -166,7 +166,7 @@ def connect(index_dir: Path, create: bool = False) -> sqlite3.Connection:
         mode = "ro"
     try:
         if mode == "ro" and not has_log:
-            # SQLite reads a database in a read-only folder only if it may assume that nobody writes.
+            # SQLite reads a database in a read-only folder only if it may assume that there are no writers.
             mode = "ro&immutable=1"
         try:
             database, version = _open(path, mode)
@@ -224,7 +224,7 @@ def _make_tables(database: sqlite3.Connection, settings: dict) -> None:
 
 
 def _settings(database: sqlite3.Connection) -> dict:
-    """Returns what a user has chosen for an index of any format: folder, patterns, history and encoder."""
+    """Returns a user's settings for an index of any format: folder, patterns, history and encoder."""
     settings = {}
     with suppress(sqlite3.Error, ValueError):  # an empty database has no settings, and a damaged one may have none
         for key in ("folder", "patterns", "history", "vectors"):
@@ -237,7 +237,7 @@ def _settings(database: sqlite3.Connection) -> dict:
 
 
 class DamagedIndex(UserError):
-    """An index that holds something that the package does not write."""
+    """An index with content that the package would never write."""
 
     def __init__(self, index_dir: Path):
         super().__init__(f"{index_dir}: damaged: `soft-trainer index` makes it again")
@@ -271,7 +271,7 @@ _DISK_CODES = {
 
 
 def is_disk_error(error: Exception) -> bool:
-    """Returns True if an error is about the disk rather than about what a file holds."""
+    """Returns True if an error is about the disk rather than about the content of a file."""
     if isinstance(error, sqlite3.Error):
         return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF in _DISK_CODES
     return isinstance(error, OSError)

@@ -46,7 +46,7 @@ def terms(word: str) -> tuple[str, ...]:
 
 
 def telling_terms(text: str) -> list[str]:
-    """Returns the terms of a text in order, without stop words."""
+    """Returns the terms of a text, in order and without stop words."""
     found = []
     for word in WORD.findall(text):
         if word.lower() not in STOP_WORDS:

@@ -58,7 +58,7 @@ def compare_searches(
 
     Args:
         language: the language of the functions. By default, the most common one in the repository.
-        models: the encoders, that before training first. Each is combined with words.
+        models: the encoders, the one before training first. Each is combined with words.
         external: a command that contains `{query}` and prints paths, best first.
         index_dir: the folder for the index. By default, a temporary one.
 

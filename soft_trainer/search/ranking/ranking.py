@@ -24,8 +24,8 @@ from soft_trainer.source.names import identifier_words
 K1 = 1.2
 B = 0.75
 FILE_TEXT = 1.0  # BM25 of the whole file, for words that are spread over several chunks
-OWN_NAME_WORDS = 0.5  # the share of the query that is in the file's own name
-OWN_NAME_COVERED = 1.0  # the share of the file's own name that is in the query
+OWN_NAME_WORDS = 0.5  # the share of the query that is in the file's name
+OWN_NAME_COVERED = 1.0  # the share of the file's name that is in the query
 FOLDER_WORDS = 0.3  # the share of the query that is in the names of its folders
 DEFINED_WORDS = 0.5  # the share of the query that is in the names that the file defines
 DEFINED_NAME = 0.25  # the file defines a word of the query, which may be chance: `result = ...`
@@ -108,7 +108,7 @@ class Scores(NamedTuple):
         files: float[files], 0 for a file that does not match.
         chunks: float[chunks].
         matched: True if the index contains a word of the query, or if a commit voted.
-        containing: the files that contain each term, as arrays in ascending order: in their text, in their own name,
+        containing: the files that contain each term, as arrays in ascending order: in their text, in their file name,
             and in the names of their folders.
     """
 

@@ -1,8 +1,8 @@
 """Searches with a text of several lines, such as an issue.
 
 Its first line, its opening (the first line and the paragraph after it) and the whole text are three queries, and the
-files that the text names are a fourth ranking. The rankings are fused by reciprocal rank. `benchmarks/RESULTS.md` has
-the figures for the issues of SWE-bench.
+files that the text mentions are a fourth ranking. The rankings are fused by reciprocal rank. `benchmarks/RESULTS.md`
+has the figures for the issues of SWE-bench.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from soft_trainer.search.index.store import TRAITS, Segments
 from soft_trainer.search.ranking.ranking import Query, Scores, ordering, parse_query
 
 NEAR = 10  # a file of rank r scores 1 / (NEAR + r); a larger number brings the first ranks closer together
-TEST_DISCOUNT = 0.5  # unless the first line speaks of tests
-SAME_NAME = 3  # the path of more files says nothing
+TEST_DISCOUNT = 0.5  # unless the first line mentions tests
+SAME_NAME = 3  # a path that fits more files says nothing
 _LETTERS_OF_PATHS = re.compile(r"[\w./\\-]+")
 _PATH = re.compile(r"[\w./\\-]*\w\.\w+")  # only tried at the start of such letters: elsewhere it takes quadratic time
 

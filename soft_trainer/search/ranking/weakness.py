@@ -1,4 +1,4 @@
-"""Tells results that may be there by chance from the others.
+"""Recognises results that may be there by chance.
 
 If a query asks for something that the index does not contain, a stray word of it usually occurs somewhere. A result is
 weak if its file contains a single part of the query, or none. `docs/search.md` says how often this is wrong.
@@ -46,7 +46,7 @@ def count_found(words: Sequence[str], contains: Callable[[str], bool]) -> tuple[
 
     Args:
         words: the words of the query.
-        contains: a function that tells whether a term is contained.
+        contains: a function that returns True if a term is contained.
     """
     found: dict[str, bool] = {}
     for size in (1, 2, 3):

@@ -16,7 +16,7 @@ from soft_trainer.search.searching import Search
 from soft_trainer.source.names import identifier_words, is_test_path
 
 EXAMPLES = 3
-_FILES = 60  # to look at, at most
+_FILES = 60  # the maximum number of files to read
 _SENTENCE = re.compile(r"[A-Z]\w*(?:,? [\w'-]+){2,8}(?=\.|$)")  # without code, numbers in brackets, or addresses
 _MARKS = re.compile(r"^[\s*/#]+", re.MULTILINE)  # of comments
 

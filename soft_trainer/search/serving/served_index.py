@@ -42,7 +42,7 @@ class ServedIndex:
         return self._answer(partial(self.index.search, query, limit, **filters))
 
     def similar(self, path: str, line: int, limit: int) -> tuple[list[SearchResult], list[str]]:
-        """Returns chunks like the one at a line of a file, and notices."""
+        """Returns the chunks most similar to the one at a line of a file, and notices."""
         return self._answer(partial(self.index.similar, path, line, limit))
 
     def text_of(self, path: str) -> str | None:

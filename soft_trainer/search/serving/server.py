@@ -111,7 +111,7 @@ class _Handler(BaseHTTPRequestHandler):
         except ValueError as error:  # such as `http://[::1/`
             return self._send(400, "text/plain", str(error).encode())
         parts = address.path.split("/")
-        # Another site may make its own host name point here. The header then has that name.
+        # Another site may point its host name here. The header then contains that name.
         port = self.server.server_address[1]
         if self.headers.get("Host") not in (f"127.0.0.1:{port}", f"localhost:{port}"):
             return self._send(403, "text/plain", b"wrong host")

@@ -169,7 +169,7 @@ def test_a_folder_of_a_repository_has_its_part(tree):
 
 def test_the_memory_is_turned_off_and_on_again(tree, command):
     tree.change(2, "Light the lantern before the harbour opens")
-    assert "2 commits read, 2 of them name" in command("index", tree.path)[1]
+    assert "2 commits read, 2 of them can vote" in command("index", tree.path)[1]
     code, out, _ = command("index", tree.path, "--history", "false")
     assert code == 0 and "commits" not in out
     assert command("search", "--folder", tree.path, "lantern")[0] == 1

@@ -291,7 +291,7 @@ def test_rules_beside_the_tree(repository, home):
 def test_a_cache_that_cannot_be_written_is_named(repository, tmp_path, monkeypatch):
     write_tree(tmp_path, {"file": "x"})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with refused("empty.git: cannot be made", "XDG_CACHE_HOME"):
+    with refused("empty.git: cannot be created", "XDG_CACHE_HOME"):
         list_tree(str(repository))
 
 

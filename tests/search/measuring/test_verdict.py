@@ -126,9 +126,9 @@ def test_each_step_is_compared_with_the_step_before_it():
     ranks = {"words": [0.1] * 9, "words_memory": [0.2] * 9, "base_memory": [0.6] * 9, "mine_memory": [0.5] * 9}
     memory, encoder, training = _answers(verdict_of(("base", "mine"), **ranks))
     assert memory.startswith("Does commit memory help? Yes: MRR of functions +0.100")
-    assert encoder.startswith("Does base help beside words and memory? Yes: MRR of functions +0.400")
-    assert training.startswith("Does mine find more than base, which was named before it? No, it finds less: MRR")
-    assert "put the encoder before training first" in _answers(verdict_of(("mine",), **ranks))[-1]
+    assert encoder.startswith("Does base add to words and memory? Yes: MRR of functions +0.400")
+    assert training.startswith("Does mine find more than base, the model before it? No, it finds less: MRR")
+    assert "list the encoder before training first" in _answers(verdict_of(("mine",), **ranks))[-1]
 
 
 @pytest.mark.parametrize(
