@@ -5,8 +5,8 @@ soft-trainer export DIR --onnx --int8
 soft-trainer export USER/NAME --onnx --output_dir DIR
 
 It writes DIR/onnx/model.onnx, and with --int8 a smaller and faster model with weights of 8-bit integers.
-`SentenceTransformer(DIR, backend="onnx")` and `load_encoder(DIR, backend="onnx")` load them. An index exports its
-encoder automatically.
+`load_encoder(DIR, backend="onnx")` loads the smaller model if there is one, and so does `SentenceTransformer(DIR,
+backend="onnx")`, which needs the package optimum-onnx. An index exports its encoder automatically.
 """
 
 from __future__ import annotations

@@ -49,3 +49,5 @@ def run(arguments: argparse.Namespace) -> None:
     else:
         raise UserError("give a SOURCE_DIR, or a repository with --history")
     sys.stdout.write(mining_table(mined) + "\n")
+    folder = options["output_dir"]
+    sys.stdout.write(f"Written to {folder}; to train on it: soft-trainer train --data_dir {folder}\n")

@@ -22,10 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Writes the report and prints it."""
     # Imported here, so that --help does not wait for torch.
-    from soft_trainer.evaluation.figures import new_figure
     from soft_trainer.studies.report import write_report
 
-    new_figure(1, 1)  # reports a missing matplotlib before anything is computed
     output_dir = arguments.output_dir or Path(arguments.folders[0]) / "report"
     page = write_report(arguments.folders, output_dir, arguments.baseline)
     sys.stdout.write(page.read_text(encoding="utf-8"))

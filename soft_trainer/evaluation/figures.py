@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from soft_trainer.errors import UserError, extra_needed
+from soft_trainer.errors import UserError
 from soft_trainer.files import written_aside
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # the colour-blind can tell them apart
 
 
 def new_figure(width: float, height: float):
-    """Makes an empty `Figure`, whose size is in inches. It needs no display.
+    """Makes an empty `Figure`, whose size is in inches. It needs no display."""
+    from matplotlib.figure import Figure  # of the extra `plots`
 
-    Raises:
-        UserError: matplotlib is not installed.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UserError(extra_needed("a picture", "plots")) from None
     return Figure(figsize=(width, height), layout="constrained")
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, OfflineModeIsEnabled
 from huggingface_hub.utils import filter_repo_objects, validate_repo_id
 
 from soft_trainer.encoders.hub_files import public_name
@@ -277,6 +277,8 @@ def named_card(card: str, repo_id: str, revision: str | None) -> str:
 
 def _is_retryable(error: BaseException) -> bool:
     """Returns True if a retry may succeed: after no response, a conflict, a server error or too many requests."""
+    if isinstance(error, OfflineModeIsEnabled):
+        return False
     if isinstance(error, HfHubHTTPError):
         return error.response.status_code >= 500 or error.response.status_code in (408, 409, 412, 429)
     return isinstance(error, (HTTPError, ConnectionError, TimeoutError))

@@ -97,7 +97,8 @@ class SoftInfoNCELoss(nn.Module):
         super().__init__()
         unknown = next(iter(options.keys() - set(OPTIONS)), None)
         if unknown:
-            raise UserError(f"SoftInfoNCELoss has no option {unknown}; use {', '.join(OPTIONS)}")
+            known = ", ".join(("scale", "similarity_fct", "gather_across_devices", *OPTIONS))
+            raise UserError(f"SoftInfoNCELoss has no option {unknown}; use {known}")
         if not scale > 0:
             raise UserError(f"scale={scale}: must be above 0")
         self.model = model

@@ -165,7 +165,7 @@ def describe(comparison: Comparison) -> str:
     """Describes a comparison in two lines."""
     queries = comparison.wins + comparison.losses + comparison.ties
     return (
-        f"delta MRR {difference_text(comparison.delta, comparison.interval)}, p {p_text(comparison.p, '= ')}\n"
+        f"A - B: MRR {difference_text(comparison.delta, comparison.interval)}, p {p_text(comparison.p, '= ')}\n"
         f"wins {comparison.wins:,}, losses {comparison.losses:,}, ties {comparison.ties:,} of {queries:,} queries"
     )
 

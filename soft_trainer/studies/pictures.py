@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
+from soft_trainer.errors import extra_needed
 from soft_trainer.evaluation.figures import COLORS, new_figure, save_png
+from soft_trainer.terminal import print_on_main
 
 SIZE = (6.4, 4.4)  # inches
 DASHES = ("-", "--", ":", "-.")
@@ -17,12 +20,15 @@ CURVES = (("loss", "Training loss", "loss"), ("mrr", "MRR on valid during traini
 
 
 def draw_pictures(methods: Mapping[str, Sequence], differences: Sequence, folder: Path) -> dict[str, Path]:
-    """Draws the figures that have data. Returns their files, keyed by title.
+    """Draws the figures that have data. Returns their files, keyed by title: none without matplotlib.
 
     Args:
         methods: the `ReportedRun`s of each method.
         differences: the `Difference` between each method and the baseline.
     """
+    if importlib.util.find_spec("matplotlib") is None:
+        print_on_main(extra_needed("The report has no pictures; drawing them", "plots"))
+        return {}
     runs = list(chain.from_iterable(methods.values()))
     logged = set()
     for run in runs:

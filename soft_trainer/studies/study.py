@@ -131,7 +131,7 @@ def _filled(value, known: Mapping):
 
     def text_of(match: re.Match) -> str:
         if match[1] not in known:
-            raise UserError(f"{match[0]}: no option or run has this name; set it with set {match[1]}=...")
+            raise UserError(f"{match[0]}: no option or run has this name; set it with --set {match[1]}=...")
         return str(known[match[1]])
 
     return PLACEHOLDER.sub(text_of, value)

@@ -82,7 +82,7 @@ def test_results_and_ranks_are_written_and_are_those_of_the_trainer(encoder_dir,
         find_runs([tmp_path / "out"])
     capsys.readouterr()
     assert run_command(["compare", str(tmp_path / "out"), str(tmp_path / "out")]) == 0
-    assert "delta MRR +0.0000" in capsys.readouterr().out
+    assert "A - B: MRR +0.0000" in capsys.readouterr().out
 
     assert run_command([*words, "--lexical", "true"]) == 0  # the same again
     with pytest.raises(UserError, match="would be overwritten"):

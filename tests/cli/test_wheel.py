@@ -117,7 +117,7 @@ def test_an_encoder_is_measured_and_reported(quickstart, installed):
     reported = installed.run("soft-trainer", "report", "outputs", "--output_dir", "report")
     assert "loss info_nce" in reported.stdout and (installed.folder / "report/report.md").is_file()
     words = ["compare", "outputs/quickstart", "measured"]
-    assert "delta MRR +0.0000" in installed.run("soft-trainer", *words).stdout
+    assert "A - B: MRR +0.0000" in installed.run("soft-trainer", *words).stdout
 
 
 def test_commands_know_recipes_and_studies_by_name(installed):

@@ -37,7 +37,7 @@ def test_the_command_says_how_much_how_sure_and_which_queries(make_run, capsys):
     run_command(["compare", str(a), str(b), "--number", "5"])
     out = capsys.readouterr().out
     expected = compare_paired(reciprocal_ranks([1, 2, 1, 9, 5] * 4), reciprocal_ranks([1, 1, 4, 9, 5] * 4))
-    assert f"delta MRR {expected.delta:+.4f}" in out and "wins 4, losses 4, ties 12 of 20 queries" in out
+    assert f"A - B: MRR {expected.delta:+.4f}" in out and "wins 4, losses 4, ties 12 of 20 queries" in out
     assert f"({expected.interval.low:+.4f} to {expected.interval.high:+.4f}), p = {expected.p:.3f}" in out
     assert out.startswith("Neither is clearly better: A ")
     assert "5 largest changes" in out and "+0.750  query 2" in out and "-0.500  query 1" in out
@@ -110,7 +110,7 @@ def test_what_cannot_be_paired_is_refused(make_run, write_ranks, tmp_path):
 def test_a_file_of_ranks_stands_for_a_run_but_not_that_of_another_version(make_run, tmp_path, capsys):
     folder, old = make_run("a", [1, 2, 3]), tmp_path / "old.parquet"
     run_command(["compare", str(folder), str(folder / "ranks-test-trained.parquet")])
-    assert "delta MRR +0.0000" in capsys.readouterr().out
+    assert "A - B: MRR +0.0000" in capsys.readouterr().out
     pq.write_table(pq.read_table(folder / "ranks-test-trained.parquet").drop_columns(["key"]), old)
     with refused("old.parquet: not the ranks of a run, or another version wrote them"):
         run_command(["compare", str(folder), str(old)])

@@ -64,6 +64,13 @@ def test_the_page_has_tables_tests_and_pictures(study, capsys):
         assert (study / "report" / f"{name}.png").stat().st_size > 1000
 
 
+def test_without_matplotlib_the_page_has_the_tables(study, capsys, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert run_command(["report", str(study)]) == 0
+    assert "The report has no pictures" in capsys.readouterr().err
+    assert "| bm25" in (study / "report" / "report.md").read_text()
+
+
 def test_a_p_has_the_three_digits_that_compare_prints(make_run, soft, tmp_path):
     make_run("infonce/1", GOOD)
     make_run("bm25/1", GOOD, soft())
