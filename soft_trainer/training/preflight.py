@@ -220,6 +220,8 @@ def first_encoder(
         raise UserError("model: pass an encoder or its name, or model_init= that makes one, and not both")
     if arguments.get("compute_loss_func") is not None:
         raise UserError("compute_loss_func is not supported: set args.loss, or override compute_loss")
+    if "estimator" in arguments:
+        raise UserError("estimator is not an argument: pass the estimator in callbacks=[...]")
     if make is not None:
         model = _made_model(make)
         # `Trainer` calls it at once. It then gets the model that exists already.

@@ -122,6 +122,8 @@ def test_nothing_is_named_without_cause(trainer_of, capsys):
 
 
 def test_a_loss_that_would_not_be_called_is_refused(trainer_of):
+    with refused("estimator is not an argument: pass the estimator in callbacks=[...]"):
+        trainer_of(arguments={"estimator": None})
     with refused("compute_loss_func is not supported"):
         trainer_of(arguments={"compute_loss_func": lambda *arguments: 0})
 
