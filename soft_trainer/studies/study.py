@@ -172,7 +172,7 @@ def state_of_run(study: Study, run: PlannedRun) -> State:
 
 
 def _made(folder: Path) -> dict:
-    """Returns the launcher with which a study made the run in a folder, and what it decided; {} if no study made it."""
+    """Returns the launcher with which a study made the run in a folder, and what it decided, or {} without a study."""
     with suppress(UserError):
         return read_json(folder / STUDIED)
     return {}
