@@ -45,8 +45,9 @@ OPTIONS = {
 
 
 def argv_of(folder: Path, data: dict, processes: int) -> list[str]:
-    """The script with its options; makes its folder."""
+    """The script with its options; makes its folder with a log."""
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / "log.txt").touch()
     batch = data["batch_size"] // processes
     options = OPTIONS | {"data_dir": data["data_dir"], "output_dir": folder, "per_device_train_batch_size": batch}
     return [str(SCRIPT), *as_argv(options)]
