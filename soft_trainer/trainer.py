@@ -140,6 +140,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.of_command = {}  # what else the results of a run from the shell depend on
         self._merging = MergeCallback(self)
         self.add_callback(self._merging)
+        self.add_callback(checkpoints.BestBesideCheckpoint(lambda: self._checkpoint))
         self._overflows: OverflowCounter | None = None
         if self.accelerator.scaler:
             self._overflows = OverflowCounter(lambda: self.accelerator.scaler)
