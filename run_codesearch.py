@@ -101,7 +101,7 @@ def train_and_measure(trainer, run, data_args: DataArguments, folder) -> None:
     # Imported here for the same reason.
     from soft_trainer.training.interruption import explaining_interruption
 
-    with explaining_interruption(trainer.args):
+    with explaining_interruption(trainer.args, lambda: trainer.state.global_step):
         run.measure("untrained", data_args.lexical and not trainer.args.do_train)
         if trainer.args.do_train:
             trainer.train(resume_from_checkpoint=folder.checkpoint)

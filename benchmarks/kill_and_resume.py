@@ -3,9 +3,9 @@
     python benchmarks/kill_and_resume.py --data_dir DIR [--kills 20] [--on_two 5]
 
 Two runs train without a stop, on one process and on two: a small encoder with dropout, three epochs of 160 rows, a
-checkpoint every four steps. For each kill a new run starts, and all its processes get SIGKILL at a random moment: on
-two processes in the second epoch or later, on one process at any time, even while it saves or after the last step. The
-same command continues and must end with the same file of weights.
+checkpoint every four steps. For each kill a new run starts, and all its processes get SIGKILL at a random moment after
+its first step begins, even while it saves or is done. The same command continues and must end with the same file of
+weights.
 """
 
 import argparse
@@ -27,6 +27,7 @@ from soft_trainer.terminal import table
 
 SCRIPT = Path(__file__).parents[1] / "run_codesearch.py"
 STEPS, ROWS = 30, 160
+FITTED = "BM25Estimator fitted"  # the last line before the first step
 OPTIONS = {
     "from_scratch": "64x2",
     "vocabulary_size": 2000,
@@ -44,8 +45,9 @@ OPTIONS = {
 
 
 def argv_of(folder: Path, data: dict, processes: int) -> list[str]:
-    """The script with its options; makes its folder."""
+    """The script with its options; makes its folder with a log."""
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / "log.txt").touch()
     batch = data["batch_size"] // processes
     options = OPTIONS | {"data_dir": data["data_dir"], "output_dir": folder, "per_device_train_batch_size": batch}
     return [str(SCRIPT), *as_argv(options)]
@@ -71,10 +73,11 @@ def weights(folder: Path) -> str:
     return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
 
 
-def steps_logged(folder: Path) -> int:
-    """The number of optimizer steps in the run's log."""
+def wait_for_training(run: psutil.Popen, folder: Path) -> None:
+    """Waits until the estimator is fitted, just before the first step, or until the run has ended."""
     log = folder / "log.txt"
-    return log.read_text().count("'loss':") if log.exists() else 0
+    while run.poll() is None and FITTED not in log.read_text():
+        time.sleep(0.005)
 
 
 def kill(run: psutil.Popen) -> None:
@@ -95,19 +98,26 @@ def signal_all(run: psutil.Popen, name: str) -> None:
             getattr(process, name)()
 
 
-def kill_and_resume(folder: Path, data: dict, processes: int, generator: random.Random) -> tuple[str, str]:
-    """The moment of the kill, and the digest of the final weights of the resumed run."""
-    first = STEPS // 3 + 1 if processes > 1 else 0
-    wanted = generator.randint(first, STEPS)
+def seconds_of_training(folder: Path, data: dict, processes: int) -> float:
+    """Trains without a stop. Returns the seconds from the first step to the end of the run."""
     run = start(folder, data, processes)
-    while steps_logged(folder) < wanted and run.poll() is None:
-        time.sleep(0.005)
-    time.sleep(generator.uniform(0, 0.4))
+    wait_for_training(run, folder)
+    begun = time.monotonic()
+    finish(run, folder)
+    return time.monotonic() - begun
+
+
+def kill_and_resume(folder: Path, data: dict, processes: int, wait: float) -> tuple[str, str]:
+    """The moment of the kill, and the digest of the final weights of the resumed run."""
+    run = start(folder, data, processes)
+    wait_for_training(run, folder)
+    time.sleep(wait)
+    moment = "killed" if run.poll() is None else "ended"
     kill(run)
     checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
     whole = [path.name for path in checkpoints if (path / "complete.json").exists()]
     broken = len(checkpoints) - len(whole)
-    when = f"step {steps_logged(folder)}, newest checkpoint: {(whole or ['none'])[-1]}, half-written: {broken}"
+    when = f"{moment} after {wait:.1f} s, newest checkpoint: {(whole or ['none'])[-1]}, half-written: {broken}"
     finish(start(folder, data, processes), folder)
     return when, weights(folder)
 
@@ -126,19 +136,20 @@ def main() -> None:
     root = Path(tempfile.mkdtemp(prefix="kill-and-resume-"))
     processes = [1] * (options.kills - options.on_two) + [2] * options.on_two
     expected = {}
+    seconds = {}
     for number in sorted(set(processes)):
         folder = root / f"whole-{number}"
-        finish(start(folder, data, number), folder)
+        seconds[number] = seconds_of_training(folder, data, number)
         expected[number] = weights(folder)
     rows = []
     for place, number in enumerate(processes, 1):
         folder = root / f"killed-{place}"
-        when, digest = kill_and_resume(folder, data, number, generator)
+        when, digest = kill_and_resume(folder, data, number, generator.uniform(0, seconds[number]))
         rows.append([place, number, when, "equal" if digest == expected[number] else "DIFFERENT"])
         sys.stderr.write(f"{json.dumps(rows[-1])}\n")
         if digest == expected[number]:
             shutil.rmtree(folder)
-    print(table(["kill", "processes", "killed after", "final weights"], rows))
+    print(table(["kill", "processes", "moment", "final weights"], rows))
     sys.exit(any(row[-1] != "equal" for row in rows))
 
 

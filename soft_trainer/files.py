@@ -20,7 +20,7 @@ from soft_trainer.errors import UserError
 # ---- The files of an output folder ----
 
 RECORD = "run.json"
-STUDIED = "study.json"  # the launcher with which a study made a run
+STUDIED = "study.json"  # the launcher with which a study made a run, and what it decided
 DEPENDS_ON = "depends on"  # the part of a run's record, and of a checkpoint's marker, with the run fingerprint
 LISTED = "files"  # the part of the record that lists the run's files
 RECORD_FORMAT = 3  # of `run.json`; earlier formats contain local paths

@@ -140,6 +140,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.of_command = {}  # what else the results of a run from the shell depend on
         self._merging = MergeCallback(self)
         self.add_callback(self._merging)
+        self.add_callback(checkpoints.BestBesideCheckpoint(lambda: self._checkpoint))
         self._overflows: OverflowCounter | None = None
         if self.accelerator.scaler:
             self._overflows = OverflowCounter(lambda: self.accelerator.scaler)
@@ -417,7 +418,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         if not (self._checkpoint_folder(self.args.output_dir) / MARKER).is_file():  # the signal came after that step
             self._tr_loss = torch.zeros_like(self._tr_loss)  # counted already, at the end of training
             self._save_checkpoint(self.model_wrapped, None)
-        print_on_main(f"stopped by SIGTERM at step {step}: {interruption.how_to_continue(self.args)}")
+        print_on_main(f"stopped by SIGTERM at step {step}: {interruption.how_to_continue(self.args, step)}")
         raise SystemExit(143)
 
     def _hp_search_setup(self, trial) -> None:
@@ -462,9 +463,12 @@ class SoftInfoNCETrainer(SavingTrainer):
         """Returns everything that the results depend on, as far as it is known before the estimator is fitted."""
         early_stops = [each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
         metrics_choose = bool(early_stops) or choose_by_metrics(self.args)
-        own = {"collator": None if self._collates else self.data_collator}
+        own = {
+            "collator": None if self._collates else self.data_collator,
+            "early stop": next(iter(early_stops), None),
+        }
         if metrics_choose:
-            own |= {"metrics": self.compute_metrics, "early stop": next(iter(early_stops), None)}
+            own["metrics"] = self.compute_metrics
         loaded = Loaded(
             self.plan,
             self.encoder,

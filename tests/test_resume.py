@@ -65,3 +65,4 @@ def test_twelve_kills_leave_the_weights_of_a_run_that_was_never_stopped(benchmar
     printed = capsys.readouterr()
     assert not stopped.value.code, stopped.value.code
     assert printed.out.count("equal") == 12, printed
+    assert printed.out.count("killed after") >= 6, printed  # the others had ended

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 import forked
@@ -14,6 +15,8 @@ import torch
 
 from soft_trainer import SoftInfoNCETrainer
 from soft_trainer.options.parse import as_argv
+from soft_trainer.training.checkpoints import mark_complete
+from soft_trainer.training.interruption import how_to_continue
 
 SCRIPT = Path(__file__).parents[1] / "run_codesearch.py"
 TINY = {
@@ -54,6 +57,15 @@ def test_ctrl_c_is_one_line_and_exit_code_130(script, data_dir, monkeypatch):
     assert code == 130 and not any("Traceback" in line for line in lines)
     assert lines[-1].startswith("interrupted at step 2: out/checkpoint-2 is kept; ")
     assert "resume_from_checkpoint=last" in lines[-1]
+
+
+def test_an_interruption_tells_how_to_continue_a_run_that_overwrites(tmp_path):
+    mark_complete(tmp_path / "checkpoint-2", {})
+    args = SimpleNamespace(output_dir=str(tmp_path), overwrite=True)
+    assert how_to_continue(args, step=0) == "the output folder is as it was"
+    assert "checkpoint-2 is kept; the same command without overwrite=true, or" in how_to_continue(args, step=2)
+    args.overwrite = False
+    assert "checkpoint-2 is kept; the same command, or" in how_to_continue(args, step=2)
 
 
 @pytest.mark.parametrize("before", ["run.opening.load_data", "run.record.Run.measure"])

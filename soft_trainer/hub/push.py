@@ -14,7 +14,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ge
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, OfflineModeIsEnabled
 from huggingface_hub.utils import filter_repo_objects, validate_repo_id
 
-from soft_trainer.encoders.hub_files import public_name
+from soft_trainer.encoders.hub_files import public_name, published_name
 from soft_trainer.errors import UserError
 from soft_trainer.files import (
     ADAPTER_CONFIG,
@@ -198,6 +198,14 @@ def _contents(folder: Path, repo_id: str, revision: str | None, repo_type: str) 
     if RECORD in contents and read_json(folder / RECORD).get("format") != RECORD_FORMAT:
         logger.warning("%s: not pushed, because another version wrote it, perhaps with local paths", folder / RECORD)
         del contents[RECORD]
+    if ADAPTER_CONFIG in contents:
+        base = published_name(read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path"))
+        if base and Path(base).is_dir():
+            logger.warning(
+                "%s: the adapter needs its base, %s, which exists only on this machine, so nobody else can load it: "
+                "train with merge_lora=True, or push the base and train from its name",
+                *(folder, base),
+            )
     # The two paths that encoders need where they are.
     for name in (ADAPTER_CONFIG, f"{MERGED_ADAPTER}/{ADAPTER_CONFIG}"):
         if name in contents:

@@ -17,14 +17,14 @@ from pathlib import Path
 import yaml
 
 from soft_trainer.errors import UserError
-from soft_trainer.files import CHECKPOINTS, RECORD, STUDIED, read_json, write_json
+from soft_trainer.files import CHECKPOINTS, DEPENDS_ON, RECORD, STUDIED, read_json, write_json
 from soft_trainer.options.parse import parse
 from soft_trainer.options.recipes import read_recipe
 from soft_trainer.run.building import build_profile
 from soft_trainer.run.folder import DONE, NEW, OTHER, STOPPED, State, lock, lock_file, state_of
 from soft_trainer.run.opening import complete_options
 from soft_trainer.terminal import print_on_main, table
-from soft_trainer.training.run_fingerprint import KINDS, STUDY, run_fingerprint
+from soft_trainer.training.run_fingerprint import BY_LAUNCHER, KINDS, STUDY, run_fingerprint
 
 KEYS = ("launcher", "options", "output_dir", "runs", "seeds")
 PLACEHOLDER = re.compile(r"\{([\w.-]+)\}")
@@ -151,7 +151,8 @@ def check_options(run: PlannedRun) -> tuple:
 def state_of_run(study: Study, run: PlannedRun) -> State:
     """Returns the state of a run's folder, as the run itself would find it.
 
-    Processes and precision depend on the launcher, whose command line is compared as text.
+    The launcher's command line is compared as text. Processes and precision depend on the launcher, and are compared
+    once a study has made the run.
 
     Raises:
         UserError: an option is invalid, or the encoder cannot be found.
@@ -162,18 +163,27 @@ def state_of_run(study: Study, run: PlannedRun) -> State:
     model_args, data_args, args = check_options(run)
     with redirect_stderr(io.StringIO()):  # the run itself prints its defaults
         complete_options(model_args, data_args, args, build_profile(model_args))
-    state = state_of(folder, run_fingerprint(model_args, data_args, args, apart=folder), STUDY)
-    launcher = _launcher(study, folder)
+    made = _made(folder)
+    fingerprint = run_fingerprint(model_args, data_args, args, apart=folder)
+    state = state_of(folder, fingerprint | made, STUDY - made.keys())
+    launcher = made.get("launcher", study.launcher)
     if launcher != study.launcher:
         return State(OTHER, None, (f"launcher was {launcher!r}, is {study.launcher!r}",))
     return state
 
 
-def _launcher(study: Study, folder: Path) -> str:
-    """Returns the launcher with which a study made the run in a folder, or this study's launcher if none did."""
+def _made(folder: Path) -> dict:
+    """Returns the launcher, processes and precision with which a study made the run in a folder, or {} if none did."""
     with suppress(UserError):
-        return read_json(folder / STUDIED)["launcher"]
-    return study.launcher
+        return read_json(folder / STUDIED)
+    return {}
+
+
+def _record(folder: Path) -> dict:
+    """Returns the record of a run, or {} if there is none."""
+    with suppress(UserError):
+        return read_json(folder / RECORD)
+    return {}
 
 
 # ---- The runs ----
@@ -238,7 +248,7 @@ def _make(study: Study, run: PlannedRun, redo: bool, title: str) -> str:
         if state.name == OTHER and not redo:
             return f"differs: {'; '.join(state.changes[:3])}"
         # Until the run ends, the folder may hold the results of the earlier launcher.
-        relaunched = state.name == OTHER and _launcher(study, folder) != study.launcher
+        relaunched = state.name == OTHER and _made(folder).get("launcher", study.launcher) != study.launcher
         write_json(folder / STUDIED, {"launcher": UNFINISHED_REDO if relaunched else study.launcher})
         (folder / RECIPE).write_text(yaml.safe_dump(dict(run.options), sort_keys=True))
         verb = {STOPPED: "continues", OTHER: "starts again"}.get(state.name, "starts")
@@ -253,7 +263,9 @@ def _make(study: Study, run: PlannedRun, redo: bool, title: str) -> str:
             process.wait()
     if code:
         return f"failed: {_last_line(folder / LOG, start)}"
-    write_json(folder / STUDIED, {"launcher": study.launcher})
+    depends_on = _record(folder).get(DEPENDS_ON, {})
+    decided = {name: depends_on[name] for name in BY_LAUNCHER if name in depends_on}
+    write_json(folder / STUDIED, {"launcher": study.launcher} | decided)
     return "done"
 
 
@@ -288,7 +300,4 @@ def _last_line(log: Path, start: int) -> str:
 
 def _mrr(folder: Path) -> float | None:
     """Returns the trained encoder's MRR on test, or None if it was not measured."""
-    record = {}
-    with suppress(UserError):
-        record = read_json(folder / RECORD)
-    return record.get("results", {}).get("test", {}).get("trained", {}).get("mrr")
+    return _record(folder).get("results", {}).get("test", {}).get("trained", {}).get("mrr")

@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from transformers import TrainerCallback
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints
+
 from soft_trainer import distributed
 from soft_trainer.errors import UserError
 from soft_trainer.files import DEPENDS_ON, read_json, reporting_disk_errors, write_json
@@ -72,6 +75,24 @@ def warn_of_changes(fingerprint: Mapping, checkpoint: str | None) -> None:
     for name, value in fingerprint.items():
         if value == NOT_COMPARED:
             print_on_main(f"warning: {checkpoint}: {name} cannot be compared: make sure that it has not changed")
+
+
+class BestBesideCheckpoint(TrainerCallback):
+    """A callback that finds the best checkpoint beside the one that training resumes from, because folders move.
+
+    Args:
+        checkpoint: returns the folder of the checkpoint to resume from, or None.
+    """
+
+    def __init__(self, checkpoint: Callable[[], str | None]):
+        self._checkpoint = checkpoint
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Replaces the path that the checkpoint has stored."""
+        if self._checkpoint() and state.best_global_step:
+            best = Path(self._checkpoint()).with_name(f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}")
+            if best.is_dir():
+                state.best_model_checkpoint = str(best)
 
 
 # ---- Complete checkpoints ----
@@ -141,8 +162,6 @@ def newest_complete(output_dir: str | Path) -> str | None:
     The newest is the one that was written last. It need not have the highest step, because an earlier run may have
     written to this folder. The recorded time is used, because copying a folder changes modification times.
     """
-    from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints  # slow to import
-
     times: dict[str, float] = {}
     for checkpoint in sort_checkpoints(str(output_dir), PREFIX_CHECKPOINT_DIR):
         written = _written(Path(checkpoint))

@@ -14,20 +14,25 @@ from soft_trainer import distributed
 from soft_trainer.training.checkpoints import newest_complete
 
 
-def how_to_continue(args) -> str:
+def how_to_continue(args, step: int) -> str:
     """Returns text for a message: the newest complete checkpoint, and how to resume from it.
 
     Args:
         args: the training arguments.
+        step: the current step.
     """
+    overwrite = getattr(args, "overwrite", False)
+    if overwrite and step == 0:  # the checkpoints are those of an earlier run
+        return "the output folder is as it was"
     checkpoint = newest_complete(args.output_dir) if args.output_dir else None
     if checkpoint is None:
         return "no checkpoint has been written, so a new start begins with the first step"
-    return f"{checkpoint} is kept; the same command, or resume_from_checkpoint=last in Python, continues from it"
+    command = "the same command without overwrite=true" if overwrite else "the same command"
+    return f"{checkpoint} is kept; {command}, or resume_from_checkpoint=last in Python, continues from it"
 
 
 @contextlib.contextmanager
-def explaining_interruption(args, step: Callable[[], int] | None = None) -> Iterator[None]:
+def explaining_interruption(args, step: Callable[[], int]) -> Iterator[None]:
     """Adds to a KeyboardInterrupt which checkpoint is kept and how to resume.
 
     Args:
@@ -42,8 +47,7 @@ def explaining_interruption(args, step: Callable[[], int] | None = None) -> Iter
     except KeyboardInterrupt as interruption:
         line = str(interruption)
         if not line:
-            when = f" at step {step()}" if step else ""
-            line = f"interrupted{when}: {how_to_continue(args)}"
+            line = f"interrupted at step {step()}: {how_to_continue(args, step())}"
         raise KeyboardInterrupt(line) from None
 
 

@@ -67,7 +67,8 @@ NOT_COMPARED = "not compared"  # a setting without a hash
 # A run that writes to the output folder of another.
 FOLDER = frozenset({"versions"})
 # A study, which does not know what its launcher decides.
-STUDY = FOLDER | {"processes", "precision"}
+BY_LAUNCHER = ("processes", "precision")
+STUDY = FOLDER.union(BY_LAUNCHER)
 # A training that continues from a checkpoint, perhaps for longer. What the other options became is compared: the rows,
 # the encoder, the criterion and the estimator.
 RESUME = FOLDER | {"num_train_epochs", "max_steps", "do_train", "do_eval", "do_predict", "ignore_data_skip"}
@@ -77,8 +78,8 @@ RESUME |= option_specs(ModelArguments).keys() | option_specs(DataArguments).keys
 def changes(then: Mapping, now: Mapping, may_change: Iterable[str]) -> list[str]:
     """Describes what differs between two fingerprints, as in "seed was 42, is 7" or "the training rows changed".
 
-    A missing option counts as its default. Any other name, except the format, is compared only if both fingerprints
-    have it.
+    A missing option counts as its default. Options that count only where metrics choose, and all other names except
+    the format, are compared only if both fingerprints have them.
 
     Args:
         then: a fingerprint that was stored.
@@ -147,8 +148,11 @@ def run_fingerprint(
     chosen = metrics_choose or choose_by_metrics(args)
     defaults = _defaults()
     for name, value in plain_settings(values).items():
-        counts = affects_results(name) or (chosen and name in AFFECT_CHOICES)
-        if counts and _or_none(value) != defaults.get(name):
+        if name in AFFECT_CHOICES:
+            counts = chosen
+        else:
+            counts = affects_results(name) and _or_none(value) != defaults.get(name)
+        if counts:
             found[name] = value
     found |= _content({name: value for name, value in values.items() if name in found}, apart)
     if loaded is not None:
@@ -173,14 +177,15 @@ def affects_results(name: str) -> bool:
 
 @functools.cache
 def _defaults() -> dict[str, object]:
-    """Returns the defaults of all options, keyed by name."""
+    """Returns the defaults of all options except AFFECT_CHOICES, keyed by name."""
     found = {}
     for kind in (*KINDS, SoftInfoNCETrainingArguments):
         for each in dataclasses.fields(kind):
             default = each.default
             if each.default_factory is not dataclasses.MISSING:
                 default = each.default_factory()
-            found[each.name] = _or_none(default)
+            if each.name not in AFFECT_CHOICES:
+                found[each.name] = _or_none(default)
     return plain_settings(found)
 
 
@@ -317,10 +322,9 @@ def _object(kind: str, own) -> dict[str, object]:
         return found
     if not owner.__module__.startswith(("soft_trainer.", "transformers.")):  # versions are compared apart
         found[f"code of {kind}"] = own_code(owner) or NO_SOURCE
-    for name, parameter in inspect.signature(owner).parameters.items():
-        if name in _UNREAD_ESTIMATOR or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            continue
-        found[f"the {kind}'s {name}"] = _setting(getattr(own, name, inspect.Parameter.empty))
+    for name in inspect.signature(owner).parameters:
+        if name not in _UNREAD_ESTIMATOR:
+            found[f"the {kind}'s {name}"] = _setting(getattr(own, name, inspect.Parameter.empty))
     return found
 
 

@@ -103,6 +103,17 @@ def test_a_local_teacher_and_an_adapter_s_base_lose_their_paths(here, folder, tm
     assert json.loads((folder / "soft_trainer.json").read_text()) == profile
 
 
+def test_an_adapter_whose_base_is_on_this_machine_alone_is_warned_of(here, folder, tmp_path, caplog):
+    (folder / "model.safetensors").unlink()
+    (folder / "adapter_model.safetensors").write_bytes(b"")
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "ann/base"}))
+    push_folder(folder, REPO, WRITE_TOKEN)
+    assert "needs its base" not in caplog.text
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(tmp_path)}))
+    push_folder(folder, REPO, WRITE_TOKEN)
+    assert f"the adapter needs its base, {tmp_path}, which exists only on this machine" in caplog.text
+
+
 def test_a_record_is_pushed_as_it_is_and_that_of_another_version_is_not(here, folder, caplog):
     record = {"format": RECORD_FORMAT, "options": {"seed": 1}}
     (folder / "run.json").write_text(json.dumps(record))

@@ -1,5 +1,6 @@
 """A study makes a list of runs under several seeds, skips what is done, and notices what changed."""
 
+import json
 import os
 from pathlib import Path
 
@@ -146,6 +147,16 @@ def test_a_cell_that_another_run_has_overwritten_is_not_done(study_file):
     assert state(study) == (OTHER, ["seed was 9, is 1"])
 
 
+def test_a_cell_that_more_processes_have_overwritten_is_not_done(study_file):
+    study = read_study(study_file())
+    finish(study, study.runs[0], processes=2)
+    made = study.folder(study.runs[0]) / "study.json"
+    write_json(made, {"launcher": study.launcher, "processes": 2, "precision": "no"})
+    assert state(study) == (DONE, [])
+    write_json(made, {"launcher": study.launcher, "processes": 1, "precision": "no"})
+    assert state(study) == (OTHER, ["processes was 2, is 1"])
+
+
 def test_a_metric_that_chooses_the_weights_counts(study_file):
     best = {"load_best_model_at_end": True, "eval_strategy": "epoch"}
     study = read_study(study_file(), best)
@@ -285,6 +296,8 @@ def test_a_study_runs_resumes_and_skips(data_dir, tmp_path, capsys):
     shown = "".join(capsys.readouterr())
     assert "done before" in shown
     cell = tmp_path / "o" / "infonce" / "1"
+    made = json.loads((cell / "study.json").read_text())
+    assert made == {"launcher": "accelerate launch", "processes": 1, "precision": "no"}
     (cell / "run.json").unlink()  # as if it had been stopped after its last checkpoint
     assert run_command([*words, "--only", "infonce"]) == 0
     shown = "".join(capsys.readouterr())

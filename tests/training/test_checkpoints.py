@@ -1,5 +1,6 @@
 """A checkpoint continues the training that wrote it, and no other."""
 
+import itertools
 import os
 import resource
 import signal
@@ -8,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from refusals import refused
-from trainings import fingerprint_of
+from trainings import check_weights, fingerprint_of
 from transformers import TrainerCallback
 
 from soft_trainer.errors import UserError
@@ -60,6 +61,28 @@ def test_the_loss_of_a_resumed_run_is_the_mean_of_the_whole_run(trainer_of):
     losses = [each.state.log_history[-1]["train_loss"] for each in (whole, again)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     assert output.training_loss == losses[1]
+
+
+EVALUATIONS = itertools.count()
+
+
+def falls(predictions):
+    """Returns a metric that is best in the first evaluation."""
+    return {"falling": -next(EVALUATIONS)}
+
+
+@pytest.mark.slow
+def test_the_best_checkpoint_is_found_in_a_folder_that_was_moved(trainer_of, tmp_path):
+    options = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
+    options |= {"load_best_model_at_end": True, "metric_for_best_model": "falling", "greater_is_better": True}
+    options |= {"save_total_limit": 9, "learning_rate": 1e-2}
+    whole = trainer_of(**options, arguments={"compute_metrics": falls})
+    whole.train()
+    best = {name: tensor.clone() for name, tensor in whole.model.state_dict().items()}
+    (tmp_path / "out").rename(tmp_path / "moved")
+    again = trainer_of(**options, output_dir=str(tmp_path / "moved"), arguments={"compute_metrics": falls})
+    again.train(resume_from_checkpoint="last")
+    check_weights(again.model.state_dict(), best)
 
 
 @pytest.mark.slow

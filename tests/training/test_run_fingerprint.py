@@ -292,6 +292,16 @@ class Estimator:
         return (query_rows[:, None] == code_rows[None]).float()
 
 
+class Keywords(Estimator):
+    def __init__(self, **settings):
+        self.settings = settings
+
+
+class Words(Estimator):
+    def __init__(self, *words):
+        super().__init__(words)
+
+
 class Collator:
     def __init__(self, limit):
         self.limit = limit
@@ -349,6 +359,18 @@ OBJECTS = {
         lambda own: {"estimator": own.Estimator("/home/me/a")},
         lambda own: {"estimator": own.Estimator("/home/me/b")},
         "the estimator's words changed",
+    ),
+    "estimator's words": (
+        {},
+        lambda own: {"estimator": own.Words("a")},
+        lambda own: {"estimator": own.Words("b")},
+        "the estimator's words changed",
+    ),
+    "estimator's keywords": (
+        {},
+        lambda own: {"estimator": own.Keywords(size=1)},
+        lambda own: {"estimator": own.Keywords(size=2)},
+        "the estimator's settings changed",
     ),
     "estimator's number": (
         {},
@@ -428,6 +450,20 @@ def test_a_stop_that_reads_metrics_makes_evaluations_count(trainer_of):
     lines = changes(then, now(2, rows.select(range(9)), eval_delay=1), RESUME)
     assert "eval_delay was 0, is 1" in lines and "the evaluation rows changed" in lines
     assert "the early stop's early_stopping_patience was 1, is 2" in lines
+
+
+def test_evaluations_that_now_choose_are_not_called_changed(trainer_of):
+    evaluates = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    best = evaluates | {"load_best_model_at_end": True}
+    for then, now in (({"do_eval": True} | evaluates, best), (best, evaluates)):
+        (line,) = changes(command(**then), command(**now), FOLDER | {"do_eval"})
+        assert line.startswith("load_best_model_at_end was")
+    arguments = {"eval_dataset": trainer_of().train_dataset}
+    then = fingerprint_of(trainer_of(**evaluates, arguments=arguments))
+    trainer = trainer_of(**evaluates, arguments=arguments)
+    trainer.add_callback(EarlyStoppingCallback(1))
+    lines = ["the early stop was None, is EarlyStoppingCallback"]
+    assert changes(then, fingerprint_of(trainer), RESUME) == lines
 
 
 def test_what_cannot_be_compared_is_named(own, trainer_of, tmp_path, capsys):
