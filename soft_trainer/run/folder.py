@@ -204,9 +204,11 @@ class RunFolder:
         if within:  # the trainer compares
             self.overwrite = False
         elif state.name == OTHER and not self.overwrite:
+            remedy = "set another output_dir, or overwrite=true"
+            if all(line.startswith(("num_train_epochs was", "max_steps was")) for line in state.changes):
+                remedy = f"to train for longer, resume_from_checkpoint=last; otherwise, {remedy}"
             raise UserError(
-                f"output_dir={self.path}: has another run or other files ({'; '.join(state.changes[:3])}): set "
-                "another output_dir, or overwrite=true"
+                f"output_dir={self.path}: has another run or other files ({'; '.join(state.changes[:3])}): {remedy}"
             )
         elif checkpoint is None and state.name == STOPPED and not self.overwrite:
             checkpoint = state.checkpoint
