@@ -260,6 +260,8 @@ def test_a_finished_run_is_done_and_overwriting_leaves_nothing_of_the_earlier_on
     (out / "README.md").write_text("edited")
     code, said = script(**run)
     assert code == 0 and f"{out}: already done" in said[-1]
+    code, said = script(**run | {"max_steps": 3})
+    assert code == 2 and "(max_steps was 2, is 3): to train for longer, resume_from_checkpoint=last" in said[-1]
     assert (out / "README.md").read_text() == "edited"
     code, said = script(**run | {"seed": 7})
     assert code == 2 and "seed was 42, is 7" in said[-1] and "overwrite=true" in said[-1]
