@@ -319,9 +319,9 @@ def transaction(database: sqlite3.Connection) -> Iterator[None]:
             database.execute("ROLLBACK")
 
 
-def storable(path: str) -> str:
-    """Returns a path in UTF-8, which is all that SQLite stores. No indexed path has other bytes."""
-    return path.encode(errors="replace").decode()
+def storable(text: str) -> str:
+    """Returns a path or a query in UTF-8, which is all that SQLite stores. No indexed path has other bytes."""
+    return text.encode(errors="replace").decode()
 
 
 def get_meta(database: sqlite3.Connection, key: str, default=None):
