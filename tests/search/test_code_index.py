@@ -287,6 +287,8 @@ def test_what_cannot_be_opened_is_named(tree, tmp_path, index):
         ("lies in the tree", CodeIndex.build, tree, tmp_path / "link" / "index"),
         ("not trusted", CodeIndex.build, tree, tmp_path / "place"),
         ("no such folder", CodeIndex.build, tmp_path / "missing"),
+        ("'': no such folder", CodeIndex.build, ""),
+        ("no such folder", CodeIndex.build, "a\0b"),
         ("already the index of", CodeIndex.build, tmp_path / "other", index.index_dir),
         ("no index there", CodeIndex.open, tmp_path),
         ("damaged: `soft-trainer index` makes it again", CodeIndex.open, tmp_path / "broken"),

@@ -64,12 +64,12 @@ _WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 def real_folder(folder: str | os.PathLike[str]) -> str:
     """Returns the absolute path of a folder, without links. Raises UserError if there is no such folder."""
-    try:
-        real = os.path.realpath(folder)
-    except FileNotFoundError:  # the current folder has been removed
-        real = ""
-    if not os.path.isdir(real):
-        raise UserError(f"{folder}: no such folder; give a source tree or a folder in one")
+    real = ""
+    if os.path.isdir(folder):  # "", such as an unset variable of a shell, is not the current folder
+        with suppress(FileNotFoundError):  # the current folder has been removed
+            real = os.path.realpath(folder)
+    if not real:
+        raise UserError(f"{folder or repr(folder)}: no such folder; give a source tree or a folder in one")
     return real
 
 
