@@ -203,7 +203,7 @@ def open_exported(folder: Path, truncate_dim: int | None = None) -> OnnxEncoder:
 
 def check_dimensions(truncate_dim: int | None, available: int) -> None:
     """Raises UserError unless an encoder with `available` dimensions has `truncate_dim`."""
-    if truncate_dim is not None and not 1 <= truncate_dim <= available:
+    if truncate_dim is not None and not (isinstance(truncate_dim, int) and 1 <= truncate_dim <= available):
         raise UserError(f"truncate_dim={truncate_dim}: must be a whole number from 1 to {available}")
 
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from soft_trainer.errors import UserError
 from soft_trainer.search.commits.memory import NO_VOTES, Votes
-from soft_trainer.search.index.store import joined_segments
+from soft_trainer.search.index.store import joined_segments, storable
 from soft_trainer.search.index.words import source_words, terms
 from soft_trainer.search.ranking import ranking
 from soft_trainer.search.ranking.results import SearchResult, check_limit
@@ -136,6 +136,7 @@ class Search:
         Raises:
             UserError: nothing is indexed, no file is in this language, or the limit is not a positive whole number.
         """
+        query = storable(query)  # tokenizers refuse other text
         queries = parse_text(query)
         check_limit(limit)
         if not (queries[-1].terms or queries[-1].words):
@@ -253,10 +254,10 @@ class _View:
         Raises:
             UserError: no file is in this language.
         """
-        if path is None and language is None and name is None:
+        if not (path or language or name):  # agents give "" for none
             return None
         languages = None
-        if language is not None:
+        if language:
             known = set().union(*(part.snapshot.languages for part in self.parts))
             languages = known & {language.lower(), *_RELATED.get(language.lower(), ())}
             if not languages:

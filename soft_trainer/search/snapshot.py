@@ -69,7 +69,7 @@ class Snapshot:
         if languages is not None:
             numbers = [number for known, number in self.languages.items() if known in languages]
             files &= np.isin(segments.languages, numbers)
-        if path is not None:
+        if path:
             pattern = path_filter(path)
             matching = np.zeros(len(files), bool)
             for file, full in self.database.execute("SELECT id, path FROM files"):
@@ -79,7 +79,7 @@ class Snapshot:
                     matching[number] = bool(pattern.fullmatch(own) or pattern.fullmatch(label + own))
             files &= matching
         chunks = files[segments.owners]
-        if name is not None:
+        if name:
             chunks &= self._named(name)
         return chunks
 

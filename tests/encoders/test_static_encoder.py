@@ -80,10 +80,11 @@ def test_any_other_encoder_is_not_static(encoder_dir, tmp_path):
     assert local_folder("nobody/nothing") is None
 
 
-def test_too_many_dimensions_are_refused(folder):
+def test_wrong_numbers_of_dimensions_are_refused(folder):
     assert open_encoder(folder, 4).encode(["sort"], "query").shape == (1, 4)
-    with refused("truncate_dim=17: must be a whole number from 1 to 16"):
-        open_encoder(folder, 17)
+    for number in (17, 2.5):
+        with refused(f"truncate_dim={number}: must be a whole number from 1 to 16"):
+            open_encoder(folder, number)
 
 
 def test_the_fingerprint_changes_with_the_weights(folder):

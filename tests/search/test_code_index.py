@@ -65,6 +65,8 @@ def test_scores_fall_and_neither_a_file_nor_a_test_comes_too_early(index):
         ("date cart", {"path": "src/**"}, {"src/shop/cart.py", "src/shop/dates.py"}),
         ("date cart server", {"path": "*.go"}, {"src/server.go"}),
         ("port", {"language": "go"}, {"src/server.go"}),
+        ("port", {"language": "", "path": ""}, {"src/server.go"}),
+        ("parse_date", {"name": "", "path": "src/shop/dates.py"}, {"parse_date", "format_date"}),
         ("date", {"name": "parse_date"}, {"parse_date"}),
         ("date", {"name": "*_date"}, {"parse_date", "format_date"}),
         ("date", {"name": "Dates::parse_date()"}, set()),
@@ -82,6 +84,11 @@ def test_filters(index, query, filters, found):
 )
 def test_queries_that_find_nothing(index, query):
     assert index.search(query) == []
+
+
+def test_a_query_that_is_not_utf_8_is_searched_with_an_encoder(tree):
+    index = CodeIndex.build(tree, model="base")
+    assert index.search("caf\udce9 parse date")[0].name == "parse_date"
 
 
 def test_secrets_and_ignored_files_are_not_found(index):
@@ -280,6 +287,8 @@ def test_what_cannot_be_opened_is_named(tree, tmp_path, index):
         ("lies in the tree", CodeIndex.build, tree, tmp_path / "link" / "index"),
         ("not trusted", CodeIndex.build, tree, tmp_path / "place"),
         ("no such folder", CodeIndex.build, tmp_path / "missing"),
+        ("'': no such folder", CodeIndex.build, ""),
+        ("no such folder", CodeIndex.build, "a\0b"),
         ("already the index of", CodeIndex.build, tmp_path / "other", index.index_dir),
         ("no index there", CodeIndex.open, tmp_path),
         ("damaged: `soft-trainer index` makes it again", CodeIndex.open, tmp_path / "broken"),

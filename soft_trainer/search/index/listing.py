@@ -20,8 +20,8 @@ from soft_trainer.source.source_files import MAX_DEPTH, SKIPPED_FOLDERS
 _REPOSITORIES = frozenset(".git .hg .svn .bzr .jj".split())
 _SECRETS = """.env .env.* .env-* .env_* *.env .envrc *.pem *.key *.crt *.cer *.der *.p12 *.pfx *.jks *.keystore
     *.keytab *.kdbx *.ppk *.gpg *.asc id_rsa* id_dsa* id_ecdsa* id_ed25519* .netrc .npmrc .pypirc .pgpass .htpasswd
-    .git-credentials credentials *credentials.json client_secret*.json kubeconfig .dockercfg *.tfstate *.tfvars
-    secrets.yml secrets.yaml secrets.json secrets.toml"""
+    .git-credentials credentials *credentials.json client_secret*.json kubeconfig .dockercfg *.tfstate
+    *.tfstate.backup *.tfvars secrets.yml secrets.yaml secrets.json secrets.toml"""
 _SECRET, _HARMLESS = (
     re.compile("|".join(map(translate, names.split())))
     for names in (_SECRETS, ".env[._-]example .env[._-]sample .env[._-]template .env[._-]dist *.pub")

@@ -64,12 +64,12 @@ _WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 def real_folder(folder: str | os.PathLike[str]) -> str:
     """Returns the absolute path of a folder, without links. Raises UserError if there is no such folder."""
-    try:
-        real = os.path.realpath(folder)
-    except FileNotFoundError:  # the current folder has been removed
-        real = ""
-    if not os.path.isdir(real):
-        raise UserError(f"{folder}: no such folder; give a source tree or a folder in one")
+    real = ""
+    if os.path.isdir(folder):  # "", such as an unset variable of a shell, is not the current folder
+        with suppress(FileNotFoundError):  # the current folder has been removed
+            real = os.path.realpath(folder)
+    if not real:
+        raise UserError(f"{folder or repr(folder)}: no such folder; give a source tree or a folder in one")
     return real
 
 
@@ -319,9 +319,9 @@ def transaction(database: sqlite3.Connection) -> Iterator[None]:
             database.execute("ROLLBACK")
 
 
-def storable(path: str) -> str:
-    """Returns a path in UTF-8, which is all that SQLite stores. No indexed path has other bytes."""
-    return path.encode(errors="replace").decode()
+def storable(text: str) -> str:
+    """Returns a path or a query in UTF-8, which is all that SQLite stores. No indexed path has other bytes."""
+    return text.encode(errors="replace").decode()
 
 
 def get_meta(database: sqlite3.Connection, key: str, default=None):

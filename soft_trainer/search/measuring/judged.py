@@ -99,8 +99,8 @@ def read_queries(path: str | os.PathLike[str]) -> list[JudgedQuery]:
     """Reads judged queries: JSON lines with `repo`, `query`, `relevant`, `secondary`, and `category` or `language`.
 
     Raises:
-        UserError: the file cannot be read, a line lacks one of these keys, `repo` or `query` is not a text, or
-            `relevant` is not a list of paths.
+        UserError: the file cannot be read, a line lacks one of these keys, `repo` or `query` is not a text, `repo`
+            leads out of the trees, or `relevant` is not a list of paths.
     """
     queries = []
     for place, row in read_json_lines(path):
@@ -111,6 +111,8 @@ def read_queries(path: str | os.PathLike[str]) -> list[JudgedQuery]:
             for key in ("repo", "query"):
                 if not (isinstance(row[key], str) and row[key].strip()):
                     raise UserError(f"{place}: {key}={row[key]!r}: expected a text")
+            if row["repo"].startswith("/") or ".." in row["repo"].split("/"):  # an index would be written there
+                raise UserError(f"{place}: repo={row['repo']!r}: expected a folder below the trees")
             targets = frozenset([*row["relevant"], *row.get("secondary", [])])
             if not targets:
                 raise UserError(

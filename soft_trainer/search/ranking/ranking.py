@@ -8,7 +8,7 @@ has the results, including those on eleven repositories that were never used to 
 from __future__ import annotations
 
 import re
-from functools import lru_cache, reduce
+from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
 
@@ -53,7 +53,8 @@ FURTHER_CHUNKS = 0.7  # a factor on the score of a file's second-best chunk, squ
 SIMILARITY = {"symbol": 0.5, "words": 1.0, "sentence": 1.5}
 MAX_WORDS = 1000  # different words of a query
 
-_SYMBOL = re.compile(r"[\w.:#$>\-]+(\(\))?")
+# Also `User#valid?` in Ruby, `Parser::~Parser` in C++ and `(*Parser).Parse` in Go.
+_SYMBOL = re.compile(r"(\(\*\w+\))?[\w.:#$>~\-]+[?!=]?(\(\))?")
 # Inner capitals or underscores, which only names have.
 _NAME_ALONE = re.compile(r"[a-z0-9][A-Z]|_|[A-Z]{2}.*[a-z]")
 _SMALL_WORDS = {"how", "what", "where", "which", "when", "why", "the", "a", "is", "are", "of", "to", "with", "that"}
@@ -135,15 +136,9 @@ def score(
         gather.add(term, weight)
     member = np.zeros(0, np.int64)
     exact = member
-    if query.kind == "symbol" and len(query.words) > 1:  # `Parser.parse`: the last word, defined in the others
-        *around, name = query.words
-        named = [segments.postings(NAME + stem(part))[0] for word in set(around) for part in identifier_words(word)]
-        member = reduce(np.intersect1d, named, segments.postings(DEFINED + whole(name))[0])
+    if query.kind == "symbol" and len(query.words) > 1:
+        member, exact = _members(query.words, segments)
         gather.add_defined(member, DEFINED_MEMBER)
-        named = [tuple(WORD.findall(qualified)) for qualified in segments.names(member)]
-        whole_name = member[[words == query.words for words in named]]
-        inner_name = member[[words[-len(query.words) :] == query.words for words in named]]
-        exact = whole_name if len(whole_name) else inner_name
     for word in query.words if not len(member) else ():
         defining, _ = segments.postings(DEFINED + whole(word))
         if query.kind == "symbol" or _NAME_ALONE.search(word):
@@ -159,6 +154,43 @@ def score(
     if votes is None:
         return scores
     return with_votes(scores, segments, votes)
+
+
+def _members(words: tuple[str, ...], segments: Segments) -> tuple[np.ndarray, np.ndarray]:
+    """Finds the chunks that define the last word of a qualified name, such as `Parser.parse`, in the words before it.
+
+    A word before it is in the chunk's own qualified name or, as a module, in the name of the file. The first words may
+    be in neither, as in `shop.orders.Parser.parse`.
+
+    Returns:
+        The chunks in as many of the words as possible, and those with exactly this name.
+    """
+    *around, name = words
+    chunks = segments.postings(DEFINED + whole(name))[0]
+    narrowing = []
+    for word in reversed(around):
+        in_name = np.ones(len(chunks), bool)
+        for part in identifier_words(word):
+            in_name &= np.isin(chunks, segments.postings(NAME + stem(part))[0])
+        files = segments.owners[segments.postings(OWN_NAME + stem(whole(word)))[0]]
+        chunks = chunks[in_name | np.isin(segments.owners[chunks], files)]
+        if not len(chunks):
+            break
+        narrowing.append(chunks)
+    if not narrowing:
+        return chunks, chunks
+    candidates = narrowing[0]
+    agreeing = []  # the number of last words that a chunk's qualified name shares, and whether there are no others
+    for qualified in segments.names(candidates):
+        own = tuple(WORD.findall(qualified))
+        size = min(len(own), len(words))
+        if own[-size:] == words[-size:]:
+            agreeing.append((size, own == words))
+        else:
+            agreeing.append((0, False))
+    best = max((1, False), *agreeing)
+    exact = candidates[[one == best for one in agreeing]]
+    return narrowing[-1], exact
 
 
 def with_votes(scores: Scores, segments: Segments, votes: np.ndarray) -> Scores:

@@ -80,6 +80,7 @@ class _Keeper:
         self.problem = ""
         self.encodes = False
         self.commits_read = -1
+        self.reader = None  # the process that reads commits
         if update:
             index.remedy = "the others are being encoded"
             self._remember()
@@ -114,12 +115,15 @@ class _Keeper:
 
     def _remember(self) -> None:
         """Reads new commits in a separate process, so that no search has to wait."""
+        if self.reader and self.reader.is_alive():  # it reads the commits up to an earlier one
+            return
         place = repository_of(self.index.folder)
         moved = head_time(place[0]) if place else -1
         if moved != self.commits_read:
             self.commits_read = moved
             spawn = multiprocessing.get_context("spawn")
-            spawn.Process(target=read_commits, args=(self.index.index_dir,), daemon=True).start()
+            self.reader = spawn.Process(target=read_commits, args=(self.index.index_dir,), daemon=True)
+            self.reader.start()
 
     def _start_encoder(self) -> None:
         """Starts the encoding thread as soon as the index has an encoder."""

@@ -252,7 +252,7 @@ def test_hostile_commits_do_no_harm(tree):
 
 
 def test_served_indexes_read_new_commits_in_another_process(tree, monkeypatch):
-    started = []
+    started, alive = [], []
 
     class Process:
         def __init__(self, target, args, daemon):
@@ -262,6 +262,9 @@ def test_served_indexes_read_new_commits_in_another_process(tree, monkeypatch):
             started.append(1)
             self.run()
 
+        def is_alive(self):
+            return bool(alive)
+
     monkeypatch.setattr(served_index.multiprocessing, "get_context", lambda _: type("Spawn", (), {"Process": Process}))
     monkeypatch.setattr(served_index, "CHECK_SECONDS", -1)
     served = served_index.ServedIndex(Search([CodeIndex.build(tree.path)]))
@@ -269,6 +272,10 @@ def test_served_indexes_read_new_commits_in_another_process(tree, monkeypatch):
     tree.change(2, "Light the lantern before the harbour opens")
     (tree.path / ".git/logs").mkdir(exist_ok=True)
     (tree.path / ".git/logs/HEAD").write_text("moved\n")
+    alive.append(1)  # the first process still reads, and would not read a commit that was made since
+    served.search("anything", 10)
+    assert len(started) == 1
+    alive.clear()
     served.search("anything", 10)
     assert len(started) == 2
     assert [result.name for result in served.search("lantern", 10)[0]] == ["f2"]

@@ -45,6 +45,7 @@ def test_secrets(tmp_path):
         "credentials.json",
         "secrets.yml",
         ".docker/config.json",
+        "terraform.tfstate.backup",
         ".env_staging",
         "application_default_credentials.json",
         "client_secret_12.apps.json",

@@ -4,6 +4,7 @@ import pytest
 from trees import write_tree
 
 from soft_trainer.search import CodeIndex, Search
+from soft_trainer.search.ranking.ranking import EXACT_MEMBER
 
 UPLOADS = '''
     import time
@@ -157,6 +158,61 @@ def test_a_qualified_name_finds_that_member_first(tmp_path, query, name):
     assert index.search(query)[0].name == name
     other = CodeIndex.build(write_tree(tmp_path / "other", {"a.py": "def run():\n    return Runner\n"}))
     assert Search([other, index]).search(query)[0].name == name
+
+
+MODULES = {
+    "shop/orders.py": """
+        class Orders:
+            def close(self):
+                return close(self)
+
+        def close(orders):
+            return orders
+        """,
+    "shop/tests/test_orders.py": """
+        class TestOrders:
+            def test_close(self):
+                assert shop.orders.Orders().close()
+
+        def close(shop):
+            return shop.orders.close
+        """,
+    "orders.rb": """
+        class Order
+          def close(shop)
+            shop
+          end
+
+          def close?
+            true
+          end
+        end
+        """,
+    "orders.go": """
+        package shop
+
+        func (b *Basket) Close() error {
+            return nil
+        }
+        """,
+}
+
+
+@pytest.mark.parametrize(
+    ("query", "path", "name"),
+    [
+        ("shop.orders.Orders.close", "shop/orders.py", "Orders.close"),
+        ("company.shop.orders.Orders.close", "shop/orders.py", "Orders.close"),
+        ("shop.orders.close", "shop/orders.py", "close"),
+        ("shop.tests.test_orders.close", "shop/tests/test_orders.py", "close"),
+        ("tests.test_orders.TestOrders.test_close", "shop/tests/test_orders.py", "TestOrders.test_close"),
+        ("Order#close?", "orders.rb", "Order.close?"),
+        ("(*Basket).Close", "orders.go", "Basket.Close"),
+    ],
+)
+def test_a_qualified_name_may_begin_with_modules_and_have_a_languages_signs(tmp_path, query, path, name):
+    best = CodeIndex.build(write_tree(tmp_path / "tree", MODULES)).search(query)[0]
+    assert (best.path, best.name) == (path, name) and best.score > EXACT_MEMBER
 
 
 @pytest.mark.parametrize(
