@@ -9,6 +9,7 @@ and `transformers` and DeepSpeed save each process's random state and share of t
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import time
 from collections.abc import Mapping
@@ -102,7 +103,8 @@ class SoftInfoNCETrainer(SavingTrainer):
         id_column: str | None = None,
         **kwargs,
     ):
-        args = args or SoftInfoNCETrainingArguments()
+        # A copy, because the defaults of this encoder are not those of another trainer with the same arguments.
+        args = copy.copy(args or SoftInfoNCETrainingArguments())
         args.output_dir = args.output_dir or "outputs"
         first, processing_class, encoder = preflight.first_encoder(model, processing_class, encoder, kwargs)
         self.columns = ColumnNames(query_column, code_column, id_column)
@@ -430,8 +432,6 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.report = None
         # The command line measures on its own.
         if getattr(self.args, "report", False) and not hasattr(self.args, "given") and trial is None:
-            if self.eval_dataset is None:
-                raise UserError("report=True: pass eval_dataset=, which is measured before and after training")
             sets = self.eval_dataset if isinstance(self.eval_dataset, Mapping) else {"eval": self.eval_dataset}
             self.report = Measurements(self, sets)
             self.report.measure("untrained")

@@ -109,8 +109,7 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
                 except ValueError as error:
                     raise UserError(f"{name}={value}: not valid JSON: {error}") from error
         folder = self.output_dir
-        super().__post_init__()  # of the options, not of `TrainingArguments`
-        TrainingArguments.__post_init__(self)
+        super().__post_init__()
         self.output_dir = folder  # keep None, so that the script can choose a folder
         if workers < 0 and self.device.type != "cpu":
             self.dataloader_num_workers = 4
