@@ -118,12 +118,38 @@ def trained_rows(arguments: DataArguments, trains: bool, encoder: str | None) ->
     if not arguments.eval_data_dir:
         return trained
     if trains:
-        places = arguments.sources.values() or [arguments.data_dir or ""]
-        trained.update(folder_fingerprint(place) for place in places if place and Path(place).exists())
+        trained.update(_own_rows(arguments).values())
+    return trained | _trained_rows(_record(encoder))
+
+
+def warn_of_trained_rows(arguments: DataArguments, encoder: str | None) -> None:
+    """Prints a line for each source whose rows an encoder was all trained on, with none held out."""
+    record = _record(encoder)
+    if {*(record.get("statistics") or ())} != {"train"}:
+        return
+    trained = _trained_rows(record)
+    for place, rows in _own_rows(arguments).items():
+        if rows in trained:
+            print_on_main(f"data_dir={place}: the encoder was trained on all of these rows, test included")
+
+
+def _own_rows(arguments: DataArguments) -> dict[str, str]:
+    """Returns the hash of each local source of a run, keyed by its place."""
+    places = arguments.sources.values() or [arguments.data_dir or ""]
+    return {place: folder_fingerprint(place) for place in places if place and Path(place).exists()}
+
+
+def _record(encoder: str | None) -> dict:
+    """Returns the record of the run that trained an encoder, or an empty dict if its folder has none."""
     if encoder and (Path(encoder) / RECORD).is_file():
-        rows = read_json(Path(encoder) / RECORD, dict).get(DEPENDS_ON, {}).get("data_dir", [])
-        trained.update([rows] if isinstance(rows, str) else rows)
-    return trained
+        return read_json(Path(encoder) / RECORD, dict)
+    return {}
+
+
+def _trained_rows(record: dict) -> set[str]:
+    """Returns the hashes of the files that a run was trained on, according to its record."""
+    rows = record.get(DEPENDS_ON, {}).get("data_dir", [])
+    return {rows} if isinstance(rows, str) else {*rows}
 
 
 def _set_of_rows(source: Path, arguments: DataArguments, profile: EncoderProfile) -> tuple[str, Split]:

@@ -116,6 +116,11 @@ def test_one_file_has_the_same_splits_in_training_and_evaluation(encoder_dir, ro
     said = capsys.readouterr().err
     assert f"the encoder is trained on rows of it; with data_dir={pairs}, only its test split is measured" in said
     assert "48 queries (test)" in said
+    for statistics, lines in (({"train": {}, "test": {}}, 0), ({"train": {}}, 1)):
+        write_json(tmp_path / "encoder" / "run.json", {DEPENDS_ON: trained, "statistics": statistics})
+        assert run_command([*words, "--data_dir", str(pairs)]) == 0
+        said = capsys.readouterr().err
+        assert said.count(f"data_dir={pairs}: the encoder was trained on all of these rows, test included") == lines
 
 
 @pytest.mark.parametrize(
