@@ -18,6 +18,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.mining.packages import assign_splits
 from soft_trainer.terminal import print_on_main, table
 
+DIVIDED = SPLITS[:3]  # train, valid and test
 PARTITION = "partition"  # the column of CodeSearchNet that names a row's split
 REPOSITORIES = ("repo", "repository", "repository_name", "repo_name")  # recognised columns with a row's repository
 # The columns that identify a row's query, code and id. Rows are equal if they agree in one of them.
@@ -44,12 +45,12 @@ def divided(split: Split, random: bool = True) -> dict[str, Split]:
         named = np.array([SPLIT_NAMES.get(str(value).lower()) for value in rows[PARTITION]], dtype=object)
     reason = f"by {PARTITION}"
     left = "excluded: another partition"
-    if len({*SPLITS[:3]} & {*named}) < 2:
+    if len({*DIVIDED} & {*named}) < 2:
         if not random:
             return {"train": split}
         named, reason = _divided_at_random(rows)
         left = "dropped: equal to a row of valid or test"
-    found = {name: np.flatnonzero(named == name) for name in SPLITS[:3]}
+    found = {name: np.flatnonzero(named == name) for name in DIVIDED}
     counts = [(name, len(numbers)) for name, numbers in found.items() if len(numbers)]
     if others := len(rows) - sum(map(len, found.values())):
         counts.append((left, others))
@@ -67,16 +68,18 @@ def _divided_at_random(rows: Dataset) -> tuple[np.ndarray, str]:
     for column in columns_in(rows, REPOSITORIES)[:1]:
         groups = list(map(str, rows[column]))
         reason = f"by {column}"
-    if len(set(groups)) < len(SPLITS):
+    if len(set(groups)) < len(DIVIDED):
         groups = list(map(str, _groups_of_equals(hashes, len(rows))))
         reason = "at random; equal ids, queries and codes stay together"
     sizes = Counter(groups)
-    if len(sizes) < len(SPLITS):
+    if len(sizes) < len(DIVIDED):
         raise UserError(f"{len(rows)} rows ({len(sizes)} different ones) are too few to split: give valid and test")
     split_of_group = assign_splits(sizes)
     named = np.array([split_of_group[group] for group in groups], dtype=object)
     for_evaluation = {name: values[named != "train"] for name, values in hashes.items()}
     named[(named == "train") & equal_rows(hashes, [for_evaluation])] = None
+    if "train" not in named:
+        raise UserError(f"divided {reason}, every training row equals a row of valid or test: give valid and test")
     return named, reason
 
 

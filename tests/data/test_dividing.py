@@ -4,6 +4,7 @@ import json
 
 import pandas as pd
 import pytest
+from refusals import refused
 
 from soft_trainer import load_rows
 from soft_trainer.encoders.profiles import EncoderProfile
@@ -48,6 +49,19 @@ def test_nothing_that_is_held_out_is_trained_on(rows, tmp_path, capsys):
     dropped = len(rows) - sum(map(len, splits.values()))
     assert (f"| dropped: equal to a row of valid or test | {dropped:>6} |" in capsys.readouterr().err) == (dropped > 0)
     assert (dropped > 0) == ("repo" in rows[0])
+
+
+def test_three_repositories_are_kept_apart(capsys):
+    rows = [function(number, repo=f"someone/r{number * number // 1200}") for number in range(60)]
+    splits = load_rows(rows)
+    assert [len({*split.queries["repo"]}) for split in splits.values()] == [1, 1, 1]
+    assert "split by repo" in capsys.readouterr().err
+
+
+def test_copies_that_would_leave_nothing_to_train_on_are_refused():
+    rows = [function(number % 20, repo=f"someone/r{number // 20}") for number in range(60)]
+    with refused("rows: divided by repo, every training row equals a row of valid or test"):
+        load_rows(rows)
 
 
 @pytest.mark.parametrize(

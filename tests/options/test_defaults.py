@@ -309,7 +309,7 @@ def test_the_shell_python_and_a_recipe_make_the_same_plan(encoder_dir, kind, opt
     assert plain[0].criterion.loss == "info_nce" and plain[2:] == (5e-5, 3)
 
 
-def test_trainers_with_the_same_arguments_each_get_the_defaults_of_their_encoder(encoder_dir, static, dataset, tmp_path):
+def test_trainers_with_the_same_arguments_get_the_defaults_of_their_encoders(encoder_dir, static, dataset, tmp_path):
     args = SoftInfoNCETrainingArguments(str(tmp_path / "out"), use_cpu=True, report_to="none")
     rows = concatenate_datasets([dataset] * 2)
     rates = []

@@ -273,6 +273,8 @@ def test_only_a_data_set_or_a_list_of_dicts_are_rows(rows):
         loading.as_rows(rows, "rows")
     with refused("rows: there are no rows"):
         loading.as_rows([], "rows")
+    with refused("rows=pairs.csv: expected rows, not a name: load_rows reads files"):
+        loading.as_rows("pairs.csv", "rows")
 
 
 def test_rows_keep_columns_that_the_first_lacks_and_lose_their_format():
