@@ -103,8 +103,10 @@ class SoftInfoNCETrainer(SavingTrainer):
         id_column: str | None = None,
         **kwargs,
     ):
-        # A copy, because the defaults of this encoder are not those of another trainer with the same arguments.
-        args = copy.copy(args or SoftInfoNCETrainingArguments())
+        args = args or SoftInfoNCETrainingArguments()
+        if isinstance(args, SoftInfoNCETrainingArguments):
+            # Another trainer with the same arguments must not get the defaults of this encoder.
+            args = copy.copy(args)
         args.output_dir = args.output_dir or "outputs"
         first, processing_class, encoder = preflight.first_encoder(model, processing_class, encoder, kwargs)
         self.columns = ColumnNames(query_column, code_column, id_column)

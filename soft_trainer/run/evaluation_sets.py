@@ -41,6 +41,7 @@ from soft_trainer.data.layouts.codesearchnet import load_folder
 from soft_trainer.data.layouts.files import SPLITS, files_of
 from soft_trainer.data.layouts.graded import graded_split
 from soft_trainer.data.layouts.judged import load_judged
+from soft_trainer.data.layouts.tables import row_files
 from soft_trainer.data.load import load_rows
 from soft_trainer.data.row_checks import check_split, drop_unusable_rows
 from soft_trainer.data.split import Split
@@ -84,13 +85,14 @@ def load_evaluation_sets(
     for name in (*arguments.languages, *arguments.sources):
         taken.update(f"{split}-{name}" for split in SPLITS)
     for folder in (Path(name.strip()) for name in (arguments.eval_data_dir or "").split(",") if name.strip()):
-        if trained and folder.exists() and folder_fingerprint(folder) in trained:
-            print_on_main(
-                f"eval_data_dir={folder}: the encoder is trained on rows of it; with data_dir={folder}, only its test "
-                "split is measured"
-            )
         parts = dict(_judged_sets(folder, arguments, codebase))
         if not parts or "test.jsonl" in files_of(folder):
+            only_training = folder.exists() and row_files(folder).keys().isdisjoint(("valid", "test"))
+            if trained and only_training and folder_fingerprint(folder) in trained:
+                print_on_main(
+                    f"eval_data_dir={folder}: the encoder is trained on rows of it; with data_dir={folder}, only its "
+                    "test split is measured"
+                )
             name, split = _set_of_rows(folder, arguments, profile)
             parts[name] = split
         for part, split in parts.items():

@@ -301,7 +301,7 @@ def _filtered(splits: Mapping[str, Split], filters: str) -> dict[str, Split]:
             corpus = of_corpus
     if left.keys() - {"train"}:
         counts["codebase"] = corpus
-    shown = pd.DataFrame(counts, index=sorted(rules, key=lambda rule: rule == "comments"), dtype=object)
+    shown = pd.DataFrame(counts, index=sorted(rules, key=lambda rule: rule == "comments"), dtype="Int64").astype(object)
     shown = shown.where(shown.notna(), None).rename({"comments": "rows without their comments"})
     headers = ["rule", *shown.columns.map("rows dropped: {}".format)]
     print_on_main(table(headers, shown.reset_index().to_numpy().tolist()))

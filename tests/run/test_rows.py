@@ -248,6 +248,8 @@ def test_filters_drop_rows_and_say_how_many(tmp_path, write_folder, rows, capsys
     lines = capsys.readouterr().err.splitlines()
     assert any(re.match(r"\| rule +\| +rows dropped: train \|", line) for line in lines)
     assert any(re.match(r"\| links +\| +1 \| +0 \| +0 \| +\|", line) for line in lines)
+    load(tmp_path, **options, filters="links,comments")
+    assert re.search(r"\| rows without their comments +\|( +0 \|){4}", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(
