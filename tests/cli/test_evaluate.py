@@ -119,7 +119,8 @@ def test_one_file_has_the_same_splits_in_training_and_evaluation(encoder_dir, ro
     (tmp_path / "split").mkdir()
     for name in ("train", "test"):
         shutil.copy(pairs, tmp_path / "split" / f"{name}.csv")
-    its_own = run_fingerprint(DataArguments(data_dir=str(tmp_path / "split")), SoftInfoNCETrainingArguments(use_cpu=True))
+    own_rows = DataArguments(data_dir=str(tmp_path / "split"))
+    its_own = run_fingerprint(own_rows, SoftInfoNCETrainingArguments(use_cpu=True))
     write_json(tmp_path / "encoder" / "run.json", {DEPENDS_ON: its_own})
     assert run_command([*words, "--eval_data_dir", str(tmp_path / "split")]) == 0  # its test split alone
     assert "is trained on rows" not in capsys.readouterr().err
