@@ -4,7 +4,7 @@ import copy
 import json
 import re
 import shutil
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -317,3 +317,7 @@ def test_trainers_with_the_same_arguments_get_the_defaults_of_their_encoders(enc
         trainer = SoftInfoNCETrainer(str(folder), args, rows)
         rates.append((trainer.args.learning_rate, trainer.args.per_device_train_batch_size, type(trainer.estimator)))
     assert rates == [(3e-3, 512, TrainedModelEstimator), (6e-5, 32, InitialModelEstimator)] * 2
+    replaced = replace(args, seed=7, num_train_epochs=2)
+    assert {"seed", "num_train_epochs"} <= replaced.named and "learning_rate" not in replaced.named
+    trainer = SoftInfoNCETrainer(str(encoder_dir), replaced, rows)
+    assert (trainer.args.learning_rate, trainer.args.num_train_epochs, trainer.args.seed) == (6e-5, 2, 7)
