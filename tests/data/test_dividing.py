@@ -80,6 +80,15 @@ def test_a_column_partition_decides_where_it_names_two_splits(partitions, expect
     assert {name: len(split) for name, split in splits.items()} == expected
 
 
+def test_a_row_that_equals_a_held_out_one_is_dropped_from_the_train_partition(capsys):
+    names = ["train"] * 40 + ["valid"] * 10 + ["test"] * 10
+    rows = [function(number, partition=partition) for number, partition in enumerate(names)]
+    rows[0] |= {"docstring": " adds  59\n"}
+    rows[1] |= {"code": rows[45]["code"]}
+    assert {name: len(split) for name, split in load_rows(rows).items()} == {"train": 38, "valid": 10, "test": 10}
+    assert "| dropped: equal to a row of valid or test |      2 |" in capsys.readouterr().err
+
+
 def test_a_row_of_another_source_s_test_is_not_trained_on(tmp_path, capsys):
     parts = {"own": {"train": range(20), "valid": range(20, 24), "test": range(24, 28)}}
     parts["general"] = {"train": [*range(24, 28), *range(100, 120)], "valid": [0, 130], "test": [131, 132]}
