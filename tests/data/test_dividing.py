@@ -58,6 +58,12 @@ def test_three_repositories_are_kept_apart(capsys):
     assert "split by repo" in capsys.readouterr().err
 
 
+def test_one_large_repository_beside_two_small_ones_is_trained_on():
+    for other in "abcdefgh":
+        rows = [function(number, repo=other if number == 0 else f"r{number // 59}") for number in range(60)]
+        assert {name: len(split) for name, split in load_rows(rows).items()} == {"train": 58, "valid": 1, "test": 1}
+
+
 def test_copies_that_would_leave_nothing_to_train_on_are_refused():
     rows = [function(number % 20, repo=f"someone/r{number // 20}") for number in range(60)]
     with refused("rows: divided by repo, every training row equals a row of valid or test"):
