@@ -9,6 +9,7 @@ and `transformers` and DeepSpeed save each process's random state and share of t
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import time
 from collections.abc import Mapping
@@ -103,6 +104,9 @@ class SoftInfoNCETrainer(SavingTrainer):
         **kwargs,
     ):
         args = args or SoftInfoNCETrainingArguments()
+        if isinstance(args, SoftInfoNCETrainingArguments):
+            # Another trainer with the same arguments must not get the defaults of this encoder.
+            args = copy.copy(args)
         args.output_dir = args.output_dir or "outputs"
         first, processing_class, encoder = preflight.first_encoder(model, processing_class, encoder, kwargs)
         self.columns = ColumnNames(query_column, code_column, id_column)
@@ -431,8 +435,6 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.report = None
         # The command line measures separately.
         if getattr(self.args, "report", False) and not hasattr(self.args, "given") and trial is None:
-            if self.eval_dataset is None:
-                raise UserError("report=True: pass eval_dataset=, which is measured before and after training")
             sets = self.eval_dataset if isinstance(self.eval_dataset, Mapping) else {"eval": self.eval_dataset}
             self.report = Measurements(self, sets)
             self.report.measure("untrained")

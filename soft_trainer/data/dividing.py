@@ -18,6 +18,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.mining.packages import assign_splits
 from soft_trainer.terminal import print_on_main, table
 
+DIVIDED = SPLITS[:3]  # train, valid and test
 PARTITION = "partition"  # CodeSearchNet's column with the split of a row
 REPOSITORIES = ("repo", "repository", "repository_name", "repo_name")  # recognised columns with a row's repository
 # The columns that identify a row's query, code and id. Rows are equal if they agree in one of them.
@@ -30,7 +31,7 @@ def divided(split: Split, random: bool = True) -> dict[str, Split]:
 
     The column `partition` decides if it contains at least two splits. Otherwise, about 80 % become train, 10 % valid
     and 10 % test. Repositories stay together. If there are fewer than three, rows with the same id, query or code stay
-    together. Rows that then equal a row of valid or test are dropped from train.
+    together. In all cases, rows that equal a row of valid or test are then dropped from train.
 
     Args:
         random: whether to divide pairs that have no partition. If False, they stay train.
@@ -43,41 +44,43 @@ def divided(split: Split, random: bool = True) -> dict[str, Split]:
     if PARTITION in rows.column_names:
         named = np.array([SPLIT_NAMES.get(str(value).lower()) for value in rows[PARTITION]], dtype=object)
     reason = f"by {PARTITION}"
-    left = "excluded: another partition"
-    if len({*SPLITS[:3]} & {*named}) < 2:
-        if not random:
-            return {"train": split}
-        named, reason = _divided_at_random(rows)
-        left = "dropped: equal to a row of valid or test"
-    found = {name: np.flatnonzero(named == name) for name in SPLITS[:3]}
-    counts = [(name, len(numbers)) for name, numbers in found.items() if len(numbers)]
-    if others := len(rows) - sum(map(len, found.values())):
-        counts.append((left, others))
-    print_on_main(table((f"split {reason}", "rows"), counts))
+    by_partition = len({*DIVIDED} & {*named}) >= 2
+    if not by_partition and not random:
+        return {"train": split}
+    hashes = row_hashes(rows)
+    if not by_partition:
+        named, reason = _divided_at_random(rows, hashes)
+    trains = named == "train"
+    for_evaluation = {name: values[(named == "valid") | (named == "test")] for name, values in hashes.items()}
+    dropped = trains & equal_rows(hashes, [for_evaluation])
+    if trains.any() and dropped.sum() == trains.sum():
+        raise UserError(f"divided {reason}, every training row equals a row of valid or test: give valid and test")
+    named[dropped] = None
+    found = {name: np.flatnonzero(named == name) for name in DIVIDED}
+    counts = [(name, len(numbers)) for name, numbers in found.items()]
+    counts.append(("dropped: equal to a row of valid or test", int(dropped.sum())))
+    counts.append(("excluded: another partition", len(rows) - sum(count for _, count in counts)))
+    print_on_main(table((f"split {reason}", "rows"), [row for row in counts if row[1]]))
     splits = {}
     if len(found["train"]):
         splits["train"] = split.keep(found.pop("train"))
     return splits | held_out(split, {name: numbers for name, numbers in found.items() if len(numbers)})
 
 
-def _divided_at_random(rows: Dataset) -> tuple[np.ndarray, str]:
-    """Returns each row's split, or None for a dropped row, and a description of how the rows were divided."""
-    hashes = row_hashes(rows)
+def _divided_at_random(rows: Dataset, hashes: Mapping[str, np.ndarray]) -> tuple[np.ndarray, str]:
+    """Returns the name of each row's split, and a description of how the rows were divided."""
     groups = []
     for column in columns_in(rows, REPOSITORIES)[:1]:
         groups = list(map(str, rows[column]))
         reason = f"by {column}"
-    if len(set(groups)) < len(SPLITS):
+    if len(set(groups)) < len(DIVIDED):
         groups = list(map(str, _groups_of_equals(hashes, len(rows))))
         reason = "at random; equal ids, queries and codes stay together"
     sizes = Counter(groups)
-    if len(sizes) < len(SPLITS):
+    if len(sizes) < len(DIVIDED):
         raise UserError(f"{len(rows)} rows ({len(sizes)} different ones) are too few to split: give valid and test")
     split_of_group = assign_splits(sizes)
-    named = np.array([split_of_group[group] for group in groups], dtype=object)
-    for_evaluation = {name: values[named != "train"] for name, values in hashes.items()}
-    named[(named == "train") & equal_rows(hashes, [for_evaluation])] = None
-    return named, reason
+    return np.array([split_of_group[group] for group in groups], dtype=object), reason
 
 
 def held_out(split: Split, parts: Mapping[str, np.ndarray]) -> dict[str, Split]:

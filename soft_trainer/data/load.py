@@ -330,6 +330,8 @@ def as_rows(rows, name: str) -> Dataset:
         # `from_list` would drop the columns that the first row lacks.
         columns = dict.fromkeys(chain.from_iterable(rows))
         return Dataset.from_list([dict.fromkeys(columns) | row for row in rows])
+    if isinstance(rows, str | Path):
+        raise UserError(f"{name}={rows}: expected rows, not a name: load_rows reads files, folders and data sets")
     raise UserError(
         f"{name}: expected a datasets.Dataset, a data frame or a list of dicts, not {type(rows).__name__}; "
         "estimators and masks identify a row by its number, so collect the rows of a stream first"

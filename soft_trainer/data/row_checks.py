@@ -49,7 +49,7 @@ def check_split(
             column = split.called.get(columns[0], columns[0])
             raise UserError(
                 f"{place}, {_listed(empty)}: column {column!r} is missing or empty, as in {len(empty):,} of "
-                f"{len(rows):,} rows; drop_unusable=True drops such rows"
+                f"{len(rows):,} rows; drop such rows (in the shell: drop_unusable=true)"
             )
     if profile is not None and profile.data_flow_length:
         place = places["code"]

@@ -81,6 +81,8 @@ def assign_splits(sizes: Counter[str]) -> dict[str, str]:
                 break
     for name in room:
         if name not in split.values():
-            training = [package for package in split if split[package] == "train"]
-            split[min(training, key=lambda package: (sizes[package], package))] = name
+            free = [package for package in split if split[package] == "train"]
+            if len(free) == 1 and len(split) > 2:  # train keeps it
+                free = [package for package in split if split[package] != "train"]
+            split[min(free, key=lambda package: (sizes[package], package))] = name
     return split

@@ -8,7 +8,7 @@ from soft_trainer.encoders.hub_files import repository_file
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.options.fields import DataArguments
+from soft_trainer.options.fields import OF_TEACHER, DataArguments
 from soft_trainer.options.option_spec import changed_options, option_specs
 from soft_trainer.options.recipes import RECIPES, read_recipe
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
@@ -45,9 +45,11 @@ def apply_defaults(
     """
     given = args.named | changed_options(args).keys() | changed_options(data_args).keys()
     if args.teacher is not None:
-        _set_teacher(data_args, args.teacher, given, estimator)
+        _set_teacher(data_args, args, given, estimator)
     specs = option_specs(data_args) | option_specs(args)
     chosen = [name for name in given if name in specs and specs[name].group in ("weights", "batches")]
+    if "distill_weight" in given and args.distill_weight == 0:
+        chosen.append("distill_weight")
     # In Python, `train` trains, whatever the parts of a run are.
     measures = not args.do_train and hasattr(args, "given")
     if measures:
@@ -61,8 +63,7 @@ def apply_defaults(
         options = _set_options(
             read_recipe(RECIPES / DISTILLED_RECIPE) | {"teacher": teacher}, (data_args, args), given
         )
-        args.apply_teacher()
-        _set_teacher(data_args, teacher, given)
+        _set_teacher(data_args, args, given)
         print_on_main(f"This encoder learns from its teacher by default: {options}. Another estimator turns this off.")
     elif profile.name == "static" or model is None:
         chooses_teacher = estimator is not None or not given.isdisjoint(("estimator", "estimator_model", "teacher"))
@@ -80,8 +81,14 @@ def apply_defaults(
         print_on_main(f"This encoder gets hard batches by default: {options}. Another estimator turns them off.")
 
 
-def _set_teacher(data_args: DataArguments, teacher: str, given: Collection[str], estimator: str | None = None) -> None:
-    """Makes a teacher the estimator. Raises UserError if another estimator was chosen."""
+def _set_teacher(
+    data_args: DataArguments,
+    args: SoftInfoNCETrainingArguments,
+    given: Collection[str],
+    estimator: str | None = None,
+) -> None:
+    """Makes the teacher the estimator, with its loss. Raises UserError if another estimator was chosen."""
+    teacher = args.teacher
     if "estimator" in given and data_args.estimator != "trained_model":
         estimator = data_args.estimator
     elif "estimator_model" in given and data_args.estimator_model != teacher:
@@ -90,6 +97,7 @@ def _set_teacher(data_args: DataArguments, teacher: str, given: Collection[str],
         raise UserError(f"teacher={teacher}: a teacher is the estimator, so it cannot be combined with {estimator}")
     data_args.estimator = "trained_model"
     data_args.estimator_model = teacher
+    _set_options(OF_TEACHER, (args,), given)
 
 
 def _set_rate(args: SoftInfoNCETrainingArguments, profile: EncoderProfile) -> None:

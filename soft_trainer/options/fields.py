@@ -210,7 +210,9 @@ class DataArguments:
 
 # The default is the estimator's attribute, or 1 if it has none. `Criterion` itself has BM25's values as defaults.
 estimator_default = functools.partial(unset, of_estimator=1.0)
-TEACHER_WEIGHT = 0.3  # `distill_weight` with a teacher, chosen on valid in benchmarks/teacher_study.md
+# The loss that a teacher stands for. The weight was chosen on valid in benchmarks/teacher_study.md.
+TEACHER_WEIGHT = 0.3
+OF_TEACHER = {"loss": "info_nce", "distill_weight": TEACHER_WEIGHT}
 # Options that determine the paper's weights.
 weighing = functools.partial(option, group="weights")
 weighing_default = functools.partial(estimator_default, group="weights")
@@ -353,15 +355,6 @@ class SoftInfoNCEOptions(LossOptions):
     matryoshka_dims: str | None = unset(
         "Numbers of leading dimensions to use as embeddings too, such as 768,256,64.", evaluation=True
     )
-
-    def __post_init__(self):
-        self.apply_teacher()
-
-    def apply_teacher(self) -> None:
-        """Sets the loss and the weight that a teacher stands for, unless they were chosen."""
-        if self.teacher is not None:
-            self.loss = self.loss or "info_nce"
-            self.distill_weight = self.distill_weight or TEACHER_WEIGHT
 
 
 @dataclass

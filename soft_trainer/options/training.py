@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from transformers import TrainingArguments
 
@@ -88,6 +88,9 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
         """Remembers the names of the options that were given."""
         arguments = super().__new__(cls)
         arguments.named = frozenset(given)
+        options = {option.name: option.default for option in fields(cls) if option.init}
+        if given.keys() >= options.keys():  # `dataclasses.replace` passes the defaults too
+            arguments.named = frozenset(name for name, value in given.items() if value != options[name])
         return arguments
 
     def __post_init__(self):
@@ -109,8 +112,7 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
                 except ValueError as error:
                     raise UserError(f"{name}={value}: not valid JSON: {error}") from error
         folder = self.output_dir
-        super().__post_init__()  # of the options, not of `TrainingArguments`
-        TrainingArguments.__post_init__(self)
+        super().__post_init__()
         self.output_dir = folder  # keep None, so that the script can choose a folder
         if workers < 0 and self.device.type != "cpu":
             self.dataloader_num_workers = 4

@@ -41,6 +41,7 @@ from soft_trainer.data.layouts.codesearchnet import load_folder
 from soft_trainer.data.layouts.files import SPLITS, files_of
 from soft_trainer.data.layouts.graded import graded_split
 from soft_trainer.data.layouts.judged import load_judged
+from soft_trainer.data.layouts.tables import row_files
 from soft_trainer.data.load import load_rows
 from soft_trainer.data.row_checks import check_split, drop_unusable_rows
 from soft_trainer.data.split import Split
@@ -84,13 +85,14 @@ def load_evaluation_sets(
     for name in (*arguments.languages, *arguments.sources):
         taken.update(f"{split}-{name}" for split in SPLITS)
     for folder in (Path(name.strip()) for name in (arguments.eval_data_dir or "").split(",") if name.strip()):
-        if trained and folder.exists() and folder_fingerprint(folder) in trained:
-            print_on_main(
-                f"eval_data_dir={folder}: the encoder is trained on rows from it; with data_dir={folder}, only its "
-                "test split is measured"
-            )
         parts = dict(_judged_sets(folder, arguments, codebase))
         if not parts or "test.jsonl" in files_of(folder):
+            only_training = folder.exists() and row_files(folder).keys().isdisjoint(("valid", "test"))
+            if trained and only_training and folder_fingerprint(folder) in trained:
+                print_on_main(
+                    f"eval_data_dir={folder}: the encoder is trained on rows from it; with data_dir={folder}, only "
+                    "its test split is measured"
+                )
             name, split = _set_of_rows(folder, arguments, profile)
             parts[name] = split
         for part, split in parts.items():
@@ -118,12 +120,38 @@ def trained_rows(arguments: DataArguments, trains: bool, encoder: str | None) ->
     if not arguments.eval_data_dir:
         return trained
     if trains:
-        places = arguments.sources.values() or [arguments.data_dir or ""]
-        trained.update(folder_fingerprint(place) for place in places if place and Path(place).exists())
+        trained.update(_own_rows(arguments).values())
+    return trained | _trained_rows(_record(encoder))
+
+
+def warn_of_trained_rows(arguments: DataArguments, encoder: str | None) -> None:
+    """Prints a line for each source whose rows an encoder was all trained on, with none held out."""
+    record = _record(encoder)
+    if {*(record.get("statistics") or ())} != {"train"}:
+        return
+    trained = _trained_rows(record)
+    for place, rows in _own_rows(arguments).items():
+        if rows in trained:
+            print_on_main(f"data_dir={place}: the encoder was trained on all of these rows, test included")
+
+
+def _own_rows(arguments: DataArguments) -> dict[str, str]:
+    """Returns the hash of each local source of a run, keyed by its place."""
+    places = arguments.sources.values() or [arguments.data_dir or ""]
+    return {place: folder_fingerprint(place) for place in places if place and Path(place).exists()}
+
+
+def _record(encoder: str | None) -> dict:
+    """Returns the record of the run that trained an encoder, or an empty dict if its folder has none."""
     if encoder and (Path(encoder) / RECORD).is_file():
-        rows = read_json(Path(encoder) / RECORD, dict).get(DEPENDS_ON, {}).get("data_dir", [])
-        trained.update([rows] if isinstance(rows, str) else rows)
-    return trained
+        return read_json(Path(encoder) / RECORD, dict)
+    return {}
+
+
+def _trained_rows(record: dict) -> set[str]:
+    """Returns the hashes of the files that a run was trained on, according to its record."""
+    rows = record.get(DEPENDS_ON, {}).get("data_dir", [])
+    return {rows} if isinstance(rows, str) else {*rows}
 
 
 def _set_of_rows(source: Path, arguments: DataArguments, profile: EncoderProfile) -> tuple[str, Split]:

@@ -11,7 +11,7 @@ from soft_trainer.options.defaults import apply_defaults
 from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.run.building import build_profile, model_label, model_name
-from soft_trainer.run.evaluation_sets import EvaluationSet, load_evaluation_sets, trained_rows
+from soft_trainer.run.evaluation_sets import EvaluationSet, load_evaluation_sets, trained_rows, warn_of_trained_rows
 from soft_trainer.run.rows import check_sources, load_data, needed_splits, read_sources
 
 
@@ -67,6 +67,8 @@ def load_run(
     needed = needed_splits(data_args, args, bool(model_args.from_scratch))
     with args.main_process_first(desc="loading data"):
         splits = load_data(data_args, profile, Path(args.output_dir) / "data", needed, sources)
+        if not args.do_train:
+            warn_of_trained_rows(data_args, model_args.model_name_or_path)
         trained = trained_rows(data_args, args.do_train, model_args.model_name_or_path)
         measured = splits.get("test") or splits.get("valid")
         return splits, load_evaluation_sets(data_args, profile, measured and measured.corpus, trained)

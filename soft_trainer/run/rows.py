@@ -301,7 +301,8 @@ def _filtered(splits: Mapping[str, Split], filters: str) -> dict[str, Split]:
             corpus = of_corpus
     if left.keys() - {"train"}:
         counts["codebase"] = corpus
-    shown = pd.DataFrame(counts, index=sorted(rules, key=lambda rule: rule == "comments"), dtype=object)
+    order = sorted(rules, key=lambda rule: rule == "comments")
+    shown = pd.DataFrame(counts, index=order, dtype="Int64").astype(object)
     shown = shown.where(shown.notna(), None).rename({"comments": "rows without their comments"})
     headers = ["rule", *shown.columns.map("rows dropped: {}".format)]
     print_on_main(table(headers, shown.reset_index().to_numpy().tolist()))

@@ -26,7 +26,7 @@ from soft_trainer.estimators.base import Estimator, Rows, as_array, check_codes_
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.callback import EstimatorCallback
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator, TrainedModelEstimator
-from soft_trainer.options.fields import LossOptions, SoftInfoNCEOptions
+from soft_trainer.options.fields import OF_TEACHER, LossOptions, SoftInfoNCEOptions
 from soft_trainer.options.option_spec import Values, effective_options
 from soft_trainer.options.resolve import check_codes, resolve_loss
 from soft_trainer.sentence_transformers.rows import LabelledRows, columns_of
@@ -105,6 +105,8 @@ class SoftInfoNCELoss(nn.Module):
         self.scale = scale
         self.similarity_fct = similarity_fct
         self.gather_across_devices = gather_across_devices
+        if options.get("teacher") is not None:
+            options = OF_TEACHER | options
         self.options = SoftInfoNCEOptions(**options)
         self.estimator = _own_estimator(estimator, model, self.options.teacher)
         self.criterion = resolve_loss(self.options, self.estimator)

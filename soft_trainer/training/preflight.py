@@ -178,9 +178,11 @@ def _check_loadable(model: PreTrainedModel, pushes: bool) -> None:
 
 
 def check_evaluated(args, eval_dataset) -> None:
-    """Raises UserError if there is nothing to evaluate on during training, although the arguments ask for that."""
+    """Raises UserError if there is nothing to evaluate on, although the arguments ask for that."""
     if eval_dataset is None and (args.eval_strategy != "no" or args.eval_on_start):
         raise UserError("eval_strategy, eval_on_start: pass eval_dataset= (rows with url and a query)")
+    if eval_dataset is None and getattr(args, "report", False) and not hasattr(args, "given"):
+        raise UserError("report=True: pass eval_dataset=, which is measured before and after training")
 
 
 def check_start(estimator, rows, checkpoint: str | None, step: int) -> None:

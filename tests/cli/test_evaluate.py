@@ -116,6 +116,19 @@ def test_one_file_has_the_same_splits_in_training_and_evaluation(encoder_dir, ro
     said = capsys.readouterr().err
     assert f"the encoder is trained on rows from it; with data_dir={pairs}, only its test split is measured" in said
     assert "48 queries (test)" in said
+    (tmp_path / "split").mkdir()
+    for name in ("train", "test"):
+        shutil.copy(pairs, tmp_path / "split" / f"{name}.csv")
+    own_rows = DataArguments(data_dir=str(tmp_path / "split"))
+    its_own = run_fingerprint(own_rows, SoftInfoNCETrainingArguments(use_cpu=True))
+    write_json(tmp_path / "encoder" / "run.json", {DEPENDS_ON: its_own})
+    assert run_command([*words, "--eval_data_dir", str(tmp_path / "split")]) == 0  # its test split alone
+    assert "is trained on rows" not in capsys.readouterr().err
+    for statistics, lines in (({"train": {}, "test": {}}, 0), ({"train": {}}, 1)):
+        write_json(tmp_path / "encoder" / "run.json", {DEPENDS_ON: trained, "statistics": statistics})
+        assert run_command([*words, "--data_dir", str(pairs)]) == 0
+        said = capsys.readouterr().err
+        assert said.count(f"data_dir={pairs}: the encoder was trained on all of these rows, test included") == lines
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import json
 
 import pandas as pd
 import pytest
+from refusals import refused
 
 from soft_trainer import load_rows
 from soft_trainer.encoders.profiles import EncoderProfile
@@ -50,6 +51,25 @@ def test_nothing_that_is_held_out_is_trained_on(rows, tmp_path, capsys):
     assert (dropped > 0) == ("repo" in rows[0])
 
 
+def test_three_repositories_are_kept_apart(capsys):
+    rows = [function(number, repo=f"someone/r{number * number // 1200}") for number in range(60)]
+    splits = load_rows(rows)
+    assert [len({*split.queries["repo"]}) for split in splits.values()] == [1, 1, 1]
+    assert "split by repo" in capsys.readouterr().err
+
+
+def test_one_large_repository_beside_two_small_ones_is_trained_on():
+    for other in "abcdefgh":
+        rows = [function(number, repo=other if number == 0 else f"r{number // 59}") for number in range(60)]
+        assert {name: len(split) for name, split in load_rows(rows).items()} == {"train": 58, "valid": 1, "test": 1}
+
+
+def test_copies_that_would_leave_nothing_to_train_on_are_refused():
+    rows = [function(number % 20, repo=f"someone/r{number // 20}") for number in range(60)]
+    with refused("rows: divided by repo, every training row equals a row of valid or test"):
+        load_rows(rows)
+
+
 @pytest.mark.parametrize(
     ("partitions", "expected"),
     [
@@ -64,6 +84,15 @@ def test_a_column_partition_decides_where_it_names_two_splits(partitions, expect
     pd.DataFrame(rows).to_csv(tmp_path / "rows.csv", index=False)
     splits = load_rows(tmp_path / "rows.csv")
     assert {name: len(split) for name, split in splits.items()} == expected
+
+
+def test_a_row_that_equals_a_held_out_one_is_dropped_from_the_train_partition(capsys):
+    names = ["train"] * 40 + ["valid"] * 10 + ["test"] * 10
+    rows = [function(number, partition=partition) for number, partition in enumerate(names)]
+    rows[0] |= {"docstring": " adds  59\n"}
+    rows[1] |= {"code": rows[45]["code"]}
+    assert {name: len(split) for name, split in load_rows(rows).items()} == {"train": 38, "valid": 10, "test": 10}
+    assert "| dropped: equal to a row of valid or test |      2 |" in capsys.readouterr().err
 
 
 def test_a_row_of_another_source_s_test_is_not_trained_on(tmp_path, capsys):

@@ -157,7 +157,7 @@ def test_rows_without_a_text_are_named_or_left_out(pairs, tmp_path, capsys):
     rows[3]["question"], rows[5]["answer"], rows[7]["answer"] = None, "  ", ""
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    said = f"{path}, row 4: column 'question' is missing or empty, as in 1 of 40 rows; drop_unusable=True"
+    said = f"{path}, row 4: column 'question' is missing or empty, as in 1 of 40 rows; drop such rows"
     for read in (load, load_rows):
         with refused(said):
             read(path)

@@ -4,7 +4,7 @@ import copy
 import json
 import re
 import shutil
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from transformers import AutoModel, AutoTokenizer, TrainingArguments
 
 from soft_trainer import (
     BM25Estimator,
+    InitialModelEstimator,
     SoftInfoNCETrainer,
     SoftInfoNCETrainingArguments,
     TrainedModelEstimator,
@@ -105,6 +106,8 @@ def test_a_distilled_encoder_learns_from_its_teacher_and_a_line_says_so(options_
     given = {"distill_weight": 1.0, "num_train_epochs": 2}
     words = ("--distill_weight", "1.0", "--epochs", "2")
     assert options_after(*words, model=static, names=expected) == expected | given
+    assert options_after("--distill_weight", "0", model=static)["estimator"] == "bm25"
+    assert "without its teacher, because of distill_weight=0.0" in capsys.readouterr().err
     own_choice = options_after("--estimator", "none", model=static)
     assert (own_choice["learning_rate"], own_choice["num_train_epochs"]) == (3e-3, 10)
 
@@ -219,6 +222,13 @@ def test_a_teacher_stands_for_four_options(options_after, encoder_dir, teacher, 
     assert default_estimators(args, encoder.profile, encoder.model, estimator) == []  # as a run from the shell passes
 
 
+def test_a_weight_of_0_turns_a_teacher_off(trainer_of, options_after, teacher):
+    expected = {"loss": "info_nce", "distill_weight": 0.0}
+    assert options_after("--teacher", str(teacher), "--distill_weight", "0", names=expected) == expected
+    trainer = trainer_of(arguments={"callbacks": None}, teacher=str(teacher), distill_weight=0.0)
+    assert trainer.estimator is None and not trainer.plan.criterion.needs_similarity
+
+
 @pytest.mark.parametrize("words", [("--estimator", "bm25"), ("--estimator", "none"), ("--estimator_model", "other")])
 def test_a_teacher_beside_another_estimator_is_refused(options_after, teacher, words):
     with refused(f"teacher={teacher}: a teacher is the estimator, so it cannot be combined with {words[1]}"):
@@ -297,3 +307,17 @@ def test_the_shell_python_and_a_recipe_make_the_same_plan(encoder_dir, kind, opt
     )
     plain = trained(TrainingArguments(**fixed))
     assert plain[0].criterion.loss == "info_nce" and plain[2:] == (5e-5, 3)
+
+
+def test_trainers_with_the_same_arguments_get_the_defaults_of_their_encoders(encoder_dir, static, dataset, tmp_path):
+    args = SoftInfoNCETrainingArguments(str(tmp_path / "out"), use_cpu=True, report_to="none")
+    rows = concatenate_datasets([dataset] * 2)
+    rates = []
+    for folder in (static, encoder_dir, static, encoder_dir):
+        trainer = SoftInfoNCETrainer(str(folder), args, rows)
+        rates.append((trainer.args.learning_rate, trainer.args.per_device_train_batch_size, type(trainer.estimator)))
+    assert rates == [(3e-3, 512, TrainedModelEstimator), (6e-5, 32, InitialModelEstimator)] * 2
+    replaced = replace(args, seed=7, num_train_epochs=2)
+    assert {"seed", "num_train_epochs"} <= replaced.named and "learning_rate" not in replaced.named
+    trainer = SoftInfoNCETrainer(str(encoder_dir), replaced, rows)
+    assert (trainer.args.learning_rate, trainer.args.num_train_epochs, trainer.args.seed) == (6e-5, 2, 7)

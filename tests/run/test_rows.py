@@ -248,6 +248,8 @@ def test_filters_drop_rows_and_say_how_many(tmp_path, write_folder, rows, capsys
     lines = capsys.readouterr().err.splitlines()
     assert any(re.match(r"\| rule +\| +rows dropped: train \|", line) for line in lines)
     assert any(re.match(r"\| links +\| +1 \| +0 \| +0 \| +\|", line) for line in lines)
+    load(tmp_path, **options, filters="links,comments")
+    assert re.search(r"\| rows without their comments +\|( +0 \|){4}", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(
@@ -273,6 +275,8 @@ def test_only_a_data_set_or_a_list_of_dicts_are_rows(rows):
         loading.as_rows(rows, "rows")
     with refused("rows: there are no rows"):
         loading.as_rows([], "rows")
+    with refused("rows=pairs.csv: expected rows, not a name: load_rows reads files"):
+        loading.as_rows("pairs.csv", "rows")
 
 
 def test_rows_keep_columns_that_the_first_lacks_and_lose_their_format():

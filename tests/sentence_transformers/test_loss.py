@@ -131,7 +131,10 @@ def test_a_teacher_by_name_is_a_trained_model_whose_scores_the_loss_learns(pairs
     loss = SoftInfoNCELoss(still, train_dataset=rows, teacher=str(encoder_dir))
     options = {"loss": "info_nce", "distill_weight": 0.3}
     expected = SoftInfoNCELoss(still, TrainedModelEstimator(str(encoder_dir)), rows, **options)
-    assert loss(*given).item() == expected(*given).item() != SoftInfoNCELoss(still, None, rows)(*given).item()
+    plain = SoftInfoNCELoss(still, None, rows)(*given).item()
+    assert loss(*given).item() == expected(*given).item() != plain
+    off = SoftInfoNCELoss(still, train_dataset=rows, teacher=str(encoder_dir), distill_weight=0.0)
+    assert off(*given).item() == plain
 
 
 @pytest.mark.slow

@@ -40,4 +40,6 @@ def test_nothing_is_reported_unless_asked_and_a_report_needs_rows(trainer_of):
     trainer.train()
     assert trainer.report is None
     with refused("report=True: pass eval_dataset="):
-        trainer_of(report=True, arguments={"eval_dataset": None, "codebase": None}).train()
+        trainer = trainer_of(report=True, arguments={"eval_dataset": None, "codebase": None})
+        trainer.train()
+    assert trainer._rows is None  # before the estimator was fitted
