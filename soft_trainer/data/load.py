@@ -27,8 +27,9 @@ from soft_trainer.data.dividing import divided, held_out, without_held_out
 from soft_trainer.data.layouts.codesearchnet import corpus_of, is_codesearchnet, load_folder, load_hub
 from soft_trainer.data.layouts.files import SIDES_OF, SPLIT_NAMES, SPLITS
 from soft_trainer.data.layouts.judged import load_judged
-from soft_trainer.data.layouts.tables import is_saved, read_splits, row_files, with_plain_text
-from soft_trainer.data.row_checks import check_split
+from soft_trainer.data.layouts.tables import is_saved, names_splits, read_splits, row_files, with_plain_text
+from soft_trainer.data.named_negatives import with_negative_columns
+from soft_trainer.data.row_checks import check_labels, check_split
 from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import columns_in, side_texts
 from soft_trainer.encoders.profiles import EncoderProfile
@@ -50,6 +51,7 @@ def load_rows(
     needed: Sequence[str] = SPLITS,
     check: bool = True,
     divide: bool = True,
+    one_of_several: bool = False,
 ) -> dict[str, Split]:
     """Loads train, valid and test, as far as they exist, each with its corpus and judgments.
 
@@ -68,10 +70,12 @@ def load_rows(
         codebase: the corpus, as a data frame, a list of dicts or a `Dataset`, if the source has none.
         language: the configuration of a data set on the Hub, such as "ruby" of CodeSearchNet.
         revision: the branch, tag or commit of a data set on the Hub.
-        needed: the splits that the caller uses. Rows without a split are divided unless only train is needed. If train
+        needed: the splits that the caller uses. Rows of train alone are divided if valid or test is needed. If train
             is not needed, it is skipped unless there is no other split.
         check: whether to raise an error for rows without a text or without a relevant code.
-        divide: whether to divide rows without a split. Otherwise, they are train, or test if train is not needed.
+        divide: whether to divide rows that no file or split is named for. Otherwise, they are train, or test if train
+            is not needed.
+        one_of_several: whether the column names are also for other sources, so that this one may lack the columns.
 
     Returns:
         The splits. With several sources, `train` joins them, and the others are called `valid-NAME` and `test-NAME`.
@@ -81,18 +85,20 @@ def load_rows(
             the row.
     """
     names = ColumnNames(query_column, code_column, id_column)
-    options = {"needed": needed, "check": check, "divide": divide}
+    options = {"needed": needed, "check": check, "divide": divide, "one_of_several": True}
     if isinstance(source, Mapping) and not source.keys() <= SPLIT_NAMES.keys():
         parts = {}
         for name, part in source.items():
             parts[name] = load_rows(part, *names, codebase, language, revision, **options)
         return join_sources(parts, EncoderProfile())
     files: Mapping[str, str] = {}
+    named = True  # the rows are those of a split
     if isinstance(source, str | Path):
         path = Path(source)
+        named = not path.exists() or names_splits(path)
         if judged := load_judged(path):
             for option, name in zip(("query_column", "code_column", "id_column"), names, strict=True):
-                if name is not None:
+                if name is not None and not one_of_several:
                     raise UserError(f"{option}={name}: the columns of {source} have fixed names; omit {option}")
             return judged
         place = str(source)
@@ -112,6 +118,9 @@ def load_rows(
         tables = {"train": as_rows(source, place)}
     if codebase is not None:
         tables["codebase"] = as_rows(codebase, "codebase")
+    if one_of_several:
+        known = set().union(*(rows.column_names for rows in tables.values()))
+        names = ColumnNames(*(name if name in known else None for name in names))
     if "train" not in needed:
         if tables.keys() - {"train", "codebase"}:
             tables.pop("train", None)
@@ -120,7 +129,7 @@ def load_rows(
     splits = make_splits(tables, place, names, check, files)
     if [*splits] == ["train"] and "codebase" not in tables:
         try:
-            splits = divided(splits["train"], random=divide and bool({*needed} - {"train"}))
+            splits = divided(splits["train"], random=divide and (not named or bool({*needed} - {"train"})))
         except UserError as error:
             raise UserError(f"{place}: {error}") from error
         if [*splits] == ["train"] and "train" not in needed:
@@ -159,6 +168,9 @@ def make_splits(
     if [*tables] == ["train"] and not files:
         places["train"] = place
     tables = {name: tables[name] for name in dict.fromkeys((*SPLITS, *tables)) if name in tables}
+    for name, rows in tables.items():
+        check_labels(rows, places[name])
+        tables[name] = with_negative_columns(rows, places[name])
     columns = chosen_columns(tables, names.query, names.code, place, quiet="train" not in tables)
     for name, rows in tables.items():
         if not len(rows):

@@ -8,9 +8,22 @@ import numpy as np
 from datasets import Dataset, concatenate_datasets
 
 from soft_trainer.errors import UserError
+from soft_trainer.terminal import print_on_main
 
 NEGATIVES = "negatives"  # a column of codes, as texts or urls, that do not answer the row's query
+COLUMN = re.compile(r"negative(_\d+)?")
 URL = re.compile(r"code:[0-9a-f]{32}$|https?://\S+$")  # an id, which cannot be a code
+
+
+def with_negative_columns(rows: Dataset, place: str) -> Dataset:
+    """Collects the columns that sentence-transformers calls `negative`, `negative_1` and so on in `negatives`."""
+    names = [name for name in rows.column_names if COLUMN.fullmatch(name)]
+    if not names or NEGATIVES in rows.column_names:
+        return rows
+    print_on_main(f"{place}: {', '.join(names)}: hard negatives, which negatives_per_query adds to the batches")
+    values = zip(*(rows[name][:] for name in names), strict=True)
+    negatives = [[text for text in texts if text] for texts in values]
+    return rows.remove_columns(names).add_column(NEGATIVES, negatives)
 
 
 def with_negatives(rows: Dataset, corpus: Dataset, urls: np.ndarray) -> tuple[Dataset, np.ndarray]:

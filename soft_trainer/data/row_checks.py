@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset
@@ -58,6 +59,19 @@ def check_split(
             raise UserError(f"{place}, {_listed(empty)}: column 'language' is missing or empty")
     if name != "train":
         _check_relevant(split, places)
+
+
+def check_labels(rows: Dataset, place: str) -> None:
+    """Raises UserError if a column `label` says that a row's code does not answer its query."""
+    if "label" not in rows.column_names:
+        return
+    labels = pd.to_numeric(pd.Series(rows["label"][:], dtype=object), errors="coerce").to_numpy()
+    wrong = np.flatnonzero(labels <= 0)
+    if len(wrong):
+        raise UserError(
+            f"{place}, {_listed(wrong)}: column 'label' is {labels[wrong[0]]:g}, but every row trains its code as an "
+            "answer to its query: keep only the rows with label 1"
+        )
 
 
 def _check_relevant(split: Split, places: Mapping[str, str]) -> None:

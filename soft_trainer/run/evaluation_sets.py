@@ -158,7 +158,14 @@ def _set_of_rows(source: Path, arguments: DataArguments, profile: EncoderProfile
     """Returns test, or else valid, or else all rows, with the name of the split."""
     try:
         checked = not arguments.drop_unusable
-        splits = load_rows(source, *column_names(arguments), needed=SPLITS[1:], check=checked, divide=False)
+        splits = load_rows(
+            source,
+            *column_names(arguments),
+            needed=SPLITS[1:],
+            check=checked,
+            divide=False,
+            one_of_several=arguments.data_dir is not None,
+        )
         if arguments.drop_unusable:
             splits = {name: drop_unusable_rows(split, name, profile)[0] for name, split in splits.items()}
     except UserError as error:

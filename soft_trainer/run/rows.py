@@ -118,7 +118,7 @@ def read_sources(
     names = column_names(arguments)
     sources = {}
     for name, place in arguments.sources.items():
-        sources[name] = load_rows(place, *names, needed=needed, check=check)
+        sources[name] = load_rows(place, *names, needed=needed, check=check, one_of_several=True)
     if sources:
         return sources
     for language in languages or [None]:

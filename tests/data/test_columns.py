@@ -98,3 +98,26 @@ def test_the_splits_that_exist_are_read(data_dir, tmp_path):
     (tmp_path / "test.jsonl").write_text((data_dir / "test.jsonl").read_text())
     splits = load_rows(tmp_path)
     assert list(splits) == ["train", "test"] and len(splits["test"].corpus) == 4
+
+
+def test_a_wrong_pair_is_refused_and_negatives_have_the_names_of_sentence_transformers(capsys):
+    rows = pd.DataFrame(
+        {"anchor": ["a", "b"], "positive": ["f", "g"], "negative": ["h", None], "negative_1": ["g", ""]}
+    )
+    split = training_split(rows)
+    assert split.corpus["code"][:] == ["f", "g", "h"]
+    assert split.judgments.negatives.nonzero()[1].tolist() == [1, 2]
+    assert "negative, negative_1: hard negatives" in capsys.readouterr().err
+    with refused("row 2: column 'label' is 0"):
+        training_split(rows.assign(label=["1", "0"]))
+
+
+def test_names_of_columns_are_for_the_sources_that_have_them(tmp_path):
+    for name, columns in (("own", ("ask", "snippet")), ("other", ("query", "code"))):
+        pd.DataFrame([(f"adds {n}", f"x + {n} {name}") for n in range(9)], columns=columns).to_csv(
+            tmp_path / f"{name}.csv", index=False
+        )
+    sources = {name: tmp_path / f"{name}.csv" for name in ("own", "other")}
+    assert {"train", "test-own", "test-other"} <= load_rows(sources, query_column="ask", code_column="snippet").keys()
+    with refused("query_column=ask: no such column"):
+        load_rows(tmp_path / "other.csv", query_column="ask")

@@ -109,3 +109,14 @@ def test_a_row_of_another_source_s_test_is_not_trained_on(tmp_path, capsys):
     assert values(train, "docstring").isdisjoint({f"adds {n}" for n in (0, 24, 25, 26, 27)})
     said = capsys.readouterr().err
     assert "own: 1 training pairs" in said and "general: 4 training pairs" in said
+
+
+def test_rows_in_a_file_without_a_split_are_divided_whatever_else_is_measured(tmp_path):
+    rows = "".join(json.dumps(function(number)) + "\n" for number in range(40))
+    for name in ("pairs.jsonl", "train.jsonl"):
+        (tmp_path / name).write_text(rows)
+    whole = load_rows(tmp_path / "pairs.jsonl")
+    for needed in (("train",), ()):  # a training with other queries, and an evaluation of other queries
+        splits = load_rows(tmp_path / "pairs.jsonl", needed=needed)
+        assert values(splits["test"], "docstring") == values(whole["test"], "docstring")
+    assert [*load_rows(tmp_path / "train.jsonl", needed=("train",))] == ["train"]

@@ -106,6 +106,15 @@ def with_plain_text(rows: Dataset) -> Dataset:
     return rows.cast(features)
 
 
+def names_splits(source: Path) -> bool:
+    """Returns True if a file, the files of a folder or a saved data set are named after splits."""
+    if is_saved(source):
+        return (source / "dataset_dict.json").is_file()
+    if source.is_dir():
+        return bool(files_of_splits(source, split_of))
+    return split_of(source.name) is not None
+
+
 def row_files(source: Path) -> dict[str, list[Path]]:
     """Returns the files of each split: a single file of rows, or the files in a folder.
 
