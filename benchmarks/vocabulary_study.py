@@ -7,7 +7,7 @@
 DIR holds the folders `mined/LANGUAGE`, `csn-ruby` and `cosqa`, FOLDER is MiniLM. `starts` distils into WORK,
 where `teacher_study.py prepare` has stored the teacher's embeddings. `run` goes through the learning rates and then
 the seeds, and skips what `vocabulary_study.jsonl` has already. A line of that file is a run: its settings, MRR on
-valid, CPU seconds, and the rank of every test query.
+valid, CPU seconds, and the rank of every test query. Lines of rejected learning rates have no ranks.
 """
 
 from __future__ import annotations
