@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
-import itertools
 import json
 import logging
 import os
@@ -22,13 +21,9 @@ LINE_SECONDS = 10  # between two lines of progress, where no progress bar is sho
 
 def shows_bars() -> bool:
     """Returns True if a progress bar is readable: standard error is a terminal, or a notebook shows it."""
-    return sys.stderr.isatty() or in_notebook()
-
-
-def in_notebook() -> bool:
-    """Returns True in the kernel of a notebook, which shows HTML."""
     get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
-    return get_shell is not None and hasattr(get_shell(), "kernel")
+    in_notebook = get_shell is not None and hasattr(get_shell(), "kernel")
+    return in_notebook or sys.stderr.isatty()
 
 
 def quiet_libraries() -> None:
@@ -46,27 +41,10 @@ def quiet_libraries() -> None:
 
 
 def print_on_main(text: str) -> None:
-    """Writes `text` to standard error, on the main process only. It replaces the line of a progress bar.
-
-    In a notebook, where standard error is a red box, it is an output of the cell, and tables are HTML.
-    """
-    if _is_main() and in_notebook():
-        _display(text)
-    elif _is_main():
+    """Writes `text` to standard error, on the main process only. It replaces the line of a progress bar."""
+    if _is_main():
         sys.stderr.write(f"\r{text}\n" if shows_bars() else f"{text}\n")
         sys.stderr.flush()
-
-
-def _display(text: str) -> None:
-    """Shows text in a notebook."""
-    from IPython.display import HTML, display  # only notebooks have it
-
-    for is_table, lines in itertools.groupby(text.strip("\n").splitlines(), lambda line: line.startswith("|")):
-        if not is_table:
-            sys.stdout.write("\n".join(lines) + "\n")
-            continue
-        header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
-        display(HTML(tabulated(rows, header, tablefmt="html", disable_numparse=True)))
 
 
 class Progress:
@@ -123,19 +101,14 @@ def table(headers: Sequence[str], rows: Sequence[Sequence], floats: str = ".3f",
     Args:
         text: the headers of columns whose values are never parsed as numbers.
     """
+    from tabulate import tabulate  # slow to import
+
     unparsed = []
     if rows:  # without rows, tabulate has no columns to index
         unparsed = [headers.index(header) for header in text]
-    return tabulated(
+    return tabulate(
         rows, headers, tablefmt="pipe", floatfmt=floats, missingval="", intfmt=",", disable_numparse=unparsed
     )
-
-
-def tabulated(rows: Sequence[Sequence], headers: Sequence[str], **options) -> str:
-    """Calls `tabulate`, which is slow to import."""
-    from tabulate import tabulate  # slow to import
-
-    return tabulate(rows, headers, **options)
 
 
 def shortened(text: str, width: int = 100) -> str:

@@ -4,7 +4,6 @@ import io
 import re
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 from transformers import TrainerState
@@ -95,16 +94,3 @@ def test_a_resumed_training_says_from_where(capsys):
     for checkpoint in (None, "out/checkpoint-60"):
         reporting.ResumeLine(lambda: checkpoint).on_train_begin(None, state, None)  # noqa: B023
     assert capsys.readouterr().err == "Resuming from out/checkpoint-60, step 60 of 120\n"
-
-
-def test_a_notebook_shows_tables_as_html_and_text_in_the_cell(monkeypatch, capsys):
-    shown = []
-    display = SimpleNamespace(HTML=lambda text: text, display=shown.append)
-    kernel = SimpleNamespace(kernel=None)
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(display=display, get_ipython=lambda: kernel))
-    monkeypatch.setitem(sys.modules, "IPython.display", display)
-    terminal.print_on_main(f"\nResults\n{terminal.table(('set', 'MRR'), [('a < b', 0.5)])}\nend\n")
-    output = capsys.readouterr()
-    assert output.out == "Results\nend\n" and not output.err
-    (html,) = shown
-    assert html.startswith("<table>") and "a &lt; b" in html and "0.500" in html
