@@ -520,7 +520,6 @@ class SoftInfoNCETrainer(SavingTrainer):
         dataset: Dataset | Split,
         codebase: Dataset | None = None,
         metric_key_prefix: str = "test",
-        top_k: int = 10,
         codes: Tensor | None = None,
         queries: Tensor | None = None,
     ) -> RetrievalOutput:
@@ -530,7 +529,6 @@ class SoftInfoNCETrainer(SavingTrainer):
             dataset: rows with a `url` and a query, or a `Split`, which has its own corpus.
             codebase: the corpus, as rows with a `url` and a code. By default, the trainer's corpus.
             metric_key_prefix: the first part of each metric's name.
-            top_k: the number of codes to return per query.
             codes, queries: the results of `embed_rows(codebase, "code")` and `embed_rows(dataset, "query")`, if they
                 have been computed already.
 
@@ -543,7 +541,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             queries = self.embed_rows(split.queries, "query")
         if codes is None:
             codes = self.embed_rows(split.corpus, "code")
-        output = rank_corpus(queries, codes, split, self.encoder, self.evaluated_dims, top_k)
+        output = rank_corpus(queries, codes, split, self.encoder, self.evaluated_dims)
         metrics = output.metrics
         if self.compute_metrics is not None:
             predictions = (output.ranks.numpy(force=True), output.top_indices.numpy(force=True))

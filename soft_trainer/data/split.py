@@ -188,17 +188,6 @@ class Split:
             columns.append(f"{side}: {', '.join(names)}")
         return f"Split({sizes}; {'; '.join(columns)})"
 
-    def to_pandas(self) -> pd.DataFrame:
-        """Returns the pairs of a query and its code, with a column `grade` if codes have grades."""
-        sides = dataclasses.replace(
-            self, queries=_without(self.queries, CODE_COLUMNS), corpus=_without(self.corpus, QUERY_COLUMNS)
-        )
-        pairs = sides.to_pairs().to_pandas()
-        if self.judgments.gain is not None:
-            queries, codes = self.judgments.pairs().T
-            return pairs.assign(grade=np.asarray(self.judgments.relevant[queries, codes]).ravel())
-        return pairs
-
     @classmethod
     def from_pairs(cls, rows: Dataset) -> Split:
         """Makes a split from rows that each have one query and one code.

@@ -199,8 +199,8 @@ class InitialModelEstimator(TrainedModelEstimator):
     # Scores before training (cosine x 20) differ little, so Table 7's 5.0 would make all weights nearly equal.
     temperature = 2.0
 
-    def __init__(self, cache_dir=DEFAULT_FOLDER, batch_size: int = 64):
-        super().__init__("initial_model", cache_dir, batch_size)
+    def __init__(self, cache_dir=DEFAULT_FOLDER):
+        super().__init__("initial_model", cache_dir)
         self._encoder: Encoder | None = None
 
     @property

@@ -21,30 +21,29 @@ from soft_trainer.evaluation.retrieval import (
 
 
 def rank_corpus(
-    queries: Tensor, codes: Tensor, split: Split, encoder: EncoderProfile, dims: Iterable[int], top_k: int
+    queries: Tensor, codes: Tensor, split: Split, encoder: EncoderProfile, dims: Iterable[int]
 ) -> RetrievalOutput:
     """Ranks the corpus for every query and computes metrics, for full embeddings and for their leading dimensions.
 
     Args:
         queries, codes: the embeddings of the queries and of the corpus, to be compared by dot product.
         dims: the numbers of leading dimensions to measure in addition to full embeddings.
-        top_k: the number of codes to return for each query.
     """
     judgments = split.judgments
     pool_size = len(split.corpus)
-    ranking, of_queries = by_query(_rank_answers(queries, codes, judgments, top_k, encoder.score_scale), judgments)
+    ranking, of_queries = by_query(_rank_answers(queries, codes, judgments, encoder.score_scale), judgments)
     shorter = {}
     for dim in dims:
         sides = [comparable(encoder, shorten(encoder, side, dim)) for side in (queries, codes)]
-        shorter[dim], _ = by_query(_rank_answers(*sides, judgments, top_k, encoder.score_scale), judgments)
+        shorter[dim], _ = by_query(_rank_answers(*sides, judgments, encoder.score_scale), judgments)
     metrics = retrieval_metrics(ranking.ranks, pool_size) | means(of_queries) | mrr_by_dims(shorter, pool_size)
     return RetrievalOutput(ranking, metrics, shorter, of_queries)
 
 
-def _rank_answers(queries: Tensor, codes: Tensor, judgments: Judgments, top_k: int, score_scale: float) -> Ranking:
+def _rank_answers(queries: Tensor, codes: Tensor, judgments: Judgments, score_scale: float) -> Ranking:
     """Returns the ranks of all relevant codes. Each process ranks its share of them and receives the ranks of all."""
     rows, targets = answer_pairs(judgments)
     shard = distributed.shard(len(rows), *distributed.rank_and_world_size())
     asked = queries[rows[shard].to(queries.device)]
-    local = rank_codes(asked, codes, targets[shard], top_k=top_k, score_scale=score_scale)
+    local = rank_codes(asked, codes, targets[shard], score_scale=score_scale)
     return Ranking(*(distributed.gather(part) for part in (local.ranks, local.top_indices, local.top_scores)))
