@@ -100,7 +100,7 @@ class EncodedRowsEstimator(NeighbourEstimator):
         code = code_fingerprint("soft_trainer.encoders", "soft_trainer.source", "soft_trainer.dataflow")
         self.encoder_identity = encoder.fingerprint
         key = fingerprint(self.encoder_identity, prompt, str(dtype), tokens.fingerprint(), code)
-        return cached_rows(self.cache_dir, key, len(tokens), model.config.hidden_size, dtype, build)
+        return cached_rows(self.cache_dir, key, dtype, build)
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
         """Computes the encoder's scores, Tensor[Q, C] in float32. Raises UserError before `fit`."""

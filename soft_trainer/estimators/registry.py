@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Mapping
-from pathlib import Path
 
 from soft_trainer.choices import ESTIMATORS
-from soft_trainer.data.array_cache import DEFAULT_FOLDER, REMEDY, refusal_of
+from soft_trainer.data.array_cache import DEFAULT_FOLDER
 from soft_trainer.encoders.hub_files import split_revision
 from soft_trainer.encoders.loading import load_tokenizer
 from soft_trainer.encoders.profiles import resolve_profile
@@ -68,8 +67,6 @@ def _known(
     options = {"cache_dir": folder}
     if name == "bm25":
         options |= bm25
-    elif folder is not None and (refusal := refusal_of(Path(folder))):
-        raise UserError(f"estimator_cache_dir={folder}: {refusal}; {REMEDY}")
     if name in DEFAULT_MODELS:
         model = model or DEFAULT_MODELS[name]
         if model is None:
