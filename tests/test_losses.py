@@ -104,15 +104,6 @@ def test_all_zero_scores_give_log_n():
     assert kl(zeros, zeros).item() == pytest.approx(0.7 * log(7), abs=1e-12)
 
 
-def test_soft_info_nce_with_weights_of_one_is_info_nce():
-    values = []
-    for loss in (losses.info_nce, lambda scores: losses.soft_info_nce(scores, torch.ones_like(scores))):
-        scores = batch(6, 6)[0].requires_grad_()
-        values.append((loss(scores), *torch.autograd.grad(loss(scores), scores)))
-    for value, expected in zip(*values, strict=True):
-        torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
-
-
 @every_loss
 def test_gradcheck(loss):
     scores, similarity = batch(3, 6)
@@ -140,18 +131,6 @@ def test_negatives_left_out_equal_deleted_columns(loss):
     torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(gradient, torch.autograd.grad(expected, scores)[0], rtol=0, atol=1e-12)
     assert (gradient[~kept] == 0).all() and (gradient[kept] != 0).all()
-
-
-def test_soft_info_nce_with_weight_zero_equals_deleted_columns():
-    scores, _ = batch(3, 6)
-    weights = torch.full((3, 6), 0.5, dtype=torch.float64)
-    weights[:, [3, 5]] = 0
-    scores.requires_grad_()
-    value = losses.soft_info_nce(scores, weights)
-    kept = [0, 1, 2, 4]
-    torch.testing.assert_close(value, losses.soft_info_nce(scores[:, kept], weights[:, kept]), rtol=0, atol=1e-12)
-    (gradient,) = torch.autograd.grad(value, scores)
-    assert (gradient[:, [3, 5]] == 0).all() and (gradient[:, kept] != 0).all()
 
 
 @every_loss

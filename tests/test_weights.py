@@ -49,11 +49,6 @@ def test_more_alike_means_lighter():
     assert (weights[order].diff() <= 0).all() and weights[order][0] > 1 > weights[order][-1]
 
 
-def test_uniform_similarity_gives_ones():
-    for alpha, beta, temperature in PAPER.values():
-        close(negative_weights(torch.full((1, 6), 3.0, dtype=torch.float64), alpha, beta, temperature), [[1.0] * 6])
-
-
 def test_masks_and_positives_equal_deleted_columns():
     raw = similarity(2, 9)
     positives = torch.tensor([4, 1])

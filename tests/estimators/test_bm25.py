@@ -1,7 +1,6 @@
 """BM25 of a batch and of the corpus, against `rank_bm25`, the published figures and the formula."""
 
 import math
-import time
 from collections import Counter
 from itertools import chain
 
@@ -14,9 +13,7 @@ from rank_bm25 import BM25Okapi
 
 from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
-from soft_trainer.estimators import bm25
 from soft_trainer.estimators.bm25 import BM25Estimator
-from soft_trainer.estimators.neighbours import Excluded
 
 QUERIES = [
     "sort a list with quick sort",
@@ -124,12 +121,6 @@ def test_robertson_is_the_published_bm25_on_token_ids():
     close(estimator.similarity(range(4), range(4)), PUBLISHED)
 
 
-def test_lucene_is_never_negative_where_robertson_is():
-    texts = ["a b", "a c", "a d"]
-    assert fitted(texts, idf="robertson").similarity([0], [1]).item() < 0
-    assert fitted(texts, idf="lucene").similarity([0], [1]).item() > 0
-
-
 # ---- What is counted ----
 
 
@@ -166,12 +157,6 @@ def test_fitting_again_forgets_the_first_rows():
     )
 
 
-def test_defaults_are_the_papers():
-    estimator = BM25Estimator()
-    assert (estimator.alpha, estimator.beta, estimator.temperature) == (1.5, 0.5, 1.0)
-    assert (estimator.k1, estimator.b) == (1.2, 0.75)
-
-
 @pytest.mark.parametrize(
     "view",
     [
@@ -201,13 +186,6 @@ def counts_of(texts, terms):
     return [[text.count(term) for term in terms] for text in texts]
 
 
-def test_neighbours_are_kept_on_disk(tmp_path, monkeypatch):
-    excluded = Excluded(np.arange(len(QUERIES)))
-    first = fitted(cache_dir=tmp_path).neighbours(2, excluded)
-    monkeypatch.setattr(bm25, "nearest_by_terms", lambda *_, **__: pytest.fail("computed again"))
-    np.testing.assert_array_equal(fitted(cache_dir=tmp_path).neighbours(2, excluded).rows, first.rows)
-
-
 # ---- What a user can get wrong ----
 
 
@@ -231,11 +209,3 @@ def test_what_a_user_can_get_wrong(options, words):
     rows = Dataset.from_dict({"docstring_tokens": [["sort"], ["read"]]} | others)
     with pytest.raises(UserError, match=words):
         BM25Estimator(**options).fit(Split.from_pairs(rows))
-
-
-def test_rows_are_checked_for_missing_values_without_reading_them():
-    rows = Dataset.from_dict({"docstring_tokens": [["sort", "a", "list"]] * 200_000})
-    split = Split.from_pairs(rows.select(range(100_000, 200_000)))
-    start = time.process_time()
-    BM25Estimator().check(split)
-    assert time.process_time() - start < 0.2

@@ -22,7 +22,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.options.fields import STRATEGIES
 from soft_trainer.training.collator import PairCollator
-from soft_trainer.training.finite import DelayedNumber, NotFiniteError
+from soft_trainer.training.finite import NotFiniteError
 from soft_trainer.training.preflight import check_own_collator
 
 # ---- Batches ----
@@ -137,13 +137,6 @@ def test_a_loss_that_is_not_finite_is_noticed_without_urls_and_if_the_log_hides_
     arguments = {"train_dataset": dataset.remove_columns("url"), "callbacks": [Breaker()]}
     with pytest.raises(NotFiniteError, match=r"loss of step 2 is nan(.|\n)*\n  row \d+: "):
         train(plain=True, logging_nan_inf_filter=hidden, max_steps=6, arguments=arguments)
-
-
-def test_a_number_is_read_when_it_has_been_copied():
-    number = torch.tensor(2.5)
-    delayed = DelayedNumber(number)
-    number.fill_(7.0)
-    assert float(delayed) == 2.5
 
 
 def test_an_estimator_that_is_added_later_weighs(trainer_of):
@@ -314,12 +307,6 @@ def test_bfloat16_or_a_compiled_model_trains_nearly_as_a_plain_one(train, _model
     # A copy each time: accelerate prepares a model once.
     plain, other = (losses_of(train(arguments={"model": copy.deepcopy(_model)}, **each)) for each in ({}, options))
     assert other == pytest.approx(plain, **near) and (other != plain or "bf16" not in options)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["sgd", "adafactor", "rmsprop", "adagrad", "adamw_torch_fused"])
-def test_other_optimizers(train, optimizer):
-    assert all(map(math.isfinite, losses_of(train(optim=optimizer, max_steps=2))))
 
 
 def test_an_optimizer_of_ones_own(train):
