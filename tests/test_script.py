@@ -88,15 +88,6 @@ def start_interpreter(*argv: str, folder: Path) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, timeout=300)
 
 
-@pytest.mark.slow
-def test_an_error_is_one_line_and_exit_code_2(tmp_path):
-    found = start("--langauge", "ruby", folder=tmp_path)
-    assert found.returncode == 2 and found.stdout == ""
-    [line] = found.stderr.splitlines()
-    assert line.startswith("error: ") and "--langauge" in line and "'language'" in line
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.fixture(scope="module")
 def finished(data_dir, tmp_path_factory):
     """A whole run in a separate process: its output, and its output folder."""

@@ -150,7 +150,7 @@ def test_more_codes_are_fetched_where_many_have_the_texts_of_the_row():
     assert (found.rows[:400] >= 400).all()
 
 
-def test_kept_on_disk_and_made_once_and_again_where_a_file_is_damaged(tmp_path):
+def test_kept_on_disk_and_made_once(tmp_path):
     queries, codes = clustered(60)
     made = []
 
@@ -166,19 +166,9 @@ def test_kept_on_disk_and_made_once_and_again_where_a_file_is_damaged(tmp_path):
     cached_neighbours(None, [], 4, build)
     assert len(made) == 2
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
-    for damage in ("rows", "scores", "own", "json"):
-        made.clear()
-        (path,) = [path for path in tmp_path.iterdir() if damage in path.name]
-        content = bytearray(path.read_bytes())
-        content[-3] ^= 1
-        path.write_bytes(content)
-        again = cached_neighbours(tmp_path, [], 4, build)
-        assert made == [1], damage
-        np.testing.assert_array_equal(again.rows, nearest_rows(queries, codes, 4).rows)
 
 
 TWO_PROCESSES = """
-import sys
 import sys
 
 import numpy as np

@@ -347,18 +347,6 @@ def test_early_stopping_resumes_where_it_was(trainer_of):
 # ---- Estimators of one's own ----
 
 
-class OwnSplit:
-    """An estimator that reads queries and corpus."""
-
-    def fit(self, split):
-        self.sides = split.queries["docstring"][:], split.corpus["code"][:]
-
-    def similarity(self, query_rows, code_rows):
-        queries, codes = self.sides
-        rows = [[float(len(queries[q]) - len(codes[c])) for c in code_rows.tolist()] for q in query_rows.tolist()]
-        return torch.tensor(rows)
-
-
 def test_a_split_of_several_codes_and_queries_trains(trainer_of, dataset):
     queries = dataset.remove_columns(["code", "code_tokens", "original_string"]).select(range(12))
     corpus = dataset.remove_columns(["docstring", "docstring_tokens"])
@@ -377,12 +365,6 @@ def test_a_split_of_several_codes_and_queries_trains(trainer_of, dataset):
         assert answers.tolist() == expected
     trainer.train()
     assert trainer.state.global_step > 0
-
-
-def test_an_own_estimator_reads_queries_and_corpus(trainer_of):
-    trainer = trainer_of(estimator=OwnSplit(), max_steps=1)
-    trainer.train()
-    assert trainer.state.global_step == 1
 
 
 def test_an_own_collator_is_refused_with_several_processes(trainer_of):
