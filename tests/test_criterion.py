@@ -151,19 +151,6 @@ def test_smallest_batch(options, smallest):
     assert Criterion(**options).smallest_batch == smallest
 
 
-@pytest.mark.parametrize("options", [{}, {"alpha": 1.3, "beta": 0.7}, {"cancel": "top_k"}])
-def test_smallest_batch_keeps_enough_negatives(options):
-    criterion = Criterion(**options)
-
-    def weighs(codes):
-        similarity = torch.rand(codes, codes, generator=torch.Generator().manual_seed(0))
-        weights = criterion.targets(torch.arange(codes), similarity=similarity).weights
-        return bool(((weights != 0) & (weights != 1)).any())
-
-    assert weighs(criterion.smallest_batch)
-    assert not weighs(criterion.smallest_batch - 1)
-
-
 def test_a_short_batch_has_weights_of_one():
     scores, positives, similarity = batch(2, 4)
     criterion = Criterion(alpha=1.5, beta=0.5)

@@ -140,10 +140,6 @@ def test_the_last_short_batch_is_dropped_by_default(trainer_of):
     assert [len(batch.rows) for batch in batches_of(trainer_of(per_device_train_batch_size=10))] == [10, 10]
 
 
-def test_an_own_estimator_needs_two_methods(train):
-    assert train(estimator=SameLength()).state.log_history[0]["weight_min"] < 1
-
-
 @pytest.mark.parametrize(
     ("similarity", "words"),
     [

@@ -2,13 +2,12 @@
 
 import math
 from collections import Counter
-from itertools import chain
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from datasets import Dataset, concatenate_datasets
+from datasets import Dataset
 from rank_bm25 import BM25Okapi
 
 from soft_trainer.data.split import Split
@@ -155,35 +154,6 @@ def test_fitting_again_forgets_the_first_rows():
     assert torch.equal(
         estimator.similarity(range(3), range(3)), fitted(["x", "x y", "z"]).similarity(range(3), range(3))
     )
-
-
-@pytest.mark.parametrize(
-    "view",
-    [
-        lambda rows: rows,
-        lambda rows: rows.select(range(2, 5)),
-        lambda rows: rows.select([4, 0, 2]),
-        lambda rows: concatenate_datasets([rows.select(range(3, 6)), rows.select([]), rows]),
-    ],
-    ids=["whole", "slice", "chosen", "several chunks"],
-)
-def test_counts_of_arrow_columns_are_those_of_their_lists(view):
-    rows = Dataset.from_dict(
-        {"query": QUERIES, "code_tokens": [text.split() for text in CODES], "ids": PUBLISHED_IDS + [[]] * 2}
-    )
-    rows = view(rows)
-    sides = [list(map(str.split, rows["query"])), rows["code_tokens"][:]]
-    estimator = BM25Estimator("query", "code_tokens")
-    estimator.fit(Split.from_pairs(rows))
-    for found, texts in zip((estimator._queries, estimator._documents), sides, strict=True):
-        assert found.toarray().tolist() == counts_of(texts, dict.fromkeys(chain(*chain(*sides))))
-    estimator = BM25Estimator("ids")
-    estimator.fit(Split.from_pairs(rows))
-    assert estimator._queries.toarray().tolist() == counts_of(rows["ids"], dict.fromkeys(chain(*rows["ids"])))
-
-
-def counts_of(texts, terms):
-    return [[text.count(term) for term in terms] for text in texts]
 
 
 # ---- What a user can get wrong ----

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from git_repositories import Repository
 from refusals import refused
 
 from soft_trainer.cli.__main__ import run_command
@@ -140,20 +139,6 @@ def test_a_finished_run_is_done_until_its_options_or_its_rows_change(study_file,
     assert state(study) == (OTHER, ["data_dir changed"])
 
 
-def test_a_cell_that_another_run_has_overwritten_is_not_done(study_file):
-    study = read_study(study_file())
-    finish(study, study.runs[0], seed=9)
-    assert state(study) == (OTHER, ["seed was 9, is 1"])
-
-
-def test_a_metric_that_chooses_the_weights_counts(study_file):
-    best = {"load_best_model_at_end": True, "eval_strategy": "epoch"}
-    study = read_study(study_file(), best)
-    finish(study, study.runs[0])
-    changed = read_study(study_file(), best | {"metric_for_best_model": "recall@1"})
-    assert state(changed) == (OTHER, ["metric_for_best_model was mrr, is recall@1"])
-
-
 def test_a_stopped_run_continues_and_one_without_a_checkpoint_is_new(study_file):
     study = read_study(study_file())
     folder = study.folder(study.runs[0])
@@ -173,19 +158,6 @@ def test_a_run_is_changed_if_the_encoder_that_it_reads_changes(study_file):
     assert state(study, 1) == (OTHER, ["estimator_model changed"])
 
 
-def test_a_run_is_changed_if_its_own_code_changes(study_file, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    own = tmp_path / "own.py"
-    own.write_text("def plain(scores, positives):\n    return scores.mean()\n")
-    study = read_study(study_file(runs={"a": {"loss": "own:plain"}, "b": {"estimator": "own:Estimator"}}))
-    for run in study.runs:
-        finish(study, run)
-    assert [state(study, number) for number in range(4)] == [(DONE, [])] * 4
-    own.write_text(own.read_text() + "SCALE = 2\n")
-    assert state(study, 0) == (OTHER, ["code of loss changed"])
-    assert state(study, 1) == (OTHER, ["code of estimator changed"])
-
-
 def test_a_run_is_changed_if_its_launcher_changes(study_file):
     study = read_study(study_file())
     finish(study, study.runs[0])
@@ -202,18 +174,6 @@ def test_a_redo_that_fails_leaves_the_results_of_the_earlier_launcher_to_make_ag
     assert "failed" in printed
     assert "0.125" not in printed
     assert state(read_study(path))[0] == OTHER
-
-
-def test_a_run_is_changed_if_a_commit_of_its_history_is_amended(study_file, tmp_path):
-    repository = Repository(tmp_path / "repository")
-    repository.commit("add a", {"a.py": "def a():\n    return 1\n"})
-    study = read_study(
-        study_file(options={"language": "python", "from_scratch": "32x1", "history": str(tmp_path / "repository")})
-    )
-    finish(study, study.runs[0])
-    assert state(study) == (DONE, [])
-    repository.commit("add b", {"b.py": "def b():\n    return 1\n"})
-    assert state(study) == (OTHER, ["history changed"])
 
 
 def test_a_study_in_the_tree_that_it_mines_continues(study_file, tmp_path):

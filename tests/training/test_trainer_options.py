@@ -76,11 +76,6 @@ def test_an_estimator_among_the_callbacks_gives_the_weights(trainer_of):
     assert trainer.estimator is estimator and trainer.criterion.loss == "soft_info_nce"
 
 
-def test_weights_leave_the_workers_in_float32(trainer_of):
-    batch = batches_of(trainer_of())[0]
-    assert batch.targets.weights.dtype == torch.float32
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", [True, False])
 def test_columns_of_a_pair_are_kept(train, columns):
@@ -137,15 +132,6 @@ def test_a_loss_that_is_not_finite_is_noticed_without_urls_and_if_the_log_hides_
     arguments = {"train_dataset": dataset.remove_columns("url"), "callbacks": [Breaker()]}
     with pytest.raises(NotFiniteError, match=r"loss of step 2 is nan(.|\n)*\n  row \d+: "):
         train(plain=True, logging_nan_inf_filter=hidden, max_steps=6, arguments=arguments)
-
-
-def test_an_estimator_that_is_added_later_weighs(trainer_of):
-    trainer = trainer_of(estimator=None)
-    assert trainer.criterion.loss == "info_nce"
-    trainer.add_callback(EstimatorCallback(BM25Estimator()))
-    assert trainer.criterion.loss == "soft_info_nce"
-    trainer.train()
-    assert trainer.state.log_history[0]["weight_min"] < 1
 
 
 def test_two_estimators_are_refused(trainer_of):
