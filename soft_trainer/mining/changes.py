@@ -56,14 +56,18 @@ class ChangeReader:
     Args:
         path: the repository.
         languages: the languages of the functions. By default, all of `SOURCE_LANGUAGES`.
+        seconds: the time limit for parsing a file. A file that takes longer is treated as having no functions.
 
     Raises:
         UserError: the repository cannot be opened.
     """
 
-    def __init__(self, path: str | os.PathLike[str], languages: Collection[str] = tuple(SOURCE_LANGUAGES)):
+    def __init__(
+        self, path: str | os.PathLike[str], languages: Collection[str] = tuple(SOURCE_LANGUAGES), seconds: float = 60.0
+    ):
         self.repository = open_repository(path)
         self._languages = languages
+        self._seconds = seconds
         # The parents of these commits are missing in a shallow clone. libgit2 shows the commits as roots.
         self._ends = set(shallow_ends(path).split())
         self._functions = lru_cache(_KEPT_FILES)(partial(read_functions, self.repository))
@@ -167,7 +171,7 @@ class ChangeReader:
     def _side(self, file: pygit2.DiffFile) -> FileFunctions:
         """Returns the functions on one side of a diff. A file that does not exist has none."""
         if file.mode:
-            return self._functions(file.id, file.path)
+            return self._functions(file.id, file.path, self._seconds)
         return FileFunctions(None, b"", mined_language(file.path), file.path)
 
 
@@ -176,7 +180,7 @@ def _person(person: pygit2.Signature) -> str:
     return (person.raw_name[:200] + b" " + person.raw_email[:200]).decode(errors="replace")
 
 
-def read_functions(repository: pygit2.Repository, oid: pygit2.Oid, path: str) -> FileFunctions:
+def read_functions(repository: pygit2.Repository, oid: pygit2.Oid, path: str, seconds: float = 60.0) -> FileFunctions:
     """Returns the functions in one version of a file, if its language is mined.
 
     It returns none if mining skips the file or if the file cannot be parsed.
@@ -185,7 +189,7 @@ def read_functions(repository: pygit2.Repository, oid: pygit2.Oid, path: str) ->
     source = readable(blob(repository, oid), path, strict=True)
     if isinstance(source, str):  # the reason to skip it
         return FileFunctions(None, b"", language, path)
-    return FileFunctions(parse(source, language), source, language, path)
+    return FileFunctions(parse(source, language, seconds), source, language, path)
 
 
 def function_url(path: str, name: str) -> str:
