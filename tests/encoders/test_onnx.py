@@ -97,7 +97,7 @@ def test_an_export_of_other_weights_is_refused(encoder_of, tmp_path):
 def test_an_export_to_the_folder_of_another_encoder_is_refused(encoder_of, tmp_path):
     folder = export(encoder_of(EXPORTED["cls"]), tmp_path / "one")
     other = export(encoder_of(EXPORTED["mean, cosine"]), tmp_path / "other")
-    with refused("other: has another encoder than"):
+    with refused("other: the folder has an encoder other than"):
         export_onnx(folder, other)
     assert not (other / "onnx").exists()
     assert export_onnx(folder, tmp_path / "new")
