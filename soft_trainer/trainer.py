@@ -31,8 +31,7 @@ from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.callback import EstimatorCallback, find_estimator_callback, with_estimators
-from soft_trainer.evaluation.corpora import rank_corpus
-from soft_trainer.evaluation.retrieval import RetrievalOutput, best_answers, mean_over_sets
+from soft_trainer.evaluation.retrieval import RetrievalOutput, best_answers, mean_over_sets, rank_corpus
 from soft_trainer.options.resolve import Plan, resolve
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main, shows_bars
@@ -46,7 +45,7 @@ from soft_trainer.training.gradient_cache import cached_backward
 from soft_trainer.training.measurements import Measurements
 from soft_trainer.training.merge_callback import MergeCallback
 from soft_trainer.training.prepared_rows import PreparedRows, prepare_rows, train_loader
-from soft_trainer.training.reporting import ProgressLines, QuietBar, ResumeLine, banner, warnings_of
+from soft_trainer.training.reporting import ProgressLines, QuietBar, banner, warnings_of
 from soft_trainer.training.run_fingerprint import Loaded, choose_by_metrics, run_fingerprint
 from soft_trainer.training.sampler import EpochDataLoader, data_seed
 from soft_trainer.training.saving import SavingTrainer
@@ -149,11 +148,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.resolve()
 
     def _show_progress(self) -> None:
-        """Adds a line for a resumed training, and lines of progress, above a bar if there is a terminal.
-
-        A notebook keeps the table of `transformers`.
-        """
-        self.add_callback(ResumeLine(lambda: self._checkpoint))
+        """Adds lines of progress, above a bar if there is a terminal. A notebook keeps the table of `transformers`."""
         shown = self.pop_callback(ProgressCallback)
         if self.args.disable_tqdm or not shows_bars():
             self.remove_callback(PrinterCallback)
@@ -396,6 +391,8 @@ class SoftInfoNCETrainer(SavingTrainer):
         """
         self.evaluations = [each for each in self.evaluations if each[0] == 0]  # drops an earlier training's
         self._checkpoint = last_checkpoint(resume_from_checkpoint, self.args.output_dir)
+        if self._checkpoint:
+            print_on_main(f"Resuming from {self._checkpoint}")
         self.termination = interruption.SaveOnTermination()
         self.add_callback(self.termination)
         try:

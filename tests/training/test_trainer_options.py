@@ -308,13 +308,14 @@ def test_training_resumes_from_no_weights_alone(trainer_of):
 
 
 @pytest.mark.slow
-def test_training_resumes_from_the_last_checkpoint(trainer_of):
+def test_training_resumes_from_the_last_checkpoint(trainer_of, capsys):
     options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 5}
     trainer_of(**options).train()
     for last in ("last", True):
         trainer = trainer_of(**options)
         shutil.rmtree(Path(trainer.args.output_dir, "checkpoint-5"))
         trainer.train(resume_from_checkpoint=last)
+        assert f"Resuming from {trainer.args.output_dir}/checkpoint-4" in capsys.readouterr().err
         assert trainer.state.global_step == 5
         assert len({entry["step"] for entry in trainer.state.log_history if "loss" in entry}) == 5
 
