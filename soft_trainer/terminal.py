@@ -131,25 +131,20 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
-def nearest(name, known: Iterable[str], otherwise: str, number: int = 1) -> str:
+def nearest(name, known: Iterable[str], otherwise: str = "", number: int = 1) -> str:
     """Returns the end of a message about an unknown name: the closest known names, or else the text `otherwise`.
 
     Args:
+        otherwise: "" if the message lists the known names.
         number: the maximum number of names. With more than one, `otherwise` follows them.
     """
     near = difflib.get_close_matches(str(name), list(known), n=number)
     if not near:
-        return f"; {otherwise}"
+        return f"; {otherwise}" if otherwise else ""
     suggestion = f"; did you mean {' or '.join(map(repr, near))}?"
     if number == 1:
         return suggestion
     return f"{suggestion} {otherwise[0].upper()}{otherwise[1:]}"
-
-
-def similar(name: str, known: Iterable[str]) -> str:
-    """Returns the end of a message that lists the known names: the closest one, or "" if none is close."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 TRACEBACK = "SOFT_TRAINER_TRACEBACK"  # the environment variable that shows where an error came from

@@ -105,13 +105,7 @@ class EncodedRowsEstimator(NeighbourEstimator):
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
         """Computes the encoder's scores, Tensor[Q, C] in float32. Raises UserError before `fit`."""
         check_fitted(self, "_queries")
-        return self._scores(self._embeddings_of_queries(query_rows), self._embeddings_of_codes(code_rows))
-
-    def _embeddings_of_queries(self, query_rows: Rows) -> np.ndarray:
-        return self._queries[as_array(query_rows)]
-
-    def _embeddings_of_codes(self, code_rows: Rows) -> np.ndarray:
-        return self._codes[self._code_values.rows(code_rows)]
+        return self._scores(self._queries[as_array(query_rows)], self._codes[self._code_values.rows(code_rows)])
 
     def _scores(self, rows: np.ndarray, columns: np.ndarray) -> Tensor:
         """Computes the scaled dot products of two arrays of embeddings."""

@@ -13,7 +13,7 @@ from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.references import import_reference
-from soft_trainer.terminal import print_on_main, similar
+from soft_trainer.terminal import nearest, print_on_main
 
 PAPER_MODEL = "sentence-transformers/msmarco-distilbert-dot-v5"  # the paper's SimCSE estimator starts from it
 
@@ -46,7 +46,7 @@ def make_estimator(
     if ":" in name:
         estimator = _users_own(name)
     elif name not in ESTIMATORS:
-        raise UserError(f"estimator={name!r}: use {', '.join(ESTIMATORS)}, or module:Class{similar(name, ESTIMATORS)}")
+        raise UserError(f"estimator={name!r}: use {', '.join(ESTIMATORS)}, or module:Class{nearest(name, ESTIMATORS)}")
     else:
         estimator = _known(name, model, cache_dir, trust_remote_code, bm25)
     if model and name not in DEFAULT_MODELS:
