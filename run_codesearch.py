@@ -67,12 +67,12 @@ def prepare(model_args, data_args, args: TrainingOptions, rows, folder):
     """Returns the trainer with its rows, and the `Run` that measures it."""
     # Imported here for the same reason.
     from soft_trainer.data.statistics import data_statistics, statistics_table
+    from soft_trainer.estimators.registry import choose_estimator
     from soft_trainer.hub.background import check_pushes
     from soft_trainer.hub.dataset import push_data
     from soft_trainer.options.option_spec import Values, unread_options
     from soft_trainer.run.building import build_tokenizer
     from soft_trainer.run.checks import check_before_loading
-    from soft_trainer.run.estimator import choose_estimator
     from soft_trainer.run.folder import RemoveEarlierCheckpoints
     from soft_trainer.run.opening import load_run
     from soft_trainer.run.record import Run

@@ -20,11 +20,10 @@ import transformers
 ROOF_SIZE = {"cpu": 2048, "cuda": 8192}  # rows of the square matrices in `matrix_rate`
 
 
-def parser_of(description: str, rows: bool = True) -> argparse.ArgumentParser:
+def parser_of(description: str) -> argparse.ArgumentParser:
     """A parser with the options of every benchmark."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    if rows:
-        parser.add_argument("--data_dir", required=True, help="folder with train.jsonl or train.jsonl.gz")
+    parser.add_argument("--data_dir", required=True, help="folder with train.jsonl or train.jsonl.gz")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     return parser
 

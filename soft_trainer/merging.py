@@ -94,7 +94,8 @@ def merge_encoders(
         models = list(models)
     folder = Path(output_dir)
     ratio = float(ratio)  # JSON cannot represent a scalar of NumPy or torch
-    check_ratio(ratio)
+    if not 0 <= ratio <= 1:
+        raise UserError(f"ratio={ratio:g}: must be from 0 (the encoder before training) to 1 (after it)")
     taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
     if not models:
         raise UserError("merge: give at least one trained encoder")
@@ -118,12 +119,6 @@ def merge_encoders(
     write_model_card(folder, record)
     write_json(folder / RECORD, record | {LISTED: written_files(folder)})
     return folder
-
-
-def check_ratio(ratio: float) -> None:
-    """Raises UserError if a ratio is not from 0 to 1."""
-    if not 0 <= ratio <= 1:
-        raise UserError(f"ratio={ratio:g}: must be from 0 (the encoder before training) to 1 (after it)")
 
 
 def scale_adapter(model: PreTrainedModel, ratio: float) -> dict[str, Tensor]:

@@ -60,13 +60,14 @@ def print_on_main(text: str) -> None:
 def _display(text: str) -> None:
     """Shows text in a notebook."""
     from IPython.display import HTML, display  # only notebooks have it
+    from tabulate import tabulate  # slow to import
 
     for is_table, lines in itertools.groupby(text.strip("\n").splitlines(), lambda line: line.startswith("|")):
         if not is_table:
             sys.stdout.write("\n".join(lines) + "\n")
             continue
         header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
-        display(HTML(tabulated(rows, header, tablefmt="html", disable_numparse=True)))
+        display(HTML(tabulate(rows, header, tablefmt="html", disable_numparse=True)))
 
 
 class Progress:
@@ -123,19 +124,14 @@ def table(headers: Sequence[str], rows: Sequence[Sequence], floats: str = ".3f",
     Args:
         text: the headers of columns whose values are never parsed as numbers.
     """
+    from tabulate import tabulate  # slow to import
+
     unparsed = []
     if rows:  # without rows, tabulate has no columns to index
         unparsed = [headers.index(header) for header in text]
-    return tabulated(
+    return tabulate(
         rows, headers, tablefmt="pipe", floatfmt=floats, missingval="", intfmt=",", disable_numparse=unparsed
     )
-
-
-def tabulated(rows: Sequence[Sequence], headers: Sequence[str], **options) -> str:
-    """Calls `tabulate`, which is slow to import."""
-    from tabulate import tabulate  # slow to import
-
-    return tabulate(rows, headers, **options)
 
 
 def shortened(text: str, width: int = 100) -> str:
@@ -158,25 +154,20 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
-def nearest(name, known: Iterable[str], otherwise: str, number: int = 1) -> str:
+def nearest(name, known: Iterable[str], otherwise: str = "", number: int = 1) -> str:
     """Returns the end of a message about an unknown name: the closest known names, or else the text `otherwise`.
 
     Args:
+        otherwise: "" if the message lists the known names.
         number: the maximum number of names. With more than one, `otherwise` follows them.
     """
     near = difflib.get_close_matches(str(name), list(known), n=number)
     if not near:
-        return f"; {otherwise}"
+        return f"; {otherwise}" if otherwise else ""
     suggestion = f"; did you mean {' or '.join(map(repr, near))}?"
     if number == 1:
         return suggestion
     return f"{suggestion} {otherwise[0].upper()}{otherwise[1:]}"
-
-
-def similar(name: str, known: Iterable[str]) -> str:
-    """Returns the end of a message that lists the known names: the closest one, or "" if none is close."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 TRACEBACK = "SOFT_TRAINER_TRACEBACK"  # the environment variable that shows where an error came from

@@ -32,8 +32,7 @@ from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.callback import EstimatorCallback, find_estimator_callback, with_estimators
-from soft_trainer.evaluation.corpora import rank_corpus
-from soft_trainer.evaluation.retrieval import RetrievalOutput, best_answers, mean_over_sets
+from soft_trainer.evaluation.retrieval import RetrievalOutput, best_answers, mean_over_sets, rank_corpus
 from soft_trainer.options.resolve import Plan, resolve
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main, shows_bars
@@ -47,7 +46,7 @@ from soft_trainer.training.gradient_cache import cached_backward
 from soft_trainer.training.measurements import Measurements
 from soft_trainer.training.merge_callback import MergeCallback
 from soft_trainer.training.prepared_rows import PreparedRows, prepare_rows, train_loader
-from soft_trainer.training.reporting import ProgressLines, QuietBar, ResumeLine, banner, warnings_of
+from soft_trainer.training.reporting import ProgressLines, QuietBar, banner, warnings_of
 from soft_trainer.training.run_fingerprint import Loaded, choose_by_metrics, run_fingerprint
 from soft_trainer.training.sampler import EpochDataLoader, data_seed
 from soft_trainer.training.saving import SavingTrainer
@@ -154,11 +153,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.resolve()
 
     def _show_progress(self) -> None:
-        """Adds a line for a resumed training, and lines of progress, above a bar if there is a terminal.
-
-        A notebook keeps the table of `transformers`.
-        """
-        self.add_callback(ResumeLine(lambda: self._checkpoint))
+        """Adds lines of progress, above a bar if there is a terminal. A notebook keeps the table of `transformers`."""
         shown = self.pop_callback(ProgressCallback)
         if self.args.disable_tqdm or not shows_bars():
             self.remove_callback(PrinterCallback)
@@ -401,6 +396,8 @@ class SoftInfoNCETrainer(SavingTrainer):
         """
         self.evaluations = [each for each in self.evaluations if each[0] == 0]  # drops an earlier training's
         self._checkpoint = last_checkpoint(resume_from_checkpoint, self.args.output_dir)
+        if self._checkpoint:
+            print_on_main(f"Resuming from {self._checkpoint}")
         self.termination = interruption.SaveOnTermination()
         self.add_callback(self.termination)
         try:
@@ -526,7 +523,6 @@ class SoftInfoNCETrainer(SavingTrainer):
         dataset: Dataset | Split,
         codebase: Dataset | None = None,
         metric_key_prefix: str = "test",
-        top_k: int = 10,
         codes: Tensor | None = None,
         queries: Tensor | None = None,
     ) -> RetrievalOutput:
@@ -536,7 +532,6 @@ class SoftInfoNCETrainer(SavingTrainer):
             dataset: rows with a `url` and a query, or a `Split`, which has its own corpus.
             codebase: the corpus, as rows with a `url` and a code. By default, the trainer's corpus.
             metric_key_prefix: the first part of each metric's name.
-            top_k: the number of codes to return per query.
             codes, queries: the results of `embed_rows(codebase, "code")` and `embed_rows(dataset, "query")`, if they
                 have been computed already.
 
@@ -549,7 +544,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             queries = self.embed_rows(split.queries, "query")
         if codes is None:
             codes = self.embed_rows(split.corpus, "code")
-        output = rank_corpus(queries, codes, split, self.encoder, self.evaluated_dims, top_k)
+        output = rank_corpus(queries, codes, split, self.encoder, self.evaluated_dims)
         metrics = output.metrics
         if self.compute_metrics is not None:
             predictions = (output.ranks.numpy(force=True), output.top_indices.numpy(force=True))

@@ -132,7 +132,6 @@ BAD = [
     ({"output_dir": "{file}/out"}, "{file}"),
     ({"resume_from_checkpoint": "nowhere"}, "nowhere"),
     ({"resume_from_checkpoint": "{empty}"}, "{empty}"),
-    ({"estimator": "trained_model", "estimator_model": "{encoder}", "estimator_cache_dir": "{file}"}, "{file}"),
     ({"from_scratch": None, "model_name_or_path": "{empty}"}, "{empty}"),
     ({"from_scratch": None, "model_name_or_path": "{file}"}, "{file}"),
     ({"from_scratch": None, "model_name_or_path": "{untokenised}"}, "tokenizer"),

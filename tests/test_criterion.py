@@ -118,26 +118,6 @@ def test_several_right_answers_against_a_plain_loop(loss, distill_weight, masked
     torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("loss", PURE)
-def test_no_further_right_answer_changes_nothing(loss):
-    scores, positives, similarity = batch()
-    criterion = Criterion(loss, **SETTINGS)
-    none = torch.zeros_like(scores, dtype=torch.bool)
-    value = criterion(scores, criterion.targets(positives, extra_positives=none, similarity=similarity))
-    expected = criterion(scores, criterion.targets(positives, similarity=similarity))
-    torch.testing.assert_close(value, expected, rtol=0, atol=1e-14)
-
-
-@pytest.mark.parametrize("cancel", ["top_k", "ratio"])
-def test_cancellation_with_info_nce_is_soft_info_nce_with_weights_of_0_and_1(cancel):
-    scores, positives, similarity = batch()
-    criterion = Criterion("info_nce", cancel=cancel, cancel_k=2, cancel_ratio=0.6)
-    value = criterion(scores, criterion.targets(positives, similarity=similarity))
-    weights = CANCEL[cancel](similarity, positives).double()
-    torch.testing.assert_close(value, losses.soft_info_nce(scores, weights, positives), rtol=0, atol=1e-12)
-    assert value < losses.info_nce(scores, positives)
-
-
 def test_a_duplicate_does_not_use_up_the_k():
     similarity = torch.tensor([[9.0, 8, 7, 6, 5, 4]])
     negatives = torch.tensor([[True, False, True, False, True, True]])
@@ -170,19 +150,6 @@ def test_info_nce_needs_no_similarity():
 )
 def test_smallest_batch(options, smallest):
     assert Criterion(**options).smallest_batch == smallest
-
-
-@pytest.mark.parametrize("options", [{}, {"alpha": 1.3, "beta": 0.7}, {"cancel": "top_k"}])
-def test_smallest_batch_keeps_enough_negatives(options):
-    criterion = Criterion(**options)
-
-    def weighs(codes):
-        similarity = torch.rand(codes, codes, generator=torch.Generator().manual_seed(0))
-        weights = criterion.targets(torch.arange(codes), similarity=similarity).weights
-        return bool(((weights != 0) & (weights != 1)).any())
-
-    assert weighs(criterion.smallest_batch)
-    assert not weighs(criterion.smallest_batch - 1)
 
 
 def test_a_short_batch_has_weights_of_one():

@@ -124,19 +124,6 @@ def test_sharded_weights_train_as_whole_ones(train):
     check_equal(train(1, 12), sharded)
 
 
-@pytest.mark.slow
-def test_a_short_last_batch_on_three_processes_neither_hangs_nor_skews(train):
-    # 25 rows in batches of 9 leave 7 for three processes: 3, 2 and 2.
-    options = {"dataloader_drop_last": "false", "max_steps": 6}
-    check_equal(train(1, 9, **options), train(3, 9, **options))
-
-
-@pytest.mark.slow
-def test_local_negatives_are_those_of_the_process(train):
-    alone, together = train(1, 12), train(2, 12, gather_negatives="false")
-    assert max(abs(a - b) for a, b in zip(alone["losses"], together["losses"], strict=True)) > 0.1
-
-
 @pytest.mark.parametrize("length, processes", [(10, 3), (7, 7), (2, 3), (12, 4)])
 def test_parts_cover_everything_once_and_differ_by_at_most_one(length, processes):
     parts = [distributed.shard(length, rank, processes) for rank in range(processes)]

@@ -3,7 +3,6 @@
 import copy
 import json
 import os
-import time
 
 import numpy as np
 import pytest
@@ -12,11 +11,9 @@ from datasets import Dataset, concatenate_datasets
 from scipy import sparse
 from transformers import PythonBackend
 
-from soft_trainer import fingerprints
 from soft_trainer.encoders.adapters import add_lora
 from soft_trainer.fingerprints import (
     encoder_fingerprint,
-    file_fingerprint,
     fingerprint,
     folder_fingerprint,
     rows_fingerprint,
@@ -134,42 +131,6 @@ def test_tokenizers_written_in_python_are_known_by_their_files_and_settings(tmp_
 
 
 # ---- Files and code ----
-
-
-@pytest.fixture
-def old_file(tmp_path, monkeypatch):
-    """A file that has not changed for a while, and a folder of kept hashes."""
-    monkeypatch.setattr(fingerprints, "FILES", tmp_path / "kept")
-    monkeypatch.setattr(fingerprints, "RECENT", -1.0)
-    monkeypatch.setattr(fingerprints, "LARGE", 0)
-    path = tmp_path / "weights.bin"
-    path.write_bytes(b"weights")
-    return path
-
-
-def test_a_file_that_has_not_changed_is_read_once(old_file, monkeypatch):
-    before = file_fingerprint(old_file)
-    with monkeypatch.context() as patched:
-        patched.setattr(fingerprints.xxhash, "xxh3_128", None)  # nothing can be hashed
-        assert file_fingerprint(old_file) == before
-    for path in (old_file.parent / "kept").iterdir():
-        path.write_text("damaged")
-    assert file_fingerprint(old_file) == before
-
-
-def test_another_content_of_the_same_size_and_time_is_noticed(old_file):
-    before = file_fingerprint(old_file)
-    times = old_file.stat()
-    time.sleep(0.02)  # longer than a tick of the clock of the file system
-    old_file.write_bytes(b"changed")
-    os.utime(old_file, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert file_fingerprint(old_file) != before
-
-
-def test_a_file_that_has_just_changed_is_read_again(old_file, monkeypatch):
-    monkeypatch.setattr(fingerprints, "RECENT", 60.0)
-    file_fingerprint(old_file)
-    assert not (old_file.parent / "kept").exists()
 
 
 def test_a_folder_is_known_by_the_names_and_contents_of_its_files(tmp_path):

@@ -66,53 +66,6 @@ def test_published_losses_and_gradients(case, name):
     torch.testing.assert_close(codes.grad, double(case["grad_c"][name]), rtol=0, atol=tolerance)
 
 
-# exp(score), so p is a row over its sum 4, 8 or 8; and y, which a similarity of 2 log(y) gives at temperature 2.
-EXP_SCORES = double([[2, 1, 1], [1, 4, 3], [1, 3, 4]])
-LABELS = double([[1, 1 / 2, 1 / 2], [1 / 4, 1, 3 / 4], [1 / 2, 1 / 2, 1]])
-
-
-def test_by_hand():
-    scores, similarity = EXP_SCORES.log(), 2 * LABELS.log()
-    expected_info = log(2)
-    assert losses.info_nce(scores).item() == pytest.approx(expected_info, abs=1e-12)
-
-    weights = double([[9, 1 / 2, 3 / 2], [2, 9, 0], [1, 1, 9]])  # The diagonal is not read.
-    expected = (log(4 / 2) + log(6 / 4) + log(8 / 4)) / 3
-    assert losses.soft_info_nce(scores, weights).item() == pytest.approx(expected, abs=1e-12)
-
-    rows = (log(4), log(8) / 4 + 3 * log(8 / 3) / 4, log(8) / 2 + log(8 / 3) / 2)
-    assert weighted(scores, similarity, temperature=2).item() == pytest.approx(log(2) + sum(rows) / 3, abs=1e-12)
-
-    divergence = (log(2) / 2 + log(2 / 3) / 2) / 3  # Rows 1 and 2 agree with y; row 3 is (1/4, 3/4) for (1/2, 1/2).
-    expected = 0.7 * expected_info + 1.3 * divergence
-    assert kl(scores, similarity, temperature=2).item() == pytest.approx(expected, abs=1e-12)
-
-    entropies = (
-        2 * (log(4) + log(4 / 3)) / 2,
-        log(8) / 4 + 3 * log(8 / 7) / 4 + 3 * log(8 / 3) / 4 + log(8 / 5) / 4,
-        (log(8) + log(8 / 7)) / 2 + (log(8 / 3) + log(8 / 5)) / 2,
-    )
-    expected = (3 * log(2) + sum(entropies)) / 9
-    assert bce(scores, similarity, temperature=2).item() == pytest.approx(expected, abs=1e-12)
-
-
-def test_all_zero_scores_give_log_n():
-    zeros = torch.zeros(7, 7, dtype=torch.float64)
-    assert info(zeros, zeros).item() == pytest.approx(log(7), abs=1e-12)
-    assert soft(zeros, zeros).item() == pytest.approx(log(7), abs=1e-12)
-    assert weighted(zeros, zeros).item() == pytest.approx(2 * log(7), abs=1e-12)
-    assert kl(zeros, zeros).item() == pytest.approx(0.7 * log(7), abs=1e-12)
-
-
-def test_soft_info_nce_with_weights_of_one_is_info_nce():
-    values = []
-    for loss in (losses.info_nce, lambda scores: losses.soft_info_nce(scores, torch.ones_like(scores))):
-        scores = batch(6, 6)[0].requires_grad_()
-        values.append((loss(scores), *torch.autograd.grad(loss(scores), scores)))
-    for value, expected in zip(*values, strict=True):
-        torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
-
-
 @every_loss
 def test_gradcheck(loss):
     scores, similarity = batch(3, 6)
@@ -140,18 +93,6 @@ def test_negatives_left_out_equal_deleted_columns(loss):
     torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(gradient, torch.autograd.grad(expected, scores)[0], rtol=0, atol=1e-12)
     assert (gradient[~kept] == 0).all() and (gradient[kept] != 0).all()
-
-
-def test_soft_info_nce_with_weight_zero_equals_deleted_columns():
-    scores, _ = batch(3, 6)
-    weights = torch.full((3, 6), 0.5, dtype=torch.float64)
-    weights[:, [3, 5]] = 0
-    scores.requires_grad_()
-    value = losses.soft_info_nce(scores, weights)
-    kept = [0, 1, 2, 4]
-    torch.testing.assert_close(value, losses.soft_info_nce(scores[:, kept], weights[:, kept]), rtol=0, atol=1e-12)
-    (gradient,) = torch.autograd.grad(value, scores)
-    assert (gradient[:, [3, 5]] == 0).all() and (gradient[:, kept] != 0).all()
 
 
 @every_loss

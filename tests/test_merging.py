@@ -115,13 +115,6 @@ def test_the_ends_are_the_encoders_themselves(before, folder_of, tmp_path, ratio
     assert all(torch.equal(tensor, expected[name]) for name, tensor in weights_of(merged).items())
 
 
-def test_bfloat16_stays_bfloat16(before, folder_of, tmp_path):
-    base, model = folder_of(before, "base"), folder_of(copy.deepcopy(before).bfloat16(), "model", 1)
-    merged = weights_of(merge_encoders(base, [model], 0.5, tmp_path / "merged"))
-    assert {tensor.dtype for tensor in merged.values()} == {torch.bfloat16}
-    check_merged(merged, weights_of(base), [weights_of(model)], 0.5, rtol=2**-8)
-
-
 def test_tied_weights_stay_tied(tokenizer, profile, folder_of, tmp_path):
     config = T5Config(vocab_size=len(tokenizer), d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2)
     tied = T5EncoderModel(config)

@@ -1,9 +1,5 @@
-"""Whatever is kept for later is read again only if everything that it was made from is the same.
+"""Whatever is kept for later is read again only if everything that it was made from is the same."""
 
-The tests list every reader of a cache. A new one has to be added to them.
-"""
-
-import ast
 import copy
 import dataclasses
 import json
@@ -16,7 +12,6 @@ import torch
 from datasets import Dataset, load_from_disk
 from git_repositories import grown
 
-import soft_trainer
 from soft_trainer import fingerprints
 from soft_trainer.data import array_cache, filtering, tokens
 from soft_trainer.data.layouts import codesearchnet, tables
@@ -30,8 +25,6 @@ from soft_trainer.fingerprints import rows_fingerprint
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.run import rows as run_rows
 
-PACKAGE = Path(soft_trainer.__file__).parent
-MECHANISM = {"kept_files", "cached_dataset", "mapped", "load_arrays", "cached_rows", "cached_neighbours", "flat"}
 CODE = [
     (
         "read the lines of a file",
@@ -188,30 +181,6 @@ READERS = {
     tree: (*ROWS, "options"),
     history: (*ROWS, "options"),
 }
-# The modules of these functions.
-MODULES = {
-    *(
-        "data.layouts.tables",
-        "data.layouts.codesearchnet",
-        "data.filtering",
-        "data.split",
-        "data.load",
-        "data.tokens",
-        "run.rows",
-    ),
-    *("encoders.scratch", "estimators.bm25", "estimators.frozen_encoder"),
-}
-
-
-def test_every_module_that_reads_a_cache_is_listed():
-    found = set()
-    for path in PACKAGE.rglob("*.py"):
-        text = path.read_text()
-        if any(f"{name}(" in text for name in MECHANISM):
-            calls = [node.func for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
-            if {called.id for called in calls if isinstance(called, ast.Name)} & MECHANISM:
-                found.add(".".join(path.relative_to(PACKAGE).with_suffix("").parts))
-    assert found - {"data.array_cache", "estimators.neighbours"} == MODULES
 
 
 # ---- What they notice ----

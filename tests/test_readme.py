@@ -12,19 +12,8 @@ from soft_trainer.encoders.export import export_encoder
 README = (Path(__file__).parents[1] / "README.md").read_text()
 
 
-def test_the_page_is_short_and_its_first_lines_show_how():
+def test_the_page_is_short():
     assert len(README.split()) <= 900
-    first = "\n".join(README.splitlines()[:60])
-    for words in (
-        "soft-trainer search",
-        "soft-trainer train --config quickstart",
-        "## Why not sentence-transformers",
-        "+0.024",
-    ):
-        assert words in first
-    for words in ("accelerate launch run_codesearch.py --language ruby", "AutoModel.from_pretrained", "push_to_hub"):
-        assert words in README
-    assert "No table of the paper was reproduced" in README
 
 
 @pytest.mark.slow

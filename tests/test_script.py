@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import datasets
 import forked
 import pytest
-import torch
 
 from soft_trainer import SoftInfoNCETrainer
 from soft_trainer.options.parse import as_argv
@@ -100,15 +99,6 @@ def start_interpreter(*argv: str, folder: Path) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, timeout=300)
 
 
-@pytest.mark.slow
-def test_an_error_is_one_line_and_exit_code_2(tmp_path):
-    found = start("--langauge", "ruby", folder=tmp_path)
-    assert found.returncode == 2 and found.stdout == ""
-    [line] = found.stderr.splitlines()
-    assert line.startswith("error: ") and "--langauge" in line and "'language'" in line
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.fixture(scope="module")
 def finished(data_dir, tmp_path_factory):
     """A whole run in a separate process: its output, and its output folder."""
@@ -157,73 +147,6 @@ def test_a_run_writes_its_results_and_every_rank(finished, data_dir):
     assert not list(out.rglob("*.tmp")) and not list(out.glob("*.bin"))
 
 
-@pytest.fixture(scope="module")
-def own_embeddings(finished, data_dir):
-    """The trainer's own embeddings of the test queries and of the codebase, with the weights that the run saved."""
-    from datasets import Dataset
-
-    from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments, load_encoder
-
-    _, out = finished
-    encoder = load_encoder(out, device="cpu")
-    trainer = SoftInfoNCETrainer(
-        model=encoder.model,
-        args=SoftInfoNCETrainingArguments(output_dir=str(out / "again"), use_cpu=True, report_to="none"),
-        processing_class=encoder.tokenizer,
-        encoder=encoder.profile,
-    )
-    rows = {
-        side: Dataset.from_list(rows_of(data_dir, split)) for side, split in (("query", "test"), ("code", "codebase"))
-    }
-    return {side: trainer.embed_rows(part, side).cpu() for side, part in rows.items()}, rows
-
-
-@pytest.mark.slow
-def test_the_output_folder_gives_the_runs_ranks(finished, own_embeddings):
-    import pyarrow.parquet as pq
-
-    embeddings, rows = own_embeddings
-    scores = embeddings["query"] @ embeddings["code"].T
-    urls = rows["code"]["url"][:]
-    own = scores[range(4), [urls.index(url) for url in rows["query"]["url"]]]
-    ranks = (scores >= own[:, None]).sum(1).tolist()
-    assert ranks == pq.read_table(finished[1] / "ranks-test-trained.parquet")["rank"].to_pylist()
-
-
-@pytest.mark.slow
-def test_the_output_folder_loads_with_automodel(finished, own_embeddings):
-    from transformers import AutoModel, AutoTokenizer
-
-    _, out = finished
-    embeddings, rows = own_embeddings
-    tokenizer, model = AutoTokenizer.from_pretrained(out), AutoModel.from_pretrained(out).eval()
-    for side, column, length in (("query", "docstring", 16), ("code", "code", 32)):
-        texts = [" ".join(text.split()) for text in rows[side][column]]
-        inputs = tokenizer(texts, padding=True, truncation=True, max_length=length, return_tensors="pt")
-        with torch.no_grad():
-            hidden = model(**inputs).last_hidden_state
-        mask = inputs["attention_mask"].unsqueeze(-1)
-        mean = torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1)
-        torch.testing.assert_close(mean, embeddings[side], atol=1e-5, rtol=0)
-
-
-@pytest.mark.slow
-def test_the_output_folder_loads_with_sentence_transformers(finished, own_embeddings):
-    from sentence_transformers import SentenceTransformer
-
-    _, out = finished
-    embeddings, rows = own_embeddings
-    model = SentenceTransformer(str(out), device="cpu")
-    queries = model.encode_query(
-        [" ".join(words) for words in rows["query"]["docstring_tokens"]], convert_to_tensor=True
-    )
-    codes = model.encode_document([" ".join(words) for words in rows["code"]["code_tokens"]], convert_to_tensor=True)
-    for found, wanted in ((queries, embeddings["query"]), (codes, embeddings["code"])):
-        found = torch.nn.functional.normalize(found, dim=-1)
-        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
-    assert model.similarity_fn_name == "cosine"
-
-
 @pytest.mark.slow
 def test_the_same_run_again_gives_the_same_figures_and_a_checkpoint_goes_on(finished, data_dir, tmp_path):
     _, out = finished
@@ -250,16 +173,6 @@ def test_a_run_without_training_only_measures(script, data_dir, tmp_path):
     assert code == 0, lines
     results = json.loads((tmp_path / "out/run.json").read_text())["results"]
     assert {split: set(systems) for split, systems in results.items()} == {"test": {"untrained"}}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("columns", [("docstring", "code"), ("docstring_tokens", "code_tokens")], ids="-".join)
-def test_own_data_of_three_columns_is_enough(script, folder, columns):
-    for split in ("train", "valid", "test", "codebase"):
-        write(folder, split, [{name: row[name] for name in (*columns, "url")} for row in rows_of(folder, split)])
-    code, lines = script(**TINY | {"data_dir": folder, "max_steps": 1, "output_dir": "out"})
-    assert code == 0, lines
-    assert any("find the largest element" in line for line in lines)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.nn.functional import normalize
-from trainings import SameLength, batches_of, check_weights, losses_of
+from trainings import SameLength, batches_of, losses_of
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from soft_trainer import BM25Estimator, distributed, losses
@@ -127,22 +127,6 @@ def test_evaluation_equals_brute_force(trainer_of, model):
     assert trainer.evaluate()["eval_mrr"] == pytest.approx(output.metrics["test_mrr"], abs=1e-9)
 
 
-def test_several_data_sets_are_ranked_in_their_own_codebases(trainer_of, dataset):
-    trainer = trainer_of()
-    trainer.codebase = {"small": dataset.select(range(8)), "large": dataset}
-    metrics = trainer.evaluate({"small": dataset.select(range(4)), "large": dataset.select(range(4))})
-    assert metrics["eval_small_pool_size"] == 8 and metrics["eval_large_pool_size"] == 24
-
-
-@pytest.mark.slow
-def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(trainer_of, model, tmp_path):
-    options = {"max_steps": 8, "save_strategy": "steps", "save_steps": 5, "num_train_epochs": 3}
-    whole, resumed = (trainer_of(arguments={"model": copy.deepcopy(model)}, **options) for _ in range(2))
-    whole.train()
-    resumed.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-5"))
-    check_weights(resumed.model.state_dict(), whole.model.state_dict())
-
-
 @pytest.mark.slow
 def test_a_short_last_batch_trains_with_weights_of_one(train):
     # 24 rows in batches of 22 leave 2: one negative a query, too few for alpha 1.5 and beta 0.5.
@@ -154,15 +138,6 @@ def test_a_short_last_batch_trains_with_weights_of_one(train):
 
 def test_the_last_short_batch_is_dropped_by_default(trainer_of):
     assert [len(batch.rows) for batch in batches_of(trainer_of(per_device_train_batch_size=10))] == [10, 10]
-
-
-@pytest.mark.slow
-def test_the_smallest_batch_that_is_named_works(train):
-    train(per_device_train_batch_size=5, max_steps=1)
-
-
-def test_an_own_estimator_needs_two_methods(train):
-    assert train(estimator=SameLength()).state.log_history[0]["weight_min"] < 1
 
 
 @pytest.mark.parametrize(

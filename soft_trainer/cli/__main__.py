@@ -1,4 +1,3 @@
-# PYTHON_ARGCOMPLETE_OK
 """Fine-tune encoders that find code by its description, evaluate them, and study what the loss does.
 
 `soft-trainer COMMAND --help` lists a command's options. To use several processes:
@@ -11,7 +10,6 @@ import argparse
 import functools
 import importlib
 import itertools
-import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -63,40 +61,13 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def overview() -> argparse.ArgumentParser:
-    """Returns the parser that lists all commands. A command is imported only while a shell completes its options."""
+    """Returns the parser that lists all commands, without their options."""
     formatter = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=28)  # for the longest name
     parser = CommandParser(PROGRAM, description=__doc__, formatter_class=formatter, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {soft_trainer.__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", title="commands")
-    completed = os.environ.get("COMP_LINE", "").split()[1:2]
     for name, line in COMMANDS.items():
-        parents = []
-        if [name] == completed:
-            parents = [command_parser(name)]
-        commands.add_parser(name, help=line, add_help=False, parents=parents)
-    return parser
-
-
-def command_module(name: str) -> ModuleType:
-    """Returns a command's module. Raises UserError if the command is unknown, and suggests the nearest."""
-    if name not in COMMANDS:
-        raise UserError(f"unknown command {name!r}{nearest(name, COMMANDS, LISTED)}")
-    return importlib.import_module(f"soft_trainer.cli.{name.replace('-', '_')}")
-
-
-def command_parser(name: str, **settings) -> argparse.ArgumentParser:
-    """Returns the parser for a command.
-
-    Args:
-        settings: arguments for `argparse.ArgumentParser`.
-    """
-    command = command_module(name)
-    if name == "train":
-        from soft_trainer.options.parse import make_parser  # not needed by every command
-
-        return make_parser(command.OPTIONS, **settings)
-    parser = CommandParser(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **settings)
-    command.add_arguments(parser)
+        commands.add_parser(name, help=line, add_help=False)
     return parser
 
 
@@ -107,13 +78,17 @@ def parse_command(argv: Sequence[str]) -> tuple[ModuleType, tuple]:
         UserError: the command or an option is unknown (the message suggests the nearest), or a value is invalid.
     """
     name, *words = argv
-    command = command_module(name)
+    if name not in COMMANDS:
+        raise UserError(f"unknown command {name!r}{nearest(name, COMMANDS, LISTED)}")
+    command = importlib.import_module(f"soft_trainer.cli.{name.replace('-', '_')}")
     settings = {"prog": f"{PROGRAM} {name}", "description": command.__doc__}
     if name == "train":
         from soft_trainer.options.parse import parse  # not needed by every command
 
         return command, parse(command.OPTIONS, words, **settings)
-    return command, (command_parser(name, **settings).parse_args(words),)
+    parser = CommandParser(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **settings)
+    command.add_arguments(parser)
+    return command, (parser.parse_args(words),)
 
 
 def run_command(argv: Sequence[str]) -> int:
@@ -129,10 +104,6 @@ def run_command(argv: Sequence[str]) -> int:
 
 def main() -> None:
     """Runs the command line. On error, prints one line to standard error and exits with code 2."""
-    if "_ARGCOMPLETE" in os.environ:
-        import argcomplete  # pyright: ignore[reportMissingImports] # the shell asks, so it is installed
-
-        argcomplete.autocomplete(overview())
     quiet_libraries()
     with exit_on_user_error():
         sys.exit(run_command(sys.argv[1:]))

@@ -17,7 +17,7 @@ import tempfile
 from soft_trainer.cli.shared_options import add_shared_options
 from soft_trainer.options.fields import CODESEARCHNET, DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.options.option_spec import evaluation_options
+from soft_trainer.options.option_spec import Values, evaluation_options, unread_options
 from soft_trainer.terminal import one_line_errors, print_on_main
 
 SHARED = {kind: evaluation_options(kind) for kind in (DataArguments, TrainingOptions, ModelArguments)}
@@ -81,7 +81,8 @@ def _measure(options: Options, keep: bool) -> None:
         trainer = SoftInfoNCETrainer(model, args, processing_class=tokenizer, encoder=profile)
         for warning in profile_warnings(trainer.model, profile):
             print_on_main(warning)
-        _warn_of_unused(*options)
+        for line in unread_options([data_args, model_args], Values(data_args, model_args, args)):
+            print_on_main(line)
         run = Run(trainer, splits, model_args, data_args, {}, folder, sets)
         run.measure("trained", data_args.lexical)
         if distributed.rank_and_world_size()[0] == 0:
@@ -91,21 +92,3 @@ def _measure(options: Options, keep: bool) -> None:
                 run.write(record)
                 print_on_main(f"Written to {args.output_dir}")
     distributed.close()
-
-
-def _warn_of_unused(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions) -> None:
-    """Warns about options, and settings in the encoder's folder, that have no effect here."""
-    # Imported here, so that errors about options need not wait for them.
-    from soft_trainer.encoders.encoding import parse_dims
-    from soft_trainer.encoders.loading import saved_truncate_dim
-    from soft_trainer.options.option_spec import Values, unread_options
-    from soft_trainer.run.building import model_name
-
-    for line in unread_options([data_args, model_args], Values(data_args, model_args, args)):
-        print_on_main(line)
-    dim = saved_truncate_dim(model_name(model_args), model_args.model_revision)
-    if dim and dim not in parse_dims(args.matryoshka_dims):
-        print_on_main(
-            f"warning: truncate_dim={dim} of config_sentence_transformers.json has no effect: full embeddings are "
-            "measured, and with --matryoshka_dims also their first dimensions"
-        )

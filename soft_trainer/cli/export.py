@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 
 from soft_trainer.errors import UserError
+from soft_trainer.terminal import print_on_main
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +29,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Writes the files."""
     if not arguments.onnx:
         raise UserError("export: choose a format with --onnx")
-    from soft_trainer.encoders.onnx_export import export_onnx, print_exported  # imports torch, which takes seconds
+    from soft_trainer.encoders.onnx_export import export_onnx  # imports torch, which takes seconds
 
-    print_exported(export_onnx(arguments.model, arguments.output_dir, arguments.int8))
+    for path in export_onnx(arguments.model, arguments.output_dir, arguments.int8):
+        print_on_main(f"Written: {path}, {path.stat().st_size / 2**20:,.0f} MiB")

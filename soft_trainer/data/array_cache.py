@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -15,17 +13,12 @@ from torch import Tensor
 from transformers.utils import logging
 
 from soft_trainer import distributed
-from soft_trainer.errors import UserError
 from soft_trainer.files import written_aside
 from soft_trainer.fingerprints import fingerprint, keep_files, kept_files, rows_fingerprint
 
 logger = logging.get_logger(__name__)
 
 DEFAULT_FOLDER = Path(HF_HOME) / "soft_trainer" / "rows"
-
-
-# The end of a message about a folder for caches that cannot be written to.
-REMEDY = "set estimator_cache_dir (an estimator's cache_dir in Python) to another folder, or to none to keep nothing"
 
 
 def cached_dataset(made_from: str, build: Callable[[Path], Dataset]) -> Dataset:
@@ -86,21 +79,15 @@ def _path(folder: str | Path, key: str, name: str) -> Path:
     return Path(folder) / f"{key}.{name}.npy"
 
 
-def cached_rows(
-    folder: str | Path | None, key: str, rows: int, width: int, dtype: np.dtype, build: Callable[[], Tensor]
-) -> np.ndarray:
+def cached_rows(folder: str | Path | None, key: str, dtype: np.dtype, build: Callable[[], Tensor]) -> np.ndarray:
     """Returns the array stored under `key`, or calls `build` and stores the result.
 
     A damaged file is rebuilt, with a warning. Either all processes call `build`, or none does. One process on each
     machine reads and writes, because machines may not share a disk.
 
     Args:
-        folder: the cache folder. If None, the array stays in memory only.
-        rows, width: the shape of the array.
+        folder: the cache folder. If None, or if it cannot be written to, the array stays in memory only.
         build: computes Tensor[rows, width]. The result must be the same on every process.
-
-    Raises:
-        UserError: the folder is not writable or has too little space. This is checked before building.
     """
     if folder is None:
         return build().cpu().numpy().astype(dtype)
@@ -108,28 +95,8 @@ def cached_rows(
     writes = distributed.is_local_main()
     if not distributed.any_process(writes and load_arrays(folder, key) is None):
         return np.load(path, mmap_mode="r")
-    refusal = None
-    if writes:
-        refusal = refusal_of(path.parent, rows * width * np.dtype(dtype).itemsize)
-    if distributed.any_process(refusal is not None):
-        raise UserError(
-            f"estimator cache {path.parent}: {refusal or 'another process could not write there'}; {REMEDY}"
-        )
     values = build().cpu().numpy().astype(dtype)
     failed = distributed.any_process(writes and not store_arrays(folder, key, {"rows": values}))  # waits for the file
     if not failed and path.exists():
         return np.load(path, mmap_mode="r")
     return values
-
-
-def refusal_of(folder: Path, size: int = 0) -> str | None:
-    """Returns the reason why `size` bytes cannot be stored in `folder`, or None if they can."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        return f"cannot be written ({error.strerror})"
-    free = shutil.disk_usage(folder).free
-    if free < size:
-        return f"needs {size / 2**20:,.0f} MiB, {free / 2**20:,.0f} MiB are free"
-    return None

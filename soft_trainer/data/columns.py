@@ -14,7 +14,7 @@ from xxhash import xxh3_128_hexdigest
 from soft_trainer.data.split import CODE_COLUMNS
 from soft_trainer.data.tokens import columns_in
 from soft_trainer.errors import UserError
-from soft_trainer.terminal import print_on_main, similar
+from soft_trainer.terminal import nearest, print_on_main
 
 # The recognised names of query and code columns.
 PAIRS = (("query", "code"), ("anchor", "positive"), ("question", "answer"), ("text", "function"))
@@ -44,7 +44,7 @@ def chosen_columns(
     for option, name in (("query_column", query), ("code_column", code)):
         if name is not None and name not in names:
             have = ", ".join(names)
-            raise UserError(f"{source}: {option}={name}: no such column; the rows have {have}{similar(name, names)}")
+            raise UserError(f"{source}: {option}={name}: no such column; the rows have {have}{nearest(name, names)}")
     if not (query or code or {*QUERIES} & {*names}):
         query, code = next((pair for pair in PAIRS if {*pair} <= {*names}), (None, None))
         if query is not None and not quiet:  # otherwise, `text_column` raises an error
@@ -163,7 +163,7 @@ def with_text_ids(data: Mapping[str, Dataset]) -> dict[str, Dataset]:
     """Derives missing ids from the code's text, so that rows with equal code share one code of the corpus."""
     with_urls = dict(data)
     for name, rows in data.items():
-        if "url" not in rows.column_names and has_code(rows):
+        if "url" not in rows.column_names and columns_in(rows, CODES):
             urls = [f"{TEXT_ID}{xxh3_128_hexdigest(json.dumps(text).encode())}" for text in texts_of(rows, CODES)]
             with_urls[name] = rows.add_column("url", urls)
     return with_urls
@@ -175,8 +175,3 @@ def texts_of(rows: Dataset, columns: Sequence[str]) -> list[Hashable]:
     if not any(isinstance(text, list) for text in texts):
         return texts
     return [text and " ".join(text) for text in texts]
-
-
-def has_code(rows: Dataset) -> bool:
-    """Returns True if a column may contain the code."""
-    return bool(columns_in(rows, CODES))

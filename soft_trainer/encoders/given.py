@@ -31,7 +31,10 @@ def given_encoder(
         return load_model(model, profile), tokenizer, profile
     if hasattr(model, "modules") and hasattr(model, "encode_query"):  # without importing sentence-transformers
         tokenizer = tokenizer or model.tokenizer
-        profile = profile or _profile_of_modules(model)
+        if profile is None:
+            with tempfile.TemporaryDirectory() as folder:
+                model.save(folder, create_model_card=False)
+                profile = resolve_profile(folder)
         model = model[0].auto_model
     elif not (isinstance(model, PreTrainedModel) or hasattr(model, "peft_config")):
         raise UserError(
@@ -40,10 +43,3 @@ def given_encoder(
         )
     model = plain_encoder(model)
     return model, tokenizer, profile or profile_of(model)
-
-
-def _profile_of_modules(model) -> EncoderProfile:
-    """Returns the profile of a `SentenceTransformer`, as its saved modules describe it."""
-    with tempfile.TemporaryDirectory() as folder:
-        model.save(folder, create_model_card=False)
-        return resolve_profile(folder)

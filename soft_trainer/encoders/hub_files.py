@@ -27,7 +27,7 @@ from safetensors import SafetensorError
 from soft_trainer.encoders.packaged import BASE, EXPANDED, located
 from soft_trainer.errors import UserError
 from soft_trainer.files import ADAPTER_CONFIG, read_json
-from soft_trainer.terminal import similar
+from soft_trainer.terminal import nearest
 
 CONFIG = "config.json"
 HUB_SECONDS = 5.0  # the time limit for the Hub's first answer
@@ -167,7 +167,7 @@ def _offline() -> str:
 def not_cached(name: str) -> str:
     """Returns the message for a Hub name that cannot be loaded offline, with a remedy."""
     return (
-        f"{name}: there is no such folder, {_offline()}, and the cache does not have it{similar(name, [BASE])}; use "
+        f"{name}: there is no such folder, {_offline()}, and the cache does not have it{nearest(name, [BASE])}; use "
         "folders (model=FOLDER, teacher=FOLDER, data_dir=FOLDER), or download it where the Hub can be reached, and "
         "then set HF_HUB_OFFLINE=1"
     )

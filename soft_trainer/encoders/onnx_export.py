@@ -9,7 +9,6 @@ import json
 import logging
 import tempfile
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +33,6 @@ from soft_trainer.encoders.static import is_static
 from soft_trainer.errors import UserError
 from soft_trainer.files import ADAPTER_CONFIG, ONNX_FILES, reporting_disk_errors, write_json
 from soft_trainer.fingerprints import encoder_file_hashes, list_files
-from soft_trainer.terminal import print_on_main
 
 OPSET = 18
 TOLERANCE = 1e-3  # the largest difference of an exported encoder's embeddings, scaled to length one
@@ -191,9 +189,3 @@ class _Transformer(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Returns Tensor[B, L, d], or Tensor[B, d] from a pooler."""
         return getattr(self.model(input_ids=input_ids, attention_mask=attention_mask), self.output)
-
-
-def print_exported(files: Sequence[Path]) -> None:
-    """Prints the models with their sizes."""
-    for path in files:
-        print_on_main(f"Written: {path}, {path.stat().st_size / 2**20:,.0f} MiB")

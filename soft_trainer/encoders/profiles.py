@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import re
 from collections.abc import Mapping
@@ -116,13 +115,10 @@ class EncoderProfile:
         """Reads a profile from the file `path`. Unknown keys, such as a later version's, are ignored.
 
         Raises:
-            UserError: a value is invalid, or a key looks misspelt. The message gives the file.
+            UserError: a value is invalid. The message gives the file.
         """
         values = read_json(path)
         kinds = {field.name: type(field.default) for field in dataclasses.fields(cls)}
-        for key in sorted(values.keys() - kinds):
-            if near := difflib.get_close_matches(key, kinds.keys() - values, n=1):
-                raise UserError(f"{path}: unknown key {key!r}; did you mean {near[0]!r}?")
         known = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items() if key in kinds}
         for key, value in known.items():
             kind = kinds[key]

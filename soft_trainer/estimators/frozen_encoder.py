@@ -100,18 +100,12 @@ class EncodedRowsEstimator(NeighbourEstimator):
         code = code_fingerprint("soft_trainer.encoders", "soft_trainer.source", "soft_trainer.dataflow")
         self.encoder_identity = encoder.fingerprint
         key = fingerprint(self.encoder_identity, prompt, str(dtype), tokens.fingerprint(), code)
-        return cached_rows(self.cache_dir, key, len(tokens), model.config.hidden_size, dtype, build)
+        return cached_rows(self.cache_dir, key, dtype, build)
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
         """Computes the encoder's scores, Tensor[Q, C] in float32. Raises UserError before `fit`."""
         check_fitted(self, "_queries")
-        return self._scores(self._embeddings_of_queries(query_rows), self._embeddings_of_codes(code_rows))
-
-    def _embeddings_of_queries(self, query_rows: Rows) -> np.ndarray:
-        return self._queries[as_array(query_rows)]
-
-    def _embeddings_of_codes(self, code_rows: Rows) -> np.ndarray:
-        return self._codes[self._code_values.rows(code_rows)]
+        return self._scores(self._queries[as_array(query_rows)], self._codes[self._code_values.rows(code_rows)])
 
     def _scores(self, rows: np.ndarray, columns: np.ndarray) -> Tensor:
         """Computes the scaled dot products of two arrays of embeddings."""
@@ -199,8 +193,8 @@ class InitialModelEstimator(TrainedModelEstimator):
     # Scores before training (cosine x 20) differ little, so Table 7's 5.0 would make all weights nearly equal.
     temperature = 2.0
 
-    def __init__(self, cache_dir=DEFAULT_FOLDER, batch_size: int = 64):
-        super().__init__("initial_model", cache_dir, batch_size)
+    def __init__(self, cache_dir=DEFAULT_FOLDER):
+        super().__init__("initial_model", cache_dir)
         self._encoder: Encoder | None = None
 
     @property

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Sequence
 
 from soft_trainer.choices import ESTIMATORS
-from soft_trainer.data.array_cache import DEFAULT_FOLDER, REMEDY, refusal_of
+from soft_trainer.data.array_cache import DEFAULT_FOLDER
 from soft_trainer.encoders.hub_files import split_revision
 from soft_trainer.encoders.loading import load_tokenizer
 from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
+from soft_trainer.options.fields import DataArguments
 from soft_trainer.references import import_reference
-from soft_trainer.terminal import print_on_main, similar
+from soft_trainer.terminal import nearest, print_on_main
 
 PAPER_MODEL = "sentence-transformers/msmarco-distilbert-dot-v5"  # the paper's SimCSE estimator starts from it
 
@@ -23,21 +23,14 @@ PAPER_MODEL = "sentence-transformers/msmarco-distilbert-dot-v5"  # the paper's S
 DEFAULT_MODELS: dict[str, str | None] = {"trained_model": None, "simcse": PAPER_MODEL}
 
 
-def make_estimator(
-    name: str,
-    model: str | None = None,
-    cache_dir: str | None = None,
-    trust_remote_code: bool = False,
-    **bm25: str | None,
+def choose_estimator(
+    arguments: DataArguments, query_columns: Sequence[str] = ("docstring_tokens",), trust_remote_code: bool = False
 ):
-    """Creates an estimator: a key of `choices.ESTIMATORS`, or a user's class as `module:Class`.
+    """Creates the estimator that `--estimator` selects: a key of `choices.ESTIMATORS`, or a class as `module:Class`.
 
     Args:
-        model: the folder or Hub name of the estimator's encoder. Only the estimators in `DEFAULT_MODELS` take one.
-        cache_dir: the folder for what the estimator computes. By default, the package's cache folder; "none" caches
-            nothing.
-        trust_remote_code: run the code that comes with the encoder.
-        bm25: keyword arguments for `BM25Estimator`.
+        query_columns: the columns of the queries. BM25 reads the first one.
+        trust_remote_code: run the code that comes with the encoder of `--estimator_model`.
 
     Returns:
         The estimator, or None for "none".
@@ -45,34 +38,35 @@ def make_estimator(
     Raises:
         UserError: the name is unknown, the module or class cannot be imported, or the encoder cannot be loaded.
     """
+    name = arguments.estimator or "none"
+    model = arguments.estimator_model
     if ":" in name:
         estimator = _users_own(name)
     elif name not in ESTIMATORS:
-        raise UserError(f"estimator={name!r}: use {', '.join(ESTIMATORS)}, or module:Class{similar(name, ESTIMATORS)}")
+        raise UserError(f"estimator={name!r}: use {', '.join(ESTIMATORS)}, or module:Class{nearest(name, ESTIMATORS)}")
     else:
-        estimator = _known(name, model, cache_dir, trust_remote_code, bm25)
+        estimator = _known(name, arguments, query_columns, trust_remote_code)
     if model and name not in DEFAULT_MODELS:
         print_on_main(f"warning: estimator_model={model} has no effect: estimator={name} takes no model")
     return estimator
 
 
 def _known(
-    name: str, model: str | None, cache_dir: str | None, trust_remote_code: bool, bm25: Mapping[str, str | None]
+    name: str, arguments: DataArguments, query_columns: Sequence[str], trust_remote_code: bool
 ) -> Estimator | None:
     """Creates an estimator that is listed in `choices.ESTIMATORS`."""
     if ESTIMATORS[name] is None:
         return None
     estimator_class = pkgutil.resolve_name(f"soft_trainer.estimators.{ESTIMATORS[name]}")
-    folder = cache_dir or DEFAULT_FOLDER
+    folder = arguments.estimator_cache_dir or DEFAULT_FOLDER
     if folder == "none":
         folder = None
     options = {"cache_dir": folder}
     if name == "bm25":
-        options |= bm25
-    elif folder is not None and (refusal := refusal_of(Path(folder))):
-        raise UserError(f"estimator_cache_dir={folder}: {refusal}; {REMEDY}")
+        options |= {"column": query_columns[0], "document_column": arguments.bm25_document_column}
+        options |= {"idf": arguments.bm25_idf, "scope": arguments.bm25_scope}
     if name in DEFAULT_MODELS:
-        model = model or DEFAULT_MODELS[name]
+        model = arguments.estimator_model or DEFAULT_MODELS[name]
         if model is None:
             raise UserError(f"estimator={name}: set estimator_model to a folder or a Hub name")
         base, revision = split_revision(model)

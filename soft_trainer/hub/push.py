@@ -312,7 +312,7 @@ def load_arguments(repo_id: str, revision: str | None = None) -> str:
 
 def _create(api: HfApi, repo_id: str, private: bool | None, repo_type: str) -> None:
     """Creates the repository if it does not exist."""
-    sdk = "gradio" if repo_type == "space" else None
+    sdk = "static" if repo_type == "space" else None
     api.create_repo(repo_id, private=private, repo_type=repo_type, exist_ok=True, space_sdk=sdk)
 
 

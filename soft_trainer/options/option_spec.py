@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from soft_trainer.errors import UserError
-from soft_trainer.terminal import similar
+from soft_trainer.terminal import nearest
 
 FILES_OF_TRANSFORMERS = ("deepspeed", "fsdp_config")  # its options that may name a file
 DEFAULT_OF_ESTIMATOR = " Default: the estimator's."
@@ -105,7 +105,7 @@ class OptionSpec:
             taken = value in self.choices or (self.own and ":" in value)
             if self.choices and not taken:
                 own = ", or module:name" if self.own else ""
-                near = similar(value, self.choices)
+                near = nearest(value, self.choices)
                 raise UserError(f"{name}={value!r}: use one of {', '.join(self.choices)}{own}{near}")
             if limits or self.of_estimator is not None:
                 raise UserError(f"{name}={value!r}: expected a number, not text")

@@ -70,7 +70,10 @@ def parse(
         except argparse.ArgumentError as error:
             raise UserError(str(error)) from error
     if rest:
-        _refuse_word(rest[0].split("=")[0], actions)
+        word = rest[0].split("=")[0]
+        if word.startswith("-"):
+            raise UserError(f"unknown option {word}{_near(word.lstrip('-'), actions)}")
+        raise UserError(f"unexpected {word!r}: a value follows the name of its option, as in --config quickstart")
     for instance in parsed:
         instance.given = given
         instance.named = frozenset(given)
@@ -102,13 +105,6 @@ def _checked_recipe(options: Mapping, actions: Mapping, place: str) -> dict:
             value = ",".join(map(_word, value))
         checked[key] = value
     return checked
-
-
-def _refuse_word(word: str, actions: Mapping) -> None:
-    """Raises UserError for an unexpected argument on the command line. The message suggests a similar option."""
-    if not word.startswith("-"):
-        raise UserError(f"unexpected {word!r}: a value follows the name of its option, as in --config quickstart")
-    raise UserError(f"unknown option {word}{_near(word.lstrip('-'), actions)}")
 
 
 def _near(name: str, actions: Mapping) -> str:

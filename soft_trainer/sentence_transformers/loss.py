@@ -156,14 +156,8 @@ class SoftInfoNCELoss(nn.Module):
         if not self.gather_across_devices:
             return queries, codes, [len(queries)], 0
         sizes = distributed.gather_numbers(len(queries))
-        codes = self._of_all_devices(codes, [size * (given - 1) for size in sizes])
+        codes = distributed.gather_with_gradient(codes, [size * (given - 1) for size in sizes])
         return queries, codes, sizes, distributed.rank_and_world_size()[0]
-
-    def _of_all_devices(self, embeddings: Tensor, sizes: list[int]) -> Tensor:
-        """Returns the embeddings of all processes that share a batch."""
-        if self.gather_across_devices:
-            return distributed.gather_with_gradient(embeddings, sizes)
-        return embeddings
 
     def _targets(self, labels: Tensor | None, sizes: list[int], rank: int) -> tuple[Tensor, Targets]:
         """Returns the position of each column's code among the encoded codes, LongTensor[N], and the targets.

@@ -13,7 +13,8 @@ from soft_trainer.data.tokens import SIDES
 from soft_trainer.encoders.encoding import pad, token_count
 
 STEP = 8  # tokens; lengths are rounded up to a multiple, because finer chunks gain nothing
-# The fixed time of a layer, as a number of operations that takes as long. `benchmarks/chunk_cost.py` measured the CPU.
+# The fixed time of a layer, as a number of operations that takes as long. The number for a CPU was measured, but half
+# of it and four times as much make batches as fast.
 LAYER_OVERHEAD = {"cpu": 1.6e8, "cuda": 5e10}
 # For a static encoder, one row of a gradient costs as much as this many tokens of padding. Every chunk has all rows.
 STATIC_PADDING = 100

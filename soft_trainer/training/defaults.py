@@ -5,7 +5,7 @@ from __future__ import annotations
 from transformers import PreTrainedModel
 
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.estimators.registry import make_estimator
+from soft_trainer.estimators.registry import choose_estimator
 from soft_trainer.options.conditions import reads_estimator
 from soft_trainer.options.defaults import apply_defaults
 from soft_trainer.options.fields import DataArguments
@@ -40,4 +40,4 @@ def default_estimators(
     apply_defaults(data_args, args, profile, model.config._name_or_path or None, estimator=other)
     if estimator is not None or "estimator" in args.named or not reads_estimator(args):
         return []
-    return [make_estimator(data_args.estimator, data_args.estimator_model, column=profile.query_columns[0])]
+    return [choose_estimator(data_args, profile.query_columns)]

@@ -185,23 +185,6 @@ def warnings_of(args: TrainingArguments, plan: Plan, encoder: EncoderProfile, mo
     return warnings
 
 
-class ResumeLine(TrainerCallback):
-    """A callback that prints the checkpoint that training resumes from, with its step.
-
-    Args:
-        checkpoint: returns the checkpoint's folder, or None.
-    """
-
-    def __init__(self, checkpoint: Callable[[], str | None]):
-        self._checkpoint = checkpoint
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        """Prints the line, if training resumes."""
-        if self._checkpoint():
-            step = f"step {state.global_step:,} of {state.max_steps:,}"
-            print_on_main(f"Resuming from {self._checkpoint()}, {step}")
-
-
 class QuietBar(ProgressCallback):
     """A progress bar without `transformers`' dictionaries of logged numbers, which `ProgressLines` prints."""
 

@@ -158,27 +158,6 @@ def test_a_name_that_no_recipe_has_lists_those_near_it(monkeypatch, capsys):
         assert "did you mean quickstart?" in error_of([command, "--config", "quikstart"], monkeypatch, capsys)
 
 
-# ---- Completion ----
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "line, completions",
-    [
-        ("soft-trainer comp", "compare "),
-        ("soft-trainer mine --lang", "--language "),
-        ("soft-trainer train --num_tr", "--num_train_epochs "),
-    ],
-)
-def test_a_shell_completes_commands_and_options(line, completions, tmp_path):
-    pytest.importorskip("argcomplete")
-    asked = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "out")}
-    asked |= {"COMP_LINE": line, "COMP_POINT": str(len(line)), "IFS": "\n"}
-    environment = os.environ | asked | {"PYTHONPATH": str(Path(soft_trainer.__file__).parents[1])}
-    subprocess.run([sys.executable, "-m", "soft_trainer.cli"], env=environment, check=True)
-    assert (tmp_path / "out").read_text() == completions
-
-
 # ---- Another run's folder ----
 
 

@@ -87,39 +87,6 @@ ALL = [
 NEED_NOTHING = [param for param in ALL if {"--help", "--version", "--dry_run"} & set(param.values[0])]
 
 
-def test_words_are_found_as_a_shell_finds_them():
-    text = (
-        "```bash\n. x/activate && A=1 soft-trainer mine 'a b' \\\n  --language go   # comment\n```\n"
-        "```python\nno()\n```\n```bash\nhf auth login; python run_codesearch.py --set a={b}\n```\n"
-    )
-    assert commands_of(text) == [
-        [".", "x/activate"],
-        ["soft-trainer", "mine", "a b", "--language", "go"],
-        ["hf", "auth", "login"],
-        ["python", "run_codesearch.py", "--set", "a={b}"],
-    ]
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "soft-trainer trian",
-        "soft-trainer train --langauge go",
-        "soft-trainer study --config paper/overal",
-        "soft-trainer study --config paper/overall --set language",
-        "python -m soft_trainer.studies --config x",
-        "python benchmarks/nothing.py",
-        "accelerate launch run_codesearch.py --langauge go",
-        "accelerate launch -m soft_trainer.simcse --config simcse",
-        "make all",
-    ],
-)
-def test_a_wrong_command_would_be_found(line, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    with pytest.raises((AssertionError, ValueError)):
-        check(ours(line.split()))
-
-
 def test_there_are_commands_and_files_to_check_and_contributors_find_the_files():
     assert len(ALL) > 20 and len(NEED_NOTHING) >= 1 and len(mentioned_files()) > 10
     assert not [name for name in mentioned_files() if not (ROOT / name).exists()]

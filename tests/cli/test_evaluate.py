@@ -53,12 +53,9 @@ def test_an_encoder_is_measured_by_its_first_dimensions(encoder_dir, data_dir, t
 
 
 def test_settings_without_effect_are_named(encoder_dir, data_dir, tmp_path, capsys):
-    shutil.copytree(encoder_dir, tmp_path / "cut")
-    (tmp_path / "cut/config_sentence_transformers.json").write_text('{"truncate_dim": 8}')
-    words = [str(tmp_path / "cut"), "--data_dir", str(data_dir), "--mining_keep", "short_functions"]
+    words = [str(encoder_dir), "--data_dir", str(data_dir), "--mining_keep", "short_functions"]
     assert run_command(["evaluate", *words, "--lexical", "false", *HERE]) == 0
     said = capsys.readouterr().err
-    assert "warning: truncate_dim=8 of config_sentence_transformers.json has no effect" in said
     assert "warning: mining_keep=short_functions has no effect: no source_dir is mined" in said
 
 

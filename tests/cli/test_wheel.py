@@ -120,14 +120,6 @@ def test_an_encoder_is_measured_and_reported(quickstart, installed):
     assert "A - B: MRR +0.0000" in installed.run("soft-trainer", *words).stdout
 
 
-def test_commands_know_recipes_and_studies_by_name(installed):
-    only = ["--only", "codebert-infonce,codebert-bm25"]
-    printed = installed.run("soft-trainer", "study", "--config", "paper/overall", "--dry_run", *only).stdout
-    assert "6 runs; output in outputs/paper/ruby" in printed and "codebert-bm25/12345 " in printed
-    wrong = installed.run("soft-trainer", "train", "--config", "quikstart", code=2).stderr
-    assert wrong == "error: quikstart: neither a file nor the name of a recipe; did you mean quickstart?\n"
-
-
 def test_a_study_runs_its_cells_without_a_checkout(installed, data_dir):
     study = {
         "output_dir": "outputs/study",

@@ -92,31 +92,12 @@ def test_splits_that_are_there_stay_and_the_corpus_is_made_of_valid_and_test(pai
     saved = DatasetDict({name: pairs.select(rows) for name, rows in parts.items()})
     saved.save_to_disk(str(tmp_path / "saved"))
     for name, rows in saved.items():
-        write(rows, tmp_path / "files" / f"{name}.csv")
+        write(rows, tmp_path / "files" / f"{name}-00000-of-00001.parquet")
     for source in ("saved", "files"):
         data = load(tmp_path / source)
         sizes = {split: len(rows) for split, rows in data.items()}
         assert sizes == {"train": 20, "valid": 10, "test": 10, "codebase": 20}
         assert all(url.startswith("code:") for url in data["train"]["url"])  # by which files of negatives name them
-
-
-@pytest.mark.parametrize(
-    ("columns", "names"),
-    [
-        (("docstring", "code"), ("train.jsonl", "valid.jsonl", "test.jsonl")),
-        (("docstring", "code"), ("train.jsonl", "dev.jsonl", "test.csv")),
-        (("query", "code"), ("train.jsonl", "validation.jsonl", "test.jsonl")),
-        (("query", "code"), tuple(f"{name}-00000-of-00001.parquet" for name in ("train", "validation", "test"))),
-    ],
-)
-def test_named_files_are_splits_without_urls_and_corpus(pairs, tmp_path, columns, names):
-    rows = pairs.rename_columns(dict(zip(("question", "answer"), columns, strict=True)))
-    for name, part in zip(names, (range(20), range(20, 30), range(30, 40)), strict=True):
-        write(rows.select(part), tmp_path / "folder" / name)
-    data = load(tmp_path / "folder")
-    assert {split: len(part) for split, part in data.items()} == {"train": 20, "valid": 10, "test": 10, "codebase": 20}
-    assert data["test"]["docstring"][:] == pairs["question"][30:]
-    assert data["codebase"]["url"][10:] == data["test"]["url"][:]
 
 
 def test_texts_with_64_bit_offsets_become_plain_texts(pairs, tmp_path):

@@ -1,7 +1,5 @@
 """Token ids of a column whose rows are sliced, joined or selected; their padding; their pickles."""
 
-import copy
-import itertools
 import pickle
 
 import numpy as np
@@ -15,7 +13,6 @@ from soft_trainer.data.layouts.codesearchnet import load_folder
 from soft_trainer.data.tokens import TokenColumn, column_of, column_texts, text_column, tokenized
 from soft_trainer.encoders.encoding import pad, tokenize
 from soft_trainer.encoders.profiles import EncoderProfile
-from soft_trainer.encoders.scratch import train_tokenizer
 
 
 def lists(column: TokenColumn) -> list[list[int]]:
@@ -150,14 +147,6 @@ def test_a_shuffled_or_chosen_view_keeps_its_order(dataset, tokenizer, profile):
     assert places != sorted(places)
 
 
-def test_a_data_set_on_disk_is_tokenised_once(data_dir, tokenizer, profile, monkeypatch):
-    train = load_folder(data_dir)["train"]
-    first = tokenized(train, "query", profile, tokenizer)["ids"][:]
-    tokenizer(["a text in between"], truncation=True, max_length=5, padding="max_length")
-    monkeypatch.setattr(tokens, "tokenize_with_lengths", lambda *_: pytest.fail("tokenised again"))
-    assert tokenized(load_folder(data_dir)["train"], "query", profile, tokenizer)["ids"][:] == first
-
-
 @pytest.mark.parametrize("on_disk", [True, False])
 def test_several_processes_give_the_ids_of_one(write_folder, rows, tokenizer, profile, monkeypatch, on_disk):
     many = [row | {"docstring_tokens": [*row["docstring_tokens"], str(number)]} for number, row in enumerate(rows * 5)]
@@ -183,25 +172,3 @@ def test_several_processes_tokenise_rows_that_were_joined_side_by_side(rows, tok
     texts = [" ".join(row[column]) for row in rows * 20]
     expected = tokenize(tokenizer, texts, "", getattr(profile, f"{side}_length"))
     assert tokenized(pairs, side, profile, tokenizer)["ids"][:] == expected
-
-
-def test_other_settings_and_vocabularies_are_not_taken_from_the_cache(data_dir, tokenizer, profile):
-    train = load_folder(data_dir)["train"]
-    found = [tokenized(train, "query", profile, tokenizer)["ids"][:]]
-    for changes in ({"query_length": 5}, {"query_prefix": "read "}, {"query_columns": ("func_name",)}):
-        found.append(tokenized(train, "query", profile.replace(**changes), tokenizer)["ids"][:])
-    assert max(map(len, found[0])) > 5 == max(map(len, found[1]))
-    found.append(tokenized(train, "query", profile, train_tokenizer(["the quick brown fox"], profile, 300))["ids"][:])
-    assert all(one != other for one, other in itertools.combinations(found, 2))
-
-
-@pytest.mark.parametrize("setting", [{"truncation_side": "left"}, {"split_special_tokens": True}], ids=str)
-def test_another_setting_of_the_tokenizer_is_not_taken_from_the_cache(write_folder, tokenizer, profile, setting):
-    texts = ["<s> read a file and return its lines"]
-    train = load_folder(write_folder(train=[{"docstring": texts[0], "code": "x"}]), ["train"])["train"]
-    tokenizer = copy.deepcopy(tokenizer)
-    for name, value in setting.items():
-        first = tokenized(train, "query", profile.replace(query_length=8), tokenizer)["ids"][:]
-        setattr(tokenizer, name, value)
-    second = tokenized(train, "query", profile.replace(query_length=8), tokenizer)["ids"][:]
-    assert first != second == tokenizer(texts, truncation=True, max_length=8)["input_ids"]

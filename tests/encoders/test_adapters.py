@@ -187,22 +187,6 @@ def test_target_modules(model):
             target_modules(model, wanted)
 
 
-@pytest.mark.parametrize(
-    "options, says",
-    [
-        ({"lora_alpha": 32}, "lora_alpha: has no effect without lora_r"),
-        ({"lora_dropout": 0.0}, "lora_dropout: has no effect without"),
-        ({"lora_target_modules": "query"}, "lora_target_modules: has no effect without"),
-        ({"lora_r": 0}, "lora_r=0: must be 1 or more"),
-        ({"lora_r": 4, "lora_alpha": -1}, "lora_alpha=-1: must be 1 or more"),
-        ({"lora_r": 4, "lora_dropout": 1.0}, "lora_dropout=1: must be from 0 to below 1"),
-    ],
-)
-def test_options_that_cannot_work(options, says):
-    with pytest.raises(UserError, match=says):
-        ModelArguments(**options)
-
-
 def test_a_peft_model_gives_the_encoder_inside_and_merging_leaves_no_trace(base, profile, tokenizer, tmp_path):
     from peft import LoraConfig, PromptTuningConfig, get_peft_model
 

@@ -36,8 +36,8 @@ from soft_trainer.encoders.scratch import random_model
 from soft_trainer.encoders.text_encoder import open_encoder
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.frozen_encoder import TrainedModelEstimator
+from soft_trainer.estimators.registry import choose_estimator
 from soft_trainer.options.fields import DataArguments
-from soft_trainer.run.estimator import choose_estimator
 
 TEXTS = ["read a file", "x"]
 SIZE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}

@@ -124,7 +124,6 @@ def test_a_saved_profile_comes_back_before_all_others(folder, tmp_path):
     [
         ("{", "not valid JSON"),
         ("[]", "expected a mapping"),
-        ({"poling": "mean", "pooling": ...}, "unknown key 'poling'; did you mean 'pooling'"),
         ({"pooling": 1}, "pooling=1: must be of type str"),
         ({"query_length": "16"}, "query_length='16': must be of type int"),
         ({"code_length": None}, "code_length=None: must be of type int"),
@@ -136,8 +135,7 @@ def test_a_saved_profile_comes_back_before_all_others(folder, tmp_path):
 )
 def test_a_damaged_profile(profile, tmp_path, content, message):
     if isinstance(content, dict):
-        values = dataclasses.asdict(profile) | content
-        content = json.dumps({name: value for name, value in values.items() if value is not ...})
+        content = json.dumps(dataclasses.asdict(profile) | content)
     (tmp_path / PROFILE_FILE).write_text(content)
     for read in (resolve_profile, load_encoder):
         with refused(f"{PROFILE_FILE}: {message}"):

@@ -5,11 +5,9 @@ import torch
 from refusals import refused
 from transformers import AutoTokenizer
 
-from soft_trainer.encoders import scratch
 from soft_trainer.encoders.encoding import encode, pad, tokenize
 from soft_trainer.encoders.profiles import PROFILES
-from soft_trainer.encoders.scratch import kept_tokenizer, parse_size, random_model, train_tokenizer
-from soft_trainer.fingerprints import fingerprint
+from soft_trainer.encoders.scratch import parse_size, random_model, train_tokenizer
 
 UNIXCODER = PROFILES["unixcoder"].replace(query_length=8, code_length=12)
 
@@ -48,31 +46,6 @@ def test_the_tokenizer_learns_from_its_texts(rows, profile):
     assert len(learned("quicksort")["input_ids"]) == 3 < len(other("quicksort")["input_ids"])
     assert learned.get_vocab() == train_tokenizer(texts, profile, 400).get_vocab()
     assert len(train_tokenizer((row["code"] for row in rows), profile, 300)) == 300  # no more than asked for
-
-
-def test_a_tokenizer_is_trained_once(tmp_path, monkeypatch):
-    texts, calls = ["read lines <encoder-only>", "write lines"] * 9, []
-    trained = train_tokenizer(texts, UNIXCODER, 300)
-    monkeypatch.setattr(scratch, "train_tokenizer", lambda *args: calls.append(args) or trained)
-
-    def kept(texts=texts, profile=UNIXCODER, size=300, folder=tmp_path / "kept"):
-        monkeypatch.setattr(scratch, "TOKENIZERS", folder)
-        return kept_tokenizer(texts, fingerprint(texts), profile, size)
-
-    first, again = kept(), kept()
-    assert len(calls) == 1
-    assert again.backend_tokenizer.to_str() == first.backend_tokenizer.to_str()
-    assert again.init_kwargs == first.init_kwargs
-    kept(texts=[*texts, "one more"]), kept(profile=UNIXCODER.replace(code_prefix="<other>")), kept(size=301)
-    assert len(calls) == 4
-    (tmp_path / "file").write_text("in the way")
-    kept(folder=tmp_path / "file"), kept(folder=tmp_path / "file")
-    assert len(calls) == 6
-    for file in (tmp_path / "kept").iterdir():
-        file.write_text(file.read_text()[:100])
-    kept(), kept()
-    assert len(calls) == 7
-    assert not [file for file in (tmp_path / "kept").iterdir() if file.name.startswith(".")]
 
 
 def test_a_special_token_of_a_prefix_is_one_token_and_stays_one_after_saving(tmp_path, rows):

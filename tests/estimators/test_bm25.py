@@ -1,22 +1,18 @@
 """BM25 of a batch and of the corpus, against `rank_bm25`, the published figures and the formula."""
 
 import math
-import time
 from collections import Counter
-from itertools import chain
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from datasets import Dataset, concatenate_datasets
+from datasets import Dataset
 from rank_bm25 import BM25Okapi
 
 from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
-from soft_trainer.estimators import bm25
 from soft_trainer.estimators.bm25 import BM25Estimator
-from soft_trainer.estimators.neighbours import Excluded
 
 QUERIES = [
     "sort a list with quick sort",
@@ -124,12 +120,6 @@ def test_robertson_is_the_published_bm25_on_token_ids():
     close(estimator.similarity(range(4), range(4)), PUBLISHED)
 
 
-def test_lucene_is_never_negative_where_robertson_is():
-    texts = ["a b", "a c", "a d"]
-    assert fitted(texts, idf="robertson").similarity([0], [1]).item() < 0
-    assert fitted(texts, idf="lucene").similarity([0], [1]).item() > 0
-
-
 # ---- What is counted ----
 
 
@@ -166,48 +156,6 @@ def test_fitting_again_forgets_the_first_rows():
     )
 
 
-def test_defaults_are_the_papers():
-    estimator = BM25Estimator()
-    assert (estimator.alpha, estimator.beta, estimator.temperature) == (1.5, 0.5, 1.0)
-    assert (estimator.k1, estimator.b) == (1.2, 0.75)
-
-
-@pytest.mark.parametrize(
-    "view",
-    [
-        lambda rows: rows,
-        lambda rows: rows.select(range(2, 5)),
-        lambda rows: rows.select([4, 0, 2]),
-        lambda rows: concatenate_datasets([rows.select(range(3, 6)), rows.select([]), rows]),
-    ],
-    ids=["whole", "slice", "chosen", "several chunks"],
-)
-def test_counts_of_arrow_columns_are_those_of_their_lists(view):
-    rows = Dataset.from_dict(
-        {"query": QUERIES, "code_tokens": [text.split() for text in CODES], "ids": PUBLISHED_IDS + [[]] * 2}
-    )
-    rows = view(rows)
-    sides = [list(map(str.split, rows["query"])), rows["code_tokens"][:]]
-    estimator = BM25Estimator("query", "code_tokens")
-    estimator.fit(Split.from_pairs(rows))
-    for found, texts in zip((estimator._queries, estimator._documents), sides, strict=True):
-        assert found.toarray().tolist() == counts_of(texts, dict.fromkeys(chain(*chain(*sides))))
-    estimator = BM25Estimator("ids")
-    estimator.fit(Split.from_pairs(rows))
-    assert estimator._queries.toarray().tolist() == counts_of(rows["ids"], dict.fromkeys(chain(*rows["ids"])))
-
-
-def counts_of(texts, terms):
-    return [[text.count(term) for term in terms] for text in texts]
-
-
-def test_neighbours_are_kept_on_disk(tmp_path, monkeypatch):
-    excluded = Excluded(np.arange(len(QUERIES)))
-    first = fitted(cache_dir=tmp_path).neighbours(2, excluded)
-    monkeypatch.setattr(bm25, "nearest_by_terms", lambda *_, **__: pytest.fail("computed again"))
-    np.testing.assert_array_equal(fitted(cache_dir=tmp_path).neighbours(2, excluded).rows, first.rows)
-
-
 # ---- What a user can get wrong ----
 
 
@@ -231,11 +179,3 @@ def test_what_a_user_can_get_wrong(options, words):
     rows = Dataset.from_dict({"docstring_tokens": [["sort"], ["read"]]} | others)
     with pytest.raises(UserError, match=words):
         BM25Estimator(**options).fit(Split.from_pairs(rows))
-
-
-def test_rows_are_checked_for_missing_values_without_reading_them():
-    rows = Dataset.from_dict({"docstring_tokens": [["sort", "a", "list"]] * 200_000})
-    split = Split.from_pairs(rows.select(range(100_000, 200_000)))
-    start = time.process_time()
-    BM25Estimator().check(split)
-    assert time.process_time() - start < 0.2

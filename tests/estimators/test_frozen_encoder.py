@@ -116,17 +116,6 @@ def test_a_run_killed_while_writing_leaves_no_file_that_counts(dataset, encoder_
     assert len([p for p in tmp_path.glob("*.npy") if not p.name.startswith(".")]) == 1
 
 
-def test_a_cache_that_cannot_be_kept_is_refused_before_encoding(dataset, encoder_dir, tmp_path, count_encodings,
-                                                               monkeypatch):  # fmt: skip
-    (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(UserError, match="cannot be written.*cache_dir in Python"):
-        SimCSEEstimator(encoder_dir, cache_dir=tmp_path / "file" / "rows").fit(Split.from_pairs(dataset))
-    monkeypatch.setattr(array_cache.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 10})())
-    with pytest.raises(UserError, match="MiB are free"):
-        SimCSEEstimator(encoder_dir, cache_dir=tmp_path).fit(Split.from_pairs(dataset))
-    assert count_encodings == []
-
-
 @pytest.mark.parametrize("error", [(28, "No space left on device"), ("64 requested and 0 written",)])
 def test_a_disk_that_fills_up_while_writing_costs_the_file_not_the_run(
     error, dataset, encoder_dir, tmp_path, monkeypatch

@@ -5,8 +5,8 @@ import pytest
 
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.errors import UserError
+from soft_trainer.estimators.registry import choose_estimator
 from soft_trainer.options.fields import DataArguments
-from soft_trainer.run.estimator import choose_estimator
 
 
 def test_names_give_estimators_with_their_options(encoder_dir, tmp_path):

@@ -62,15 +62,6 @@ def test_many_rows_visit_only_the_rarest_terms(counts, capsys, monkeypatch):
     assert np.allclose(found.scores[both, 0], exact.scores[both, 0], rtol=1e-5)
 
 
-def test_all_terms_give_the_exact_neighbours(counts, monkeypatch):
-    monkeypatch.setattr(term_neighbours, "RECALL", 1.1)
-    queries, documents, texts = counts
-    exact = nearest_by_terms(queries[:200], documents, 10, Excluded(np.arange(200)))
-    found = nearest_by_terms(queries[:200], documents, 10, Excluded(np.arange(200)), exact_up_to=0)
-    assert np.allclose(found.scores, exact.scores, rtol=1e-5)
-    assert recall_of(found.rows, exact.rows) > 0.95  # ties may differ
-
-
 def test_a_row_without_terms_in_common_has_no_neighbours():
     matrix = sparse.csr_matrix(np.eye(4, dtype=np.float32))
     for limit in (100, 0):

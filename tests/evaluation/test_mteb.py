@@ -100,8 +100,3 @@ def test_ndcg_is_that_of_mteb(write, example, encoder_dir, rows, tmp_path):
     np.testing.assert_allclose(ours["ndcg@10"], theirs, atol=1e-6)
     assert scores["ndcg_at_10"] == pytest.approx(ours["ndcg@10"].mean(), abs=1e-5)  # rounded to five digits
     assert scores["map_at_1000"] == pytest.approx(ours["map"].mean(), abs=1e-5)
-
-
-def test_the_example_names_what_it_needs():
-    header = re.search(r"^# /// script\n(.*?)^# ///$", EXAMPLE.read_text(), re.MULTILINE | re.DOTALL)[1]
-    assert 'dependencies = ["soft-trainer[mteb]"]' in header

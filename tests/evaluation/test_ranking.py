@@ -80,22 +80,6 @@ def test_top_codes_are_best_first_and_ties_take_the_lower_row(kind, top_k):
         torch.testing.assert_close(ranked.top_scores.double(), scores, rtol=1e-6, atol=1e-6)
 
 
-def test_float32_alone_would_get_some_of_these_ranks_wrong():
-    """Otherwise the comparison in float64 would not be tested at a realistic size."""
-    generator = torch.Generator().manual_seed(1)
-    direction = torch.randn(1, 256, generator=generator)
-    queries = torch.nn.functional.normalize(direction + 0.02 * torch.randn(200, 256, generator=generator))
-    codes = torch.nn.functional.normalize(direction + 0.02 * torch.randn(3000, 256, generator=generator))
-    codes[2000:] = codes[:1000]
-    targets = torch.arange(200) * 15
-    exact = (queries.double()[:, None] * codes.double()[targets][:, None]).sum(2)
-    scores = queries.double() @ codes.double().T
-    expected = (scores >= exact - 1e-14).sum(1)
-    float32 = queries @ codes.T
-    assert ((float32 >= float32.gather(1, targets[:, None])).sum(1) != expected).any()
-    assert rank_codes(queries, codes, targets).ranks.tolist() == expected.tolist()
-
-
 @pytest.fixture
 def precision():
     """Sets precisions of matrix products, and undoes it afterwards."""

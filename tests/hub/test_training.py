@@ -1,8 +1,6 @@
 """Runs of the script that push to the loopback Hub: every strategy and every failure."""
 
 import json
-import re
-import resource
 import shutil
 from pathlib import Path
 
@@ -21,7 +19,6 @@ from soft_trainer.estimators.frozen_encoder import EncodedRowsEstimator
 from soft_trainer.hub.push import push_folder
 from soft_trainer.run import rows as run_rows
 from soft_trainer.trainer import SoftInfoNCETrainer
-from soft_trainer.training.checkpoints import newest_complete
 
 pytestmark = pytest.mark.slow
 
@@ -211,30 +208,6 @@ def test_a_push_that_fails_for_good_leaves_the_folder_and_says_how_to_push_later
         train.hub.fault(commit=0)
         assert run_command(command.split()[1:]) == 0
         check_whole(train.folder)
-
-
-@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.pt"])
-def test_a_full_disk_stops_with_the_last_checkpoint_whole(train, monkeypatch, file):
-    """From the second checkpoint on, a file size limit prevents writing the weights or the optimizer state."""
-    limits, save = resource.getrlimit(resource.RLIMIT_FSIZE), SoftInfoNCETrainer._save_checkpoint
-
-    def on_a_full_disk(self, *args):
-        if self.state.global_step == 4:
-            size = (train.folder / "checkpoint-2" / file).stat().st_size
-            resource.setrlimit(resource.RLIMIT_FSIZE, (size - 10_000, limits[1]))
-        save(self, *args)
-
-    monkeypatch.setattr(SoftInfoNCETrainer, "_save_checkpoint", on_a_full_disk)
-    try:
-        code, error = train()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert code == 2 and f"cannot save to {train.folder / 'checkpoint-4'}" in error
-    assert re.search(r"[\d,]+ MiB are free there.*free some space, or choose another output_dir", error)
-    assert [path.name for path in train.folder.glob("checkpoint-*")] == ["checkpoint-2"]
-    assert newest_complete(train.folder) == str(train.folder / "checkpoint-2")
-    load_encoder(train.folder / "checkpoint-2", device="cpu")
-    monkeypatch.undo()
 
 
 # ---- Adapters ----

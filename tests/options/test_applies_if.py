@@ -3,12 +3,12 @@
 import pytest
 
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
+from soft_trainer.estimators.registry import choose_estimator
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.option_spec import Values, option_specs, unread_options
 from soft_trainer.options.resolve import resolve
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
-from soft_trainer.run.estimator import choose_estimator
 
 # An option with a value that is not its default, options that give it no effect, and others that give it one.
 TRAINING = [

@@ -4,7 +4,7 @@ import copy
 import json
 import re
 import shutil
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -24,12 +24,10 @@ from soft_trainer import (
 )
 from soft_trainer.encoders.distilling import distil_static
 from soft_trainer.encoders.profiles import resolve_profile
-from soft_trainer.options.defaults import SCRATCH_RATE, STATIC_RATE, apply_defaults
-from soft_trainer.options.fields import TrainingOptions
+from soft_trainer.estimators.registry import choose_estimator
+from soft_trainer.options.defaults import apply_defaults
 from soft_trainer.options.parse import OF_A_RUN, as_argv, parse
-from soft_trainer.options.recipes import read_recipe
 from soft_trainer.run.building import build_profile
-from soft_trainer.run.estimator import choose_estimator
 from soft_trainer.training.defaults import default_estimators
 
 CHOSEN = {"estimator": "initial_model", "train_sampling_strategy": "similar", "weighting": "positive_aware"}
@@ -188,15 +186,6 @@ def test_the_learning_rate(encoders, kind, loss, estimator, caller, model, token
             model, profile = encoder.model, encoder.profile
         default_estimators(args, profile, model, None if estimator is None else BM25Estimator())
     assert args.learning_rate == RATES[kind, loss, estimator]
-
-
-def test_the_help_names_the_defaults_of_the_recipes():
-    texts = {field.name: field.metadata["help"] for field in fields(TrainingOptions) if "help" in field.metadata}
-    hard, distilled = read_recipe("recipes/hard_batches.yaml"), read_recipe("recipes/distilled.yaml")
-    rates = f"2e-5; {hard['learning_rate']:.0e} for search encoders; {STATIC_RATE:.0e} static; {SCRATCH_RATE:.0e} from"
-    assert rates.replace("e-0", "e-") in texts["learning_rate"] and distilled["learning_rate"] == STATIC_RATE
-    assert f"10; {hard['num_train_epochs']} for search" in texts["num_train_epochs"]
-    assert f"32; {distilled['per_device_train_batch_size']} for static" in texts["per_device_train_batch_size"]
 
 
 # ---- A teacher by name ----

@@ -53,26 +53,9 @@ def test_a_range_in_words(declared, words):
     assert declared.range == words
 
 
-def test_every_option_has_a_help_text_of_a_sentence():
-    for kind in KINDS:
-        for name in option_specs(kind):
-            text = kind.__dataclass_fields__[name].metadata["help"]
-            assert text.endswith(".") and "%" not in text.replace("%%", ""), name
-
-
 def test_the_values_of_several_objects():
     values = Values(OptionSpec(least=1), OptionSpec(least=2))
     assert values.least == 1 and not hasattr(values, "unknown")
-
-
-def test_every_option_that_names_a_place_says_what_it_refers_to():
-    kinds = (ModelArguments, DataArguments, TrainingOptions)
-    words = ("folder", "tree", "repository to mine", "module:", "data set on the hub", "sets, comma", "where to write")
-    for kind in kinds:
-        for name, each in option_specs(kind).items():
-            text = kind.__dataclass_fields__[name].metadata["help"].lower()
-            named = any(word in text for word in words) and each.default not in (True, False)
-            assert bool(each.refers_to) == named, name
 
 
 def test_references_are_in_parts_only_if_the_option_takes_several():

@@ -12,9 +12,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.errors import UserError
-from soft_trainer.options.fields import DataArguments, TrainingOptions
+from soft_trainer.options.fields import TrainingOptions
 from soft_trainer.options.model import ModelArguments
-from soft_trainer.options.option_spec import option_specs
 from soft_trainer.options.parse import OF_A_RUN, make_parser, parse, short_help
 from soft_trainer.options.recipes import read_recipe
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
@@ -68,13 +67,6 @@ def test_short_names_stand_for_long_ones(recipe):
         assert (model.model_name_or_path, training.num_train_epochs) == ("here", 3)
         assert {"model_name_or_path", "num_train_epochs"} <= model.given.keys()
     assert "--num_train_epochs VALUE, --epochs VALUE" in short_help((TrainingOptions,)).format_help()
-
-
-@pytest.mark.parametrize(
-    "shown", ["recipe:\n  --config FILE", "--overwrite VALUE", "--merge_ratio VALUE", "or base, which"]
-)
-def test_the_short_help_lists_what_a_first_run_needs(shown):
-    assert shown in short_help(OF_A_RUN).format_help()
 
 
 # ---- Recipes ----
@@ -273,18 +265,6 @@ def test_help_all_lists_the_options_of_transformers_too(capsys):
         run_command(["train", "--help_all"])
     shown = capsys.readouterr().out
     assert "--adam_beta1" in shown and shown.count("\n  --") > 150
-
-
-def test_a_training_has_few_options_of_its_own():
-    kinds = (ModelArguments, DataArguments, TrainingOptions)
-    assert sum(len(option_specs(kind)) for kind in kinds) <= 86
-
-
-def test_an_unknown_option_lists_the_nearest_names():
-    with refused(
-        "unknown option --learning_rat; did you mean 'learning_rate' or 'merge_ratio'", "--help_all lists all options"
-    ):
-        parse(OF_A_RUN, ["--learning_rat", "1"])
 
 
 @pytest.mark.parametrize("alias, name", [("lr", "learning_rate"), ("batch_size", "per_device_train_batch_size")])

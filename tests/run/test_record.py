@@ -100,13 +100,6 @@ def test_the_record_has_the_batch_that_fitted_and_the_optimizer(make_run, datase
     assert training["pairs in a batch, per process"] == training["codes compared per query"] == 4
 
 
-def test_the_epochs_of_a_record_are_those_that_were_trained(make_run, capsys):
-    run = make_run({}, num_train_epochs=10, max_steps=7)
-    run.trainer.state.epoch = 0.6401
-    run.trainer.state.global_step = 7
-    assert run.record()["training"]["epochs"] == 0.64
-
-
 def test_a_run_that_only_measures_leaves_the_card_of_the_training(make_run, tmp_path):
     make_run({}).trainer.save_model()
     (tmp_path / "README.md").write_text("trained")

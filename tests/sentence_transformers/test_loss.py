@@ -241,15 +241,6 @@ def test_the_model_as_it_starts_gives_the_weights(pairs, sentence_transformer, f
     torch.testing.assert_close(loss.estimator.similarity([0, 1], [2, 3]), before)
 
 
-def test_a_trained_encoder_gives_the_weights(encoder_folder, tuples, still, features_of):
-    train_dataset = with_rows(tuples)
-    given, options = features_of(still, train_dataset, ROWS), {"alpha": 1.3, "beta": 0.7, "temperature": 2.0}
-    estimator = TrainedModelEstimator(str(encoder_folder), cache_dir=None)
-    found = step(SoftInfoNCELoss(still, estimator, train_dataset, **options), *given)
-    guide = SentenceTransformerEstimator(type(still)(str(encoder_folder), device="cpu"))
-    assert_same(found, step(SoftInfoNCELoss(still, guide, train_dataset, **options), *given), 1e-5)
-
-
 # ---- In the trainer of sentence-transformers ----
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from git_repositories import Repository
 from refusals import refused
 
 from soft_trainer.cli.__main__ import run_command
@@ -184,19 +183,6 @@ def test_a_run_is_changed_if_the_encoder_that_it_reads_changes(study_file):
     assert state(study, 1) == (OTHER, ["estimator_model changed"])
 
 
-def test_a_run_is_changed_if_its_own_code_changes(study_file, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    own = tmp_path / "own.py"
-    own.write_text("def plain(scores, positives):\n    return scores.mean()\n")
-    study = read_study(study_file(runs={"a": {"loss": "own:plain"}, "b": {"estimator": "own:Estimator"}}))
-    for run in study.runs:
-        finish(study, run)
-    assert [state(study, number) for number in range(4)] == [(DONE, [])] * 4
-    own.write_text(own.read_text() + "SCALE = 2\n")
-    assert state(study, 0) == (OTHER, ["code of loss changed"])
-    assert state(study, 1) == (OTHER, ["code of estimator changed"])
-
-
 def test_a_run_is_changed_if_its_launcher_changes(study_file):
     study = read_study(study_file())
     finish(study, study.runs[0])
@@ -213,18 +199,6 @@ def test_a_redo_that_fails_leaves_the_results_of_the_earlier_launcher_to_make_ag
     assert "failed" in printed
     assert "0.125" not in printed
     assert state(read_study(path))[0] == OTHER
-
-
-def test_a_run_is_changed_if_a_commit_of_its_history_is_amended(study_file, tmp_path):
-    repository = Repository(tmp_path / "repository")
-    repository.commit("add a", {"a.py": "def a():\n    return 1\n"})
-    study = read_study(
-        study_file(options={"language": "python", "from_scratch": "32x1", "history": str(tmp_path / "repository")})
-    )
-    finish(study, study.runs[0])
-    assert state(study) == (DONE, [])
-    repository.commit("add b", {"b.py": "def b():\n    return 1\n"})
-    assert state(study) == (OTHER, ["history changed"])
 
 
 def test_a_study_in_the_tree_that_it_mines_continues(study_file, tmp_path):

@@ -16,8 +16,7 @@ from soft_trainer.encoders.encoding import encode
 from soft_trainer.errors import UserError
 from soft_trainer.options.fields import CANCELLATIONS, STRATEGIES
 from soft_trainer.training.batches import Batch
-from soft_trainer.training.collator import ChunkCost, PairCollator
-from soft_trainer.training.gradient_cache import cached_backward
+from soft_trainer.training.collator import PairCollator
 
 STEPS = 3
 NUMBERS = st.integers(1, 24).map(lambda rows: 25 - rows)
@@ -98,53 +97,3 @@ def test_a_training_has_the_plain_loss_or_is_refused(make, number, twins, option
         return
     with pytest.raises(UserError):  # before the first step
         make(number, twins, **options).get_train_dataloader()
-
-
-@pytest.mark.slow
-@quick(max_examples=15)
-@given(number=NUMBERS, twins=TWINS, options=OPTIONS, processes=st.integers(1, 4), gather=st.booleans())
-def test_processes_make_equal_passes_and_share_the_loss_of_the_global_batch(
-    make, number, twins, options, processes, gather
-):
-    size, chunk_size = options["per_device_train_batch_size"] * processes, options["gradient_cache_chunk_size"]
-    try:
-        trainer = make(number, twins, **options | {"per_device_train_batch_size": size})
-        sampler = trainer.get_train_dataloader().batch_sampler
-    except UserError:
-        return
-    trainer.data_collator = PairCollator(trainer.processing_class.pad_token_id, ChunkCost(1.0), chunk_size)
-    trainer._own_collator = False
-    batches = trainer._train_batches()
-    batches.gather, batches.world_size = gather, processes
-    for batch_rows in list(sampler)[:2]:
-        shares = []
-        for rank in range(processes):
-            batches.rank = rank
-            shares.append(batches.__getitems__(batch_rows))
-        assert len({(len(batch.query.chunks), len(batch.code.chunks)) for batch in shares}) == 1
-        assert [row for batch in shares for row in batch.rows] == batch_rows
-        with torch.no_grad():
-            codes = [trainer.embeddings(trainer.model, batch.code) for batch in shares]
-        losses = []
-        for rank, batch in enumerate(shares):
-            trainer.model.zero_grad()
-            met, own = torch.cat(codes) if gather else codes[rank], list(batch.rows)
-            loss = trainer.block_loss(trainer.embeddings(trainer.model, batch.query), met, batch, slice(None))
-            assert math.isfinite(loss.item())
-            losses.append(loss.item() / processes)
-            if not gather and own:
-                expected = plain_loss(trainer, own, own) * batch.loss_scale(len(own))
-                assert loss.item() == pytest.approx(expected, abs=1e-5)
-            if chunk_size is not None and not gather:
-                cached = cached_backward(
-                    lambda chunk: encode(trainer.model, trainer.encoder, chunk),
-                    batch,
-                    lambda q, c, block, batch=batch: trainer.block_loss(q, c, batch, block),
-                    torch.Tensor.backward,
-                    gathers=False,
-                    block_size=2,
-                    no_sync=contextlib.nullcontext,
-                )
-                assert cached.item() == pytest.approx(loss.item(), abs=1e-9)
-        if gather:
-            assert sum(losses) == pytest.approx(plain_loss(trainer, batch_rows, batch_rows), abs=1e-5)

@@ -159,11 +159,6 @@ def test_two_processes_have_the_columns_of_one(make_trainer, gather):
 # ---- Bad input ----
 
 
-def test_a_ratio_that_leaves_none_is_refused_before_the_first_step(make_trainer):
-    with pytest.raises(UserError, match="negative_ratio=-1000: none of"):
-        make_trainer(initial(), negatives_per_query=1, negative_ratio=-1000.0).train()
-
-
 def test_a_url_that_is_no_code_is_named_with_its_row(make_trainer, rows):
     values = [*[None] * 5, ["https://example.org/nowhere"], *[None] * 2]
     with pytest.raises(UserError, match="row 6: .*https://example.org/nowhere"):

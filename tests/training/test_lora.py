@@ -16,7 +16,6 @@ from soft_trainer.encoders.loading import load_encoder, load_model
 from soft_trainer.errors import UserError
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.training.checkpoints import compared, mark_complete
-from soft_trainer.training.reporting import adapter_settings
 
 FAST = {"learning_rate": 1e-2, "optim": "adamw_torch"}
 
@@ -191,32 +190,6 @@ def test_models_that_could_not_be_trained_or_saved(trainer_of, adapted, model, b
     assert "eval_mrr" in trainer_of(arguments={"model": frozen, "train_dataset": None}).evaluate()
 
 
-@pytest.mark.slow
-def test_a_checkpoint_of_another_kind_is_refused(train, trainer_of, adapted, tmp_path):
-    train(max_steps=1, save_strategy="steps", save_steps=1)
-    checkpoint = tmp_path / "out" / "checkpoint-1"
-    with pytest.raises(UserError, match="the adapter's peft_type was LORA, is None"):
-        trainer_of().train(resume_from_checkpoint=str(checkpoint))
-    with pytest.raises(UserError, match="the adapter's r was 4, is 8"):
-        train(adapted(lora_r=8), resume=str(checkpoint))
-
-
-@pytest.mark.slow
-def test_an_interrupted_run_of_the_script_ends_with_the_same_adapter(script, data_dir, base, tmp_path):
-    options = {
-        "data_dir": data_dir, "language": "python", "model_name_or_path": base, "output_dir": "out", "max_steps": 4,
-        "save_strategy": "steps", "save_steps": 2, "per_device_train_batch_size": 8, "use_cpu": True, "examples": 0,
-        "lexical": False, "lora_r": 4, "lora_target_modules": "all-linear", "learning_rate": 0.01,
-    }  # fmt: skip
-    assert script(**options)[0] == 0
-    out = tmp_path / "out"
-    whole = (out / "adapter_model.safetensors").read_bytes()
-    for path in (out / "run.json", out / "adapter_model.safetensors", out / "checkpoint-4" / "complete.json"):
-        path.unlink()
-    assert script(**options, resume_from_checkpoint="last")[0] == 0
-    assert (out / "adapter_model.safetensors").read_bytes() == whole
-
-
 def test_a_revision_that_other_libraries_would_not_load_is_named(adapted, trainer_of):
     model = adapted()
     assert not warned(trainer_of(arguments={"model": model}))
@@ -224,8 +197,3 @@ def test_a_revision_that_other_libraries_would_not_load_is_named(adapted, traine
     [warning] = warned(trainer_of(arguments={"model": model}))
     assert "revision v2 of its base" in warning
     assert not warned(trainer_of(arguments={"model": model}, merge_lora=True))
-
-
-def test_a_table_names_each_kind_of_layer_once(adapted):
-    settings = adapter_settings(adapted(lora_target_modules="all-linear"))
-    assert settings["adapter"] == "LORA, r 4, alpha 8, dropout 0.1, dense, key, query, value"

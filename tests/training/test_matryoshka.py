@@ -37,11 +37,6 @@ def test_a_cut_that_cannot_be(dim):
         check_dims([dim], 32, "truncate_dim")
 
 
-def test_dims_above_the_hidden_size(trainer_of):
-    with pytest.raises(UserError, match="matryoshka_dims=64: must be a whole number from 1 to 32"):
-        trainer_of(matryoshka_dims="64,16")
-
-
 def test_a_whole_embedding_that_is_not_trained_is_named(trainer_of):
     assert not warned(trainer_of(**DIMS))
     [warning] = warned(trainer_of(matryoshka_dims="16,4"))
@@ -68,15 +63,6 @@ def test_the_loss_is_the_sum_over_the_dimensions_with_shared_weights(trainer_of,
         scores = F.normalize(queries[:, :dim], dim=-1) @ F.normalize(codes[:, :dim], dim=-1).T * 20
         expected += soft_info_nce(scores, batch.targets.weights, batch.targets.positives)
     torch.testing.assert_close(loss, expected)
-
-
-def test_weights_are_computed_once_a_step(trainer_of, monkeypatch):
-    trainer, calls = trainer_of(**DIMS, max_steps=2), []
-    callback = trainer.estimator_callback
-    similarity = callback.estimator.similarity
-    monkeypatch.setattr(callback.estimator, "similarity", lambda *rows: calls.append(1) or similarity(*rows))
-    trainer.train()
-    assert len(calls) == 2
 
 
 def test_evaluation_measures_every_number_of_dimensions(trainer_of, dataset, tmp_path):

@@ -83,12 +83,6 @@ def test_an_adapter_is_scaled(train, model, tokenizer, profile, tmp_path):
         trainer.train()
 
 
-@pytest.mark.parametrize("ratio", [1.5, "half", "auto"])
-def test_a_ratio_that_is_none_is_refused_by_the_constructor(trainer_of, ratio):
-    with pytest.raises(UserError, match=f"merge_ratio={ratio!r}: "):
-        trainer_of(merge_ratio=ratio)
-
-
 @pytest.mark.slow
 def test_a_run_of_the_command_line_records_the_merging(script, data_dir, tmp_path):
     out = tmp_path / "out"

@@ -2,12 +2,10 @@
 
 import numpy as np
 import pytest
-import torch
 from scipy import sparse
 
-from soft_trainer.data.split import RelevantCodes
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.neighbours import Excluded, Neighbours, exact_neighbours
+from soft_trainer.estimators.neighbours import Neighbours
 from soft_trainer.training.negatives import HardNegatives, below_ratio
 
 QUERIES = 40
@@ -87,23 +85,6 @@ def test_every_candidate_is_drawn_equally_often():
     own = HardNegatives(sparse.csr_matrix(np.ones((1, 4))), 1, 0)
     codes = [own.draw(0, epoch)[0] for epoch in range(3000)]
     np.testing.assert_allclose(np.bincount(codes, minlength=4) / 3000, [1 / 4] * 4, atol=0.03)
-
-
-def test_found_by_a_similarity_they_are_the_nearest_that_are_not_right():
-    scores = torch.randn(9, 9, generator=torch.Generator().manual_seed(0))
-    queries = np.array([0, 0, 2, 3, 4, 5, 6, 7, 8])
-    codes = np.array([0, 1, 2, 3, 4, 5, 2, 8, 8])
-    answers = RelevantCodes(sparse.eye_array(9, dtype=np.float32, format="csr"), queries, codes)
-    excluded = Excluded(np.arange(9), answers)
-    found = exact_neighbours(lambda block: scores[block].clone(), np.arange(9), 9, 4, excluded)
-    table = below_ratio(found, 1e6, codes)
-    for row, kept in enumerate(as_lists(table)):
-        right = answers.among(np.array([row]), np.arange(9))[0].nonzero().ravel().tolist()
-        order = [code for code in scores[row].argsort(descending=True).tolist() if code not in right][:4]
-        order = [code for i, code in enumerate(order) if codes[code] not in codes[order[:i]]]
-        assert found.own[row] == scores[row, row]
-        if found.own[row] > 0:
-            assert [code for code, _ in kept] == order
 
 
 def test_added_columns_are_distinct_and_no_codes_of_the_batch():

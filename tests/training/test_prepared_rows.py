@@ -60,18 +60,6 @@ def test_clustered_batches_hold_whole_topics_and_every_row_once_an_epoch(make_tr
     assert np.array_equal(epochs[1], [batch.rows for batch in batches_of(trainer(), 1)])
 
 
-def test_groups_are_nearest_by_brute_force(make_trainer):
-    trainer = fitted(make_trainer(initial(), **SIMILAR))
-    similarity = trainer.estimator.similarity(range(24), range(24))
-    order = similarity.fill_diagonal_(-torch.inf).argsort(1, descending=True)
-    rank = order.argsort(1).numpy()
-    first_groups = [batch.rows[:4] for batch in batches_of(trainer)]
-    # The first group of an epoch that was begun when all rows were free is a row with its three nearest.
-    assert any(sorted(rank[group[0], group[1:]]) == [0, 1, 2] for group in first_groups)
-    mates = np.concatenate([rank[group[0], group[1:]] for group in first_groups])
-    assert mates.mean() < 6  # of 23: 11 in a random batch
-
-
 # ---- The step ----
 
 
@@ -153,20 +141,6 @@ def test_duplicates_are_left_out_or_right_answers_or_negatives(make_trainer, row
             and batch.targets.extra_positives[last, first]
             and int(batch.targets.extra_positives.sum()) == 2
         )
-
-
-@pytest.mark.parametrize(
-    "estimator, options, expected",
-    [
-        (initial, AWARE, {"margin": 0.0, "temperature": pytest.approx(1.0)}),  # 0.05 x the score scale of 20
-        (initial, {}, {"alpha": 1.3, "beta": 0.7, "temperature": 2.0}),
-        (bm25, AWARE | {"margin": 0.5, "temperature": 0.0}, {"margin": 0.5, "temperature": 0.0}),
-        (bm25, AWARE, {"temperature": 1.0}),
-    ],
-)
-def test_defaults_of_the_weights_are_the_estimators(make_trainer, estimator, options, expected):
-    loss = make_trainer(estimator(), **options).criterion
-    assert {name: getattr(loss, name) for name in expected} == expected
 
 
 # ---- Resume ----

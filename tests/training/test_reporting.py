@@ -7,7 +7,6 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from transformers import TrainerState
 from transformers.utils.notebook import NotebookProgressCallback
 
 from soft_trainer import terminal
@@ -88,13 +87,6 @@ def test_libraries_show_no_bars_without_a_terminal(first):
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stderr == ""
-
-
-def test_a_resumed_training_says_from_where(capsys):
-    state = TrainerState(global_step=60, max_steps=120)
-    for checkpoint in (None, "out/checkpoint-60"):
-        reporting.ResumeLine(lambda: checkpoint).on_train_begin(None, state, None)  # noqa: B023
-    assert capsys.readouterr().err == "Resuming from out/checkpoint-60, step 60 of 120\n"
 
 
 def test_a_notebook_shows_tables_as_html_and_text_in_the_cell(monkeypatch, capsys):

@@ -1,7 +1,5 @@
 """Global batches: the same on every process, different every epoch, and every row once."""
 
-import time
-
 import numpy as np
 import pytest
 
@@ -119,20 +117,6 @@ def test_no_text_occurs_twice_in_a_batch(texts, drop_last):
 )
 def test_as_many_rows_as_possible_are_placed(texts, placed):
     assert sum(map(len, batches(rows=600, strategy="no_duplicates", text_ids=TEXTS[texts]))) == placed
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("common", [0.0, 0.1])
-def test_batches_without_duplicates_take_linear_time(common):
-    def seconds(rows: int) -> float:
-        queries, codes = repeated(rows)
-        queries[: int(common * rows)] = 0
-        sampler = GlobalBatchSampler(rows, 32, strategy="no_duplicates", text_ids=(queries, codes))
-        start = time.process_time()
-        list(sampler)
-        return time.process_time() - start
-
-    assert seconds(128_000) < 150 * min(seconds(4_000) for _ in range(3))
 
 
 def test_rows_of_like_length_meet():

@@ -47,7 +47,7 @@ HUB_SPLITS = {"train": "train", "valid": "validation", "test": "test"}
 WRITTEN_AT_ONCE = 1000  # rows
 
 
-def is_codesearchnet(folder: Path, query_column: str | None = None) -> bool:
+def is_codesearchnet(folder: Path) -> bool:
     """Returns True if all of a folder's splits are JSON lines in CodeSearchNet's columns. The first row decides."""
     files = files_of_splits(folder, _split_of)
     if not files or files != row_files(folder):
@@ -57,7 +57,7 @@ def is_codesearchnet(folder: Path, query_column: str | None = None) -> bool:
         _, row = next(read_json_lines(files[first][0]), (None, {}))
     except UserError:
         return True  # `load_folder` raises a better error
-    return bool({*QUERIES} & row.keys()) or not (query_column in row or any({*pair} <= row.keys() for pair in PAIRS))
+    return bool({*QUERIES} & row.keys()) or not any({*pair} <= row.keys() for pair in PAIRS)
 
 
 def load_folder(folder: str | Path, splits: Sequence[str] = SPLITS) -> DatasetDict:

@@ -15,7 +15,7 @@ from soft_trainer.hub.dataset import pushed_tables
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.run.evaluation_sets import load_evaluation_sets
 from soft_trainer.run.record import split_sets
-from soft_trainer.run.rows import load_data, needed_splits
+from soft_trainer.run.rows import load_data
 
 
 @pytest.fixture
@@ -93,16 +93,6 @@ def test_python_reads_a_folder_like_any_rows(folder, trainer_of):
     assert (metrics["eval_queries"], metrics["eval_pool_size"]) == (2, 4) and "eval_ndcg@10" in metrics
 
 
-def test_a_folder_needs_valid_only_to_evaluate_during_training(folder):
-    arguments = DataArguments(data_dir=str(folder))
-    run = SimpleNamespace(do_train=True, do_eval=True, do_predict=True, eval_strategy="no")
-    data = load_data(arguments, EncoderProfile(), "unused", needed_splits(arguments, run))
-    assert [each.name for each in split_sets(run, data)] == ["test"]
-    run.eval_strategy = "epoch"
-    with refused("no rows of valid"):
-        load_data(arguments, EncoderProfile(), "unused", needed_splits(arguments, run))
-
-
 def test_options_for_columns_are_refused_and_a_language_is_that_of_the_rows(folder):
     for name in ("query_column", "code_column", "id_column"):
         with refused(f"{name}=x: ", "have fixed names; omit"):
@@ -114,20 +104,6 @@ def test_options_for_columns_are_refused_and_a_language_is_that_of_the_rows(fold
     graphs = EncoderProfile(data_flow_length=8)  # which needs to know the language
     data = load_data(DataArguments(data_dir=str(folder), language="java"), graphs, "unused", ("test",))
     assert {*data["test"].corpus["language"], *data["test"].queries["language"]} == {"java"}
-
-
-@pytest.mark.slow
-def test_a_folder_trains_and_is_measured(folder, script):
-    (folder / "qrels" / "train.tsv").write_text("".join(f"q{n}\tc{n}\t1\n" for n in range(3)) + "q0\tc3\t1\n")
-    options = {
-        "from_scratch": "32x1",
-        "vocabulary_size": 300,
-        "per_device_train_batch_size": 4,
-        "max_steps": 1,
-        "loss": "info_nce",
-    }
-    code, lines = script(data_dir=str(folder), eval_data_dir=str(folder), **options)
-    assert code == 0, lines[-1]
 
 
 @pytest.mark.parametrize(
