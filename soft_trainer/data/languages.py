@@ -11,7 +11,7 @@ from datasets import Dataset
 
 from soft_trainer.errors import UserError
 from soft_trainer.source.languages import CODESEARCHNET_LANGUAGES, LANGUAGE_OF_ENDING, SOURCE_LANGUAGES
-from soft_trainer.terminal import similar
+from soft_trainer.terminal import nearest
 
 
 def check_languages(languages: Sequence[str], reader: str | None = "CodeSearchNet") -> None:
@@ -31,7 +31,7 @@ def check_languages(languages: Sequence[str], reader: str | None = "CodeSearchNe
         if not name or languages.count(name) > 1:
             raise UserError(f"language={name!r}: give each language once, comma-separated")
         if reader and name not in known:
-            raise UserError(f"language={name!r}: {reader} knows only {', '.join(known)}{similar(name, known)}")
+            raise UserError(f"language={name!r}: {reader} knows only {', '.join(known)}{nearest(name, known)}")
 
 
 def languages_in(data: Mapping[str, Dataset]) -> list[str]:
