@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from soft_trainer import choices, losses, weights
+from soft_trainer import choices, losses, weights as weightings
 from soft_trainer.errors import UserError
 from soft_trainer.references import import_reference
 from soft_trainer.weights import cancel_above_ratio, cancel_top_k, smallest_batch
 
 # A loss or a weighting, ours or a user's, is called with what its signature asks for: parts of a batch, or settings.
 LOSSES = {name: getattr(losses, function) for name, function in choices.LOSSES.items()}
-WEIGHTINGS = {name: getattr(weights, function) for name, function in choices.WEIGHTINGS.items()}
+WEIGHTINGS = {name: getattr(weightings, function) for name, function in choices.WEIGHTINGS.items()}
 # Settings that need an estimator, with the one value that does not.
 NEED_SIMILARITY = {"cancel": "none", "distill_weight": 0}
 
@@ -178,7 +178,7 @@ class Criterion:
                 "expected a weight for each of them"
             )
         if negatives is not None:
-            weights = weights.masked_fill(~negatives, 0.0)
+            weights = weights.masked_fill(~negatives, 0.0)  # ours are 0 and 1 there; a user's function need not be
         return weights.scatter(1, positives.unsqueeze(1), 1.0)
 
     def _call(self, function: Callable[..., Tensor], batch: Mapping[str, Tensor | None]) -> Tensor:

@@ -118,7 +118,8 @@ def write_results(folder: str | Path, make_record: Callable[[], Mapping], **part
     """Writes a run's record, and its metrics to files named as in the examples of `transformers`.
 
     `PART_results.json` has the metrics of one part, `all_results.json` has the metrics of all parts, and `run.json` is
-    the record. The record is made and written last, so a folder with a record is complete.
+    the record. The record is written last. It lists the files of the run: a folder whose record has this list is
+    complete.
     """
     folder = Path(folder)
     for part, numbers in parts.items():

@@ -1,6 +1,7 @@
 """Defines the paper's losses as pure functions of scores. They do not depend on a model, a rank or a tokenizer.
 
-`criterion.py` calls them. The losses take these arguments, and `weights` or `similarity` where they read them:
+`criterion.py` calls them. The losses take these arguments, and `weights` or `similarity` if they read them.
+`soft_info_nce` takes no `negatives`: its weights are 0 on excluded columns.
 
     scores      Tensor[B, N], the scores of B queries against the N codes of the global batch
     positives   LongTensor[B], the column of each query's positive; by default `arange(B)`

@@ -1,10 +1,16 @@
 """Trains encoders: turns rows into batches and batches into a loss, and ranks a whole corpus in an evaluation.
 
+`SoftInfoNCETrainer.train` runs in this order, with `Trainer` between the lines:
+
+    _hp_search_setup -> _prepare_training      checks, the fingerprint of the run, and the rows (`prepare_rows`)
+    get_train_dataloader                       batches, which data workers build with `TrainBatches`
+    training_step                              of each batch: moves it to the device (`_prepare_inputs`)
+        compute_loss                           embeds both sides, gathers the codes, and calls the criterion
+        or _cached_step                        the same with gradient caching
+    evaluate -> predict                        embeds the queries and the whole corpus, and ranks it
+
 Every process runs this code on its share of a global batch, of the texts to encode, and of the queries to rank;
-`distributed.py` gathers the results. Only the main process prints, compares a checkpoint with the settings and writes
-results. `Estimator.neighbours` is called on every process, but the package's estimators let the main process find
-neighbours and share them. Two kinds of files are written elsewhere: one process per machine writes the caches of rows,
-and `transformers` and DeepSpeed save each process's random state and share of the optimizer in a checkpoint.
+`distributed.py` gathers the results. Only the main process prints, and compares a checkpoint with the settings.
 """
 
 from __future__ import annotations
@@ -252,7 +258,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             {"query": self._tokens(split.queries, "query"), "code": self._tokens(split.corpus, "code")},
             split.judgments.pairs(),
             self.data_collator,
-            # An estimator that workers cannot ask is asked once a step, in `_prepare_inputs`.
+            # Workers that cannot ask the estimator must not pickle it. `_prepare_inputs` asks it once a step.
             self.target_maker if self._workers_weigh else dataclasses.replace(self.target_maker, estimator=None),
             weighs=self._workers_weigh,
             gather=plan.gathers,
@@ -280,8 +286,27 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     # ---- The step ----
 
+    def training_step(self, model, inputs: Batch, num_items_in_batch=None) -> Tensor:
+        """Runs a training step, with gradient caching if planned, and checks that the loss is finite."""
+        self._false_negatives_masked += inputs.false_negatives
+        if self.plan.options.gradient_cache_chunk_size is None:
+            loss = super().training_step(model, inputs, num_items_in_batch)
+        else:
+            loss = self._cached_step(model, inputs)
+        if self._guard is not None:
+            self._guard.watch(self.state.global_step + 1, loss, inputs.rows)
+        return loss
+
+    def _prepare_inputs(self, inputs: Batch) -> Batch:
+        """Moves the batch to this process's device, and asks an estimator that data workers cannot ask."""
+        inputs = inputs.to(self.args.device)
+        if self._workers_weigh or not len(inputs.targets):
+            return inputs
+        targets = self.target_maker.weighed(inputs.targets, inputs.query_rows, inputs.code_rows)
+        return dataclasses.replace(inputs, targets=targets)
+
     def compute_loss(self, model, batch: Batch, return_outputs=False, num_items_in_batch=None):
-        """Returns this process's part of the global batch's loss. Gradient caching bypasses this method."""
+        """Returns this process's part of the global batch's loss, scaled by `Batch.loss_scale`."""
         queries, codes = (self.embeddings(model, side) for side in (batch.query, batch.code))
         gathered = codes
         if self.plan.gathers:
@@ -309,21 +334,11 @@ class SoftInfoNCETrainer(SavingTrainer):
             return 0.0 * (queries.sum() + codes.sum())  # other processes wait for this one's backward pass
         local = queries[block]
         scores = [score(self.encoder, local, codes, dim=dim) for dim in self.plan.dims or (None,)]
-        if targets.weights is not None and not block.start:
+        if targets.weights is not None and not block.start:  # the first block is enough for the log
             self.estimator_callback.observe(targets, scores[0], self.criterion.floor)
         loss = sum(self.criterion(each, targets) for each in scores)
+        # Gradients are averaged over processes. With this factor, the average is that of the global batch.
         return loss * batch.loss_scale(len(targets))
-
-    def training_step(self, model, inputs: Batch, num_items_in_batch=None) -> Tensor:
-        """Runs a training step, with gradient caching if planned, and checks that the loss is finite."""
-        self._false_negatives_masked += inputs.false_negatives
-        if self.plan.options.gradient_cache_chunk_size is None:
-            loss = super().training_step(model, inputs, num_items_in_batch)
-        else:
-            loss = self._cached_step(model, inputs)
-        if self._guard is not None:
-            self._guard.watch(self.state.global_step + 1, loss, inputs.rows)
-        return loss
 
     def _cached_step(self, model, inputs: Batch) -> Tensor:
         """Runs the forward and backward pass with gradient caching."""
@@ -342,14 +357,6 @@ class SoftInfoNCETrainer(SavingTrainer):
             no_sync=lambda: self.accelerator.no_sync(model),
         )
         return loss.to(self.args.device)
-
-    def _prepare_inputs(self, inputs: Batch) -> Batch:
-        """Moves the batch to this process's device, and asks an estimator that data workers cannot ask."""
-        inputs = inputs.to(self.args.device)
-        if self._workers_weigh or not len(inputs.targets):
-            return inputs
-        targets = self.target_maker.weighed(inputs.targets, inputs.query_rows, inputs.code_rows)
-        return dataclasses.replace(inputs, targets=targets)
 
     def _get_num_items_in_batch(self, batch_samples: list, device) -> None:
         """Returns None: the loss is a mean over a batch, not over tokens."""
@@ -443,6 +450,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         checkpoint = self._checkpoint
         preflight.check_start(self.estimator, self.train_dataset, checkpoint, self.state.global_step)
         self._merging.keep(resumed=checkpoint is not None and self.state.global_step > 0)
+        # Compared before the rows are prepared, which may take hours, and again once the estimator's encoder is known.
         self.run_fingerprint = checkpoints.compared(self.fingerprint, checkpoint)
         preflight.check_evaluated(self.args, self.eval_dataset)
         loss = reporting.loss_table(self.plan, self.estimator)
@@ -555,7 +563,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         return dataclasses.replace(output, metrics=metrics)
 
     def hyperparameter_search(self, hp_space=None, compute_objective=None, n_trials=20, direction=None, **kwargs):
-        """Searches for hyperparameters like `Trainer`. By default, it maximises `metric_for_best_model` or MRR."""
+        """Searches for hyperparameters as `Trainer` does, by default to maximise `metric_for_best_model` or MRR."""
         name = (self.args.metric_for_best_model or "mrr").removeprefix("eval_")
         objective = compute_objective or (lambda metrics: metrics[f"eval_{name}"])
         return super().hyperparameter_search(hp_space, objective, n_trials, direction or "maximize", **kwargs)

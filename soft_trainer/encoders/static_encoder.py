@@ -143,7 +143,7 @@ class StaticEncoder:
 
 
 def _sums(rows: Sequence[Sequence[int]], vectors: np.ndarray) -> np.ndarray:
-    """Sums vectors, float32[rows, d]. Each row is a list of indices into `vectors`."""
+    """Returns, for each row, the sum of the vectors at its indices, float32[rows, d]."""
     from scipy.sparse import csr_array  # slow to import, and a search has too few to need it
 
     ends = np.cumsum([0, *map(len, rows)])

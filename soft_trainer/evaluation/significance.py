@@ -1,4 +1,4 @@
-"""Tests, paired by query, whether one system ranks better than another, and by how much.
+"""Compares two systems that rank the same queries: is one better, and by how much?
 
 Two systems rank the same queries, so each query gives one difference (`ArrayLike[Q]`). Only these differences are
 resampled. The measure is the reciprocal rank, whose mean is the MRR. Equal inputs always give equal results.
@@ -49,7 +49,7 @@ def reciprocal_ranks(ranks: ArrayLike) -> np.ndarray:
     """Returns each query's reciprocal rank, float64[Q]."""
     ranks = np.asarray(ranks, dtype=np.float64)
     if not (ranks >= 1).all():
-        raise UserError("Ranks start at 1: found a lower number.")
+        raise UserError("ranks: expected numbers of 1 or more")
     return 1 / ranks
 
 

@@ -36,7 +36,7 @@ class Change:
         parent: the id of its first parent, or "" for a root commit.
         query: its subject, turned into a query.
         outcome: the reason for skipping the commit, or "kept".
-        functions: a row for each changed function that no mining rule drops. Its url is `function_url`.
+        functions: a row for each changed function that no mining rule drops. `function_url` makes its url.
         renames: (old path, new path) for each renamed source file. Skipped commits have them too.
         patch: a hash of the removed and added lines.
     """

@@ -73,7 +73,7 @@ def parse(
         word = rest[0].split("=")[0]
         if word.startswith("-"):
             raise UserError(f"unknown option {word}{_near(word.lstrip('-'), actions)}")
-        raise UserError(f"unexpected {word!r}: a value follows the name of its option, as in --config quickstart")
+        raise UserError(f"unexpected {word!r}: put the option's name before the value, as in --config quickstart")
     for instance in parsed:
         instance.given = given
         instance.named = frozenset(given)

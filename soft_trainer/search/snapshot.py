@@ -29,7 +29,7 @@ class Snapshot:
         noise: the similarity that random letters reach, once it has been computed.
 
     Args:
-        prefix: read only files whose path begins with it. The paths of results do not have it.
+        prefix: read only files whose path begins with it. Results give their paths without it.
     """
 
     def __init__(self, database: sqlite3.Connection, index_dir: Path, prefix: str = ""):

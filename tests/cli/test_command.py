@@ -111,7 +111,7 @@ def test_the_version_and_without_a_command_the_overview(capsys):
         (["train", "--langauge", "go"], "unknown option --langauge; did you mean 'language'?"),
         (["study", "--config", "quickstart"], f"{RECIPES / 'quickstart.yaml'}: has no runs, so it is not a study"),
         (["push", "/nowhere", "user/name"], "/nowhere: no such folder"),
-        (["train", "quickstart"], "unexpected 'quickstart': a value follows the name of its option"),
+        (["train", "quickstart"], "unexpected 'quickstart': put the option's name before the value"),
         (["evaluate", "m", "--data-dir", "x"], "unknown option --data-dir; did you mean '--data_dir'?"),
         (["evaluate", "m", "--lexical", "maybe"], "argument --lexical: "),
         (["evaluate", "--model", "m"], "--model: give only the value, without the name of the option; see --help"),

@@ -55,7 +55,7 @@ def test_what_cannot_be_compared_is_refused():
     for a, b, words in (([1, 2, 3], [1, 2], "the same queries"), ([1], [1], "two queries or more")):
         with refused(words):
             compare_paired(a, b)
-    with refused("Ranks start at 1"):
+    with refused("ranks: expected numbers of 1 or more"):
         reciprocal_ranks([0, 1])
 
 

@@ -564,7 +564,7 @@ class JoinedSegments:
         self.firsts = np.searchsorted(self.owners, np.arange(files + 1))
 
     def postings(self, term: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the chunks in any index that contain a term, and its count in each. See `Segments.postings`."""
+        """Returns the chunks of all indexes that contain a term, and its count in each. See `Segments.postings`."""
         chunks = []
         counts = []
         for part, first in zip(self.parts, self.first_chunks, strict=True):

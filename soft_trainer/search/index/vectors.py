@@ -93,7 +93,7 @@ def unencoded(database: sqlite3.Connection) -> int:
 
 
 def lightest(database: sqlite3.Connection, encoder: TextEncoder) -> TextEncoder:
-    """Returns the int8 version of an exported encoder if its embeddings stay close to the float32 ones."""
+    """Returns an ONNX encoder, in int8 if the embeddings of these weights stay close to those of float32."""
     texts = _sample(database)
     if encoder.runtime != "onnx" or not texts:
         return encoder
@@ -238,7 +238,7 @@ def open_vectors(index_dir: Path, state: dict) -> np.ndarray:
     try:
         return np.memmap(path, "<f2", "c", shape=shape)
     except (OSError, ValueError) as error:
-        why = f"the embeddings are not whole ({error})"
+        why = f"the embeddings are incomplete ({error})"
         raise UserError(f"{path}: {why}; delete {index_dir} and index again") from error
 
 

@@ -112,7 +112,7 @@ def read_queries(path: str | os.PathLike[str]) -> list[JudgedQuery]:
                 if not (isinstance(row[key], str) and row[key].strip()):
                     raise UserError(f"{place}: {key}={row[key]!r}: expected a text")
             if row["repo"].startswith("/") or ".." in row["repo"].split("/"):  # an index would be written there
-                raise UserError(f"{place}: repo={row['repo']!r}: expected a folder below the trees")
+                raise UserError(f"{place}: repo={row['repo']!r}: expected the name of a folder inside the trees")
             targets = frozenset([*row["relevant"], *row.get("secondary", [])])
             if not targets:
                 raise UserError(

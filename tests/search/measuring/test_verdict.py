@@ -141,8 +141,8 @@ def test_each_step_is_compared_with_the_step_before_it():
         ({"relevant": ["a.py"], "query": 5}, "queries.jsonl, row 2: query=5: expected a text"),
         ({"relevant": ["a.py"], "query": " "}, "queries.jsonl, row 2: query=' ': expected a text"),
         ({"relevant": ["a.py"], "repo": ["a"]}, "queries.jsonl, row 2: repo=['a']: expected a text"),
-        ({"relevant": ["a.py"], "repo": "../a"}, "row 2: repo='../a': expected a folder below the trees"),
-        ({"relevant": ["a.py"], "repo": "/a"}, "row 2: repo='/a': expected a folder below the trees"),
+        ({"relevant": ["a.py"], "repo": "../a"}, "row 2: repo='../a': expected the name of a folder inside the trees"),
+        ({"relevant": ["a.py"], "repo": "/a"}, "row 2: repo='/a': expected the name of a folder inside the trees"),
     ],
 )
 def test_a_query_without_a_text_or_a_list_of_paths_is_refused(tmp_path, row, message):
