@@ -6,6 +6,7 @@ import inspect
 import json
 from dataclasses import dataclass, field, fields
 
+import torch
 from transformers import TrainingArguments
 
 from soft_trainer.errors import UserError
@@ -111,6 +112,8 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
                     json.loads(value)
                 except ValueError as error:
                     raise UserError(f"{name}={value}: not valid JSON: {error}") from error
+        if self.bf16 and not torch.accelerator.is_available():
+            self.use_cpu = True  # otherwise, `transformers` refuses bf16
         folder = self.output_dir
         super().__post_init__()
         self.output_dir = folder  # keep None, so that the script can choose a folder

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
+from huggingface_hub import get_token
 from transformers import PreTrainedModel, ProgressCallback, TrainerCallback, TrainerState, TrainingArguments
 
 from soft_trainer.data.languages import languages_in
@@ -155,6 +156,8 @@ def banner(
 def warnings_of(args: TrainingArguments, plan: Plan, encoder: EncoderProfile, model: PreTrainedModel) -> list[str]:
     """Returns warnings about settings that probably do not have the intended effect."""
     warnings = plan.unread(args)
+    if args.hub_model_id and not args.push_to_hub and not (args.hub_token or get_token()):
+        warnings.append(f"warning: hub_model_id={args.hub_model_id}: log in with `hf auth login` before pushing")
     if encoder.score_function == "cosine" and encoder.score_scale == 1:
         warnings.append(
             "warning: cosines are too close together for a softmax to learn from: set score_scale, 20 for example"

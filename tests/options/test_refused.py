@@ -11,6 +11,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
 from packaging.version import Version
 from refusals import refused
@@ -20,6 +21,7 @@ from transformers.trainer_pt_utils import AcceleratorConfig
 from soft_trainer.files import check_writable
 from soft_trainer.options.fields import TrainingOptions
 from soft_trainer.options.resolve import REFUSED, REFUSED_OF_ACCELERATOR, check_options
+from soft_trainer.options.training import SoftInfoNCETrainingArguments
 
 TESTS = Path(__file__).parents[1]
 READ = Version("5.23")  # the tables were written with this version at hand
@@ -173,3 +175,14 @@ def test_a_folder_below_one_that_may_not_be_entered_is_not_writable(tmp_path, mo
 def test_values_are_checked_before_rows_are_read(tmp_path):
     with refused("group_size=0"):
         check_options(TrainingOptions(output_dir=str(tmp_path), group_size=0))
+
+
+def test_bfloat16_without_an_accelerator_trains_on_the_cpu():
+    assert SoftInfoNCETrainingArguments("unused", bf16=True).use_cpu is not torch.accelerator.is_available()
+
+
+def test_a_push_without_a_login_is_announced_before_training(trainer_of, capsys, monkeypatch):
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr("soft_trainer.training.reporting.get_token", lambda: None)
+    trainer_of(max_steps=1, hub_model_id="USER/NAME").train()
+    assert "warning: hub_model_id=USER/NAME: log in with `hf auth login` before pushing" in capsys.readouterr().err
