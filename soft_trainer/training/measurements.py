@@ -15,7 +15,7 @@ from soft_trainer.data.tokens import column_texts, text_column
 from soft_trainer.errors import UserError
 from soft_trainer.evaluation.lexical import lexical_rankings
 from soft_trainer.evaluation.ranking import Ranking, retrieval_metrics
-from soft_trainer.evaluation.results import change_of_mrr, metrics_table
+from soft_trainer.evaluation.results import CHANGE, MARGIN, change_of_mrr, metrics_table
 from soft_trainer.evaluation.retrieval import RetrievalOutput, answer_pairs, by_query, means
 from soft_trainer.terminal import print_on_main
 
@@ -95,8 +95,15 @@ class Measurements:
             self.rankings[name] = output.ranking
 
     def table(self) -> str:
-        """Returns all results as a table."""
-        return metrics_table(self.results)
+        """Returns all results as a table, with a line for each set whose queries are too few to show the change."""
+        lines = [metrics_table(self.results)]
+        for name, systems in self.results.items():
+            metrics = systems.get("trained", {})
+            if CHANGE in metrics and abs(metrics[CHANGE]) < metrics[MARGIN]:
+                lines.append(
+                    f"{name}: {metrics['queries']:,} queries cannot show a change below {metrics[MARGIN]:.3f}"
+                )
+        return "\n".join(lines)
 
 
 def _words(rows: Dataset, columns: Sequence[str], side: str) -> list[list[str]]:

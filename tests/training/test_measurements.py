@@ -16,6 +16,11 @@ def test_a_training_in_python_ends_with_the_table_of_the_shell(trainer_of, datas
     assert found["trained"]["mrr"] == trainer.predict(dataset).metrics["test_mrr"] != before
     assert {"mrr_change", "mrr_change_margin"} <= found["trained"].keys()
     assert trainer.report.table() in shown and "| BM25 " in shown
+    margin = found["trained"]["mrr_change_margin"]
+    found["trained"]["mrr_change"] = margin / 2
+    assert trainer.report.table().endswith(f"\neval: {len(dataset)} queries cannot show a change below {margin:.3f}")
+    found["trained"]["mrr_change"] = margin * 2
+    assert "cannot show" not in trainer.report.table()
 
 
 @pytest.mark.slow
