@@ -236,6 +236,7 @@ class EpochDataLoader(DataLoader):
             num_workers=workers,
             pin_memory=args.dataloader_pin_memory and args.device.type != "cpu",
             prefetch_factor=args.dataloader_prefetch_factor,
+            persistent_workers=args.dataloader_persistent_workers,
             # Only newer versions of transformers have this option, and only a loader with workers accepts it.
             multiprocessing_context=getattr(args, "dataloader_multiprocessing_context", None) if workers else None,
         )

@@ -185,6 +185,7 @@ def test_workers_of_any_start_method_make_the_batches_of_their_process(together,
 @pytest.mark.parametrize("start", STARTS)
 def test_workers_of_any_start_method_serve_one_process(alone, start):
     options = {"batch": 8, "dataloader_num_workers": 1, "dataloader_multiprocessing_context": start}
+    options["dataloader_persistent_workers"] = start == "fork"
     [result] = results_of(alone("workers", options), "workers", 1)
     [expected] = results_of(alone("none", {"batch": 8}), "none", 1)
     assert result == expected
