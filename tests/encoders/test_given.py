@@ -36,6 +36,7 @@ def test_a_folder_or_sentence_transformer_trains_on_its_usual_columns(encoder_di
     assert again.predict(named).metrics["test_pool_size"] == len(pairs)
 
 
+@pytest.mark.slow
 def test_model_init_makes_every_encoder(encoder_dir, tokenizer, arguments, pairs):
     def make(trial):
         return given_encoder(encoder_dir)[0]

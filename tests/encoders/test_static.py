@@ -43,6 +43,7 @@ def test_an_embedding_is_the_mean_of_the_vectors_of_the_tokens(static):
         assert torch.allclose(encoder.encode_codes([text])[0].double(), expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_every_library_gives_the_same_embeddings(static):
     encoder, folder = static
     expected = encoder.encode_codes(TEXTS).numpy()

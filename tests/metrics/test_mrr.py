@@ -48,6 +48,7 @@ def test_batches_add_up(mrr):
     assert mrr.compute()["mrr"] == pytest.approx((1 + 1 / 2 + 1 / 4 + 1 / 3 + 1 + 1 / 2) / 6)
 
 
+@pytest.mark.slow
 def test_wrong_input_is_named(mrr):
     for predictions, references, message in [
         ([0, 2], [9, 9], r"predictions\[0\] is rank 0"),
