@@ -39,6 +39,7 @@ from soft_trainer.terminal import print_on_main
 
 AT_ONCE = 1 << 16  # rows to read at once
 READ_BYTES = 1 << 22
+ROW_FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".txt")  # the endings of files with rows
 HASH = re.compile("[0-9a-f]{32}")
 # Fields of a profile, a configuration and an adapter that do not affect embeddings.
 _UNREAD_PROFILE = {"name", "score_scale", "query_columns", "code_columns", "matryoshka_dims"}
@@ -206,6 +207,26 @@ def folder_fingerprint(
         skipped = except_in and path.resolve().is_relative_to(Path(except_in).resolve())
         if path.is_file() and not hidden and not skipped:
             files[name.as_posix()] = file_fingerprint(path)
+    return fingerprint(files)
+
+
+def source_fingerprint(source: str | os.PathLike) -> str:
+    """Returns a hash of a file of rows, or of the files with rows in a folder.
+
+    They lie in the folder itself, in BEIR's `qrels`, or in the folders of a saved data set. Other files, such as logs
+    and the output of runs, do not count.
+    """
+    root = Path(source)
+    if root.is_file():
+        return file_fingerprint(root)
+    folders = [root, root / "qrels"]
+    if (root / "dataset_dict.json").is_file():
+        folders += [path for path in root.iterdir() if path.is_dir()]
+    files = {}
+    for folder in folders:
+        for path in folder.glob("[!.]*"):
+            if path.is_file() and Path(path.name.removesuffix(".gz")).suffix.lower() in ROW_FORMATS:
+                files[path.relative_to(root).as_posix()] = file_fingerprint(path)
     return fingerprint(files)
 
 

@@ -29,6 +29,7 @@ from transformers.trainer_utils import speed_metrics
 from soft_trainer import distributed
 from soft_trainer.criterion import Criterion
 from soft_trainer.data.columns import ColumnNames
+from soft_trainer.data.dividing import warn_of_overlap
 from soft_trainer.data.load import evaluation_splits, training_split
 from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import SIDES, GraphColumn, TokenColumn, column_of
@@ -149,7 +150,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.of_command = {}  # what else the results of a run from the shell depend on
         self._merging = MergeCallback(self)
         self.add_callback(self._merging)
-        self.add_callback(checkpoints.BestBesideCheckpoint(lambda: self._checkpoint))
+        self.add_callback(checkpoints.ResumedState(lambda: self._checkpoint))
         self._overflows: OverflowCounter | None = None
         if self.accelerator.scaler:
             self._overflows = OverflowCounter(lambda: self.accelerator.scaler)
@@ -436,10 +437,14 @@ class SoftInfoNCETrainer(SavingTrainer):
         """
         super()._hp_search_setup(trial)
         self._prepare_training()
+        if self.report is not None and self._checkpoint is not None and self.state.global_step > 0:
+            return  # this trainer has measured its encoder before it was trained
         self.report = None
         # The command line measures separately.
         if getattr(self.args, "report", False) and not hasattr(self.args, "given") and trial is None:
             sets = self.eval_dataset if isinstance(self.eval_dataset, Mapping) else {"eval": self.eval_dataset}
+            for name, split in sets.items():
+                warn_of_overlap(name, split, self.train_split)
             self.report = Measurements(self, sets)
             self.report.measure("untrained")
 

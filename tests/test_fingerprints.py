@@ -17,6 +17,7 @@ from soft_trainer.fingerprints import (
     fingerprint,
     folder_fingerprint,
     rows_fingerprint,
+    source_fingerprint,
     tokenizer_fingerprint,
 )
 from soft_trainer.options.model import ModelArguments
@@ -145,6 +146,20 @@ def test_a_folder_is_known_by_the_names_and_contents_of_its_files(tmp_path):
     assert folder_fingerprint(other) == one_hash
     (other / "below/b.txt").rename(other / "below/d.txt")
     assert folder_fingerprint(other) != one_hash
+
+
+def test_rows_are_known_by_the_files_that_are_read(tmp_path):
+    (tmp_path / "train.jsonl").write_text("{}")
+    known = source_fingerprint(tmp_path)
+    for name in ("train.log", "outputs/run.json", "outputs/checkpoint-1/state.json", ".hidden.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    assert source_fingerprint(tmp_path) == known
+    for name in ("test.csv.gz", "qrels/test.tsv"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+        assert source_fingerprint(tmp_path) != known
+        known = source_fingerprint(tmp_path)
 
 
 # ---- Encoders ----

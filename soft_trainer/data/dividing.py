@@ -132,6 +132,16 @@ def without_held_out(train: Split, evaluated: Iterable[Split], corpora: bool = F
     return train.keep(np.flatnonzero(~equal)) if equal.any() else train
 
 
+def warn_of_overlap(name: str, evaluated: Split, train: Split) -> None:
+    """Prints how many pairs of an evaluation split agree with a training pair in id, query or code, if any do."""
+    rows = row_hashes(evaluated.to_pairs())
+    equal = equal_rows(rows, [row_hashes(train.to_pairs())])
+    if equal.any():
+        print_on_main(
+            f"warning: {name}: {equal.sum():,} of {len(equal):,} pairs have the query, code or id of a training row"
+        )
+
+
 def _groups_of_equals(hashes: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
     """Groups rows that share an id, a query or a code, directly or through other rows. Returns each row's group."""
     sides = []

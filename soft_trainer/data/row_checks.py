@@ -15,7 +15,10 @@ from soft_trainer.data.split import EqualIds, Split
 from soft_trainer.data.tokens import check_language_column, columns_in, text_column
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
+from soft_trainer.terminal import print_on_main
 
+LABELS = ("label", "labels")
+UNREAD = ("score", "relevance")  # columns that may mean anything
 SHOWN = 5  # rows to list in a message
 MOST_RELEVANT = 100  # relevant codes for each row of an evaluation: more means that an id stands for something else
 
@@ -63,15 +66,16 @@ def check_split(
 
 def check_labels(rows: Dataset, place: str) -> None:
     """Raises UserError if a column `label` says that a row's code does not answer its query."""
-    if "label" not in rows.column_names:
-        return
-    labels = pd.to_numeric(pd.Series(rows["label"][:], dtype=object), errors="coerce").to_numpy()
-    wrong = np.flatnonzero(labels <= 0)
-    if len(wrong):
-        raise UserError(
-            f"{place}, {_listed(wrong)}: column 'label' is {labels[wrong[0]]:g}, but every row trains its code as an "
-            "answer to its query: keep only the rows with label 1"
-        )
+    for column in columns_in(rows, LABELS):
+        labels = pd.Series(rows[column][:], dtype=object).astype(str).str.lower().replace({"true": 1, "false": 0})
+        wrong = np.flatnonzero(pd.to_numeric(labels, errors="coerce").to_numpy() < 1)
+        if len(wrong):
+            raise UserError(
+                f"{place}, {_listed(wrong)}: column {column!r} is {rows[column][int(wrong[0])]}, but the code of "
+                f"every row counts as an answer to its query: keep only the rows with {column} 1"
+            )
+    if unread := columns_in(rows, UNREAD):
+        print_on_main(f"{place}: column {unread[0]!r} is not read: every code counts as an answer to its query")
 
 
 def _check_relevant(split: Split, places: Mapping[str, str]) -> None:

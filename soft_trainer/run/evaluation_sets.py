@@ -48,7 +48,7 @@ from soft_trainer.data.split import Split
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.files import DEPENDS_ON, RECORD, read_json
-from soft_trainer.fingerprints import folder_fingerprint
+from soft_trainer.fingerprints import source_fingerprint
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.run.rows import column_names
 from soft_trainer.terminal import print_on_main
@@ -88,7 +88,7 @@ def load_evaluation_sets(
         parts = dict(_judged_sets(folder, arguments, codebase))
         if not parts or "test.jsonl" in files_of(folder):
             only_training = folder.exists() and row_files(folder).keys().isdisjoint(("valid", "test"))
-            if trained and only_training and folder_fingerprint(folder) in trained:
+            if trained and only_training and source_fingerprint(folder) in trained:
                 print_on_main(
                     f"eval_data_dir={folder}: the encoder is trained on rows from it; with data_dir={folder}, only "
                     "its test split is measured"
@@ -109,19 +109,9 @@ def load_evaluation_sets(
     return sets
 
 
-def trained_rows(arguments: DataArguments, trains: bool, encoder: str | None) -> set[str]:
-    """Returns the hashes of the files that an encoder is trained on.
-
-    Args:
-        trains: whether the run trains on its rows.
-        encoder: the encoder's folder, whose record lists what it was trained on, or a name on the Hub.
-    """
-    trained = set()
-    if not arguments.eval_data_dir:
-        return trained
-    if trains:
-        trained.update(_own_rows(arguments).values())
-    return trained | _trained_rows(_record(encoder))
+def trained_rows(arguments: DataArguments, encoder: str | None) -> set[str]:
+    """Returns the hashes of the files that an encoder was trained on, according to its folder's record."""
+    return _trained_rows(_record(encoder)) if arguments.eval_data_dir else set()
 
 
 def warn_of_trained_rows(arguments: DataArguments, encoder: str | None) -> None:
@@ -138,7 +128,7 @@ def warn_of_trained_rows(arguments: DataArguments, encoder: str | None) -> None:
 def _own_rows(arguments: DataArguments) -> dict[str, str]:
     """Returns the hash of each local source of a run, keyed by its place."""
     places = arguments.sources.values() or [arguments.data_dir or ""]
-    return {place: folder_fingerprint(place) for place in places if place and Path(place).exists()}
+    return {place: source_fingerprint(place) for place in places if place and Path(place).exists()}
 
 
 def _record(encoder: str | None) -> dict:

@@ -190,7 +190,10 @@ class RunFolder:
         if self._lock is None:
             raise UserError(f"output_dir={self.path}: another run has it open; wait for it, or set another output_dir")
         if not self.trains:
-            if not self.overwrite and state_of(self.path, self.fingerprint).name != DONE:
+            state = state_of(self.path, self.fingerprint)
+            if state.name == OTHER and files_matching(self.path, (f"{CHECKPOINTS}/{MARKER}", "ranks-*-untrained*")):
+                raise UserError(f"output_dir={self.path}: has the record of a training; set another output_dir")
+            if not self.overwrite and state.name != DONE:
                 check_free(self.path, (*RESULT_FILES, *rows_not_mined(self.path)))
             return
         check_apart(self.path, options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from soft_trainer.data.dividing import warn_of_overlap
 from soft_trainer.data.load import Sources
 from soft_trainer.data.split import Split
 from soft_trainer.encoders.profiles import EncoderProfile
@@ -69,6 +70,10 @@ def load_run(
         splits = load_data(data_args, profile, Path(args.output_dir) / "data", needed, sources)
         if not args.do_train:
             warn_of_trained_rows(data_args, model_args.model_name_or_path)
-        trained = trained_rows(data_args, args.do_train, model_args.model_name_or_path)
+        trained = trained_rows(data_args, model_args.model_name_or_path)
         measured = splits.get("test") or splits.get("valid")
-        return splits, load_evaluation_sets(data_args, profile, measured and measured.corpus, trained)
+        sets = load_evaluation_sets(data_args, profile, measured and measured.corpus, trained)
+        if args.do_train:
+            for each in sets:
+                warn_of_overlap(each.name, each.split, splits["train"])
+        return splits, sets

@@ -39,8 +39,8 @@ def with_rows(train_dataset: Dataset) -> Dataset:
     for name in LABEL_COLUMNS:
         if name in train_dataset.column_names:
             raise UserError(
-                f"with_rows: the data set already has a column {name!r}, which the loss needs for hashes: remove it "
-                f"with train_dataset.remove_columns({name!r})"
+                f"with_rows: the data set already has a column {name!r}, which the loss needs for hashes: keep only "
+                f"the rows that are pairs, and remove it with train_dataset.remove_columns({name!r})"
             )
     return train_dataset.add_column(LABEL, _hashes(_texts_of(train_dataset)))
 

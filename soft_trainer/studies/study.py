@@ -106,7 +106,12 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, outpu
             options = recipe | options | {"seed": seed}
             known = options | folders
             try:
-                options = {key: _filled(value, known) for key, value in options.items()}
+                # A run replaces {language} in its rows itself, once for each language.
+                in_rows = known | {"language": "{language}"}
+                options = {
+                    key: _filled(value, in_rows if key in ("data_dir", "eval_data_dir") else known)
+                    for key, value in options.items()
+                }
             except UserError as error:
                 raise UserError(f"{path}: {name}: {error}") from error
             runs.append(PlannedRun(f"{name}/{seed}", options | {"output_dir": str(folders[name])}))
@@ -243,7 +248,8 @@ def _make(study: Study, run: PlannedRun, redo: bool, title: str) -> str:
             return "skipped: another study or run has it open"
         os.close(held)  # the run locks its folder
         state = state_of_run(study, run)
-        if state.name == DONE:
+        pushes = run.options.get("push_to_hub") or run.options.get("push_data_to_hub")
+        if state.name == DONE and not pushes:  # a finished run still pushes, if its push has failed
             return "done before"
         if state.name == OTHER and not redo:
             return f"differs: {'; '.join(state.changes[:3])}"
@@ -251,7 +257,7 @@ def _make(study: Study, run: PlannedRun, redo: bool, title: str) -> str:
         relaunched = state.name == OTHER and _made(folder).get("launcher", study.launcher) != study.launcher
         write_json(folder / STUDIED, {"launcher": UNFINISHED_REDO if relaunched else study.launcher})
         (folder / RECIPE).write_text(yaml.safe_dump(dict(run.options), sort_keys=True))
-        verb = {STOPPED: "continues", OTHER: "starts again"}.get(state.name, "starts")
+        verb = {STOPPED: "continues", OTHER: "starts again", DONE: "pushes again"}.get(state.name, "starts")
         print_on_main(f"{title}: {verb}; output in {folder / LOG}")
         start = log.tell()
         command = _command(study, folder, overwrite=state.name == OTHER)
@@ -299,5 +305,9 @@ def _last_line(log: Path, start: int) -> str:
 
 
 def _mrr(folder: Path) -> float | None:
-    """Returns the trained encoder's MRR on test, or None if it was not measured."""
-    return _record(folder).get("results", {}).get("test", {}).get("trained", {}).get("mrr")
+    """Returns the trained encoder's MRR on test, the mean over several tests, or None if there is none."""
+    found = []
+    for name, systems in _record(folder).get("results", {}).items():
+        if name.split("-")[0] == "test" and "trained" in systems:
+            found.append(systems["trained"]["mrr"])
+    return sum(found) / len(found) if found else None

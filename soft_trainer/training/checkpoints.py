@@ -77,8 +77,8 @@ def warn_of_changes(fingerprint: Mapping, checkpoint: str | None) -> None:
             print_on_main(f"warning: {checkpoint}: {name} cannot be compared: make sure that it has not changed")
 
 
-class BestBesideCheckpoint(TrainerCallback):
-    """A callback that finds the best checkpoint beside the one that training resumes from, because folders move.
+class ResumedState(TrainerCallback):
+    """A callback that checks the state of a checkpoint, and finds the best checkpoint beside it, because folders move.
 
     Args:
         checkpoint: returns the folder of the checkpoint to resume from, or None.
@@ -88,7 +88,12 @@ class BestBesideCheckpoint(TrainerCallback):
         self._checkpoint = checkpoint
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """Replaces the path that the checkpoint has stored."""
+        """Replaces the path that the checkpoint has stored. Raises UserError if the training would end before it."""
+        if state.global_step > state.max_steps:
+            raise UserError(
+                f"{self._checkpoint()}: is at step {state.global_step}, but this training ends at step "
+                f"{state.max_steps}: set num_train_epochs or max_steps"
+            )
         if self._checkpoint() and state.best_global_step:
             best = Path(self._checkpoint()).with_name(f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}")
             if best.is_dir():

@@ -40,6 +40,7 @@ from soft_trainer.fingerprints import (
     own_code,
     plain_settings,
     rows_fingerprint,
+    source_fingerprint,
     tokenizer_fingerprint,
 )
 from soft_trainer.hub.model_card import environment
@@ -238,6 +239,8 @@ def _of(reference: Reference, value: str, apart: str | os.PathLike | None) -> st
         files = encoder_files_fingerprint(folder) or "no encoder"
         adapter = saved_adapter(folder)
         return files if adapter is None else fingerprint(files, _of(reference, adapter[0], apart))
+    if reference.kind == "rows":
+        return source_fingerprint(folder)
     if apart and folder.resolve().is_relative_to(Path(apart).resolve()):
         apart = None  # rows that another run has written
     return folder_fingerprint(folder, except_in=apart)

@@ -218,6 +218,15 @@ def test_an_evaluation_refuses_to_replace_rows(encoder_dir, tmp_path):
     assert (tmp_path / "data" / "train.jsonl.gz").read_text() == "{}"
 
 
+def test_an_evaluation_never_replaces_the_record_of_a_training(encoder_dir, data_dir, tmp_path):
+    folder = shutil.copytree(encoder_dir, tmp_path / "run")
+    finished(folder, ANOTHER)
+    file("ranks-test-untrained.parquet")(folder)
+    words = ["evaluate", str(folder), "--output_dir", str(folder), "--overwrite", "true", "--use_cpu", "true"]
+    with refused("has the record of a training; set another output_dir"):
+        run_command([*words, "--data_dir", str(data_dir), "--language", "python"])
+
+
 # ---- Whole runs ----
 
 TINY = {"from_scratch": "32x1", "vocabulary_size": 400, "per_device_train_batch_size": 6, "language": "python"}

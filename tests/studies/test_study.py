@@ -14,7 +14,7 @@ from soft_trainer.options.recipes import RECIPES, read_recipe
 from soft_trainer.run.building import build_profile
 from soft_trainer.run.folder import DONE, NEW, OTHER, STOPPED, lock, lock_file
 from soft_trainer.run.opening import complete_options
-from soft_trainer.studies.study import _command, check_options, read_study, state_of_run
+from soft_trainer.studies.study import _command, _mrr, check_options, read_study, state_of_run
 from soft_trainer.training.checkpoints import mark_complete
 from soft_trainer.training.run_fingerprint import run_fingerprint
 
@@ -162,6 +162,21 @@ def test_a_metric_that_chooses_the_weights_counts(study_file):
     finish(study, study.runs[0])
     changed = read_study(study_file(), best | {"metric_for_best_model": "recall@1"})
     assert state(changed) == (OTHER, ["metric_for_best_model was mrr, is recall@1"])
+
+
+def test_a_run_replaces_the_language_in_its_rows_itself(study_file):
+    study = read_study(study_file(), {"data_dir": "rows/{language}", "language": "python,ruby"})
+    assert {run.options["data_dir"] for run in study.runs} == {"rows/{language}"}
+
+
+def test_the_mrr_of_several_tests_is_their_mean(tmp_path):
+    results = {
+        "test-a": {"trained": {"mrr": 0.5}},
+        "test-b": {"trained": {"mrr": 0.7}},
+        "valid-a": {"trained": {"mrr": 1}},
+    }
+    write_json(tmp_path / "run.json", {"results": results})
+    assert _mrr(tmp_path) == pytest.approx(0.6)
 
 
 def test_a_stopped_run_continues_and_one_without_a_checkpoint_is_new(study_file):

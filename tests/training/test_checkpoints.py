@@ -163,3 +163,10 @@ def test_a_disk_that_fills_up_leaves_the_last_complete_checkpoint(trainer_of, tm
     again = trainer_of(**options)
     again.train(resume_from_checkpoint="last")
     assert again.state.global_step == 5
+
+
+@pytest.mark.slow
+def test_a_training_that_would_end_before_its_checkpoint_is_refused(trainer_of):
+    trainer_of(max_steps=3, save_strategy="steps", save_steps=3).train()
+    with refused("checkpoint-3: is at step 3, but this training ends at step 2"):
+        trainer_of(max_steps=2).train(resume_from_checkpoint="last")

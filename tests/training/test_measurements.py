@@ -48,3 +48,13 @@ def test_nothing_is_reported_unless_asked_and_a_report_needs_rows(trainer_of):
         trainer = trainer_of(report=True, arguments={"eval_dataset": None, "codebase": None})
         trainer.train()
     assert trainer._rows is None  # before the estimator was fitted
+
+
+@pytest.mark.slow
+def test_a_trainer_that_resumes_keeps_what_it_has_measured_before_training(trainer_of):
+    trainer = trainer_of(report=True, max_steps=3, save_strategy="steps", save_steps=2)
+    trainer.train()
+    before = trainer.report.results["eval"]["untrained"]
+    trainer.args.max_steps = 4
+    trainer.train(resume_from_checkpoint="last")
+    assert trainer.report.results["eval"]["untrained"] == before
