@@ -192,12 +192,12 @@ def test_a_run_writes_flat_numbers_and_its_record_and_its_folder_takes_no_other_
         ({"estimator": "none"}, "estimator was bm25, is none"),
         ({"from_scratch": "64x1"}, "from_scratch was 32x1, is 64x1"),
         ({"seed": 7}, "seed was 42, is 7"),
-        ({"do_predict": "true"}, "would be overwritten"),
+        ({"do_predict": "true"}, "has the record of a training"),
         ({"estimator": "none", "resume_from_checkpoint": "last"}, "estimator was bm25, is none"),
     ):
         code, lines = script(**options | change)
         assert code == 2 and lines[-1].startswith("error: output_dir=out: has ")
-        assert says in lines[-1] and "overwrite=true" in lines[-1]
+        assert says in lines[-1] and "set another output_dir" in lines[-1]
     assert read("run.json")["options"] == record["options"]
     assert script(**options, estimator="none", overwrite="true")[0] == 0
     assert read("run.json")["options"]["estimator"] == "none"
