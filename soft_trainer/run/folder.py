@@ -102,6 +102,13 @@ def state_of(folder: str | Path, fingerprint: Mapping, may_change: Iterable[str]
     return State(NEW)
 
 
+def record_of(folder: Path) -> dict:
+    """Returns the record of the run in a folder, or {} if there is none."""
+    with suppress(UserError):
+        return read_json(folder / RECORD)
+    return {}
+
+
 def rows_not_mined(folder: Path) -> list[str]:
     """Returns the files in the folder for mined rows that no run has mined."""
     found = []
@@ -190,10 +197,9 @@ class RunFolder:
         if self._lock is None:
             raise UserError(f"output_dir={self.path}: another run has it open; wait for it, or set another output_dir")
         if not self.trains:
-            state = state_of(self.path, self.fingerprint)
-            if state.name == OTHER and files_matching(self.path, (f"{CHECKPOINTS}/{MARKER}", "ranks-*-untrained*")):
+            if record_of(self.path).get(DEPENDS_ON, {}).get("do_train"):
                 raise UserError(f"output_dir={self.path}: has the record of a training; set another output_dir")
-            if not self.overwrite and state.name != DONE:
+            if not self.overwrite and state_of(self.path, self.fingerprint).name != DONE:
                 check_free(self.path, (*RESULT_FILES, *rows_not_mined(self.path)))
             return
         check_apart(self.path, options)

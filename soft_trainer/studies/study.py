@@ -21,7 +21,7 @@ from soft_trainer.files import CHECKPOINTS, DEPENDS_ON, RECORD, STUDIED, read_js
 from soft_trainer.options.parse import parse
 from soft_trainer.options.recipes import read_recipe
 from soft_trainer.run.building import build_profile
-from soft_trainer.run.folder import DONE, NEW, OTHER, STOPPED, State, lock, lock_file, state_of
+from soft_trainer.run.folder import DONE, NEW, OTHER, STOPPED, State, lock, lock_file, record_of, state_of
 from soft_trainer.run.opening import complete_options
 from soft_trainer.terminal import print_on_main, table
 from soft_trainer.training.run_fingerprint import BY_LAUNCHER, KINDS, STUDY, run_fingerprint
@@ -184,13 +184,6 @@ def _made(folder: Path) -> dict:
     return {}
 
 
-def _record(folder: Path) -> dict:
-    """Returns the record of a run, or {} if there is none."""
-    with suppress(UserError):
-        return read_json(folder / RECORD)
-    return {}
-
-
 # ---- The runs ----
 
 
@@ -269,7 +262,7 @@ def _make(study: Study, run: PlannedRun, redo: bool, title: str) -> str:
             process.wait()
     if code:
         return f"failed: {_last_line(folder / LOG, start)}"
-    depends_on = _record(folder).get(DEPENDS_ON, {})
+    depends_on = record_of(folder).get(DEPENDS_ON, {})
     decided = {name: depends_on[name] for name in BY_LAUNCHER if name in depends_on}
     write_json(folder / STUDIED, {"launcher": study.launcher} | decided)
     return "done"
@@ -307,7 +300,7 @@ def _last_line(log: Path, start: int) -> str:
 def _mrr(folder: Path) -> float | None:
     """Returns the trained encoder's MRR on test, the mean over several tests, or None if there is none."""
     found = []
-    for name, systems in _record(folder).get("results", {}).items():
+    for name, systems in record_of(folder).get("results", {}).items():
         if name.split("-")[0] == "test" and "trained" in systems:
             found.append(systems["trained"]["mrr"])
     return sum(found) / len(found) if found else None

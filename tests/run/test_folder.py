@@ -227,6 +227,14 @@ def test_an_evaluation_never_replaces_the_record_of_a_training(encoder_dir, data
         run_command([*words, "--data_dir", str(data_dir), "--language", "python"])
 
 
+def test_an_evaluation_writes_beside_the_checkpoints_of_a_trainer_in_python(encoder_dir, data_dir, tmp_path):
+    folder = shutil.copytree(encoder_dir, tmp_path / "run")
+    stopped(folder, THIS)
+    words = ["evaluate", str(folder), "--output_dir", str(folder), "--use_cpu", "true", "--lexical", "false"]
+    assert run_command([*words, "--data_dir", str(data_dir), "--language", "python"]) == 0
+    assert (folder / "all_results.json").is_file()
+
+
 # ---- Whole runs ----
 
 TINY = {"from_scratch": "32x1", "vocabulary_size": 400, "per_device_train_batch_size": 6, "language": "python"}
