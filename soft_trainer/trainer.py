@@ -443,8 +443,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         # The command line measures separately.
         if getattr(self.args, "report", False) and not hasattr(self.args, "given") and trial is None:
             sets = self.eval_dataset if isinstance(self.eval_dataset, Mapping) else {"eval": self.eval_dataset}
-            for name, split in sets.items():
-                warn_of_overlap(name, split, self.train_split)
+            warn_of_overlap(sets, self.train_split)
             self.report = Measurements(self, sets)
             self.report.measure("untrained")
 

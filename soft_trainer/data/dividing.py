@@ -132,14 +132,14 @@ def without_held_out(train: Split, evaluated: Iterable[Split], corpora: bool = F
     return train.keep(np.flatnonzero(~equal)) if equal.any() else train
 
 
-def warn_of_overlap(name: str, evaluated: Split, train: Split) -> None:
-    """Prints how many pairs of an evaluation split agree with a training pair in id, query or code, if any do."""
-    rows = row_hashes(evaluated.to_pairs())
-    equal = equal_rows(rows, [row_hashes(train.to_pairs())])
-    if equal.any():
-        print_on_main(
-            f"warning: {name}: {equal.sum():,} of {len(equal):,} pairs have the query, code or id of a training row"
-        )
+def warn_of_overlap(evaluated: Mapping[str, Split], train: Split) -> None:
+    """Prints how many pairs of each evaluation split agree with a training pair in id, query or code, if any do."""
+    trained = row_hashes(train.to_pairs()) if evaluated else {}
+    for name, split in evaluated.items():
+        equal = equal_rows(row_hashes(split.to_pairs()), [trained])
+        if equal.any():
+            counts = f"{equal.sum():,} of {len(equal):,} pairs"
+            print_on_main(f"warning: {name}: {counts} have the query, code or id of a training row")
 
 
 def _groups_of_equals(hashes: Mapping[str, np.ndarray], rows: int) -> np.ndarray:

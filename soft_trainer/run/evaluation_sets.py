@@ -120,15 +120,9 @@ def warn_of_trained_rows(arguments: DataArguments, encoder: str | None) -> None:
     if {*(record.get("statistics") or ())} != {"train"}:
         return
     trained = _trained_rows(record)
-    for place, rows in _own_rows(arguments).items():
-        if rows in trained:
+    for place in arguments.sources.values() or [arguments.data_dir or ""]:
+        if place and Path(place).exists() and source_fingerprint(place) in trained:
             print_on_main(f"data_dir={place}: the encoder was trained on all of these rows, test included")
-
-
-def _own_rows(arguments: DataArguments) -> dict[str, str]:
-    """Returns the hash of each local source of a run, keyed by its place."""
-    places = arguments.sources.values() or [arguments.data_dir or ""]
-    return {place: source_fingerprint(place) for place in places if place and Path(place).exists()}
 
 
 def _record(encoder: str | None) -> dict:

@@ -74,6 +74,5 @@ def load_run(
         measured = splits.get("test") or splits.get("valid")
         sets = load_evaluation_sets(data_args, profile, measured and measured.corpus, trained)
         if args.do_train:
-            for each in sets:
-                warn_of_overlap(each.name, each.split, splits["train"])
+            warn_of_overlap({each.name: each.split for each in sets}, splits["train"])
         return splits, sets

@@ -93,7 +93,7 @@ def unencoded(database: sqlite3.Connection) -> int:
 
 
 def lightest(database: sqlite3.Connection, encoder: TextEncoder) -> TextEncoder:
-    """Returns an ONNX encoder, in int8 if the embeddings of these weights stay close to those of float32."""
+    """Returns an ONNX encoder, in int8 if its embeddings stay close to the float32 embeddings."""
     texts = _sample(database)
     if encoder.runtime != "onnx" or not texts:
         return encoder
