@@ -72,9 +72,8 @@ def prepare(model_args, data_args, args: TrainingOptions, rows, folder):
     from soft_trainer.hub.dataset import push_data
     from soft_trainer.options.option_spec import Values, unread_options
     from soft_trainer.run.building import build_tokenizer
-    from soft_trainer.run.checks import check_before_loading
     from soft_trainer.run.folder import RemoveEarlierCheckpoints
-    from soft_trainer.run.opening import load_run
+    from soft_trainer.run.opening import check_before_loading, load_run
     from soft_trainer.run.record import Run
 
     check_pushes(data_args, args)

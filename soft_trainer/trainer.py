@@ -29,7 +29,7 @@ from transformers.trainer_utils import speed_metrics
 from soft_trainer import distributed
 from soft_trainer.criterion import Criterion
 from soft_trainer.data.columns import ColumnNames
-from soft_trainer.data.dividing import warn_of_overlap
+from soft_trainer.data.holdout import warn_of_overlap
 from soft_trainer.data.load import evaluation_splits, training_split
 from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import SIDES, GraphColumn, TokenColumn, column_of
@@ -39,6 +39,7 @@ from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.callback import EstimatorCallback, find_estimator_callback, with_estimators
+from soft_trainer.estimators.registry import default_estimators
 from soft_trainer.evaluation.retrieval import RetrievalOutput, best_answers, mean_over_sets, rank_corpus
 from soft_trainer.options.resolve import Plan, resolve
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
@@ -47,7 +48,6 @@ from soft_trainer.training import checkpoints, interruption, preflight, reportin
 from soft_trainer.training.batches import Batch, TrainBatches
 from soft_trainer.training.checkpoints import MARKER, last_checkpoint
 from soft_trainer.training.collator import ChunkCost, PairCollator, Side
-from soft_trainer.training.defaults import default_estimators
 from soft_trainer.training.finite import FiniteGuard, OverflowCounter
 from soft_trainer.training.gradient_cache import cached_backward
 from soft_trainer.training.measurements import Measurements

@@ -23,10 +23,11 @@ from soft_trainer.data.columns import (
     with_ids,
     with_text_ids,
 )
-from soft_trainer.data.dividing import divided, held_out, without_held_out
+from soft_trainer.data.holdout import divided, held_out, without_held_out
+from soft_trainer.data.layouts.beir import is_beir, load_beir
 from soft_trainer.data.layouts.codesearchnet import corpus_of, is_codesearchnet, load_folder, load_hub
-from soft_trainer.data.layouts.files import SIDES_OF, SPLIT_NAMES, SPLITS
-from soft_trainer.data.layouts.judged import load_judged
+from soft_trainer.data.layouts.cosqa import has_cosqa, has_cosqa_plus, load_cosqa, load_cosqa_plus
+from soft_trainer.data.layouts.files import SIDES_OF, SPLIT_NAMES, SPLITS, files_of
 from soft_trainer.data.layouts.tables import is_saved, names_splits, read_splits, row_files, with_plain_text
 from soft_trainer.data.named_negatives import with_negative_columns
 from soft_trainer.data.row_checks import check_labels, check_split
@@ -348,3 +349,26 @@ def as_rows(rows, name: str) -> Dataset:
         f"{name}: expected a datasets.Dataset, a data frame or a list of dicts, not {type(rows).__name__}; "
         "estimators and masks identify a row by its number, so collect the rows of a stream first"
     )
+
+
+def load_judged(folder: Path) -> dict[str, Split]:
+    """Reads train, valid and test from a folder of BEIR, CoSQA or CoSQA+. Missing splits are excluded.
+
+    The corpus for train has only judged codes. CoSQA+ has only test. For a folder in another layout, the result is
+    empty.
+
+    Raises:
+        UserError: a file is missing or cannot be read, or a judgment is about an unknown query or code. The message
+            gives the file and the row.
+    """
+    if is_beir(folder):
+        return load_beir(folder)
+    files = files_of(folder)
+    splits = {}
+    if has_cosqa(files):
+        splits = load_cosqa(folder, files)
+    if has_cosqa_plus(files):
+        if "test" in splits:
+            raise UserError(f"{folder}: both CoSQA and CoSQA+ have queries for test: keep each in its own folder")
+        splits["test"] = load_cosqa_plus(folder, files)
+    return splits

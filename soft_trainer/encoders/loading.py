@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,12 +17,12 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING, MODEL_MAPPING
 
 from soft_trainer.encoders import hub_files, profiles
-from soft_trainer.encoders.adapters import has_adapter, import_peft, load_adapter, merge_adapter
+from soft_trainer.encoders.adapters import has_adapter, import_peft, load_adapter, merge_adapter, plain_encoder
 from soft_trainer.encoders.encoding import Encoder, check_dims
 from soft_trainer.encoders.hub_files import reading
 from soft_trainer.encoders.onnx import open_exported
 from soft_trainer.encoders.packaged import located
-from soft_trainer.encoders.profiles import EncoderProfile, check_lengths
+from soft_trainer.encoders.profiles import EncoderProfile, check_lengths, profile_of, resolve_profile
 from soft_trainer.encoders.static import StaticModel, is_static
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json
@@ -338,3 +339,35 @@ def add_padding_token(tokenizer: PreTrainedTokenizerBase) -> None:
             f"{tokenizer.name_or_path or 'the tokenizer'}: no padding token, and no special token to use "
             "instead; set tokenizer.pad_token to an entry of its vocabulary"
         )
+
+
+def given_encoder(
+    model, tokenizer: PreTrainedTokenizerBase | None = None, profile: EncoderProfile | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None, EncoderProfile]:
+    """Returns the plain encoder with its tokenizer and its profile.
+
+    Args:
+        model: a `PreTrainedModel`, a `PeftModel`, a `SentenceTransformer`, a folder, or a name on the Hub.
+        tokenizer, profile: the user's tokenizer and profile. By default, the model's.
+
+    Raises:
+        UserError: the model has another type, cannot be loaded, or has modules that a profile cannot express.
+    """
+    if isinstance(model, str | Path):
+        profile = profile or resolve_profile(model)
+        tokenizer = tokenizer or load_tokenizer(model, profile)
+        return load_model(model, profile), tokenizer, profile
+    if hasattr(model, "modules") and hasattr(model, "encode_query"):  # without importing sentence-transformers
+        tokenizer = tokenizer or model.tokenizer
+        if profile is None:
+            with tempfile.TemporaryDirectory() as folder:
+                model.save(folder, create_model_card=False)
+                profile = resolve_profile(folder)
+        model = model[0].auto_model
+    elif not (isinstance(model, PreTrainedModel) or hasattr(model, "peft_config")):
+        raise UserError(
+            "model: expected a PreTrainedModel encoder, a SentenceTransformer, a folder or a name on the Hub, not "
+            f"{type(model).__name__}"
+        )
+    model = plain_encoder(model)
+    return model, tokenizer, profile or profile_of(model)

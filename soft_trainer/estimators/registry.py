@@ -1,18 +1,23 @@
-"""Creates estimators by name. `choices.ESTIMATORS` lists all of them."""
+"""Creates estimators by name, as `choices.ESTIMATORS` lists them, and the default estimator for training in Python."""
 
 from __future__ import annotations
 
 import pkgutil
 from collections.abc import Sequence
 
+from transformers import PreTrainedModel
+
 from soft_trainer.choices import ESTIMATORS
 from soft_trainer.data.array_cache import DEFAULT_FOLDER
 from soft_trainer.encoders.hub_files import split_revision
 from soft_trainer.encoders.loading import load_tokenizer
-from soft_trainer.encoders.profiles import resolve_profile
+from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
+from soft_trainer.options.conditions import reads_estimator
+from soft_trainer.options.defaults import apply_defaults
 from soft_trainer.options.fields import DataArguments
+from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.references import import_reference
 from soft_trainer.terminal import nearest, print_on_main
 
@@ -89,3 +94,34 @@ def _users_own(name: str):
                 f"estimator={name!r}: the class has no method {method}; an estimator needs fit and similarity"
             )
     return estimator
+
+
+def default_estimators(
+    args: SoftInfoNCETrainingArguments, profile: EncoderProfile, model: PreTrainedModel, estimator=None
+) -> list:
+    """Sets the options that depend on the encoder, as on the command line, and returns the default estimator.
+
+    Args:
+        args: the training arguments, which are changed in place. Plain `TrainingArguments` are left as they are.
+        model: the encoder before training. One without a name, which a configuration made, starts from scratch.
+        estimator: the estimator among the trainer's callbacks, or None.
+
+    Returns:
+        A list with the estimator. It is empty for plain `TrainingArguments`, for the command line, if there is
+        an estimator already, or if no option reads one.
+
+    Raises:
+        UserError: there is a teacher, and another estimator.
+    """
+    if not isinstance(args, SoftInfoNCETrainingArguments) or hasattr(args, "given"):  # the command line has chosen
+        return []
+    data_args = DataArguments()
+    other = None
+    if estimator is not None:
+        other = type(estimator).__name__
+    if args.teacher is not None and getattr(estimator, "model_name_or_path", None) == args.teacher:
+        other = None
+    apply_defaults(data_args, args, profile, model.config._name_or_path or None, estimator=other)
+    if estimator is not None or "estimator" in args.named or not reads_estimator(args):
+        return []
+    return [choose_estimator(data_args, profile.query_columns)]

@@ -40,9 +40,8 @@ from soft_trainer.data.layouts.annotations import read_annotations, read_relevan
 from soft_trainer.data.layouts.codesearchnet import load_folder
 from soft_trainer.data.layouts.files import SPLITS, files_of
 from soft_trainer.data.layouts.graded import graded_split
-from soft_trainer.data.layouts.judged import load_judged
 from soft_trainer.data.layouts.tables import row_files
-from soft_trainer.data.load import load_rows
+from soft_trainer.data.load import load_judged, load_rows
 from soft_trainer.data.row_checks import check_split, drop_unusable_rows
 from soft_trainer.data.split import Split
 from soft_trainer.encoders.profiles import EncoderProfile

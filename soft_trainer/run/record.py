@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,9 +17,10 @@ from soft_trainer.data.layouts.published import is_public
 from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import side_texts, text_column
 from soft_trainer.encoders.hub_files import public_name
+from soft_trainer.evaluation.figures import COLORS, new_figure, save_png
 from soft_trainer.evaluation.results import change_of_mrr, examples, save_ranks
 from soft_trainer.evaluation.retrieval import RetrievalOutput
-from soft_trainer.files import DEPENDS_ON, LISTED, PROFILE_FILE, RECORD_FORMAT, write_results
+from soft_trainer.files import DEPENDS_ON, LISTED, PROFILE_FILE, RECORD_FORMAT, TRAINING_PICTURE, write_results
 from soft_trainer.fingerprints import plain_settings
 from soft_trainer.hub.model_card import license_of, write_model_card
 from soft_trainer.hub.push import written_files
@@ -29,7 +31,6 @@ from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.run.building import model_label, model_name
 from soft_trainer.run.evaluation_sets import EvaluationSet
 from soft_trainer.run.folder import RunFolder
-from soft_trainer.run.picture import draw_training
 from soft_trainer.terminal import print_on_main, shortened
 from soft_trainer.trainer import SoftInfoNCETrainer
 from soft_trainer.training.measurements import Measurements
@@ -37,6 +38,7 @@ from soft_trainer.training.reporting import training_numbers
 from soft_trainer.training.run_fingerprint import KINDS, affects_results, option_values
 
 CARD_SAMPLES = 3  # training pairs
+PLOTTED = {"loss": "training loss", "eval_mrr": "MRR on valid"}  # the keys of the trainer's log, and their titles
 
 
 def public_options(*options) -> dict[str, object]:
@@ -247,3 +249,26 @@ def split_sets(args: SoftInfoNCETrainingArguments, splits: Mapping[str, Split]) 
             if asked and key.split("-")[0] == name:
                 sets.append(EvaluationSet(key, split))
     return sets
+
+
+def draw_training(folder: Path, history: Sequence[Mapping]) -> Path | None:
+    """Draws the loss and the MRR by step, if they were logged, as `training.png`.
+
+    Args:
+        history: the trainer's log.
+
+    Returns:
+        The file, or None without matplotlib (the extra `plots`) or without two logged values of a kind.
+    """
+    points = {name: [(entry["step"], entry[name]) for entry in history if name in entry] for name in PLOTTED}
+    drawn = [name for name in PLOTTED if len(points[name]) > 1]
+    if not drawn or importlib.util.find_spec("matplotlib") is None:
+        return None
+    figure = new_figure(4 * len(drawn), 3)
+    for place, name in enumerate(drawn, 1):
+        axes = figure.add_subplot(1, len(drawn), place)
+        axes.plot(*zip(*points[name], strict=True), color=COLORS[place - 1], marker=".")
+        axes.set_xlabel("step")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set_title(PLOTTED[name])
+    return save_png(figure, folder / TRAINING_PICTURE)

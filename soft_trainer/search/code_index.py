@@ -336,7 +336,7 @@ class CodeIndex:
         """
         if not (history or repository_of(self.root)):
             return
-        from soft_trainer.search.commits.remembering import remember  # imports pygit2, and a search does not need it
+        from soft_trainer.search.commits.reading import remember  # imports pygit2, and a search does not need it
 
         with self._turn(), store.write_lock(self.index_dir, wait, store.MEMORY_LOCK) as held:
             if held:

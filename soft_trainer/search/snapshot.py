@@ -15,7 +15,7 @@ import numpy as np
 from soft_trainer.search.commits.memory import SHOWN_COMMITS, CommitMemory
 from soft_trainer.search.index import store, vectors
 from soft_trainer.search.index.globs import path_filter
-from soft_trainer.search.index.terms import DEFINED, NAME
+from soft_trainer.search.index.parsing import DEFINED, NAME
 from soft_trainer.search.index.words import stem, whole
 from soft_trainer.search.ranking.results import SearchResult
 from soft_trainer.source.names import identifier_words

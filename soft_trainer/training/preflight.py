@@ -12,8 +12,7 @@ from soft_trainer.choices import FIND_NEIGHBOURS
 from soft_trainer.data.split import Split
 from soft_trainer.encoders import adapters
 from soft_trainer.encoders.encoding import check_dims
-from soft_trainer.encoders.given import given_encoder
-from soft_trainer.encoders.loading import MISSING_WEIGHTS, add_padding_token, check_model
+from soft_trainer.encoders.loading import MISSING_WEIGHTS, add_padding_token, check_model, given_encoder
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator, NeighbourEstimator, check_codes_have_queries

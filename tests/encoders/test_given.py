@@ -7,7 +7,7 @@ from sentence_transformers import SentenceTransformer
 from torch import nn
 
 from soft_trainer import SoftInfoNCETrainer, SoftInfoNCETrainingArguments
-from soft_trainer.encoders.given import given_encoder
+from soft_trainer.encoders.loading import given_encoder
 
 
 @pytest.fixture

@@ -24,11 +24,10 @@ from soft_trainer import (
 )
 from soft_trainer.encoders.distilling import distil_static
 from soft_trainer.encoders.profiles import resolve_profile
-from soft_trainer.estimators.registry import choose_estimator
+from soft_trainer.estimators.registry import choose_estimator, default_estimators
 from soft_trainer.options.defaults import apply_defaults
 from soft_trainer.options.parse import OF_A_RUN, as_argv, parse
 from soft_trainer.run.building import build_profile
-from soft_trainer.training.defaults import default_estimators
 
 CHOSEN = {"estimator": "initial_model", "train_sampling_strategy": "similar", "weighting": "positive_aware"}
 CHOSEN |= {"learning_rate": 6e-5, "num_train_epochs": 1, "warmup_steps": 0.1}

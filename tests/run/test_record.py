@@ -16,8 +16,7 @@ from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.run.evaluation_sets import EvaluationSet
 from soft_trainer.run.folder import NEW, RunFolder, State
-from soft_trainer.run.picture import draw_training
-from soft_trainer.run.record import Run
+from soft_trainer.run.record import Run, draw_training
 
 
 @pytest.fixture

@@ -324,7 +324,7 @@ def test_a_folder_that_cannot_be_read_leaves_the_old_index(index, monkeypatch):
 
 def test_a_file_is_read_once_it_can_be_read(tree, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("soft_trainer.search.index.terms.read_source", Mock(return_value="unreadable"))
+        patch.setattr("soft_trainer.search.index.parsing.read_source", Mock(return_value="unreadable"))
         index = CodeIndex.build(tree)
     assert index.statistics()["skipped"]["unreadable"] == 6
     monkeypatch.setattr(os, "access", lambda path, _: path.endswith("dates.py"))

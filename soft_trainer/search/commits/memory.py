@@ -1,7 +1,8 @@
-"""Lets the commits in an index vote for the functions that they changed.
+"""Lets the commits in an index vote for the functions that they changed, and chooses the weight of the votes.
 
 The commits whose subjects are most similar to the query vote. A query for a function often uses the same words as the
-commits that changed it, even if the function itself uses other words.
+commits that changed it, even if the function itself uses other words. The weight is the one that serves the
+repository's newest commits best: each subject becomes a query, answered using only earlier commits.
 """
 
 from __future__ import annotations
@@ -17,12 +18,17 @@ import numpy as np
 
 from soft_trainer.search.index import store
 from soft_trainer.search.index.store import Segments
+from soft_trainer.search.ranking import ranking
 from soft_trainer.search.ranking.ranking import Query, inverse_frequency, length_norm, saturated
 from soft_trainer.search.ranking.results import Commit
 
 NEAREST = 20  # commits that vote
 SYMBOL = 0.1  # a factor on the votes if the query is a name, because it asks for a definition
 SHOWN_COMMITS = 3  # commits to show with a result
+WEIGHTS = (0.0, 0.5, 1.0, 2.0)  # to choose from
+MIN_QUERIES = 50  # with fewer, the choice of a weight would be arbitrary
+MAX_QUERIES = 200
+DEPTH = 100  # chunks to consider when a weight is chosen
 
 
 class Votes(NamedTuple):
@@ -41,7 +47,7 @@ NO_VOTES = Votes(None, {})
 
 
 class CommitMemory:
-    """The commits stored in an index. `remembering` reads them from the repository.
+    """The commits stored in an index. `reading.py` reads them from the repository.
 
     Attributes:
         weight: the weight of the votes in the ranking, or 0 if they do not help.
@@ -192,3 +198,62 @@ class CommitMemory:
             if name:
                 named[name].append(chunk)
         return dict(named)
+
+
+class Choice(NamedTuple):
+    """The chosen weight, the number of queries, and the MRR for each weight."""
+
+    weight: float
+    queries: int
+    mrr: dict[str, float]
+
+
+def choose_weight(database: sqlite3.Connection) -> Choice:
+    """Returns the smallest weight whose MRR is within one standard error of the best.
+
+    With fewer than 50 queries, the weight is 0.
+    """
+    segments = store.Segments(database)
+    memory = CommitMemory(database, segments)
+    queries = _queries(database, memory)
+    if len(queries) < MIN_QUERIES:
+        return Choice(0.0, len(queries), {})
+    found = np.array([_reciprocal_ranks(number, text, right, segments, memory) for number, text, right in queries])
+    best = found[:, found.mean(0).argmax()]
+    behind = best[:, None] - found
+    error = behind.std(0, ddof=1) / np.sqrt(len(queries))
+    weight = WEIGHTS[int(np.argmax(behind.mean(0) <= error))]
+    mrr = dict(zip(map(str, WEIGHTS), found.mean(0).round(4).tolist(), strict=True))
+    return Choice(weight, len(queries), mrr)
+
+
+def _queries(database: sqlite3.Connection, memory: CommitMemory) -> list[tuple[int, str, set[int]]]:
+    """Returns (number, subject, chunks) for the newest commits that changed functions that still exist.
+
+    As in mining, a commit is skipped if an earlier one has the same subject, because the memory would find that one.
+    """
+    rows = database.execute("SELECT number, subject FROM commits ORDER BY number DESC").fetchall()
+    firsts = {subject.casefold(): number for number, subject in rows}
+    queries = []
+    for number, subject in rows:
+        right = set().union(*memory.functions(number))
+        if right and firsts[subject.casefold()] == number:
+            queries.append((number, subject, right))
+        if len(queries) == MAX_QUERIES:
+            break
+    return queries
+
+
+def _reciprocal_ranks(
+    number: int, text: str, right: set[int], segments: store.Segments, memory: CommitMemory
+) -> list[float]:
+    """Returns, for each weight, the reciprocal rank of the first relevant chunk, or 0 below rank `DEPTH`."""
+    query = ranking.parse_query(text)
+    scores = ranking.score(query, segments)
+    votes = memory.votes(query, before=number)
+    found = []
+    for weight in WEIGHTS:
+        voted = ranking.with_votes(scores, segments, weight * votes.shares)
+        ranked = ranking.order_chunks(voted, segments, None, DEPTH)
+        found.append(next((1 / place for place, (chunk, _) in enumerate(ranked, 1) if chunk in right), 0.0))
+    return found

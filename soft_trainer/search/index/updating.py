@@ -20,7 +20,7 @@ import numpy as np
 
 from soft_trainer.search.index import store
 from soft_trainer.search.index.listing import Listing, Stat, list_tree
-from soft_trainer.search.index.terms import Batch, read_batch
+from soft_trainer.search.index.parsing import Batch, read_batch
 from soft_trainer.terminal import Progress
 
 BATCH_FILES = 64

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from soft_trainer.search.index.chunks import CLASS, LINES
+from soft_trainer.search.index.parsing import DEFINED, NAME, OWN_NAME, PATH, SUMMARY
 from soft_trainer.search.index.store import TRAITS, Segments
-from soft_trainer.search.index.terms import DEFINED, NAME, OWN_NAME, PATH, SUMMARY
 from soft_trainer.search.index.words import STOP_WORDS, WORD, stem, terms, whole
 from soft_trainer.source.names import identifier_words
 

@@ -9,10 +9,9 @@ import pytest
 from git_repositories import FOLDER, LINK, SUBMODULE, Repository, function
 
 from soft_trainer.search import CodeIndex, Search
-from soft_trainer.search.commits import memory_weight, remembering
-from soft_trainer.search.commits.memory import CommitMemory
-from soft_trainer.search.commits.memory_weight import Choice, choose_weight
-from soft_trainer.search.commits.remembering import State
+from soft_trainer.search.commits import memory, reading
+from soft_trainer.search.commits.memory import Choice, CommitMemory, choose_weight
+from soft_trainer.search.commits.reading import State
 from soft_trainer.search.index import store
 from soft_trainer.search.ranking.ranking import parse_query
 from soft_trainer.search.ranking.results import Commit
@@ -49,7 +48,7 @@ def tree(tmp_path):
 @pytest.fixture(autouse=True)
 def weight(monkeypatch):
     """Gives the votes a weight that so few commits would not have."""
-    monkeypatch.setattr(remembering, "choose_weight", lambda _: Choice(1.0, 60, {"0.0": 0.4, "1.0": 0.5}))
+    monkeypatch.setattr(reading, "choose_weight", lambda _: Choice(1.0, 60, {"0.0": 0.4, "1.0": 0.5}))
 
 
 def found(index, query):
@@ -182,10 +181,10 @@ def test_the_memory_is_turned_off_and_on_again(tree, command):
 def test_reading_that_was_stopped_goes_on(tree, monkeypatch):
     for number in range(8):
         tree.change(number % 4, f"Light the lantern number {number} of the harbour")
-    monkeypatch.setattr(remembering, "_AT_ONCE", 2)
-    read = remembering.ChangeReader.read
+    monkeypatch.setattr(reading, "_AT_ONCE", 2)
+    read = reading.ChangeReader.read
     left = iter(range(5))
-    monkeypatch.setattr(remembering.ChangeReader, "read", lambda self, commit: (next(left), read(self, commit))[1])
+    monkeypatch.setattr(reading.ChangeReader, "read", lambda self, commit: (next(left), read(self, commit))[1])
     index = CodeIndex.build(tree.path, history=False)
     store.set_meta(index.database, "history", True)
     with pytest.raises(RuntimeError):  # StopIteration, here in place of Ctrl+C
@@ -193,7 +192,7 @@ def test_reading_that_was_stopped_goes_on(tree, monkeypatch):
     assert State.of(index.database).done == 4
     counted = []
     monkeypatch.setattr(
-        remembering.ChangeReader, "read", lambda self, commit: (counted.append(commit), read(self, commit))[1]
+        reading.ChangeReader, "read", lambda self, commit: (counted.append(commit), read(self, commit))[1]
     )
     index.remember()
     assert len(counted) == 5 and index.statistics()["commits"]["kept"] == 9
@@ -248,7 +247,7 @@ def test_hostile_commits_do_no_harm(tree):
     git.references["refs/heads/main"].set_target(git.odb.write(1, raw))
     index = CodeIndex.build(tree.path)
     subject = index.search("lantern")[0].commits[0].subject
-    assert len(subject) <= remembering.MAX_SUBJECT and index.search("thimble") == []
+    assert len(subject) <= reading.MAX_SUBJECT and index.search("thimble") == []
 
 
 def test_served_indexes_read_new_commits_in_another_process(tree, monkeypatch):
@@ -306,8 +305,8 @@ def test_the_weight_is_the_smallest_within_an_error_of_the_best(tree, monkeypatc
     index = CodeIndex.build(tree.path)
     rows = iter(ranks.tolist())
     queries = [(number, "words", {0}) for number in range(len(ranks))]
-    monkeypatch.setattr(memory_weight, "_queries", lambda *_: queries)
-    monkeypatch.setattr(memory_weight, "_reciprocal_ranks", lambda *_: next(rows))
+    monkeypatch.setattr(memory, "_queries", lambda *_: queries)
+    monkeypatch.setattr(memory, "_reciprocal_ranks", lambda *_: next(rows))
     choice = choose_weight(index.database)
     assert choice.weight == weight and choice.queries == len(ranks)
 
@@ -317,10 +316,10 @@ def test_the_weight_comes_from_the_newest_commits_that_say_something_new(tree, m
         tree.change(number % 4, f"Light the lantern of harbour {number // 2} for {['ships', 'boats'][number % 2]}")
     tree.change(1, "light the lantern of harbour 0 for ships")
     index = CodeIndex.build(tree.path)
-    monkeypatch.setattr(memory_weight, "MIN_QUERIES", 3)
-    monkeypatch.setattr(memory_weight, "MAX_QUERIES", 4)
+    monkeypatch.setattr(memory, "MIN_QUERIES", 3)
+    monkeypatch.setattr(memory, "MAX_QUERIES", 4)
     with index.snapshot() as snapshot:
-        queries = memory_weight._queries(index.database, CommitMemory(index.database, snapshot.segments))
+        queries = memory._queries(index.database, CommitMemory(index.database, snapshot.segments))
     assert [text.split(" harbour ")[1] for _, text, _ in queries] == [
         "5 for boats", "5 for ships", "4 for boats", "4 for ships",
     ]  # fmt: skip

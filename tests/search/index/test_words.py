@@ -3,7 +3,7 @@
 import pytest
 from trees import write_tree
 
-from soft_trainer.search.index.terms import read_batch
+from soft_trainer.search.index.parsing import read_batch
 from soft_trainer.search.index.words import WORD, source_words, stem, terms
 
 FORMS = """validate validates validated validating validator validators validation

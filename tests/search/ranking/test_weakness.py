@@ -6,8 +6,8 @@ import pytest
 from git_repositories import Repository
 
 from soft_trainer.search import CodeIndex
-from soft_trainer.search.commits import remembering
-from soft_trainer.search.commits.memory_weight import Choice
+from soft_trainer.search.commits import reading
+from soft_trainer.search.commits.memory import Choice
 from soft_trainer.search.index.words import telling_terms
 from soft_trainer.search.ranking.ranking import parse_query
 from soft_trainer.search.ranking.weakness import count_found
@@ -72,7 +72,7 @@ def test_the_noise_of_a_snapshot_is_computed_once(tree, stub, monkeypatch):
 
 
 def test_subjects_of_commits_count(tmp_path, monkeypatch):
-    monkeypatch.setattr(remembering, "choose_weight", lambda _: Choice(1.0, 60, {"0.0": 0.4, "1.0": 0.5}))
+    monkeypatch.setattr(reading, "choose_weight", lambda _: Choice(1.0, 60, {"0.0": 0.4, "1.0": 0.5}))
     repository = Repository(tmp_path / "tree")
     text = "def f1(value):\n    return value + 1\n"
     repository.commit("Light the lantern before the harbour opens", {"a.py": text})

@@ -16,10 +16,9 @@ import numpy as np
 
 from soft_trainer.errors import UserError
 from soft_trainer.mining.changes import INCOMPLETE, Change, ChangeReader
-from soft_trainer.search.commits.memory import CommitMemory
-from soft_trainer.search.commits.memory_weight import choose_weight
+from soft_trainer.search.commits.memory import CommitMemory, choose_weight
 from soft_trainer.search.index import store
-from soft_trainer.search.index.terms import MAX_COUNT
+from soft_trainer.search.index.parsing import MAX_COUNT
 from soft_trainer.search.index.words import telling_terms
 from soft_trainer.source import git
 from soft_trainer.source.repositories import repository_of

@@ -7,7 +7,7 @@ import pytest
 from refusals import refused
 
 from soft_trainer import load_rows
-from soft_trainer.data.dividing import warn_of_overlap
+from soft_trainer.data.holdout import warn_of_overlap
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.run.rows import load_data
