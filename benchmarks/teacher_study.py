@@ -1,10 +1,11 @@
 """Trains static encoders with and without their teacher and compares their search; `teacher_study.md` is the protocol.
 
-    OMP_NUM_THREADS=1 python benchmarks/teacher_study.py prepare --data DIR --teacher FOLDER --work DIR
+    OMP_NUM_THREADS=1 python benchmarks/teacher_study.py prepare --data DIR --teacher FOLDER --work DIR [--start base]
     OMP_NUM_THREADS=1 python benchmarks/teacher_study.py run --data DIR --teacher FOLDER --work DIR
     python benchmarks/teacher_study.py table
 
-`prepare` distils the start and encodes the training rows with the teacher, into WORK. `run` tunes every method, then
+`prepare` distils the start, or takes the package's encoder with `--start base`, and encodes the training rows with the
+teacher, into WORK. `run` tunes every method, then
 goes through the seeds, and skips what `teacher_study.jsonl` has already. A line of that file is a run: its settings,
 MRR on valid, seconds of the processor, and the rank of every test query.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -40,6 +42,7 @@ METHODS: dict[str, tuple[dict | None, dict]] = {
     "positive-aware weights": (AWARE, {}),
     "InfoNCE + KL": ({"loss": "info_nce"}, TERM),
     "InfoNCE + KL to the start": ({"loss": "info_nce", "teacher": "start"}, TERM),
+    "InfoNCE + KL in SentenceTransformerTrainer": (None, TERM),
     "MultipleNegativesRankingLoss": (None, {}),
     "GISTEmbedLoss": (None, {"contrasts": (True, False)}),
     "model2vec": (None, {}),
@@ -153,6 +156,8 @@ class TeacherStudy(Study):
             loss = losses.DistillKLDivLoss(model, lambda one, other: pairwise_cos_sim(one, other) / temperature)
         elif method == "MarginMSELoss":
             loss = losses.MarginMSELoss(model, pairwise_cos_sim)
+        elif method == "InfoNCE + KL in SentenceTransformerTrainer":
+            return self.by_our_loss(model, columns, settings, folder, seed)
         else:
             loss = losses.MultipleNegativesRankingLoss(model, scale=SCALE)
         SentenceTransformerTrainer(
@@ -162,6 +167,19 @@ class TeacherStudy(Study):
             loss=loss,
         ).train()
         return module.embedding.weight.numpy(force=True)
+
+    def by_our_loss(self, model, columns: dict, settings: dict, folder: str, seed: int) -> np.ndarray:
+        """Trains a `StaticEmbedding` in `SentenceTransformerTrainer`, with the two lines of the README."""
+        from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+
+        from soft_trainer.sentence_transformers import SoftInfoNCELoss, with_rows
+
+        rows = with_rows(Dataset.from_dict(columns))
+        term = {"distill_weight": settings["weight"], "distill_temperature": SCALE * settings["temperature"]}
+        loss = SoftInfoNCELoss(model, self.estimator(None), rows, loss="info_nce", scale=SCALE, **term)
+        args = SentenceTransformerTrainingArguments(folder, **self.shared(512, settings["rate"], seed))
+        SentenceTransformerTrainer(model, args, train_dataset=rows, loss=loss).train()
+        return model[0].embedding.weight.numpy(force=True)
 
     def remembering(self, kind: type) -> type:
         """Returns a `StaticEmbedding` that keeps the token ids of the texts that it has seen."""
@@ -238,6 +256,7 @@ def prepare(arguments: argparse.Namespace) -> None:
     from soft_trainer.data.layouts.codesearchnet import load_folder
     from soft_trainer.data.split import Split
     from soft_trainer.encoders.distilling import distil_static
+    from soft_trainer.encoders.packaged import located
     from soft_trainer.estimators.frozen_encoder import TrainedModelEstimator
 
     set_up(1)
@@ -249,7 +268,10 @@ def prepare(arguments: argparse.Namespace) -> None:
         for rows in rows_of.values():
             for column in ("docstring", "code"):
                 file.write("\n".join(rows[column]) + "\n")
-    distil_static(arguments.teacher, work / "start", 256, texts, overwrite=True)
+    if arguments.start == "base":
+        shutil.copytree(located("base"), work / "start", dirs_exist_ok=True)
+    else:
+        distil_static(arguments.teacher, work / "start", 256, texts, overwrite=True)
     started = time.process_time()
     estimator = TrainedModelEstimator(arguments.teacher, cache_dir=None)
     estimator.fit(Split.from_pairs(concatenate_datasets([rows_of[name] for name in TRAINED])))
@@ -387,6 +409,8 @@ def main() -> None:
         command.set_defaults(call=call)
         if name == "run":
             command.add_argument("--methods", help="only these, separated by semicolons")
+        else:
+            command.add_argument("--start", default="distilled", choices=("distilled", "base"))
     commands.add_parser("table").set_defaults(call=table)
     arguments = parser.parse_args()
     arguments.call(arguments)
