@@ -309,10 +309,13 @@ def _filtered(splits: Mapping[str, Split], filters: str) -> dict[str, Split]:
     return left
 
 
-def _mined(arguments: DataArguments, language: str, folder: Path) -> Path:
+def _mined(arguments: DataArguments, language: str, folder: Path, codebase: bool = True) -> Path:
     """Returns a folder with the pairs mined from a source tree or a history.
 
     They are mined again if the source has changed.
+
+    Args:
+        codebase: False if only the pairs of a source tree will be used.
     """
     # datasketch and pygit2 are slow to import.
     from soft_trainer.mining.history import history_state, mine_history_to
@@ -332,7 +335,7 @@ def _mined(arguments: DataArguments, language: str, folder: Path) -> Path:
         mine = mine_to
         origin = source
         state = tree_state(source, language)
-        options = {"keep": list(filter(None, (arguments.mining_keep or "").split(",")))}
+        options = {"keep": list(filter(None, (arguments.mining_keep or "").split(","))), "codebase": codebase}
     made_from = fingerprint(
         state,
         language,
@@ -351,7 +354,7 @@ def _mined_splits(arguments: DataArguments, language: str, folder: Path) -> dict
     if not arguments.extra_source_dir:
         return splits
     extra = dataclasses.replace(arguments, source_dir=arguments.extra_source_dir, history=None)
-    mined = load_rows(_mined(extra, language, folder / "extra"), check=False, divide=False)
+    mined = load_rows(_mined(extra, language, folder / "extra", codebase=False), check=False, divide=False)
     own = len(splits["train"].judgments)
     parts = {"train": splits["train"]}
     dropped = 0
