@@ -170,6 +170,14 @@ def nearest(name, known: Iterable[str], otherwise: str = "", number: int = 1) ->
     return f"{suggestion} {otherwise[0].upper()}{otherwise[1:]}"
 
 
+def nearest_file(path: str) -> str:
+    """Returns the end of a message about a missing file: the closest name in its folder, or "" if there is none."""
+    folder, name = os.path.split(path)
+    siblings = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
+    near = difflib.get_close_matches(name, siblings, n=1)
+    return f"; did you mean {os.path.join(folder, near[0])}?" if near else ""
+
+
 TRACEBACK = "SOFT_TRAINER_TRACEBACK"  # the environment variable that shows where an error came from
 
 

@@ -1,6 +1,6 @@
 """Mine training rows: documented functions in a source tree, or functions with the commits that changed them.
 
-soft-trainer mine SOURCE_DIR --language go --output_dir DIR
+soft-trainer mine SOURCE_DIR --output_dir DIR
 soft-trainer mine --history REPOSITORY --language go --output_dir DIR
 
 The rows are written to DIR as train, valid, test and codebase (.jsonl.gz), for `soft-trainer train --data_dir DIR`. A
@@ -16,7 +16,7 @@ import sys
 from soft_trainer.cli.shared_options import add_overwrite
 from soft_trainer.errors import UserError
 from soft_trainer.files import MINED_JUDGMENTS, ROW_FILES, check_free
-from soft_trainer.mining.tree import PAIR_RULES, mine_to, mining_table
+from soft_trainer.mining.tree import PAIR_RULES, mine_to, mining_table, tree_language
 from soft_trainer.source.languages import SOURCE_LANGUAGES
 
 
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("source_dir", metavar="SOURCE_DIR", nargs="?", help="root of the source tree")
     add("--history", metavar="REPOSITORY", help="git repository whose commits become the rows")
-    add("--language", required=True, type=str.lower, help=", ".join(SOURCE_LANGUAGES))
+    add("--language", type=str.lower, help=f"default: the most common one; {', '.join(SOURCE_LANGUAGES)}")
     add("--output_dir", required=True, help="folder for the rows")
     add("--num_workers", type=int, help="processes (default: one per CPU core)")
     add_overwrite(parser, "earlier rows")
@@ -45,6 +45,9 @@ def run(arguments: argparse.Namespace) -> None:
             raise UserError("keep: applies only to a source tree; drop it, or drop --history")
         mined = mine_history_to(history, **options)
     elif "source_dir" in options:
+        if "language" not in options:
+            options["language"] = tree_language(options["source_dir"])
+            sys.stdout.write(f"language: {options['language']}, the most common one\n")
         mined = mine_to(**options)
     else:
         raise UserError("give a SOURCE_DIR, or a repository with --history")

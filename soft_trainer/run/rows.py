@@ -25,7 +25,7 @@ from soft_trainer.files import MINED_FROM
 from soft_trainer.fingerprints import code_fingerprint, fingerprint, keep_files, kept_files
 from soft_trainer.options.fields import CODESEARCHNET, COLUMN_OPTIONS, DataArguments
 from soft_trainer.source.source_files import source_folder
-from soft_trainer.terminal import print_on_main, table
+from soft_trainer.terminal import nearest_file, print_on_main, table
 
 
 def needed_splits(arguments: DataArguments, args: TrainingArguments, from_scratch: bool = False) -> tuple[str, ...]:
@@ -51,13 +51,14 @@ def check_sources(arguments: DataArguments) -> None:
     for name in ("source_dir", "extra_source_dir", "history", "split_urls"):
         folder = getattr(arguments, name)
         if folder and not Path(source_folder(folder)).is_dir():
-            raise UserError(f"{name}={folder}: no such folder")
+            raise UserError(f"{name}={folder}: no such folder{nearest_file(folder)}")
     for name, language in itertools.product(("data_dir", "eval_data_dir"), arguments.languages or [None]):
         sources = _in_place(getattr(arguments, name) or "", language)
         whole = name == "data_dir" and not arguments.sources
         for source in [sources] if whole else sources.split(","):
             if source.strip() and not (Path(source.strip()).exists() or HUB_NAME.fullmatch(source.strip())):
-                raise UserError(f"{name}={source.strip()}: no such folder or file")
+                missing = source.strip()
+                raise UserError(f"{name}={missing}: no such folder or file{nearest_file(missing)}")
     _choose_language(arguments)
 
 

@@ -24,7 +24,7 @@ from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json_lines, written_aside
 from soft_trainer.fingerprints import code_fingerprint, file_fingerprint, fingerprint
-from soft_trainer.terminal import print_on_main
+from soft_trainer.terminal import nearest_file, print_on_main
 
 TEXTS = ("repo", "path", "func_name", "original_string", "language", "code", "docstring", "url", "partition")
 TOKEN_LISTS = ("code_tokens", "docstring_tokens")
@@ -140,7 +140,7 @@ def load_hub(name: str, configuration: str | None = None, revision: str | None =
             the language.
     """
     if not HUB_NAME.fullmatch(name):
-        raise UserError(f"{name}: no such folder or file, and no name on the Hub (USER/NAME)")
+        raise UserError(f"{name}: no such folder or file, and not a name on the Hub (USER/NAME){nearest_file(name)}")
     with reading_hub(f"{name} ({configuration})" if configuration else name):
         folder = _pushed_folder(name, revision)
     if folder is None:
