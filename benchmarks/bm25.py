@@ -118,7 +118,7 @@ def main() -> None:
         missing |= {"nested loops"} if size > arguments.loop_up_to else set()
         lines += measure(estimators, tokens, batches, {name: PEERS[name] for name in PEERS if name not in missing})
     print(f"## BM25 similarity of a batch\n\n{machine()}, {arguments.repetitions} repetitions\n")
-    print(table(["batch", "way", "ms", "times ours", "difference"], lines))
+    print(table(["batch", "implementation", "ms", "times ours", "difference"], lines))
     print(f"\nThe fit, once for {len(rows):,} rows, takes {fit:.2f} s.")
 
 

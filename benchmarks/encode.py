@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace, folder: str) -> None:
     lines = [line for side in SIDES for line in measure(start, side, arguments.repetitions)]
     print(f"## Encoding {len(start.rows):,} texts: {label(arguments)}\n\n{machine(start.device)}, ", end="")
     print(f"{arguments.repetitions} repetitions, float32\n")
-    headers = ["side", "way", "texts/s", f"{PEER} is slower", "difference of unit embeddings"]
+    headers = ["side", "implementation", "texts/s", f"speedup over {PEER}", "difference of unit embeddings"]
     print(table(headers, lines))
 
 

@@ -230,7 +230,7 @@ def line(batch_size: int, name: tuple[str, str], results: dict, roof: float) -> 
     ]
 
 
-HEADERS = ["batch", "precision", "way", "examples/s", "ours is faster", "without collation", "of the saving"]
+HEADERS = ["batch", "precision", "implementation", "examples/s", "ours is faster", "without collation", "of the saving"]
 HEADERS += ["than in float32", "padding", "useful tokens/s", "useful arithmetic", "all arithmetic"]
 
 
