@@ -44,7 +44,7 @@ def main() -> None:
     with edited.open("a") as file:
         file.write(f"\ndef edited_{os.getpid()}():\n    return 1\n")
     rows.append(("search after one edit", *measured(*search, QUERIES[0])))
-    rows.append(("search after that", *measured(*search, QUERIES[0])))
+    rows.append(("next search", *measured(*search, QUERIES[0])))
     headers = [f"{arguments.files:,} files, {size / 1e6:,.0f} MB", "CPU s", "wall s", "peak MB"]
     sys.stdout.write(table(headers, rows, floats=".2f") + "\n")
 
