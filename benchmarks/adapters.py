@@ -1,10 +1,10 @@
-"""Trains all weights, a LoRA adapter, and Matryoshka embeddings, and compares results, time, memory and files.
+"""Trains all weights, a LoRA adapter, and Matryoshka embeddings, and compares MRR, time, memory and file sizes.
 
     python benchmarks/adapters.py --data_dir DIR --model ENCODER --output_dir outputs/adapters [--only full,lora]
 
-Every run is one epoch of `run_codesearch.py` with InfoNCE: texts of 48 and 96 tokens unless `--lengths` says
-otherwise, batches of 32, cosine x 20, one seed, one thread. Finished runs are not repeated. The encoder of every run
-is then evaluated by its first dimensions. Times are CPU seconds; the MRR is over the queries of test.
+Each run is one epoch of `run_codesearch.py` with InfoNCE, batches of 32, cosine x 20, one seed and one thread. Texts
+have 48 and 96 tokens unless `--lengths` sets other numbers. Finished runs are not repeated. Each encoder is then
+evaluated by its first dimensions. Times are CPU seconds; the MRR is over the test queries.
 """
 
 from __future__ import annotations

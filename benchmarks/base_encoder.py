@@ -3,13 +3,13 @@
     python benchmarks/base_encoder.py make --model sentence-transformers/all-MiniLM-L6-v2
     python benchmarks/base_encoder.py words --data DIR
 
-`make` needs only MiniLM. It distils MiniLM over the words of `base_words.tsv` and writes the vectors, as int8, to
-`soft_trainer/encoders/base`. `words` made that list: DIR holds `mined/LANGUAGE/train.jsonl.gz` of Python, Java and
-Ruby. Further words come from the source code and the documentation of the packages installed in the running Python.
-The standard library, other languages, and packages whose functions are in a valid or test split are excluded, because
-encoders are tested on them.
+`make` needs only MiniLM. It distils MiniLM over the words in `base_words.tsv` and writes the vectors, as int8, to
+`soft_trainer/encoders/base`.
 
-The list has each word's occurrences per billion words, averaged over the five sources.
+`words` writes that list, from `mined/LANGUAGE/train.jsonl.gz` in DIR for Python, Java and Ruby, and from the source
+code and documentation of the packages installed in the running Python. The standard library, other languages, and
+packages with functions in a valid or test split are excluded, because encoders are tested on them. For each word,
+the list has the number of occurrences per billion words, averaged over the five sources.
 """
 
 from __future__ import annotations

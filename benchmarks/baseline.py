@@ -3,8 +3,8 @@
     python benchmarks/baseline.py MODEL DATA_DIR OUTPUT_DIR --learning_rate 2e-5
     python benchmarks/baseline.py MODEL DATA_DIR OUTPUT_DIR --loss gist --mined_negatives 1
 
-The losses are MultipleNegativesRankingLoss in batches without duplicates, and CachedGISTEmbedLoss guided by the
-encoder before training. OUTPUT_DIR gets the encoder and, from `soft-trainer evaluate`, the ranks of every query.
+The losses are MultipleNegativesRankingLoss, in batches without duplicates, and CachedGISTEmbedLoss, guided by the
+encoder before training. OUTPUT_DIR gets the encoder, and the rank of every query from `soft-trainer evaluate`.
 """
 
 from __future__ import annotations

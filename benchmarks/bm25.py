@@ -2,11 +2,11 @@
 
     python benchmarks/bm25.py --data_dir DIR [--batch_sizes 32,64,256,1024] [--repetitions 7] [--loop_up_to 256]
 
-Each scores all pairs of queries in a random batch, in turn, with k1 1.2, b 0.75 and the statistics of the batch alone.
-Ours counts the tokens of all rows once ("fit"). rank_bm25 and bm25s build an index of the batch each time, as a
-training step would. A time is the mean over three batches; the table shows median and range over the repetitions.
-"difference" is the largest difference from ours with the same idf.
-One difference remains: bm25s has another idf and computes in float32. It is excluded if it is not installed.
+Each implementation scores all pairs of queries in a random batch, in turn, with k1 1.2, b 0.75 and statistics of the
+batch alone. Ours counts the tokens of all rows once ("fit"). rank_bm25 and bm25s index each batch anew, as a
+training step would. A time is the mean over three batches; the table shows the median and range over the
+repetitions. "difference" is the largest difference from our scores, with the same idf. bm25s has no such figure,
+because it uses another idf and float32. It is skipped if it is not installed.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def main() -> None:
         missing |= {"nested loops"} if size > arguments.loop_up_to else set()
         lines += measure(estimators, tokens, batches, {name: PEERS[name] for name in PEERS if name not in missing})
     print(f"## BM25 similarity of a batch\n\n{machine()}, {arguments.repetitions} repetitions\n")
-    print(table(["batch", "way", "ms", "times ours", "difference"], lines))
+    print(table(["batch", "implementation", "ms", "times ours", "difference"], lines))
     print(f"\nThe fit, once for {len(rows):,} rows, takes {fit:.2f} s.")
 
 

@@ -1,4 +1,4 @@
-"""Measures what the memory of commits adds to a search, by the commits that came later (docs/commit_memory.md).
+"""Measures what commit memory adds to a search, with later commits as queries (docs/commit_memory.md).
 
     python benchmarks/commit_memory.py prepare DIR REPOSITORY...
     python benchmarks/commit_memory.py run DIR REPOSITORY... [--model MODEL]
@@ -6,12 +6,14 @@
     python benchmarks/commit_memory.py table
     python benchmarks/commit_memory.py controls DIR REPOSITORY...
 
-REPOSITORY is a bare clone whose folder has a name of the list below (`owner+name`). `prepare` mines and indexes it in
-DIR/NAME; `run` does so too, and writes what was found for every query to DIR/NAME/found.json. Existing results are not
-computed again. `collect` writes names, commit ids, weights and ranks (0: not found) to benchmarks/commit_memory.jsonl,
-and `table` prints the tables of the page. `controls` searches for the same queries by words with votes that do not
-come from the nearest subjects, and prints a table: the functions shuffled among the commits, how recently a function
-changed, how often, and memory combined with recency.
+REPOSITORY is a bare clone in a folder named like an entry of the lists below (`owner+name`). `prepare` mines and
+indexes the repository in DIR/NAME. `run` does this too, searches for every query, and writes the ranks to
+DIR/NAME/found.json. Existing results are not computed again. `collect` writes names, commit ids, weights and ranks
+(0: not found) to benchmarks/commit_memory.jsonl, and `table` prints the tables of the page from that file.
+
+`controls` searches for the same queries by words, with other votes than those of the most similar subjects:
+functions shuffled among the commits, how recently a function changed, how often it changed, and memory combined with
+recency.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Compares encoding for evaluation: ours and `SentenceTransformer.encode`, on the same texts.
+"""Compares the speed of encoding for evaluation, ours and `SentenceTransformer.encode`, on the same texts.
 
     python benchmarks/encode.py --data_dir DIR [--size 256x4 | --model FOLDER] [--lengths 128,256] [--max_rows 2000]
 
-Both take turns with the same weights, texts, truncation, batch of 64, precision and threads. "texts" goes from strings
-to embeddings. "evaluation" is `embed_rows` of the trainer, which tokenises the rows once for all evaluations of a run.
-"is slower" divides the time of sentence-transformers by ours, repetition by repetition (median and range).
+Both take turns with the same weights, texts, truncation, batch of 64, precision and threads. "texts" goes from
+strings to embeddings. "evaluation" is `embed_rows` of the trainer, which tokenises the rows once for all evaluations
+of a run. "speedup" divides the time of sentence-transformers by ours, within each repetition (median and range).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace, folder: str) -> None:
     lines = [line for side in SIDES for line in measure(start, side, arguments.repetitions)]
     print(f"## Encoding {len(start.rows):,} texts: {label(arguments)}\n\n{machine(start.device)}, ", end="")
     print(f"{arguments.repetitions} repetitions, float32\n")
-    headers = ["side", "way", "texts/s", f"{PEER} is slower", "difference of unit embeddings"]
+    headers = ["side", "implementation", "texts/s", f"speedup over {PEER}", "difference of unit embeddings"]
     print(table(headers, lines))
 
 

@@ -1,10 +1,10 @@
-"""The steps of first_gpu.sh that are more than a command. Each writes a JSON file, and `page` reads them all.
+"""Runs the steps of first_gpu.sh that need more than a command; each writes a JSON file, which `page` reads.
 
     python benchmarks/first_gpu.py rows|steps|resume|page FOLDER
     python benchmarks/first_gpu.py pushed FOLDER USER/NAME
 
-The share of the weights compares a step of Soft-InfoNCE with the step of InfoNCE on the same batch. It is the median
-over the steps, without the first ten.
+`steps` measures the cost of the weights: it compares a Soft-InfoNCE step with an InfoNCE step on the same batch. The
+result is the median over the steps, without the first ten.
 """
 
 from __future__ import annotations

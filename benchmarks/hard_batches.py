@@ -1,11 +1,11 @@
-"""Trains with random and with hard batches, unweighted and weighted, and compares query by query.
+"""Trains in random and in hard batches, unweighted and weighted, and compares the MRR query by query.
 
     python benchmarks/hard_batches.py --data_dir DIR --model ENCODER --output_dir outputs/hard [--only random,similar]
 
-Every run is one epoch of `run_codesearch.py`: texts of 48 and 96 tokens, batches of 32, cosine x 20, learning rate
-2e-5, one seed. Negatives, neighbours and weights come from the encoder before training. Finished runs are not
-repeated. The table has the MRR over the queries of valid and test together; "unweighted" compares with the same
-batches without weights, "random" with random batches, each with a 95 % bootstrap interval.
+Each run is one epoch of `run_codesearch.py`: texts of 48 and 96 tokens, batches of 32, cosine x 20, learning rate
+2e-5, one seed. The encoder before training finds negatives and neighbours and computes weights. Finished runs are
+not repeated. The table has the MRR over the queries of valid and test together. "unweighted" is the difference from
+the same batches without weights, "random" from random batches, each with a 95 % bootstrap interval.
 """
 
 from __future__ import annotations

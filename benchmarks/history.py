@@ -1,13 +1,13 @@
-"""Measures what a repository's history teaches an encoder, by the commits that came later (docs/history.md).
+"""Measures what a repository's history teaches an encoder, with later commits as queries (docs/history.md).
 
     python benchmarks/history.py run REPOSITORY --name trl --language python --model MODEL --work DIR --seed 1
     python benchmarks/history.py collect DIR
     python benchmarks/history.py table
 
 `run` mines the repository into DIR/NAME once, trains with each of --methods, and writes the reciprocal rank of every
-query to DIR/NAME/METHOD-SEED.json; existing results are not computed again. `collect` writes the ranks of all of them
-to benchmarks/history.json. `table` reads that file and prints the means over seeds of all repositories, and the
-differences that the page is about, with intervals over seeds and queries.
+query to DIR/NAME/METHOD-SEED.json. Existing results are not computed again. `collect` writes the ranks of all runs
+to benchmarks/history.json. `table` reads that file and prints the tables of history.md: the mean over seeds for each
+repository, and differences between systems with intervals over seeds and queries.
 """
 
 from __future__ import annotations

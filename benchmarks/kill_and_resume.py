@@ -2,10 +2,10 @@
 
     python benchmarks/kill_and_resume.py --data_dir DIR [--kills 20] [--on_two 5]
 
-Two runs train without a stop, on one process and on two: a small encoder with dropout, three epochs of 160 rows, a
-checkpoint every four steps. For each kill a new run starts, and all its processes get SIGKILL at a random moment after
-its first step begins, even while it saves or is done. The same command continues and must end with the same file of
-weights.
+Two reference runs train without a stop, on one process and on two: a small encoder with dropout, three epochs of 160
+rows, a checkpoint every four steps. For each kill, a new run starts. All its processes get SIGKILL at a random
+moment after the first step begins, which may be during a save or after the end. The same command then resumes the
+run, and the final file of weights must equal that of the reference run.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Times the search of a large tree from the shell: index, three searches, and an update after one edit.
+"""Times the search of a large tree from the shell: indexing, three searches, and an update after one edit.
 
     python benchmarks/large_tree.py --files 40000 --place /dev/shm/large
 
-The tree consists of copies of this Python's standard library and installed packages. In each copy, functions and
-classes have different names. It is kept in PLACE, with its index, and used again by the next call. Times are those
-of a new process with its children.
+The tree consists of copies of this Python's standard library and installed packages, with different names for the
+functions and classes of each copy. PLACE keeps the tree and its index for the next call. Times are for a new process
+with its children.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> None:
     with edited.open("a") as file:
         file.write(f"\ndef edited_{os.getpid()}():\n    return 1\n")
     rows.append(("search after one edit", *measured(*search, QUERIES[0])))
-    rows.append(("search after that", *measured(*search, QUERIES[0])))
+    rows.append(("next search", *measured(*search, QUERIES[0])))
     headers = [f"{arguments.files:,} files, {size / 1e6:,.0f} MB", "CPU s", "wall s", "peak MB"]
     sys.stdout.write(table(headers, rows, floats=".2f") + "\n")
 

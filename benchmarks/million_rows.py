@@ -1,12 +1,14 @@
-"""Measures what comes before the first step, stage by stage, for many rows.
+"""Measures the work before the first training step, stage by stage, for up to a million rows.
 
     python benchmarks/million_rows.py --folder DIR [--rows 100000,300000,1000000] [--stages load,tokenise_codes]
 
-The rows are random words with Zipf's frequencies: 12 words of a query and 80 of a code, about 30 and 120 tokens of a
-tokenizer that is trained on them; one query and one code in ten repeats an earlier one. Every stage runs in a separate
-process. The table has seconds on the clock, CPU seconds of the stage with its child processes, and the peak memory of
-the process. `slope` is the exponent by which the CPU seconds grow from the smallest to the largest number of rows; 1
-is linear. "encode_batch_fast" is what the package `tokenizers` alone takes for the texts, in memory, on all cores.
+The rows are random words with Zipf's frequencies: 12 words in a query and 80 in a code. These are about 30 and 120
+tokens of a tokenizer trained on the rows. One query and one code in ten repeat an earlier one.
+
+Every stage runs in a separate process. The table has wall seconds, CPU seconds of the stage with its child
+processes, and the peak memory of the process. `slope` is the exponent by which the CPU seconds grow from the
+smallest to the largest number of rows; 1 is linear. "encode_batch_fast" is the time that the package `tokenizers`
+alone takes for the texts, in memory, on all cores.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     OMP_NUM_THREADS=1 python benchmarks/mteb_agreement.py MODEL FOLDER [FOLDER ...]
 
-mteb loads MODEL with `SentenceTransformer` and rounds its figures; so its function for single queries is called on its
-rankings. A code that ties with a relevant one ranks before it here, while mteb orders such codes by their ids.
+mteb loads MODEL with `SentenceTransformer` and ranks the codes. Because mteb rounds its mean, this script calls
+mteb's function for single queries on these rankings. In our figures, a code that ties with a relevant one ranks
+before it; mteb orders tied codes by their ids.
 """
 
 import argparse

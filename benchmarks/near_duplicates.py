@@ -1,14 +1,15 @@
-"""Trains on rows of which each has three near-duplicates, and compares weights and batches; run it for the table.
+"""Trains on rows that each have three near-duplicates, and prints a table that compares weights and batches.
 
     python benchmarks/near_duplicates.py MODEL ROWS OTHER > near_duplicates.jsonl
 
 MODEL is a static encoder (`soft-trainer distil all-MiniLM-L6-v2`). ROWS and OTHER have CodeSearchNet's layout.
 
-Protocol, written before the runs. The first 5,000 functions of the training rows of ROWS and OTHER, each in four
-variants: as it is, and three times with another ending of its name, other numbers in its code, and words for this in
-its query. That makes 20,000 pairs, each with three near-duplicates. Batches of 512, two epochs, Adam at 3e-3, seeds 1
-and 2. Arms: InfoNCE, Soft-InfoNCE with BM25's weights, positive-aware weights of the encoder before training, and
-InfoNCE in batches of similar rows. Valid and test come from ROWS, without variants.
+Protocol, written before the runs. The first 5,000 functions of the training rows of ROWS and OTHER get four variants
+each. One is the function itself. In the other three, its name has another ending, its code has other numbers, and
+its query has additional words for the ending. That makes 20,000 pairs, each with three near-duplicates. Batches of
+512, two epochs, Adam at 3e-3, seeds 1 and 2. Arms: InfoNCE, Soft-InfoNCE with BM25's weights, positive-aware weights
+of the encoder before training, and InfoNCE in batches of similar rows. Valid and test come from ROWS, without
+variants.
 """
 
 from __future__ import annotations

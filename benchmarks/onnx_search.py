@@ -1,12 +1,12 @@
-"""Measures encoders on ONNX Runtime against torch: speed, memory, and what 8-bit weights cost in MRR and nDCG@10.
+"""Compares encoders on ONNX Runtime with torch: speed, memory, and what 8-bit weights cost in MRR and nDCG@10.
 
     python benchmarks/onnx_search.py speed ENCODER DATA_DIR
     python benchmarks/onnx_search.py quality ENCODER DATA_DIR
     python benchmarks/onnx_search.py judged ENCODER TREES --queries QUERIES
 
-ENCODER is a folder. DATA_DIR has rows with a split valid, such as CodeSearchNet or CoSQA. TREES and QUERIES are given
-as to `soft-trainer evaluate-search`. Each way of running the encoder is measured in a separate process with the same
-texts. Run `speed` while nothing else runs on the machine.
+ENCODER is a folder. DATA_DIR has rows with a valid split, such as CodeSearchNet or CoSQA. TREES and QUERIES have the
+format of `soft-trainer evaluate-search`. Each runtime is measured in a separate process with the same texts. Run
+`speed` while nothing else runs on the machine.
 """
 
 from __future__ import annotations

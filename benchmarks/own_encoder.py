@@ -4,9 +4,10 @@
     python benchmarks/own_encoder.py collect DIR
     python benchmarks/own_encoder.py table
 
-REPOSITORY is a bare clone whose folder has a name of the list below (`owner+name`), ENCODER is MiniLM's folder.
-Finished steps in DIR are not repeated. `collect` writes the rank of every query (0: not found) and the costs to
-benchmarks/own_encoder.jsonl, and `table` prints the page's tables. Give `run` one thread (OMP_NUM_THREADS=1).
+REPOSITORY is a bare clone in a folder named like an entry of the list below (`owner+name`). ENCODER is MiniLM's
+folder. Finished steps in DIR are not repeated. `collect` writes the rank of every query (0: not found) and the CPU
+seconds to benchmarks/own_encoder.jsonl, and `table` prints the page's tables. Run `run` with one thread
+(OMP_NUM_THREADS=1).
 """
 
 from __future__ import annotations

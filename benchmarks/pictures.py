@@ -1,10 +1,10 @@
-"""Draws the pictures of README and the site. It needs the extra `plots`, and `rich` for the terminal.
+"""Draws the pictures of README and the site. Needs the extra `plots`, and `rich` for the terminal.
 
-python benchmarks/pictures.py search          # docs/pictures/search.svg: what the search prints, without an encoder
+python benchmarks/pictures.py search          # docs/pictures/search.svg: the output of a search without an encoder
 python benchmarks/pictures.py curve FOLDER    # docs/pictures/curve.png: the quickstart's MRR against the pairs seen
 
-FOLDER is the output of `soft-trainer train --config quickstart --eval_strategy steps --eval_steps 0.1`, trained in an
-environment with nothing but the package, because the quickstart trains on what is installed.
+FOLDER is the output of `soft-trainer train --config quickstart --eval_strategy steps --eval_steps 0.1`. Train it in
+an environment with only this package, because the quickstart trains on the installed packages.
 """
 
 from __future__ import annotations

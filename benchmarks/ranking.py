@@ -4,9 +4,10 @@
 
 All methods get the same embeddings. Each measurement runs in a separate process; methods take turns, and the table
 shows medians. A time covers the call; the peak covers the process with its libraries and the embeddings.
-Some differences remain: faiss and the published script look at the first 1000 codes only; so does the evaluator, which
-also computes other metrics than the MRR; ours ranks every code, with ties, and keeps ten. faiss
-(`pip install faiss-cpu`) is excluded if it is not installed.
+
+The methods differ in what they compute. faiss and the published script look at the first 1000 codes only. So does
+the evaluator, which also computes other metrics than the MRR. Ours ranks every code, counts ties, and keeps the best
+ten. faiss (`pip install faiss-cpu`) is skipped if it is not installed.
 """
 
 import argparse

@@ -2,9 +2,9 @@
 
     python benchmarks/recipe_study.py [benchmarks/recipe_study.json]
 
-The final queries of a set are fixed by the protocol: test of Ruby, valid and test of Python and Go. The Python
-encoders rank CoSQA's web queries too. Intervals are over seeds and queries, the p over queries; Holm's correction is
-over the secondary comparisons.
+The protocol fixes the final queries of each set: test of Ruby, valid and test of Python and Go. The Python encoders
+also rank codes for CoSQA's web queries. Intervals are over seeds and queries, p values over queries. Holm's
+correction covers the secondary comparisons.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Times the search of one tree: index, update, change check and queries, and compares with ripgrep and rank_bm25.
+"""Times the search of one tree: index, update, change check and queries. Compares with ripgrep and rank_bm25.
 
     python benchmarks/search.py --folder DIR [--model NAME] [--rank_bm25]
 
-Times are wall times. Indexing is shown in CPU seconds too, for a machine that is shared with others.
+Times are wall times. Indexing and queries also have CPU seconds, for use on a shared machine.
 """
 
 from __future__ import annotations

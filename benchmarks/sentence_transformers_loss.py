@@ -1,11 +1,11 @@
-"""Trains by a script of sentence-transformers, by the same script with two lines changed, and by our trainer.
+"""Compares training by a script of sentence-transformers, by that script with two changed lines, and by our trainer.
 
     python benchmarks/sentence_transformers_loss.py --data_dir DIR --model ENCODER --output_dir outputs/losses
 
 All runs have the same batches (the rows shuffled once, then in order), no dropout, and texts of 64 tokens. The table
-has the loss of every fifth step, then the time of a step; the last lines say by how much the loss that
-sentence-transformers computes with ours differs from our trainer's. `curves.png` in the output folder shows them, if
-matplotlib is installed.
+has the loss of every fifth step, then the time of a step. The last lines give the difference between our loss inside
+sentence-transformers and our trainer. If matplotlib is installed, `curves.png` in the output folder shows the
+losses.
 """
 
 from __future__ import annotations

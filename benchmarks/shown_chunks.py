@@ -1,11 +1,12 @@
-"""Measures how often the chunk that a search shows first is one that answers the question.
+"""Measures how often the chunk that a search shows first answers the question.
 
     python benchmarks/shown_chunks.py [--model NAME] [--index_dir DIR]
 
-line_queries.jsonl holds 60 questions about jinja2, joblib and this package, with the lines that answer them. They were
-written from the sources before any ranking saw them. The weights may be chosen on the half "choose"; the half "report"
-is for the figures. Lines hold for one version of each tree, so jinja2 and joblib must be installed in the versions
-below (`pip install jinja2==3.1.6 joblib==1.6.0`), and this package is read from the commit below.
+line_queries.jsonl has 60 questions about jinja2, joblib and this package, with the lines that answer them. The
+questions were written from the sources before any ranking saw them. The half "choose" may be used to choose weights;
+the half "report" is only for the reported figures. The line numbers fit one version of each tree. So jinja2 and
+joblib must be installed in the versions below (`pip install jinja2==3.1.6 joblib==1.6.0`), and this package is read
+from the commit below.
 """
 
 from __future__ import annotations

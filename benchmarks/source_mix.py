@@ -1,4 +1,4 @@
-"""Trains on own rows alone, merged half-way, and together with general rows; `source_mix.md` has the protocol.
+"""Compares training on own rows alone, merged half-way, and with general rows; `source_mix.md` has the protocol.
 
 python benchmarks/source_mix.py MODEL OWN GENERAL COSQA > source_mix.jsonl
 """

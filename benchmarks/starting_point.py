@@ -1,4 +1,4 @@
-"""The starting point of trainings in the benchmarks: rows, their texts, and a folder with the encoder."""
+"""What the training benchmarks start from: rows, their texts, and a folder with the encoder."""
 
 from __future__ import annotations
 

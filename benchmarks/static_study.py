@@ -3,9 +3,10 @@
     OMP_NUM_THREADS=1 python benchmarks/static_study.py run --data DIR --model FOLDER
     python benchmarks/static_study.py table
 
-DIR holds a folder of rows for each language of the protocol, `csn-ruby`, and `cosqa`. FOLDER is the distilled start.
-`run` goes through the learning rates and then the seeds, and skips what `static_study.jsonl` has already. A line of
-that file is a run: its settings, MRR on valid, seconds of the processor, and the rank of every test query.
+DIR has a folder of rows for each language of the protocol, `csn-ruby`, and `cosqa`. FOLDER is the distilled encoder
+that all trainings start from. `run` trains with every learning rate, then with the other seeds, and skips runs that
+are in `static_study.jsonl`. Each line of that file is a run: its settings, MRR on valid, CPU seconds, and the rank
+of every test query.
 """
 
 from __future__ import annotations

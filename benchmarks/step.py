@@ -1,21 +1,22 @@
-"""Compares a training step: ours, that of sentence-transformers' trainer, and one padded to the maximum as published.
+"""Compares a training step: ours, sentence-transformers' trainer, and padding to the maximum as published.
 
     python benchmarks/step.py --data_dir DIR [--size 256x4 | --model FOLDER] [--lengths 128,256] [--batch_sizes 32,128]
         [--dtype float32,bfloat16] [--device cuda] [--repetitions 7]
 
-All ways take turns with the same random batches, initial weights, texts, truncation, loss (InfoNCE of cosines x 20, or
-of the model's own score), optimizer, clipping of gradients, precision and threads. A step is collation, forward,
-backward, clipping and optimizer. The first step of each way is excluded. Figures with a range are medians over the
-repetitions. Ratios are taken within a repetition.
+All implementations take turns with the same random batches, initial weights, texts, truncation, loss (InfoNCE of
+cosines x 20, or of the model's own score), optimizer, gradient clipping, precision and threads. A step is collation,
+forward, backward, clipping and optimizer. The first step of each implementation is excluded. Figures with a range
+are medians over the repetitions. Ratios are taken within a repetition.
 
-"ours is faster" divides the time of a way by ours. "without collation" does so without the work of data workers.
-"padding" is the share of padding in the computed tokens. "of the saving" divides the ratio by the one that the fewer
-tokens would give at a constant cost per token. Useful arithmetic is that of tokens that are not padding: 6 W T + 12
-layers hidden sum(L^2) operations for W weights without embeddings and T tokens in texts of L each. All arithmetic
-includes the padding. Both are shares of the rate of large matrix products in the same precision.
+"ours is faster" divides the time of an implementation by ours; "without collation" excludes the work of data
+workers. "padding" is the percentage of padding among the computed tokens. "of the saving" divides the ratio by the
+ratio that the smaller number of tokens would give at a constant cost per token. Useful arithmetic counts the
+operations on tokens that are not padding: 6 W T + 12 layers hidden sum(L^2) for W weights without embeddings and T
+tokens in texts of L each. All arithmetic includes the padding. Both are percentages of the rate of large matrix
+products in the same precision.
 
-One thing differs: sentence-transformers tokenises in its collator. Ours tokenises once before training, so its steps
-do not include tokenising.
+One difference remains: sentence-transformers tokenises in its collator. Ours tokenises once before training, so its
+steps do not include tokenising.
 """
 
 from __future__ import annotations
@@ -230,8 +231,8 @@ def line(batch_size: int, name: tuple[str, str], results: dict, roof: float) -> 
     ]
 
 
-HEADERS = ["batch", "precision", "way", "examples/s", "ours is faster", "without collation", "of the saving"]
-HEADERS += ["than in float32", "padding", "useful tokens/s", "useful arithmetic", "all arithmetic"]
+HEADERS = ["batch", "precision", "implementation", "examples/s", "ours is faster", "without collation"]
+HEADERS += ["of the saving", "than in float32", "padding", "useful tokens/s", "useful arithmetic", "all arithmetic"]
 
 
 def check_equal(losses: Mapping[tuple[str, str], float]) -> None:

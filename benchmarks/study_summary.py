@@ -2,8 +2,8 @@
 
     python benchmarks/study_summary.py benchmarks/recipe_study.json outputs/hard-batches [STUDY ...]
 
-Ranks stand in the order of the queries' urls, so that runs on the same rows can be compared again. A run that ranked
-valid during training has its curve: the share of all steps and the MRR.
+Ranks are ordered by the queries' urls, so runs on the same rows can be compared later. A run that was evaluated on
+valid during training also gets its learning curve: the fraction of steps, and the MRR.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Searches the repositories of SWE-bench with whole issues, for the files that the fixes changed (docs/search.md).
+"""Searches SWE-bench repositories with whole issues, for the files that the fixes changed (docs/search.md).
 
     git clone --bare https://github.com/sympy/sympy CLONES/sympy+sympy      # and so on, for each repository
     python benchmarks/swe_bench.py ISSUES CLONES WORK --part seen
 
-ISSUES is JSON lines with `id repo commit issue files roust seen`: the text of an issue, the files that its fix
-changed, and the files that roust found, a localizer without a model. The ranking was chosen on those that are `seen`.
-The tree of each commit is indexed in WORK, once and without commits (`--commits` reads them too). Only Python files
-are ranked; tests are dropped from all lists, except in rows that keep them.
+ISSUES is JSON lines with `id repo commit issue files roust seen`: `issue` is the text, `files` are the files that
+the fix changed, and `roust` the files found by roust, a localizer without a model. The ranking was chosen on the
+issues marked `seen`. WORK gets an index of the tree at each commit, once and without commits (`--commits` reads them
+too). Only Python files are ranked; tests are dropped from all lists, except in rows that keep them.
 """
 
 from __future__ import annotations

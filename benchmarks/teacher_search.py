@@ -1,11 +1,11 @@
-"""Searches judged repositories by words, and with static encoders that were trained with and without their teacher.
+"""Searches judged repositories by words, and with static encoders trained with and without their teacher.
 
     OMP_NUM_THREADS=1 python benchmarks/teacher_search.py --data DIR --teacher FOLDER --work DIR --repositories DIR \
         --queries queries.jsonl.gz
 
-WORK is the folder of `teacher_study.py prepare`. The encoders come from the study: seeds 1 to 3, with the settings it
-chose. A row of the queries has `repo`, `query`, and the paths `relevant` and `secondary`. The table shows nDCG@10 of
-the files, each counted once. `teacher_search.jsonl` gets every query's value.
+WORK is the folder of `teacher_study.py prepare`. The encoders come from the teacher study: seeds 1 to 3, with the
+chosen settings. Each row of the queries has `repo`, `query`, and the paths `relevant` and `secondary`. The table
+shows nDCG@10 of the files, each counted once. `teacher_search.jsonl` gets the value of every query.
 """
 
 from __future__ import annotations

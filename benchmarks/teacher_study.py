@@ -4,10 +4,10 @@
     OMP_NUM_THREADS=1 python benchmarks/teacher_study.py run --data DIR --teacher FOLDER --work DIR
     python benchmarks/teacher_study.py table
 
-`prepare` distils the start, or takes the package's encoder with `--start base`, and encodes the training rows with the
-teacher, into WORK. `run` tunes every method, then
-goes through the seeds, and skips what `teacher_study.jsonl` has already. A line of that file is a run: its settings,
-MRR on valid, seconds of the processor, and the rank of every test query.
+`prepare` writes to WORK the static encoder that all trainings start from (`--start base`: the package's), and the
+teacher's embeddings of the training rows. `run` tunes every method, then trains the other seeds, and skips runs that
+are in `teacher_study.jsonl`. Each line of that file is a run: its settings, MRR on valid, CPU seconds, and the rank of
+every test query.
 """
 
 from __future__ import annotations

@@ -4,10 +4,11 @@
     OMP_NUM_THREADS=1 python benchmarks/vocabulary_study.py run --data DIR --work DIR [--methods "base"] [--seeds 5]
     python benchmarks/vocabulary_study.py table
 
-DIR holds the folders `mined/LANGUAGE`, `csn-ruby` and `cosqa`, FOLDER is MiniLM. `starts` distils into WORK,
-where `teacher_study.py prepare` has stored the teacher's embeddings. `run` goes through the learning rates and then
-the seeds, and skips what `vocabulary_study.jsonl` has already. A line of that file is a run: its settings, MRR on
-valid, CPU seconds, and the rank of every test query. Lines of rejected learning rates have no ranks.
+DIR has the folders `mined/LANGUAGE`, `csn-ruby` and `cosqa`, and FOLDER is MiniLM. `starts` distils the initial
+encoders into WORK, where `teacher_study.py prepare` has stored the teacher's embeddings. `run` trains with every
+learning rate, then with the other seeds, and skips runs that are in `vocabulary_study.jsonl`. Each line of that file
+is a run: its settings, MRR on valid, CPU seconds, and the rank of every test query. Lines of rejected learning rates
+have no ranks.
 """
 
 from __future__ import annotations

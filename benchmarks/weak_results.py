@@ -1,4 +1,4 @@
-"""Measures how often results are called weak, for judged queries and for queries that have no answer.
+"""Measures how often search results are called weak, for judged queries and for queries that have no answer.
 
 python benchmarks/weak_results.py queries.jsonl.gz TREES
 python benchmarks/weak_results.py queries.jsonl.gz TREES --model outputs/static

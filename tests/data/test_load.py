@@ -203,7 +203,7 @@ def test_an_evaluation_set_is_all_rows(pairs, tmp_path):
         ),
         ("a.csv", "query,code\nx,y\nz,f(a,b,c)\n", {}, "in line 3, saw 4; look for a missing quote or an extra comma"),
         ("folder/readme.md", "text", {}, "folder: no rows; JSON lines, CSV or Parquet are read"),
-        (None, None, {}, "no such folder or file, and no name on the Hub"),
+        (None, None, {}, "no such folder or file, and not a name on the Hub"),
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path, name, content, arguments, message):
