@@ -20,7 +20,7 @@ from soft_trainer import Estimator, SoftInfoNCETrainer, SoftInfoNCETrainingArgum
 class SharedNames(Estimator):
     """An estimator that compares two codes by their names: the query's positive, and another code.
 
-    The similarity is the Jaccard index of the two sets of names, the number of shared names divided by the number of all.
+    The similarity is the Jaccard index: the number of names in both codes, divided by the number of names in either.
     """
 
     alpha, beta, temperature = 1.3, 0.7, 0.1

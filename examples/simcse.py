@@ -7,9 +7,10 @@
     python examples/simcse.py ROWS OUTPUT_DIR
     soft-trainer train --estimator simcse --estimator_model OUTPUT_DIR ...
 
-ROWS is anything that `soft_trainer.load_rows` reads, or several of these, separated by commas. As in unsupervised SimCSE
-(Gao et al., 2021), each query is paired with itself: the encoder reads the query twice, and dropout makes the two
-embeddings differ. The default batch size, learning rate and number of epochs are those of the paper's published run.
+ROWS is anything that `soft_trainer.load_rows` reads, or several of these, separated by commas. As in unsupervised
+SimCSE (Gao et al., 2021), each query is paired with itself: the encoder reads the query twice, and dropout makes the
+two embeddings differ. By default, the batch size, the learning rate and the number of epochs are the same as in the
+paper's published run.
 """
 
 import argparse
