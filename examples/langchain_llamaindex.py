@@ -2,12 +2,12 @@
 # requires-python = ">=3.11"
 # dependencies = ["langchain-huggingface>=1.2", "langchain-core>=1.7", "llama-index-embeddings-huggingface>=0.8"]
 # ///
-"""Reads a trained encoder in LangChain and LlamaIndex, which load its folder with sentence-transformers.
+"""Loads a trained encoder in LangChain and LlamaIndex, which use sentence-transformers to load it.
 
     python examples/langchain_llamaindex.py MODEL "sort a list" "def f(xs): return sorted(xs)" "def g(): exit()"
 
-They need huggingface_hub below 2, and soft-trainer needs 2.4. Give them an environment without soft-trainer:
-a folder that soft-trainer saved needs none of its code.
+Run this script in an environment without soft-trainer: LangChain and LlamaIndex need huggingface_hub below 2, and
+soft-trainer needs 2.4. You can load a saved encoder without soft-trainer.
 """
 
 import sys

@@ -2,12 +2,12 @@
 # requires-python = ">=3.11"
 # dependencies = ["soft-trainer[mteb]"]
 # ///
-"""Measures an encoder with mteb on your own rows.
+"""Evaluates an encoder with mteb on your own rows.
 
     python examples/mteb_own_rows.py MODEL ROWS
 
-ROWS is anything that `soft_trainer.load_rows` reads: a folder, a file, a data set on the Hub. Every query of test is
-ranked against the whole corpus. Change `OwnRows` to measure other queries, corpora or grades.
+ROWS is anything that `soft_trainer.load_rows` reads: a folder, a file or a data set on the Hub. For every query in the
+test split, the encoder ranks the whole corpus. Change `OwnRows` to evaluate other queries, corpora or grades.
 """
 
 import argparse
@@ -25,15 +25,16 @@ from soft_trainer.data.split import Split
 
 
 class OwnRows(AbsTaskRetrieval):
-    """A split as a retrieval task of mteb. Grades must be whole numbers, as mteb requires.
+    """A retrieval task for mteb, made from a split. mteb requires grades that are whole numbers.
 
     Args:
-        split: queries with `docstring`, a corpus with `code`, and judgments of who answers whom.
+        split: queries with a column `docstring`, a corpus with a column `code`, and judgments of which code answers
+            which query.
     """
 
     metadata = TaskMetadata(
         name="OwnRows",
-        description="Queries against the whole corpus.",
+        description="Ranks the whole corpus for each query.",
         type="Retrieval",
         category="t2t",
         eval_splits=["test"],
@@ -47,12 +48,12 @@ class OwnRows(AbsTaskRetrieval):
         self.split = split
 
     def load_data(self, *args, **kwargs) -> None:
-        """Fills `dataset` with queries, corpus and the relevant codes of each query."""
+        """Sets `self.dataset` to the queries, the corpus, and the relevant codes of each query."""
         queries = self.split.queries["docstring"][:]
         codes = self.split.corpus["code"][:]
         relevant = {str(query): {} for query in range(len(queries))}
-        right = self.split.judgments.relevant.tocoo()
-        for query, code, grade in zip(right.row, right.col, right.data, strict=True):
+        judged = self.split.judgments.relevant.tocoo()
+        for query, code, grade in zip(judged.row, judged.col, judged.data, strict=True):
             relevant[str(query)][str(code)] = int(grade)
         data = RetrievalSplitData(
             corpus=Dataset.from_dict({"id": [str(row) for row in range(len(codes))], "text": codes}),
@@ -72,7 +73,7 @@ def measure(model: str, rows: str) -> dict[str, float]:
 
 
 def main() -> None:
-    """Prints the scores."""
+    """Evaluates the encoder and prints three metrics."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a folder or a name on the Hub")
     parser.add_argument("rows", help="a folder, a file or a data set on the Hub")

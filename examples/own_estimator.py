@@ -2,11 +2,11 @@
 # requires-python = ">=3.11"
 # dependencies = ["soft-trainer"]
 # ///
-"""Weighs negatives with your own estimator: codes that share names with a query's positive count less.
+"""Trains with your own estimator: a negative that shares names with the query's positive gets a smaller weight.
 
     python examples/own_estimator.py ROWS outputs/names
 
-In the shell: `soft-trainer train --data_dir ROWS --estimator own_estimator:SharedNames`, in this folder.
+On the command line, run in this folder: `soft-trainer train --data_dir ROWS --estimator own_estimator:SharedNames`.
 """
 
 import argparse
@@ -18,28 +18,31 @@ from soft_trainer import Estimator, SoftInfoNCETrainer, SoftInfoNCETrainingArgum
 
 
 class SharedNames(Estimator):
-    """The Jaccard similarity of the names in the query's positive and in another code."""
+    """An estimator that compares two codes by their names: the query's positive, and another code.
+
+    The similarity is the Jaccard index: the number of names in both codes, divided by the number of names in either.
+    """
 
     alpha, beta, temperature = 1.3, 0.7, 0.1
 
     def fit(self, split):
-        """Collects the names in every code of the training rows, once."""
+        """Finds the names in every code of the training rows, before training."""
         self.names = [set(re.findall(r"[a-zA-Z_]{3,}", code)) for code in split.corpus["code"]]
-        self.own = dict(split.judgments.pairs().tolist())  # the code of each query
+        self.positives = dict(split.judgments.pairs().tolist())  # a relevant code for each query
 
     def similarity(self, query_rows, code_rows):
-        """Returns Tensor[Q, C], larger = more similar; the rows are numbers of queries and of codes."""
+        """Returns the similarities of queries and codes, which are given by their row numbers, as Tensor[Q, C]."""
         table = torch.zeros(len(query_rows), len(code_rows))
         for row, query in enumerate(query_rows):
-            own = self.names[self.own[int(query)]]
+            positive = self.names[self.positives[int(query)]]
             for column, code in enumerate(code_rows):
                 other = self.names[int(code)]
-                table[row, column] = len(own & other) / max(len(own | other), 1)
+                table[row, column] = len(positive & other) / max(len(positive | other), 1)
         return table
 
 
 def main() -> None:
-    """Trains on the rows."""
+    """Trains an encoder with the estimator."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows")
     parser.add_argument("output_dir")

@@ -2,11 +2,11 @@
 # requires-python = ">=3.11"
 # dependencies = ["soft-trainer"]
 # ///
-"""Trains with your own loss and your own weights.
+"""Trains with your own loss and your own weighting.
 
     python examples/own_loss.py ROWS outputs/softplus
 
-In the shell, in this folder:
+On the command line, run in this folder:
 
     soft-trainer train --data_dir ROWS --loss own_loss:softplus --weighting own_loss:halves
 """
@@ -21,19 +21,19 @@ from soft_trainer import BM25Estimator, SoftInfoNCETrainer, SoftInfoNCETrainingA
 
 
 def softplus(scores: Tensor, positives: Tensor, *, weights: Tensor) -> Tensor:
-    """Pushes every negative below the query's positive; returns the mean over queries."""
+    """Penalises negatives that score close to or above the query's positive. Returns the mean over queries."""
     column = positives.unsqueeze(1)
-    negatives = weights.scatter(1, column, 0.0)  # already 0 on columns that do not count
+    negatives = weights.scatter(1, column, 0.0)  # excluded columns are 0 already
     return (F.softplus(scores - scores.gather(1, column)) * negatives).sum(1).mean()
 
 
 def halves(similarity: Tensor, positives: Tensor) -> Tensor:
-    """Gives half a weight to the negatives that are more similar than most, Tensor[B, N]."""
+    """Returns a weight of 0.5 for codes whose similarity is above the query's median, otherwise 1, Tensor[B, N]."""
     return torch.where(similarity > similarity.median(dim=1, keepdim=True).values, 0.5, 1.0)
 
 
 def main() -> None:
-    """Trains on the rows."""
+    """Trains an encoder with the loss and the weighting."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows")
     parser.add_argument("output_dir")

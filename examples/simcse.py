@@ -2,14 +2,15 @@
 # requires-python = ">=3.11"
 # dependencies = ["soft-trainer"]
 # ///
-"""Trains the sentence encoder of the SimCSE estimator with sentence-transformers' trainer.
+"""Trains a sentence encoder for the SimCSE estimator, with sentence-transformers' trainer.
 
     python examples/simcse.py ROWS OUTPUT_DIR
     soft-trainer train --estimator simcse --estimator_model OUTPUT_DIR ...
 
-ROWS is anything that `soft_trainer.load_rows` reads; several, comma-separated, are joined. Every query is its own
-positive: two passes with different dropout give two views of it, as in unsupervised SimCSE (Gao et al., 2021). The
-paper's published run used the same settings.
+ROWS is anything that `soft_trainer.load_rows` reads, or several of these, separated by commas. As in unsupervised
+SimCSE (Gao et al., 2021), each query is paired with itself: the encoder reads the query twice, and dropout makes the
+two embeddings differ. By default, the batch size, the learning rate and the number of epochs are the same as in the
+paper's published run.
 """
 
 import argparse
@@ -24,7 +25,7 @@ TEMPERATURE = 0.07
 
 
 def main() -> None:
-    """Trains the encoder on the queries of the rows and saves it."""
+    """Trains an encoder on the queries in the training rows, and saves it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows")
     parser.add_argument("output_dir")
@@ -35,7 +36,7 @@ def main() -> None:
     parser.add_argument("--max_steps", type=int, default=-1)
     options = parser.parse_args()
 
-    queries: dict[str, None] = {}  # each text once, in the order of the rows
+    queries: dict[str, None] = {}  # a dict keeps each text once, in the order of the rows
     for source in options.rows.split(","):
         train = load_rows(source)["train"].queries
         for row in train:

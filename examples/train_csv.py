@@ -2,7 +2,7 @@
 # requires-python = ">=3.11"
 # dependencies = ["soft-trainer"]
 # ///
-"""Fine-tunes an encoder on a CSV with any columns, and finds answers with it.
+"""Fine-tunes an encoder on a CSV file with any column names, and answers a question with the encoder.
 
 python examples/train_csv.py pairs.csv outputs/csv --query_column question --code_column answer
 """

@@ -2,7 +2,7 @@
 # requires-python = ">=3.11"
 # dependencies = ["soft-trainer"]
 # ///
-"""Trains with your own arguments, callback and metrics, as with any `transformers.Trainer`.
+"""Trains with your own arguments, callback and metrics, as you would with any `transformers.Trainer`.
 
 python examples/train_python.py ROWS outputs/python --model microsoft/unixcoder-base
 """
@@ -16,18 +16,22 @@ from soft_trainer import BM25Estimator, SoftInfoNCETrainer, SoftInfoNCETrainingA
 
 
 class StopWhenGood(TrainerCallback):
-    """Ends the training at an evaluation that reaches a recall."""
+    """A callback that stops training when the recall in an evaluation is high enough.
+
+    Args:
+        recall: the proportion of queries whose code must be among the first five, from 0 to 1.
+    """
 
     def __init__(self, recall: float):
         self.recall = recall
 
     def on_evaluate(self, args, state, control, metrics, **kwargs):
-        """Stops if the metric of `compute_metrics` is large enough."""
+        """Stops training if `found_in_5`, which `compute_metrics` returns, is at least `recall`."""
         control.should_training_stop = metrics["eval_found_in_5"] >= self.recall
 
 
 def compute_metrics(prediction) -> dict[str, float]:
-    """Returns the share of queries whose code is among the first five; ranks begin with 1."""
+    """Returns the proportion of queries whose code is among the first five. Rank 1 is the best."""
     ranks, _top_codes = prediction.predictions
     return {"found_in_5": float((ranks <= 5).mean())}
 

@@ -2,7 +2,7 @@
 # requires-python = ">=3.11"
 # dependencies = ["soft-trainer", "qdrant-client>=1.15"]
 # ///
-"""Exports the embeddings of a corpus to FAISS and to Qdrant, and searches both.
+"""Stores the embeddings of a corpus in FAISS and in Qdrant, and searches both stores.
 
 python examples/vector_stores.py MODEL ROWS OUTPUT_DIR "sort a list"
 """
@@ -26,7 +26,8 @@ options.output_dir.mkdir(parents=True, exist_ok=True)
 
 codes = load_rows(options.rows)["test"].corpus["code"]
 encoder = load_encoder(options.model)
-# Of unit length, so that a dot product is the cosine; drop it for an encoder with score_function "dot".
+# Vectors are scaled to unit length, so that their dot product is the cosine. For an encoder with score_function "dot",
+# remove the two calls of `normalize_L2`, and use `models.Distance.DOT` below.
 vectors = encoder.encode_codes(codes).float().cpu().numpy()
 query = encoder.encode_queries([options.query]).float().cpu().numpy()
 faiss.normalize_L2(vectors)
@@ -35,9 +36,9 @@ faiss.normalize_L2(query)
 index = faiss.IndexFlatIP(vectors.shape[1])
 index.add(vectors)
 faiss.write_index(index, str(options.output_dir / "codes.faiss"))
-_, places = index.search(query, 3)
+_, rows = index.search(query, 3)
 
-client = QdrantClient(path=str(options.output_dir / "qdrant"))  # a folder; QdrantClient(url=...) for a server
+client = QdrantClient(path=str(options.output_dir / "qdrant"))  # for a server, QdrantClient(url=...)
 client.create_collection(
     "codes", vectors_config=models.VectorParams(size=vectors.shape[1], distance=models.Distance.COSINE)
 )
@@ -45,5 +46,5 @@ client.upload_collection("codes", vectors=vectors, payload=[{"code": code} for c
 points = client.query_points("codes", query=query[0].tolist(), limit=3).points
 client.close()
 
-for place, point in zip(places[0], points, strict=True):
-    sys.stdout.write(f"FAISS {place}: {codes[place]}\nQdrant {point.id}: {point.payload['code']}\n")
+for row, point in zip(rows[0], points, strict=True):
+    sys.stdout.write(f"FAISS {row}: {codes[row]}\nQdrant {point.id}: {point.payload['code']}\n")
