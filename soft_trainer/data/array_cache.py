@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import datasets
@@ -18,6 +19,7 @@ from soft_trainer.fingerprints import fingerprint, keep_files, kept_files, rows_
 
 logger = logging.get_logger(__name__)
 
+BAR_ROWS = 20_000
 DEFAULT_FOLDER = Path(HF_HOME) / "soft_trainer" / "rows"
 
 
@@ -47,7 +49,21 @@ def flat(rows: Dataset) -> Dataset:
         return rows
     made_from = fingerprint(rows_fingerprint(rows), "flat")
     kept = {"new_fingerprint": made_from, "load_from_cache_file": False, "desc": "Flattening the indices"}
-    return cached_dataset(made_from, lambda _: rows.map(batched=True, **kept))
+    with no_bar_for_few(rows):
+        return cached_dataset(made_from, lambda _: rows.map(batched=True, **kept))
+
+
+@contextlib.contextmanager
+def no_bar_for_few(rows: Dataset) -> Iterator[None]:
+    """Hides the progress bars of `datasets` for fewer than 20,000 rows, which take a few seconds at most."""
+    hidden = len(rows) < BAR_ROWS and not datasets.are_progress_bars_disabled()
+    if hidden:
+        datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if hidden:
+            datasets.enable_progress_bars()
 
 
 def load_arrays(folder: str | Path | None, key: str) -> dict[str, np.ndarray] | None:

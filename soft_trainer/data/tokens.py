@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import xxhash
 from datasets import Dataset, Features, List, Value
 
-from soft_trainer.data.array_cache import cached_dataset
+from soft_trainer.data.array_cache import cached_dataset, no_bar_for_few
 from soft_trainer.dataflow.inputs import graph_features
 from soft_trainer.encoders.encoding import tokenize_with_lengths
 from soft_trainer.encoders.profiles import EncoderProfile
@@ -229,4 +229,5 @@ def tokenized(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -
         code_fingerprint("soft_trainer.encoders.encoding"),
     ]
     processes = processes_for(len(dataset), TOKENIZED_BY_PROCESS)
-    return mapped(dataset, [column], run, TOKENS, made_from, desc=f"Tokenising {side}", num_proc=processes)
+    with no_bar_for_few(dataset):
+        return mapped(dataset, [column], run, TOKENS, made_from, desc=f"Tokenising {side}", num_proc=processes)
