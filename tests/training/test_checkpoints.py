@@ -132,7 +132,7 @@ def test_no_error_leaves_half_a_checkpoint(tmp_path, error):
 
 def test_a_full_disk_is_one_line_whatever_torch_says(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))
-    with pytest.raises(UserError, match="0 MiB are free there"), saving_checkpoint(tmp_path / "checkpoint-5"):
+    with pytest.raises(UserError, match="0 MiB free"), saving_checkpoint(tmp_path / "checkpoint-5"):
         raise RuntimeError("basic_ios::clear: iostream error")
 
 
@@ -155,7 +155,7 @@ def test_a_disk_that_fills_up_leaves_the_last_complete_checkpoint(trainer_of, tm
     trainer.add_callback(FilesEnd(most))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
-        with pytest.raises(UserError, match="cannot save to .*checkpoint-4: .*Everything saved before is intact"):
+        with pytest.raises(UserError, match="cannot save to .*checkpoint-4: .*Everything saved earlier is intact"):
             trainer.train()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
