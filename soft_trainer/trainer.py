@@ -473,7 +473,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         self._false_negatives_masked = 0
 
     def fingerprint(self) -> dict[str, object]:
-        """Returns the run fingerprint: what the results depend on, as far as it exists before fitting the estimator."""
+        """Returns the run fingerprint: what the results depend on, without what only a fitted estimator knows."""
         early_stops = [each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
         metrics_choose = bool(early_stops) or choose_by_metrics(self.args)
         own = {

@@ -141,7 +141,7 @@ def _check(*settings: tuple[str, float, str, bool]) -> None:
 
 
 def _negatives(similarity: Tensor, positives: Tensor | None, negatives: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Returns the negatives, BoolTensor[B, N], and the positive's column, LongTensor[B, 1], with defaults filled in."""
+    """Fills in defaults. Returns the negatives, BoolTensor[B, N], and the positive's column, LongTensor[B, 1]."""
     if positives is None:
         positives = torch.arange(len(similarity), device=similarity.device)
     column = positives.unsqueeze(1)

@@ -54,17 +54,17 @@ def test_ctrl_c_is_one_line_and_exit_code_130(script, data_dir, monkeypatch):
     options = TINY | {"data_dir": data_dir, "output_dir": "out", "save_strategy": "steps", "save_steps": 1}
     code, lines = script(**options)
     assert code == 130 and not any("Traceback" in line for line in lines)
-    assert lines[-1].startswith("interrupted at step 2: out/checkpoint-2 is kept; ")
+    assert lines[-1].startswith("interrupted at step 2: to continue from out/checkpoint-2, run ")
     assert "resume_from_checkpoint=last" in lines[-1]
 
 
 def test_an_interruption_tells_how_to_continue_a_run_that_overwrites(tmp_path):
     mark_complete(tmp_path / "checkpoint-2", {})
     args = SimpleNamespace(output_dir=str(tmp_path), overwrite=True)
-    assert how_to_continue(args, step=0) == "the output folder is as it was"
-    assert "checkpoint-2 is kept; the same command without overwrite=true, or" in how_to_continue(args, step=2)
+    assert how_to_continue(args, step=0) == "the output folder is unchanged"
+    assert "checkpoint-2, run the same command without overwrite=true, or" in how_to_continue(args, step=2)
     args.overwrite = False
-    assert "checkpoint-2 is kept; the same command, or" in how_to_continue(args, step=2)
+    assert "checkpoint-2, run the same command, or" in how_to_continue(args, step=2)
 
 
 @pytest.mark.parametrize("before", ["run.opening.load_data", "run.record.Run.measure"])

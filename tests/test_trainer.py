@@ -206,8 +206,8 @@ def test_all_processes_stop_if_one_is_terminated_in_the_last_steps_or_after_them
 @pytest.mark.parametrize(
     ("save_strategy", "kept", "goes_on"),
     [
-        ("steps", "checkpoint-2 is kept", "resume_from_checkpoint=last"),
-        ("no", "no checkpoint", "a new start"),
+        ("steps", "checkpoint-2, run the same command", "resume_from_checkpoint=last"),
+        ("no", "no checkpoint", "starts from the first step"),
     ],
 )
 def test_an_interruption_says_what_is_kept_and_how_to_go_on(trainer_of, save_strategy, kept, goes_on):

@@ -63,9 +63,9 @@ STATES = {
     "a log and a recipe": (lambda folder: [file(name)(folder) for name in ("log.txt", "recipe.yaml")], NEW, ""),
     "a checkpoint that was never finished": (unfinished, NEW, ""),
     "the same run, finished": (lambda folder: finished(folder, THIS), DONE, ""),
-    "another run, finished": (lambda folder: finished(folder, ANOTHER), OTHER, "seed was 2, is 1"),
+    "another run, finished": (lambda folder: finished(folder, ANOTHER), OTHER, "seed was 2, is now 1"),
     "the same run, interrupted": (lambda folder: stopped(folder, THIS), STOPPED, ""),
-    "another run, interrupted": (lambda folder: stopped(folder, ANOTHER), OTHER, "seed was 2, is 1"),
+    "another run, interrupted": (lambda folder: stopped(folder, ANOTHER), OTHER, "seed was 2, is now 1"),
     "this run over another one, interrupted": (
         lambda folder: [finished(folder, ANOTHER), stopped(folder, THIS)],
         STOPPED,
@@ -80,7 +80,7 @@ STATES = {
     "another run, killed while it was measured": (
         lambda folder: unmeasured(folder, ANOTHER),
         OTHER,
-        "seed was 2, is 1",
+        "seed was 2, is now 1",
     ),
     "the record of an evaluation": (file("run.json"), OTHER, "its run.json was not written by a training"),
     "a run of an older version": (lambda folder: finished(folder, OLD), OTHER, "format was None"),
@@ -278,10 +278,10 @@ def test_a_finished_run_is_done_and_overwriting_leaves_nothing_of_the_earlier_on
     code, said = script(**run)
     assert code == 0 and f"{out}: already done" in said[-1]
     code, said = script(**run | {"max_steps": 3})
-    assert code == 2 and "(max_steps was 2, is 3): to train for longer, resume_from_checkpoint=last" in said[-1]
+    assert code == 2 and "(max_steps was 2, is now 3): to train for longer, resume_from_checkpoint=last" in said[-1]
     assert (out / "README.md").read_text() == "edited"
     code, said = script(**run | {"seed": 7})
-    assert code == 2 and "seed was 42, is 7" in said[-1] and "overwrite=true" in said[-1]
+    assert code == 2 and "seed was 42, is now 7" in said[-1] and "overwrite=true" in said[-1]
     again = run | {"overwrite": True, "model_card": False, "do_train": True, "do_predict": True, "seed": 7}
     # A run that cannot begin removes nothing.
     assert script(**again | {"report_to": "nothing"})[0] == 2
@@ -348,7 +348,7 @@ def test_the_same_command_after_an_interruption_continues(script, data_dir, tmp_
         script(**run, output_dir=tmp_path / "out")
     assert not (tmp_path / "out" / "run.json").exists() and not list((tmp_path / "out").glob("ranks-*"))
     code, said = script(**run | {"seed": 7}, output_dir=tmp_path / "out")
-    assert code == 2 and "seed was 42, is 7" in said[-1]
+    assert code == 2 and "seed was 42, is now 7" in said[-1]
     code, said = script(**run, output_dir=tmp_path / "out")
     assert code == 0, said
     checkpoint = tmp_path / "out" / "checkpoint-2"
@@ -377,7 +377,7 @@ def test_a_run_without_checkpoints_that_was_stopped_while_it_was_measured_starts
         assert script(**run)[0] == 130
     assert (tmp_path / "out" / "model.safetensors").exists() and listed_files(tmp_path / "out") is None
     code, said = script(**run | {"seed": 7})
-    assert code == 2 and "seed was 42, is 7" in said[-1]
+    assert code == 2 and "seed was 42, is now 7" in said[-1]
     assert script(**run)[0] == 0
     assert "ranks-test-trained.parquet" in listed_files(tmp_path / "out")
 

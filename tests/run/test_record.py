@@ -96,7 +96,7 @@ def test_the_record_has_the_batch_that_fitted_and_the_optimizer(make_run, datase
     run.trainer._train_batch_size = 4  # as `auto_find_batch_size` leaves it
     run.trainer.resolve()
     training = run.record()["training"]
-    assert training["pairs in a batch, per process"] == training["codes compared per query"] == 4
+    assert training["pairs per batch and process"] == training["codes compared per query"] == 4
 
 
 def test_a_run_that_only_measures_leaves_the_card_of_the_training(make_run, tmp_path):

@@ -25,7 +25,7 @@ def checkpoint(trainer_of, tmp_path):
 
 def test_another_setting_is_named_and_no_list_of_what_may_change(trainer_of, checkpoint):
     other = fingerprint_of(trainer_of(seed=7))
-    with refused(f"{checkpoint}: seed was 42, is 7. A run resumes with the settings that it started with"):
+    with refused(f"{checkpoint}: seed was 42, is now 7. A run must resume with its original settings"):
         compared(lambda: other, checkpoint)
 
 
@@ -39,14 +39,14 @@ def test_the_encoder_of_an_estimator_is_compared(trainer_of, checkpoint):
     trainer = trainer_of()
     fitted = fingerprint_of(trainer) | {"the estimator's encoder": None}
     mark_complete(checkpoint, fitted)
-    with refused("the estimator's encoder was None, is of another encoder"):
+    with refused("the estimator's encoder was None, is now of another encoder"):
         compared(lambda: fitted | {"the estimator's encoder": "of another encoder"}, checkpoint)
 
 
 def test_weights_alone_are_refused(trainer_of, checkpoint):
     found = fingerprint_of(trainer_of())
     mark_complete(checkpoint, found, weights_only=True)
-    with refused("it contains only weights (save_only_model)"):
+    with refused("contains only weights (save_only_model)"):
         compared(lambda: found, checkpoint)
 
 
@@ -168,5 +168,5 @@ def test_a_disk_that_fills_up_leaves_the_last_complete_checkpoint(trainer_of, tm
 @pytest.mark.slow
 def test_a_training_that_would_end_before_its_checkpoint_is_refused(trainer_of):
     trainer_of(max_steps=3, save_strategy="steps", save_steps=3).train()
-    with refused("checkpoint-3: is at step 3, but this training ends at step 2"):
+    with refused("checkpoint-3 is at step 3, but this training ends at step 2"):
         trainer_of(max_steps=2).train(resume_from_checkpoint="last")

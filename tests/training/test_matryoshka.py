@@ -40,7 +40,7 @@ def test_a_cut_that_cannot_be(dim):
 def test_a_whole_embedding_that_is_not_trained_is_named(trainer_of):
     assert not warned(trainer_of(**DIMS))
     [warning] = warned(trainer_of(matryoshka_dims="16,4"))
-    assert "does not contain 32, so the dimensions after the first 16 do not learn" in warning
+    assert "lacks 32, so the dimensions after the first 16 are not trained" in warning
 
 
 def test_shortened_embeddings_are_normalised_anew_where_the_profile_normalises():

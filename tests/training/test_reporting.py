@@ -12,7 +12,7 @@ from transformers.utils.notebook import NotebookProgressCallback
 from soft_trainer import terminal
 from soft_trainer.training import reporting
 
-LINE = r"step {} of {}: loss \d+\.\d+, \S+ (steps/s|s a step), {}"
+LINE = r"step {} of {}: loss \d+\.\d+, \S+ (steps/s|s/step), {}"
 
 
 class Clock:

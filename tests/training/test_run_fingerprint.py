@@ -43,7 +43,7 @@ PLATEAU |= {"eval_strategy": "steps", "eval_steps": 2}
 
 # name: (options before, options that change, line of a folder and of a study, line of a resumed training)
 OPTIONS = {
-    "seed": ({}, {"seed": 7}, "seed was 42, is 7", "seed was 42, is 7"),
+    "seed": ({}, {"seed": 7}, "seed was 42, is now 7", "seed was 42, is now 7"),
     "learning rate": ({}, {"learning_rate": 1e-4}, "learning_rate was 2e-05", "learning_rate was 0.001"),
     "batch": ({}, {"per_device_train_batch_size": 7}, "per_device_train_batch_size was 8", "per_device_train_batch"),
     "optimizer": ({}, {"optim": "sgd"}, "optim was adamw_torch", "optim was adamw_torch"),
@@ -51,24 +51,34 @@ OPTIONS = {
     "accumulation": ({}, {"gradient_accumulation_steps": 2}, "gradient_accumulation_steps", "gradient_accumulation"),
     "sampling": ({}, {"train_sampling_strategy": "sequential"}, "train_sampling_strategy", "train_sampling_strategy"),
     "dimensions": ({}, {"matryoshka_dims": "32,16"}, "matryoshka_dims was None", "matryoshka_dims was None"),
-    "temperature": ({}, {"temperature": 3.0}, "temperature was None, is 3.0", "the criterion's temperature was 1.0"),
-    "loss": ({}, {"loss": "bce"}, "loss was None, is bce", "the criterion's loss was soft_info_nce, is bce"),
-    "more epochs": ({}, {"num_train_epochs": 20.0}, "num_train_epochs was 10.0, is 20.0", None),
-    "more steps": ({}, {"max_steps": 9}, "max_steps was 3, is 9", None),
+    "temperature": (
+        {},
+        {"temperature": 3.0},
+        "temperature was None, is now 3.0",
+        "the criterion's temperature was 1.0",
+    ),
+    "loss": ({}, {"loss": "bce"}, "loss was None, is now bce", "the criterion's loss was soft_info_nce, is now bce"),
+    "more epochs": ({}, {"num_train_epochs": 20.0}, "num_train_epochs was 10.0, is now 20.0", None),
+    "more steps": ({}, {"max_steps": 9}, "max_steps was 3, is now 9", None),
     "best checkpoint": ({}, BEST, "load_best_model_at_end was False", "load_best_model_at_end was False"),
     "metric that chooses": (
         BEST,
         {"metric_for_best_model": "recall@1"},
-        "metric_for_best_model was mrr, is recall@1",
-        "metric_for_best_model was mrr, is recall@1",
+        "metric_for_best_model was mrr, is now recall@1",
+        "metric_for_best_model was mrr, is now recall@1",
     ),
     "direction that chooses": (BEST, {"greater_is_better": False}, "greater_is_better was", "greater_is_better was"),
-    "evaluations that choose": (BEST, {"eval_steps": 1}, "eval_steps was 2, is 1", "eval_steps was 2, is 1"),
-    "checkpoints that are chosen from": (BEST, {"save_steps": 4}, "save_steps was 2, is 4", "save_steps was 2, is 4"),
-    "delay of what chooses": (BEST, {"eval_delay": 1}, "eval_delay was 0, is 1", "eval_delay was 0, is 1"),
-    "evaluations that lower the rate": (PLATEAU, {"eval_steps": 1}, "eval_steps was 2, is 1", "eval_steps was 2"),
+    "evaluations that choose": (BEST, {"eval_steps": 1}, "eval_steps was 2, is now 1", "eval_steps was 2, is now 1"),
+    "checkpoints that are chosen from": (
+        BEST,
+        {"save_steps": 4},
+        "save_steps was 2, is now 4",
+        "save_steps was 2, is now 4",
+    ),
+    "delay of what chooses": (BEST, {"eval_delay": 1}, "eval_delay was 0, is now 1", "eval_delay was 0, is now 1"),
+    "evaluations that lower the rate": (PLATEAU, {"eval_steps": 1}, "eval_steps was 2, is now 1", "eval_steps was 2"),
     "evaluations that choose nothing": ({"do_eval": True}, {"eval_strategy": "steps", "eval_steps": 1}, None, None),
-    "a part that measures": ({}, {"do_predict": True}, "do_predict was False, is True", None),
+    "a part that measures": ({}, {"do_predict": True}, "do_predict was False, is now True", None),
     "a metric that chooses nothing": ({}, {"metric_for_best_model": "recall@1"}, None, None),
     "saving": ({}, {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 1}, None, None),
     "logging": ({}, {"logging_steps": 9, "report_to": "none"}, None, None),
@@ -110,8 +120,8 @@ def test_a_changed_option(change, trainer_of):
 
 # name: (what another process, machine or version has, line of a folder, of a study, of a resumed training)
 ELSEWHERE = {
-    "processes": ({"processes": 2}, "processes was 2, is 1", None, "processes was 2, is 1"),
-    "precision": ({"precision": "bf16"}, "precision was bf16, is no", None, "precision was bf16, is no"),
+    "processes": ({"processes": 2}, "processes was 2, is now 1", None, "processes was 2, is now 1"),
+    "precision": ({"precision": "bf16"}, "precision was bf16, is now no", None, "precision was bf16, is now no"),
     "format": ({"format": 99}, "format was 99", "format was 99", "format was 99"),
     "versions": ({"versions": {"torch": "1.0"}}, None, None, None),
     "an option of a later transformers": ({"unheard_of": 1}, None, None, None),
@@ -259,7 +269,7 @@ LOADED = {
     "tokenizer": ({}, other_tokenizer, "the tokenizer changed"),
     "dropout": ({}, other_model(dropout), ANOTHER_ENCODER),
     "frozen weights": ({}, other_model(freeze), ANOTHER_ENCODER),
-    "adapter": ({}, other_model(adapter), "the adapter's r was None, is 4"),
+    "adapter": ({}, other_model(adapter), "the adapter's r was None, is now 4"),
     "weights that the checkpoint has": ({}, other_model(weight), None),
     "weights to merge with": ({"merge_ratio": 0.5}, other_model(weight), "the weights to merge with changed"),
     "evaluation rows": ({}, rows("eval_dataset", 9), None),
@@ -376,25 +386,25 @@ OBJECTS = {
         {},
         lambda own: {"estimator": BM25Estimator()},
         lambda own: {"estimator": BM25Estimator(k1=2.0)},
-        "the estimator's k1 was 1.2, is 2.0",
+        "the estimator's k1 was 1.2, is now 2.0",
     ),
     "another estimator": (
         {},
         lambda own: {"estimator": BM25Estimator()},
         lambda own: {"estimator": own.Estimator([])},
-        "the estimator was BM25Estimator, is Estimator",
+        "the estimator was BM25Estimator, is now Estimator",
     ),
     "collator": (
         {},
         lambda own: {"arguments": {}},
         lambda own: {"arguments": {"data_collator": own.collate}},
-        "the collator was None, is collate",
+        "the collator was None, is now collate",
     ),
     "collator's setting": (
         {},
         lambda own: {"arguments": {"data_collator": own.Collator(1)}},
         lambda own: {"arguments": {"data_collator": own.Collator(2)}},
-        "the collator's limit was 1, is 2",
+        "the collator's limit was 1, is now 2",
     ),
     "collator's partial arguments": (
         {},
@@ -406,13 +416,13 @@ OBJECTS = {
         {},
         lambda own: {"arguments": {"data_collator": own.Collator(1).__call__}},
         lambda own: {"arguments": {"data_collator": own.Collator(2).__call__}},
-        "the collator's limit was 1, is 2",
+        "the collator's limit was 1, is now 2",
     ),
     "metrics that choose": (
         BEST,
         lambda own: {"arguments": {}},
         lambda own: {"arguments": {"compute_metrics": own.rate}},
-        "the metrics was None, is rate",
+        "the metrics was None, is now rate",
     ),
     "metrics that choose nothing": (
         {},
@@ -448,8 +458,8 @@ def test_a_stop_that_reads_metrics_makes_evaluations_count(trainer_of):
     rows = trainer_of().train_dataset
     then = now(1, rows)
     lines = changes(then, now(2, rows.select(range(9)), eval_delay=1), RESUME)
-    assert "eval_delay was 0, is 1" in lines and "the evaluation rows changed" in lines
-    assert "the early stop's early_stopping_patience was 1, is 2" in lines
+    assert "eval_delay was 0, is now 1" in lines and "the evaluation rows changed" in lines
+    assert "the early stop's early_stopping_patience was 1, is now 2" in lines
 
 
 def test_evaluations_that_now_choose_are_not_called_changed(trainer_of):
@@ -462,7 +472,7 @@ def test_evaluations_that_now_choose_are_not_called_changed(trainer_of):
     then = fingerprint_of(trainer_of(**evaluates, arguments=arguments))
     trainer = trainer_of(**evaluates, arguments=arguments)
     trainer.add_callback(EarlyStoppingCallback(1))
-    lines = ["the early stop was None, is EarlyStoppingCallback"]
+    lines = ["the early stop was None, is now EarlyStoppingCallback"]
     assert changes(then, fingerprint_of(trainer), RESUME) == lines
 
 

@@ -65,7 +65,7 @@ def test_the_shares_of_batches():
         ("a=2", "the share of a must be a number between 0 and 1"),
         ("a", "the share of a must be a number"),
         ("a=0.5,b=0.5", "the shares of all sources must add up to 1"),
-        ("a=0.001", "has none of a"),
+        ("a=0.001", "has none from a"),
     ],
 )
 def test_shares_that_cannot_be(sampling, words):

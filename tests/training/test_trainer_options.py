@@ -248,7 +248,7 @@ def test_a_model_in_half_precision_is_named(trainer_of, model, capsys, dtype):
     if dtype is torch.bfloat16:
         trainer.train()
         printed = capsys.readouterr().err
-        assert "the weights themselves are bfloat16" in printed and "bf16=True" in printed
+        assert "the trained weights are stored in bfloat16" in printed and "bf16=True" in printed
 
 
 @pytest.mark.slow
