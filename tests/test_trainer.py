@@ -264,7 +264,7 @@ def test_rows_may_be_lists_of_dicts_everywhere(trainer_of, dataset):
         (lambda trainer, rows: trainer.predict(rows.select([])), "test: no rows"),
         (
             lambda trainer, rows: trainer.predict(rows.remove_columns("url")),
-            "test, .*no code in the corpus has their url",
+            "test, .*no code in the corpus has the url",
         ),
         (
             lambda trainer, rows: trainer.predict(

@@ -119,13 +119,13 @@ def test_cosqa_plus_has_several_right_codes_for_a_query(cosqa_plus, capsys):
         ("largest number python", "0", 1, 1.0),
     ]
     printed = capsys.readouterr().err
-    assert "1 judged codes are not in the corpus and are ignored; 1 of 3 queries have no relevant code" in printed
+    assert "ignored 1 judged codes, which are not in the corpus; skipped 1 of 3 queries" in printed
 
 
 def test_cosqa_does_not_hide_cosqa_plus(cosqa, cosqa_plus):
     for path in cosqa.iterdir():
         (cosqa_plus / path.name.replace("-dev", "-test")).write_bytes(path.read_bytes())
-    with refused("both CoSQA and CoSQA+ have queries for test"):
+    with refused("both CoSQA and CoSQA+ have test queries"):
         load(cosqa_plus)
 
 
@@ -164,20 +164,30 @@ def test_cosqa_plus_reads_files_of_one_set_of_names(cosqa_plus):
         ("cosqa_plus", 0, None, ["CoSQA+ needs", PLUS_FILES[0]]),
         ("cosqa_plus", 2, None, ["CoSQA+ needs", PLUS_FILES[2]]),
         ("cosqa_plus", 0, '[{"query": "x"}]', ["entry 1", "query-idx"]),
-        ("cosqa_plus", 0, '[{"query-idx": 0, "query": null}]', ["entry 1: query is None, expected a text"]),
+        ("cosqa_plus", 0, '[{"query-idx": 0, "query": null}]', ["entry 1: query is None, expected a string"]),
         ("cosqa_plus", 1, "[]", [f"{PLUS_FILES[1]}: no rows"]),
         ("cosqa_plus", 1, "null", [f"{PLUS_FILES[1]}: expected a list, not None"]),
-        ("cosqa_plus", 1, '[{"code-idx": 0, "code": 3}]', ["entry 1: code is 3, expected a text"]),
+        ("cosqa_plus", 1, '[{"code-idx": 0, "code": 3}]', ["entry 1: code is 3, expected a string"]),
         ("cosqa_plus", 1, '[{"code-idx": 1, "code": "a"}, {"code-idx": 1, "code": "b"}]', ["the same code-idx"]),
         ("cosqa_plus", 2, '[{"query-idx": 0, "code-idx": [1], "label": 1}]', ["entry 1", "not as published"]),
         ("cosqa_plus", 2, '[{"query-idx": 0, "code-idx": 1, "label": 0}]', ["none of 3 queries has a relevant code"]),
         ("tmp_path", 0, "{", ["row 1: not valid JSON"]),
-        ("tmp_path", 0, '{"query": "x", "url": "y"}', ["row 1: not as published: KeyError('relevance')"]),
+        ("tmp_path", 0, '{"query": "x", "url": "y"}', ["row 1: not in the published format: KeyError('relevance')"]),
         ("tmp_path", 0, '{"query": "x", "url": "y", "relevance": -1}', ["row 1: relevance is -1"]),
         ("tmp_path", 0, '{"query": "x", "url": "y", "relevance": 5000}', ["row 1: relevance is 5000", "0 to 1000"]),
-        ("tmp_path", 0, '{"query": "x", "url": "y", "relevance": "much"}', ["row 1: not as published: ValueError"]),
+        (
+            "tmp_path",
+            0,
+            '{"query": "x", "url": "y", "relevance": "much"}',
+            ["row 1: not in the published format: ValueError"],
+        ),
         ("tmp_path", 0, '{"query": "x", "url": "y", "relevance": NaN}', ["row 1: relevance is nan"]),
-        ("tmp_path", 0, '{"query": 3, "url": "y", "relevance": 1}', ["row 1: not as published: AttributeError"]),
+        (
+            "tmp_path",
+            0,
+            '{"query": 3, "url": "y", "relevance": 1}',
+            ["row 1: not in the published format: AttributeError"],
+        ),
         ("tmp_path", 0, '{"query": "x", "url": " ", "relevance": 1}', ["row 1: query 'x' or url ' ' is blank"]),
         ("tmp_path", 0, '{"query": "x", "url": "y", "relevance": 1}', ["none of 1 queries", "in the corpus of 24"]),
         ("tmp_path", 1, "Language,Query,GitHubUrl\nPython,sort,somewhere\n", ["row 1", "'Relevance'"]),
@@ -221,7 +231,7 @@ def test_judged_queries_have_the_mean_grade_of_each_code(tmp_path, rows, pool, c
     ]
     assert not found.split.judgments.relevant.shape[0] > 2 and found.split.judgments.negatives is None
     said = capsys.readouterr().err
-    assert "1 judged codes are not in the corpus" in said and "1 of 3 queries" in said
+    assert "ignored 1 judged codes" in said and "1 of 3 queries" in said
     assert "judged: 2 queries (relevance) over 24 codes" in said
 
 
@@ -239,7 +249,7 @@ def test_codesearchnet_annotations_of_one_language(tmp_path, rows, pool):
     assert found.split.judgments.gain == "exponential"
     (both,) = load(tmp_path, pool, language="go,python")
     assert [number for _, _, number, _ in graded_rows(both)] == [0, 0, 1]
-    with pytest.raises(UserError, match="none of 0 queries .* rows in language"):
+    with pytest.raises(UserError, match="none of 0 queries .* given language"):
         load(tmp_path, pool, language="ruby")
 
 
@@ -264,7 +274,7 @@ def test_two_files_of_one_part_and_two_sets_of_one_name_are_refused(cosqa, tmp_p
     with refused("other results called test"):
         load(cosqa.rename(tmp_path / "test"))
     (tmp_path / "test/cosqa-retrieval-dev-99.json").write_text(json.dumps(QUERIES[:1]))
-    with refused("cosqa-retrieval-dev-500.json and cosqa-retrieval-dev-99.json both have rows of valid"):
+    with refused("cosqa-retrieval-dev-500.json and cosqa-retrieval-dev-99.json both contain rows of valid"):
         load(tmp_path / "test")
 
 
@@ -294,10 +304,10 @@ def lines_of(*rows) -> str:
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({"a.csv": "foo,bar\nx,y\n"}, "no column for the query: the rows have foo, bar; give it with query_column"),
+        ({"a.csv": "foo,bar\nx,y\n"}, "no column for the query: the rows have foo, bar; set query_column"),
         (
             {"a.csv": "docstring,bar\nx,y\n"},
-            "no column for the code: the rows have docstring, bar; give it with code_column",
+            "no column for the code: the rows have docstring, bar; set code_column",
         ),
         ({"codebase.jsonl": lines_of({"code": "x", "url": "u"})}, "rows: no rows of train, valid or test"),
         (
@@ -334,7 +344,7 @@ def test_rows_without_a_codebase_are_ranked_against_the_codes_of_valid_and_test(
     urls = [json.loads(line)["url"] for split in ("valid", "test") for line in lines[split].splitlines()]
     assert len(found.split.queries) == 4 and found.split.corpus["url"][:] == urls
     queries = lines_of(*({"docstring": row["docstring"], "url": row["url"]} for row in rows))
-    with refused("test.jsonl: no corpus to rank these queries against"):
+    with refused("test.jsonl: no corpus to rank for these queries"):
         load(written(tmp_path / "queries", **{"test.jsonl": queries}))
 
 

@@ -107,8 +107,8 @@ KNOWN = "knows only ruby, python, java, javascript, php, go"
         ({"data_dir": "here", "data_flow_length": 8}, f"language='rust': data flow {KNOWN}"),
         ({"source_dir": "here", "language": "perl"}, f"language='perl': mining {KNOWN}, c, rust"),
         ({}, f"language='rust': CodeSearchNet {KNOWN}"),
-        ({"data_dir": "here", "language": "rust,rust"}, "language='rust': give each language once"),
-        ({"data_dir": "here", "language": "rust,"}, "language='': give each language once"),
+        ({"data_dir": "here", "language": "rust,rust"}, "language='rust': list each language once"),
+        ({"data_dir": "here", "language": "rust,"}, "language='': list each language once"),
         ({"dataset_name": "none"}, "no rows of train, valid, test, codebase: set data_dir to a folder"),
         ({"data_dir": "a", "source_dir": "b", "language": "go"}, "data_dir and source_dir: give one of them"),
         ({"data_dir": "a", "history": "b", "language": "go"}, "data_dir and history: give one of them"),
@@ -131,7 +131,7 @@ def test_rows_without_a_language_are_in_the_one_that_was_given(write_folder, row
     assert {language for split in data.values() for language in split["language"]} == {"python"}
     data = load(tmp_path, language="python", data_dir=str(folder), filters="unparseable,tests")
     assert set(data["train"]["language"]) == {"python"}
-    with pytest.raises(UserError, match="train: no column 'language'.*give one language"):
+    with pytest.raises(UserError, match="train: no column 'language'.*set language"):
         check_split(load_rows(folder)["train"], "train", graphs)
 
 
@@ -164,7 +164,7 @@ def test_split_urls_choose_from_a_folder_and_rows_are_checked(data_dir, rows, tm
     assert {split: part["url"][:] for split, part in data.items()} == lists
     folder = shutil.copytree(data_dir, tmp_path / "copy")
     (folder / "codebase.jsonl").write_text((data_dir / "test.jsonl").read_text())
-    with refused("valid.jsonl, rows 1, 2, 3, 4: no code in the corpus has their url"):
+    with refused("valid.jsonl, rows 1, 2, 3, 4: no code in the corpus has the url"):
         load(tmp_path, data_dir=str(folder))
 
 
@@ -275,7 +275,7 @@ def test_only_a_data_set_or_a_list_of_dicts_are_rows(rows):
         loading.as_rows(rows, "rows")
     with refused("rows: there are no rows"):
         loading.as_rows([], "rows")
-    with refused("rows=pairs.csv: expected rows, not a name: load_rows reads files"):
+    with refused("rows=pairs.csv: expected rows, not a name: load it with load_rows"):
         loading.as_rows("pairs.csv", "rows")
 
 

@@ -42,8 +42,8 @@ def test_missing_rows_or_urls_are_found_before_the_first_step(trainer_of, datase
     ("urls", "words"),
     [
         (["a", "b", "a"], "row 3 repeats the url of row 1: a"),
-        (["a", None, "b"], "codebase, row 2: column 'url', the id, is missing or empty"),
-        (["a", "", "b"], "codebase, row 2: column 'url', the id, is missing or empty"),
+        (["a", None, "b"], "codebase, row 2: the id, column 'url', is missing or empty"),
+        (["a", "", "b"], "codebase, row 2: the id, column 'url', is missing or empty"),
     ],
 )
 def test_a_corpus_without_one_url_a_code_is_refused(trainer_of, rows, urls, words):

@@ -129,8 +129,8 @@ CHANGES = {  # to the rows of test
     "wrong type": lambda rows: [row | {"code": int(row["id"])} for row in rows],
 }
 TWICE = ALL | {"test": 6}
-NO_CORPUS = "no corpus to rank these queries against"
-FEW = "column 'answer' is missing or empty, as in 1 of 5 rows"
+NO_CORPUS = "no corpus to rank for these queries"
+FEW = "column 'answer' is missing or empty (1 of 5 rows)"
 NUMBERS = "column 'answer' holds int64; expected text"
 EXPECTED = {
     "json lines": (
@@ -159,7 +159,7 @@ EXPECTED = {
     "codesearchnet": (
         "test.jsonl: no rows",
         NO_CORPUS,
-        "test.jsonl, row 5: column 'code' is missing or empty, as in 1 of 5 rows",
+        "test.jsonl, row 5: column 'code' is missing or empty (1 of 5 rows)",
         TWICE,
         "test.jsonl, row 1: code is int, expected str",
     ),
@@ -168,7 +168,7 @@ EXPECTED = {
         "corpus.jsonl, row 26: expected BEIR's columns _id and text",
         "corpus.jsonl, row 30: the text is blank",
         "corpus.jsonl, row 31: repeats the _id '29'",
-        "corpus.jsonl, row 26: expected BEIR's columns _id and text, both texts",
+        "corpus.jsonl, row 26: expected BEIR's columns _id and text, both strings",
     ),
     "cosqa": (
         "cosqa-retrieval-test-0.json: no rows",
@@ -278,8 +278,8 @@ def test_a_case_is_read_or_refused_in_one_line(read, layout, case):
     ("case", "words"),
     [
         ("empty file", "the data frame: no rows"),
-        ("missing column", "no column for the query: the rows have question; give it with query_column"),
-        ("blank text", "the data frame, row 30: column 'answer' is missing or empty, as in 1 of 30 rows"),
+        ("missing column", "no column for the query: the rows have question; set query_column"),
+        ("blank text", "the data frame, row 30: column 'answer' is missing or empty (1 of 30 rows)"),
         ("wrong type", NUMBERS),
     ],
 )

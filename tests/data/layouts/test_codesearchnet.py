@@ -72,7 +72,7 @@ def test_negatives_are_one_text_or_several_and_the_column_is_there_only_with_val
     assert data["train"]["negatives"][:] == [["def f(): pass"], values[1], None, []]
     assert "negatives" not in data["valid"].column_names
     train[1]["negatives"] = ["u", 5]
-    with refused("train.jsonl, row 2: negatives holds a value that is not text"):
+    with refused("train.jsonl, row 2: negatives contains a value that is not text"):
         load_folder(write_folder(train=train))
 
 
@@ -272,13 +272,13 @@ NO_LANGUAGE = "no column 'language', which an encoder with data flow needs"
             "valid",
             every(url="elsewhere"),
             {},
-            "valid, rows 1, 2: no code in the corpus has their url, such as 'elsewhere'",
+            "valid, rows 1, 2: no code in the corpus has the url, such as 'elsewhere'",
         ),
-        ("test", second(url=""), {}, "test, row 2: column 'url', the id, is missing or empty"),
-        ("test", every("url"), {}, "test, rows 1, 2: no code in the corpus has their url, such as 'code:"),
-        ("test", second(url="elsewhere"), {}, "test, row 2: no code in the corpus has their url, such as 'elsewhere'"),
+        ("test", second(url=""), {}, "test, row 2: the id, column 'url', is missing or empty"),
+        ("test", every("url"), {}, "test, rows 1, 2: no code in the corpus has the url, such as 'code:"),
+        ("test", second(url="elsewhere"), {}, "test, row 2: no code in the corpus has the url, such as 'elsewhere'"),
         ("codebase", second(code_tokens=[]), {}, "codebase, row 2: column 'code_tokens' is missing or empty"),
-        ("codebase", second(url=None), {}, "codebase, row 2: column 'url', the id, is missing or empty"),
+        ("codebase", second(url=None), {}, "codebase, row 2: the id, column 'url', is missing or empty"),
         ("codebase", lambda rows: [*rows, rows[1]], {}, "codebase, row 5 repeats the url of row 2: https://"),
     ],
 )
