@@ -18,7 +18,7 @@ def check_languages(languages: Sequence[str], reader: str | None = "CodeSearchNe
     """Checks that programming languages are supported, and that no name is empty or repeated.
 
     Args:
-        reader: "mining" or "CodeSearchNet", which support different languages. If None, any name is allowed.
+        reader: the part of a run that reads the language, such as "mining" or "filters". If None, any name is allowed.
 
     Raises:
         UserError: `reader` does not support a language, or a name is empty or repeated.
