@@ -67,7 +67,11 @@ def lexical_rankings(
 
 
 def _standardised(scores: Tensor, noise: Tensor | float = 0.0) -> Tensor:
-    """Standardises each query's scores, Tensor[B, C], to mean 0 and deviation 1, or to 0 if they vary by noise only."""
+    """Standardises each query's scores, Tensor[B, C], to mean 0 and deviation 1, or to 0 if they vary only by noise.
+
+    Args:
+        noise: the largest deviation that counts as noise.
+    """
     deviation, mean = torch.std_mean(scores, dim=1, correction=0)
     factor = torch.where(deviation > noise, 1 / deviation, 0.0)
     return (scores - mean[:, None]) * factor[:, None]

@@ -215,8 +215,7 @@ class RunFolder:
             if all(line.startswith(("num_train_epochs was", "max_steps was")) for line in state.changes):
                 remedy = f"to train for longer, resume_from_checkpoint=last; otherwise, {remedy}"
             raise UserError(
-                f"output_dir={self.path}: contains another run or other files ({'; '.join(state.changes[:3])}): "
-                f"{remedy}"
+                f"output_dir={self.path}: has another run or other files ({'; '.join(state.changes[:3])}): {remedy}"
             )
         elif checkpoint is None and state.name == STOPPED and not self.overwrite:
             checkpoint = state.checkpoint
@@ -258,7 +257,7 @@ class RunFolder:
         trainer.save_state()
 
     def clear(self) -> None:
-        """Removes the files of an earlier run that this run will write. Renames a model card that the user has edited."""
+        """Removes the files of an earlier run that this run will write. An edited model card is renamed instead."""
         listed = {}
         with suppress(UserError):
             listed = listed_files(self.path) or {}
@@ -289,12 +288,12 @@ class RemoveEarlierCheckpoints(TrainerCallback):
 
 
 def check_apart(output_dir: str | Path, options: Sequence) -> None:
-    """Raises UserError if an option refers to an encoder or rows inside the output folder, which may be overwritten."""
+    """Raises UserError if an option refers to an encoder or rows inside the output folder, which may be replaced."""
     output = Path(output_dir).resolve()
     for reference in references(KINDS, option_values(*options)):
         for value in reference.values:
             if reference.kind != "place" and os.path.exists(value) and Path(value).resolve().is_relative_to(output):
                 raise UserError(
-                    f"{reference.option}={value} is inside output_dir={output_dir}, so the run might overwrite it: set "
+                    f"{reference.option}={value} is inside output_dir={output_dir}, so the run might replace it: set "
                     "another output_dir"
                 )

@@ -102,7 +102,7 @@ def check_before_loading(
     splits: Mapping[str, Split],
     profile: EncoderProfile,
 ) -> None:
-    """Checks the settings of a command-line run against its rows and its model's configuration, before loading the model.
+    """Checks a command-line run's settings against its rows and the model's configuration, before loading the model.
 
     Raises:
         UserError: a setting does not work. The message suggests values that work.

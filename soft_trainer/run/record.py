@@ -141,8 +141,8 @@ class Run(Measurements):
         if checkpoints := list(self.folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*")):
             size = sum(path.stat().st_size for folder in checkpoints for path in folder.rglob("*"))
             print_on_main(
-                f"{self.folder}/{PREFIX_CHECKPOINT_DIR}-* takes {size / 2**20:,.0f} MiB, including the optimizer: keep "
-                "it for resume_from_checkpoint=last, or delete it"
+                f"{self.folder}/{PREFIX_CHECKPOINT_DIR}-* takes {size / 2**20:,.0f} MiB with the optimizer: keep it "
+                "for resume_from_checkpoint=last, or delete it"
             )
         if (source := self.data_args.source_dir or self.data_args.history) and has_encoder:
             command = shlex.join(["soft-trainer", "search", "--folder", source, "--model", str(self.folder)])

@@ -218,7 +218,7 @@ def _chosen(
 
 
 def _check_needed(splits: Mapping[str, Split], needed: Sequence[str], language: str, sources: Sources) -> None:
-    """Raises UserError if a split in `needed` is missing, or if valid or test is missing in only one of the languages.
+    """Raises UserError if a split in `needed` is missing, or if valid or test is missing for some languages only.
 
     Args:
         splits: the splits of one source or language.
@@ -239,7 +239,7 @@ def _check_needed(splits: Mapping[str, Split], needed: Sequence[str], language: 
 
 
 def _shorten(sources: Mapping[str, dict[str, Split]], limit: int, shared: bool) -> None:
-    """Keeps only the first training pairs: `limit` per source or, if `shared`, `limit` divided evenly among languages."""
+    """Keeps the first `limit` training pairs per source or, if `shared`, in total, divided evenly among languages."""
     sizes = {name: len(splits["train"].judgments) for name, splits in sources.items() if "train" in splits}
     limits = dict.fromkeys(sizes, limit)
     if shared:
@@ -257,7 +257,7 @@ def _shorten(sources: Mapping[str, dict[str, Split]], limit: int, shared: bool) 
 
 
 def _joined_languages(sources: Sources) -> dict[str, Split]:
-    """Joins the training rows of several languages to one `train`, and renames their valid and test, as `test-ruby`."""
+    """Joins the training rows of several languages, and renames their valid and test to names such as `test-ruby`."""
     joined = {}
     trains = {name: splits["train"] for name, splits in sources.items() if "train" in splits}
     if trains:
@@ -373,7 +373,7 @@ def _mined_splits(arguments: DataArguments, language: str, folder: Path) -> dict
         dropped += len(pairs.judgments) - len(parts[name + " of extra"].judgments)
     joined = Split.joined(parts)
     print_on_main(
-        f"train: {own:,} rows and {len(joined.judgments) - own:,} from extra_source_dir; dropped {dropped:,} copies of "
-        "functions in valid, test or the corpus"
+        f"train: {own:,} rows and {len(joined.judgments) - own:,} from extra_source_dir; dropped {dropped:,} copies "
+        "of functions in valid, test or the corpus"
     )
     return splits | {"train": dataclasses.replace(joined, sources={})}

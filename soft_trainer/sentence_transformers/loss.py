@@ -55,7 +55,7 @@ class SoftInfoNCELoss(nn.Module):
     Without gradients, as in evaluation, the loss is plain InfoNCE, because the estimator knows only training rows.
     Labels are then ignored.
 
-    `docs/sentence_transformers.md` lists what only `SoftInfoNCETrainer` can do, such as resuming with the same batches.
+    `docs/sentence_transformers.md` lists what only `SoftInfoNCETrainer` does, such as resuming with the same batches.
 
     Args:
         model: the `SentenceTransformer` to train.
@@ -72,8 +72,8 @@ class SoftInfoNCELoss(nn.Module):
             the folder or name of a stronger encoder to learn from, in place of an estimator.
 
     Raises:
-        UserError: the options, rows and estimator are incompatible. The first step raises it if the batch is too small,
-            and any step raises it if a row is not in `train_dataset`.
+        UserError: the options, rows and estimator are incompatible. The first step raises it if the batch is too
+            small, and any step raises it if a row is not in `train_dataset`.
 
     Example:
         >>> train_dataset = with_rows(train_dataset)

@@ -1,4 +1,4 @@
-"""Identifies the training rows in a batch by hashes of their texts, and finds the codes to compare the queries with."""
+"""Identifies the training rows in a batch by hashes of their texts, and finds the codes to compare queries with."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NO_TEXTS = (*LABEL_COLUMNS, "dataset_name")
 
 
 def with_rows(train_dataset: Dataset) -> Dataset:
-    """Adds a column `label` with a hash of each row's texts, by which `SoftInfoNCELoss` identifies the rows of a batch.
+    """Adds a column `label` with a hash of each row's texts, so that `SoftInfoNCELoss` can identify a batch's rows.
 
     The result may be shuffled, filtered, split or concatenated with other data sets, but its texts must not change.
 
@@ -164,8 +164,8 @@ def columns_of(table: LabelledRows, rows_of: Sequence[np.ndarray], rank: int) ->
     """Returns the codes to compare the queries of process `rank` with. A repeated code gets a single column.
 
     Args:
-        rows_of: the training rows on each process. The encoded codes are ordered by process, and within a process first
-            come the codes of the rows, then the first negative of each row, then the second, and so on.
+        rows_of: the training rows on each process. The encoded codes are ordered by process. Within a process, the
+            codes of the rows come first, then the first negative of each row, then the second, and so on.
     """
     encoded = np.concatenate([table.codes[rows].T.reshape(-1) for rows in rows_of])
     code_rows, places = np.unique(encoded, return_index=True)

@@ -192,7 +192,7 @@ def test_a_run_writes_flat_numbers_and_its_record_and_its_folder_takes_no_other_
         ({"estimator": "none"}, "estimator was bm25, is now none"),
         ({"from_scratch": "64x1"}, "from_scratch was 32x1, is now 64x1"),
         ({"seed": 7}, "seed was 42, is now 7"),
-        ({"do_predict": "true"}, "has the record of a training"),
+        ({"do_predict": "true"}, "contains a training run"),
         ({"estimator": "none", "resume_from_checkpoint": "last"}, "estimator was bm25, is now none"),
     ):
         code, lines = script(**options | change)
@@ -202,4 +202,4 @@ def test_a_run_writes_flat_numbers_and_its_record_and_its_folder_takes_no_other_
     assert script(**options, estimator="none", overwrite="true")[0] == 0
     assert read("run.json")["options"]["estimator"] == "none"
     (tmp_path / "out/run.json").write_text("{}")
-    assert "its run.json was not written by a training" in script(**options)[1][-1]
+    assert "its run.json was not written by a training run" in script(**options)[1][-1]

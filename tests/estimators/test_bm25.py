@@ -170,8 +170,8 @@ def test_fitting_again_forgets_the_first_rows():
             "'words', but the code rows have only: gaps, stars, vectors; set code_column",
         ),
         ({"document_column": "gaps"}, "gaps.*row 2"),
-        ({"document_column": "stars"}, "'stars', which holds int64"),
-        ({"document_column": "vectors"}, "'vectors', which holds list<.*double>"),
+        ({"document_column": "stars"}, "'stars', which contains int64"),
+        ({"document_column": "vectors"}, "'vectors', which contains list<.*double>"),
     ],
 )
 def test_what_a_user_can_get_wrong(options, words):

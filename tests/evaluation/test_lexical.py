@@ -61,7 +61,7 @@ def test_ties_count_against_the_own_code_and_take_the_lower_row_and_blocks_do_no
 
 
 def test_what_cannot_be_searched_is_refused():
-    with refused("holds a word"):
+    with refused("contains a word"):
         lexical_ranking([["a"]], [["("], []], [0])
 
 

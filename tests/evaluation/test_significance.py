@@ -52,7 +52,7 @@ def test_comparison_of_ranks():
 
 
 def test_what_cannot_be_compared_is_refused():
-    for a, b, words in (([1, 2, 3], [1, 2], "the same queries"), ([1], [1], "two queries or more")):
+    for a, b, words in (([1, 2, 3], [1, 2], "the same queries"), ([1], [1], "at least two queries")):
         with refused(words):
             compare_paired(a, b)
     with refused("ranks: expected numbers of 1 or more"):

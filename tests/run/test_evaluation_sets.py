@@ -269,9 +269,9 @@ def test_a_wrong_folder_is_told_what_was_looked_for(tmp_path):
 
 
 def test_two_files_of_one_part_and_two_sets_of_one_name_are_refused(cosqa, tmp_path):
-    with refused("other results called cosqa; rename"):
+    with refused("another set is already called cosqa; rename"):
         load(f"{cosqa},{cosqa}")
-    with refused("other results called test"):
+    with refused("another set is already called test"):
         load(cosqa.rename(tmp_path / "test"))
     (tmp_path / "test/cosqa-retrieval-dev-99.json").write_text(json.dumps(QUERIES[:1]))
     with refused("cosqa-retrieval-dev-500.json and cosqa-retrieval-dev-99.json both contain rows of valid"):
@@ -280,7 +280,7 @@ def test_two_files_of_one_part_and_two_sets_of_one_name_are_refused(cosqa, tmp_p
 
 def test_a_set_is_not_called_like_the_test_of_a_source(cosqa, tmp_path, data_dir):
     (tmp_path / "own").mkdir()
-    with refused("other results called test-own; rename"):
+    with refused("another set is already called test-own; rename"):
         load(cosqa.rename(tmp_path / "test-own"), data_dir=f"{data_dir},{tmp_path / 'own'}")
 
 
@@ -315,7 +315,7 @@ def lines_of(*rows) -> str:
                 "relevance.jsonl": lines_of({"query": "x", "url": "u", "relevance": 1}),
                 "codebase.jsonl": lines_of({"code": "x"}),
             },
-            "relevance.jsonl refers to codes by url, but its codebase has no url",
+            "relevance.jsonl refers to codes by url, but the codebase has no urls",
         ),
     ],
 )

@@ -82,7 +82,7 @@ STATES = {
         OTHER,
         "seed was 2, is now 1",
     ),
-    "the record of an evaluation": (file("run.json"), OTHER, "its run.json was not written by a training"),
+    "the record of an evaluation": (file("run.json"), OTHER, "its run.json was not written by a training run"),
     "a run of an older version": (lambda folder: finished(folder, OLD), OTHER, "format was None"),
     "rows that no run has mined": (file("data/train.jsonl.gz"), OTHER, "data/train.jsonl.gz would be"),
     "rows that a run has mined": (
@@ -93,7 +93,7 @@ STATES = {
     "a damaged record": (
         lambda folder: (folder / "run.json").write_text("{"),
         OTHER,
-        "its run.json was not written by a training",
+        "its run.json was not written by a training run",
     ),
     "a checkpoint of another trainer": (foreign_checkpoint, OTHER, "checkpoint-2 would be overwritten"),
     "a user's page": (file("README.md"), OTHER, "README.md would be overwritten"),
@@ -223,7 +223,7 @@ def test_an_evaluation_never_replaces_the_record_of_a_training(encoder_dir, data
     finished(folder, ANOTHER)
     file("ranks-test-untrained.parquet")(folder)
     words = ["evaluate", str(folder), "--output_dir", str(folder), "--overwrite", "true", "--use_cpu", "true"]
-    with refused("has the record of a training; set another output_dir"):
+    with refused("contains a training run; set another output_dir"):
         run_command([*words, "--data_dir", str(data_dir), "--language", "python"])
 
 
@@ -254,14 +254,14 @@ def test_a_run_refuses_a_user_s_folder_and_what_it_reads(script, data_dir, encod
     before = (base / "model.safetensors").read_bytes()
     encoder = {"model_name_or_path": base, "from_scratch": None, "vocabulary_size": None, "overwrite": True}
     code, said = script(**TINY | encoder, data_dir=data_dir, output_dir=base)
-    assert code == 2 and f"model_name_or_path={base}: the run reads this from its output_dir" in said[-1]
+    assert code == 2 and f"model_name_or_path={base} is inside output_dir" in said[-1]
     assert (base / "model.safetensors").read_bytes() == before
 
 
 def test_a_run_refuses_a_folder_that_another_run_has_open(script, data_dir, tmp_path):
     held = lock(tmp_path)
     code, said = script(**TINY, data_dir=data_dir, output_dir=tmp_path)
-    assert held and code == 2 and "another run has it open" in said[-1]
+    assert held and code == 2 and "in use by another run" in said[-1]
 
 
 @pytest.mark.slow

@@ -125,7 +125,7 @@ def test_codes_without_a_word_have_no_lexical_line(make_run, dataset, capsys):
     run.measure("trained", lexical=True)
     assert list(run.results["signs"]) == ["trained"]
     assert list(run.results["words"]) == ["trained", "lexical", "combined"]
-    assert "signs: no results for lexical BM25. None of the 24 codes holds a word" in capsys.readouterr().err
+    assert "signs: no results for lexical BM25. None of the 24 codes contains a word" in capsys.readouterr().err
 
 
 def test_a_pool_is_encoded_once_for_all_its_sets(make_run, dataset, graded, monkeypatch):
@@ -176,7 +176,7 @@ def test_train_alone_and_human_queries_and_then_the_queries_alone(script, folder
     assert code == 0, lines
     results = json.loads((tmp_path / "out/run.json").read_text())["results"]
     assert {name: list(systems) for name, systems in results.items()} == {"human": SYSTEMS}
-    assert results["human"]["trained"]["pool_size"] == 24 and "Queries of human, each with" in "\n".join(lines)
+    assert results["human"]["trained"]["pool_size"] == 24 and "Queries from human with" in "\n".join(lines)
     card = (tmp_path / "out/README.md").read_text()
     assert "name: human" in card and "MRR over 24 codes" in card
     again = {"dataset_name": "none", "do_predict": "true", "model_name_or_path": "out", "output_dir": "again"}

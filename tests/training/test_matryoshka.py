@@ -115,5 +115,5 @@ def test_a_run_writes_the_metrics_and_the_card(script, data_dir):
     record = json.loads(Path("out/run.json").read_text())
     assert record["results"]["test"]["trained"]["mrr_16"] == numbers["test_mrr_16"]
     card = Path("out/README.md").read_text()
-    assert "MRR by 16 dimensions" in card and "truncate_dim=4" in card and "- matryoshka" in card
+    assert "MRR, 16 dimensions" in card and "truncate_dim=4" in card and "- matryoshka" in card
     assert "their first 32, 16 and 4 dimensions" in card

@@ -97,7 +97,7 @@ def test_options_for_columns_are_refused_and_a_language_is_that_of_the_rows(fold
     for name in ("query_column", "code_column", "id_column"):
         with refused(f"{name}=x: ", "have fixed names; omit"):
             load_data(DataArguments(data_dir=str(folder), **{name: "x"}), EncoderProfile(), "unused", ("test",))
-    with refused("language=java: the rows of", "are in go; drop it"):
+    with refused("language=java: the rows of", "are in go; omit language"):
         load_data(DataArguments(data_dir=str(folder), language="java"), EncoderProfile(), "unused", ("test",))
     text = (folder / "corpus.jsonl").read_text()
     (folder / "corpus.jsonl").write_text(text.replace('"language": "go"', '"language": null'))
