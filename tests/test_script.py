@@ -1,4 +1,4 @@
-"""The script as people start it: end to end, and what it says when something is wrong."""
+"""The training script end to end, and its error messages."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def _cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def folder(data_dir, tmp_path):
-    """A copy of the tiny data set that a test may spoil."""
+    """A copy of the tiny data set that tests may change."""
     return Path(shutil.copytree(data_dir, tmp_path / "data"))
 
 
@@ -93,7 +93,7 @@ def start(*argv: str, folder: Path) -> subprocess.CompletedProcess:
 
 
 def start_interpreter(*argv: str, folder: Path) -> subprocess.CompletedProcess:
-    """Starts the script in a new interpreter, which has imported nothing and hashes texts in another order."""
+    """Starts the script in a new interpreter without earlier imports and with another hash seed."""
     environment = os.environ | {"HF_DATASETS_CACHE": str(folder / "cache"), "PYTHONPATH": str(SCRIPT.parent)}
     command = [sys.executable, str(SCRIPT), *argv]
     return subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, timeout=300)
@@ -101,7 +101,7 @@ def start_interpreter(*argv: str, folder: Path) -> subprocess.CompletedProcess:
 
 @pytest.fixture(scope="module")
 def finished(data_dir, tmp_path_factory):
-    """A whole run in a separate process: its output, and its output folder."""
+    """The output and the output folder of a whole run in a separate process."""
     folder = tmp_path_factory.mktemp("run")
     recipe = folder / "recipe.yaml"
     recipe.write_text("".join(f"{name}: {value}\n" for name, value in TINY.items()))
@@ -192,7 +192,7 @@ def test_evaluation_each_epoch_keeps_the_best_model(script, data_dir, tmp_path):
     assert code == 0, lines
     state = json.loads((tmp_path / "out/trainer_state.json").read_text())
     evaluated = [entry["eval_mrr"] for entry in state["log_history"] if "eval_mrr" in entry]
-    # Nothing is learnt at such a rate, so the second evaluation is no better than the first.
+    # At this learning rate nothing is learned, so the second evaluation is not better than the first.
     assert len(evaluated) == 2 and state["best_metric"] == max(evaluated)
     results = json.loads((tmp_path / "out/run.json").read_text())["results"]
     assert results["valid"]["trained"]["mrr"] == pytest.approx(max(evaluated))

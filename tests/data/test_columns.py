@@ -1,4 +1,4 @@
-"""Columns of any names: which hold the query, the code and its id."""
+"""Finding the query, code and id columns among columns with any names."""
 
 import json
 
@@ -16,7 +16,7 @@ from soft_trainer.run.rows import load_data
 
 @pytest.fixture
 def answers(tmp_path):
-    """200 questions and answers from 20 web pages, as a file of JSON lines."""
+    """A JSON Lines file with 200 questions and answers from 20 web pages."""
     rows = []
     for number in range(200):
         row = {"question": f"add {number}", "answer": f"x + {number}", "url": f"https://example.org/{number % 20}"}

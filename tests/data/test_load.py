@@ -1,4 +1,4 @@
-"""Rows as people have them: formats, names of columns, splits, urls, and rows that cannot be used."""
+"""Loading rows as users have them: any format, column names, splits and urls, and unusable rows."""
 
 import json
 
@@ -20,7 +20,7 @@ SIZE = 40
 
 
 def tables(splits):
-    """The pairs of each split, and the corpus."""
+    """Returns the pairs of each split, and the corpus."""
     found = {name: split.to_pairs() for name, split in splits.items()}
     return found | {"codebase": splits.get("test", splits["train"]).corpus}
 
@@ -33,7 +33,7 @@ def pairs():
 
 
 def write(rows: Dataset, path):
-    """Writes rows in the format that the path's ending names, or as a saved data set."""
+    """Writes rows in the format of the path's extension, or as a saved data set without an extension."""
     path.parent.mkdir(parents=True, exist_ok=True)
     {
         ".jsonl": rows.to_json,
@@ -97,11 +97,11 @@ def test_splits_that_are_there_stay_and_the_corpus_is_made_of_valid_and_test(pai
         data = load(tmp_path / source)
         sizes = {split: len(rows) for split, rows in data.items()}
         assert sizes == {"train": 20, "valid": 10, "test": 10, "codebase": 20}
-        assert all(url.startswith("code:") for url in data["train"]["url"])  # by which files of negatives name them
+        assert all(url.startswith("code:") for url in data["train"]["url"])  # negatives refer to codes by these ids
 
 
 def test_texts_with_64_bit_offsets_become_plain_texts(pairs, tmp_path):
-    texts, tokens = pa.large_string(), pa.large_list(pa.large_string())  # as polars writes them
+    texts, tokens = pa.large_string(), pa.large_list(pa.large_string())  # the types that polars writes
     words = [text.split() for text in pairs["question"]]
     table = {"docstring_tokens": pa.array(words, tokens), "code": pa.array(pairs["answer"][:], texts)}
     pq.write_table(pa.table(table), tmp_path / "a.parquet")
@@ -160,7 +160,7 @@ def test_an_error_names_file_line_and_column_as_they_stand_in_the_file(pairs, tm
         broken.to_pandas().to_csv(path, index=False) if ".csv" in name else write(broken, path)
         place = f"{path}, rows 31, 36"
         total = 40
-        if name.startswith("plain"):  # with the two rows of a.csv
+        if name.startswith("plain"):  # together with the two rows of a.csv
             place = f"{path.parent}, rows 33, 38"
             total = 42
         with refused(f"{place}: column 'answer' is missing or empty (2 of {total} rows)"):

@@ -1,4 +1,4 @@
-"""Splits of rows that are passed from Python."""
+"""Making splits from rows passed in Python."""
 
 import numpy as np
 import pandas as pd

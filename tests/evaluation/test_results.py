@@ -1,4 +1,4 @@
-"""Tables of results show how the MRR changed, with its 95 % interval."""
+"""Tables of results show the change in MRR with its 95 % interval."""
 
 import numpy as np
 import pytest

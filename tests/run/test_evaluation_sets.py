@@ -1,4 +1,4 @@
-"""Additional evaluation sets: published files, judged queries, and folders that cannot be used."""
+"""Additional evaluation sets: published files, judged queries, and unusable folders."""
 
 import gzip
 import json
@@ -34,7 +34,7 @@ def load(folder, codebase=None, **arguments):
 
 
 def written(folder, **files):
-    """Writes texts, and other values as JSON, into a new folder."""
+    """Writes files into a new folder: strings unchanged, other values as JSON."""
     folder.mkdir()
     for name, value in files.items():
         (folder / name).write_text(value if isinstance(value, str) else json.dumps(value))
@@ -46,7 +46,7 @@ def numbered(columns, *rows):
 
 
 def graded_rows(evaluation_set):
-    """The query, the url of a relevant code, the query's number and the grade, of every relevant code."""
+    """Returns (query, url, query index, grade) for every relevant pair."""
     split = evaluation_set.split
     right = split.judgments.relevant.tocoo()
     return [
@@ -57,12 +57,12 @@ def graded_rows(evaluation_set):
 
 @pytest.fixture
 def cosqa(tmp_path):
-    """CoSQA's files, plain as published."""
+    """A folder with CoSQA's files, uncompressed as published."""
     return written(tmp_path / "cosqa", **{COSQA_FILES[0]: CODES, COSQA_FILES[1]: QUERIES})
 
 
 def judged(folder, *judgments):
-    """Writes relevance.jsonl into a new folder."""
+    """Writes judgments as `relevance.jsonl` into a new folder."""
     lines = map(json.dumps, numbered(("query", "url", "relevance"), *judgments))
     return written(folder / "judged", **{"relevance.jsonl": "\n".join(lines)})
 
@@ -102,7 +102,7 @@ def test_cosqa_gzipped_and_with_both_parts(cosqa):
 
 @pytest.fixture
 def cosqa_plus(tmp_path):
-    """CoSQA+'s files: the first query has two relevant codes, the second one, the third none."""
+    """A folder with CoSQA+'s files. The three queries have two, one and no relevant codes."""
     queries = numbered(("query-idx", "query"), *enumerate([*(row["doc"] for row in QUERIES), "nothing"]))
     codes = numbered(("code", "code-idx"), *CODES.items())
     pairs = [(0, 1, 1), (1, 0, 1), (0, 2, 1), (0, 1, 1), (77, 0, 1), (1, 1, 0), (1, 99, 1)]
@@ -137,7 +137,7 @@ def test_cosqa_plus_reads_files_of_one_set_of_names(cosqa_plus):
     assert graded_rows(load(cosqa_plus)[0]) == expected
     for path in others:
         path.unlink()
-    # Its first names, with the wrong pairs, gzipped.
+    # The first published file names, gzipped, with irrelevant pairs.
     names = ("query.json", "gpt4o_augment_codebase.json", "gpt4o_augment_query_code_pairs.json")
     for published, first in zip(PLUS_FILES, names, strict=True):
         (cosqa_plus / f"{first}.gz").write_bytes(gzip.compress((cosqa_plus / published).read_bytes()))
@@ -207,7 +207,7 @@ def test_rows_of_another_project_several_folders_and_a_folder_s_own_codebase(cos
     assert (*found[1].split.judgments.relevant.shape, found[1].split.judgments.gain) == (4, 24, None)
     folder = judged(tmp_path, ("sort", rows[0]["url"], 1))
     (folder / "codebase.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:5]))
-    (found,) = load(folder, pool)  # which has a codebase, too
+    (found,) = load(folder, pool)  # the folder has a codebase, too
     assert len(found.split.corpus) == 5
 
 

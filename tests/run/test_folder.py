@@ -1,4 +1,4 @@
-"""A run's output folder: nothing is overwritten that is not the run's, and an interrupted run continues."""
+"""A run's output folder: a run overwrites only its own files, and an interrupted run continues."""
 
 import json
 import resource
@@ -22,19 +22,19 @@ OLD = {"options": {"seed": 1, "do_train": True}}
 
 
 def finished(folder, fingerprint):
-    """Makes what a finished run leaves."""
+    """Writes the files of a finished run."""
     (folder / "model.safetensors").write_text("weights")
     write_json(folder / "run.json", {DEPENDS_ON: fingerprint, LISTED: {}})
 
 
 def unmeasured(folder, fingerprint):
-    """Makes what a run leaves that was killed after its training."""
+    """Writes the files of a run that was killed after training, before it was evaluated."""
     (folder / "model.safetensors").write_text("weights")
     write_json(folder / "run.json", {DEPENDS_ON: fingerprint})
 
 
 def stopped(folder, fingerprint, step=4):
-    """Makes a complete checkpoint."""
+    """Writes a complete checkpoint, like an interrupted run."""
     checkpoint = folder / f"checkpoint-{step}"
     checkpoint.mkdir()
     mark_complete(checkpoint, fingerprint)
@@ -283,7 +283,7 @@ def test_a_finished_run_is_done_and_overwriting_leaves_nothing_of_the_earlier_on
     code, said = script(**run | {"seed": 7})
     assert code == 2 and "seed was 42, is now 7" in said[-1] and "overwrite=true" in said[-1]
     again = run | {"overwrite": True, "model_card": False, "do_train": True, "do_predict": True, "seed": 7}
-    # A run that cannot begin removes nothing.
+    # A run that cannot start removes nothing.
     assert script(**again | {"report_to": "nothing"})[0] == 2
     assert (out / "model.safetensors").read_bytes() == weights and (out / "checkpoint-1").is_dir()
     assert script(**again)[0] == 0

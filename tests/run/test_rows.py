@@ -1,4 +1,4 @@
-"""The rows of a run: where they come from, how they are selected, and that bad ones are refused."""
+"""The rows of a run: sources, selection, and error messages for unusable rows."""
 
 import json
 import re
@@ -41,7 +41,7 @@ def load(tmp_path, profile=None, **arguments):
 
 
 def source_tree(folder, nouns):
-    """A Python tree of one module for each noun, with four documented functions each."""
+    """Writes a Python source tree with a module for each noun, each with four documented functions."""
     folder.mkdir()
     for noun in nouns:
         functions = [FUNCTION.format(verb=verb, Verb=verb.title(), noun=noun) for verb in VERBS]
@@ -50,7 +50,7 @@ def source_tree(folder, nouns):
 
 
 def folders(tmp_path, data_dir, **sizes):
-    """A folder for each language with this many training rows; `{language}` stands for its name."""
+    """Makes a folder of rows for each language, with this many training rows. Returns the path with `{language}`."""
     rows = [json.loads(line) for line in (data_dir / "codebase.jsonl").read_text().splitlines()]
     for language, size in sizes.items():
         own = [row | {"url": f"{language}/{row['url']}", "language": "unknown"} for row in rows]
@@ -241,7 +241,7 @@ def test_filters_drop_rows_and_say_how_many(tmp_path, write_folder, rows, capsys
     bad = {**rows[3], "docstring": "see http://example.org", "docstring_tokens": ["see", "http://example.org", "now"]}
     options = {"language": "python", "data_dir": str(write_folder(train=[*rows[:3], bad]))}
     for filters, words in (("links, short_functions", "train: no rows"), ("spelling", "no such rule")):
-        with refused(words):  # every function here has one line
+        with refused(words):  # every function in these rows has only one line
             load(tmp_path, **options, filters=filters)
     kept = load(tmp_path, **options, filters="links")
     assert kept["train"]["url"][:] == [row["url"] for row in rows[:3]] and len(kept["codebase"]) == 4

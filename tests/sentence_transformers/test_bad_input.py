@@ -1,4 +1,4 @@
-"""Data sets, options and estimators that do not work together are refused in one line."""
+"""Incompatible data sets, options and estimators give a one-line error."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A checkpoint continues the training that wrote it, and no other."""
+"""Only the run that wrote a checkpoint can resume from it."""
 
 import itertools
 import os
@@ -18,7 +18,7 @@ from soft_trainer.training.checkpoints import MARKER, compared, mark_complete, n
 
 @pytest.fixture
 def checkpoint(trainer_of, tmp_path):
-    """A checkpoint of a training that took no step."""
+    """A checkpoint that was written before the first step."""
     mark_complete(tmp_path / "checkpoint-1", fingerprint_of(trainer_of()))
     return str(tmp_path / "checkpoint-1")
 
@@ -67,7 +67,7 @@ EVALUATIONS = itertools.count()
 
 
 def falls(predictions):
-    """Returns a metric that is best in the first evaluation."""
+    """Returns a metric that falls at every evaluation, so that the first one is best."""
     return {"falling": -next(EVALUATIONS)}
 
 
@@ -137,7 +137,7 @@ def test_a_full_disk_is_one_line_whatever_torch_says(tmp_path, monkeypatch):
 
 
 class FilesEnd(TrainerCallback):
-    """Lets no file grow beyond some bytes after the third step, as a full disk does."""
+    """A callback that limits the size of files after the third step, which acts like a full disk."""
 
     def __init__(self, most: int):
         self.most = most

@@ -1,4 +1,4 @@
-"""Training an adapter: nothing else moves, a resumed run is exact, and the output has the requested form."""
+"""Training an adapter: no other weight changes, resuming is exact, and the output has the requested form."""
 
 import copy
 from pathlib import Path
@@ -27,7 +27,7 @@ def base(_model, tokenizer, profile, tmp_path_factory):
 
 @pytest.fixture
 def adapted(base, profile):
-    """Makes the base with a new adapter; its random numbers come from `seed`."""
+    """Returns a function that makes the base with a new adapter, initialised from `seed`."""
 
     def make(seed=0, **options):
         torch.manual_seed(seed)
@@ -40,7 +40,7 @@ def adapted(base, profile):
 
 @pytest.fixture
 def train(trainer_of, adapted):
-    """Trains an adapter and returns its trainer."""
+    """Returns a function that trains an adapter and returns the trainer."""
 
     def run(model=None, resume=None, **options):
         trainer = trainer_of(arguments={"model": adapted() if model is None else model}, **FAST | options)

@@ -1,4 +1,4 @@
-"""Matryoshka embeddings: the loss, its gradients and the metrics by each number of dimensions."""
+"""Matryoshka embeddings: the loss, the gradients, and the metrics for each number of dimensions."""
 
 import json
 from pathlib import Path
@@ -97,9 +97,9 @@ def test_the_folder_says_so_and_gives_shorter_embeddings(trainer_of, dataset, tm
     with pytest.raises(UserError, match="truncate_dim=40"):
         load_encoder(folder, truncate_dim=40)
     again = trainer_of(arguments={"model": whole.model, "encoder": whole.profile})
-    assert "eval_mrr_16" in again.evaluate()  # known from the folder
+    assert "eval_mrr_16" in again.evaluate()  # the folder stores the dimensions
     again.save_model(str(tmp_path / "again"))
-    assert EncoderProfile.load(tmp_path / "again" / PROFILE_FILE).matryoshka_dims == ()  # but not trained so any more
+    assert EncoderProfile.load(tmp_path / "again" / PROFILE_FILE).matryoshka_dims == ()  # the last training used none
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
-"""What a run depends on, against the three readers that compare runs: a folder, a study and a resumed training.
+"""Changes to a run, and how the three readers of fingerprints report them: a folder, a study and a resumed run.
 
-To add a change, add a row. Each has one line per reader: how the reader describes the change, or None if the change is
-free. The caches of rows and embeddings have a table in `test_readers.py`: what changed is made again there.
+To test another change, add a row to a table. The row has the message of each reader, or None if the reader allows the
+change. `test_readers.py` has a similar table for the caches of rows and embeddings.
 """
 
 import copy
@@ -41,7 +41,7 @@ BEST |= {"eval_steps": 2}
 PLATEAU = {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": {"mode": "max"}}
 PLATEAU |= {"eval_strategy": "steps", "eval_steps": 2}
 
-# name: (options before, options that change, line of a folder and of a study, line of a resumed training)
+# name: (options before, changed options, message of a folder and of a study, message of a resumed run)
 OPTIONS = {
     "seed": ({}, {"seed": 7}, "seed was 42, is now 7", "seed was 42, is now 7"),
     "learning rate": ({}, {"learning_rate": 1e-4}, "learning_rate was 2e-05", "learning_rate was 0.001"),
@@ -87,7 +87,7 @@ OPTIONS = {
 
 
 def parts_of(**options) -> tuple:
-    """Returns the options of a command as its three classes."""
+    """Returns a command's options as instances of the three classes."""
     given = {"language": "python", "output_dir": "tree/out", "use_cpu": True, "do_train": True, "max_steps": 3}
     given |= {"per_device_train_batch_size": 8, "save_strategy": "no"} | options
     parts = []
@@ -118,7 +118,7 @@ def test_a_changed_option(change, trainer_of):
     assert changes(then, copy.deepcopy(then), RESUME) == []
 
 
-# name: (what another process, machine or version has, line of a folder, of a study, of a resumed training)
+# name: (changes on another machine or version, message of a folder, of a study, of a resumed run)
 ELSEWHERE = {
     "processes": ({"processes": 2}, "processes was 2, is now 1", None, "processes was 2, is now 1"),
     "precision": ({"precision": "bf16"}, "precision was bf16, is now no", None, "precision was bf16, is now no"),
@@ -154,7 +154,7 @@ REFERRING = {
     "loss": "fingerprint_loss:plain",
     "estimator": "fingerprint_package.inner:Own",
 }
-# file: the line of a folder and of a study
+# file: the message of a folder and of a study
 CONTENT = {
     "rows/train.jsonl": "data_dir changed",
     "judged/test.jsonl": "eval_data_dir changed",
@@ -167,7 +167,7 @@ CONTENT = {
     "fingerprint_loss.py": "code of loss changed",
     "fingerprint_package/inner.py": "code of estimator changed",
     "fingerprint_package/__init__.py": "code of estimator changed",
-    # What nothing reads
+    # Files that a run does not read
     "encoder/README.md": None,
     "encoder/log.txt": None,
     "tree/notes.txt": None,
@@ -179,7 +179,7 @@ CONTENT = {
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A folder with all that options can refer to."""
+    """A folder with everything that options can refer to."""
     monkeypatch.chdir(tmp_path)
     for name in {*FILES, *CONTENT} - {"history"}:
         path = tmp_path / name
@@ -261,7 +261,7 @@ def rows(name, *numbers):
     return lambda parts: {name: parts["train_dataset"].select(range(*numbers))}
 
 
-# name: (options, what changes in the trainer, the line of a resumed training)
+# name: (options, the change in the trainer, the message of a resumed run)
 LOADED = {
     "rows": ({}, rows("train_dataset", 20), "the training rows changed"),
     "order of rows": ({}, rows("train_dataset", 23, -1, -1), "the training rows changed"),
@@ -286,7 +286,7 @@ def test_a_change_of_what_a_trainer_has(change, trainer_of):
     check(changes(fingerprint_of(trainer), fingerprint_of(other), RESUME), expected)
 
 
-# ---- The user's own objects ----
+# ---- Objects from the user's code ----
 
 OWN = """
 class Estimator:
@@ -331,14 +331,14 @@ def rate(predictions):
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """The user's module with these objects."""
+    """A user's module with these objects."""
     (tmp_path / "fingerprint_own.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     yield importlib.import_module("fingerprint_own")
     del sys.modules["fingerprint_own"]
 
 
-# name: (options, what the trainer gets before and after, the line of a resumed training)
+# name: (options, the trainer's arguments before and after, the message of a resumed run)
 OBJECTS = {
     "estimator's list": (
         {},
@@ -496,7 +496,7 @@ def test_a_collator_of_transformers_counts_by_its_class_and_settings(trainer_of,
 
 
 def test_a_script_s_own_function_counts_by_its_own_source(tmp_path, monkeypatch):
-    """A script is edited to resume it, so its other lines do not count."""
+    """Users edit a script to resume it, so the script's other lines do not count."""
     hashes = []
     for end in ("", "# more\n", "# other\n"):
         script = tmp_path / f"script{len(hashes)}.py"

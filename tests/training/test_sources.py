@@ -1,4 +1,4 @@
-"""Several sources in one training: each batch comes from one."""
+"""Training on several sources: each batch comes from one source."""
 
 import copy
 import json
@@ -18,7 +18,7 @@ from soft_trainer.training.sources import SourceSampler, batches_of
 
 @pytest.fixture
 def sources(dataset):
-    """16 rows in CodeSearchNet's columns and 8 in others."""
+    """Two sources: 16 rows with CodeSearchNet's columns, and 8 rows with other columns."""
     own = Dataset.from_dict({"anchor": dataset["docstring"][16:], "positive": dataset["code"][16:]})
     return {"csn": dataset.select(range(16)), "own": own}
 

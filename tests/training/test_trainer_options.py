@@ -1,4 +1,4 @@
-"""Options and arguments of `Trainer` that people combine: each works as in any trainer."""
+"""Options and arguments of `transformers.Trainer` work as in `Trainer`, also in combination."""
 
 import copy
 import dataclasses
@@ -234,7 +234,7 @@ def test_options_may_change_after_the_constructor(trainer_of):
 
 
 def test_a_collator_that_is_set_after_the_constructor_is_used_again(trainer_of, tokenizer):
-    # The trainer makes its own collator from the options of the moment.
+    # The trainer makes the collator from the current options.
     trainer = trainer_of()
     trainer.args.gradient_cache_chunk_size = 3
     batch = batches_of(trainer)[0]
@@ -327,11 +327,11 @@ def test_early_stopping_resumes_where_it_was(trainer_of):
         callbacks = [EstimatorCallback(BM25Estimator()), EarlyStoppingCallback(3)]
         trainer = trainer_of(learning_rate=0.0, save_total_limit=9, arguments={"callbacks": callbacks}, **options)
         trainer.train(checkpoint and str(Path(trainer.args.output_dir, checkpoint)))
-        # With a learning rate of 0 the first evaluation stays the best, and three without improvement stop the run.
+        # With a learning rate of 0, the first evaluation stays best, and three more evaluations stop the run.
         assert trainer.state.global_step == 4
 
 
-# ---- Estimators of one's own ----
+# ---- Users' estimators ----
 
 
 def test_a_split_of_several_codes_and_queries_trains(trainer_of, dataset):

@@ -1,4 +1,4 @@
-"""The files of a folder: each row is read once."""
+"""Reading the row files in a folder: each row is read exactly once."""
 
 import gzip
 import json
