@@ -278,7 +278,7 @@ def kept_files(record: Path, made_from: str) -> list[Path] | None:
         if all(file_fingerprint(path) == known for path, known in files.items()):
             return list(files)
     if record.exists():
-        print_on_main(f"warning: {record}: its files are damaged and will be made again")
+        print_on_main(f"warning: {record}: the cached files are damaged and will be made again")
     return None
 
 

@@ -98,7 +98,7 @@ def merge_encoders(
         raise UserError(f"ratio={ratio:g}: must be from 0 (the encoder before training) to 1 (after it)")
     taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
     if not models:
-        raise UserError("merge: give at least one trained encoder")
+        raise UserError("merge: pass at least one trained encoder")
     if taken:
         raise UserError(f"output_dir={folder}: already exists and is not empty; choose a new folder")
     record = _record(base, models, ratio)
@@ -112,7 +112,7 @@ def merge_encoders(
     else:
         own, _ = adapter
         if published_name(base) != published_name(own) and Path(base).resolve() != Path(own).resolve():
-            raise UserError(f"{models[0]}: its adapter belongs to {own}: pass that as the base, not {base}")
+            raise UserError(f"{models[0]}: the adapter belongs to {own}: pass {own} as the base, not {base}")
         merged = load_model(models[0], profile, trust_remote_code=trust_remote_code)
         adapters.set_adapter_state(merged, scale_adapter(merged, ratio), models[0])
     export_encoder(merged, tokenizer, profile, folder)
@@ -156,7 +156,7 @@ def _merged_model(
         if difference:
             raise UserError(f"{name} cannot be merged with {names[0]}: {difference}")
         if missing:
-            raise UserError(f"{name}: its files have no weights for {missing}, which would be random")
+            raise UserError(f"{name}: the files have no weights for {missing}, which would be random")
     *trained, before = (model.state_dict() for model, _ in loaded)
     merged = loaded[0][0]
     merged.load_state_dict(interpolate(before, trained, ratio))
@@ -228,7 +228,7 @@ def merge(model: PreTrainedModel, before: Mapping[str, Tensor], ratio: float) ->
         set_adapter_state(model, scale_adapter(model, ratio), "merge_ratio")
     else:
         model.load_state_dict(interpolate(before, [model.state_dict()], ratio))
-    print_on_main(f"Merged: {ratio:g} x the weights after training + {1 - ratio:g} x those before it.")
+    print_on_main(f"Merged: {ratio:g} x the weights after training + {1 - ratio:g} x the weights before training.")
     if ratio == 0:
         print_on_main(f"warning: this is the encoder before training; {UNMERGED} has the trained one")
     return {"ratio": ratio, "base": model.config._name_or_path or "the start", "models": [UNMERGED]}

@@ -59,7 +59,7 @@ from soft_trainer.training.sampler import EpochDataLoader, data_seed
 from soft_trainer.training.saving import SavingTrainer
 from soft_trainer.training.targets import TargetMaker
 
-LOSS_BLOCK = 256  # with gradient caching, scores against all codes are computed for this many queries at a time
+LOSS_BLOCK = 256  # with gradient caching, the scores of at least this many queries are computed at a time
 
 
 class SoftInfoNCETrainer(SavingTrainer):
@@ -126,7 +126,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             callback = find_estimator_callback(callbacks)
         split = training_split(train_dataset, "train_dataset", self.columns, encoder)
         eval_dataset = evaluation_splits(eval_dataset, codebase, "eval_dataset", self.columns)
-        resolve(args, callback and callback.estimator)  # refuses before anything is set up
+        resolve(args, callback and callback.estimator)  # raises errors before anything is set up
         super().__init__(
             None if "model_init" in kwargs else first,
             args,
@@ -149,7 +149,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.evaluations: list[tuple[int, bool, dict]] = []  # step, whether during training, metrics
         self.report: Measurements | None = None  # the results of the last training, if `args.report` is set
         self.run_fingerprint = {}
-        self.of_command = {}  # what else the results of a run from the shell depend on
+        self.of_command = {}  # for a run from the command line: further entries of the run fingerprint
         self._merging = MergeCallback(self)
         self.add_callback(self._merging)
         self.add_callback(checkpoints.ResumedState(lambda: self._checkpoint))
@@ -272,7 +272,7 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     @property
     def _workers_weigh(self) -> bool:
-        """True if data workers compute the weights, False if the estimator must run in this process, on the GPU."""
+        """True if data workers compute the weights, False if only this process may call the estimator."""
         return not self.criterion.needs_similarity or getattr(self.estimator, "in_workers", False)
 
     @property

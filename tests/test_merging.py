@@ -214,7 +214,7 @@ def test_a_ratio_outside_its_range_is_refused(tmp_path, ratio):
         ("other architecture", "RobertaModel.*BertModel"),
         ("other tokenizer", "cannot be merged with .*: its tokenizer numbers '"),
         ("missing weights", "no weights for .*encoder.layer.0"),
-        ("no models", "give at least one trained encoder"),
+        ("no models", "pass at least one trained encoder"),
         ("full folder", "already exists and is not empty"),
         ("adapter on another base", "belongs to .*base"),
         ("nothing", "neither a folder here nor a repository"),

@@ -104,8 +104,8 @@ def _check_relevant(split: Split, places: Mapping[str, str]) -> None:
         raise UserError(f"{places['query']}, {_listed(missing)}: {reason}")
     if counts.sum() > MOST_RELEVANT * (len(split.queries) + len(split.corpus)):
         raise UserError(
-            f"{places['query']}, row {counts.argmax() + 1} shares its id with {counts.max():,} codes, and most rows "
-            "are similar: each code needs a unique id"
+            f"{places['query']}, row {counts.argmax() + 1} shares its id with {counts.max():,} codes, and so do most "
+            "rows: each code needs a unique id"
         )
 
 

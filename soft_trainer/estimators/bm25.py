@@ -58,7 +58,7 @@ class BM25Estimator(NeighbourEstimator):
         column: the column with the tokens of queries, as lists of strings or of integer ids. A column of text is split
             at whitespace.
         document_column: the column with the tokens of documents. By default, `column`. With `code_tokens`, queries are
-            scored against codes, which the paper can also be taken to mean.
+            scored against codes, another possible reading of the paper.
         k1, b: the parameters for saturation and for length normalisation.
         idf: "okapi" (as in rank_bm25, a negative idf is raised to a quarter of the mean), "robertson" (the published
             formula, negative for a token in more than half of the documents) or "lucene" (always positive).

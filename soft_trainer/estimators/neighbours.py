@@ -272,7 +272,7 @@ def _through_index(queries, codes, k, excluded, progress) -> Neighbours:
         if recall >= RECALL or index.nprobe >= index.nlist:
             break
         index.nprobe *= 2
-    print_on_main(f"neighbours among {len(codes):,} codes: recall@{SAMPLE_K} {recall:.3f} on {len(sample)} rows")
+    print_on_main(f"neighbours among {len(codes):,} codes: recall@{SAMPLE_K} {recall:.3f} on {len(sample)} queries")
     parts = (search(block, k) for block in blocks(np.arange(len(queries)), 1, SEARCHED_AT_ONCE))
     return Neighbours.joined(parts, progress, len(queries))
 

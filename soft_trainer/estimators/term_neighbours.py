@@ -57,7 +57,7 @@ def nearest_by_terms(
         if recall >= RECALL or rare.nnz == queries.nnz:
             break
         visited *= 2
-    print_on_main(f"neighbours among {documents.shape[0]:,} texts: recall@{k} {recall:.3f} on {len(sample)} rows")
+    print_on_main(f"neighbours among {documents.shape[0]:,} texts: recall@{k} {recall:.3f} on {len(sample)} queries")
     return _compare_some(*sides, rows, k, excluded, progress)
 
 
@@ -112,7 +112,7 @@ def _compare_some(rare, postings, queries, documents, rows, k, excluded, progres
             values = documents[columns] @ query
             best = np.arange(len(values))
             if len(values) > k:
-                best = np.flatnonzero(values >= np.partition(values, -k)[-k])  # with all ties of the last
+                best = np.flatnonzero(values >= np.partition(values, -k)[-k])  # with all ties for rank k
             best = best[np.lexsort((columns[best], -values[best]))][:k]
             near[place, : len(best)] = columns[best]
             scores[place, : len(best)] = values[best]

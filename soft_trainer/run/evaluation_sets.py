@@ -111,7 +111,7 @@ def load_evaluation_sets(
 def trained_rows(arguments: DataArguments, encoder: str | None) -> set[str]:
     """Returns the hashes of the rows that an encoder was trained on, from `run.json` in its folder.
 
-    The result is empty if there is no record, or if no evaluation set needs it.
+    The result is empty if there is no record, or if `eval_data_dir` is not set.
     """
     return _trained_rows(_record(encoder)) if arguments.eval_data_dir else set()
 

@@ -51,7 +51,7 @@ NEW, STOPPED, DONE, OTHER = "new", "stopped", "done", "other"
 
 @dataclass(frozen=True)
 class State:
-    """What a run finds in its output folder: nothing, itself, or another run.
+    """What an output folder contains before a run starts: nothing, the same run, or another run.
 
     Args:
         name: NEW (no file that the run would overwrite), STOPPED (the same run, interrupted), DONE (the same run,
@@ -110,7 +110,7 @@ def record_of(folder: Path) -> dict:
 
 
 def rows_not_mined(folder: Path) -> list[str]:
-    """Returns the row files below `data` that no run has mined, relative to the folder, so that they are kept."""
+    """Returns the files of rows below `data` that no run has mined and that must be kept, relative to the folder."""
     found = []
     for path in folder.glob("data/**/*.jsonl.gz"):
         if not (path.parent / MINED_FROM).exists():

@@ -42,7 +42,7 @@ PLOTTED = {"loss": "training loss", "eval_mrr": "MRR on valid"}  # keys of the t
 
 
 def public_options(*options) -> dict[str, object]:
-    """Returns the options that affect results, for publication: local paths are replaced by names or removed."""
+    """Returns the options that affect results, for publication: a local path is reduced to its last part."""
     values = {name: value for name, value in option_values(*options).items() if affects_results(name)}
     for reference in references(KINDS, values):
         on_hub = reference.kind in ("rows", "encoder")

@@ -349,7 +349,7 @@ def _own_estimator(estimator, model: SentenceTransformer, teacher: str | None):
         raise UserError(f"estimator: expected an object such as BM25Estimator(), not {estimator!r}")
     estimator = copy.copy(estimator)
     if isinstance(estimator, InitialModelEstimator):
-        raise UserError("InitialModelEstimator belongs to SoftInfoNCETrainer: use SentenceTransformerEstimator()")
+        raise UserError("InitialModelEstimator works only with SoftInfoNCETrainer: use SentenceTransformerEstimator()")
     if isinstance(estimator, SentenceTransformerEstimator) and estimator.model is None:
         estimator.model = model
     return estimator

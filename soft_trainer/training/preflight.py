@@ -154,7 +154,7 @@ def _check_saved(model: PreTrainedModel) -> None:
 
 
 def _check_loadable(model: PreTrainedModel, pushes: bool) -> None:
-    """Raises UserError if nobody could load the saved adapter together with its base."""
+    """Raises UserError if the saved adapter could not be loaded together with its base, here or from the Hub."""
     saved = adapters.adapter_state(model)
     for missing in getattr(model, MISSING_WEIGHTS, ()):
         if missing not in saved:
@@ -166,8 +166,8 @@ def _check_loadable(model: PreTrainedModel, pushes: bool) -> None:
     base = adapters.base_name(model)
     if not base:
         raise UserError(
-            "model: the base has neither a folder nor a name on the Hub, so nobody could load the saved adapter: save "
-            "and load the base first, or set merge_lora"
+            "model: the base has neither a folder nor a name on the Hub, so the saved adapter could not be loaded: "
+            "save and load the base first, or set merge_lora"
         )
     if pushes and Path(base).is_dir():
         raise UserError(

@@ -25,7 +25,7 @@ PROGRESS = "Finding neighbours"
 
 @dataclass(frozen=True)
 class PreparedRows:
-    """What is computed about the training rows before the first step. Unneeded fields are None.
+    """Results computed from the training rows before the first step. Unneeded fields are None.
 
     Args:
         answers: the look-up of relevant codes by text.

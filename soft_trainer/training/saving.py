@@ -42,7 +42,7 @@ class SavingTrainer(Trainer):
     _is_saving_checkpoint = False  # checkpoints keep adapters unmerged, so that a resumed run is exact
 
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
-        """Saves the encoder with all its files. In a checkpoint, an adapter stays unmerged even with `merge_lora`."""
+        """Saves the encoder with tokenizer and profile. In a checkpoint, an adapter always stays unmerged."""
         if self.args.should_save:
             merge = getattr(self.args, "merge_lora", False) and not self._is_saving_checkpoint
             self.export(output_dir or self.args.output_dir, state_dict, merge)
@@ -103,7 +103,7 @@ class SavingTrainer(Trainer):
         return plain_encoder(super().call_model_init(trial))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Saves the encoder with all its files. Unlike in `Trainer`, this never pushes to the Hub."""
+        """Saves the encoder with tokenizer and profile. Unlike in `Trainer`, this never pushes to the Hub."""
         super().save_model(output_dir, _internal_call=True)
 
     # ---- The card and the Hub ----
@@ -139,7 +139,11 @@ class SavingTrainer(Trainer):
         return reporting.setup_table(self.args, self.plan, self.model, self.precision)
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """Creates or finds the repository on the Hub before training. Raises UserError if a push would fail."""
+        """Checks before training that a push would work, and creates the repository on the Hub if necessary.
+
+        Raises:
+            UserError: a push would fail.
+        """
         if self.is_world_process_zero():
             self._publisher = Publisher(self.args)
             self.hub_model_id = self._publisher.hub_model_id

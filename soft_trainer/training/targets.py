@@ -15,7 +15,7 @@ from soft_trainer.estimators.base import checked_similarity
 
 @dataclass(frozen=True)
 class TargetMaker:
-    """Makes the targets of a batch: finds known positives among the codes, and weights with the estimator.
+    """Makes the targets of a batch: finds known positives among the codes, and computes weights with the estimator.
 
     Args:
         criterion: the loss with its settings.
@@ -51,7 +51,7 @@ class TargetMaker:
         return Targets(positives, excluding(met, known), known if self.keeps_positives else None), number
 
     def weighed(self, targets: Targets, queries: np.ndarray, codes: np.ndarray) -> Targets:
-        """Adds similarities and weights to targets, as far as the loss needs them, on the targets' device.
+        """Adds the similarities and weights that the loss needs to targets, on the targets' device.
 
         The tensors are float32: float64 would double what a data worker sends, and some devices don't support it.
         """

@@ -85,7 +85,6 @@ def test_code_without_a_language_is_not_parsed(dataset, tokenizer):
 def test_padding_is_to_the_longest_on_the_right():
     batch = pad([[5, 6, 7], [8], [9, 1]], pad_token_id=1)
     assert batch["input_ids"].tolist() == [[5, 6, 7], [8, 1, 1], [9, 1, 1]]
-
     # The text's last token has the same id as padding, and still counts.
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0], [1, 1, 0]]
     assert batch["input_ids"].dtype == batch["attention_mask"].dtype == torch.int64

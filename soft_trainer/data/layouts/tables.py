@@ -37,7 +37,7 @@ def is_saved(folder: Path) -> bool:
 
 
 def format_of(name: str) -> str | None:
-    """Returns the format of a file of rows, "json", "csv" or "parquet", from its name, or None for other files."""
+    """Returns a file's format by its name ("json", "csv" or "parquet"), or None if it is not a file of rows."""
     return FORMATS.get(Path(name.removesuffix(".gz")).suffix.lower())
 
 
