@@ -1,4 +1,4 @@
-"""Lists the losses, weightings and estimators by name, once. It imports no library, so that `--help` is fast."""
+"""Lists the built-in losses, weightings and estimators by name. It imports no library, so that `--help` is fast."""
 
 # name -> the function in `losses.py`
 LOSSES = {
@@ -18,7 +18,7 @@ ESTIMATORS = {
     "simcse": "frozen_encoder:SimCSEEstimator",
     "initial_model": "frozen_encoder:InitialModelEstimator",
 }
-# Estimators that find similar rows, which similar batches and mined negatives need, as messages list them.
+# For messages: the estimators that find similar rows, which similar batches and mined negatives need.
 FIND_NEIGHBOURS = "bm25, simcse, trained_model or initial_model"
-# Estimators that compare queries with codes, as messages list them.
+# For messages: the estimators that compare queries with codes.
 COMPARE_CODES = "an encoder (initial_model, trained_model), or bm25 with bm25_document_column=code_tokens"

@@ -1,4 +1,4 @@
-"""Defines what a batch's queries are compared with, and the loss that a run minimises, with its settings."""
+"""Defines `Criterion`, the loss of a run with its settings, and `Targets`, the positives and negatives of a batch."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from soft_trainer.errors import UserError
 from soft_trainer.references import import_reference
 from soft_trainer.weights import cancel_above_ratio, cancel_top_k, smallest_batch
 
-# A loss or a weighting, ours or a user's, is called with what its signature asks for: parts of a batch, or settings.
+# A loss or weighting, built in or a user's, is called with the arguments in its signature: tensors and settings.
 LOSSES = {name: getattr(losses, function) for name, function in choices.LOSSES.items()}
 WEIGHTINGS = {name: getattr(weightings, function) for name, function in choices.WEIGHTINGS.items()}
-# Settings that need an estimator, with the one value that does not.
+# Settings that need an estimator unless they have this value.
 NEED_SIMILARITY = {"cancel": "none", "distill_weight": 0}
 
 
 @dataclass(frozen=True)
 class Targets:
-    """The N columns, each a code, that B queries are compared with. They are known before any score is computed.
+    """Labels for B queries and the N codes in a batch: the positives, the negatives and their weights.
 
-    `Criterion.targets` makes them. A block of queries has the targets `targets[block]`.
+    `Criterion.targets` computes them before any score exists. `targets[block]` selects some of the queries.
 
     Args:
         positives: LongTensor[B], the column of each query's positive.
-        negatives: BoolTensor[B, N], True where a column is a negative, after masks and cancellation. If None, all
-            columns but the positive are.
-        extra_positives: BoolTensor[B, N], True where a column is another positive, or None if no query has several.
+        negatives: BoolTensor[B, N], True where a column is a negative, after masks and cancellation. None means all
+            columns except the positive.
+        extra_positives: BoolTensor[B, N], True where a column is another positive, or None if there are none.
         similarity: Tensor[B, N], the estimator's raw similarities, or None if the loss does not read them.
         weights: Tensor[B, N], the weights w_ij, or None if the loss does not read them.
     """
@@ -48,17 +48,17 @@ class Targets:
         return len(self.positives)
 
     def __getitem__(self, block: slice | Tensor) -> Targets:
-        """Returns the targets of some of the queries."""
+        """Returns the targets of the queries that a slice or an index tensor selects."""
         return self.mapped(lambda tensor: tensor[block])
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Targets:
-        """Returns a copy with `change` applied to every tensor."""
+        """Applies `change` to every tensor, such as a move to another device, and returns the new targets."""
         return Targets(**{name: change(tensor) for name, tensor in vars(self).items() if tensor is not None})
 
 
 @dataclass(frozen=True)
 class Criterion:
-    """A run's loss and its settings. Call it with the scores and the targets of a batch to compute the loss.
+    """A training loss with its settings. Call it with the scores and targets of a batch to compute the loss.
 
     Args:
         loss: a key of `LOSSES`, or a user's function as `module:name`.
@@ -68,7 +68,7 @@ class Criterion:
         infonce_weight, kl_weight: the weights of the two terms in `kl_regularization`.
         cancel: false-negative cancellation (Section 4.4): "none", "top_k" or "ratio".
         cancel_k: the number of most similar negatives that "top_k" cancels.
-        cancel_ratio: "ratio" cancels negatives whose similarity is above this share of the positive's.
+        cancel_ratio: "ratio" cancels a negative whose similarity exceeds this ratio times the positive's similarity.
         distill_weight: the weight of an additional loss, the KL divergence from the estimator. 0 turns it off.
         distill_temperature: the temperature of the estimator's softmax in that loss.
 
@@ -102,16 +102,16 @@ class Criterion:
         extra_positives: Tensor | None = None,
         similarity: Tensor | None = None,
     ) -> Targets:
-        """Returns the targets of a batch: cancels false negatives, and turns similarities into weights.
+        """Returns a batch's targets. Cancels likely false negatives and turns the similarities into weights.
 
         Args:
             positives: LongTensor[B], the column of each query's positive.
-            negatives: BoolTensor[B, N], True where a column is a negative. By default, everywhere but on the positive.
+            negatives: BoolTensor[B, N], True where a column is a negative. By default, all but the positive.
             extra_positives: BoolTensor[B, N], True where a column is another positive and therefore not a negative.
             similarity: Tensor[B, N], the estimator's raw similarities. Required if `needs_similarity`.
 
         Raises:
-            ValueError: the loss needs similarities, and there are none.
+            ValueError: the loss needs `similarity`, which is None.
         """
         if self.needs_similarity and similarity is None:
             raise ValueError(f"{self.settings_that_need_similarity}: similarity is missing")
@@ -127,10 +127,10 @@ class Criterion:
         return Targets(positives, negatives, extra_positives, similarity, weights)
 
     def __call__(self, scores: Tensor, targets: Targets) -> Tensor:
-        """Computes the loss of B queries against N codes, a scalar.
+        """Computes the mean loss of B queries against N codes, a scalar.
 
-        If a query has several positives, its loss is the mean over them, each taken as the positive with the others
-        excluded.
+        If a query has several positives, the loss is computed for each positive in turn, with the other positives
+        excluded, and then averaged.
 
         Args:
             scores: Tensor[B, N].
@@ -155,9 +155,9 @@ class Criterion:
         return loss
 
     def _cancelled(self, similarity: Tensor, positives: Tensor, negatives: Tensor | None) -> Tensor:
-        """Returns the columns of `negatives` that cancellation keeps, BoolTensor[B, N]."""
+        """Returns the negatives that remain after false-negative cancellation, BoolTensor[B, N]."""
         if negatives is not None:
-            # A column that is excluded already must neither use up one of the k nor count as most similar.
+            # An excluded column must not use up one of the k cancellations.
             column = positives.unsqueeze(1)
             similarity = similarity.masked_fill(~negatives.scatter(1, column, True), -torch.inf)
         if self.cancel == "top_k":
@@ -175,14 +175,14 @@ class Criterion:
         if getattr(weights, "shape", None) != similarity.shape:
             raise UserError(
                 f"weighting={self.weighting} returned {_shape(weights)} for similarities of {_shape(similarity)}: "
-                "expected a weight for each of them"
+                "expected the same shape"
             )
         if negatives is not None:
-            weights = weights.masked_fill(~negatives, 0.0)  # ours are 0 and 1 there; a user's function need not be
+            weights = weights.masked_fill(~negatives, 0.0)  # a user's function may leave other values there
         return weights.scatter(1, positives.unsqueeze(1), 1.0)
 
     def _call(self, function: Callable[..., Tensor], batch: Mapping[str, Tensor | None]) -> Tensor:
-        """Calls a loss or a weighting with the arguments in its signature."""
+        """Calls a loss or weighting function with the tensors and settings that its signature names."""
         values = {**vars(self), **batch}
         names = inspect.signature(function).parameters
         return function(**{name: values[name] for name in names if name in values})
@@ -191,34 +191,34 @@ class Criterion:
 
     @functools.cached_property
     def loss_function(self) -> Callable[..., Tensor]:
-        """The function that `loss` stands for."""
+        """The loss function that the setting `loss` refers to by key or `module:name`."""
         return _find("loss", self.loss, LOSSES)
 
     @functools.cached_property
     def weighting_function(self) -> Callable[..., Tensor]:
-        """The function that `weighting` stands for."""
+        """The weighting function that the setting `weighting` refers to by key or `module:name`."""
         return _find("weighting", self.weighting, WEIGHTINGS)
 
     @functools.cached_property
     def read_by_loss(self) -> frozenset[str]:
-        """The names of the loss's arguments."""
+        """The argument names of the loss function."""
         return frozenset(inspect.signature(self.loss_function).parameters)
 
     @property
     def reads(self) -> frozenset[str]:
-        """The names of the loss's arguments and, if the loss uses weights, of the weighting's arguments."""
+        """The argument names of the loss function and, if the loss uses weights, of the weighting function."""
         if not self.uses_weights:
             return self.read_by_loss
         return self.read_by_loss.union(inspect.signature(self.weighting_function).parameters)
 
     @property
     def uses_weights(self) -> bool:
-        """True if the loss uses weights."""
+        """True if the loss function has an argument `weights`."""
         return "weights" in self.read_by_loss
 
     @property
     def needs_similarity(self) -> bool:
-        """True if the loss needs an estimator."""
+        """True if the loss, cancellation or distillation needs an estimator's similarities."""
         return bool(self.settings_that_need_similarity)
 
     @property
@@ -236,12 +236,12 @@ class Criterion:
 
     @property
     def reads_extra_positives(self) -> bool:
-        """True if the loss can use several positives of a query. A user's loss must take `extra_positives`."""
+        """True if the loss supports several positives per query. A user's loss must take `extra_positives`."""
         return self.loss in LOSSES or "extra_positives" in self.read_by_loss
 
     @property
     def smallest_batch(self) -> int:
-        """The smallest batch size N with enough negatives: 2, or for Eq. 4 a number that depends on alpha and beta."""
+        """The minimum number of codes in a batch: 2, or more if Eq. 4 or top-k cancellation needs more negatives."""
         cancelled = 0
         if self.cancel == "top_k":
             cancelled = self.cancel_k
@@ -250,10 +250,10 @@ class Criterion:
         return cancelled + 2
 
     def try_out(self) -> None:
-        """Tries the loss and the weighting on two small batches. The second has masked columns and more positives.
+        """Checks the loss and weighting functions on two small batches, one of them with masks and extra positives.
 
         Raises:
-            UserError: a function failed, or its result has the wrong shape.
+            UserError: a function raised an error, or its result has the wrong shape.
         """
         grid = torch.linspace(-1, 1, 15).reshape(3, 5)
         positives = torch.arange(3)
@@ -267,7 +267,9 @@ class Criterion:
                 raise
             except Exception as error:
                 names = f"loss={self.loss}, weighting={self.weighting}"
-                raise UserError(f"{names}: tried on 3 queries and 5 codes: {type(error).__name__}: {error}") from error
+                raise UserError(
+                    f"{names}: failed on a test batch of 3 queries and 5 codes: {type(error).__name__}: {error}"
+                ) from error
             if not isinstance(loss, Tensor) or loss.shape or not loss.requires_grad:
                 raise UserError(
                     f"loss={self.loss} returned {_shape(loss)} for scores of Tensor[3, 5]: expected a scalar, the "
@@ -276,14 +278,14 @@ class Criterion:
 
 
 class PositiveRows:
-    """Rows of the loss, a separate one for each positive of each query.
+    """Expands queries with several positives into one row per positive, so that a loss sees one positive per row.
 
     Args:
         targets: the targets of B queries, with extra positives.
 
     Attributes:
         queries: LongTensor[R], the query of each row.
-        targets: the targets of the R rows. A query's other positives are excluded from its rows.
+        targets: the targets of the R rows. Each row excludes the query's other positives.
     """
 
     def __init__(self, targets: Targets):
@@ -300,19 +302,19 @@ class PositiveRows:
         self.number = len(relevant)
 
     def mean(self, losses: Tensor) -> Tensor:
-        """Averages the rows' losses such that every query has the same weight."""
+        """Averages the losses of the R rows, first within each query and then over the B queries."""
         return (losses * self.shares.to(losses.dtype)).sum() / self.number
 
 
 def excluding(columns: Tensor | None, excluded: Tensor) -> Tensor:
-    """Returns the columns that are not excluded, BoolTensor[B, N]. None stands for all columns."""
+    """Removes `excluded` from `columns`, both BoolTensor[B, N] masks. None for `columns` means all columns."""
     if columns is None:
         return ~excluded
     return columns & ~excluded
 
 
 def _find(option: str, name: str, known: Mapping[str, Callable]) -> Callable[..., Tensor]:
-    """Resolves the value of `loss` or `weighting` to a function: a known name, or `module:name` to import.
+    """Returns the function that `loss` or `weighting` refers to: a key of `known`, or `module:name` to import.
 
     Raises:
         UserError: the function does not exist.
@@ -326,7 +328,7 @@ def _find(option: str, name: str, known: Mapping[str, Callable]) -> Callable[...
 
 
 def _shape(value) -> str:
-    """Returns a value's type and shape, such as Tensor[3, 5]."""
+    """Describes a value by its type and, for a tensor, its shape, such as `Tensor[3, 5]`."""
     if isinstance(value, Tensor):
         return f"Tensor{list(value.shape)}"
     return type(value).__name__

@@ -1,4 +1,4 @@
-"""Exchanges data between processes. With a single process, every function returns its input."""
+"""Exchanges data between the processes of a distributed run. With a single process, data is returned unchanged."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from torch import Tensor
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """Returns this process's rank and the number of processes."""
+    """Returns this process's rank and the number of processes, (0, 1) without a process group."""
     if _is_distributed():
         return (dist.get_rank(), dist.get_world_size())
     return (0, 1)
 
 
 def is_local_main() -> bool:
-    """Returns True on one process of each machine."""
+    """Returns True on exactly one process of each machine, the one with local rank 0."""
     return not _is_distributed() or int(os.environ.get("LOCAL_RANK", 0)) == 0
 
 
 def device() -> torch.device:
-    """Returns this process's device."""
+    """Returns the device that this process computes on, such as `cuda:1`."""
     from accelerate import PartialState  # slow to import
 
     return PartialState().device
 
 
 def use_the_cores() -> None:
-    """Divides the cores of a machine without a GPU among its processes. `accelerate launch` gives each only one."""
+    """Divides a CPU-only machine's cores among its processes. `accelerate launch` gives each process one thread."""
     launched = "ACCELERATE_MIXED_PRECISION" in os.environ
     if launched and device().type == "cpu" and torch.get_num_threads() == 1:
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
@@ -45,7 +45,7 @@ def barrier() -> None:
 
 
 def close() -> None:
-    """Ends the process group. Without this, a process sometimes aborts at exit."""
+    """Destroys the process group. Without this call, a process sometimes aborts at exit."""
     if dist.is_available() and dist.is_initialized():
         barrier()
         # Gloo's thread still needs the GIL to free the barrier. The destructor of DDP's reducer may hold it while it
@@ -55,14 +55,14 @@ def close() -> None:
 
 
 def shard(length: int, rank: int, processes: int) -> slice:
-    """Returns a process's contiguous shard of `length` items. The sizes of shards differ by at most one."""
+    """Returns the slice of `length` items that one process handles. Shard sizes differ by at most one."""
     size, rest = divmod(length, processes)
     start = rank * size + min(rank, rest)
     return slice(start, start + size + (rank < rest))
 
 
 def gather_with_gradient(local: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Concatenates the tensors of all processes, Tensor[B_r, d] each, to Tensor[sum(sizes), d], with gradient.
+    """Concatenates each process's Tensor[B_r, d] to Tensor[sum(sizes), d] on every process, with gradient.
 
     The backward pass sums the gradients from all processes' copies. Each process averages the loss over its own B_r
     queries and scales it by `processes x B_r / N`. An averaging all-reduce then gives the gradient that a single
@@ -74,7 +74,7 @@ def gather_with_gradient(local: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def gather(local: Tensor) -> Tensor:
-    """Concatenates the tensors of all processes, Tensor[n_r, ...] each, without gradient. Each n_r may differ."""
+    """Concatenates each process's Tensor[n_r, ...] on every process, without gradient. The n_r may differ."""
     if not _is_distributed():
         return local
     sizes = [torch.zeros(1, dtype=torch.long, device=local.device) for _ in range(dist.get_world_size())]
@@ -83,7 +83,7 @@ def gather(local: Tensor) -> Tensor:
 
 
 def from_main(value):
-    """Returns the main process's `value` on every process. It must be small and picklable."""
+    """Broadcasts `value` from the main process and returns it on every process. It must be small and picklable."""
     if not _is_distributed():
         return value
     box = [value]
@@ -101,7 +101,7 @@ def any_process(flag: bool) -> bool:
 
 
 def gather_numbers(number: int) -> list[int]:
-    """Returns the numbers from all processes, in the order of their ranks."""
+    """Returns a list with each process's `number`, in the order of the ranks, on every process."""
     if _is_distributed():
         return gather(torch.tensor([number], device=device())).tolist()
     return [number]
@@ -112,7 +112,7 @@ def _is_distributed() -> bool:
 
 
 def _joined(local: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Gathers shards of different lengths. They are padded to the longest, because gloo and NCCL need equal shapes."""
+    """Concatenates the shards of all processes. Pads them to the longest, because gloo and NCCL need equal shapes."""
     padded = local.new_zeros((max(sizes), *local.shape[1:]))
     padded[: len(local)] = local
     shards = [torch.empty_like(padded) for _ in sizes]

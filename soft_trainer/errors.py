@@ -1,4 +1,4 @@
-"""Defines the exception for problems that a user can fix.
+"""Defines `UserError`, the exception for problems that a user can fix.
 
 Commands print the exception as one line and exit with code 2.
 """
@@ -9,10 +9,10 @@ from __future__ import annotations
 class UserError(ValueError):
     """A problem that the user can fix: a missing file, a bad row, an impossible setting, a failed push or a full disk.
 
-    The message gives the problem, its location (file and row, or argument and allowed values), and a remedy.
+    The message states the problem, its location (file and row, or argument and allowed values), and a remedy.
     """
 
 
 def extra_needed(what: str, extra: str) -> str:
-    """Returns the message for a missing optional dependency, with a command that works in a clone."""
+    """Returns the message for a missing optional dependency, with the command that installs it in a clone."""
     return f"{what} needs the extra: pip install -c constraints.txt -e '.[{extra}]'"

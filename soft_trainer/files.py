@@ -1,4 +1,4 @@
-"""Defines the file names of an output folder, writes files atomically, and reads JSON and JSON lines."""
+"""Defines the file names in an output folder, writes files atomically, and reads JSON and JSON Lines."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from soft_trainer.errors import UserError
 # ---- The files of an output folder ----
 
 RECORD = "run.json"
-STUDIED = "study.json"  # the launcher with which a study made a run, and what it decided
-DEPENDS_ON = "depends on"  # the part of a run's record, and of a checkpoint's marker, with the run fingerprint
-LISTED = "files"  # the part of the record that lists the run's files
+STUDIED = "study.json"  # written for a run of a study: the launcher, and the settings that the launcher decided
+DEPENDS_ON = "depends on"  # the key of the run fingerprint in a run's record and in a checkpoint's marker
+LISTED = "files"  # the key of the list of the run's files in its record
 RECORD_FORMAT = 3  # of `run.json`; earlier formats contain local paths
 NUMBERS = "all_results.json"
 TRAINING_PICTURE = "training.png"  # loss and MRR by step, which the card shows
@@ -30,11 +30,11 @@ PROFILE_FILE = "soft_trainer.json"
 # The file names of peft.
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-# Patterns of the files with the weights of a whole encoder, or of an adapter. A repository has one of the two.
+# Patterns of the weight files of a whole encoder and of an adapter. A repository has one or the other.
 WHOLE_FILES = ("config.json", "model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json")
 ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
 MERGED_ADAPTER = "adapter"  # the subfolder for the adapter if the folder has the merged encoder
-# An export of the weights, which must not outlive them.
+# Exports of the weights. They are removed when the weights change.
 ONNX_FILES = ("onnx/model.onnx", "onnx/model_qint8_*.onnx", "onnx/settings.json", "onnx/tokenizer.json")
 WEIGHT_FILES = (*WHOLE_FILES, *ADAPTER_FILES, *(f"{MERGED_ADAPTER}/{name}" for name in ADAPTER_FILES))
 TOKENIZER_FILES = """
@@ -42,14 +42,14 @@ TOKENIZER_FILES = """
     vocab.json vocab.txt merges.txt spiece.model tokenizer.model sentencepiece.bpe.model
 """.split()
 EVAL_RESULTS = ".eval_results/code_search.yaml"  # the test set's MRR, in the format of the Hub's leaderboards
-# The rows of a run, in its folder PUSHED_ROWS. A repository has the splits of one run.
+# The rows of a run, in its folder PUSHED_ROWS. A repository on the Hub has the rows of one run.
 ROW_FILES = ("train.jsonl.gz", "valid.jsonl.gz", "test.jsonl.gz", "codebase.jsonl.gz")
-MINED_JUDGMENTS = "relevance.jsonl.gz"  # in the folder of rows that were mined from a history
+MINED_JUDGMENTS = "relevance.jsonl.gz"  # beside rows that were mined from a Git history
 PUSHED_ROWS = "pushed_rows"
-MINED_FROM = "mined_from.json"  # in the folder of rows that a run has mined
+MINED_FROM = "mined_from.json"  # beside rows that a run has mined
 UNMERGED = "unmerged"  # the subfolder for the trained encoder if the output folder has the merged one
 CARD = "README.md"
-PREVIOUS_CARD = f"{CARD}.previous"  # a card that its user had edited before another run replaced it
+PREVIOUS_CARD = f"{CARD}.previous"  # a card that the user had edited before another run replaced it
 RANKS = "ranks-*.parquet"
 CHECKPOINTS = "checkpoint-*"
 SENTENCE_TRANSFORMERS_FILES = (
@@ -57,7 +57,7 @@ SENTENCE_TRANSFORMERS_FILES = (
     *("[0-9]_*/config.json", "[0-9]_*/model.safetensors"),
 )
 ENCODER_FILES = (PROFILE_FILE, *WEIGHT_FILES, *ONNX_FILES, *TOKENIZER_FILES, *SENTENCE_TRANSFORMERS_FILES)
-# The results of an evaluation, and all that a training writes in the end.
+# The files of an evaluation's results, and all files that a training run writes at its end.
 RESULT_FILES = (RECORD, NUMBERS, "eval_results.json", RANKS)
 TRAINING_FILES = (
     *(*ENCODER_FILES, *RESULT_FILES, "train_results.json", CARD, TRAINING_PICTURE, EVAL_RESULTS),
@@ -74,10 +74,10 @@ def cache_dir() -> Path:
 
 @contextmanager
 def written_aside(path: str | Path) -> Iterator[Path]:
-    """Yields a temporary path next to `path` to write to, and finally renames it to `path`.
+    """Yields a temporary path next to `path` for the body to write to, then renames the file to `path`.
 
-    Readers see either the old file or the new one, never a part of it. If the body raises, `path` stays unchanged and
-    the temporary file is removed.
+    Readers see either the old file or the complete new one. If the body raises, `path` stays unchanged and the
+    temporary file is removed.
     """
     path = Path(path)
     aside = path.with_name(f".{path.name}.{platform.node()}-{os.getpid()}.tmp")
@@ -89,7 +89,7 @@ def written_aside(path: str | Path) -> Iterator[Path]:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Writes text atomically, as UTF-8."""
+    """Writes a text file atomically, as UTF-8."""
     with written_aside(path) as aside:
         aside.write_text(text, encoding="utf-8")
 
@@ -98,10 +98,10 @@ def check_writable(folder: str | Path, named: str) -> None:
     """Raises UserError if a folder cannot be created or written to.
 
     Args:
-        named: the option and its value, with which the message begins.
+        named: the start of the message: an option and its value, such as `output_dir=runs/a`.
     """
     absolute = Path(folder).absolute()
-    # Unlike this, `Path.exists` raises an error below a folder that the user may not enter.
+    # `Path.exists` would raise an error below a folder that the user may not enter.
     there = next(path for path in (absolute, *absolute.parents) if os.path.exists(path))
     if not there.is_dir():
         raise UserError(f"{named}: {there} is a file, not a folder")
@@ -110,15 +110,15 @@ def check_writable(folder: str | Path, named: str) -> None:
 
 
 def write_json(path: str | Path, value) -> None:
-    """Writes a value atomically, as indented JSON."""
+    """Writes a value to a file atomically, as indented JSON."""
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
 def write_results(folder: str | Path, make_record: Callable[[], Mapping], **parts: Mapping[str, float]) -> None:
-    """Writes a run's record, and its metrics to files named as in the examples of `transformers`.
+    """Writes a run's metrics and its record to a folder. The file names are those of the `transformers` examples.
 
-    `PART_results.json` has the metrics of one part, `all_results.json` has the metrics of all parts, and `run.json` is
-    the record. The record is written last. It lists the files of the run: a folder whose record has this list is
+    `PART_results.json` has the metrics of one part, such as `train` or `eval`, and `all_results.json` the metrics of
+    all parts. The record, `run.json`, is written last and lists the run's files, so a folder with this list is
     complete.
     """
     folder = Path(folder)
@@ -130,7 +130,7 @@ def write_results(folder: str | Path, make_record: Callable[[], Mapping], **part
 
 
 def files_matching(folder: str | Path, patterns: Iterable[str]) -> list[str]:
-    """Returns the names of the files in a folder that match one of the patterns, relative to the folder."""
+    """Returns the files in a folder that match any of the glob patterns, as sorted paths relative to the folder."""
     folder = Path(folder)
     found = set()
     for pattern in patterns:
@@ -141,10 +141,10 @@ def files_matching(folder: str | Path, patterns: Iterable[str]) -> list[str]:
 
 
 def check_free(folder: str | Path, patterns: Iterable[str]) -> None:
-    """Raises UserError if a folder holds a file that would be replaced.
+    """Raises UserError if a folder already contains a file that would be overwritten.
 
     Args:
-        patterns: the names of the files that will be written.
+        patterns: glob patterns of the files that will be written.
     """
     held = files_matching(folder, patterns)
     if held:
@@ -156,7 +156,7 @@ def check_free(folder: str | Path, patterns: Iterable[str]) -> None:
 
 
 def listed_files(folder: str | Path) -> dict[str, str] | None:
-    """Returns the files that a run's record lists, each with its hash, or None if it has no list."""
+    """Reads the list of files in a folder's `run.json`, as a dict from path to hash. None if there is no list."""
     path = Path(folder) / RECORD
     listed = None
     if path.is_file():
@@ -165,20 +165,20 @@ def listed_files(folder: str | Path) -> dict[str, str] | None:
 
 
 def write_rows(rows: Mapping[str, Iterable[dict]], folder: str | Path) -> None:
-    """Writes rows to `folder` as `SPLIT.jsonl.gz`. Files are renamed into place once all splits have been written."""
+    """Writes rows to `folder` as `SPLIT.jsonl.gz`, such as `train.jsonl.gz`. No file appears until all are written."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         for name, split in rows.items():
             aside = stack.enter_context(written_aside(folder / f"{name}.jsonl.gz"))
-            # A header without file name and time makes equal rows give equal bytes.
+            # Without a file name and a time in the gzip header, equal rows give equal bytes.
             with open(aside, "wb") as raw, gzip.GzipFile("", "wb", 4, raw, mtime=0) as file:
                 for row in split:
                     file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
 
 
 def open_text(path: str | Path, newline: str | None = None) -> TextIO:
-    """Opens a UTF-8 text file, plain or gzipped, for reading. While it is read, any error in UNREADABLE may occur."""
+    """Opens a UTF-8 text file, plain or gzipped, for reading. Reading from it can raise any error in UNREADABLE."""
     if str(path).endswith(".gz"):
         opener = gzip.open
     else:
@@ -187,7 +187,7 @@ def open_text(path: str | Path, newline: str | None = None) -> TextIO:
 
 
 def read_json(path: str | Path, kind: type = dict):
-    """Reads a JSON file, plain or gzipped. Raises UserError unless it contains a `kind`: a mapping or a list."""
+    """Reads a JSON file, plain or gzipped. Raises UserError unless it contains a `kind`: a dict or a list."""
     try:
         with open_text(path) as file:
             values = _parsed(file.read())
@@ -201,7 +201,9 @@ def read_json(path: str | Path, kind: type = dict):
 
 
 def read_json_lines(path: str | Path) -> Iterator[tuple[str, dict]]:
-    """Yields (location, object) for each line in a JSON Lines file, plain or gzipped. Messages can use the location.
+    """Yields (location, object) for each line of a JSON Lines file, plain or gzipped.
+
+    The location, such as `train.jsonl, row 3`, is for error messages.
 
     Raises:
         UserError: the file cannot be read as UTF-8, or a line is not a JSON object. The message gives file and row.
@@ -223,7 +225,7 @@ def read_json_lines(path: str | Path) -> Iterator[tuple[str, dict]]:
 
 
 def _parsed(text: str):
-    """Parses JSON. A lone surrogate, as left where a text was cut, becomes `?`."""
+    """Parses JSON. A lone surrogate, which remains where a text was cut within a character, becomes `?`."""
     value = json.loads(text)
     if "\\ud" in text.lower():
         value = json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
@@ -232,20 +234,20 @@ def _parsed(text: str):
 
 @contextmanager
 def reporting_disk_errors(folder: str | Path) -> Iterator[None]:
-    """Turns a disk error into one line with the folder and the free space.
+    """Turns an error of writing to `folder` into a one-line UserError that states the free disk space.
 
     Raises:
-        UserError: writing failed.
+        UserError: the body failed to write.
     """
     try:
         yield
     except (OSError, SafetensorError, RuntimeError) as error:
         absolute = Path(folder).absolute()
         free = shutil.disk_usage(next(path for path in (absolute, *absolute.parents) if path.is_dir())).free / 2**20
-        # `torch.save` reports a full disk as a plain RuntimeError, usually of its archive writer.
+        # `torch.save` reports a full disk as a plain RuntimeError, usually from its archive writer.
         if isinstance(error, RuntimeError) and "inline_container" not in str(error) and free >= 1:
             raise
         raise UserError(
-            f"cannot save to {folder}: {str(error).splitlines()[0]}; {free:,.0f} MiB are free there. Everything saved "
-            "before is intact: free some space, or choose another output_dir"
+            f"cannot save to {folder}: {str(error).splitlines()[0]} ({free:,.0f} MiB free). Everything saved earlier "
+            "is intact: free some space, or choose another output_dir"
         ) from error

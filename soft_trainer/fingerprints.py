@@ -1,4 +1,4 @@
-"""Computes fingerprints of content. A fingerprint depends on what something contains, never on its name or location.
+"""Computes fingerprints: hashes of the content of rows, encoders, files and code, independent of name and location.
 
 Caches, checkpoints, rank files and indexes store the fingerprint of what they were made from: rows, encoder,
 tokenizer, settings and code. Readers compare this fingerprint before they use the contents.
@@ -37,7 +37,7 @@ from soft_trainer.files import (
 )
 from soft_trainer.terminal import print_on_main
 
-AT_ONCE = 1 << 16  # rows to read at once
+AT_ONCE = 1 << 16  # rows to hash at a time
 READ_BYTES = 1 << 22
 ROW_FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".txt")  # the endings of files with rows
 HASH = re.compile("[0-9a-f]{32}")
@@ -52,14 +52,14 @@ _UNREAD_ADAPTER = {"base_model_name_or_path", "inference_mode", "revision", "tas
 
 
 def fingerprint(*parts) -> str:
-    """Returns a hash of plain values, bytes, arrays and sparse matrices, and of lists and mappings of these."""
+    """Hashes plain values, bytes, arrays and sparse matrices, or lists and mappings of these, to 32 hex digits."""
     digest = xxhash.xxh3_128()
     _add(digest, parts)
     return digest.hexdigest()
 
 
 def _add(digest, value) -> None:
-    """Adds a value to a hash. Its type and length come first, so that different values add different bytes."""
+    """Adds a value's type, length and content to a running hash, so that different values add different bytes."""
     if isinstance(value, np.ndarray) and value.dtype.hasobject:
         _add(digest, ["objects", value.shape, value.tolist()])
     elif isinstance(value, np.ndarray):
@@ -84,12 +84,12 @@ def _add(digest, value) -> None:
 
 
 def plain_settings(settings):
-    """Returns settings, a mapping or a list, as a round trip through JSON would return them."""
+    """Converts settings to values that JSON can represent. Tuples become lists, and other objects become strings."""
     return json.loads(json.dumps(settings, default=_plain))
 
 
 def _plain(value):
-    """Converts a value that JSON cannot represent. Sets are sorted, because their order differs between processes."""
+    """Converts a value for JSON: a set to a sorted list, because set order varies by process, others to a string."""
     if isinstance(value, set | frozenset):
         return sorted(value, key=repr)
     return str(value)
@@ -99,7 +99,7 @@ def _plain(value):
 
 
 def rows_fingerprint(rows, columns: Sequence[str] | None = None) -> str:
-    """Returns a hash of the values in a `datasets.Dataset`, either in all columns or in some."""
+    """Hashes the values of a `datasets.Dataset`, in all columns or only in `columns`."""
     import pyarrow as pa  # slow to import, and a search has no rows
 
     digest = xxhash.xxh3_128()
@@ -118,7 +118,7 @@ def rows_fingerprint(rows, columns: Sequence[str] | None = None) -> str:
 
 
 def tokenizer_fingerprint(tokenizer) -> str:
-    """Returns a hash that changes if any text would be tokenised or truncated differently."""
+    """Hashes a tokenizer. The hash changes if any text would be tokenised or truncated differently."""
     settings = {name: getattr(tokenizer, name, None) for name in ("truncation_side", "split_special_tokens")}
     settings |= tokenizer.special_tokens_map
     if tokenizer.is_fast:
@@ -135,9 +135,9 @@ def tokenizer_fingerprint(tokenizer) -> str:
 
 
 def encoder_fingerprint(model, tokenizer, profile) -> str:
-    """Returns a hash that changes with the weights, the configuration, the tokenizer or the profile.
+    """Hashes an encoder: its weights, configuration, tokenizer and profile.
 
-    The score scale and the names of columns are excluded, because embeddings do not depend on them.
+    The score scale and the column names are excluded, because embeddings do not depend on them.
     """
     adapters = getattr(model, "peft_config", {})
     settings = {
@@ -150,7 +150,7 @@ def encoder_fingerprint(model, tokenizer, profile) -> str:
 
 
 def model_fingerprint(model, weights: Mapping) -> str:
-    """Returns a hash of a model's configuration and of some of its weights. It takes about 0.1 s per GB."""
+    """Hashes a model's configuration and the weights that the caller passes. It takes about 0.1 s per GB."""
     import torch  # loaded already, because there is a model
 
     digest = xxhash.xxh3_128()
@@ -174,7 +174,7 @@ def _without(settings: dict, unread: set[str]) -> dict:
 
 
 def file_fingerprint(path: str | os.PathLike) -> str:
-    """Returns a hash of a file's bytes. It takes about 0.1 s per GB that the system has in memory.
+    """Hashes a file's bytes. It takes about 0.1 s per GB if the file is in the system's cache.
 
     Raises:
         OSError: the file cannot be read.
@@ -189,12 +189,12 @@ def file_fingerprint(path: str | os.PathLike) -> str:
 def folder_fingerprint(
     folder: str | os.PathLike, pattern: str = "*", except_in: str | os.PathLike | None = None
 ) -> str:
-    """Returns a hash of the names and contents of the files below a folder, or of a single file.
+    """Hashes the names and contents of all files below a folder, or the contents of a single file.
 
     Hidden files and files in hidden folders are skipped.
 
     Args:
-        pattern: the names of the files that count.
+        pattern: a glob pattern of file names. Other files are skipped.
         except_in: a folder whose files are skipped.
     """
     root = Path(folder)
@@ -211,10 +211,10 @@ def folder_fingerprint(
 
 
 def source_fingerprint(source: str | os.PathLike) -> str:
-    """Returns a hash of a file of rows, or of the files with rows in a folder.
+    """Hashes a data source: a file of rows, or all files with rows in a folder.
 
-    They lie in the folder itself, in BEIR's `qrels`, or in the folders of a saved data set. Other files, such as logs
-    and the output of runs, do not count.
+    In a folder, these are the files in the folder itself, in BEIR's `qrels` and in the subfolders of a saved
+    `DatasetDict`. Other files, such as logs and the output of runs, are skipped.
     """
     root = Path(source)
     if root.is_file():
@@ -231,27 +231,27 @@ def source_fingerprint(source: str | os.PathLike) -> str:
 
 
 def encoder_files_fingerprint(folder: str | os.PathLike) -> str | None:
-    """Returns a hash of the encoder's files in a folder, or None if there is no encoder. Does not load it."""
+    """Hashes the files of the encoder in a folder, without loading it. Returns None if there is no encoder."""
     files = encoder_file_hashes(folder)
     return fingerprint(files) if files else None
 
 
 def encoder_file_hashes(folder: str | os.PathLike) -> dict[str, str]:
-    """Returns the hash of each file of the encoder in a folder, keyed by the file's path in it.
+    """Hashes each file of the encoder in a folder. Returns a dict from path, relative to the folder, to hash.
 
-    A run's folder also has logs and results, which are excluded.
+    Logs and results in the folder of a run are skipped.
     """
     root = Path(folder)
     paths = {path for pattern in _ENCODER_FILES for path in root.glob(pattern)}
     settings = "".join(path.read_text(errors="replace") for path in sorted(paths) if path.name in _NAME_CODE)
     code = [*root.glob("*.py")]
-    if any(f"{path.stem}." in settings for path in code):  # otherwise somebody's own scripts
+    if any(f"{path.stem}." in settings for path in code):  # otherwise the scripts are not the model's code
         paths.update(code)
     return {path.relative_to(root).as_posix(): file_fingerprint(path) for path in paths if path.is_file()}
 
 
 def list_files(folder: str | os.PathLike, paths: Sequence[Path]) -> None:
-    """Adds files to the list in a run's record, if there is one. Files that no longer exist are removed."""
+    """Adds files with their hashes to the list in a folder's `run.json`, if any, and drops files that are gone."""
     folder = Path(folder)
     if listed_files(folder) is None:
         return
@@ -262,11 +262,12 @@ def list_files(folder: str | os.PathLike, paths: Sequence[Path]) -> None:
 
 
 def kept_files(record: Path, made_from: str) -> list[Path] | None:
-    """Returns the files in a record, or None if they must be made again.
+    """Returns the cached files that a record lists, or None if they must be made again.
 
-    They must be made again if they were made from something else, or if a file is missing or damaged.
+    They must be made again if the fingerprint differs, or if a file is missing or damaged.
 
     Args:
+        record: the JSON file that `keep_files` wrote.
         made_from: the fingerprint of everything that the files depend on.
     """
     with suppress(UserError, OSError, KeyError, AttributeError):
@@ -277,15 +278,15 @@ def kept_files(record: Path, made_from: str) -> list[Path] | None:
         if all(file_fingerprint(path) == known for path, known in files.items()):
             return list(files)
     if record.exists():
-        print_on_main(f"warning: {record}: its files are damaged and will be made again")
+        print_on_main(f"warning: {record}: the cached files are damaged and will be made again")
     return None
 
 
 def keep_files(record: Path, made_from: str, files: Sequence[Path]) -> None:
-    """Writes the record that `kept_files` reads, once all files are complete.
+    """Writes the record that `kept_files` reads: the fingerprint and the hash of each file. Call it after the files.
 
     Raises:
-        OSError: the disk failed.
+        OSError: a file cannot be read or the record cannot be written.
     """
     names = {os.path.relpath(path, record.parent): file_fingerprint(path) for path in files}
     write_json(record, {"made_from": made_from, "files": names})
@@ -296,10 +297,10 @@ def keep_files(record: Path, made_from: str, files: Sequence[Path]) -> None:
 
 @cache
 def code_fingerprint(*modules: str) -> str:
-    """Returns a hash of the source code of modules and packages, which serves as the version of their output.
+    """Hashes the source code of modules and packages. The hash serves as the version of their output.
 
     Args:
-        modules: their full names, such as "soft_trainer.dataflow".
+        modules: full names, such as "soft_trainer.dataflow".
     """
     sources = []
     for name in modules:
@@ -311,16 +312,16 @@ def code_fingerprint(*modules: str) -> str:
 
 
 def own_code(owner: str | Callable | type) -> str | None:
-    """Returns a hash of a user's code: the file of the module that defines it, or all files of its package.
+    """Hashes the code of a user's function or class: the file of its module, or all files of its package.
 
-    If a script or notebook defines the function or class, only its source counts, because users edit a script to
-    resume it.
+    For a function or class that a script or notebook defines, only its source is hashed, because users edit a script
+    to resume it.
 
     Args:
         owner: a function, a class, or `module:name`, which is not imported.
 
     Returns:
-        None if the source cannot be found.
+        The hash, or None if the source cannot be found.
     """
     if isinstance(owner, str):
         module, _, name = owner.partition(":")
@@ -334,11 +335,11 @@ def own_code(owner: str | Callable | type) -> str | None:
             return None
     top = module.partition(".")[0]
     importlib.invalidate_caches()
-    # An installed command does not look for modules in the current folder, as `python -m` does.
+    # Unlike `python -m`, an installed command does not look for modules in the current folder.
     spec = PathFinder.find_spec(top, [*sys.path, os.getcwd()])
     if spec is None:
         with suppress(ValueError):
-            spec = importlib.util.find_spec(top)  # by the finder of an editable installation
+            spec = importlib.util.find_spec(top)  # for editable installations, which have a finder of their own
     if spec is None:
         return None
     if spec.submodule_search_locations:

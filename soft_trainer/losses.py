@@ -1,11 +1,11 @@
-"""Defines the paper's losses as pure functions of scores. They do not depend on a model, a rank or a tokenizer.
+"""Defines the paper's losses as pure functions of scores, without a model, a process group or a tokenizer.
 
-`criterion.py` calls them. The losses take these arguments, and `weights` or `similarity` if they read them.
-`soft_info_nce` takes no `negatives`: its weights are 0 on excluded columns.
+`criterion.py` calls them. The losses take these arguments, and some also take `weights` or `similarity`.
+`soft_info_nce` has no argument `negatives`, because a weight of 0 excludes a column.
 
     scores      Tensor[B, N], the scores of B queries against the N codes of the global batch
     positives   LongTensor[B], the column of each query's positive; by default `arange(B)`
-    negatives   BoolTensor[B, N], True where a column is a negative; by default everywhere but on the positive
+    negatives   BoolTensor[B, N], True where a column is a negative; by default all columns but the positive
     reduction   "mean" for the mean over queries, "none" for the loss of each query, Tensor[B]
 
 A column that is neither the positive nor a negative is excluded from every softmax and every mean, and gets no
@@ -23,7 +23,7 @@ from torch.nn import functional as F
 def info_nce(
     scores: Tensor, positives: Tensor | None = None, *, negatives: Tensor | None = None, reduction: str = "mean"
 ) -> Tensor:
-    """Computes InfoNCE (Eq. 1): the cross-entropy of the positive column."""
+    """Computes InfoNCE (Eq. 1): the cross-entropy of `scores` with the positive's column as the target."""
     scores, positives = _inputs(scores, positives)
     if negatives is not None:
         _, valid = _valid(scores, positives, negatives)
@@ -38,7 +38,7 @@ def soft_info_nce(
 
     Args:
         weights: Tensor[B, N], the weights w_ij, at least 0 (see `negative_weights`). The positive's weight is always
-            1. A weight of 0 removes the column from the denominator and its gradient.
+            1. A weight of 0 excludes the column from the loss and gives it no gradient.
     """
     scores, positives = _inputs(scores, positives)
     log_weights = weights.to(scores.dtype).log().scatter(1, positives.unsqueeze(1), 0.0)
@@ -98,10 +98,10 @@ def kl_divergence(
     negatives: Tensor | None = None,
     reduction: str = "mean",
 ) -> Tensor:
-    """Computes KL(y || p'), the divergence in `kl_regularized_info_nce`.
+    """Computes KL(y || p'), the divergence of the model's distribution over a query's negatives from the estimator's.
 
-    A query contributes 0 if the model and the estimator agree on the distribution over its negatives, or if it has
-    fewer than two negatives.
+    `kl_regularized_info_nce` defines y and p'. A query's loss is 0 if the two distributions are equal, or if the query
+    has fewer than two negatives.
     """
     scores, positives = _inputs(scores, positives)
     negatives, _ = _valid(scores, positives, negatives)
@@ -120,7 +120,7 @@ def kl_regularized_info_nce(
     negatives: Tensor | None = None,
     reduction: str = "mean",
 ) -> Tensor:
-    """Computes KL regularisation (Section 4.3): infonce_weight x InfoNCE + kl_weight x KL(y || p').
+    """Computes InfoNCE with KL regularisation (Section 4.3): infonce_weight x InfoNCE + kl_weight x KL(y || p').
 
     y is the softmax of `similarity / temperature` and p' the softmax of `scores`, both over the negatives only.
     """
@@ -132,7 +132,7 @@ def kl_regularized_info_nce(
 
 
 def _inputs(scores: Tensor, positives: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Returns the scores in float32 or higher, and the column of each query's positive."""
+    """Converts the scores to float32 or higher, and fills in the default positives, `arange(B)`."""
     if positives is None:
         positives = torch.arange(len(scores), device=scores.device)
     if scores.dtype != torch.float64:
@@ -141,7 +141,7 @@ def _inputs(scores: Tensor, positives: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def _valid(scores: Tensor, positives: Tensor, negatives: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Returns two masks, BoolTensor[B, N]: the negatives, and the columns in use, which include the positive."""
+    """Returns two masks, BoolTensor[B, N]: the negatives, and the negatives together with the positive."""
     if negatives is None:
         negatives = torch.ones_like(scores, dtype=torch.bool)
     column = positives.unsqueeze(1)
@@ -151,17 +151,17 @@ def _valid(scores: Tensor, positives: Tensor, negatives: Tensor | None) -> tuple
 def _softmax(similarity: Tensor, temperature: float, negatives: Tensor, dtype: torch.dtype) -> Tensor:
     """Computes the softmax of `similarity / temperature` over the negatives. The other columns get 0."""
     shares = (similarity.to(dtype) / temperature).masked_fill(~negatives, -torch.inf).softmax(1)
-    # A query without negatives has a softmax over nothing, which is NaN.
+    # For a query without negatives, the softmax over no columns is NaN.
     return shares.masked_fill(~negatives, 0.0)
 
 
 def _log_softmax(scores: Tensor, columns: Tensor) -> Tensor:
-    """Computes the logarithm of the softmax of `scores` over the given columns. The other columns get 0."""
+    """Computes the log-softmax of `scores` over the columns in the mask `columns`. The other columns get 0."""
     return scores.masked_fill(~columns, -torch.inf).log_softmax(1).masked_fill(~columns, 0.0)
 
 
 def _log_of_the_rest(scores: Tensor) -> Tensor:
-    """Computes log(1 - p_j) as logsumexp over the other columns minus logsumexp over all columns."""
+    """Computes log(1 - p_j) for p = softmax(scores), precisely even if p_j is close to 0 or 1."""
     total = scores.logsumexp(1, keepdim=True)
     # Only the largest p can round to 1; the others are at most 1/2, where log1p is exact.
     largest = scores.argmax(1, keepdim=True)
@@ -171,7 +171,7 @@ def _log_of_the_rest(scores: Tensor) -> Tensor:
 
 
 def _reduced(losses: Tensor, reduction: str) -> Tensor:
-    """Returns the queries' losses or their mean."""
+    """Returns the losses of the queries unchanged for "none", or else their mean."""
     if reduction == "none":
         return losses
     return losses.mean()

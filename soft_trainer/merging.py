@@ -1,7 +1,7 @@
 """Merges encoders by interpolating between the weights before and after training.
 
-Training on one kind of rows improves an encoder on similar queries and may make it worse on others. The weighted mean
-of the weights before and after training keeps most of the gain and undoes most of the harm (`docs/training.md`).
+Training on one kind of query improves an encoder on similar queries but can make it worse on others. Interpolating
+keeps most of the gain and undoes most of the harm (`docs/training.md`).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from soft_trainer.terminal import print_on_main
 def interpolate(base: Mapping[str, Tensor], models: Sequence[Mapping[str, Tensor]], ratio: float) -> dict[str, Tensor]:
     """Computes (1 - ratio) x base + ratio x mean(models) for all floating-point weights, in float32 or higher.
 
-    A ratio of 0 gives exactly the base. A ratio of 1 with a single model gives exactly that model. Other tensors, and
-    the dtype of each weight, come from the first model.
+    A ratio of 0 gives exactly the base. A ratio of 1 with a single model gives exactly that model. Integer tensors and
+    the dtype of each weight come from the first model.
 
     Args:
         base, models: weights keyed by name, with the same names and shapes.
@@ -68,21 +68,21 @@ def merge_encoders(
     output_dir: str | Path,
     trust_remote_code: bool = False,
 ) -> Path:
-    """Writes the encoder (1 - ratio) x base + ratio x mean(models), computed for all floating-point weights.
+    """Writes an encoder whose weights are (1 - ratio) x base + ratio x mean(models).
 
     Everything else, such as tokenizer, pooling, lengths and prompts, comes from the first model. A single LoRA adapter
-    on `base` stays an adapter: scaling it by the ratio gives the same encoder. If there are several adapters, they are
-    merged into their base first, and whole encoders are averaged.
+    on `base` stays an adapter: scaling it by the ratio gives the same encoder. Several adapters are first merged into
+    their base, and then the whole encoders are averaged.
 
     Args:
         base: the encoder before training, as a folder or a name on the Hub.
         models: one trained encoder, or several.
         ratio: from 0 (the base) to 1 (the mean of the models).
         output_dir: the folder to write to, which must be new or empty.
-        trust_remote_code: whether to run code that comes with a model. Read it first.
+        trust_remote_code: whether to run code that comes with a model. Read that code first.
 
     Returns:
-        The folder.
+        The path of `output_dir`.
 
     Raises:
         UserError: the ratio is out of range, the folder is not empty, the encoders' weights or tokenizers are not
@@ -98,7 +98,7 @@ def merge_encoders(
         raise UserError(f"ratio={ratio:g}: must be from 0 (the encoder before training) to 1 (after it)")
     taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
     if not models:
-        raise UserError("merge: give at least one trained encoder")
+        raise UserError("merge: pass at least one trained encoder")
     if taken:
         raise UserError(f"output_dir={folder}: already exists and is not empty; choose a new folder")
     record = _record(base, models, ratio)
@@ -112,7 +112,7 @@ def merge_encoders(
     else:
         own, _ = adapter
         if published_name(base) != published_name(own) and Path(base).resolve() != Path(own).resolve():
-            raise UserError(f"{models[0]}: its adapter belongs to {own}: pass that as the base, not {base}")
+            raise UserError(f"{models[0]}: the adapter belongs to {own}: pass {own} as the base, not {base}")
         merged = load_model(models[0], profile, trust_remote_code=trust_remote_code)
         adapters.set_adapter_state(merged, scale_adapter(merged, ratio), models[0])
     export_encoder(merged, tokenizer, profile, folder)
@@ -122,7 +122,7 @@ def merge_encoders(
 
 
 def scale_adapter(model: PreTrainedModel, ratio: float) -> dict[str, Tensor]:
-    """Returns an adapter's weights scaled by a ratio. LoRA adds the product B A, so only B is scaled.
+    """Returns the weights of the model's adapter, scaled by a ratio. LoRA adds the product B A, so only B is scaled.
 
     Raises:
         UserError: the adapter is not plain LoRA.
@@ -139,7 +139,11 @@ def scale_adapter(model: PreTrainedModel, ratio: float) -> dict[str, Tensor]:
 def _merged_model(
     base: str | Path, models: Sequence, ratio: float, profile: EncoderProfile, trust_remote_code: bool
 ) -> PreTrainedModel:
-    """Returns the first model with the merged weights. Raises UserError if the models are not compatible."""
+    """Loads the base and the models, and returns the first model with the merged weights.
+
+    Raises:
+        UserError: the models are not compatible, or a file lacks weights.
+    """
     names = [*models, base]
     loaded = []
     for name in names:
@@ -152,7 +156,7 @@ def _merged_model(
         if difference:
             raise UserError(f"{name} cannot be merged with {names[0]}: {difference}")
         if missing:
-            raise UserError(f"{name}: its files have no weights for {missing}, which would be random")
+            raise UserError(f"{name}: the files have no weights for {missing}, which would be random")
     *trained, before = (model.state_dict() for model, _ in loaded)
     merged = loaded[0][0]
     merged.load_state_dict(interpolate(before, trained, ratio))
@@ -160,7 +164,7 @@ def _merged_model(
 
 
 def _difference(one: tuple[PreTrainedModel, dict], other: tuple[PreTrainedModel, dict]) -> str | None:
-    """Returns the reason why two models' weights or vocabularies are incompatible, or None if they fit together."""
+    """Returns why two models' weights or vocabularies are incompatible, or None if they can be merged."""
     model, vocabulary = one
     first, expected = other
     if type(model) is not type(first):
@@ -177,7 +181,7 @@ def _record(base: str | Path, models: Sequence[str | Path], ratio: float) -> dic
     """Returns a merge's record: the first model's record, if any, with the merged models but without results."""
     known = {}
     path = Path(models[0], RECORD)
-    if path.is_file() and read_json(path).get("format") == RECORD_FORMAT:  # an older one may have local paths
+    if path.is_file() and read_json(path).get("format") == RECORD_FORMAT:  # older records may have local paths
         known = read_json(path)
     sections = ("encoder", "loss", "training", "estimator", "statistics")
     empty = {"base_model": public_name(base), "license": license_of(base), "dataset": None, "languages": []}
@@ -190,7 +194,7 @@ def _record(base: str | Path, models: Sequence[str | Path], ratio: float) -> dic
         "environment": environment(),
         "merging": merging,
     }
-    known.pop(DEPENDS_ON, None)  # the run is not the only one
+    known.pop(DEPENDS_ON, None)  # the merged encoder depends on more than that one run
     return empty | {section: {} for section in sections} | known | fresh
 
 
@@ -198,7 +202,7 @@ def _record(base: str | Path, models: Sequence[str | Path], ratio: float) -> dic
 
 
 def weights_to_merge(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Copies the current weights, to merge with after training. If there is an adapter, only its weights are copied.
+    """Copies the model's weights before training, or only the adapter's if there is one, to merge with afterwards.
 
     Raises:
         UserError: the adapter cannot be scaled, or it has already been trained.
@@ -215,16 +219,16 @@ def weights_to_merge(model: PreTrainedModel) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def merge(model: PreTrainedModel, before: Mapping[str, Tensor], ratio: float) -> dict:
-    """Interpolates between the weights in `before` and the model's weights, in place. An adapter is scaled instead.
+    """Interpolates in place between the weights in `before` and the model's weights. An adapter is scaled instead.
 
     Returns:
-        The record of the merge.
+        The ratio, the base and the unmerged encoder's folder, for the run's record.
     """
     if has_adapter(model):
         set_adapter_state(model, scale_adapter(model, ratio), "merge_ratio")
     else:
         model.load_state_dict(interpolate(before, [model.state_dict()], ratio))
-    print_on_main(f"Merged: {ratio:g} x the weights after training + {1 - ratio:g} x those before it.")
+    print_on_main(f"Merged: {ratio:g} x the weights after training + {1 - ratio:g} x the weights before training.")
     if ratio == 0:
         print_on_main(f"warning: this is the encoder before training; {UNMERGED} has the trained one")
     return {"ratio": ratio, "base": model.config._name_or_path or "the start", "models": [UNMERGED]}

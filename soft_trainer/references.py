@@ -1,4 +1,4 @@
-"""Finds a user's functions and classes by reference: `module:name`."""
+"""Converts between a user's function or class and its reference as text, `module:name`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from soft_trainer.errors import UserError
 def name_functions(options) -> None:
     """Replaces functions in the options `loss` and `weighting` by their names, `module:name`.
 
-    A name can be stored as JSON. Data-loader workers, other processes and resumed runs use it to find the function.
+    A name can be stored as JSON. Data workers, other processes and resumed runs import the function by its name.
 
     Args:
         options: an object with these two attributes, such as training arguments.
@@ -38,7 +38,7 @@ def import_reference(option: str, reference: str):
         UserError: the module does not exist or has no object with this name.
     """
     module, _, name = reference.partition(":")
-    # An installed command does not look for modules in the current folder, as `python -m` does.
+    # Unlike `python -m`, an installed command does not look for modules in the current folder.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:

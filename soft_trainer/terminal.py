@@ -1,4 +1,4 @@
-"""Prints human-readable messages, tables and errors, from the main process only."""
+"""Prints messages, tables, progress and errors for people to read, from the main process only."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from soft_trainer.errors import UserError
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-LINE_SECONDS = 10  # between two lines of progress, where no progress bar is shown
+LINE_SECONDS = 10  # between two progress lines, if no progress bar is shown
 
 
 def shows_bars() -> bool:
-    """Returns True if a progress bar is readable: standard error is a terminal, or a notebook shows it."""
+    """Returns True if a progress bar is readable, because standard error is a terminal or a notebook cell."""
     return sys.stderr.isatty() or in_notebook()
 
 
 def in_notebook() -> bool:
-    """Returns True in the kernel of a notebook, which shows HTML."""
+    """Returns True in a notebook's kernel, which can display HTML."""
     get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
     return get_shell is not None and hasattr(get_shell(), "kernel")
 
@@ -41,14 +41,14 @@ def quiet_libraries() -> None:
             os.environ.setdefault(name, "1")
         if hub := sys.modules.get("huggingface_hub.utils"):  # it has read the variable already
             hub.disable_progress_bars()
-    # It warns that it orders checkpoints with equal modification times by their steps, as it should.
+    # It warns that checkpoints with equal modification times are ordered by step, which is what we want.
     logging.getLogger("transformers.trainer_utils").setLevel(logging.ERROR)
 
 
 def print_on_main(text: str) -> None:
-    """Writes `text` to standard error, on the main process only. It replaces the line of a progress bar.
+    """Writes `text` to standard error, on the main process only. The text overwrites an unfinished progress bar.
 
-    In a notebook, which shows standard error in red, the text is printed below the cell instead, with tables as HTML.
+    A notebook shows standard error in red, so the text goes to the cell's output instead, with tables as HTML.
     """
     if _is_main() and in_notebook():
         _display(text)
@@ -58,7 +58,7 @@ def print_on_main(text: str) -> None:
 
 
 def _display(text: str) -> None:
-    """Shows text in a notebook."""
+    """Shows `text` in a notebook, with its Markdown tables as HTML tables."""
     from IPython.display import HTML, display  # only notebooks have it
     from tabulate import tabulate  # slow to import
 
@@ -71,9 +71,9 @@ def _display(text: str) -> None:
 
 
 class Progress:
-    """A context manager that shows progress: as a bar on a terminal, otherwise as a line at most every ten seconds.
+    """A context manager that shows progress, as a bar on a terminal or else as a line at most every ten seconds.
 
-    Only the main process shows it.
+    Only the main process shows progress.
 
     Args:
         label: the text before the bar, or None to show nothing.
@@ -94,7 +94,7 @@ class Progress:
         self._next_line = self._start + LINE_SECONDS
 
     def update(self, count: int) -> None:
-        """Counts finished items."""
+        """Adds `count` finished items to the progress."""
         self._bar.update(count)
         self.done += count
         now = time.monotonic()
@@ -119,10 +119,11 @@ def _is_main() -> bool:
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence], floats: str = ".3f", text: Sequence[str] = ()) -> str:
-    """Returns a Markdown table. Numbers are right-aligned, floats have three digits, and None is an empty cell.
+    """Formats rows as a Markdown table. Numbers are right-aligned, and None becomes an empty cell.
 
     Args:
-        text: the headers of columns whose values are never parsed as numbers.
+        floats: the format of floats, by default three decimals.
+        text: the headers of columns whose values are kept as text even if they look like numbers.
     """
     from tabulate import tabulate  # slow to import
 
@@ -135,7 +136,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence], floats: str = ".3f",
 
 
 def shortened(text: str, width: int = 100) -> str:
-    """Shortens a text to one line of at most `width` characters. A URL keeps its end, which is more informative."""
+    """Shortens a text to one line of at most `width` characters. A URL keeps its end, the more informative part."""
     # `textwrap.shorten` drops a long text without spaces, such as a url or a Chinese docstring.
     text = " ".join(text.split())
     if len(text) <= width:
@@ -146,7 +147,7 @@ def shortened(text: str, width: int = 100) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Formats a duration, such as 8 s, 12 min or 3.5 h."""
+    """Formats seconds as a rounded duration, such as `8 s`, `12 min` or `3.5 h`."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     if seconds < 100 * 60:
@@ -155,11 +156,11 @@ def duration(seconds: float) -> str:
 
 
 def nearest(name, known: Iterable[str], otherwise: str = "", number: int = 1) -> str:
-    """Returns the end of a message about an unknown name: the closest known names, or else the text `otherwise`.
+    """Suggests known names close to a misspelt `name`, as the end of an error message: `; did you mean 'bm25'?`.
 
     Args:
-        otherwise: "" if the message lists the known names.
-        number: the maximum number of names. With more than one, `otherwise` follows them.
+        otherwise: the text to return if no name is close, without the semicolon.
+        number: the maximum number of suggestions. With more than one, `otherwise` follows them.
     """
     near = difflib.get_close_matches(str(name), list(known), n=number)
     if not near:
@@ -183,7 +184,7 @@ TRACEBACK = "SOFT_TRAINER_TRACEBACK"  # the environment variable that shows wher
 
 @contextlib.contextmanager
 def one_line_errors(until: Callable[[], bool] = bool) -> Iterator[None]:
-    """Turns any exception into a UserError of one line, as long as `until()` is false.
+    """Turns any exception into a one-line UserError. Once `until()` is true, exceptions pass through unchanged.
 
     Raises:
         UserError: the body raised an exception, and SOFT_TRAINER_TRACEBACK is not set. The message has the exception's
@@ -197,7 +198,7 @@ def one_line_errors(until: Callable[[], bool] = bool) -> Iterator[None]:
         if os.environ.get(TRACEBACK) or until():
             raise
         text = str(error)
-        if "Traceback (most recent call last)" in text:  # the error of a data worker; its last line is the message
+        if "Traceback (most recent call last)" in text:  # from a data worker; the last line is the message
             text = text.strip().splitlines()[-1]
         words = " ".join(text.split())
         last = traceback.extract_tb(error.__traceback__)[-1]
@@ -212,10 +213,10 @@ WRONG_PLACE = (FileExistsError, NotADirectoryError, IsADirectoryError, Permissio
 
 @contextlib.contextmanager
 def exit_on_user_error() -> Iterator[None]:
-    """Turns an error that the user can fix into one line and an exit code.
+    """Prints an error that the user can fix as one line, and exits.
 
-    The code is 2 for a UserError, a full disk or a path that cannot be written to. It is 130 for Ctrl-C, whose line is
-    the message of the KeyboardInterrupt.
+    The exit code is 2 for a UserError, a full disk or a path that cannot be written to. Ctrl-C exits with code 130
+    and prints the message of the KeyboardInterrupt.
     """
     try:
         yield
@@ -235,7 +236,7 @@ def exit_on_user_error() -> Iterator[None]:
 
 
 def _tell_launcher(line: str) -> None:
-    """Writes the line to the file from which torch's launcher of several processes reads the error to report."""
+    """Writes an error line to TORCHELASTIC_ERROR_FILE, from which `torchrun` reads the error that it reports."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path and _is_main():
         details = {"py_callstack": line, "timestamp": str(int(time.time()))}

@@ -1,16 +1,16 @@
-"""Trains encoders: turns rows into batches and batches into a loss, and ranks a whole corpus in an evaluation.
+"""Defines `SoftInfoNCETrainer`, which trains an encoder on query-code pairs and evaluates it by ranking a corpus.
 
-`SoftInfoNCETrainer.train` runs in this order, with `Trainer` between the lines:
+`SoftInfoNCETrainer.train` calls these methods in this order. `transformers.Trainer` runs the loop around them:
 
-    _hp_search_setup -> _prepare_training      checks, the fingerprint of the run, and the rows (`prepare_rows`)
-    get_train_dataloader                       batches, which data workers build with `TrainBatches`
-    training_step                              of each batch: moves it to the device (`_prepare_inputs`)
-        compute_loss                           embeds both sides, gathers the codes, and calls the criterion
-        or _cached_step                        the same with gradient caching
-    evaluate -> predict                        embeds the queries and the whole corpus, and ranks it
+    _hp_search_setup -> _prepare_training      checks the settings, computes the run fingerprint, prepares the rows
+    get_train_dataloader                       returns the batches, which data workers build with `TrainBatches`
+    training_step                              runs one step on a batch, which `_prepare_inputs` moves to the device
+        compute_loss                           embeds queries and codes, gathers the codes, and calls the criterion
+        or _cached_step                        does the same with gradient caching
+    evaluate -> predict                        embeds the queries and the corpus, and ranks the corpus for each query
 
-Every process runs this code on its share of a global batch, of the texts to encode, and of the queries to rank;
-`distributed.py` gathers the results. Only the main process prints, and compares a checkpoint with the settings.
+Each process handles its shard of a global batch, of the texts to encode, and of the queries to rank, and
+`distributed.py` gathers the results. Only the main process prints and compares a checkpoint with the settings.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from soft_trainer.training.sampler import EpochDataLoader, data_seed
 from soft_trainer.training.saving import SavingTrainer
 from soft_trainer.training.targets import TargetMaker
 
-LOSS_BLOCK = 256  # queries whose scores against all codes are in memory at once, with gradient caching
+LOSS_BLOCK = 256  # with gradient caching, the scores of at least this many queries are computed at a time
 
 
 class SoftInfoNCETrainer(SavingTrainer):
@@ -67,23 +67,25 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     Args:
         model: a plain `PreTrainedModel` encoder, so that the saved folder loads with `AutoModel`. It may have an
-            adapter (`model.add_adapter`). A `PeftModel` is unwrapped, and so is a `SentenceTransformer` whose modules
-            a profile can express. A folder or a name on the Hub is loaded, with its tokenizer.
-        args: `SoftInfoNCETrainingArguments` or plain `transformers.TrainingArguments`. If no callback has an
-            estimator, the former use the command line's default estimator, and the latter train with InfoNCE.
+            adapter (`model.add_adapter`). A `PeftModel` is unwrapped. A `SentenceTransformer` is unwrapped too if an
+            `EncoderProfile` can describe its modules. A folder or a name on the Hub is loaded with its tokenizer.
+        args: `SoftInfoNCETrainingArguments` or plain `transformers.TrainingArguments`. Without an estimator among the
+            callbacks, `SoftInfoNCETrainingArguments` select the command line's default estimator, and plain
+            `TrainingArguments` train with InfoNCE.
         train_dataset: pairs of a query and a code with the columns that `load_rows` recognises, as a `Dataset`, a data
-            frame or a list of dicts, or a `Split` of queries, corpus and judgments. A dict has several sources, each
-            with its own batches. The attribute `train_dataset` has the pairs, `train_split` the `Split`.
-        eval_dataset: such pairs, rows with a query and the `url` of its code, a `Split`, or a dict of them. It becomes
-            splits.
-        codebase: the corpus that is ranked for the queries, as rows with a `url` and a code, or as a dict with the
-            keys of `eval_dataset`. By default, the codes of `eval_dataset`.
-        processing_class: the tokenizer. By default, the one that belongs to a model that is given by name.
+            frame or a list of dicts, or a `Split` of queries, corpus and judgments. A dict holds several sources; each
+            batch comes from one source. The trainer stores the pairs as `train_dataset` and the `Split` as
+            `train_split`.
+        eval_dataset: pairs as in `train_dataset`, rows with a query and the `url` of its code, a `Split`, or a dict of
+            any of these. The trainer converts them to splits.
+        codebase: the corpus to rank for the queries, as rows with a `url` and a code, or as a dict with the keys of
+            `eval_dataset`. By default, the codes of `eval_dataset`.
+        processing_class: the tokenizer. By default, it is loaded together with a model that is passed by name.
         encoder: pooling, score, prompts and maximum lengths. By default, they are inferred from the model.
-        data_collator: turns features with `query_ids` and `code_ids` into `{"query": inputs, "code": inputs}`. One of
-            your own works in one process only.
+        data_collator: turns features with `query_ids` and `code_ids` into `{"query": inputs, "code": inputs}`. A
+            custom collator works only with a single process.
         callbacks: the trainer's callbacks. An estimator or an `EstimatorCallback` among them supplies the weights.
-        query_column, code_column, id_column: the names of the rows' columns, if they are not recognised.
+        query_column, code_column, id_column: the names of the rows' columns, if `load_rows` does not recognise them.
         kwargs: other arguments for `transformers.Trainer`.
 
     Raises:
@@ -124,7 +126,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             callback = find_estimator_callback(callbacks)
         split = training_split(train_dataset, "train_dataset", self.columns, encoder)
         eval_dataset = evaluation_splits(eval_dataset, codebase, "eval_dataset", self.columns)
-        resolve(args, callback and callback.estimator)  # refuses before anything is set up
+        resolve(args, callback and callback.estimator)  # raises errors before anything is set up
         super().__init__(
             None if "model_init" in kwargs else first,
             args,
@@ -147,7 +149,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.evaluations: list[tuple[int, bool, dict]] = []  # step, whether during training, metrics
         self.report: Measurements | None = None  # the results of the last training, if `args.report` is set
         self.run_fingerprint = {}
-        self.of_command = {}  # what else the results of a run from the shell depend on
+        self.of_command = {}  # for a run from the command line: further entries of the run fingerprint
         self._merging = MergeCallback(self)
         self.add_callback(self._merging)
         self.add_callback(checkpoints.ResumedState(lambda: self._checkpoint))
@@ -160,7 +162,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.resolve()
 
     def _show_progress(self) -> None:
-        """Adds lines of progress, above a bar if there is a terminal. A notebook keeps the table of `transformers`."""
+        """Adds progress lines, above a progress bar on a terminal. A notebook keeps the table of `transformers`."""
         shown = self.pop_callback(ProgressCallback)
         if self.args.disable_tqdm or not shows_bars():
             self.remove_callback(PrinterCallback)
@@ -171,7 +173,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.add_callback(ProgressLines(lambda: self._guard.mean_loss()))
 
     def _bind_estimator(self) -> None:
-        """Gives the encoder to the estimator, whose defaults may depend on it."""
+        """Passes the encoder to the estimator, because the estimator's default settings may depend on it."""
         if isinstance(self.estimator, Estimator):
             self.estimator.bind(Encoder(self.model, self.processing_class, self.encoder))
 
@@ -187,7 +189,7 @@ class SoftInfoNCETrainer(SavingTrainer):
     # ---- Settings ----
 
     def resolve(self) -> None:
-        """Plans training from the current `args`, and checks the plan against the rows and the encoder.
+        """Derives the training plan from the current `args`, and checks that the rows and the encoder can follow it.
 
         Raises:
             UserError: the settings are incompatible.
@@ -211,7 +213,7 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     @property
     def criterion(self) -> Criterion:
-        """The loss and its settings."""
+        """The training loss with its settings."""
         return self.plan.criterion
 
     @property
@@ -223,7 +225,7 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     @property
     def evaluated_dims(self) -> tuple[int, ...]:
-        """The Matryoshka dimensions that are evaluated in addition to the full embedding."""
+        """The Matryoshka dimensions to evaluate in addition to the full embedding."""
         dims = self.plan.dims or self.encoder.matryoshka_dims
         return tuple(dim for dim in dims if dim < self.model.config.hidden_size)
 
@@ -237,19 +239,19 @@ class SoftInfoNCETrainer(SavingTrainer):
     # ---- Batches ----
 
     def get_train_dataloader(self) -> EpochDataLoader:
-        """Returns the loader of global batches. Each process's workers collate its share of a batch."""
+        """Returns the loader of training batches. A process's data workers collate its shard of each global batch."""
         self.resolve()  # `auto_find_batch_size` may have made the batches smaller
         batches = self._train_batches()
         return train_loader(batches, self._rows, self.plan, self.args, self.train_split)
 
     def prepare_rows(self) -> None:
-        """Fits the estimator, then finds negatives and similar pairs. Called before a checkpoint is loaded."""
+        """Fits the estimator, then finds hard negatives and similar pairs. Runs before a checkpoint is loaded."""
         if self.estimator is not None:
             self.estimator_callback.fit(self.train_split)
         self._rows = prepare_rows(self.train_split, self.plan, self.estimator, self.encoder, data_seed(self.args))
 
     def _train_batches(self) -> TrainBatches:
-        """Returns the data set from which data-loader workers build batches, with token ids, judgments and weights."""
+        """Returns the data set from which data workers build training batches: token ids, judgments and weights."""
         if self._rows is None:
             self.prepare_rows()
         split = self.train_split
@@ -259,7 +261,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             {"query": self._tokens(split.queries, "query"), "code": self._tokens(split.corpus, "code")},
             split.judgments.pairs(),
             self.data_collator,
-            # Workers that cannot ask the estimator must not pickle it. `_prepare_inputs` asks it once a step.
+            # Workers that cannot call the estimator must not pickle it. `_prepare_inputs` calls it once per step.
             self.target_maker if self._workers_weigh else dataclasses.replace(self.target_maker, estimator=None),
             weighs=self._workers_weigh,
             gather=plan.gathers,
@@ -270,19 +272,19 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     @property
     def _workers_weigh(self) -> bool:
-        """True if data workers complete the targets, which they cannot if only this process can ask the estimator."""
+        """True if data workers compute the weights, False if only this process may call the estimator."""
         return not self.criterion.needs_similarity or getattr(self.estimator, "in_workers", False)
 
     @property
     def target_maker(self) -> TargetMaker:
-        """Makes the targets of the training batches, once the rows are prepared."""
+        """The object that computes positives, negatives and weights for a batch. It needs the prepared rows."""
         false_negatives = self.plan.options.false_negatives
         relevant = None if false_negatives == "ignore" else self._rows.answers
         return TargetMaker(self.criterion, self.estimator, relevant, keeps_positives=false_negatives == "positives")
 
     @property
     def prompt_lengths(self) -> dict[str, int]:
-        """For each side, the number of leading prompt tokens that pooling skips."""
+        """The number of leading prompt tokens that pooling skips, keyed by "query" and "code"."""
         return {side: prompt_length(self.processing_class, self.encoder, side) for side in SIDES}
 
     # ---- The step ----
@@ -299,7 +301,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         return loss
 
     def _prepare_inputs(self, inputs: Batch) -> Batch:
-        """Moves the batch to this process's device, and asks an estimator that data workers cannot ask."""
+        """Moves a batch to this process's device, and adds the weights if the data workers could not compute them."""
         inputs = inputs.to(self.args.device)
         if self._workers_weigh or not len(inputs.targets):
             return inputs
@@ -307,7 +309,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         return dataclasses.replace(inputs, targets=targets)
 
     def compute_loss(self, model, batch: Batch, return_outputs=False, num_items_in_batch=None):
-        """Returns this process's part of the global batch's loss, scaled by `Batch.loss_scale`."""
+        """Returns the loss of this process's queries, scaled by `Batch.loss_scale` for averaging over processes."""
         queries, codes = (self.embeddings(model, side) for side in (batch.query, batch.code))
         gathered = codes
         if self.plan.gathers:
@@ -318,7 +320,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         return loss
 
     def embeddings(self, model, side: Side) -> Tensor:
-        """Embeds one side of a batch, Tensor[B, d], in the batch's order."""
+        """Embeds the queries or the codes of a batch. Returns Tensor[B, d] in the batch's order."""
         return torch.cat([encode(model, self.encoder, chunk) for chunk in side.chunks])[side.order]
 
     def block_loss(self, queries: Tensor, codes: Tensor, batch: Batch, block: slice) -> Tensor:
@@ -326,9 +328,9 @@ class SoftInfoNCETrainer(SavingTrainer):
 
         Args:
             queries: Tensor[B, d], this process's queries.
-            codes: Tensor[N, d], the codes of all processes if they are gathered.
+            codes: Tensor[N, d], the codes of all processes, or of this process if the plan does not gather.
             batch: the batch, on the device of the embeddings.
-            block: the queries to use.
+            block: the rows of `queries` to compute the loss of.
         """
         targets = batch.targets[block]
         if not len(targets):
@@ -338,11 +340,11 @@ class SoftInfoNCETrainer(SavingTrainer):
         if targets.weights is not None and not block.start:  # the first block is enough for the log
             self.estimator_callback.observe(targets, scores[0], self.criterion.floor)
         loss = sum(self.criterion(each, targets) for each in scores)
-        # Gradients are averaged over processes. With this factor, the average is that of the global batch.
+        # DDP averages gradients over processes. With this factor, the average is the gradient of the global batch.
         return loss * batch.loss_scale(len(targets))
 
     def _cached_step(self, model, inputs: Batch) -> Tensor:
-        """Runs the forward and backward pass with gradient caching."""
+        """Runs the forward and backward pass of one step with gradient caching, and returns the loss."""
         model.train()
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
@@ -363,18 +365,18 @@ class SoftInfoNCETrainer(SavingTrainer):
         """Returns None: the loss is a mean over a batch, not over tokens."""
 
     def floating_point_ops(self, inputs: Batch) -> int:
-        """Returns 6 x parameters x tokens, including padding, which is computed too."""
+        """Estimates a batch's operations as 6 x parameters x tokens. Padding counts, because it is computed too."""
         return 6 * inputs.count_tokens(padding=True) * self.model.num_parameters(exclude_embeddings=True)
 
     def _track_num_input_tokens(self, inputs: Batch) -> None:
-        """Counts the tokens on both sides if `include_num_input_tokens_seen` is set."""
+        """Adds a batch's query and code tokens to the trainer's count if `include_num_input_tokens_seen` is set."""
         kind = self.args.include_num_input_tokens_seen
         if kind != "no":
             tokens = inputs.count_tokens(padding=kind != "non_padding")
             self.state.num_input_tokens_seen += sum(distributed.gather_numbers(tokens))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Logs metrics. A training loss is logged with statistics of the weights, masked duplicates and overflows."""
+        """Logs metrics. Adds statistics of weights, masked false negatives and fp16 overflows to a training loss."""
         if "loss" in logs:
             if self.estimator_callback is not None:
                 logs |= self.estimator_callback.statistics()
@@ -382,7 +384,7 @@ class SoftInfoNCETrainer(SavingTrainer):
                 logs["false_negatives_masked"] = self._false_negatives_masked
             if self._overflows is not None:
                 logs["fp16_overflows"] = self._overflows.count
-        if "train_loss" in logs:  # `Trainer` counts the steps of this call alone
+        if "train_loss" in logs:  # `Trainer` averages only over the steps since a checkpoint was loaded
             steps = self.state.global_step - self._initial_global_step
             logs["train_loss"] = (self._losses_before + logs["train_loss"] * steps) / max(self.state.global_step, 1)
         super().log(logs, start_time)
@@ -390,11 +392,11 @@ class SoftInfoNCETrainer(SavingTrainer):
     # ---- Before the first step, and after the last ----
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args, **kwargs):
-        """Prints a summary, then trains.
+        """Prints a summary of the settings, then trains the encoder.
 
         Args:
-            resume_from_checkpoint: a checkpoint's folder, or "last" or True for the newest complete checkpoint in
-                `output_dir`.
+            resume_from_checkpoint: the folder of a checkpoint, or "last" or True for the newest complete checkpoint
+                in `output_dir`.
 
         Raises:
             UserError: the settings and the data are incompatible, or the checkpoint belongs to another run.
@@ -402,7 +404,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             SystemExit: SIGTERM stopped training after a checkpoint was saved. The code is 143.
             KeyboardInterrupt: Ctrl-C stopped training. The message says what was saved and how to continue.
         """
-        self.evaluations = [each for each in self.evaluations if each[0] == 0]  # drops an earlier training's
+        self.evaluations = [each for each in self.evaluations if each[0] == 0]  # drops evaluations of an earlier run
         self._checkpoint = last_checkpoint(resume_from_checkpoint, self.args.output_dir)
         if self._checkpoint:
             print_on_main(f"Resuming from {self._checkpoint}")
@@ -422,10 +424,10 @@ class SoftInfoNCETrainer(SavingTrainer):
         return output._replace(training_loss=output.metrics["train_loss"])
 
     def _stop(self) -> None:
-        """Ends the process after SIGTERM, when the last step has been saved in a checkpoint."""
+        """Saves the last step in a checkpoint if needed, then exits with code 143 because of SIGTERM."""
         step = self.state.global_step
         if not (self._checkpoint_folder(self.args.output_dir) / MARKER).is_file():  # the signal came after that step
-            self._tr_loss = torch.zeros_like(self._tr_loss)  # counted already, at the end of training
+            self._tr_loss = torch.zeros_like(self._tr_loss)  # training has added it to the total already
             self._save_checkpoint(self.model_wrapped, None)
         print_on_main(f"stopped by SIGTERM at step {step}: {interruption.how_to_continue(self.args, step)}")
         raise SystemExit(143)
@@ -438,9 +440,9 @@ class SoftInfoNCETrainer(SavingTrainer):
         super()._hp_search_setup(trial)
         self._prepare_training()
         if self.report is not None and self._checkpoint is not None and self.state.global_step > 0:
-            return  # this trainer has measured its encoder before it was trained
+            return  # this trainer has already measured the encoder before training
         self.report = None
-        # The command line measures separately.
+        # A run from the command line measures by itself.
         if getattr(self.args, "report", False) and not hasattr(self.args, "given") and trial is None:
             sets = self.eval_dataset if isinstance(self.eval_dataset, Mapping) else {"eval": self.eval_dataset}
             warn_of_overlap(sets, self.train_split)
@@ -448,13 +450,13 @@ class SoftInfoNCETrainer(SavingTrainer):
             self.report.measure("untrained")
 
     def _prepare_training(self) -> None:
-        """Checks the settings, compares them with the checkpoint's, and prepares the rows."""
+        """Checks the settings, compares them with those of a checkpoint to resume from, and prepares the rows."""
         self._bind_estimator()
         self.resolve()
         checkpoint = self._checkpoint
         preflight.check_start(self.estimator, self.train_dataset, checkpoint, self.state.global_step)
         self._merging.keep(resumed=checkpoint is not None and self.state.global_step > 0)
-        # Compared before the rows are prepared, which may take hours, and again once the estimator's encoder is known.
+        # Compare before preparing the rows, which may take hours, and again once the estimator has loaded its encoder.
         self.run_fingerprint = checkpoints.compared(self.fingerprint, checkpoint)
         preflight.check_evaluated(self.args, self.eval_dataset)
         loss = reporting.loss_table(self.plan, self.estimator)
@@ -471,7 +473,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         self._false_negatives_masked = 0
 
     def fingerprint(self) -> dict[str, object]:
-        """Returns everything that the results depend on, as far as it is known before the estimator is fitted."""
+        """Returns the run fingerprint: what the results depend on, without what only a fitted estimator knows."""
         early_stops = [each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
         metrics_choose = bool(early_stops) or choose_by_metrics(self.args)
         own = {
@@ -503,11 +505,11 @@ class SoftInfoNCETrainer(SavingTrainer):
         metric_key_prefix: str = "eval",
         codebase=None,
     ) -> dict[str, float]:
-        """Ranks the whole corpus for each query in `eval_dataset`.
+        """Ranks the whole corpus for each query in `eval_dataset`, and returns metrics such as MRR and recall.
 
         Args:
             eval_dataset: rows with a `url` and a query, a `Split`, or a dict of either. By default, the trainer's
-                evaluation rows. A string is a key of these.
+                evaluation rows. A string selects one key of the trainer's evaluation rows.
             codebase: the corpus, or a dict of corpora with the same keys. By default, the trainer's corpus.
 
         Returns:
@@ -538,7 +540,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         codes: Tensor | None = None,
         queries: Tensor | None = None,
     ) -> RetrievalOutput:
-        """Ranks the corpus for each query in `dataset`. Every process gets the whole result.
+        """Ranks the corpus for each query in `dataset`, and returns ranks and metrics, equal on all processes.
 
         Args:
             dataset: rows with a `url` and a query, or a `Split`, which has its own corpus.
@@ -548,7 +550,7 @@ class SoftInfoNCETrainer(SavingTrainer):
                 have been computed already.
 
         Raises:
-            UserError: the corpus is missing, or it lacks the relevant code to a query.
+            UserError: the corpus is missing, or it lacks a query's relevant code.
         """
         start = time.time()
         split = self._splits(dataset, codebase, metric_key_prefix)
@@ -567,13 +569,13 @@ class SoftInfoNCETrainer(SavingTrainer):
         return dataclasses.replace(output, metrics=metrics)
 
     def hyperparameter_search(self, hp_space=None, compute_objective=None, n_trials=20, direction=None, **kwargs):
-        """Searches for hyperparameters as `Trainer` does, by default to maximise `metric_for_best_model` or MRR."""
+        """Searches hyperparameters like `Trainer`. By default, it maximises `metric_for_best_model`, or else MRR."""
         name = (self.args.metric_for_best_model or "mrr").removeprefix("eval_")
         objective = compute_objective or (lambda metrics: metrics[f"eval_{name}"])
         return super().hyperparameter_search(hp_space, objective, n_trials, direction or "maximize", **kwargs)
 
     def _splits(self, sets, codebase, name: str) -> Split | dict[str, Split]:
-        """Returns queries with their corpus. Those of a `Split` get another corpus if one is given."""
+        """Combines queries with a corpus into splits. A `codebase` replaces the corpus of a `Split`."""
         if sets is None:
             raise UserError(f"{name}: no queries; pass eval_dataset= here or to the trainer")
         if codebase is None:
@@ -585,7 +587,10 @@ class SoftInfoNCETrainer(SavingTrainer):
         return evaluation_splits(sets, codebase, name, self.columns)
 
     def embed_rows(self, rows: Dataset, side: str) -> Tensor:
-        """Embeds one side of `rows`, Tensor[n, d] on every process. Dot products of embeddings are unscaled scores."""
+        """Embeds the queries or codes in `rows` (`side`) as Tensor[n, d] on every process.
+
+        Dot products of the embeddings are the encoder's scores without its scale.
+        """
         self.use_averaged_weights()
         # FSDP and DeepSpeed move the model to the device only when training begins.
         unplaced = self.model.device.type == "cpu" and self.args.device.type != "cpu"
@@ -602,12 +607,12 @@ class SoftInfoNCETrainer(SavingTrainer):
         return comparable(self.encoder, embeddings)
 
     def use_averaged_weights(self) -> None:
-        """Switches to the weights for evaluation. A schedule-free optimizer keeps two sets of weights."""
+        """Switches a schedule-free optimizer to its averaged weights, which are the ones to evaluate."""
         if callable(getattr(self.optimizer, "eval", None)):
             self.optimizer.eval()
 
     def _tokens(self, rows: Dataset, side: str) -> TokenColumn | GraphColumn:
-        """Tokenises one side of `rows`, on the main process of each machine. The other processes read its cache."""
+        """Tokenises the queries or codes in `rows`. One process per machine does it; the others read the cache."""
         with self.args.main_process_first(desc=f"tokenising {side}"):
             return column_of(rows, side, self.encoder, self.processing_class)
 
@@ -625,5 +630,5 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     @property
     def merging(self) -> dict | None:
-        """Ratio, base and unmerged encoder of the last training, or None if it did not merge."""
+        """The record of the last training's merge: ratio, base and unmerged encoder. None if nothing was merged."""
         return self._merging.record

@@ -1,4 +1,4 @@
-"""Turns raw similarities into weights w_ij, by Eq. 4 or relative to the positive, and cancels false negatives."""
+"""Turns an estimator's similarities into weights w_ij of negatives, and cancels likely false negatives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def negative_weights(
     positives: Tensor | None = None,
     negatives: Tensor | None = None,
 ) -> Tensor:
-    """Computes the weights of Soft-InfoNCE (Eq. 4), which are small for negatives similar to the query.
+    """Computes the weights of Soft-InfoNCE (Eq. 4). The more similar a negative, the smaller its weight.
 
     sim_ij is the softmax of `similarity / temperature` over a query's n negatives. The weights w_ij = (beta - alpha
     sim_ij) / (beta - alpha / n) sum to n. They are then clamped from below at `floor` (Appendix C.2), so their sum is
@@ -33,7 +33,7 @@ def negative_weights(
         temperature: above 0.
         floor: from 0 to 1.
         positives: LongTensor[B], the column of each query's positive. By default, `arange(B)`.
-        negatives: BoolTensor[B, N], True where a column is a negative. By default, everywhere but on the positive.
+        negatives: BoolTensor[B, N], True where a column is a negative. By default, all columns but the positive.
 
     Returns:
         Tensor[B, N] in float32 or higher: 1 on the positive, 0 on columns that are not negatives.
@@ -65,15 +65,16 @@ def positive_aware_weights(
     positives: Tensor | None = None,
     negatives: Tensor | None = None,
 ) -> Tensor:
-    """Computes weights that compare each negative with the query's positive, without a floor.
+    """Computes weights from the difference in similarity between the query's positive and each negative.
 
     w_ij = min(1, 2 sigmoid((s_i,pos - margin - s_ij) / temperature)). A negative that is less similar than the
-    positive by at least `margin` has weight 1. The weight falls as the negative becomes more similar. At temperature
-    0, the weight is 0 if s_ij > s_i,pos - margin, otherwise 1.
+    positive by at least `margin` has weight 1. The weight falls towards 0 as the negative becomes more similar. At
+    temperature 0, the weight is 0 if s_ij > s_i,pos - margin, otherwise 1.
 
     Args:
         similarity: Tensor[B, N], raw similarities without gradient; larger means more similar.
-        margin: in units of `similarity`. If it is below 0, negatives may be more similar than the positive.
+        margin: in units of `similarity`. With a margin below 0, a negative slightly more similar than the positive
+            still has weight 1.
         temperature: at least 0, in units of `similarity`.
         positives, negatives: see `negative_weights`.
 
@@ -98,15 +99,15 @@ def positive_aware_weights(
 
 
 def smallest_batch(alpha: float, beta: float) -> int:
-    """Returns the smallest N for which every query's N - 1 negatives satisfy beta > alpha / (N - 1)."""
+    """Returns the smallest batch size N that Eq. 4 supports: N - 1 negatives must satisfy beta > alpha / (N - 1)."""
     # The tolerance is for settings such as 1.2 / 0.4, which is just below 3 in floating point.
     return max(2, math.floor(alpha / beta * (1 + 1e-9)) + 2)
 
 
 def cancel_top_k(similarity: Tensor, k: int, positives: Tensor | None = None) -> Tensor:
-    """Cancels the k negatives that are most similar to each query (Section 4.4).
+    """Cancels the k negatives most similar to each query (Section 4.4), as likely false negatives.
 
-    Exactly k are cancelled. Among equal similarities, the first columns are cancelled.
+    Exactly k are cancelled. Ties are broken in favour of cancelling the first columns.
 
     Returns:
         BoolTensor[B, N], True on the negatives that are kept. The positive is False, because it is not a negative.
@@ -119,9 +120,9 @@ def cancel_top_k(similarity: Tensor, k: int, positives: Tensor | None = None) ->
 
 
 def cancel_above_ratio(similarity: Tensor, ratio: float, positives: Tensor | None = None) -> Tensor:
-    """Cancels negatives that are too similar in relation to the positive (Section 4.4).
+    """Cancels negatives that are too similar compared with the query's positive (Section 4.4).
 
-    A negative is cancelled if its similarity is above `ratio` times s, the similarity of the query's positive. If s is
+    A negative is cancelled if its similarity exceeds `ratio` times s, the similarity of the query's positive. If s is
     below 0, the threshold is s - (1 - ratio) abs(s).
 
     Returns:
@@ -133,14 +134,14 @@ def cancel_above_ratio(similarity: Tensor, ratio: float, positives: Tensor | Non
 
 
 def _check(*settings: tuple[str, float, str, bool]) -> None:
-    """Raises ValueError if a setting is out of range. A setting is its name, value, range and validity."""
+    """Raises ValueError if a setting, passed as (name, value, range in words, is in range), is invalid."""
     for name, value, allowed, fits in settings:
         if not (fits and math.isfinite(value)):
             raise ValueError(f"{name}={value:g}: must be {allowed}")
 
 
 def _negatives(similarity: Tensor, positives: Tensor | None, negatives: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Returns the valid negatives, BoolTensor[B, N], and the positive's column, LongTensor[B, 1]."""
+    """Fills in defaults. Returns the negatives, BoolTensor[B, N], and the positive's column, LongTensor[B, 1]."""
     if positives is None:
         positives = torch.arange(len(similarity), device=similarity.device)
     column = positives.unsqueeze(1)

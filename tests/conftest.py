@@ -1,4 +1,4 @@
-"""A tiny offline world: two dozen real pairs, a tokenizer trained on them, a RoBERTa of 32 dimensions."""
+"""Shared fixtures that need no network: 24 real pairs, a tokenizer trained on them, a RoBERTa with 32 dimensions."""
 
 import copy
 import gzip
@@ -14,9 +14,9 @@ from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# Workers and the processes that tests start share the cores.
+# pytest's workers and the processes that tests start share the cores.
 os.environ["OMP_NUM_THREADS"] = "1"
-# Caches stay out of the home folder.
+# Keep caches out of the home folder.
 os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="soft_trainer-tests-")
 os.environ["HF_DATASETS_CACHE"] = os.environ["HF_HOME"] + "/datasets"
 
@@ -57,7 +57,7 @@ PAIRS = [
 
 
 def pytest_xdist_auto_num_workers(config) -> int:
-    """Distributes the whole suite over the cores; files and tests that are named run in this process."""
+    """Distributes the whole suite over the cores. Files and tests selected by name run in this process."""
     whole = config.args_source is config.ArgsSource.TESTPATHS
     return min(os.cpu_count() or 1, 4) if whole else 0
 
@@ -67,7 +67,7 @@ def pytest_unconfigure():
 
 
 def make_row(query: str, code: str, number: int) -> dict:
-    """One row in CodeSearchNet's columns."""
+    """Makes one row with CodeSearchNet's columns."""
     return {
         "repo": "someone/something",
         "path": f"module_{number}.py",
@@ -128,7 +128,7 @@ def model(_model):
 
 @pytest.fixture(scope="session")
 def encoder_dir(_model, tokenizer, profile, tmp_path_factory):
-    """The tiny encoder in a folder, as a run saves it."""
+    """A folder with the tiny encoder, saved like a run's output."""
     from soft_trainer.encoders.export import export_encoder
 
     return export_encoder(copy.deepcopy(_model), tokenizer, profile, tmp_path_factory.mktemp("encoders") / "tiny")
@@ -136,7 +136,7 @@ def encoder_dir(_model, tokenizer, profile, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def data_dir(rows, tmp_path_factory):
-    """The pairs as a folder in GraphCodeBERT's layout: 16 train, 4 valid, 4 test, all in the codebase."""
+    """A folder with the pairs in GraphCodeBERT's layout: 16 in train, 4 in valid, 4 in test, all in the codebase."""
     folder = tmp_path_factory.mktemp("data")
     splits = {"train": rows[:16], "valid": rows[16:20], "test": rows[20:], "codebase": rows}
     for split, chosen in splits.items():
@@ -146,7 +146,7 @@ def data_dir(rows, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def script_module():
-    """`run_codesearch.py` as a module."""
+    """The script `run_codesearch.py`, imported as a module."""
     spec = importlib.util.spec_from_file_location("run_codesearch", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -155,7 +155,10 @@ def script_module():
 
 @pytest.fixture
 def script(script_module, monkeypatch, tmp_path, capsys):
-    """Runs the script in this process, in an empty folder; returns its exit code and the lines on standard error."""
+    """Returns a function that runs the script in this process, in an empty folder.
+
+    The function returns the exit code and the lines on standard error.
+    """
     from soft_trainer.options.parse import as_argv
 
     monkeypatch.chdir(tmp_path)
@@ -175,9 +178,9 @@ def script(script_module, monkeypatch, tmp_path, capsys):
 
 @pytest.fixture(scope="session")
 def launch(tmp_path_factory):
-    """Runs a script as one process, or as several processes of one training, with their ranks in the environment.
+    """Returns a function that runs a script as one process, or as several processes of one training run.
 
-    Ends them all after `timeout` seconds, since a process that waits for another one would wait for ever.
+    After `timeout` seconds, it ends all processes, because a process that waits for another one would wait forever.
     """
 
     def run(argv: list, processes: int, timeout: float, each=lambda rank: {}, **environment) -> list[str]:
@@ -200,7 +203,7 @@ def launch(tmp_path_factory):
 
 @pytest.fixture
 def own_cache(tmp_path, monkeypatch):
-    """Gives every test its own `datasets` cache, outside the home folder."""
+    """Gives each test a separate `datasets` cache, outside the home folder."""
     import datasets
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
@@ -208,10 +211,10 @@ def own_cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def write_folder(rows, tmp_path):
-    """Writes a folder in GraphCodeBERT's layout; `changed` replaces the default rows of a split.
+    """Returns a function that writes a folder in GraphCodeBERT's layout.
 
-    By default there are 8 rows of train, 2 of valid, 2 of test, and the last four as codebase. A string is written as
-    it is.
+    By default, train has 8 rows, valid 2, test 2, and the codebase the last four rows. `changed` replaces the rows of
+    a split; a string is written unchanged.
     """
 
     from soft_trainer.data.layouts.files import SPLITS
@@ -238,9 +241,9 @@ UNSET = object()
 
 @pytest.fixture
 def trainer_of(model, dataset, tokenizer, profile, tmp_path):
-    """Makes a trainer. Keywords are training arguments; `arguments` are those of the trainer itself.
+    """Returns a function that makes a trainer from training arguments (keywords) and the trainer's `arguments`.
 
-    `plain` uses `TrainingArguments`; without `estimator` there is none.
+    With `plain`, it uses `TrainingArguments`. Without `estimator`, the trainer has no estimator.
     """
 
     # Imported here, since the process that only hands out the tests need not wait for torch.
@@ -260,7 +263,7 @@ def trainer_of(model, dataset, tokenizer, profile, tmp_path):
         }
         args = (TrainingArguments if plain else SoftInfoNCETrainingArguments)(**settings | options)
         if estimator is None:
-            args.named = {"estimator"}  # as the command line's `--estimator none` has it
+            args.named = {"estimator"}  # like `--estimator none` on the command line
         estimator = BM25Estimator() if estimator is UNSET else estimator
         given = {
             "model": model,
@@ -279,7 +282,7 @@ def trainer_of(model, dataset, tokenizer, profile, tmp_path):
 
 @pytest.fixture
 def train(trainer_of):
-    """Makes a trainer as `trainer_of` does, trains, and returns it."""
+    """Returns a function that makes a trainer like `trainer_of`, trains, and returns the trainer."""
 
     def run(**options):
         trainer = trainer_of(**options)
@@ -290,7 +293,7 @@ def train(trainer_of):
 
 
 def published_tokenizer(texts):
-    """A tokenizer like UniXcoder's: `<encoder-only>` is an ordinary entry of the vocabulary, out of reach of text."""
+    """Makes a tokenizer like UniXcoder's: no text is tokenised to the vocabulary's entry `<encoder-only>`."""
     from tokenizers import ByteLevelBPETokenizer
     from transformers import RobertaTokenizer
 
@@ -304,7 +307,7 @@ def published_tokenizer(texts):
 
 @pytest.fixture
 def encoder_of(rows):
-    """Returns a function that makes a tiny encoder with random weights for a profile."""
+    """Returns a function that makes a tiny encoder with random weights from a profile."""
     import torch
 
     from soft_trainer.encoders.encoding import Encoder

@@ -1,8 +1,8 @@
 """Starts scripts as processes that have already imported torch and transformers.
 
-A new interpreter needs five seconds of a core for these imports, and the slow tests start about a hundred processes. A
-fork server of `multiprocessing` imports them once. Each process is a fork of it, with its own environment, folder and
-files. Tests of what a new interpreter does (imports, variables read at import, launchers) use `subprocess`.
+These imports take a new interpreter five seconds, and the slow tests start about a hundred processes. The fork server
+of `multiprocessing` imports the libraries once. Each process is a fork of the server with a different environment,
+folder and output files. Tests of a new interpreter (imports, variables read at import, launchers) use `subprocess`.
 """
 
 import multiprocessing
@@ -31,7 +31,7 @@ _context.set_forkserver_preload(
 
 
 def _run(argv: list[str], environment: dict[str, str], folder: str, stdout: str, stderr: str) -> None:
-    """Runs this command line as a new Python process would."""
+    """Runs a command line in a forked process like in a new Python process."""
     import datasets
 
     for path, stream in ((stdout, 1), (stderr, 2)):
@@ -40,7 +40,7 @@ def _run(argv: list[str], environment: dict[str, str], folder: str, stdout: str,
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    # Read from the environment at import, so it is that of the server.
+    # Read from the environment at import, so the fork has the server's value.
     datasets.config.HF_DATASETS_CACHE = Path(os.environ["HF_DATASETS_CACHE"])
     path = [entry for entry in sys.path if not Path(entry).is_relative_to(TESTS)]
     sys.argv, sys.path[:] = argv, [str(Path(argv[0]).parent), *path]
@@ -48,9 +48,9 @@ def _run(argv: list[str], environment: dict[str, str], folder: str, stdout: str,
 
 
 def start(argv, environment: dict[str, str], folder, stdout, stderr):
-    """Starts a script: `argv` is its path and its options. Its output is added to the two files.
+    """Starts a script, whose path and options are `argv`, and appends its output to two files.
 
-    Returns a process of `multiprocessing`: `join(timeout)`, `kill()`, `exitcode`.
+    Returns a `multiprocessing` process, with `join(timeout)`, `kill()` and `exitcode`.
     """
     arguments = (list(map(str, argv)), dict(environment), str(folder), str(stdout), str(stderr))
     process = _context.Process(target=_run, args=arguments)
@@ -59,7 +59,7 @@ def start(argv, environment: dict[str, str], folder, stdout, stderr):
 
 
 def run(argv, environment: dict[str, str], folder=None, timeout: float = 300) -> subprocess.CompletedProcess:
-    """Runs a script to its end, as `subprocess.run` does with `text` and `capture_output`."""
+    """Runs a script to its end, like `subprocess.run` with `text` and `capture_output`."""
     with tempfile.TemporaryDirectory() as kept:
         files = [Path(kept, name) for name in ("stdout", "stderr")]
         process = start(argv, environment, folder or os.getcwd(), *files)
@@ -71,9 +71,9 @@ def run(argv, environment: dict[str, str], folder=None, timeout: float = 300) ->
 
 
 def start_training(argv, logs, each=lambda rank: {}, **environment: str) -> list:
-    """Starts a script as one process, or as several processes of one training, with their ranks in the environment.
+    """Starts a script as one process for each path in `logs`, all in one training run, with ranks in the environment.
 
-    There is one process for each path of `logs`, which receives its output; `each` adds to its environment.
+    Each process writes its output to its path. `each` returns additional environment variables for a rank.
     """
     common, world_size = os.environ | {"ACCELERATE_USE_CPU": "true"} | environment, str(len(logs))
     if len(logs) == 1:

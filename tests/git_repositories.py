@@ -1,4 +1,4 @@
-"""Builds small repositories with pygit2."""
+"""Builds small Git repositories with pygit2."""
 
 import pygit2 as git
 
@@ -6,7 +6,7 @@ FOLDER, LINK, SUBMODULE, FILE = 0o040000, 0o120000, 0o160000, 0o100644
 
 
 class Repository:
-    """A repository in the making: every commit takes its files as a dictionary, and is an hour later than the last."""
+    """A Git repository to which tests add commits, from dicts of files. Each commit is an hour later than the last."""
 
     def __init__(self, path, bare=False):
         self.path = path
@@ -41,7 +41,7 @@ def function(name, *lines, document=""):
 
 
 def grown(path, commits=20, **options):
-    """A repository whose commits change the functions f0 to f4 in turn; commit N writes the number 1000 + N."""
+    """Makes a repository whose commits change the functions f0 to f4 in turn. Commit N writes the number 1000 + N."""
     repository = Repository(path, **options)
     numbers = [0] * 5
 

@@ -1,10 +1,10 @@
-"""A loss and a weighting as users write them."""
+"""Losses and weightings like a user's, some of them wrong."""
 
 import torch
 
 
 def hinge(scores, positives, *, weights, negatives, extra_positives):
-    """Returns a weighted hinge on every negative, against the best relevant code; a mean over queries."""
+    """Computes a weighted hinge loss of every negative against the best relevant code, averaged over queries."""
     column = positives.unsqueeze(1)
     right = torch.zeros_like(scores, dtype=torch.bool).scatter(1, column, True)
     if extra_positives is not None:
@@ -17,36 +17,36 @@ def hinge(scores, positives, *, weights, negatives, extra_positives):
 
 
 def info_nce(scores, positives):
-    """Returns InfoNCE over all columns."""
+    """Computes InfoNCE over all columns."""
     return torch.nn.functional.cross_entropy(scores, positives)
 
 
 def halves(similarity, positives):
-    """Weighs a negative by half if it is more similar than the query's positive."""
+    """Returns weights: one half for a negative more similar than the query's positive, otherwise 1."""
     own = similarity.gather(1, positives.unsqueeze(1))
     return torch.where(similarity > own, 0.5, 1.0)
 
 
 def several(scores, positives):
-    """Returns a loss for each query, which is not what a step needs."""
+    """Returns a loss for each query instead of the mean."""
     return scores.sum(1)
 
 
 def constant(scores, positives):
-    """Returns a number that no training changes."""
+    """Returns a constant, which has no gradient."""
     return torch.tensor(1.0)
 
 
 def unknown(scores, positives, rows):
-    """Reads what no step has."""
+    """Has an argument that the trainer does not provide."""
     return scores.mean()
 
 
 def needs_negatives(scores, positives, negatives):
-    """Fails where all negatives count."""
+    """Fails if `negatives` is None."""
     return (scores * negatives).mean()
 
 
 def one_weight(similarity):
-    """Returns a weight for each query."""
+    """Returns one weight for each query instead of one for each pair."""
     return similarity[:, 0]

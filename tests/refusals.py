@@ -1,4 +1,4 @@
-"""The check that all tests of refusals share."""
+"""The check that all tests of error messages share."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from soft_trainer.errors import UserError
 
 @contextmanager
 def refused(*words) -> Iterator[None]:
-    """Expects a `UserError` whose message is one line and contains all the words."""
+    """Expects a `UserError` with a one-line message that contains all `words`."""
     with pytest.raises(UserError) as error:
         yield
     message = str(error.value)

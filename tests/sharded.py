@@ -1,4 +1,4 @@
-"""The script with sharded weights on CPUs; `accelerate` itself shards on GPUs only.
+"""Runs the training script with sharded weights on CPUs, because `accelerate` shards only on GPUs.
 
 accelerate launch --config_file recipes/accelerate/fsdp.yaml tests/sharded.py OPTIONS
 """

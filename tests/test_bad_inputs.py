@@ -1,4 +1,4 @@
-"""A hundred mistakes that people make: each gives one line and exit code 2, before the model is loaded."""
+"""A hundred user mistakes: each gives one line and exit code 2, before the model is loaded."""
 
 import shutil
 from pathlib import Path
@@ -21,7 +21,7 @@ BASE = {
     "use_cpu": "true",
 }
 EVALUATED = {"eval_strategy": "epoch"}
-# Values that these options do not take; the line names the option.
+# Values that these options do not accept. The message contains the option.
 VALUES = {
     "nan": "num_train_epochs alpha score_scale",
     -1: """
@@ -36,7 +36,7 @@ VALUES = {
     """,
     "true": "merge_lora fp16 tf32 bf16_full_eval load_best_model_at_end",
 }
-# Options, and a word that the line must contain. A path in braces is one of the folders that `places` makes.
+# Options, and a word that the message must contain. Words in braces are keys of the fixture `places`.
 BAD = [
     *(({name: value}, name) for value, names in VALUES.items() for name in names.split()),
     # Numbers.
@@ -137,14 +137,14 @@ BAD = [
     ({"from_scratch": None, "model_name_or_path": "{untokenised}"}, "tokenizer"),
     ({"from_scratch": None, "model_name_or_path": "nowhere/here"}, "nowhere/here"),
     ({"from_scratch": None, "model_name_or_path": "no such name"}, "no such name"),
-    # Rows are read before the Hub is asked for a model.
+    # Rows are read before the Hub is contacted for a model.
     ({"from_scratch": None, "model_name_or_path": "nowhere/here", "data_dir": "{broken}"}, "train.jsonl, row 1"),
     ({"from_scratch": None, "model_name_or_path": "nowhere/here", "data_dir": "{astray}"}, "https://astray"),
     ({"model_name_or_path": "{encoder}"}, "from_scratch"),
     ({"from_scratch": None, "model_name_or_path": "{encoder}", "code_length": 5000}, "code_length"),
     ({"deepspeed": "nowhere.json"}, "deepspeed"),
     ({"accelerator_config": "nowhere.json"}, "nowhere.json"),
-    # Precision, processes and what has no meaning.
+    # Precision, processes and meaningless values.
     ({"fp16": "true", "bf16": "true"}, "fp16"),
     ({"label_smoothing_factor": 0.1}, "label_smoothing_factor"),
     ({"accelerator_config": '{"split_batches": true}'}, "accelerator_config.split_batches"),
@@ -161,7 +161,7 @@ IDS = ["-".join(f"{name}={value}" for name, value in options.items()) for option
 
 @pytest.fixture(scope="module")
 def places(_model, tokenizer, profile, rows, tmp_path_factory) -> dict[str, Path]:
-    """A file, an empty folder, an encoder, one without its tokenizer, an adapter without its base, and bad rows."""
+    """Paths by name: a file, an empty folder, an encoder, an incomplete encoder, an adapter without base, bad rows."""
     folder = tmp_path_factory.mktemp("places")
     (folder / "file").write_text("")
     (folder / "empty").mkdir()
@@ -176,7 +176,7 @@ def places(_model, tokenizer, profile, rows, tmp_path_factory) -> dict[str, Path
 
 
 def at(places: dict[str, Path], value):
-    """Inserts the paths of `places` into the value."""
+    """Replaces names in braces by the paths of `places`."""
     braced = isinstance(value, str) and any(f"{{{name}}}" in value for name in places)
     return value.format_map(places) if braced else value
 
@@ -198,7 +198,7 @@ def test_a_bad_input_is_one_line(script, places, data_dir, tmp_path, monkeypatch
     assert at(places, word) in errors[0]
 
 
-# Options with which a library fails before the first step, and how its error begins.
+# Options with which a library fails before the first step, and the start of its error.
 LIBRARIES = {
     "RuntimeError: WandbCallback requires wandb": {"report_to": "wandb"},
     "ImportError: You have set `use_liger_kernel`": {"use_liger_kernel": "true"},

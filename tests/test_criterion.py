@@ -1,4 +1,4 @@
-"""Every loss through the table equals the pure function, with and without cancellation and masks."""
+"""A `Criterion` equals the pure loss functions, with and without cancellation and masks."""
 
 import inspect
 import json
@@ -37,7 +37,7 @@ CANCEL = {
 
 
 def batch(queries=4, codes=9):
-    """Scores, positives, and similarities between 0 and 1, where the positive's is 1."""
+    """Makes scores, positives, and similarities between 0 and 1. The positive has similarity 1."""
     generator = torch.Generator().manual_seed(0)
     scores = 3 * torch.randn(queries, codes, generator=generator, dtype=torch.float64)
     similarity = torch.rand(queries, codes, generator=generator, dtype=torch.float64)
@@ -57,7 +57,7 @@ def test_equals_the_pure_function(loss, cancel, duplicate):
     negatives = None
     kept = CANCEL[cancel](similarity, positives)
     if duplicate:
-        # The least similar column of each query, which no cancellation would have chosen.
+        # The least similar column of each query, which cancellation would never choose.
         least = similarity.argmin(1, keepdim=True)
         negatives = torch.ones_like(kept).scatter(1, least, False)
         kept = kept & negatives
@@ -67,7 +67,7 @@ def test_equals_the_pure_function(loss, cancel, duplicate):
     targets = criterion.targets(positives, negatives, similarity=similarity)
     value = criterion(scores, targets)
     torch.testing.assert_close(value, PURE[loss](scores, positives, similarity, kept), rtol=0, atol=1e-12)
-    # The columns excluded had no effect.
+    # The excluded columns had no effect.
     absent = ~kept.scatter(1, positives.unsqueeze(1), True)
     assert absent.any() == (cancel != "none" or duplicate)
     moved = criterion(scores.masked_fill(absent, 50.0), targets)
@@ -75,14 +75,14 @@ def test_equals_the_pure_function(loss, cancel, duplicate):
 
 
 POSITIVES = torch.tensor([2, 0, 5, 7])
-# The first query has two further relevant codes, the second none, the third names its own code again.
+# The first query has two more relevant codes, the second none, and the third lists its positive again.
 EXTRA_POSITIVES = torch.zeros(4, 9, dtype=torch.bool).index_put(
     (torch.tensor([0, 0, 2, 2, 3]), torch.tensor([4, 8, 5, 1, 0])), torch.tensor(True)
 )
 
 
 def loop_over_right_answers(criterion, scores, similarity, negatives):
-    """The definition: each relevant code alone, with the other positives' columns deleted."""
+    """Computes the loss by definition: one positive at a time, with the other positives' columns deleted."""
     means = []
     for query in range(len(scores)):
         right = {int(POSITIVES[query]), *EXTRA_POSITIVES[query].nonzero().flatten().tolist()}
@@ -107,7 +107,7 @@ def loop_over_right_answers(criterion, scores, similarity, negatives):
 def test_several_right_answers_against_a_plain_loop(loss, distill_weight, masked):
     generator = torch.Generator().manual_seed(5)
     scores, similarity = 3 * torch.randn(2, 4, 9, generator=generator, dtype=torch.float64)
-    # A mask may leave a relevant code out of the negatives, as the mask of duplicates does.
+    # A mask may already exclude a relevant code from the negatives, like the mask of false negatives.
     negatives = torch.rand(4, 9, generator=generator) < 0.6 if masked else None
     criterion = Criterion(loss, alpha=1.3, beta=0.7, temperature=0.5, distill_weight=distill_weight)
     scores.requires_grad_()
@@ -185,11 +185,11 @@ def test_a_loss_without_its_similarities_is_an_error():
         Criterion(cancel="top_k").targets(torch.arange(3))
 
 
-# ---- The two-phase way that targets replaced ----
+# ---- The former implementation in two phases ----
 
 
 def two_phases(criterion, scores, positives, similarity, negatives, extra):
-    """The loss as it was before there were targets: a worker prepared inputs, and the step cancelled again."""
+    """Computes the loss like before `Targets` existed: a worker prepared inputs, and the step cancelled again."""
 
     def call(function, values):
         names = inspect.signature(function).parameters
@@ -281,7 +281,7 @@ def test_a_users_loss_gets_what_it_names():
     extra_positives = ~negatives
     settings = Criterion("own_losses:hinge", "own_losses:halves")
     targets = settings.targets(positives, negatives, extra_positives, similarity)
-    assert targets.weights[0].unique().tolist() == [0.0, 1.0]  # the positive is the most similar one
+    assert targets.weights[0].unique().tolist() == [0.0, 1.0]  # the positive is most similar
     expected = own_losses.hinge(
         scores, positives, weights=targets.weights, negatives=negatives, extra_positives=extra_positives
     )
@@ -306,7 +306,7 @@ def test_weights_of_a_user_are_0_on_what_does_not_count_and_1_on_the_positive():
         ({"loss": "own_losses:unknown"}, "TypeError: unknown() missing 1 required positional argument: 'rows'"),
         ({"loss": "own_losses:several"}, "returned Tensor[3] for scores of Tensor[3, 5]: expected a scalar"),
         ({"loss": "own_losses:constant"}, "with a gradient for the scores"),
-        ({"loss": "own_losses:needs_negatives"}, "tried on 3 queries and 5 codes: TypeError"),
+        ({"loss": "own_losses:needs_negatives"}, "failed on a test batch of 3 queries and 5 codes: TypeError"),
         ({"loss": "own_losses:hinge"}, "loss=own_losses:hinge needs an estimator"),
         ({"loss": "own_losses:info_nce", "false_negatives": "positives"}, "does not read `extra_positives`"),
         (
@@ -315,7 +315,7 @@ def test_weights_of_a_user_are_0_on_what_does_not_count_and_1_on_the_positive():
         ),
         (
             {"weighting": "own_losses:hinge"},
-            "weighting=own_losses:hinge: tried on 3 queries and 5 codes: TypeError: hinge() missing",
+            "weighting=own_losses:hinge: failed on a test batch of 3 queries and 5 codes: TypeError: hinge() missing",
         ),
         ({"weighting": "own_losses:one_weight"}, "returned Tensor[3] for similarities of Tensor[3, 5]"),
         ({"loss": lambda scores: scores.mean()}, "define it with `def`, at the top level of a module"),

@@ -1,4 +1,4 @@
-"""The script on several processes against one on the global batch: the same losses, weights and metrics."""
+"""Several processes give the same losses, weights and metrics as one process on the global batch."""
 
 import copy
 import json
@@ -37,12 +37,12 @@ BASE = {
 
 @pytest.fixture(scope="module")
 def folder(_model, tokenizer, profile, data_dir, tmp_path_factory):
-    """A tiny encoder in float64, and rows of which two have the same query."""
+    """A folder with a tiny float64 encoder, and rows in which two queries are equal."""
     from soft_trainer.encoders.export import export_encoder
 
     folder = tmp_path_factory.mktemp("processes")
     model = copy.deepcopy(_model).double()
-    # Without dropout every split of a batch computes the same.
+    # Without dropout, results do not depend on how a batch is divided.
     model.config.hidden_dropout_prob = model.config.attention_probs_dropout_prob = 0.0
     export_encoder(model, tokenizer, profile, folder / "encoder")
     for split in ("train", "valid", "test", "codebase"):
@@ -57,7 +57,7 @@ def folder(_model, tokenizer, profile, data_dir, tmp_path_factory):
 
 
 def start_sharded(words: list[str], environment: dict[str, str]) -> str:
-    """Starts two processes with `accelerate launch`; returns their output."""
+    """Starts two processes with `accelerate launch`, and returns their output."""
     environment = os.environ | {"ACCELERATE_USE_CPU": "true"} | environment
     command = [sys.executable, *SHARDED, *words]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
@@ -67,7 +67,10 @@ def start_sharded(words: list[str], environment: dict[str, str]) -> str:
 
 @pytest.fixture(scope="module")
 def train(folder, launch):
-    """Trains with this many processes, global batch and options; returns weights, losses, test metrics and output."""
+    """Returns a function that trains with several processes.
+
+    The function returns weights, losses, test metrics and output.
+    """
 
     def run(processes: int, joined: int, sharded: bool = False, **options) -> dict:
         output = folder / f"out-{processes}"
@@ -88,7 +91,7 @@ def train(folder, launch):
 
 
 def check_equal(alone: dict, together: dict) -> None:
-    """Compares weights to 1e-10; losses, which `Trainer` sums in float32, to 1e-5; metrics to 1e-6."""
+    """Compares weights to 1e-10, losses (which `Trainer` sums in float32) to 1e-5, and metrics to 1e-6."""
     assert len(alone["losses"]) == len(together["losses"]) > 4
     assert together["losses"] == pytest.approx(alone["losses"], abs=1e-5)
     assert {weight.dtype for weight in alone["weights"].values()} == {torch.float64}
@@ -111,7 +114,7 @@ def check_equal(alone: dict, together: dict) -> None:
     ids=lambda options: "-".join(map(str, options.values())),
 )
 def test_two_processes_train_as_one_on_the_joined_batch(train, folder, options, monkeypatch):
-    monkeypatch.chdir(Path(__file__).parent)  # a module of one's own is in the current folder
+    monkeypatch.chdir(Path(__file__).parent)  # the user's module is in the current folder
     if options.get("estimator", "bm25") != "bm25":
         options = options | {"estimator_model": folder / "encoder"}
     check_equal(train(1, 12, **options), train(2, 12, **options))

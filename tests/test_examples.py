@@ -1,4 +1,4 @@
-"""Every example runs on tiny rows, as people start it."""
+"""Every example runs on tiny rows from its command line."""
 
 import os
 import re
@@ -17,7 +17,7 @@ EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    """Runs an example with these arguments; returns what it prints."""
+    """Returns a function that runs an example with arguments, and returns its output."""
 
     def start(name: str, *words) -> str:
         path = next(path for path in EXAMPLES if path.stem == name)
@@ -30,7 +30,7 @@ def run(monkeypatch, capsys):
 
 @pytest.fixture
 def csv(rows, tmp_path):
-    """More rows than two batches, in a file with columns of other names."""
+    """A CSV file with more rows than two batches, and with other column names."""
     pairs = [(f"{row['docstring']} {number}", f"{row['code']} # {number}") for row in rows for number in range(6)]
     path = tmp_path / "pairs.csv"
     pd.DataFrame(pairs, columns=["question", "answer"]).to_csv(path, index=False)
@@ -63,7 +63,7 @@ def test_from_python(run, csv, tmp_path, request, model):
 @pytest.mark.parametrize("name", ["own_estimator", "own_loss"])
 @pytest.mark.parametrize("model", ["encoder_dir", "base"])
 def test_own_parts(run, csv, tmp_path, request, name, model):
-    """DistilBERT, ModernBERT and static encoders such as `base` have no pooling layer to leave away."""
+    """DistilBERT, ModernBERT and static encoders such as `base` have no pooling layer to remove."""
     if model != "base":
         model = request.getfixturevalue(model)
     run(name, csv, tmp_path / "out", "--model", model)

@@ -1,4 +1,4 @@
-"""A fingerprint changes with the content of a thing, and with nothing else."""
+"""A fingerprint changes if and only if the content changes."""
 
 import copy
 import json
@@ -91,7 +91,7 @@ def test_rows_are_known_however_they_are_stored(tmp_path):
 
 
 class Words(PythonBackend):
-    """A tokenizer with a vocabulary file and a setting; its ids depend on both."""
+    """A tokenizer whose ids depend on a vocabulary file and on a setting."""
 
     vocab_files_names = {"vocab_file": "vocab.json"}
 
@@ -104,7 +104,7 @@ class Words(PythonBackend):
     vocab_size = property(lambda self: len(self.vocab))
 
     def get_vocab(self):
-        return dict.fromkeys(self.vocab, 0)  # says less than there is to know
+        return dict.fromkeys(self.vocab, 0)  # an incomplete description of the tokenizer
 
     def _tokenize(self, text):
         return text.lower().split() if self.lower else text.split()

@@ -1,4 +1,4 @@
-"""`import soft_trainer` is light: heavy modules are imported when they are used."""
+"""`import soft_trainer` is fast: heavy modules are imported on first use."""
 
 import subprocess
 import sys

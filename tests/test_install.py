@@ -1,4 +1,4 @@
-"""The requirements: lower bounds in setup.cfg, tested versions in constraints.txt, and what workflows run."""
+"""Requirements have lower bounds in setup.cfg and tested versions in constraints.txt, and workflows use them."""
 
 import configparser
 import os
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def required() -> list[Requirement]:
-    """The requirements of the package and of its extras."""
+    """Returns the requirements of the package and of its extras."""
     settings = configparser.ConfigParser()
     settings.read(ROOT / "setup.cfg")
     parts = [settings["options"]["install_requires"], *settings["options.extras_require"].values()]

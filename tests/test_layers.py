@@ -1,4 +1,4 @@
-"""The folders of the package form layers, in the order in which data passes them. Nothing imports a higher layer."""
+"""The package's folders form layers, in the order in which data flows. No module imports a higher layer."""
 
 import ast
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 import soft_trainer
 
 PACKAGE = Path(soft_trainer.__file__).parent
-# From the top to the bottom; layers on one line do not import each other.
+# From top to bottom. Layers on the same line do not import each other.
 ORDER = [
     ("cli",),
     ("studies",),
@@ -38,16 +38,16 @@ ORDER = [
     ("distributed",),
     ("errors",),
 ]
-# All layers that search imports.
+# All layers that search may import.
 SEARCH_IMPORTS = {"dataflow", "encoders", "errors", "files", "fingerprints", "mining", "source", "terminal"}
-# The folders of search form layers too, with the modules at its root between them.
+# The folders of search form layers too, with the modules in its root between them.
 SEARCH_ORDER = ["measuring", "serving", "code_index", "searching", "snapshot", "commits", "ranking", "index"]
 LEVEL = {layer: level for level, layers in enumerate(ORDER) for layer in layers}
 FILES = sorted(PACKAGE.rglob("*.py"))
 MODULES = {
     ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__") for path in FILES
 }
-# The layer that each name comes from which the package itself exports.
+# The layer of each name that the package exports.
 HOMES = {
     alias.name: node.module.split(".")[0]
     for node in ast.parse((PACKAGE / "__init__.pyi").read_text()).body
@@ -67,7 +67,7 @@ def imported_layers(tree: ast.AST) -> set[str]:
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         parts = [name.split(".")[1] for name in names if name.startswith("soft_trainer.")]
-        # A name imported from the package itself counts as the layer that it comes from.
+        # A name imported from the package counts as an import from the name's layer.
         found |= {HOMES.get(part, part) for part in parts}
     return found
 

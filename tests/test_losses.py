@@ -1,4 +1,4 @@
-"""The losses against published numbers and plain loops, with columns excluded, and at the edges of the formats."""
+"""The losses equal published numbers and plain loops, also with excluded columns and extreme scores."""
 
 import json
 from contextlib import nullcontext
@@ -33,7 +33,7 @@ def bce(scores, similarity, positives=None, negatives=None, alpha=None, beta=Non
 
 
 def kl(scores, similarity, positives=None, negatives=None, alpha=1.3, beta=0.7, temperature=0.5, **reduction):
-    # The published code weights InfoNCE by beta and the divergence by alpha; the paper's text does the opposite.
+    # The published code multiplies InfoNCE by beta and the divergence by alpha. The paper's text does the opposite.
     settings = temperature, beta, alpha, positives
     return losses.kl_regularized_info_nce(scores, similarity, *settings, negatives=negatives, **reduction)
 
@@ -55,7 +55,7 @@ def batch(queries=3, codes=6, dtype=torch.float64, seed=0):
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("case", ORACLE, ids=lambda case: f"{case['n']}-{case['alpha']}-{case['temperature']}")
 def test_published_losses_and_gradients(case, name):
-    # The published weighted InfoNCE adds 1e-15 within its logarithm, ours is exact: they differ where p is tiny.
+    # The published weighted InfoNCE adds 1e-15 inside the logarithm. Ours is exact, so they differ for tiny p.
     tolerance = 1e-6 if name == "weighted_info_nce" else 1e-9
     queries, codes = (double(case[key]).requires_grad_() for key in "qc")
     settings = {key: case[key] for key in ("alpha", "beta", "temperature")}

@@ -1,4 +1,4 @@
-"""Merging: the arithmetic, the choice of the ratio, and encoders in folders that every library loads."""
+"""Merging encoders: the arithmetic, the ratio, and merged folders that every library loads."""
 
 import copy
 import json
@@ -52,7 +52,7 @@ def test_the_ends_are_exact_and_the_middle_is_rounded_once(dtype):
 
 @pytest.fixture(scope="module")
 def before(_model):
-    """The tiny encoder with weights large enough that embeddings of different texts differ."""
+    """The tiny encoder with larger weights, so that embeddings of different texts differ."""
     model = copy.deepcopy(_model)
     with torch.no_grad():
         for weight in model.parameters():
@@ -62,7 +62,7 @@ def before(_model):
 
 @pytest.fixture
 def folder_of(tokenizer, profile, tmp_path):
-    """Exports an encoder; `seed` changes its weights a little, as training would."""
+    """Returns a function that exports an encoder. `seed` changes the weights slightly, like training."""
 
     def make(model, name, seed=None, **settings):
         model = copy.deepcopy(model)
@@ -81,7 +81,7 @@ def weights_of(folder):
 
 
 def check_merged(found, base, models, ratio, rtol=0.0):
-    """Compares weights with those that double precision gives."""
+    """Compares merged weights with the same arithmetic in double precision."""
     for name, tensor in found.items():
         mean = sum(model[name].double() for model in models) / len(models)
         expected = (1 - ratio) * base[name].double() + ratio * mean
@@ -128,7 +128,7 @@ def test_tied_weights_stay_tied(tokenizer, profile, folder_of, tmp_path):
 
 @pytest.fixture
 def adapter(before, folder_of, tokenizer, profile, tmp_path):
-    """A base and an adapter on it that changes its embeddings."""
+    """Folders of a base and of an adapter that changes the base's embeddings."""
     base = folder_of(before, "base")
     model = load_model(base, profile)
     add_lora(model, ModelArguments(lora_r=4))
@@ -177,8 +177,8 @@ def test_card_and_record_say_what_was_merged(before, folder_of, tmp_path):
     record = json.loads((merged / "run.json").read_text())
     assert record["merging"] == {"ratio": 0.5, "base": "base", "models": ["model"]}
     assert str(tmp_path) not in json.dumps(record) and "model.safetensors" in record["files"]
-    assert record["training"] == {"steps": 7} and record["results"] == {}  # those of another encoder
-    assert "depends on" not in record  # or a run with the options of the first could write here
+    assert record["training"] == {"steps": 7} and record["results"] == {}  # the results belong to the unmerged encoder
+    assert "depends on" not in record  # otherwise a run with the first model's options could overwrite this folder
     card = (merged / "README.md").read_text()
     assert sentence in card and "someone/rows" in card and "0.432" not in card
 
@@ -214,7 +214,7 @@ def test_a_ratio_outside_its_range_is_refused(tmp_path, ratio):
         ("other architecture", "RobertaModel.*BertModel"),
         ("other tokenizer", "cannot be merged with .*: its tokenizer numbers '"),
         ("missing weights", "no weights for .*encoder.layer.0"),
-        ("no models", "give at least one trained encoder"),
+        ("no models", "pass at least one trained encoder"),
         ("full folder", "already exists and is not empty"),
         ("adapter on another base", "belongs to .*base"),
         ("nothing", "neither a folder here nor a repository"),

@@ -1,4 +1,4 @@
-"""Whatever is kept for later is read again only if everything that it was made from is the same."""
+"""Cached and stored results are reused only if everything that they were made from is unchanged."""
 
 import copy
 import dataclasses
@@ -37,7 +37,7 @@ CODE = [
 
 @dataclasses.dataclass
 class World:
-    """Everything that a cache may depend on. A test changes one part and reads again."""
+    """Everything that a cache may depend on. Tests change one part and read the cache again."""
 
     folder: Path
     rows: list[dict]
@@ -47,13 +47,13 @@ class World:
     options: int = 0
 
     def dataset(self) -> Dataset:
-        """Returns the rows as a data set on disk, at the same place whatever they hold."""
+        """Returns the rows as a data set on disk, at the same path whatever their content."""
         path = self.folder / "rows"
         Dataset.from_list(self.rows).save_to_disk(path)
         return load_from_disk(path)
 
     def file(self, name: str) -> Path:
-        """Writes the rows as JSON lines."""
+        """Writes the rows to a JSON Lines file."""
         path = self.folder / name
         path.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
         return path
@@ -165,7 +165,7 @@ def mined(world, **options):
     return {path.name: codesearchnet.load_jsonl(path)[:] for path in sorted(folder.glob("[tv]*.jsonl.gz"))}
 
 
-# reader -> the parts of the world that it depends on
+# reader -> the parts of `World` that it depends on
 ROWS = ("rows", "format", "damage")
 READERS = {
     jsonl: ROWS,
@@ -183,7 +183,7 @@ READERS = {
 }
 
 
-# ---- What they notice ----
+# ---- Changes that readers detect ----
 
 
 def change(world, part, monkeypatch):
@@ -224,7 +224,7 @@ CASES = [(reader, part) for reader, parts in READERS.items() for part in parts]
 
 @pytest.mark.parametrize(("reader", "part"), CASES, ids=lambda value: getattr(value, "__name__", value))
 def test_a_cache_is_read_only_if_nothing_has_changed(reader, part, world, monkeypatch):
-    last = []  # whether what was asked for was there
+    last = []  # whether the cache had the result
     find = fingerprints.kept_files
 
     def spy(*asked):

@@ -1,4 +1,4 @@
-"""The README's Python block runs on tiny rows, and the page is short."""
+"""The README's Python code runs on tiny rows, and the README is short."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every recipe is read and, on tiny rows, trains for two steps."""
+"""Every recipe is valid and trains for two steps on tiny rows."""
 
 import dataclasses
 import re
@@ -13,11 +13,11 @@ from soft_trainer.options.recipes import read_recipe
 
 ROOT = Path(__file__).parents[1]
 LAUNCHES = sorted((ROOT / "recipes" / "accelerate").glob("*.yaml"))
-# A study is many runs: tests/studies/test_study.py reads those.
+# A study has many runs; tests/studies/test_study.py covers studies.
 OTHERS = set((ROOT / "recipes").rglob("*.yaml")) - set(LAUNCHES)
 RECIPES = [path for path in sorted(OTHERS) if "runs" not in read_recipe(path)]
 RUNS = [path for path in RECIPES if path.name != "base.yaml"]
-# Options that make any recipe small and local; the batch is the smallest that BM25's alpha and beta allow.
+# Options that make any recipe small and local. The batch size is the minimum for BM25's alpha and beta.
 TINY = {
     "source_dir": "",
     "model_name_or_path": "",
@@ -51,7 +51,7 @@ def test_a_recipe_names_options_that_exist(path, tmp_path):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "recipes" / "paper").glob("*/base.yaml")), ids=name)
 def test_the_paper_names_its_settings_so_that_no_later_default_changes_them(path, tmp_path):
-    # The studies set those of the methods; the others belong to batches and embeddings that the paper does not use.
+    # Studies set the options of the methods. The other options are for batches and embeddings outside the paper.
     by_method = {"loss", "alpha", "beta", "temperature", "cancel_k", "cancel_ratio"}
     absent = {"margin", "gather_negatives", "matryoshka_dims", "group_size", "distill_temperature", "teacher"}
     without_effect = {"gradient_cache_chunk_size", "source_sampling"}
@@ -81,7 +81,7 @@ def test_a_recipe_trains(path, script, data_dir, tmp_path, model, tokenizer, pro
     options = TINY | {"data_dir": data_dir, "output_dir": tmp_path / "out", "language": "python"}
     recipe = read_recipe(path)
     estimator = "trained_model" if "teacher" in recipe else recipe.get("estimator")
-    if estimator in ("initial_model", "trained_model"):  # needs an encoder that knows something
+    if estimator in ("initial_model", "trained_model"):  # needs a trained encoder
         encoder = export_encoder(model, tokenizer, profile, tmp_path / "encoder")
         options |= {"from_scratch": "", "model_name_or_path": encoder, "estimator_cache_dir": tmp_path / "rows"}
     if "teacher" in recipe:

@@ -1,4 +1,4 @@
-"""The script as people start it: end to end, and what it says when something is wrong."""
+"""The training script end to end, and its error messages."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def _cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def folder(data_dir, tmp_path):
-    """A copy of the tiny data set that a test may spoil."""
+    """A copy of the tiny data set that tests may change."""
     return Path(shutil.copytree(data_dir, tmp_path / "data"))
 
 
@@ -54,17 +54,17 @@ def test_ctrl_c_is_one_line_and_exit_code_130(script, data_dir, monkeypatch):
     options = TINY | {"data_dir": data_dir, "output_dir": "out", "save_strategy": "steps", "save_steps": 1}
     code, lines = script(**options)
     assert code == 130 and not any("Traceback" in line for line in lines)
-    assert lines[-1].startswith("interrupted at step 2: out/checkpoint-2 is kept; ")
+    assert lines[-1].startswith("interrupted at step 2: to continue from out/checkpoint-2, run ")
     assert "resume_from_checkpoint=last" in lines[-1]
 
 
 def test_an_interruption_tells_how_to_continue_a_run_that_overwrites(tmp_path):
     mark_complete(tmp_path / "checkpoint-2", {})
     args = SimpleNamespace(output_dir=str(tmp_path), overwrite=True)
-    assert how_to_continue(args, step=0) == "the output folder is as it was"
-    assert "checkpoint-2 is kept; the same command without overwrite=true, or" in how_to_continue(args, step=2)
+    assert how_to_continue(args, step=0) == "the output folder is unchanged"
+    assert "checkpoint-2, run the same command without overwrite=true, or" in how_to_continue(args, step=2)
     args.overwrite = False
-    assert "checkpoint-2 is kept; the same command, or" in how_to_continue(args, step=2)
+    assert "checkpoint-2, run the same command, or" in how_to_continue(args, step=2)
 
 
 @pytest.mark.parametrize("before", ["run.opening.load_data", "run.record.Run.measure"])
@@ -93,7 +93,7 @@ def start(*argv: str, folder: Path) -> subprocess.CompletedProcess:
 
 
 def start_interpreter(*argv: str, folder: Path) -> subprocess.CompletedProcess:
-    """Starts the script in a new interpreter, which has imported nothing and hashes texts in another order."""
+    """Starts the script in a new interpreter without earlier imports and with another hash seed."""
     environment = os.environ | {"HF_DATASETS_CACHE": str(folder / "cache"), "PYTHONPATH": str(SCRIPT.parent)}
     command = [sys.executable, str(SCRIPT), *argv]
     return subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, timeout=300)
@@ -101,7 +101,7 @@ def start_interpreter(*argv: str, folder: Path) -> subprocess.CompletedProcess:
 
 @pytest.fixture(scope="module")
 def finished(data_dir, tmp_path_factory):
-    """A whole run in a separate process: its output, and its output folder."""
+    """The output and the output folder of a whole run in a separate process."""
     folder = tmp_path_factory.mktemp("run")
     recipe = folder / "recipe.yaml"
     recipe.write_text("".join(f"{name}: {value}\n" for name, value in TINY.items()))
@@ -192,7 +192,7 @@ def test_evaluation_each_epoch_keeps_the_best_model(script, data_dir, tmp_path):
     assert code == 0, lines
     state = json.loads((tmp_path / "out/trainer_state.json").read_text())
     evaluated = [entry["eval_mrr"] for entry in state["log_history"] if "eval_mrr" in entry]
-    # Nothing is learnt at such a rate, so the second evaluation is no better than the first.
+    # At this learning rate nothing is learned, so the second evaluation is not better than the first.
     assert len(evaluated) == 2 and state["best_metric"] == max(evaluated)
     results = json.loads((tmp_path / "out/run.json").read_text())["results"]
     assert results["valid"]["trained"]["mrr"] == pytest.approx(max(evaluated))

@@ -1,4 +1,4 @@
-"""The documentation site builds without a warning and documents every export."""
+"""The documentation site builds without warnings and documents every exported name."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""Claims about the losses, true and false ones, numbered as in `benchmarks/theory.md`; float64 throughout."""
+"""Claims about the losses, true and false, numbered as in `benchmarks/theory.md`, all in float64."""
 
 from math import log
 from types import SimpleNamespace
@@ -16,13 +16,13 @@ fast = settings(max_examples=30, deadline=None, derandomize=True, database=None)
 
 
 def off_diagonal(matrix):
-    """Tensor[N, N] without its diagonal, Tensor[N, N - 1]."""
+    """Removes the diagonal of Tensor[N, N]. Returns Tensor[N, N - 1]."""
     n = len(matrix)
     return matrix[~torch.eye(n, dtype=torch.bool)].view(n, n - 1)
 
 
 def make(scores, similarity, alpha=1.0, beta=1.0, floor=0.0):
-    """Computes all quantities in the statements, per query: sim_ij, P over the negatives, P over all codes, losses."""
+    """Computes all quantities in the theorems, per query: sim_ij, P over the negatives, P over all codes, losses."""
     scores, similarity = (torch.as_tensor(x, dtype=torch.float64) for x in (scores, similarity))
     sim = off_diagonal(similarity).softmax(1)
     weights = negative_weights(similarity, alpha, beta, 1.0, floor)
@@ -49,13 +49,13 @@ def make(scores, similarity, alpha=1.0, beta=1.0, floor=0.0):
 
 
 def divergence(b, log_p):
-    """KL(S || P) per query."""
+    """Computes KL(S || P) for each query."""
     return -b.entropy - (b.sim * log_p).sum(1)
 
 
 @st.composite
 def batches(draw, lowest_score=-10.0, gentle=True, floor=0.0):
-    """Draws a batch of 3 to 7; if gentle, with alpha sim <= beta, so that no weight is negative."""
+    """Draws a batch of 3 to 7 queries. If `gentle`, alpha sim <= beta, so that no weight is negative."""
     n = draw(st.integers(3, 7))
     scores = draw(arrays("float64", (n, n), elements=st.floats(lowest_score, 10)))
     similarity = draw(arrays("float64", (n, n), elements=st.floats(-3, 3)))
@@ -67,7 +67,7 @@ def batches(draw, lowest_score=-10.0, gentle=True, floor=0.0):
 
 
 def raw(sim):
-    """Makes similarities whose softmax is `sim` for every query: a square matrix with an empty diagonal."""
+    """Makes a square matrix of similarities whose softmax is `sim` for every query. The diagonal is unused."""
     n = len(sim) + 1
     matrix = torch.zeros(n, n, dtype=torch.float64)
     matrix[~torch.eye(n, dtype=torch.bool)] = torch.tensor(sim, dtype=torch.float64).log().repeat(n)
@@ -75,7 +75,7 @@ def raw(sim):
 
 
 def same_scores(positive, negatives):
-    """Makes the scores of N queries, each with `positive` for its own code and `negatives` for the others."""
+    """Makes the scores of N queries: `positive` for the query's code and `negatives` for the other codes."""
     n = len(negatives) + 1
     matrix = torch.full((n, n), float(positive), dtype=torch.float64)
     matrix[~torch.eye(n, dtype=torch.bool)] = torch.tensor(negatives, dtype=torch.float64).repeat(n)
@@ -106,7 +106,7 @@ def test_gradient_of_section_3_2(b):
     exponentials = b.scores.exp().requires_grad_()
     losses.soft_info_nce(exponentials.log(), b.weights).backward()
     expected = b.weights / (b.n * (b.weights * exponentials.detach()).sum(1, keepdim=True))
-    # The positive is in the numerator too.
+    # The positive appears in the numerator too.
     expected -= torch.diag(1 / (b.n * exponentials.detach().diagonal()))
     torch.testing.assert_close(exponentials.grad, expected, rtol=1e-7, atol=1e-12)
 
@@ -115,7 +115,7 @@ def test_gradient_of_section_3_2(b):
 
 
 def theorem_1(b, normaliser, sign=1):
-    """Computes the right-hand side of Theorem 1, per query; a sign of -1 gives the constant as printed."""
+    """Computes the right-hand side of Theorem 1 for each query. A sign of -1 gives the constant as printed."""
     bracket = b.beta * b.log_p_negatives.sum(1) + b.alpha * divergence(b, b.log_p_negatives)
     return (bracket + sign * b.alpha * b.entropy) / normaliser
 
@@ -132,7 +132,7 @@ def test_theorem_1_for_all_scores(b):
 def test_theorem_1_for_scores_that_are_not_negative(b):
     bound = theorem_1(b, b.beta * b.m - b.alpha)
     assert (b.uniformity >= bound - NEARLY).all()
-    # It can neither fail nor say anything, because zero lies between the two sides.
+    # The inequality always holds and is useless, because zero lies between the two sides.
     assert (b.uniformity >= log(b.n) - NEARLY).all() and (bound <= NEARLY).all()
 
 
@@ -149,7 +149,7 @@ def test_theorem_1_fails_with_the_printed_normaliser(sign):
     assert (b.uniformity < 10.001).all()
     assert (theorem_1(b, b.beta * b.n - b.alpha - 1, sign) > 29).all()
     assert (theorem_1(b, b.beta * b.m - b.alpha) < 0).all()
-    # With the paper's settings for BM25 and the smallest batch that they allow it is a division by zero.
+    # With the paper's settings for BM25 and the smallest batch they allow, the formula divides by zero.
     assert 0.5 * 5 - 1.5 - 1 == 0 < 0.5 * (5 - 1) - 1.5
 
 
@@ -161,7 +161,7 @@ def test_theorem_1_fails_for_negative_scores(sign):
 
 
 def test_theorem_1_fails_for_a_steep_similarity():
-    # alpha sim = 1.5 > beta = 0.5: the weight before the floor is -8, the floor's 0.1 does not save the bound.
+    # alpha sim = 1.5 > beta = 0.5: the weight before the floor is -8, and the floor of 0.1 does not rescue the bound.
     steep = raw([1 - 3e-9, 1e-9, 1e-9, 1e-9])
     b = make(same_scores(0, [0, 20, 20, 20]), steep, alpha=1.5, beta=0.5, floor=0.1)
     assert (b.uniformity < 22.5).all()
@@ -172,7 +172,7 @@ def test_theorem_1_fails_for_a_steep_similarity():
 
 
 def theorem_2(b):
-    """Computes the corrected right-hand side of Theorem 2, per query; P over all codes."""
+    """Computes the corrected right-hand side of Theorem 2 for each query, with P over all codes."""
     negatives = -torch.log1p(-b.log_p.exp()).sum(1)
     return (negatives - b.log_p_positive + divergence(b, b.log_p) + b.entropy) / b.n
 
@@ -188,7 +188,7 @@ def test_theorem_2(b):
 
 
 def test_theorem_2_fails_with_the_printed_sign():
-    # The positive takes all of P: the loss grows with KL(S || P), the printed bound falls.
+    # The positive has nearly all of P: the loss grows with KL(S || P), but the printed bound falls.
     b = make(same_scores(20, [0, 0]), raw([1 / 2] * 2))
     loss = losses.binary_cross_entropy(b.scores, b.similarity, temperature=1.0)
     printed = -(torch.log1p(-b.log_p.exp()).sum(1) + divergence(b, b.log_p) - b.entropy).mean() / b.n
@@ -211,7 +211,7 @@ def test_theorem_2_fails_with_the_constant_of_its_proof():
 @fast
 @given(batches())
 def test_proposition_1_holds_because_zero_lies_between(b):
-    b = make(b.scores, b.similarity)  # alpha = beta = 1, as its proof has it.
+    b = make(b.scores, b.similarity)  # alpha = beta = 1, as in the proof
     weighted = -b.log_p_positive - (b.sim * b.log_p).sum(1)
     printed = weighted + b.log_p_positive + ((b.m - b.sim) / (b.m - 1) * b.log_p).sum(1)
     torch.testing.assert_close(printed, (off_diagonal(b.weights) * b.log_p).sum(1))
@@ -231,7 +231,7 @@ def test_weighted_info_nce_is_the_larger_one(b):
 
 
 def test_the_gap_to_weighted_info_nce_is_attained():
-    # alpha = beta = 1, all of S on one negative, P shared by it and the other one, nothing left for the positive.
+    # alpha = beta = 1. S has one negative. P is divided between this negative and the other; the positive has none.
     b = make(same_scores(-60, [0, 0]), raw([1 - 1e-12, 1e-12]))
     weighted = losses.weighted_info_nce(b.scores, b.similarity, temperature=1.0)
     assert (weighted - b.soft.mean()).item() == pytest.approx(log(2), abs=NEARLY)

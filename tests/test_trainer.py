@@ -1,4 +1,4 @@
-"""The trainer: its loss, its steps, its evaluation, and how it stops."""
+"""The trainer: loss, steps, evaluation, and stopping."""
 
 import copy
 import os
@@ -23,7 +23,7 @@ from soft_trainer.training.interruption import SaveOnTermination
 
 
 def after_two_steps(event: str, action) -> TrainerCallback:
-    """Returns a callback that calls `action` with the model in an event after the second step."""
+    """Returns a callback that calls `action(model)` in `event` when two steps are done."""
 
     def call(args, state, control, model=None, **kwargs):
         if state.global_step == 2:
@@ -99,7 +99,7 @@ def test_the_loss_is_that_of_the_formula_on_the_rows_of_the_batch(trainer_of, mo
 
 @pytest.mark.slow
 def test_accumulating_two_batches_is_not_one_batch_of_twice_the_size(trainer_of):
-    # Negatives are those of a batch: accumulation averages two losses over 7 negatives, not one over 15.
+    # Negatives come from one batch: accumulation averages two losses with 7 negatives, not one loss with 15.
     logged = []
     for size, accumulated in ((8, 2), (16, 1)):
         options = {"per_device_train_batch_size": size, "gradient_accumulation_steps": accumulated}
@@ -129,7 +129,7 @@ def test_evaluation_equals_brute_force(trainer_of, model):
 
 @pytest.mark.slow
 def test_a_short_last_batch_trains_with_weights_of_one(train):
-    # 24 rows in batches of 22 leave 2: one negative a query, too few for alpha 1.5 and beta 0.5.
+    # 24 rows in batches of 22 leave 2 rows: one negative per query, too few for alpha 1.5 and beta 0.5.
     trainer = train(per_device_train_batch_size=22, dataloader_drop_last=False, max_steps=2)
     entries = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert len(entries) == 2 and entries[1]["weight_mean"] == 1.0
@@ -194,7 +194,7 @@ def test_all_processes_stop_if_one_is_terminated_in_the_last_steps_or_after_them
 
     class Late(TrainerCallback):
         def on_train_end(self, *_, **__):
-            monkeypatch.setattr(distributed, "any_process", lambda flag: True)  # another process has had the signal
+            monkeypatch.setattr(distributed, "any_process", lambda flag: True)  # another process got the signal
 
     trainer = trainer_of(max_steps=1)
     trainer.add_callback(Late())
@@ -206,8 +206,8 @@ def test_all_processes_stop_if_one_is_terminated_in_the_last_steps_or_after_them
 @pytest.mark.parametrize(
     ("save_strategy", "kept", "goes_on"),
     [
-        ("steps", "checkpoint-2 is kept", "resume_from_checkpoint=last"),
-        ("no", "no checkpoint", "a new start"),
+        ("steps", "checkpoint-2, run the same command", "resume_from_checkpoint=last"),
+        ("no", "no checkpoint", "starts from the first step"),
     ],
 )
 def test_an_interruption_says_what_is_kept_and_how_to_go_on(trainer_of, save_strategy, kept, goes_on):
@@ -229,7 +229,7 @@ def test_the_newest_checkpoint_is_not_that_of_an_earlier_run_even_in_a_copy(tmp_
         mark_complete(tmp_path / name, {})
         os.utime(tmp_path / name, (copied, copied))
     assert newest_complete(tmp_path) == str(tmp_path / "checkpoint-20")
-    (tmp_path / "checkpoint-20" / "complete.json").write_text("{}")  # as an earlier version wrote it
+    (tmp_path / "checkpoint-20" / "complete.json").write_text("{}")  # like an earlier version's marker
     assert newest_complete(tmp_path) == str(tmp_path / "checkpoint-100")
 
 
@@ -264,7 +264,7 @@ def test_rows_may_be_lists_of_dicts_everywhere(trainer_of, dataset):
         (lambda trainer, rows: trainer.predict(rows.select([])), "test: no rows"),
         (
             lambda trainer, rows: trainer.predict(rows.remove_columns("url")),
-            "test, .*no code in the corpus has their url",
+            "test, .*no code in the corpus has the url",
         ),
         (
             lambda trainer, rows: trainer.predict(

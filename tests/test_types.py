@@ -1,4 +1,4 @@
-"""Type checkers know everything that the packages export."""
+"""Type checkers and editors find everything that the packages export."""
 
 import ast
 import json
@@ -23,7 +23,7 @@ def test_dir_lists_the_exports():
 
 @pytest.mark.parametrize("package", [soft_trainer, soft_trainer.search])
 def test_editors_see_every_export(package):
-    """Jedi, which Jupyter uses, reads no `__all__`: it sees a name of a stub only if `as` repeats it."""
+    """Jedi, which Jupyter uses, ignores `__all__`: it finds a name in a stub only if `as` repeats the name."""
     stub = ast.parse(Path(package.__file__).with_suffix(".pyi").read_text())
     imported = [name for node in stub.body if isinstance(node, ast.ImportFrom) for name in node.names]
     assert imported and not [name.name for name in imported if name.asname != name.name]
@@ -31,7 +31,7 @@ def test_editors_see_every_export(package):
 
 @pytest.mark.slow
 def test_the_package_passes_the_type_checker_which_knows_every_export(tmp_path):
-    """`pyrightconfig.json` turns off the rules that fail on what torch, datasets and pandas leave untyped."""
+    """`pyrightconfig.json` turns off the rules that fail on untyped parts of torch, datasets and pandas."""
     lines = ["import soft_trainer", "import soft_trainer.search", *(f"reveal_type({name})" for name in EXPORTS)]
     exports = tmp_path / "exports.py"
     exports.write_text("\n".join(lines))

@@ -1,4 +1,4 @@
-"""Eq. 4 by hand, its floor, its masks and its limits; positive-aware weights; false-negative cancellation."""
+"""Weights by Eq. 4 (computed by hand, floor, masks, limits), positive-aware weights, and cancellation."""
 
 import math
 
@@ -25,7 +25,7 @@ def close(value, expected):
 
 
 def test_by_hand():
-    # sim = (1/2, 1/4, 1/4) for the first query, whatever is added to its row and whatever its positive's value is.
+    # sim = (1/2, 1/4, 1/4) for the first query, whatever is added to the row and whatever the positive's value.
     raw = 2 * torch.tensor([[7, 1 / 2, 1 / 4, 1 / 4], [1, 7, 1, 1]], dtype=torch.float64).log() + 5
     close(negative_weights(raw, 1, 1, 2, floor=0), [[1, 0.75, 1.125, 1.125], [1, 1, 1, 1]])
     # alpha = 3 beta and four negatives: w = 4 (1 - 3 sim).
@@ -141,7 +141,7 @@ def test_cancel_above_ratio():
 
 
 def test_cancel_above_ratio_where_similarities_are_negative():
-    # Whatever the sign, a code more similar than the query's own is a false negative for every ratio up to 1.
+    # Whatever the sign, every ratio up to 1 cancels a code that is more similar than the query's positive.
     raw = torch.tensor([[-2.0, -1.0, -1.5, -9.0]])
     for ratio in (0.3, 0.5, 1):
         assert torch.equal(cancel_above_ratio(raw, ratio), mask([[0, 0, 0, 1]]))

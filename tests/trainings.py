@@ -1,4 +1,4 @@
-"""Trainings as tests make and compare them."""
+"""Helpers with which tests make and compare trained encoders."""
 
 import copy
 
@@ -13,7 +13,7 @@ OWN = {"negatives_per_query": 2, "negative_ratio": 10.0}
 
 
 def still(model):
-    """Returns a copy of an encoder in float64 and without dropout, so that all ways of a computation agree."""
+    """Returns a copy of an encoder in float64 and without dropout, so that different computations agree."""
     model = copy.deepcopy(model).double()
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
@@ -22,35 +22,35 @@ def still(model):
 
 
 def losses_of(trainer) -> list[float]:
-    """Returns the logged losses."""
+    """Returns the losses that a trainer has logged."""
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
 def check_weights(found, expected, atol: float = 0.0) -> None:
-    """Compares weights by name; to the bit without a tolerance."""
+    """Compares weights by name, bit for bit unless there is a tolerance."""
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, atol=atol, rtol=0, msg=name)
 
 
 def bm25():
-    """Makes an estimator that compares queries with codes by their words."""
+    """Makes a BM25 estimator that compares queries with codes."""
     return BM25Estimator(document_column="code_tokens")
 
 
 def initial():
-    """Makes an estimator by the encoder before training."""
+    """Makes an estimator that uses the encoder before training."""
     return InitialModelEstimator(cache_dir=None)
 
 
 def fitted(trainer):
-    """Returns the trainer as it is when a training begins."""
+    """Prepares a trainer as at the start of training, and returns it."""
     trainer.prepare_rows()
     return trainer
 
 
 def fingerprint_of(trainer):
-    """Returns the run fingerprint of a trainer that has not been fitted."""
+    """Returns the run fingerprint of a trainer whose estimator has not been fitted."""
     trainer._checkpoint = None
     trainer._merging.keep(resumed=False)
     return plain_settings(trainer.fingerprint())
@@ -62,7 +62,7 @@ def warned(trainer) -> list[str]:
 
 
 def gradients(trainer, batch) -> tuple[float, dict]:
-    """Runs a training step. Returns its loss and the gradients, without a step of the optimizer."""
+    """Runs a training step without the optimizer. Returns the loss and the gradients."""
     trainer.model.zero_grad()
     trainer.current_gradient_accumulation_steps = 1
     trainer.create_optimizer()
@@ -71,14 +71,14 @@ def gradients(trainer, batch) -> tuple[float, dict]:
 
 
 def batches_of(trainer, epoch: int = 0) -> list:
-    """Returns the batches of an epoch."""
+    """Returns a trainer's batches of one epoch."""
     loader = trainer.get_train_dataloader()
     loader.set_epoch(epoch)
     return list(loader)
 
 
 class SameLength:
-    """An estimator of ones own: queries of like length are similar."""
+    """A user's estimator: queries of similar length are similar."""
 
     def fit(self, split):
         self.lengths = torch.tensor([float(len(tokens)) for tokens in split.queries["docstring_tokens"]])

@@ -1,4 +1,4 @@
-"""Small trees to index."""
+"""Small source trees to index."""
 
 import textwrap
 
@@ -64,7 +64,7 @@ FILES = {
 
 
 def write_tree(folder, files):
-    """Writes files, texts without their common indentation."""
+    """Writes a tree of files. The common indentation of texts is removed."""
     for path, text in files.items():
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)

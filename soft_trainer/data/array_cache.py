@@ -1,4 +1,4 @@
-"""Caches arrays and data sets in memory-mapped files, together with a record of what each was made from."""
+"""Caches arrays and data sets in memory-mapped files, each with a fingerprint of the inputs it was computed from."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ DEFAULT_FOLDER = Path(HF_HOME) / "soft_trainer" / "rows"
 
 
 def cached_dataset(made_from: str, build: Callable[[Path], Dataset]) -> Dataset:
-    """Returns the cached data set made from these inputs, or builds and caches it.
+    """Returns the data set cached under a fingerprint, or builds and caches it.
 
     Args:
         made_from: the fingerprint of everything that determines the rows.
-        build: returns the rows. It may write them to the path that it is given. Rows that stay in memory are not
-            cached.
+        build: returns the rows. It may write them to its argument, a path. Rows that stay in memory are not cached.
     """
     record = Path(datasets.config.HF_DATASETS_CACHE) / "soft_trainer" / f"{made_from}.json"
     files = kept_files(record, made_from)
@@ -44,7 +43,7 @@ def cached_dataset(made_from: str, build: Callable[[Path], Dataset]) -> Dataset:
 
 
 def flat(rows: Dataset) -> Dataset:
-    """Returns the rows without an index mapping, which would cost a look-up per row."""
+    """Copies rows that `select` or `shuffle` left with an index mapping, because the mapping slows down every read."""
     if rows._indices is None:
         return rows
     made_from = fingerprint(rows_fingerprint(rows), "flat")
@@ -67,7 +66,7 @@ def no_bar_for_few(rows: Dataset) -> Iterator[None]:
 
 
 def load_arrays(folder: str | Path | None, key: str) -> dict[str, np.ndarray] | None:
-    """Returns the memory-mapped arrays stored under `key`, or None if they are missing or damaged."""
+    """Returns the memory-mapped arrays stored under `key`, keyed by name, or None if they are missing or damaged."""
     files = None
     if folder is not None:
         files = kept_files(Path(folder) / f"{key}.json", key)
@@ -77,7 +76,7 @@ def load_arrays(folder: str | Path | None, key: str) -> dict[str, np.ndarray] | 
 
 
 def store_arrays(folder: str | Path, key: str, arrays: Mapping[str, np.ndarray]) -> bool:
-    """Stores arrays with a record of what they were made from. If the disk fails, warns and returns False."""
+    """Stores arrays under `key`, for `load_arrays`. Returns False, after a warning, if they cannot be written."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         for name, values in arrays.items():
@@ -87,7 +86,7 @@ def store_arrays(folder: str | Path, key: str, arrays: Mapping[str, np.ndarray])
         return True
     except OSError as error:
         reason = error.strerror or error  # NumPy's error for a full disk has no error number
-        logger.warning(f"cannot write to {folder} ({reason}): the next run computes these arrays again")
+        logger.warning(f"cannot write to {folder} ({reason}): the next run will compute these arrays again")
         return False
 
 
@@ -99,10 +98,10 @@ def cached_rows(folder: str | Path | None, key: str, dtype: np.dtype, build: Cal
     """Returns the array stored under `key`, or calls `build` and stores the result.
 
     A damaged file is rebuilt, with a warning. Either all processes call `build`, or none does. One process on each
-    machine reads and writes, because machines may not share a disk.
+    machine checks and writes the file, because machines may not share a disk.
 
     Args:
-        folder: the cache folder. If None, or if it cannot be written to, the array stays in memory only.
+        folder: the cache folder. If None or not writable, the array stays in memory only.
         build: computes Tensor[rows, width]. The result must be the same on every process.
     """
     if folder is None:

@@ -1,4 +1,4 @@
-"""Finds the query, the code and the id in rows with any column names, and renames them to CodeSearchNet's columns."""
+"""Finds the query, code and id columns in rows with any column names, and renames them to CodeSearchNet's names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLUMNS_OF = {"query": QUERIES, "code": CODES}
 
 
 class ColumnNames(NamedTuple):
-    """The names of the columns with the query, the code and the code's id, if the user gave them."""
+    """The names of the query, code and id columns that a user has set. None means that they are recognised."""
 
     query: str | None = None
     code: str | None = None
@@ -39,7 +39,20 @@ ANY_COLUMNS = ColumnNames()
 def chosen_columns(
     data: dict[str, Dataset], query: str | None, code: str | None, source: str, quiet: bool = False
 ) -> dict[str, Sequence[str]]:
-    """Returns the columns that each side's text may come from, and prints the recognised ones."""
+    """Chooses the columns to read queries and codes from, and prints recognised names such as `anchor`.
+
+    Args:
+        data: the rows, keyed by split.
+        query, code: the names that the user has set, or None.
+        source: where the rows come from, for messages.
+        quiet: True to print nothing.
+
+    Returns:
+        Candidate columns in order of preference, keyed by "query" and "code".
+
+    Raises:
+        UserError: a column that the user has set does not exist.
+    """
     names = list(dict.fromkeys(name for rows in data.values() for name in rows.column_names))
     for option, name in (("query_column", query), ("code_column", code)):
         if name is not None and name not in names:
@@ -47,13 +60,19 @@ def chosen_columns(
             raise UserError(f"{source}: {option}={name}: no such column; the rows have {have}{nearest(name, names)}")
     if not (query or code or {*QUERIES} & {*names}):
         query, code = next((pair for pair in PAIRS if {*pair} <= {*names}), (None, None))
-        if query is not None and not quiet:  # otherwise, `text_column` raises an error
-            print_on_main(f"{source}: the query is column {query!r}, the code {code!r}")
+        if query is not None and not quiet:  # without recognised columns, `text_column` raises an error
+            print_on_main(f"{source}: reading queries from column {query!r} and codes from {code!r}")
     return {"query": (query,) if query else QUERIES, "code": (code,) if code else CODES}
 
 
 def renamed(data: dict[str, Dataset], columns: Mapping[str, Sequence[str]], source: str) -> dict[str, Dataset]:
-    """Renames the query and code columns to CodeSearchNet's names. Other columns of the same side are dropped."""
+    """Renames the query and code columns to CodeSearchNet's names, such as `docstring`, and drops their alternatives.
+
+    Args:
+        data: the rows, keyed by split.
+        columns: the result of `chosen_columns`.
+        source: where the rows come from, for messages.
+    """
     for side, targets in COLUMNS_OF.items():
         if columns[side] != targets:
             (name,) = columns[side]
@@ -64,7 +83,7 @@ def renamed(data: dict[str, Dataset], columns: Mapping[str, Sequence[str]], sour
 def source_names(
     data: Mapping[str, Dataset], names: ColumnNames, columns: Mapping[str, Sequence[str]]
 ) -> dict[str, str]:
-    """Returns the renamed columns, each with its name in the source."""
+    """Returns the original names of renamed columns, such as `{"docstring": "question"}`."""
     found = {}
     for side, targets in COLUMNS_OF.items():
         if columns[side] == targets:
@@ -79,14 +98,14 @@ def source_names(
 
 
 def _as_text(rows: Dataset, name: str | None, targets: tuple[str, str], source: str) -> Dataset:
-    """Renames a column, if it exists, to the first of `targets`, or to the second one if it has lists of tokens."""
+    """Renames a column, if it exists, to the first of `targets`, or to the second if it contains lists of tokens."""
     if name not in rows.column_names:
         return rows
     feature = rows.features[name]
     tokens = isinstance(feature, List)
     if (feature.feature if tokens else feature) not in (Value("string"), Value("large_string"), Value("null")):
         kind = getattr(feature, "dtype", type(feature).__name__)
-        raise UserError(f"{source}: column {name!r} holds {kind}; expected text")
+        raise UserError(f"{source}: column {name!r} contains {kind}; expected text")
     others = {*targets}
     if targets == CODES:
         others |= {*CODE_COLUMNS}  # an encoder with data flow would read `original_string` first
@@ -105,18 +124,19 @@ def with_ids(
     id_column: str | None,
     places: Mapping[str, str],
 ) -> dict[str, Dataset]:
-    """Makes `url` the id of each row's code, or drops it where the code's text will be the id.
+    """Renames the id column to `url`, or drops an unrelated `url` column so that the code's text becomes the id.
 
-    Rows with CodeSearchNet's columns keep their `url`, and so do rows if some have only a query or only a code. In
-    all other rows, `url` is an ordinary column.
+    `url` remains the id in rows with CodeSearchNet's columns, and if a split has only queries or only codes.
 
     Args:
-        columns: the columns that each side's text may come from.
-        id_column: the column with the ids, if the user gave one.
+        data: the rows, keyed by split.
+        columns: the result of `chosen_columns`.
+        id_column: the id column that the user has set, or None.
         places: where the rows of each split come from, for messages.
 
     Raises:
-        UserError: a row has no id, or one id has different codes. CodeSearchNet has several versions of a code.
+        UserError: a row has no id, or rows with the same id have different codes. This is allowed in CodeSearchNet,
+            where one url can have several versions of a code.
     """
     names = set().union(*(rows.column_names for rows in data.values()))
     of_text = {*columns["code"]}
@@ -136,7 +156,7 @@ def with_ids(
         ids = pd.Series(rows[id_column][:], dtype=object)
         blank = np.flatnonzero(ids.isna() | (ids.astype(str).str.strip() == ""))
         if len(blank):
-            raise UserError(f"{places[split]}, row {blank[0] + 1}: column {id_column!r}, the id, is missing or empty")
+            raise UserError(f"{places[split]}, row {blank[0] + 1}: the id, column {id_column!r}, is missing or empty")
         kept[split] = rows.remove_columns(id_column).add_column("url", ids.astype(str).tolist())
     if not codesearchnet:
         _check_one_code(kept, columns["code"], id_column, places)
@@ -146,7 +166,7 @@ def with_ids(
 def _check_one_code(
     data: Mapping[str, Dataset], columns: Sequence[str], id_column: str, places: Mapping[str, str]
 ) -> None:
-    """Raises UserError if one id has different codes. The message gives both rows."""
+    """Raises UserError if two rows have the same id but different codes. The message gives both rows."""
     first: dict[str, tuple[str, str]] = {}
     for split, rows in data.items():
         if not columns_in(rows, columns):
@@ -155,12 +175,12 @@ def _check_one_code(
             known, other = first.setdefault(name, (text, f"{places[split]}, row {row + 1}"))
             if known != text:
                 raise UserError(
-                    f"{places[split]}, row {row + 1}: its {id_column}, {name!r}, has another code in {other}"
+                    f"{places[split]}, row {row + 1}: {id_column} {name!r} belongs to a different code in {other}"
                 )
 
 
 def with_text_ids(data: Mapping[str, Dataset]) -> dict[str, Dataset]:
-    """Derives missing ids from the code's text, so that rows with equal code share one code of the corpus."""
+    """Adds a column `url` where there is none: a hash of the code's text, so that equal codes have equal ids."""
     with_urls = dict(data)
     for name, rows in data.items():
         if "url" not in rows.column_names and columns_in(rows, CODES):
@@ -170,7 +190,7 @@ def with_text_ids(data: Mapping[str, Dataset]) -> dict[str, Dataset]:
 
 
 def texts_of(rows: Dataset, columns: Sequence[str]) -> list[Hashable]:
-    """Returns the texts of one side in a form that can be compared. A row without a text has None."""
+    """Returns the text of each row from the first of `columns` that exists. Joins tokens; missing texts are None."""
     texts = rows[columns_in(rows, columns)[0]][:]
     if not any(isinstance(text, list) for text in texts):
         return texts

@@ -1,4 +1,4 @@
-"""Applies CodeSearchNet's and GraphCodeBERT's rules to a data set, and counts the rows that each rule drops."""
+"""Filters rows by the rules of CodeSearchNet and GraphCodeBERT, and counts the rows that each rule drops."""
 
 from __future__ import annotations
 
@@ -27,17 +27,19 @@ VERDICTS = Features({"dropped_by": Value("string"), "fingerprint": Value("uint64
 def filter_rows(
     dataset: Dataset, rules: Sequence[str], num_proc: int | None = None, name: str = "rows"
 ) -> tuple[Dataset, dict[str, int]]:
-    """Applies `rules` to a data set, in the order of `RULES`.
+    """Drops the rows that break one of `rules`, and removes comments from codes if `comments` is among them.
+
+    The rules apply in the order of `RULES`.
 
     Args:
         dataset: rows with CodeSearchNet's columns.
-        rules: names in `RULES`.
+        rules: keys of `RULES`.
         num_proc: the number of processes. By default, one per CPU core, or fewer if there are few rows.
-        name: what to call the rows in messages.
+        name: the name of the rows in messages.
 
     Returns:
-        The remaining rows in order, and for each rule the number of rows that it was the first to drop. For
-        `comments`, it is the number of rows that changed.
+        The remaining rows in order, and a dict from rule to the number of rows that this rule was the first to drop.
+        For `comments`, the dict has the number of changed rows.
 
     Raises:
         UserError: a rule is unknown, or a row lacks a value that a rule needs.
@@ -49,11 +51,11 @@ def filter_rows(
         needed_by |= dict.fromkeys(COLUMNS[rule], rule)
     for column, rule in needed_by.items():
         if column not in dataset.column_names:
-            raise UserError(f"{name}: no column {column!r}, which the filter {rule} needs")
+            raise UserError(f"{name}: no column {column!r}, which the filter {rule!r} needs")
         values = dataset.select_columns(column).with_format("arrow")[:][column]
         if values.null_count:
             row = values.is_null().index(True).as_py() + 1
-            raise UserError(f"{name}: row {row} has no {column!r}, which the filter {rule} needs")
+            raise UserError(f"{name}: row {row} has no {column!r}, which the filter {rule!r} needs")
     counts = dict.fromkeys((rule for rule in RULES if rule in rules), 0)
     if not (len(dataset) and rules):
         return dataset, counts
@@ -71,7 +73,7 @@ def filter_rows(
     judge = partial(_judge, rules=list(rules))
     verdicts = mapped(dataset, read, judge, VERDICTS, made_from, desc="filtering", **options)
     reasons = np.asarray(verdicts["dropped_by"][:], dtype=object)
-    # Rows that another rule drops do not count as earlier copies.
+    # A row that another rule drops does not make a later row a duplicate.
     if "duplicates" in rules:
         left = np.flatnonzero(reasons == "")
         reasons[left[exact_duplicates(verdicts.data.column("fingerprint").to_numpy()[left])]] = "duplicates"
@@ -83,10 +85,12 @@ def filter_rows(
 
 
 def filter_split(split: Split, rules: Sequence[str], name: str) -> tuple[Split, dict[str, int], dict[str, int]]:
-    """Applies `rules` to the pairs of a split. The corpus of valid and test keeps its rows, but loses comments.
+    """Drops the pairs of a split that break one of `rules`. The corpus of valid and test keeps all of its rows.
+
+    The rule `comments` also removes comments from the corpus.
 
     Returns:
-        The split, the counts of `filter_rows` for the pairs, and its counts for the corpus.
+        The split, then two dicts of counts as from `filter_rows`, for the pairs and for the corpus.
     """
     pairs = split.to_pairs()
     numbered = pairs.add_column("pair", list(range(len(pairs))))
@@ -101,7 +105,7 @@ def filter_split(split: Split, rules: Sequence[str], name: str) -> tuple[Split, 
 
 
 def _without_comments(table: pa.Table) -> pa.Table:
-    """Removes comments from `code` and `code_tokens`, and marks the rows that had some in `had_comments`."""
+    """Removes comments from `code` and `code_tokens`. The column `had_comments` tells which rows changed."""
     rows = []
     for row in table.to_pylist():
         bare = dataflow.remove_comments(row["code"], row["language"])
@@ -115,7 +119,7 @@ def _without_comments(table: pa.Table) -> pa.Table:
 
 
 def _judge(table: pa.Table, rules: Sequence[str]) -> pa.Table:
-    """Returns the rule that drops each row and, if a rule needs them, the hashes that identify duplicates."""
+    """Returns for each row the first rule that it breaks and, if duplicates are dropped, hashes of its tokens."""
     rows = table.to_pylist()
     row_rules = [rule for rule in ROW_RULES if rule in rules]
     verdicts = []

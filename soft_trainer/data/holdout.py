@@ -1,4 +1,4 @@
-"""Divides a split into train, valid and test, and keeps held-out rows out of training."""
+"""Divides pairs into train, valid and test, and drops training pairs that are also in valid or test."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ def divided(split: Split, random: bool = True) -> dict[str, Split]:
     """Divides pairs into train, valid and test, and prints the size of each.
 
     The column `partition` decides if it contains at least two splits. Otherwise, about 80 % become train, 10 % valid
-    and 10 % test. Repositories stay together. If there are fewer than three, rows with the same id, query or code stay
-    together. In all cases, rows that equal a row of valid or test are then dropped from train.
+    and 10 % test, and all rows of a repository go to the same split. With fewer than three repositories, rows with the
+    same id, query or code go to the same split instead. Finally, training rows whose id, query or code is in valid or
+    test are dropped.
 
     Args:
-        random: whether to divide pairs that have no partition. If False, they stay train.
+        random: whether to divide pairs without a usable `partition`. If False, they all become train.
 
     Raises:
         UserError: there are too few rows.
@@ -54,12 +55,14 @@ def divided(split: Split, random: bool = True) -> dict[str, Split]:
     for_evaluation = {name: values[(named == "valid") | (named == "test")] for name, values in hashes.items()}
     dropped = trains & equal_rows(hashes, [for_evaluation])
     if trains.any() and dropped.sum() == trains.sum():
-        raise UserError(f"divided {reason}, every training row equals a row of valid or test: give valid and test")
+        raise UserError(
+            f"divided {reason}, every training row equals a row of valid or test: provide valid and test yourself"
+        )
     named[dropped] = None
     found = {name: np.flatnonzero(named == name) for name in DIVIDED}
     counts = [(name, len(numbers)) for name, numbers in found.items()]
     counts.append(("dropped: equal to a row of valid or test", int(dropped.sum())))
-    counts.append(("excluded: another partition", len(rows) - sum(count for _, count in counts)))
+    counts.append(("skipped: another partition", len(rows) - sum(count for _, count in counts)))
     print_on_main(table((f"split {reason}", "rows"), [row for row in counts if row[1]]))
     splits = {}
     if len(found["train"]):
@@ -68,7 +71,14 @@ def divided(split: Split, random: bool = True) -> dict[str, Split]:
 
 
 def _divided_at_random(rows: Dataset, hashes: Mapping[str, np.ndarray]) -> tuple[np.ndarray, str]:
-    """Returns the name of each row's split, and a description of how the rows were divided."""
+    """Assigns rows to train, valid and test at random, keeping repositories or equal rows together.
+
+    Args:
+        hashes: the result of `row_hashes`.
+
+    Returns:
+        The name of each row's split, and a description of how the rows were divided, such as "by repo".
+    """
     groups = []
     for column in columns_in(rows, REPOSITORIES)[:1]:
         groups = list(map(str, rows[column]))
@@ -78,16 +88,20 @@ def _divided_at_random(rows: Dataset, hashes: Mapping[str, np.ndarray]) -> tuple
         reason = "at random; equal ids, queries and codes stay together"
     sizes = Counter(groups)
     if len(sizes) < len(DIVIDED):
-        raise UserError(f"{len(rows)} rows ({len(sizes)} different ones) are too few to split: give valid and test")
+        raise UserError(
+            f"{len(rows)} rows ({len(sizes)} distinct) are too few to split: provide valid and test yourself"
+        )
     split_of_group = assign_splits(sizes)
     return np.array([split_of_group[group] for group in groups], dtype=object), reason
 
 
 def held_out(split: Split, parts: Mapping[str, np.ndarray]) -> dict[str, Split]:
-    """Makes evaluation splits from pairs. The splits share a corpus: the codes of all pairs, with each id once.
+    """Makes evaluation splits from some of a split's pairs. They share one corpus: the codes of these pairs.
+
+    Codes with equal ids occur only once in the corpus.
 
     Args:
-        parts: the numbers of each part's pairs.
+        parts: the indices of the pairs, keyed by the new split's name.
     """
     every = split.judgments.pairs()
     codes = every[np.concatenate([np.zeros(0, dtype=np.int64), *parts.values()])][:, 1]
@@ -101,7 +115,7 @@ def held_out(split: Split, parts: Mapping[str, np.ndarray]) -> dict[str, Split]:
 
 
 def row_hashes(rows: Dataset) -> dict[str, np.ndarray]:
-    """Returns hashes of the columns in `COMPARED`, uint64[rows] each. Differences in white space are ignored."""
+    """Hashes each row's query, code and id, ignoring white space. Returns uint64[rows], keyed by column."""
     hashes = {}
     for name in columns_in(rows, COMPARED):
         hashes[name] = text_ids(" ".join(text.split()) for text in column_texts(rows, name))
@@ -109,7 +123,12 @@ def row_hashes(rows: Dataset) -> dict[str, np.ndarray]:
 
 
 def equal_rows(hashes: Mapping[str, np.ndarray], others: Iterable[Mapping[str, np.ndarray]]) -> np.ndarray:
-    """Returns True for each row that agrees with one of the others in its id, query or code, bool[rows]."""
+    """Marks the rows whose id, query or code also occurs in `others`, bool[rows].
+
+    Args:
+        hashes: the result of `row_hashes` for the rows.
+        others: the results of `row_hashes` for other sets of rows.
+    """
     equal = np.zeros(max(map(len, hashes.values()), default=0), dtype=bool)
     for other in others:
         for name in hashes.keys() & other.keys():
@@ -118,10 +137,10 @@ def equal_rows(hashes: Mapping[str, np.ndarray], others: Iterable[Mapping[str, n
 
 
 def without_held_out(train: Split, evaluated: Iterable[Split], corpora: bool = False) -> Split:
-    """Drops the training pairs that agree in id, query or code with a pair of an evaluation split.
+    """Drops the training pairs whose id, query or code also occurs in a pair of an evaluation split.
 
     Args:
-        corpora: whether to drop pairs that agree with any code of the splits' corpora too.
+        corpora: whether to drop also pairs whose code or id occurs anywhere in the evaluation corpora.
     """
     others = []
     for split in evaluated:
@@ -133,17 +152,21 @@ def without_held_out(train: Split, evaluated: Iterable[Split], corpora: bool = F
 
 
 def warn_of_overlap(evaluated: Mapping[str, Split], train: Split) -> None:
-    """Prints how many pairs of each evaluation split agree with a training pair in id, query or code, if any do."""
+    """Warns if pairs of an evaluation split have the id, query or code of a training pair, and how many do."""
     trained = row_hashes(train.to_pairs()) if evaluated else {}
     for name, split in evaluated.items():
         equal = equal_rows(row_hashes(split.to_pairs()), [trained])
         if equal.any():
             counts = f"{equal.sum():,} of {len(equal):,} pairs"
-            print_on_main(f"warning: {name}: {counts} have the query, code or id of a training row")
+            print_on_main(f"warning: {name}: {counts} share a query, code or id with a training row")
 
 
 def _groups_of_equals(hashes: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
-    """Groups rows that share an id, a query or a code, directly or through other rows. Returns each row's group."""
+    """Groups rows that share an id, a query or a code, directly or through other rows.
+
+    Returns:
+        The index of the first row in each row's group, int[rows].
+    """
     sides = []
     start = rows
     for values in hashes.values():
@@ -154,6 +177,6 @@ def _groups_of_equals(hashes: Mapping[str, np.ndarray], rows: int) -> np.ndarray
     edges = np.concatenate(sides, axis=1)
     graph = coo_array((np.ones(edges.shape[1], dtype=bool), edges), shape=(start, start))
     groups = connected_components(graph, directed=False)[1][:rows]
-    # A group is named after its first row.
+    # The first row of a group identifies it.
     _, first, of_row = np.unique(groups, return_index=True, return_inverse=True)
     return first[of_row]

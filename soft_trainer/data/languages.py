@@ -1,4 +1,4 @@
-"""Checks language names, and finds the languages of rows."""
+"""Checks the names of programming languages, and finds the languages in a data set."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from soft_trainer.terminal import nearest
 
 
 def check_languages(languages: Sequence[str], reader: str | None = "CodeSearchNet") -> None:
-    """Checks the names of languages.
+    """Checks that programming languages are supported, and that no name is empty or repeated.
 
     Args:
-        reader: the part of the run that supports only some languages, for the message. If None, any name is allowed.
+        reader: the part of a run that reads the language, such as "mining" or "filters". If None, any name is allowed.
 
     Raises:
         UserError: `reader` does not support a language, or a name is empty or repeated.
@@ -29,16 +29,15 @@ def check_languages(languages: Sequence[str], reader: str | None = "CodeSearchNe
         known = CODESEARCHNET_LANGUAGES
     for name in languages:
         if not name or languages.count(name) > 1:
-            raise UserError(f"language={name!r}: give each language once, comma-separated")
+            raise UserError(f"language={name!r}: list each language once, separated by commas")
         if reader and name not in known:
-            raise UserError(f"language={name!r}: {reader} knows only {', '.join(known)}{nearest(name, known)}")
+            raise UserError(f"language={name!r}: {reader} supports only {', '.join(known)}{nearest(name, known)}")
 
 
 def languages_in(data: Mapping[str, Dataset]) -> list[str]:
-    """Returns the languages of rows, most common first.
+    """Returns the programming languages in several data sets, most common first.
 
-    They come from the column `language` or, without that column, from file extensions. If the rows have neither, the
-    list is empty.
+    A row's language comes from the column `language` or, without that column, from the file extension in `path`.
     """
     counts: Counter[str] = Counter()
     for rows in data.values():
@@ -51,7 +50,7 @@ def languages_in(data: Mapping[str, Dataset]) -> list[str]:
 
 
 def rows_in(rows: Dataset, language: str) -> Dataset:
-    """Selects the rows in one language."""
+    """Selects the rows whose column `language` equals `language`."""
     places = np.flatnonzero(np.array(rows["language"][:], dtype=object) == language)
     if len(places) == len(rows):
         return rows

@@ -1,4 +1,4 @@
-"""Makes splits of rows from any source: files, folders, the Hub, and objects in Python, with any column names."""
+"""Loads train, valid and test from any source (files, folders, the Hub, Python objects) with any column names."""
 
 from __future__ import annotations
 
@@ -54,36 +54,38 @@ def load_rows(
     divide: bool = True,
     one_of_several: bool = False,
 ) -> dict[str, Split]:
-    """Loads train, valid and test, as far as they exist, each with its corpus and judgments.
+    """Loads the splits train, valid and test of a data source, each with queries, corpus and judgments.
 
     The column names in `PAIRS` are recognised. If there are only training rows, they are divided: by the column
-    `partition` if it contains at least two splits, else by repository, or at random if fewer than three are known.
-    Training rows whose id, query or code is also in valid or test are dropped. In rows with CodeSearchNet's columns,
-    `url` is the code's id. In others, the text of the code is. The corpus of valid and test is `codebase`, or, if that
-    is missing, the codes in both. Columns get CodeSearchNet's names; `repr(split)` lists both.
+    `partition` if it contains at least two splits, otherwise by repository, or at random if there are fewer than three
+    repositories. Training rows whose id, query or code is also in valid or test are then dropped. The id of a code is
+    its `url` in rows with CodeSearchNet's columns, otherwise its text. The corpus of valid and test is `codebase` or,
+    without one, the codes of both splits. Columns are renamed to CodeSearchNet's names; `repr(split)` lists the old
+    and the new names.
 
     Args:
-        source: a file or a folder of JSON lines, CSV or Parquet, a folder written by `save_to_disk`, a folder in the
+        source: a file or a folder of JSON Lines, CSV or Parquet, a folder written by `save_to_disk`, a folder in the
             layout of BEIR, CoSQA or CoSQA+, a name on the Hub, a data frame, a list of dicts, or a `Dataset`. A dict
-            has either the splits, or several such sources by name.
+            maps either splits to rows, or names to several such sources.
         query_column, code_column: the names of these columns, if they are not recognised.
-        id_column: the column with the code's id. By default, see above.
+        id_column: the column with the code's id. The default is described above.
         codebase: the corpus, as a data frame, a list of dicts or a `Dataset`, if the source has none.
-        language: the configuration of a data set on the Hub, such as "ruby" of CodeSearchNet.
+        language: the configuration of a data set on the Hub, such as "ruby" for CodeSearchNet.
         revision: the branch, tag or commit of a data set on the Hub.
         needed: the splits that the caller uses. Rows of train alone are divided if valid or test is needed. If train
             is not needed, it is skipped unless there is no other split.
         check: whether to raise an error for rows without a text or without a relevant code.
-        divide: whether to divide rows that no file or split is named for. Otherwise, they are train, or test if train
-            is not needed.
-        one_of_several: whether the column names are also for other sources, so that this one may lack the columns.
+        divide: whether to divide rows whose file or key is not named after a split. If False, they become train, or
+            test if train is not needed.
+        one_of_several: whether the column names apply to several sources, so that this source may lack the columns.
 
     Returns:
-        The splits. With several sources, `train` joins them, and the others are called `valid-NAME` and `test-NAME`.
+        The splits keyed by name. With several sources, `train` contains the training rows of all sources, and the
+        other splits are called `valid-NAME` and `test-NAME`.
 
     Raises:
-        UserError: the rows cannot be read, a column is missing or not text, or a row has no text. The message gives
-            the row.
+        UserError: the rows cannot be read, a column is missing or is not text, or a row has no text. The message
+            includes the row's number.
     """
     names = ColumnNames(query_column, code_column, id_column)
     options = {"needed": needed, "check": check, "divide": divide, "one_of_several": True}
@@ -93,7 +95,7 @@ def load_rows(
             parts[name] = load_rows(part, *names, codebase, language, revision, **options)
         return join_sources(parts, EncoderProfile())
     files: Mapping[str, str] = {}
-    named = True  # the rows are those of a split
+    named = True  # the source is named after a split
     if isinstance(source, str | Path):
         path = Path(source)
         named = not path.exists() or names_splits(path)
@@ -139,7 +141,7 @@ def load_rows(
 
 
 def _files_of(path: Path) -> dict[str, str]:
-    """Returns the file of each split that has a single one."""
+    """Returns the path of each split's file, for messages. Splits with several files are skipped."""
     if is_saved(path):
         return {}
     return {split: str(files[0]) for split, files in row_files(path).items() if len(files) == 1}
@@ -152,18 +154,17 @@ def make_splits(
     check: bool = True,
     files: Mapping[str, str] | None = None,
 ) -> dict[str, Split]:
-    """Makes splits from rows with any columns. A code answers the queries with the same id.
+    """Makes splits from rows with any column names. A code is relevant to the queries with the same id.
 
     Args:
-        tables: the rows by split. The rows of `codebase` are the corpus of all splits but train.
+        tables: the rows, keyed by split. The rows of `codebase` are the corpus of all splits except train.
         place: where the rows come from, for messages.
-        names: the names of the columns, if the user gave them.
+        names: the column names that the user has set.
         check: whether to raise an error for rows without a text or without a relevant code.
-        files: the files of some splits, for messages.
+        files: the paths of some splits, for messages.
 
     Raises:
-        UserError: a table is empty, a column is missing or not text, there is no corpus, or `check_split` refuses a
-            split.
+        UserError: a table is empty, a column is missing or is not text, there is no corpus, or `check_split` fails.
     """
     places = {name: f"{place}, {name}" for name in tables} | dict(files or {})
     if [*tables] == ["train"] and not files:
@@ -182,12 +183,10 @@ def make_splits(
             known = ", ".join(rows.column_names)
             if side == "code" and name not in ("train", "codebase"):
                 raise UserError(
-                    f"{places[name]}: no corpus to rank these queries against: the rows have {known}; give a column "
-                    "with code_column, or a corpus: codebase.jsonl in the folder, in Python codebase="
+                    f"{places[name]}: no corpus to rank for these queries: the rows have {known}; set code_column, or "
+                    "add a corpus: codebase.jsonl in the folder, or codebase= in Python"
                 )
-            raise UserError(
-                f"{places[name]}: no column for the {side}: the rows have {known}; give it with {side}_column"
-            )
+            raise UserError(f"{places[name]}: no column for the {side}: the rows have {known}; set {side}_column")
     called = source_names(tables, names, columns)
     tables = with_text_ids(renamed(with_ids(tables, columns, names.id, places), columns, place))
     corpus = tables.pop("codebase", None)
@@ -214,10 +213,10 @@ def make_splits(
 
 
 def join_sources(sources: Sources, profile: EncoderProfile) -> dict[str, Split]:
-    """Joins the training pairs of several sources, and gives their other splits names such as `test-NAME`.
+    """Joins the training pairs of several sources to one split, and renames their other splits to `test-NAME` etc.
 
-    Each side of train has one column, with the text that the encoder reads in each source. Training pairs that are
-    held out in another source are dropped, and counted.
+    In train, one column has the text that the encoder reads from the queries, and another has the text of the codes.
+    Training pairs that also occur in another source's valid or test are dropped, and their number is printed.
 
     Raises:
         UserError: a source lacks the columns that the encoder reads.
@@ -233,7 +232,7 @@ def join_sources(sources: Sources, profile: EncoderProfile) -> dict[str, Split]:
                 others += [split for key, split in parts.items() if key != "train"]
         train = without_held_out(splits["train"], others)
         if dropped := len(splits["train"].judgments) - len(train.judgments):
-            print_on_main(f"{name}: {dropped:,} training pairs equal a row of another source's valid or test")
+            print_on_main(f"{name}: dropped {dropped:,} training pairs that are in another source's valid or test")
         queries = _common_columns(train.queries, "query", profile)
         trains[name] = dataclasses.replace(
             train, queries=queries, corpus=_common_columns(train.corpus, "code", profile)
@@ -246,7 +245,7 @@ def join_sources(sources: Sources, profile: EncoderProfile) -> dict[str, Split]:
 
 
 def _common_columns(rows: Dataset, side: str, profile: EncoderProfile) -> Dataset:
-    """Returns rows with the text that the encoder reads on one side, the language and the id."""
+    """Reduces rows to the text that the encoder reads (as query or as code), `language` and `url`."""
     columns = getattr(profile, f"{side}_columns")
     usual = {"query": "docstring", "code": "code"}[side]
     target = usual if usual in columns else columns[0]
@@ -262,10 +261,12 @@ def _common_columns(rows: Dataset, side: str, profile: EncoderProfile) -> Datase
 def training_split(
     rows, name: str = "train_dataset", names: ColumnNames = ANY_COLUMNS, profile: EncoderProfile | None = None
 ) -> Split | None:
-    """Makes a split from a trainer's training pairs. A dict contains several sources. A `Split` is returned unchanged.
+    """Makes a split from a trainer's `train_dataset`: a `Dataset`, a data frame, a list, or a dict of several sources.
+
+    A `Split` is returned unchanged.
 
     Raises:
-        UserError: the rows have another type, or `make_splits` refuses them.
+        UserError: the rows have another type, or `make_splits` fails.
     """
     if rows is None or isinstance(rows, Split):
         return rows
@@ -274,7 +275,7 @@ def training_split(
             raise UserError(f"{name}: the dict contains no data set")
         if "train" in rows and len(SPLIT_NAMES.keys() & rows.keys()) > 1:
             raise UserError(
-                f"{name}: the dict has the splits {', '.join(rows)}: pass the one to train on, as in rows['train']"
+                f"{name}: the dict has the splits {', '.join(rows)}: pass only the training rows, rows['train']"
             )
         parts = {key: {"train": training_split(part, f"{name}[{key!r}]", names)} for key, part in rows.items()}
         return join_sources(parts, profile)["train"]
@@ -284,18 +285,19 @@ def training_split(
 def evaluation_splits(
     sets, codebase=None, name: str = "eval_dataset", names: ColumnNames = ANY_COLUMNS
 ) -> Split | dict[str, Split] | None:
-    """Makes splits from a trainer's queries and corpus.
+    """Makes splits from a trainer's `eval_dataset` and `codebase`.
 
     Args:
-        sets: rows with a query and the `url` of its code, or with a query and a code; a `Split`, which has a corpus;
-            or a dict of such sets.
-        codebase: the corpus of all sets, or a dict of them with the same keys. By default, the codes of each set.
+        sets: rows with a query and the `url` of its code, rows with a query and a code, a `Split` with its corpus, or
+            a dict of any of these.
+        codebase: the corpus of all sets, or a dict of corpora with the keys of `sets`. By default, the codes of each
+            set.
 
     Returns:
         A split, or a dict of splits with the keys of `sets`.
 
     Raises:
-        UserError: the corpus is missing, or it contains no relevant code to a query.
+        UserError: the corpus is missing, or it contains no relevant code for a query.
     """
     if sets is None:
         return None
@@ -323,8 +325,8 @@ def as_rows(rows, name: str) -> Dataset:
     """Converts a list of dicts, a data frame or a `Dataset` to a `Dataset` without a format.
 
     Raises:
-        UserError: the list is empty, two columns of a data frame have the same name or a column has values of several
-            types, or the rows have another type, such as `IterableDataset`, which has no row numbers.
+        UserError: the list is empty, two columns of a data frame have the same name, a column mixes types, or the rows
+            have another type, such as `IterableDataset`.
     """
     if isinstance(rows, Dataset):
         return rows.with_format(None) if rows.format["type"] else rows  # without a format, columns are lists
@@ -344,22 +346,21 @@ def as_rows(rows, name: str) -> Dataset:
         columns = dict.fromkeys(chain.from_iterable(rows))
         return Dataset.from_list([dict.fromkeys(columns) | row for row in rows])
     if isinstance(rows, str | Path):
-        raise UserError(f"{name}={rows}: expected rows, not a name: load_rows reads files, folders and data sets")
+        raise UserError(f"{name}={rows}: expected rows, not a name: load it with load_rows first")
     raise UserError(
         f"{name}: expected a datasets.Dataset, a data frame or a list of dicts, not {type(rows).__name__}; "
-        "estimators and masks identify a row by its number, so collect the rows of a stream first"
+        "collect the rows of a stream first, because rows are identified by their index"
     )
 
 
 def load_judged(folder: Path) -> dict[str, Split]:
-    """Reads train, valid and test from a folder of BEIR, CoSQA or CoSQA+. Missing splits are excluded.
+    """Reads the splits of a folder in the layout of BEIR, CoSQA or CoSQA+. Returns {} for other layouts.
 
-    The corpus for train has only judged codes. CoSQA+ has only test. For a folder in another layout, the result is
-    empty.
+    The corpus of train has only judged codes. CoSQA+ has only test.
 
     Raises:
-        UserError: a file is missing or cannot be read, or a judgment is about an unknown query or code. The message
-            gives the file and the row.
+        UserError: a file is missing or cannot be read, or a judgment mentions an unknown query or code. The message
+            includes the file and the row.
     """
     if is_beir(folder):
         return load_beir(folder)
@@ -369,6 +370,6 @@ def load_judged(folder: Path) -> dict[str, Split]:
         splits = load_cosqa(folder, files)
     if has_cosqa_plus(files):
         if "test" in splits:
-            raise UserError(f"{folder}: both CoSQA and CoSQA+ have queries for test: keep each in its own folder")
+            raise UserError(f"{folder}: both CoSQA and CoSQA+ have test queries: put them into separate folders")
         splits["test"] = load_cosqa_plus(folder, files)
     return splits

@@ -1,4 +1,4 @@
-"""Reads the column `negatives`, which lists codes that do not answer the row's query."""
+"""Reads the column `negatives`, which lists hard negatives: codes that do not answer the row's query."""
 
 from __future__ import annotations
 
@@ -12,32 +12,37 @@ from soft_trainer.terminal import print_on_main
 
 NEGATIVES = "negatives"  # a column of codes, as texts or urls, that do not answer the row's query
 COLUMN = re.compile(r"negative(_\d+)?")
-URL = re.compile(r"code:[0-9a-f]{32}$|https?://\S+$")  # an id, which cannot be a code
+URL = re.compile(r"code:[0-9a-f]{32}$|https?://\S+$")  # such a value is an id, not the text of a code
 
 
 def with_negative_columns(rows: Dataset, place: str) -> Dataset:
-    """Collects the columns that sentence-transformers calls `negative`, `negative_1` and so on in `negatives`."""
+    """Merges the columns `negative`, `negative_1` and so on of sentence-transformers into one column `negatives`."""
     names = [name for name in rows.column_names if COLUMN.fullmatch(name)]
     if not names or NEGATIVES in rows.column_names:
         return rows
-    print_on_main(f"{place}: {', '.join(names)}: hard negatives, not used without negatives_per_query")
+    print_on_main(f"{place}: {', '.join(names)}: hard negatives, used only if negatives_per_query is set")
     values = zip(*(rows[name][:] for name in names), strict=True)
     negatives = [[text for text in texts if text] for texts in values]
     return rows.remove_columns(names).add_column(NEGATIVES, negatives)
 
 
 def with_negatives(rows: Dataset, corpus: Dataset, urls: np.ndarray) -> tuple[Dataset, np.ndarray]:
-    """Adds codes that occur only in `negatives` to the corpus. Returns the corpus and the negative pairs, int64[P, 2].
+    """Resolves the column `negatives` to codes in the corpus, and adds codes that are not there yet.
 
     Args:
+        rows: training rows with the column `negatives`.
+        corpus: the codes of the rows, in the same order.
         urls: object[rows], the id of each row's code, or None.
 
+    Returns:
+        The extended corpus, and the (query, negative code) pairs, int64[P, 2].
+
     Raises:
-        UserError: a value is neither a code nor the url of a row.
+        UserError: a value is not a list of texts, or is a url that no row has.
     """
     row_of = {}
     texts = _code_texts(corpus)
-    for row in reversed(range(len(rows))):  # if several rows are equal, the first stays
+    for row in reversed(range(len(rows))):  # if several rows are equal, the first one wins
         row_of[texts[row]] = row
         if urls[row] is not None:
             row_of[urls[row]] = row
@@ -49,7 +54,7 @@ def with_negatives(rows: Dataset, corpus: Dataset, urls: np.ndarray) -> tuple[Da
             if code is None:
                 if URL.match(name):
                     raise UserError(
-                        f"negatives, row {query + 1}: no row has the url {name[:80]!r}; give the code's text"
+                        f"negatives, row {query + 1}: no row has the url {name[:80]!r}; use the code's text instead"
                     )
                 code = len(rows) + len(added)
                 row_of[name] = code
@@ -62,7 +67,7 @@ def with_negatives(rows: Dataset, corpus: Dataset, urls: np.ndarray) -> tuple[Da
 
 
 def _names(names, row: int) -> list[str]:
-    """Returns a row's negatives as a list of strings."""
+    """Converts a value of the column `negatives` (None, a string or a list) to a list of non-blank strings."""
     if names is None:
         return []
     if isinstance(names, str):
@@ -73,14 +78,14 @@ def _names(names, row: int) -> list[str]:
 
 
 def _code_texts(corpus: Dataset) -> list[str]:
-    """Returns each row's code, to match negatives against. Tokens are joined by single spaces."""
+    """Returns the text of each code in the corpus, for comparison with negatives. Joins tokens by spaces."""
     if "code" in corpus.column_names:
         return [code or "" for code in corpus["code"]]
     return [" ".join(tokens or ()) for tokens in corpus["code_tokens"]]
 
 
 def _code_row(code: str, corpus: Dataset, row: int) -> dict:
-    """Makes a corpus row for a code without a query, in the language of the row that mentions it."""
+    """Makes a corpus row for a negative that is not in the corpus yet, in the language of the row that lists it."""
     values = {"original_string": code, "code": code, "code_tokens": code.split()}
     if "language" in corpus.column_names:
         values["language"] = corpus[row]["language"]

@@ -1,4 +1,4 @@
-"""Checks that a split can be used for training or evaluation, and drops unusable rows."""
+"""Checks that the rows of a split can be used for training or evaluation, and drops unusable rows."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from soft_trainer.errors import UserError
 from soft_trainer.terminal import print_on_main
 
 LABELS = ("label", "labels")
-UNREAD = ("score", "relevance")  # columns that may mean anything
+UNREAD = ("score", "relevance")  # columns whose meaning is unclear
 SHOWN = 5  # rows to list in a message
-MOST_RELEVANT = 100  # relevant codes for each row of an evaluation: more means that an id stands for something else
+MOST_RELEVANT = 100  # relevant pairs per query or code; more means that the id column does not identify codes
 
 
 def check_split(
     split: Split, name: str, profile: EncoderProfile | None = None, files: Mapping[str, str] | None = None
 ) -> None:
-    """Checks that a split can be used for training or evaluation: its texts, languages, ids and relevant codes.
+    """Checks the texts, languages, ids and relevant codes of a split before training or evaluation.
 
     Args:
-        name: what to call the split in messages. "train" needs no relevant codes besides its pairs.
-        profile: the encoder that reads the rows. If None, a text in any column of a side suffices.
-        files: where the queries ("query") and codes ("code") come from, for messages.
+        name: the name of the split in messages. For "train", relevant codes are not checked.
+        profile: the encoder that reads the rows. If None, a row needs a text in any query or code column.
+        files: where queries and codes come from, for messages, keyed by "query" and "code".
 
     Raises:
         UserError: the split is empty, a column is missing, rows have no text, or a query has no relevant code. The
-            message gives the file and the numbers of these rows.
+            message lists the file and the row numbers.
     """
     places = {"query": name, "code": "train" if name == "train" else "codebase"} | (files or {})
     for side, rows in (("query", split.queries), ("code", split.corpus)):
@@ -48,12 +48,12 @@ def check_split(
             columns = [text_column(rows, getattr(profile, f"{side}_columns"), side)]
         if not columns:
             known = ", ".join(rows.column_names)
-            raise UserError(f"{place}: no column for the {side}: the rows have {known}; give it with {side}_column")
+            raise UserError(f"{place}: no column for the {side}: the rows have {known}; set {side}_column")
         if len(empty := blank_rows(rows, columns)):
             column = split.called.get(columns[0], columns[0])
             raise UserError(
-                f"{place}, {_listed(empty)}: column {column!r} is missing or empty, as in {len(empty):,} of "
-                f"{len(rows):,} rows; drop such rows (in the shell: drop_unusable=true)"
+                f"{place}, {_listed(empty)}: column {column!r} is missing or empty ({len(empty):,} of "
+                f"{len(rows):,} rows); drop these rows (in the shell: drop_unusable=true)"
             )
     if profile is not None and profile.data_flow_length:
         place = places["code"]
@@ -65,28 +65,28 @@ def check_split(
 
 
 def check_labels(rows: Dataset, place: str) -> None:
-    """Raises UserError if a column `label` says that a row's code does not answer its query."""
+    """Raises UserError if a column `label` marks a row's code as not relevant to its query (a label below 1)."""
     for column in columns_in(rows, LABELS):
         labels = pd.Series(rows[column][:], dtype=object).astype(str).str.lower().replace({"true": 1, "false": 0})
         wrong = np.flatnonzero(pd.to_numeric(labels, errors="coerce").to_numpy() < 1)
         if len(wrong):
             raise UserError(
-                f"{place}, {_listed(wrong)}: column {column!r} is {rows[column][int(wrong[0])]}, but the code of "
-                f"every row counts as an answer to its query: keep only the rows with {column} 1"
+                f"{place}, {_listed(wrong)}: column {column!r} is {rows[column][int(wrong[0])]}, but every row's code "
+                f"counts as relevant to its query: keep only the rows with {column} 1"
             )
     if unread := columns_in(rows, UNREAD):
-        print_on_main(f"{place}: column {unread[0]!r} is not read: every code counts as an answer to its query")
+        print_on_main(f"{place}: column {unread[0]!r} is ignored: every row's code counts as relevant to its query")
 
 
 def _check_relevant(split: Split, places: Mapping[str, str]) -> None:
-    """Raises UserError if a query has no relevant code, or if many codes have one id."""
+    """Raises UserError if a query has no relevant code, or if an id is missing, repeated or shared by many codes."""
     ids = split.judgments.stored
     if isinstance(ids, EqualIds) and split.judgments.examples is None:
         for side, rows in (("query", split.queries), ("code", split.corpus)):
             if "url" not in rows.column_names:
-                raise UserError(f"{places[side]}: no column 'url', the id of a query's code")
+                raise UserError(f"{places[side]}: no column 'url', the id that connects a query with its code")
             if len(empty := blank_rows(rows, ["url"])):
-                raise UserError(f"{places[side]}, {_listed(empty)}: column 'url', the id, is missing or empty")
+                raise UserError(f"{places[side]}, {_listed(empty)}: the id, column 'url', is missing or empty")
         _, first, number = np.unique(ids.codes, return_index=True, return_inverse=True)
         repeated = np.flatnonzero(first[number] != np.arange(len(number)))
         if len(repeated):
@@ -100,20 +100,24 @@ def _check_relevant(split: Split, places: Mapping[str, str]) -> None:
     if len(missing):
         reason = "no relevant code in the corpus"
         if isinstance(ids, EqualIds) and "url" in split.queries.column_names:
-            reason = f"no code in the corpus has their url, such as {split.queries['url'][int(missing[0])]!r}"
+            reason = f"no code in the corpus has the url, such as {split.queries['url'][int(missing[0])]!r}"
         raise UserError(f"{places['query']}, {_listed(missing)}: {reason}")
     if counts.sum() > MOST_RELEVANT * (len(split.queries) + len(split.corpus)):
         raise UserError(
-            f"{places['query']}, row {counts.argmax() + 1} has the id of {counts.max():,} codes, as most rows do: "
-            "give each code a unique id"
+            f"{places['query']}, row {counts.argmax() + 1} shares its id with {counts.max():,} codes, and so do most "
+            "rows: each code needs a unique id"
         )
 
 
 def drop_unusable_rows(split: Split, name: str, profile: EncoderProfile) -> tuple[Split, tuple[int, int]]:
-    """Drops queries and codes without a text, and queries whose codes were all dropped.
+    """Drops queries and codes without a text, and then queries that have lost all of their relevant codes.
+
+    Args:
+        name: the split's name. For "train", the function drops pairs.
+        profile: the encoder that reads the rows.
 
     Returns:
-        The split, and two counts of training pairs or queries: how many there were, and how many were dropped.
+        The remaining split, and two counts of training pairs or queries: the original number and the dropped number.
 
     Raises:
         UserError: the split lacks a column.
@@ -126,7 +130,7 @@ def drop_unusable_rows(split: Split, name: str, profile: EncoderProfile) -> tupl
         kept = split if usable.all() else split.keep(np.flatnonzero(usable))
         return kept, (len(pairs), int((~usable).sum()))
     kept = split if codes.all() else split.select(codes=np.flatnonzero(codes))
-    # A query whose code was never in the corpus stays, and `check_split` reports it.
+    # A query without any relevant code from the start is kept, so that `check_split` reports it.
     queries &= (kept.judgments.relevant_counts() > 0) | (split.judgments.relevant_counts() == 0)
     if not queries.all():
         kept = kept.select(queries=np.flatnonzero(queries))
@@ -134,14 +138,14 @@ def drop_unusable_rows(split: Split, name: str, profile: EncoderProfile) -> tupl
 
 
 def _with_text(rows: Dataset, side: str, profile: EncoderProfile) -> np.ndarray:
-    """Returns True for the rows that have a text on one side, bool[rows]."""
+    """Marks the rows with a text in the column that the encoder reads, bool[rows]. `side` is "query" or "code"."""
     found = np.ones(len(rows), dtype=bool)
     found[blank_rows(rows, [text_column(rows, getattr(profile, f"{side}_columns"), side)])] = False
     return found
 
 
 def blank_rows(rows: Dataset, columns: list[str]) -> np.ndarray:
-    """Returns the rows whose values are missing, blank or empty lists in all of the columns, int64[n].
+    """Returns the indices of rows whose values in all of `columns` are missing, blank or empty lists, int64[n].
 
     Raises:
         UserError: a column does not contain text.
@@ -155,13 +159,13 @@ def blank_rows(rows: Dataset, columns: list[str]) -> np.ndarray:
         elif pa.types.is_string(values.type) or pa.types.is_large_string(values.type) or pa.types.is_null(values.type):
             lengths = pc.utf8_length(pc.utf8_trim_whitespace(values.cast(pa.string())))
         else:
-            raise UserError(f"column {column!r} holds {values.type}; expected text")
+            raise UserError(f"column {column!r} contains {values.type}; expected text")
         blank &= lengths.fill_null(0).to_numpy() == 0
     return np.flatnonzero(blank)
 
 
 def _listed(rows: np.ndarray) -> str:
-    """Returns row numbers, which start at 1, for a message."""
+    """Formats row indices for a message, counting from 1: `rows 1, 4, 5`."""
     shown = ", ".join(str(row + 1) for row in rows[:SHOWN])
     more = ""
     if len(rows) > SHOWN:

@@ -1,7 +1,7 @@
-"""Defines splits: queries, a corpus, and judgments of which code answers which query, for training and evaluation.
+"""Defines `Split`: queries, a corpus of codes, and relevance judgments, for training and evaluation.
 
-Queries and codes are never paired by position, and rows are never merged. Each query row gets one rank, against all
-rows of the corpus.
+Judgments alone connect queries and codes; positions mean nothing. Rows are never merged: every query row is ranked
+against every row of the corpus.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ CODE_COLUMNS = ("original_string", "code", "code_tokens")
 
 @dataclass(frozen=True)
 class EqualIds:
-    """Judgments by equal ids: a code answers the queries that have its id. Memory grows with the number of rows.
+    """Relevance by equal ids: a code is relevant to the queries with the same id. Needs no Q x C matrix.
 
     Args:
-        queries (`int32[Q]`), codes (`int32[C]`): the number of each row's id. Equal ids have equal numbers.
+        queries (`int32[Q]`), codes (`int32[C]`): each row's id as a number. Equal ids have equal numbers.
     """
 
     queries: np.ndarray
@@ -40,17 +40,17 @@ class EqualIds:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The number of queries and of codes."""
+        """The number of queries and the number of codes, (Q, C)."""
         return len(self.queries), len(self.codes)
 
     @property
     def number(self) -> int:
-        """The number of ids."""
+        """The number of distinct ids, as the largest id number plus 1."""
         return int(max(self.queries.max(initial=-1), self.codes.max(initial=-1))) + 1
 
     @classmethod
     def joined(cls, parts: Sequence[EqualIds]) -> EqualIds:
-        """Joins the ids of several sources. Ids of different sources are different."""
+        """Concatenates the ids of several sources, renumbered so that no two sources share an id."""
         queries = []
         codes = []
         start = 0
@@ -61,7 +61,7 @@ class EqualIds:
         return cls(np.concatenate(queries).astype(np.int32), np.concatenate(codes).astype(np.int32))
 
     def matrix(self) -> sparse.csr_matrix:
-        """Returns all pairs with equal ids, csr[Q, C]."""
+        """Returns the matrix of all (query, code) pairs with equal ids, csr[Q, C]."""
         sides = []
         for ids in (self.queries, self.codes):
             sides.append(_marks(np.stack([np.arange(len(ids)), ids], axis=1), (len(ids), self.number)))
@@ -71,12 +71,11 @@ class EqualIds:
 
 
 class Judgments:
-    """The codes that do and do not answer each query, for Q queries and C codes.
+    """Relevance judgments for Q queries and C codes: which codes are relevant, which are negatives.
 
     Args:
-        relevant (`csr[Q, C]` or `EqualIds`): the grade of each code that answers a query. Grades are above 0, or 1 if
-            there are no grades. `EqualIds` become a matrix only when `relevant` is read, because one id may have many
-            rows.
+        relevant (`csr[Q, C]` or `EqualIds`): the grade of each relevant code, above 0, or 1 if there are no grades.
+            `EqualIds` become a matrix only when `relevant` is read, because one id may have many rows.
         negatives (`csr[Q, C]`, *optional*): codes known not to answer a query, with the score of the pair or NaN.
         examples (`int64[P, 2]`, *optional*): the (query, code) pairs to train on. By default, all relevant pairs.
         gain: how nDCG computes the gain of a grade g. "linear" is g, as in trec_eval. "exponential" is 2^g - 1, as in
@@ -97,13 +96,13 @@ class Judgments:
 
     @cached_property
     def relevant(self) -> sparse.csr_matrix:
-        """The grade of each code that answers a query, csr[Q, C]."""
+        """The grades of the relevant codes of each query, csr[Q, C]."""
         if isinstance(self.stored, EqualIds):
             return self.stored.matrix()
         return self.stored
 
     def relevant_counts(self) -> np.ndarray:
-        """Returns the number of codes that answer each query, int64[Q]."""
+        """Returns the number of relevant codes of each query, int64[Q]."""
         if isinstance(self.stored, EqualIds):
             return np.bincount(self.stored.codes, minlength=self.stored.number)[self.stored.queries]
         return np.diff(self.stored.indptr).astype(np.int64)
@@ -122,7 +121,7 @@ class Judgments:
         return np.stack([queries, codes], axis=1).astype(np.int64)
 
     def among(self, queries: np.ndarray, codes: np.ndarray) -> Judgments:
-        """Returns the judgments about some queries and codes, renumbered in the given order."""
+        """Selects queries and codes by their int64 indices, and returns the judgments between them, in this order."""
         relevant = self.stored
         if isinstance(relevant, EqualIds):
             relevant = EqualIds(relevant.queries[queries], relevant.codes[codes])
@@ -143,14 +142,14 @@ class Judgments:
         return Judgments(relevant, negatives, examples, self.gain)
 
     def first_queries(self) -> np.ndarray:
-        """Returns the query in the first pair of each code, int64[C], or -1 if the code is in no pair."""
+        """Returns the query of each code's first training pair, int64[C], or -1 if a code has no pair."""
         pairs = self.pairs()
         first = np.full(self.stored.shape[1], -1, dtype=np.int64)
-        first[pairs[::-1, 1]] = pairs[::-1, 0]  # if a code has several pairs, the last assignment stays
+        first[pairs[::-1, 1]] = pairs[::-1, 0]  # reversed, because the last assignment to a code wins
         return first
 
     def first_codes(self) -> np.ndarray:
-        """Returns the code in the first pair of each query, int64[Q], or -1 if the query is in no pair."""
+        """Returns the code of each query's first training pair, int64[Q], or -1 if a query has no pair."""
         pairs = self.pairs()
         first = np.full(self.stored.shape[0], -1, dtype=np.int64)
         first[pairs[::-1, 0]] = pairs[::-1, 1]
@@ -159,16 +158,15 @@ class Judgments:
 
 @dataclass(frozen=True, repr=False)
 class Split:
-    """One split of a data set.
+    """One split of a data set, such as train or test: queries, the corpus to search, and relevance judgments.
 
     Args:
-        queries: the queries' columns, one row per query, without an index mapping.
-        corpus: the codes' columns, one row per code, without an index mapping.
-        judgments: the codes that answer each query.
-        sources: the number of queries, codes and pairs of each source, keyed by name and in the order of the rows.
-            Empty if there is only one source.
-        called: the names that columns have in the source, keyed by their names here. Columns that were not renamed are
-            not listed.
+        queries: one row per query, without an index mapping.
+        corpus: one row per code, without an index mapping.
+        judgments: which codes are relevant to which queries.
+        sources: if rows come from several sources, the numbers of queries, codes and pairs of each source, keyed by
+            name in the order of the rows.
+        called: the original names of renamed columns, keyed by their new names.
     """
 
     queries: Dataset
@@ -190,7 +188,7 @@ class Split:
         return f"Split({sizes}; {'; '.join(columns)})"
 
     def to_pandas(self) -> pd.DataFrame:
-        """Returns the pairs of a query and its code, with a column `grade` if codes have grades."""
+        """Returns a data frame with a query and a relevant code per row, and a column `grade` if there are grades."""
         sides = dataclasses.replace(
             self, queries=_without(self.queries, CODE_COLUMNS), corpus=_without(self.corpus, QUERY_COLUMNS)
         )
@@ -202,14 +200,14 @@ class Split:
 
     @classmethod
     def from_pairs(cls, rows: Dataset) -> Split:
-        """Makes a split from rows that each have one query and one code.
+        """Makes a split from rows that each have a query and a relevant code.
 
-        Rows with the same `url` are versions of one code, so each of their codes answers all of their queries. The
-        codes in a column `negatives` do not answer the row's query. Negatives that are not the code of any row are
-        added to the end of the corpus.
+        Rows with the same `url` are versions of one code, so each of their codes is relevant to all of their queries.
+        A column `negatives` lists codes that do not answer the row's query. Negatives that are not the code of any row
+        are added to the end of the corpus.
 
         Raises:
-            UserError: `negatives` has a value that is neither a code's text nor its url.
+            UserError: a value in `negatives` is neither a code's text nor the url of a row.
         """
         rows = flat(rows)
         urls = _column(rows, "url")
@@ -228,7 +226,7 @@ class Split:
 
     @classmethod
     def from_urls(cls, queries: Dataset, corpus: Dataset) -> Split:
-        """Makes a split in which a code answers the queries with the same `url`."""
+        """Makes a split from queries and a corpus. A code is relevant to the queries with the same `url`."""
         queries = flat(queries)
         corpus = flat(corpus)
         ids = _numbered(np.concatenate([_column(queries, "url"), _column(corpus, "url")]))
@@ -238,11 +236,11 @@ class Split:
     def from_grades(
         cls, queries: Dataset, corpus: Dataset, pairs: np.ndarray, grades: Sequence[float], gain: str = "linear"
     ) -> Split:
-        """Makes a split from graded pairs.
+        """Makes a split from queries, a corpus and graded pairs.
 
         Args:
-            pairs (`int64[P, 2]`): distinct pairs of a row in `queries` and a row in `corpus`.
-            grades (`float[P]`): the grade of each pair. With a grade of 0 or below, the code is a negative.
+            pairs (`int64[P, 2]`): distinct pairs of row indices in `queries` and `corpus`.
+            grades (`float[P]`): the grade of each pair. Above 0, the code is relevant, otherwise a negative.
             gain: see `Judgments`.
         """
         pairs = np.asarray(pairs, dtype=np.int64).reshape(-1, 2)
@@ -258,9 +256,9 @@ class Split:
 
     @classmethod
     def joined(cls, parts: Mapping[str, Split]) -> Split:
-        """Joins the splits of several sources, which have the same columns. Ids of different sources differ.
+        """Concatenates the splits of several sources, keyed by name. The sources must have the same columns.
 
-        `RelevantCodes` still finds equal texts across sources.
+        Equal ids in different sources do not make a code relevant. Equal texts still do, in `RelevantCodes`.
         """
         judged = [part.judgments for part in parts.values()]
         if all(isinstance(each.stored, EqualIds) for each in judged):
@@ -286,9 +284,9 @@ class Split:
         return cls(queries, corpus, Judgments(relevant, negatives, np.concatenate(pairs)), counts)
 
     def select(self, queries: np.ndarray | None = None, codes: np.ndarray | None = None) -> Split:
-        """Returns the split with some of the queries and codes, int64, in the given order.
+        """Selects queries and codes by their int64 indices, whose order becomes the new order. None selects all.
 
-        Judgments and pairs that lack a query or a code are dropped.
+        Judgments and pairs of other queries or codes are dropped.
         """
         sides = []
         numbers = []
@@ -303,9 +301,10 @@ class Split:
         return dataclasses.replace(self, queries=sides[0], corpus=sides[1], judgments=judgments)
 
     def keep(self, pairs: np.ndarray) -> Split:
-        """Returns the split with some of its training pairs, given their numbers in `pairs()`, in ascending order.
+        """Selects training pairs by their indices in `judgments.pairs()`, in ascending order.
 
-        Queries without a pair are dropped, and so are codes whose pairs are all dropped.
+        Queries without a remaining pair are dropped. A code is dropped if it had pairs, has lost them all, and is not
+        a negative of a remaining query.
         """
         every = self.judgments.pairs()
         kept = every[pairs]
@@ -319,7 +318,7 @@ class Split:
         return dataclasses.replace(self, judgments=judgments).select(queries, np.flatnonzero(codes))
 
     def fingerprint(self) -> str:
-        """Returns a hash of the queries, the corpus, the judgments and the sources."""
+        """Hashes the queries, the corpus, the judgments and the sources."""
         relevant = self.judgments.stored
         if isinstance(relevant, EqualIds):
             relevant = [relevant.queries, relevant.codes]
@@ -329,18 +328,18 @@ class Split:
         return fingerprint(rows_fingerprint(self.queries), rows_fingerprint(self.corpus), judged)
 
     def first(self, pairs: int) -> Split:
-        """Returns the split with the first training pairs."""
+        """Returns the split with only the first `pairs` training pairs."""
         return self.keep(np.arange(min(pairs, len(self.judgments))))
 
     def in_language(self, language: str) -> Split:
-        """Returns the split with `language` as the language of all queries and codes."""
+        """Returns the split with the column `language` of all queries and codes set to `language`."""
         sides = []
         for rows in (self.queries, self.corpus):
             sides.append(_without(rows, ["language"]).add_column("language", [language] * len(rows)))
         return dataclasses.replace(self, queries=sides[0], corpus=sides[1])
 
     def to_pairs(self) -> Dataset:
-        """Returns the training pairs, with one query and its code in each row."""
+        """Returns the training pairs as a `Dataset` with a query and its code in each row."""
         queries, codes = self.judgments.pairs().T
         sides = []
         for rows, numbers in ((self.queries, queries), (_without(self.corpus, self.queries.column_names), codes)):
@@ -351,21 +350,21 @@ class Split:
 
 
 class RelevantCodes:
-    """The relevant codes of queries, according to judgments and equal texts.
+    """Looks up the relevant codes of queries by judgments and equal texts.
 
-    A code answers a query if, according to the judgments, a code with the same text answers a query with the same
-    text. Texts are compared as the encoder reads them.
+    A code is relevant to a query if the judgments contain a relevant pair with the same two texts. Texts are compared
+    as the encoder reads them.
 
     Args:
-        answers: see `Judgments`.
+        answers: the relevant pairs; see `relevant` in `Judgments`.
         query_texts (`uint64[Q]`), code_texts (`uint64[C]`): the ids of the texts. Equal texts have equal ids.
     """
 
     def __init__(self, answers: sparse.csr_matrix | EqualIds, query_texts: np.ndarray, code_texts: np.ndarray):
         self.query_texts, known_queries = pd.factorize(query_texts)
         self.code_texts, known_codes = pd.factorize(code_texts)
-        # If codes with one id have different texts: csr[texts, ids], the ids of each text. Then `of_texts` has the ids
-        # of each query text, csr[Q, ids]. Otherwise it has the texts of codes, csr[Q, texts].
+        # Usually, `of_texts` is csr[query texts, code texts]. If codes with the same id have different texts, it is
+        # csr[query texts, ids] instead, and `ids_of_texts` is csr[code texts, ids].
         self.ids_of_texts: sparse.csr_matrix | None = None
         columns = len(known_codes)
         if isinstance(answers, EqualIds):
@@ -390,25 +389,25 @@ class RelevantCodes:
 
     @property
     def key(self) -> list:
-        """The values that identify these answers in a cache key."""
+        """The arrays that determine all look-ups, for a cache key."""
         return [self.of_texts, self.ids_of_texts, self.query_texts, self.code_texts]
 
     def restricted(self, codes: np.ndarray) -> RelevantCodes:
-        """Returns a copy with only some of the codes, renumbered in the given order."""
+        """Returns a look-up among selected codes, int64 indices. Their order becomes the new numbering."""
         part = copy.copy(self)
         part.code_texts = self.code_texts[codes]
         vars(part).pop("_order", None)
         return part
 
     def contain(self, queries: np.ndarray, codes: np.ndarray) -> np.ndarray:
-        """Returns True where a code answers the query of its row.
+        """Tests whether each query's K codes are relevant to the query.
 
         Args:
-            queries: int64[B].
-            codes: int64[B, K].
+            queries: int64[B], query indices.
+            codes: int64[B, K], the indices of K codes for each query.
 
         Returns:
-            bool[B, K].
+            bool[B, K], True where the code is relevant.
         """
         texts = np.repeat(self.query_texts[queries], codes.shape[1])
         if self.ids_of_texts is None:
@@ -419,7 +418,7 @@ class RelevantCodes:
         return np.asarray(found).reshape(codes.shape) > 0
 
     def among(self, queries: np.ndarray, codes: np.ndarray) -> Tensor:
-        """Returns which of the N codes answer each of the B queries, BoolTensor[B, N]."""
+        """Returns which of N codes are relevant to each of B queries, BoolTensor[B, N]."""
         texts = self.code_texts[codes]
         if self.ids_of_texts is not None:
             shared = self.of_texts[self.query_texts[queries]] @ self.ids_of_texts[texts].T
@@ -429,11 +428,11 @@ class RelevantCodes:
         return torch.from_numpy(answers)
 
     def everywhere(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns all relevant codes to B queries: their positions in `queries` and their codes, both int64[pairs]."""
+        """Returns all relevant pairs of B queries: positions in `queries` and code indices, both int64[pairs]."""
         return self._places(queries, self.code_texts, self._order)
 
     def _places(self, queries: np.ndarray, texts: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the positions of queries and of the texts that answer them. `order` sorts `texts`."""
+        """Returns the relevant pairs as positions in `queries` and in `texts`. `order` is the argsort of `texts`."""
         right = self.of_texts[self.query_texts[queries]]
         if self.ids_of_texts is not None:
             right = right @ self.ids_of_texts.T
@@ -445,7 +444,7 @@ class RelevantCodes:
 
     @cached_property
     def _order(self) -> np.ndarray:
-        """The codes, sorted by text."""
+        """The code indices, sorted by text id."""
         return np.argsort(self.code_texts, kind="stable")
 
 
@@ -454,7 +453,7 @@ def _without(rows: Dataset, columns: Sequence[str]) -> Dataset:
 
 
 def _column(rows: Dataset, name: str) -> np.ndarray:
-    """Returns a column's values, object[rows]. Missing and empty values are None."""
+    """Returns the values of a column, object[rows]. Missing and empty values, or all without the column, are None."""
     if name not in rows.column_names:
         return np.full(len(rows), None, dtype=object)
     values = pd.Series(rows[name][:], dtype=object)
@@ -462,7 +461,7 @@ def _column(rows: Dataset, name: str) -> np.ndarray:
 
 
 def _matrix(pairs: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> sparse.csr_matrix:
-    """Returns a sparse matrix with int32 indices. Values of repeated pairs are summed."""
+    """Returns a sparse matrix with values at (row, column) pairs and int32 indices. Sums values of repeated pairs."""
     indices = pairs.astype(np.int32)
     matrix = sparse.csr_matrix((values, (indices[:, 0], indices[:, 1])), shape=shape)
     matrix.sort_indices()
@@ -470,12 +469,12 @@ def _matrix(pairs: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> sp
 
 
 def _marks(pairs: np.ndarray, shape: tuple[int, int]) -> sparse.csr_matrix:
-    """Returns a sparse matrix with a positive value for each pair."""
+    """Returns a sparse matrix with a positive value at each (row, column) pair."""
     return _matrix(pairs, np.ones(len(pairs), dtype=np.float32), shape)
 
 
 def _numbered(ids: np.ndarray) -> np.ndarray:
-    """Numbers ids, int32[n]. Equal ids have equal numbers, and each missing id gets a unique number."""
+    """Replaces ids by numbers, int32[n]. Equal ids get equal numbers, and each None gets a unique number."""
     numbers, known = pd.factorize(ids)
     missing = numbers < 0
     numbers[missing] = len(known) + np.arange(missing.sum())

@@ -1,4 +1,4 @@
-"""Computes statistics of the rows, for the table at the start of a run."""
+"""Computes text lengths and duplicates of each split, for the table at the start of a run."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ PAPER_ROWS = {  # Table 6
 
 
 def data_statistics(splits: Mapping[str, Split], profile: EncoderProfile, tokenizer) -> dict[str, dict]:
-    """Computes statistics for each split.
+    """Computes text lengths, truncation and duplicates of the queries and codes in each split.
 
     Returns:
-        `{split: {"rows": int, "query": {"mean", "p95", "cut", "duplicates"}, "code": {...}}}`, with the sides that a
-        run reads from the split. Lengths are in tokens before truncation, including special tokens. `cut` is the share
-        of truncated texts, from 0 to 1. `duplicates` is the number of texts that repeat an earlier one.
+        `{split: {"rows": int, "query": {"mean", "p95", "cut", "duplicates"}, "code": {...}}}`. Valid and test have
+        only "query"; their corpus is the split "codebase". Lengths are in tokens before truncation, including special
+        tokens. `cut` is the fraction of truncated texts. `duplicates` is the number of texts that repeat an earlier
+        text.
     """
     read = {}
     corpora = {}
@@ -58,10 +59,11 @@ def data_statistics(splits: Mapping[str, Split], profile: EncoderProfile, tokeni
 
 
 def statistics_table(statistics: dict[str, dict], paper_language: str | None = None, complete: bool = True) -> str:
-    """Formats `data_statistics` as a Markdown table, with the paper's row counts if `paper_language` is given.
+    """Formats the result of `data_statistics` as a Markdown table.
 
     Args:
-        complete: True if `statistics` covers all splits, so that the table lists missing ones.
+        paper_language: a language of CodeSearchNet, whose row counts in the paper are added as a column.
+        complete: True if `statistics` covers all splits of the data, so that the table lists missing splits.
     """
     paper = {}
     if paper_language is not None:

@@ -1,4 +1,4 @@
-"""Tokenises each side of all rows once. The token ids are memory-mapped and read row by row."""
+"""Tokenises all queries and all codes once, and keeps the token ids in memory-mapped files."""
 
 from __future__ import annotations
 
@@ -29,14 +29,13 @@ GRAPHS = Features(
 )
 PARSED_AT_ONCE = 500  # functions
 READ_AT_ONCE = 1000  # rows of text in memory at once
-TOKENIZED_BY_PROCESS = 20_000  # rows that make a process worth starting; `tokenizers` has threads for fewer
+TOKENIZED_BY_PROCESS = 20_000  # the rows that make another process worthwhile; `tokenizers` uses threads as well
 
 
 class TokenColumn:
-    """The token ids of all rows, as lists of any length. The underlying Arrow file is not copied.
+    """The token ids of all rows, one array per row, read from a data set without copying.
 
-    Pickling a column stores only its name and its data set, and for a data set on disk only the path of its file. It
-    is therefore cheap to send a column to another process.
+    Sending a column to another process is cheap: for a data set on disk, its pickle contains only the file's path.
 
     Args:
         dataset: rows without an index mapping.
@@ -58,13 +57,13 @@ class TokenColumn:
         return self._lists[int(row)].values.to_numpy()
 
     def fingerprint(self) -> str:
-        """Returns a hash of all token ids."""
+        """Hashes the token ids of all rows."""
         dataset, column = self._origin
         return rows_fingerprint(dataset, [column])
 
 
 class GraphColumn:
-    """The codes of all rows with their data flow, in the form returned by `dataflow.graph_features`."""
+    """The token ids and data-flow graphs of all codes. A row has the format of `dataflow.graph_features`."""
 
     def __init__(self, columns: dict[str, TokenColumn]):
         self._columns = columns
@@ -80,69 +79,82 @@ class GraphColumn:
         return {name: column[row] for name, column in self._columns.items()}
 
     def fingerprint(self) -> str:
-        """Returns a hash of all features."""
+        """Hashes the token ids and graphs of all rows."""
         return fingerprint({name: column.fingerprint() for name, column in self._columns.items()})
 
 
 def columns_in(dataset: Dataset, columns: Iterable[str]) -> list[str]:
-    """Returns the given columns, in that order. Missing ones are excluded."""
+    """Returns those of `columns` that the data set has, in the order of `columns`."""
     return [name for name in columns if name in dataset.column_names]
 
 
 def text_column(dataset: Dataset, columns: Sequence[str], side: str) -> str:
-    """Returns the first of `columns` that the rows have.
+    """Returns the first of `columns` that the data set has: the column with the text of queries or codes.
+
+    Args:
+        side: "query" or "code", for messages.
 
     Raises:
-        UserError: the rows have none of them, or the column does not contain text.
+        UserError: the data set has none of the columns, or the column does not contain text.
     """
     column = next(iter(columns_in(dataset, columns)), None)
     if column is None:
-        expected = f"expected {' or '.join(columns)}, or give it with {side}_column"
+        expected = f"expected {' or '.join(columns)}, or set {side}_column"
         raise UserError(f"no column for the {side}: the rows have {', '.join(dataset.column_names)}; {expected}")
     feature = dataset.features[column]
     if isinstance(feature, Value) and feature.dtype not in ("string", "large_string", "null"):
-        raise UserError(f"column {column!r} holds {feature.dtype}; expected text for the {side}")
+        raise UserError(f"column {column!r} contains {feature.dtype}; expected text for the {side}")
     return column
 
 
 def check_language_column(rows: Dataset, name: str) -> None:
-    """Raises UserError if the rows, which the message calls `name`, have no column `language`."""
+    """Raises UserError if there is no column `language`. `name` is the name of the rows in the message."""
     if "language" not in rows.column_names:
-        remedy = "add it to the rows, or give one language"
+        remedy = "add it to the rows, or set language"
         raise UserError(f"{name}: no column 'language', which an encoder with data flow needs to parse code: {remedy}")
 
 
 def arrow_texts(values: pa.ChunkedArray) -> list[str]:
-    """Converts a column of strings or of token lists to strings. Tokens are joined by single spaces."""
+    """Converts an Arrow column of strings or token lists to strings. Tokens are joined by single spaces."""
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
         return values.fill_null("").to_pylist()
     return pc.binary_join(values, " ").fill_null("").to_pylist()
 
 
 def column_texts(dataset: Dataset, column: str) -> Iterator[str]:
-    """Yields the texts of a column, which is read in small batches."""
+    """Yields each row's text in a column of strings or token lists, reading the data set in small batches."""
     for table in dataset.select_columns(column).with_format("arrow").iter(READ_AT_ONCE):
         yield from arrow_texts(table[column])
 
 
 def text_ids(texts: Iterable[str]) -> np.ndarray:
-    """Returns an id for each text, uint64[rows]. Equal texts have equal ids.
+    """Returns a 64-bit hash of each text as its id, uint64[rows]. Equal texts have equal ids.
 
-    An id is a hash. The probability that any two of 250,000 different texts share an id is 2e-9.
+    The probability that any two of 250,000 different texts share an id is 2e-9.
     """
     return np.fromiter((xxhash.xxh3_64_intdigest(text.encode()) for text in texts), np.uint64)
 
 
 def side_texts(dataset: Dataset, side: str, profile: EncoderProfile) -> Iterator[str]:
-    """Yields the texts that the encoder reads on one side. Raises UserError if the rows lack the columns for it."""
+    """Yields the text of each row that the encoder reads as "query" or as "code" (`side`).
+
+    Raises:
+        UserError: the rows lack the columns.
+    """
     return column_texts(dataset, text_column(dataset, getattr(profile, f"{side}_columns"), side))
 
 
 def column_of(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -> TokenColumn | GraphColumn:
-    """Computes the encoder's input for one side of all rows. The result is kept in the cache of `datasets`.
+    """Tokenises all queries or all codes, and caches the result.
+
+    Args:
+        side: "query" or "code".
+
+    Returns:
+        A `GraphColumn` for codes if the encoder reads data flow, otherwise a `TokenColumn`.
 
     Raises:
-        UserError: the rows lack the columns for this side, or the encoder needs data flow and they lack `language`.
+        UserError: the rows lack the text columns, or the encoder reads data flow and they lack `language`.
     """
     if side == "code" and profile.data_flow_length:
         graphs = _with_data_flow(dataset, profile, tokenizer)
@@ -151,13 +163,13 @@ def column_of(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -
 
 
 def _with_data_flow(dataset: Dataset, profile: EncoderProfile, tokenizer) -> Dataset:
-    """Computes token ids, positions, nodes and edges for all codes, using all cores."""
+    """Parses all codes on all cores. Returns rows with token ids, positions, and the data flow's nodes and edges."""
     check_language_column(dataset, "rows")
     column = text_column(dataset, profile.code_columns, "code")
     lengths = profile.code_length, profile.data_flow_length
 
     def run(table: pa.Table) -> pa.Table:
-        """Extracts the features of the rows of a table."""
+        """Extracts the data flow of each code in an Arrow table."""
         rows = zip(arrow_texts(table[column]), table["language"].to_pylist(), strict=True)
         features = [graph_features(code, language, tokenizer, *lengths) for code, language in rows]
         return pa.Table.from_pylist(features, schema=GRAPHS.arrow_schema)
@@ -168,9 +180,9 @@ def _with_data_flow(dataset: Dataset, profile: EncoderProfile, tokenizer) -> Dat
 
 
 def processes_for(rows: int, least: int) -> int | None:
-    """Returns the number of processes for `Dataset.map` such that each gets at least `least` rows.
+    """Returns `num_proc` for `Dataset.map`: at most one process per core, and at least `least` rows per process.
 
-    None means no new process.
+    None means that no process is started.
     """
     processes = min(os.cpu_count() or 1, rows // least)
     if processes > 1:
@@ -179,18 +191,19 @@ def processes_for(rows: int, least: int) -> int | None:
 
 
 def mapped(dataset: Dataset, columns: list[str], run, features: Features, made_from: list, **options) -> Dataset:
-    """Applies `run` to Arrow tables with some of the columns. For data sets on disk, the result is cached.
+    """Applies `run` to batches of some columns, as Arrow tables. For data sets on disk, the result is cached.
 
     Args:
+        columns: the columns that `run` reads.
         features: the columns of the result.
-        made_from: everything that the result depends on apart from the rows, such as settings and the code of `run`.
+        made_from: everything else that the result depends on, such as settings and the code of `run`.
         options: arguments for `Dataset.map`.
     """
     made = fingerprint(rows_fingerprint(dataset, columns), str(features), code_fingerprint(__name__), made_from)
 
     def build(_) -> Dataset:
-        # The format chooses the columns, because datasets 5.2 cannot send a table that was joined side by side to
-        # another process after `select_columns` ("Added column's length must match table's length").
+        # The format selects the columns, because datasets 5.2 cannot send the result of `select_columns` to another
+        # process if tables were concatenated side by side ("Added column's length must match table's length").
         rows = dataset.with_format("arrow", columns=columns)
         kept = {"new_fingerprint": made, "load_from_cache_file": False}
         return rows.map(run, batched=True, remove_columns=dataset.column_names, features=features, **kept, **options)
@@ -199,13 +212,13 @@ def mapped(dataset: Dataset, columns: list[str], run, features: Features, made_f
 
 
 def tokenized(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -> Dataset:
-    """Tokenises one side of all rows. For data sets on disk, the result is cached.
+    """Tokenises all queries or all codes (`side`). For data sets on disk, the result is cached.
 
     Returns:
         The columns `ids` (truncated), `length` (in tokens before truncation) and `text` (see `text_ids`).
 
     Raises:
-        UserError: the rows lack the columns for this side.
+        UserError: the rows lack the text columns.
     """
     settings = {name: getattr(profile, f"{side}_{name}") for name in ("columns", "prefix", "length")}
     column = text_column(dataset, settings["columns"], side)
@@ -213,12 +226,12 @@ def tokenized(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -
     longest = settings["length"]
 
     def run(table: pa.Table) -> pa.Table:
-        """Tokenises the rows of a table."""
+        """Tokenises each text in an Arrow table."""
         texts = arrow_texts(table[column])
         ids, lengths = tokenize_with_lengths(tokenizer, texts, prefix, longest)
         offsets = np.cumsum([0, *map(len, ids)], dtype=np.int32)
         values = np.fromiter(chain.from_iterable(ids), np.int32, offsets[-1])
-        # Given lists of lists, Arrow would look at every number.
+        # Made from nested lists, the Arrow array would take much longer, because Arrow checks every number.
         columns = [pa.ListArray.from_arrays(offsets, values), pa.array(lengths, pa.int32()), pa.array(text_ids(texts))]
         return pa.Table.from_arrays(columns, schema=TOKENS.arrow_schema)
 

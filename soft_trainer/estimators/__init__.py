@@ -1,1 +1,1 @@
-"""Estimators of the similarity between queries and codes."""
+"""Estimators, which compute the similarities between queries and codes that weights are based on."""

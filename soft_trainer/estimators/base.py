@@ -1,4 +1,4 @@
-"""Defines the base class of estimators. An estimator is a frozen function of training rows."""
+"""Defines the base class of estimators, which compute similarities between the queries and codes of training rows."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ Rows = Sequence[int] | np.ndarray | Tensor
 
 
 class Estimator:
-    """A source of similarities between the queries and codes of the training split, given their rows.
+    """Base class for estimators: they compute how similar the queries and codes of the training split are.
 
     Subclasses implement `fit` and `similarity`. A row is an index into the queries or the corpus of the split passed
-    to `fit`. Softmax, temperature, alpha, beta and floor are applied by `soft_trainer.weights`, never by an estimator.
+    to `fit`. Estimators return raw similarities; `soft_trainer.weights` applies softmax, temperature, alpha, beta and
+    floor.
 
     Attributes:
         alpha, beta, temperature: the default settings for this similarity (Table 7).
@@ -32,8 +33,8 @@ class Estimator:
         distill_temperature: the default temperature for `distill_weight`. At this temperature, the softmax of the
             similarities is the distribution that the underlying encoder was trained to produce.
         compares_codes: True if queries are compared with codes, so that a code may be more similar to a query than the
-            query's positive. False if queries are compared with queries. Positive-aware weights cannot be used then,
-            because the similarities are largest on the diagonal.
+            query's positive. False if queries are compared with queries. Positive-aware weights then do not apply,
+            because the positive always has the largest similarity.
         in_workers: True if data workers may call `similarity` ahead of the step. In that case, it must not need a GPU,
             and the fitted estimator must be picklable.
     """
@@ -48,7 +49,7 @@ class Estimator:
     in_workers: bool = False
 
     def __repr__(self) -> str:
-        """Returns the constructor call for this estimator, without arguments that have their default values."""
+        """Formats the estimator as a constructor call with the arguments that differ from their defaults."""
         changed = []
         for name, parameter in inspect.signature(type(self)).parameters.items():
             value = getattr(self, name, parameter.default)
@@ -57,25 +58,25 @@ class Estimator:
         return f"{type(self).__name__}({', '.join(changed)})"
 
     def check(self, split: Split) -> None:
-        """Raises UserError if `fit` cannot work on these rows.
+        """Raises UserError if `fit` would fail on this split.
 
-        On the command line, it is called before the model is loaded.
+        The command line calls this method before it loads the model.
         """
 
     def bind(self, encoder: Encoder) -> None:
-        """Receives the run's encoder before training. Estimators that do not use it ignore it."""
+        """Receives the encoder to be trained, before training. Most estimators ignore it."""
 
     def fit(self, split: Split) -> None:
-        """Prepares the estimator for the queries and the corpus of a split. It is called before the first step."""
+        """Prepares the estimator for the queries and the corpus of a split. Runs before the first step."""
         raise NotImplementedError
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
-        """Computes the raw similarities between Q queries and C codes, Tensor[Q, C]. Larger means more similar."""
+        """Computes raw similarities between Q queries and C codes, Tensor[Q, C]. Larger means more similar."""
         raise NotImplementedError
 
 
 def check_fitted(estimator: Estimator, attribute: str) -> None:
-    """Raises UserError if the estimator has no `attribute`, which `fit` sets."""
+    """Raises UserError if an estimator is not fitted: `fit` sets the attribute named `attribute`."""
     if not hasattr(estimator, attribute):
         raise UserError(f"{type(estimator).__name__} is not fitted: call fit(split) first")
 
@@ -86,25 +87,25 @@ class NeighbourEstimator(Estimator):
     def neighbours(
         self, k: int, excluded: Excluded, codes: np.ndarray | None = None, progress: str | None = None
     ) -> Neighbours:
-        """Finds the k codes most similar to each query, as `nearest_rows` does.
+        """Finds the k codes most similar to each query, except excluded codes.
 
-        Every process calls this method after `fit`. The package's estimators compute the neighbours on the main
+        Every process calls this method after `fit`. The built-in estimators compute the neighbours on the main
         process only (`cached_neighbours`) and share the result. A user's implementation runs on every process.
 
         Args:
-            k: the number of neighbours of each query.
-            excluded: the codes that are not neighbours of a query, such as its relevant codes.
-            codes: the rows of the codes to search, sorted. By default, all codes.
+            k: the number of neighbours per query.
+            excluded: the codes that cannot be neighbours of a query, such as its relevant codes.
+            codes: the sorted indices of the codes to search. By default, all codes.
             progress: the label of a progress bar, or None for no bar.
         """
         raise NotImplementedError
 
 
 def checked_similarity(estimator, query_rows: Rows, code_rows: Rows) -> Tensor:
-    """Calls `estimator.similarity` without gradient. Returns Tensor[Q, C] in float32 or higher.
+    """Calls `estimator.similarity` without gradient and checks the result, Tensor[Q, C] in float32 or higher.
 
     Raises:
-        UserError: the estimator returned NaN, or anything but a Tensor[Q, C].
+        UserError: the estimator did not return a Tensor[Q, C], or returned NaN.
     """
     name = type(estimator).__name__
     query_rows = torch.as_tensor(query_rows, dtype=torch.long, device="cpu")
@@ -130,21 +131,23 @@ def checked_similarity(estimator, query_rows: Rows, code_rows: Rows) -> Tensor:
 
 
 class CodeValues:
-    """The values that represent each code: its own values, or the values of the query in its first pair.
+    """Maps codes to rows of a matrix of values, such as embeddings, with a row for each code or for each query.
+
+    An estimator that compares queries with queries represents a code by the query in the code's first training pair.
 
     Args:
-        first: int64[C], the query in each code's first pair, or -1 if the code is in no pair. If None, each code is
-            represented by its own values.
+        first: int64[C], the query in each code's first pair, or -1 if the code is in no pair. If None, the matrix has
+            a row for each code.
     """
 
     def __init__(self, first: np.ndarray | None = None):
         self.first = first
 
     def rows(self, code_rows: Rows) -> np.ndarray:
-        """Returns, for each code, the row of the values that represent it.
+        """Returns the matrix row that represents each code, int64.
 
         Raises:
-            UserError: codes are represented by queries, and a code has no query.
+            UserError: queries represent codes, and a code has no query.
         """
         rows = as_array(code_rows)
         if self.first is not None:
@@ -156,20 +159,19 @@ class CodeValues:
     def neighbours(
         self, values, codes: np.ndarray | None, excluded: Excluded, find: Callable[[Any, Excluded], Neighbours]
     ) -> Neighbours:
-        """Finds neighbours among some of the codes.
+        """Finds each query's neighbours among all codes, or only among `codes`.
 
         Args:
-            values: the values, such as embeddings, with one row per code, or one row per query if queries represent
-                codes.
-            codes: the rows of the codes to search, sorted. By default, all codes.
-            excluded: the codes that are not neighbours of a query.
-            find: returns the neighbours, given the values of the codes to search and the codes to exclude.
+            values: the matrix of values.
+            codes: the sorted indices of the codes to search. By default, all codes.
+            excluded: the codes that cannot be neighbours of a query.
+            find: returns the neighbours, given the matrix rows of the codes to search, and `excluded` for these codes.
         """
         if self.first is not None:
             with_query = np.flatnonzero(self.first >= 0)
             codes = with_query if codes is None else np.intersect1d(with_query, codes)
             if not np.array_equal(self.first, np.arange(values.shape[0])):
-                values = values[self.first]  # a code without a query gets wrong values, but is not among `codes`
+                values = values[self.first]  # the wrong values for codes without a query, but `codes` excludes these
         if codes is None or len(codes) == values.shape[0]:
             return find(values, excluded)
         found = find(values[codes], excluded.among(codes))
@@ -177,7 +179,7 @@ class CodeValues:
 
 
 def check_codes_have_queries(estimator, split: Split, codes: np.ndarray) -> None:
-    """Checks that each of the given codes has a query, if the estimator compares queries with queries.
+    """Checks that `codes` all have a query, for an estimator that compares queries with queries.
 
     Raises:
         UserError: a code has no query. The message lists estimators that compare queries with codes.
@@ -187,13 +189,13 @@ def check_codes_have_queries(estimator, split: Split, codes: np.ndarray) -> None
     without = np.unique(codes[split.judgments.first_queries()[codes] < 0])
     if len(without):
         raise UserError(
-            f"negatives: {len(without):,} of them have no query, but {type(estimator).__name__} compares queries; use "
+            f"negatives: {len(without):,} codes have no query, but {type(estimator).__name__} compares queries; use "
             f"{COMPARE_CODES}"
         )
 
 
 def as_array(rows: Rows) -> np.ndarray:
-    """Converts rows to a NumPy array of indices."""
+    """Converts row indices (a list, an array or a tensor) to a NumPy array."""
     if isinstance(rows, torch.Tensor):
         return rows.cpu().numpy()
     return np.asarray(rows, dtype=np.int64)

@@ -1,7 +1,7 @@
-"""Implements the BM25 estimator, and BM25 on sparse matrices of term counts, which lexical search shares.
+"""Implements the BM25 estimator, and BM25 weights of sparse term counts, which lexical search uses too.
 
-rank_bm25 and bm25s are not used because they would have to build an index in every step: the statistics change with
-each batch. For 256 queries, they take 83 and 12 times as long (`benchmarks/bm25.py`).
+rank_bm25 and bm25s would have to build an index in every step, because the statistics change with each batch. For 256
+queries, they take 83 and 12 times as long (`benchmarks/bm25.py`).
 """
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ IDFS = {
 
 
 class BM25Estimator(NeighbourEstimator):
-    """BM25 scores of codes for queries, computed on their tokens (Section 3.2, "BM25").
+    """Estimates the similarity of queries and codes by the BM25 score of their tokens (Section 3.2, "BM25").
 
-    By default, queries are scored against queries: a code gets the score of the query in its first pair. A token that
-    occurs k times in the query is counted k times.
+    By default, queries are scored against queries: the score of a code is the score of the query in its first training
+    pair. A token that occurs k times in the query counts k times.
 
     Args:
         column: the column with the tokens of queries, as lists of strings or of integer ids. A column of text is split
             at whitespace.
         document_column: the column with the tokens of documents. By default, `column`. With `code_tokens`, queries are
-            scored against codes, which is another reading of the paper.
+            scored against codes, another possible reading of the paper.
         k1, b: the parameters for saturation and for length normalisation.
         idf: "okapi" (as in rank_bm25, a negative idf is raised to a quarter of the mean), "robertson" (the published
             formula, negative for a token in more than half of the documents) or "lucene" (always positive).
         scope: the documents from which document frequencies and the mean length are computed. "batch" uses the
             documents of `code_rows`, as published. "corpus" uses the whole training set.
         average_length: the mean length of a document. By default, it is computed from the documents in scope.
-        cache_dir: the folder that keeps neighbours for the next run. None keeps them in memory only.
+        cache_dir: the folder in which to cache neighbours for later runs. None keeps them in memory only.
 
     Raises:
         UserError: the idf or scope is unknown. `check` and `fit` raise it if a column is missing or contains neither
@@ -112,7 +112,7 @@ class BM25Estimator(NeighbourEstimator):
         return columns
 
     def fit(self, split: Split) -> None:
-        """Counts the tokens in every row. Text is split at whitespace."""
+        """Counts the tokens of every query and, if codes are compared, of every code."""
         counts = count_terms([_token_lists(column) for column in self._columns(split)])
         self._queries = counts[0]
         self._documents = counts[-1]
@@ -131,15 +131,15 @@ class BM25Estimator(NeighbourEstimator):
 
     @property
     def compares_codes(self) -> bool:
-        """True if queries are scored against codes, or False if they are scored against other queries."""
+        """True if queries are scored against codes, False if they are scored against other queries."""
         return self.document_column != self.column
 
     def neighbours(
         self, k: int, excluded: Excluded, codes: np.ndarray | None = None, progress: str | None = None
     ) -> Neighbours:
-        """Finds the k codes with the highest scores for each query. Raises UserError before `fit`.
+        """Finds the k codes with the highest BM25 score for each query. Raises UserError before `fit`.
 
-        The scores use Lucene's idf and the statistics of all codes searched.
+        The scores use Lucene's idf and the statistics of all searched codes, whatever `idf` and `scope` are.
         """
         check_fitted(self, "_queries")
 
@@ -151,7 +151,7 @@ class BM25Estimator(NeighbourEstimator):
         return self._code_values.neighbours(self._documents, codes, excluded, find)
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
-        """Computes BM25 scores, Tensor[Q, C] in float64. Raises UserError before `fit`."""
+        """Computes BM25 scores of C codes for Q queries, Tensor[Q, C] in float64. Raises UserError before `fit`."""
         check_fitted(self, "_queries")
         queries = self._queries[as_array(query_rows)]
         documents = self._documents[self._code_values.rows(code_rows)]
@@ -160,7 +160,11 @@ class BM25Estimator(NeighbourEstimator):
 
 
 def _column(dataset: Dataset, name: str, side: str) -> pa.ChunkedArray:
-    """Returns a column of token lists. If it is missing, returns the text column of that name without `_tokens`."""
+    """Returns a column of tokens or text, such as `code_tokens`. If there is none, returns `code` instead.
+
+    Raises:
+        UserError: both columns are missing, or the column has missing values or contains neither tokens nor text.
+    """
     column = next((column for column in (name, name.removesuffix("_tokens")) if column in dataset.column_names), None)
     if column is None:
         raise UserError(
@@ -170,7 +174,7 @@ def _column(dataset: Dataset, name: str, side: str) -> pa.ChunkedArray:
     values = dataset.with_format("arrow", columns=[column])[:][column]
     if values.null_count:
         row = values.is_null().index(True).as_py() + 1
-        raise UserError(f"BM25 reads column {column!r}, but row {row} of the training set has no value there")
+        raise UserError(f"BM25 reads column {column!r}, but row {row} of the training set has no value in this column")
     kind = values.type
     listed = isinstance(kind, pa.ListType | pa.LargeListType)
     if listed:
@@ -178,15 +182,15 @@ def _column(dataset: Dataset, name: str, side: str) -> pa.ChunkedArray:
     fits = kind in STRINGS
     fits |= listed and (pa.types.is_integer(kind) or pa.types.is_null(kind))  # all lists may be empty
     if not fits:
-        raise UserError(f"BM25 reads column {column!r}, which holds {values.type}, not tokens or texts")
+        raise UserError(f"BM25 reads column {column!r}, which contains {values.type}, not tokens or text")
     return values
 
 
 def _token_lists(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Converts a column to lists of tokens. Text is split at whitespace."""
+    """Converts a column of text or token lists to token lists. Text is split at whitespace."""
     if values.type in STRINGS:
         slices = (values.slice(start, SPLIT_AT_ONCE) for start in range(0, len(values), SPLIT_AT_ONCE))
-        # Arrow's own function does not split at the same control characters as Python.
+        # Arrow's function for splitting treats some control characters differently from Python.
         return as_arrow(text.split() for part in slices for text in part.to_pylist())
     if values.type.value_type == pa.large_string():
         return values.cast(pa.list_(pa.string()))  # all columns must have the same type
@@ -194,7 +198,7 @@ def _token_lists(values: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def as_arrow(texts: Iterable[list[str]]) -> pa.ChunkedArray:
-    """Converts lists of tokens to an Arrow array, one block at a time."""
+    """Converts lists of tokens to an Arrow array, in blocks to save memory."""
     texts = iter(texts)
     kind = pa.list_(pa.string())
     parts = iter(lambda: list(islice(texts, SPLIT_AT_ONCE)), [])
@@ -202,17 +206,17 @@ def as_arrow(texts: Iterable[list[str]]) -> pa.ChunkedArray:
 
 
 def split_identifiers(tokens: Sequence[str]) -> list[str]:
-    """Splits the tokens of code or text into words, including tokens inside strings and comments."""
+    """Splits the tokens of code or text into words: `getUserName` becomes `get`, `user` and `name`."""
     return list(chain.from_iterable(map(identifier_words, tokens)))
 
 
 def count_terms(columns: Sequence[pa.ChunkedArray]) -> list[sparse.csr_matrix]:
     """Counts the tokens in each row of several columns of token lists.
 
-    All columns share the same terms, in order of first occurrence.
+    All columns share the same vocabulary of terms, in order of first occurrence.
 
     Returns:
-        The counts of each column, float32[rows, terms].
+        A sparse matrix of counts for each column, float32[rows, terms].
     """
     kind = columns[0].type.value_type
     flat = [pc.list_flatten(column) for column in columns]
@@ -238,22 +242,22 @@ def bm25_weights(
     average_length: float | None = None,
     term_idf: np.ndarray | None = None,
 ) -> sparse.csr_matrix:
-    """Computes the contribution of each term to each document's score. The scores are `query_counts @ weights.T`.
+    """Computes the BM25 weight of each term in each document, so that `query_counts @ weights.T` gives the scores.
 
     Args:
         counts (`[D, T]`): the term counts of the documents, in any precision.
         idf: a key of `IDFS`.
         k1: the saturation parameter for term counts.
         b: the strength of the length normalisation, from 0 to 1.
-        average_length: the mean length of a document. By default, it is computed from these documents.
-        term_idf (`float64[T]`): the idf of each term. By default, it is computed from these documents with `idf`.
+        average_length: the mean length of a document. By default, it is computed from `counts`.
+        term_idf (`float64[T]`): the idf of each term. By default, it is computed from `counts` with `idf`.
     """
     lengths = np.diff(np.r_[0.0, np.cumsum(counts.data, dtype=np.float64)][counts.indptr])
     if average_length is None:
         average_length = lengths.mean()
     norms = np.repeat(k1 * (1 - b + b * lengths / max(average_length, 1e-12)), np.diff(counts.indptr))
     if term_idf is None:
-        # Only terms that occur in these documents, because a batch contains few of the training set's terms.
+        # Compute the idf only of terms that occur, because a batch contains few of the training set's terms.
         _, term, having = np.unique(counts.indices, return_inverse=True, return_counts=True)
         entry_idf = IDFS[idf](counts.shape[0], having)[term]
     else:

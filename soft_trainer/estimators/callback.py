@@ -1,4 +1,4 @@
-"""Defines the callback that fits an estimator before training and logs its weights."""
+"""Defines the callback that fits an estimator before training and logs statistics of the weights."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from soft_trainer.terminal import print_on_main
 
 
 class EstimatorCallback(TrainerCallback):
-    """A callback that fits the estimator of the weights before training, and logs statistics of the weights.
+    """A callback that supplies an estimator to the trainer, fits it before training, and logs the weights.
 
-    `SoftInfoNCETrainer` finds it among its callbacks and calls `fit`. A subclass may fit the estimator again later, in
-    any callback event. Data-loader workers (`Estimator.in_workers`) see the change from the next epoch on.
+    `SoftInfoNCETrainer` looks for this callback and calls `fit`. A subclass may fit the estimator again later, in any
+    callback event. Data workers (`Estimator.in_workers`) see the change from the next epoch on.
 
     Args:
         estimator: an object with `fit(split)` and `similarity(query_rows, code_rows)`.
 
     Attributes:
-        histogram: the distribution of the negatives' weights in the last logged step, as the `edges` of bins and their
+        histogram: the distribution of the negatives' weights in the last logged step, with the keys `edges` and
             `counts`, or None before the first logged step.
     """
 
@@ -37,23 +37,23 @@ class EstimatorCallback(TrainerCallback):
         self._last: dict | None = None
 
     def fit(self, split: Split) -> None:
-        """Fits the estimator on the training split."""
+        """Fits the estimator on the training split, and prints how long it took."""
         start = time.perf_counter()
         name = type(self.estimator).__name__
         self.estimator.fit(split)
         print_on_main(f"{name} fitted on {len(split.queries):,} rows in {time.perf_counter() - start:.1f} s")
 
     def observe(self, targets: Targets, scores: Tensor, floor: float) -> None:
-        """Keeps a step's targets and scores, Tensor[B, N], for the log, without device synchronisation."""
+        """Stores a step's targets and scores, Tensor[B, N], for `statistics`, without waiting for the device."""
         self._last = {"targets": targets, "scores": scores.detach(), "floor": floor}
 
     def statistics(self) -> dict[str, float]:
-        """Returns statistics of the negatives' weights and scores in the last observed step, for the log.
+        """Computes statistics of the negatives' weights and scores in the last observed step, for the log.
 
         Returns:
-            The mean and the minimum of the weights, and the shares of weights at the floor and below one half.
-            `weight_entropy` is the entropy of a query's weights relative to its maximum. `score_margin` is the
-            positive's score minus the hardest negative's score. Both are means over queries.
+            The mean and the minimum of the weights, and the fractions of weights at the floor and below one half.
+            `weight_entropy` is the entropy of a query's weights, relative to the entropy of equal weights.
+            `score_margin` is the positive's score minus the hardest negative's score. Both are means over queries.
         """
         if self._last is None:
             return {}
@@ -84,7 +84,7 @@ class EstimatorCallback(TrainerCallback):
 
 
 def with_estimators(callbacks) -> list:
-    """Returns a trainer's callbacks with each bare estimator wrapped in an `EstimatorCallback`."""
+    """Wraps each estimator among a trainer's callbacks in an `EstimatorCallback`. Other callbacks stay unchanged."""
     wrapped = []
     for callback in callbacks or ():
         if callable(getattr(callback, "similarity", None)) and callable(getattr(callback, "fit", None)):

@@ -1,4 +1,4 @@
-"""Defines estimators that encode every row once with a frozen encoder: SimCSE, trained model, initial encoder."""
+"""Defines estimators that compare embeddings from a frozen encoder: SimCSE, a trained model, the initial encoder."""
 
 from __future__ import annotations
 
@@ -25,13 +25,16 @@ from soft_trainer.fingerprints import code_fingerprint, fingerprint
 
 
 class EncodedRowsEstimator(NeighbourEstimator):
-    """Similarities of embeddings. A frozen encoder encodes all rows once, before training.
+    """Base class for estimators whose similarities are dot products of embeddings from a frozen encoder.
+
+    All rows are encoded once, before training.
 
     Args:
         model_name_or_path: the encoder's folder or its name on the Hub. `NAME@REVISION` pins a revision.
-        cache_dir: the folder that keeps embeddings and neighbours for the next run. None keeps them in memory only.
+        cache_dir: the folder in which to cache embeddings and neighbours for later runs. None keeps them in memory
+            only.
         batch_size: the number of texts to encode at once.
-        trust_remote_code: run the code that comes with the encoder. Read that code first.
+        trust_remote_code: whether to run code that comes with the encoder. Read that code first.
     """
 
     in_workers = True
@@ -52,7 +55,7 @@ class EncodedRowsEstimator(NeighbourEstimator):
         self._name, self._revision = split_revision(self.model_name_or_path)
 
     def __getstate__(self) -> dict:
-        """Returns the state with paths in place of memory-mapped arrays, so that data workers map the files too."""
+        """Returns the state for pickling, with paths instead of memory-mapped arrays, which data workers map again."""
         mapped = {name: str(value.filename) for name, value in vars(self).items() if isinstance(value, np.memmap)}
         return vars(self) | {"_mapped": mapped} | dict.fromkeys(mapped)
 
@@ -61,14 +64,17 @@ class EncodedRowsEstimator(NeighbourEstimator):
         vars(self).update(state, **{name: np.load(path, mmap_mode="r") for name, path in paths})
 
     def load(self) -> Encoder:
-        """Loads the frozen encoder."""
+        """Loads the frozen encoder onto this process's device."""
         return load_encoder(self._name, self._revision, distributed.device(), self.trust_remote_code)
 
     def encode_rows(self, dataset, side: str, encoder: Encoder) -> np.ndarray:
-        """Returns the embeddings of one side of every row, [rows, d], to be compared by dot product.
+        """Encodes all queries or all codes of a data set as array [rows, d], to be compared by dot product.
 
-        They are cached if the estimator has a cache folder. A GPU encodes in half precision: in bfloat16 if the GPU
-        supports it, because float16 can overflow.
+        The embeddings are cached if the estimator has a cache folder. A GPU encodes in half precision, preferably
+        bfloat16, because float16 can overflow.
+
+        Args:
+            side: "query" or "code".
 
         Raises:
             UserError: an embedding contains NaN, infinity or a value that is too large to store. In that case, nothing
@@ -92,8 +98,8 @@ class EncodedRowsEstimator(NeighbourEstimator):
             embeddings = comparable(profile, embeddings)
             if not (embeddings.abs() <= float(np.finfo(dtype).max)).all():
                 raise UserError(
-                    f"{self.model_name_or_path}: the embeddings of the {side} side hold NaN, infinity or numbers too "
-                    f"large for {dtype}; choose another estimator model"
+                    f"{self.model_name_or_path}: the {side} embeddings contain NaN, infinity or numbers too large for "
+                    f"{dtype}; choose another estimator model"
                 )
             return embeddings
 
@@ -103,12 +109,12 @@ class EncodedRowsEstimator(NeighbourEstimator):
         return cached_rows(self.cache_dir, key, dtype, build)
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
-        """Computes the encoder's scores, Tensor[Q, C] in float32. Raises UserError before `fit`."""
+        """Computes the scores of C codes for Q queries, Tensor[Q, C] in float32. Raises UserError before `fit`."""
         check_fitted(self, "_queries")
         return self._scores(self._queries[as_array(query_rows)], self._codes[self._code_values.rows(code_rows)])
 
     def _scores(self, rows: np.ndarray, columns: np.ndarray) -> Tensor:
-        """Computes the scaled dot products of two arrays of embeddings."""
+        """Computes the scaled dot products of two arrays of embeddings, [Q, d] and [C, d], as Tensor[Q, C]."""
         left = torch.from_numpy(np.asarray(rows, dtype=np.float32))
         right = torch.from_numpy(np.asarray(columns, dtype=np.float32))
         return left @ right.T * self._scale
@@ -116,7 +122,7 @@ class EncodedRowsEstimator(NeighbourEstimator):
     def neighbours(
         self, k: int, excluded: Excluded, codes: np.ndarray | None = None, progress: str | None = None
     ) -> Neighbours:
-        """Finds the k codes with the highest scores for each query, or reads them from the cache.
+        """Finds the k codes with the highest score for each query, or reads them from the cache.
 
         Raises UserError before `fit`.
         """
@@ -132,11 +138,11 @@ class EncodedRowsEstimator(NeighbourEstimator):
 
 
 class SimCSEEstimator(EncodedRowsEstimator):
-    """Cosine similarity between query embeddings from a sentence encoder (Section 3.2, "SimCSE").
+    """Estimates the similarity of queries and codes by the cosine of two query embeddings (Section 3.2, "SimCSE").
 
-    The similarity between a query and a code is the similarity between the query and the query in the code's first
-    pair. The encoder is a sentence-transformers model with its own pooling, or a plain `AutoModel` with mean pooling.
-    Its embeddings are normalised. The paper fine-tunes `registry.PAPER_MODEL` for this, as `examples/simcse.py` does.
+    The query in a code's first training pair represents the code. The sentence encoder is a sentence-transformers
+    model with its pooling, or a plain `AutoModel` with mean pooling. The paper fine-tunes `registry.PAPER_MODEL` for
+    this estimator; `examples/simcse.py` shows how.
     """
 
     alpha = 1.3
@@ -146,7 +152,7 @@ class SimCSEEstimator(EncodedRowsEstimator):
     compares_codes = False
 
     def fit(self, split: Split) -> None:
-        """Encodes every query, or reads the embeddings from the cache."""
+        """Encodes every query of the split, or reads the embeddings from the cache."""
         encoder = self.load()
         profile = encoder.profile.replace(normalize=True, score_function="dot")
         encoder = dataclasses.replace(encoder, profile=profile)
@@ -155,10 +161,10 @@ class SimCSEEstimator(EncodedRowsEstimator):
 
 
 class TrainedModelEstimator(EncodedRowsEstimator):
-    """Scores from a frozen checkpoint that was trained with InfoNCE (Section 3.2, "Trained Model").
+    """Estimates similarities with the scores of an encoder trained with InfoNCE (Section 3.2, "Trained Model").
 
-    The tokenizer, lengths, pooling, score function and score scale come from the checkpoint's folder, so they may
-    differ from the settings of the encoder that is being trained.
+    The tokenizer, lengths, pooling, score function and score scale come from that encoder's folder. They may differ
+    from the settings of the encoder that is being trained.
     """
 
     alpha = 1.3
@@ -167,16 +173,16 @@ class TrainedModelEstimator(EncodedRowsEstimator):
 
     @property
     def positive_temperature(self) -> float:
-        """The default temperature of positive-aware weights: 0.05 times the checkpoint's score scale."""
+        """The default temperature of positive-aware weights: 0.05 times the frozen encoder's score scale."""
         return 0.05 * self.score_scale
 
     @property
     def score_scale(self) -> float:
-        """The factor by which the checkpoint multiplies its scores."""
+        """The factor by which the frozen encoder multiplies its scores."""
         return resolve_profile(self._name, revision=self._revision).score_scale
 
     def fit(self, split: Split) -> None:
-        """Encodes every query and every code, or reads the embeddings from the cache."""
+        """Encodes every query and every code of the split, or reads the embeddings from the cache."""
         encoder = self.load()
         self._scale = encoder.profile.score_scale
         self._queries = self.encode_rows(split.queries, "query", encoder)
@@ -184,10 +190,10 @@ class TrainedModelEstimator(EncodedRowsEstimator):
 
 
 class InitialModelEstimator(TrainedModelEstimator):
-    """Scores from the encoder as it was before training, kept frozen. No other model is downloaded.
+    """Estimates similarities with the scores of the encoder before training, so that no other model is needed.
 
-    The trainer binds this estimator to the run's encoder. It is fitted before the first step and before a checkpoint
-    is loaded, so that a resumed run gets the same scores.
+    The trainer passes its encoder to `bind`. The estimator is fitted before the first step and before a checkpoint is
+    loaded, so a resumed run gets the same scores.
     """
 
     # Scores before training (cosine x 20) differ little, so Table 7's 5.0 would make all weights nearly equal.
@@ -205,16 +211,16 @@ class InitialModelEstimator(TrainedModelEstimator):
         return 1.0
 
     def bind(self, encoder: Encoder) -> None:
-        """Receives the run's encoder."""
+        """Receives the trainer's encoder."""
         self._encoder = encoder
 
     def load(self) -> Encoder:
-        """Returns the run's encoder with its current weights. Raises UserError if no encoder is bound."""
+        """Returns the trainer's encoder with its current weights. Raises UserError if no encoder is bound."""
         if self._encoder is None:
-            raise UserError("estimator=initial_model: it needs a SoftInfoNCETrainer, which binds it to its encoder")
+            raise UserError("estimator=initial_model needs a SoftInfoNCETrainer, which supplies the encoder")
         return self._encoder
 
     def __getstate__(self) -> dict:
-        """Returns the state without the model and the tokenizer, because a fitted estimator only looks up rows."""
+        """Returns the state for pickling, without model and tokenizer, which a fitted estimator no longer needs."""
         profile_only = self._encoder and dataclasses.replace(self._encoder, model=None, tokenizer=None)
         return super().__getstate__() | {"_encoder": profile_only}

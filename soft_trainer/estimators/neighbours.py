@@ -1,6 +1,6 @@
 """Finds the codes most similar to each query, exactly or, if there are many codes, with an approximate index.
 
-Memory grows linearly with the number of rows. Equal inputs always give equal neighbours.
+Memory grows linearly with the number of rows. The result is deterministic.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from soft_trainer.fingerprints import code_fingerprint, fingerprint
 from soft_trainer.terminal import Progress, print_on_main
 
 EXACT_ROWS = 50_000  # up to this many codes, every query is compared with every code
-SMALLEST_INDEX = 1000  # codes
+SMALLEST_INDEX = 1000  # with fewer codes, no index is built
 ENTRIES = 1 << 24  # similarities in memory at once
 GROUP = 64  # columns in a group
-CELLS = 2.0  # cells, as a multiple of the square root of the number of codes
-FITTED = 64  # codes per cell from which k-means learns
-# The number of cells to search is chosen with this many queries and neighbours of each.
+CELLS = 2.0  # cells of the index, as a multiple of the square root of the number of codes
+FITTED = 64  # codes per cell on which k-means runs
+# The number of cells to search is tuned on this many queries, each with this many neighbours.
 SAMPLE = 512
 SAMPLE_K = 10
-RECALL = 0.95  # the share of the sample's neighbours that must be found
+RECALL = 0.95  # the fraction of the sample's neighbours that must be found
 FETCHED = 4  # candidates to score exactly, as a multiple of the number of neighbours
-MOST_FETCHED = 4096  # candidates for a query if nearly all are excluded
-SEARCHED_AT_ONCE = 4096  # rows
-ADDED_AT_ONCE = 1 << 16  # rows of an array to read at once
+MOST_FETCHED = 4096  # the most candidates to fetch for a query if nearly all are excluded
+SEARCHED_AT_ONCE = 4096  # queries to search the index for at once
+ADDED_AT_ONCE = 1 << 16  # codes to add to the index at once
 MODULES = (
     "soft_trainer.estimators.neighbours",
     "soft_trainer.estimators.term_neighbours",
@@ -45,12 +45,12 @@ MODULES = (
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The k codes most similar to each of n queries, without the query's positive.
+    """The k codes most similar to each of n queries, except the query's positive.
 
     Args:
-        rows (`int64[n, k]`): the rows of these codes, nearest first, padded with -1.
-        scores (`float32[n, k]`): their similarities, padded with -inf.
-        own (`float32[n]`): each query's similarity to its positive.
+        rows (`int64[n, k]`): the indices of these codes, nearest first, padded with -1.
+        scores (`float32[n, k]`): the similarities of these codes, padded with -inf.
+        own (`float32[n]`): the similarity between each query and its positive.
     """
 
     rows: np.ndarray
@@ -59,7 +59,13 @@ class Neighbours:
 
     @classmethod
     def joined(cls, parts: Iterable[Neighbours], progress: str | None = None, rows: int = 0) -> Neighbours:
-        """Joins the neighbours of blocks of rows. If there is a label, a progress bar counts rows."""
+        """Concatenates the neighbours of several blocks of queries.
+
+        Args:
+            parts: the neighbours of each block.
+            progress: the label of a progress bar, or None for no bar.
+            rows: the total number of queries, for the progress bar.
+        """
         found = []
         with Progress(progress, rows, "row") as bar:
             for part in parts:
@@ -70,11 +76,11 @@ class Neighbours:
 
 @dataclass(frozen=True)
 class Excluded:
-    """The codes that must not become neighbours of a query.
+    """The codes that must not be returned as neighbours of a query: its positive and other relevant codes.
 
     Args:
-        own (`int64[n]`): each query's positive.
-        answers: finds other relevant codes, which are excluded too. If None, only the positive is excluded.
+        own (`int64[n]`): the positive of each query.
+        answers: a look-up of other relevant codes. If None, only the positive is excluded.
     """
 
     own: np.ndarray
@@ -82,18 +88,18 @@ class Excluded:
 
     @property
     def key(self) -> list:
-        """The values that identify these codes in the key of cached neighbours."""
+        """The arrays that determine the excluded codes, for the cache key of neighbours."""
         return [self.own, None if self.answers is None else self.answers.key]
 
     def drop_from(self, scores: Tensor, queries: np.ndarray) -> Tensor:
-        """Sets the scores of these codes to -inf.
+        """Sets the scores of excluded codes to -inf, in place.
 
         Args:
-            scores: Tensor[B, C], modified in place.
-            queries: int64[B].
+            scores: Tensor[B, C], the scores of all codes for B queries.
+            queries: int64[B], the indices of the queries.
 
         Returns:
-            The previous scores of the queries' positives, Tensor[B].
+            The original scores of the queries' positives, Tensor[B].
         """
         line = torch.arange(len(queries))
         own = torch.from_numpy(self.own[queries])
@@ -105,14 +111,14 @@ class Excluded:
         return own_scores
 
     def contain(self, queries: np.ndarray, codes: np.ndarray) -> np.ndarray:
-        """Returns which of the codes, int64[B, K], are excluded for the query of their row, bool[B, K]."""
+        """Tests which of K codes per query, int64[B, K], are excluded for the B queries, bool[B, K]."""
         found = codes == self.own[queries][:, None]
         if self.answers is None:
             return found
         return found | self.answers.contain(queries, codes)
 
     def among(self, codes: np.ndarray) -> Excluded:
-        """Restricts this to a subset of codes, which must be sorted and include the queries' positives."""
+        """Returns the exclusions renumbered for a subset of codes, which must be sorted and contain all positives."""
         answers = None
         if self.answers is not None:
             answers = self.answers.restricted(codes)
@@ -129,21 +135,21 @@ def nearest_rows(
     progress: str | None = None,
     device: str | torch.device = "cpu",
 ) -> Neighbours:
-    """Returns the codes nearest to each query, by the dot product of vectors.
+    """Finds the k codes with the largest dot product with each query's vector.
 
-    If there are more than `exact_up_to` codes, a CPU takes candidates from a faiss index and scores them exactly. It
-    visits as many cells of the index as it takes to find 95 % of the ten nearest codes for a sample of queries. The
-    recall is printed. An accelerator always computes all products.
+    With more than `exact_up_to` codes, a CPU takes candidates from a faiss index and scores them exactly. It searches
+    enough cells of the index to find 95 % of the ten nearest codes for a sample of queries, and prints the recall. A
+    GPU always computes all products.
 
     Args:
         queries: [n, d], float32 or float16, in memory or memory-mapped.
-        codes: [m, d].
+        codes: [m, d], like `queries`.
         k: the number of neighbours per query.
-        excluded: the codes that must not become neighbours.
+        excluded: the codes that must not be returned.
         progress: the label of the progress bar, or None for no bar.
         device: the device on which products are computed.
     """
-    # A GPU computes all products of a million rows in minutes.
+    # A GPU computes all products between a million queries and a million codes in minutes.
     if len(codes) <= max(exact_up_to, SMALLEST_INDEX) or torch.device(device).type != "cpu":
         score = _dot_products(queries, codes, device)
         return exact_neighbours(score, np.arange(len(queries)), len(codes), k, excluded, progress)
@@ -153,10 +159,10 @@ def nearest_rows(
 def cached_neighbours(
     folder: str | Path | None, inputs: Sequence, k: int, build: Callable[[], Neighbours]
 ) -> Neighbours:
-    """Returns the cached k neighbours for `inputs`, or calls `build` and caches the result.
+    """Returns the neighbours cached for `inputs` and k, or calls `build` and caches the result.
 
-    Only the main process builds, so that neighbours do not depend on the number of processes. The other processes
-    memory-map the files if they share the folder. Otherwise they receive the arrays.
+    Only the main process calls `build`, so that neighbours do not depend on the number of processes. The other
+    processes memory-map the files if they share the folder, and otherwise receive the arrays.
 
     Args:
         folder: the cache folder. If None, neighbours stay in memory only.
@@ -194,7 +200,7 @@ def _dot_products(queries: np.ndarray, codes: np.ndarray, device) -> Callable[[n
 
 def _vectors(values: np.ndarray, rows, device) -> Tensor:
     chosen = np.asarray(values[rows], dtype=np.float32)
-    # Torch warns about read-only memory, such as a mapped file.
+    # Torch warns about read-only memory, such as a memory-mapped file.
     return torch.from_numpy(chosen if chosen.flags.writeable else chosen.copy()).to(device)
 
 
@@ -210,10 +216,12 @@ def exact_neighbours(
     entries: int = ENTRIES,
     threads: int = 1,
 ) -> Neighbours:
-    """Finds the neighbours of some queries by comparing them with all codes.
+    """Finds the neighbours of selected queries by scoring all codes.
 
     Args:
-        score: computes the scores of a block of queries, Tensor[block, codes]. They may be overwritten.
+        score: computes the scores of a block of queries, Tensor[block, codes]. The result may be overwritten.
+        queries: the indices of the queries.
+        codes: the number of codes.
         above: only codes with a higher score can be neighbours.
         entries: the maximum number of scores that each thread keeps in memory.
         threads: the number of blocks to score at the same time.
@@ -232,14 +240,14 @@ def exact_neighbours(
 
 
 def _padded(codes: Tensor, scores: Tensor, own: Tensor, k: int) -> Neighbours:
-    """Pads the results to k neighbours. Codes with a score of -inf are dropped."""
+    """Turns codes and scores, best first, into `Neighbours`: pads to k, and drops codes with a score of -inf."""
     missing = (0, k - scores.shape[1])
     codes = F.pad(codes.masked_fill(scores == -torch.inf, -1), missing, value=-1)
     return Neighbours(codes.numpy(), F.pad(scores, missing, value=-torch.inf).numpy(), own.numpy())
 
 
 def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Returns `scores.topk(k)`, but faster: the results lie in the k groups of columns with the largest maxima."""
+    """Returns `scores.topk(k)`, faster: only the k groups of columns with the largest maxima can contain results."""
     rows, width = scores.shape
     groups = width // GROUP
     if groups <= k:
@@ -253,7 +261,7 @@ def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _through_index(queries, codes, k, excluded, progress) -> Neighbours:
-    """Finds the neighbours of all rows. Candidates come from an index of compressed codes and are scored exactly."""
+    """Finds the neighbours of all queries: takes candidates from an index of compressed codes, then scores exactly."""
     generator = np.random.default_rng(0)
     index = _index(codes, generator)
     sample = np.sort(generator.choice(len(queries), min(SAMPLE, len(queries)), replace=False))
@@ -264,15 +272,15 @@ def _through_index(queries, codes, k, excluded, progress) -> Neighbours:
         if recall >= RECALL or index.nprobe >= index.nlist:
             break
         index.nprobe *= 2
-    print_on_main(f"neighbours among {len(codes):,} codes: recall@{SAMPLE_K} {recall:.3f} on {len(sample)} rows")
+    print_on_main(f"neighbours among {len(codes):,} codes: recall@{SAMPLE_K} {recall:.3f} on {len(sample)} queries")
     parts = (search(block, k) for block in blocks(np.arange(len(queries)), 1, SEARCHED_AT_ONCE))
     return Neighbours.joined(parts, progress, len(queries))
 
 
 def _index(codes: np.ndarray, generator: np.random.Generator):
-    """Builds an inverted file of all codes, with cells found by k-means and four bits per two dimensions."""
+    """Builds a faiss index of all codes: an inverted file with k-means cells, at four bits per two dimensions."""
     try:
-        import faiss  # an optional dependency, which only many rows need
+        import faiss  # an optional dependency
     except ImportError as error:
         what = f"finding neighbours among {len(codes):,} codes on a CPU"
         raise UserError(extra_needed(what, "faiss")) from error
@@ -296,7 +304,7 @@ def _index(codes: np.ndarray, generator: np.random.Generator):
 
 
 def _search(index, queries, codes, excluded, rows: np.ndarray, k: int, fetched: int | None = None) -> Neighbours:
-    """Returns the neighbours of some queries. If too many candidates are excluded, more are fetched."""
+    """Finds the neighbours of the queries `rows` with an index. Fetches more candidates if too many are excluded."""
     fetched = min(fetched or FETCHED * (k + 1), len(codes))
     query = _vectors(queries, rows, "cpu")
     found = index.search(query.numpy(), fetched)[1]
@@ -323,12 +331,12 @@ def _search(index, queries, codes, excluded, rows: np.ndarray, k: int, fetched: 
 
 
 def recall_of(found: np.ndarray, expected: np.ndarray) -> float:
-    """Returns the share of the expected neighbours that were found."""
+    """Returns the fraction of the expected neighbours, int[n, k] padded with -1, that were found."""
     pairs = zip(found.tolist(), expected.tolist(), strict=True)
     return sum(len(set(row) & set(best) - {-1}) for row, best in pairs) / max(int((expected >= 0).sum()), 1)
 
 
 def blocks(rows: np.ndarray, width: int, entries: int) -> Iterator[np.ndarray]:
-    """Splits `rows` into blocks. For each block, a matrix with `width` columns has at most `entries` entries."""
+    """Splits `rows` into blocks such that a matrix [block, width] has at most `entries` entries."""
     size = max(1, entries // max(width, 1))
     return (rows[start : start + size] for start in range(0, len(rows), size))

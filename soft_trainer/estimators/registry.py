@@ -1,4 +1,4 @@
-"""Creates estimators by name, as `choices.ESTIMATORS` lists them, and the default estimator for training in Python."""
+"""Creates estimators by name, such as "bm25", and the default estimator of a trainer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def choose_estimator(
 
     Args:
         query_columns: the columns of the queries. BM25 reads the first one.
-        trust_remote_code: run the code that comes with the encoder of `--estimator_model`.
+        trust_remote_code: whether to run code that comes with the encoder of `--estimator_model`.
 
     Returns:
         The estimator, or None for "none".
@@ -59,7 +59,7 @@ def choose_estimator(
 def _known(
     name: str, arguments: DataArguments, query_columns: Sequence[str], trust_remote_code: bool
 ) -> Estimator | None:
-    """Creates an estimator that is listed in `choices.ESTIMATORS`."""
+    """Creates a built-in estimator, a key of `choices.ESTIMATORS`, with the options in `arguments`."""
     if ESTIMATORS[name] is None:
         return None
     estimator_class = pkgutil.resolve_name(f"soft_trainer.estimators.{ESTIMATORS[name]}")
@@ -75,14 +75,18 @@ def _known(
         if model is None:
             raise UserError(f"estimator={name}: set estimator_model to a folder or a Hub name")
         base, revision = split_revision(model)
-        # Raises an error for a missing encoder now rather than when the estimator is fitted.
+        # Raise an error for a missing encoder now rather than when the estimator is fitted.
         load_tokenizer(base, resolve_profile(base, revision=revision), revision, trust_remote_code)
         options |= {"model_name_or_path": model, "trust_remote_code": trust_remote_code}
     return estimator_class(**options)
 
 
 def _users_own(name: str):
-    """Creates a user-defined estimator from `module:Class`. The class is called without arguments."""
+    """Imports a user's estimator class, `module:Class`, and calls it without arguments.
+
+    Raises:
+        UserError: the class cannot be imported or called, or lacks `fit` or `similarity`.
+    """
     own_class = import_reference("estimator", name)
     try:
         estimator = own_class()
@@ -99,21 +103,23 @@ def _users_own(name: str):
 def default_estimators(
     args: SoftInfoNCETrainingArguments, profile: EncoderProfile, model: PreTrainedModel, estimator=None
 ) -> list:
-    """Sets the options that depend on the encoder, as on the command line, and returns the default estimator.
+    """Sets a trainer's options that depend on the encoder, and creates its default estimator.
+
+    The defaults are the same as on the command line.
 
     Args:
-        args: the training arguments, which are changed in place. Plain `TrainingArguments` are left as they are.
-        model: the encoder before training. One without a name, which a configuration made, starts from scratch.
+        args: the training arguments, which are changed in place unless they are plain `TrainingArguments`.
+        model: the encoder before training. A model without a name counts as trained from scratch.
         estimator: the estimator among the trainer's callbacks, or None.
 
     Returns:
-        A list with the estimator. It is empty for plain `TrainingArguments`, for the command line, if there is
-        an estimator already, or if no option reads one.
+        A list with the default estimator. The list is empty for plain `TrainingArguments`, for a run from the command
+        line, if there is an estimator already, or if no option needs an estimator.
 
     Raises:
-        UserError: there is a teacher, and another estimator.
+        UserError: `args` has a teacher, and the callbacks have another estimator.
     """
-    if not isinstance(args, SoftInfoNCETrainingArguments) or hasattr(args, "given"):  # the command line has chosen
+    if not isinstance(args, SoftInfoNCETrainingArguments) or hasattr(args, "given"):  # from the command line
         return []
     data_args = DataArguments()
     other = None

@@ -1,4 +1,4 @@
-"""Finds each query's most similar documents with a product of sparse matrices, for example BM25 weights."""
+"""Finds the documents with the highest score for each query by multiplying sparse matrices, such as BM25 weights."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from soft_trainer.estimators.neighbours import Excluded, Neighbours, blocks, exa
 from soft_trainer.terminal import print_on_main
 
 EXACT_ROWS = 1 << 17  # up to this many documents, every query is compared with all of them
-COMMON = 0.1  # a term in a larger share of the documents is multiplied as a dense column
+COMMON = 0.1  # a term in a larger fraction of the documents is multiplied as a dense column
 ENTRIES = 1 << 22  # scores that a thread keeps in memory at once
-VISITED = 1 << 11  # documents that the rarest terms of a query may lead to, at first
-BLOCK = 64  # queries
-# VISITED is raised until this share of the neighbours of this many queries is found.
+VISITED = 1 << 11  # the initial limit on the documents that contain a query's rarest terms
+BLOCK = 64  # queries that a thread scores at once
+# The limit is doubled until, for a sample of this many queries, this fraction of the neighbours is found.
 SAMPLE = 256
 RECALL = 0.9
 
@@ -31,11 +31,10 @@ def nearest_by_terms(
     exact_up_to: int = EXACT_ROWS,
     progress: str | None = None,
 ) -> Neighbours:
-    """Returns the documents nearest to each query. A document with a score of 0 or below is not a neighbour.
+    """Finds the k documents with the highest scores for each query. Documents must score above 0.
 
-    If there are more than `exact_up_to` documents, only documents with one of the query's rarest terms are scored. It
-    uses as many of these terms as it takes to find 90 % of the neighbours of a sample of queries, and prints the
-    recall.
+    With more than `exact_up_to` documents, only documents that contain one of the query's rarest terms are scored. The
+    number of these terms is chosen to find 90 % of the neighbours of a sample of queries, and the recall is printed.
 
     Args:
         queries: [n, terms], term counts.
@@ -58,12 +57,12 @@ def nearest_by_terms(
         if recall >= RECALL or rare.nnz == queries.nnz:
             break
         visited *= 2
-    print_on_main(f"neighbours among {documents.shape[0]:,} texts: recall@{k} {recall:.3f} on {len(sample)} rows")
+    print_on_main(f"neighbours among {documents.shape[0]:,} texts: recall@{k} {recall:.3f} on {len(sample)} queries")
     return _compare_some(*sides, rows, k, excluded, progress)
 
 
 def _compare_all(queries, documents, rows: np.ndarray, k: int, excluded, progress: str | None = None) -> Neighbours:
-    """Scores all documents. The most frequent terms are multiplied as dense columns, which is faster."""
+    """Finds the neighbours of the queries `rows` by scoring all documents. Frequent terms become dense columns."""
     total = documents.shape[0]
     common = np.bincount(documents.indices, minlength=documents.shape[1]) > COMMON * total
     rare = sparse.diags_array((~common).astype(np.float32))
@@ -82,7 +81,7 @@ def _compare_all(queries, documents, rows: np.ndarray, k: int, excluded, progres
 
 
 def _rarest(queries: sparse.csr_matrix, postings: sparse.csr_matrix, visited: int) -> sparse.csr_matrix:
-    """Keeps each query's rarest terms that together occur in at most `visited` documents, but at least one term."""
+    """Keeps the rarest terms of each query that together occur in at most `visited` documents, at least one term."""
     row = np.repeat(np.arange(queries.shape[0]), np.diff(queries.indptr))
     having = np.diff(postings.indptr)[queries.indices]
     order = np.lexsort((having, row))
@@ -96,10 +95,10 @@ def _rarest(queries: sparse.csr_matrix, postings: sparse.csr_matrix, visited: in
 
 
 def _compare_some(rare, postings, queries, documents, rows, k, excluded, progress: str | None = None) -> Neighbours:
-    """Finds the documents that contain a term in `rare`, and scores them with all of the query's terms."""
+    """Finds the neighbours of the queries `rows` among the documents with a term in `rare`, scoring all terms."""
 
     def nearest(block: np.ndarray) -> Neighbours:
-        """Finds the neighbours of a block of rows."""
+        """Finds the neighbours of a block of queries."""
         found = rare[block] @ postings
         query = np.zeros(queries.shape[1], np.float32)
         near = np.full((len(block), k), -1)
@@ -113,7 +112,7 @@ def _compare_some(rare, postings, queries, documents, rows, k, excluded, progres
             values = documents[columns] @ query
             best = np.arange(len(values))
             if len(values) > k:
-                best = np.flatnonzero(values >= np.partition(values, -k)[-k])  # with all ties of the last
+                best = np.flatnonzero(values >= np.partition(values, -k)[-k])  # with all ties for rank k
             best = best[np.lexsort((columns[best], -values[best]))][:k]
             near[place, : len(best)] = columns[best]
             scores[place, : len(best)] = values[best]

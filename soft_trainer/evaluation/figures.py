@@ -1,4 +1,4 @@
-"""Draws figures with matplotlib, which is only imported once a figure is drawn."""
+"""Creates and saves matplotlib figures. Matplotlib is imported only when a figure is drawn."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from pathlib import Path
 from soft_trainer.errors import UserError
 from soft_trainer.files import written_aside
 
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # the colour-blind can tell them apart
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # distinct for colour-blind people too
 
 
 def new_figure(width: float, height: float):
-    """Makes an empty `Figure`, whose size is in inches. It needs no display."""
-    from matplotlib.figure import Figure  # of the extra `plots`
+    """Makes an empty `Figure` of this size in inches. No display is needed."""
+    from matplotlib.figure import Figure  # from the extra `plots`
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def save_png(figure, path: str | Path) -> Path:
-    """Writes a figure atomically, at 150 dots per inch. Raises UserError if the file cannot be written."""
+    """Writes a figure to a PNG file at 150 dots per inch, atomically. Raises UserError if that fails."""
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Ranks the corpus lexically with BM25, as a baseline for trained encoders."""
+"""Ranks a corpus by words with BM25, alone and combined with an encoder, as baselines for trained encoders."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ def lexical_rankings(
     embeddings: tuple[Tensor, Tensor],
     top_k: int = 10,
 ) -> dict[str, Ranking]:
-    """Ranks the corpus for each query, by BM25 on words and by the sum of BM25 and an encoder's scores.
+    """Ranks the corpus for each query, by BM25 on words and by the sum of BM25 scores and an encoder's scores.
 
-    Both sides are split into words in the same way (`split_identifiers`). A word that n of C codes contain has
-    Lucene's weight, `ln(1 + (C - n + 0.5) / (n + 0.5))`, which is never negative. `k1` is 1.2 and `b` is 0.75. A word
-    that occurs twice in a query has twice the weight. Ties are resolved against the query's positive, even for codes
-    that share no word with the query. Scores are float64, and codes with the same words get bit-identical scores.
+    Queries and codes are split into words in the same way (`split_identifiers`). A word that n of C codes contain has
+    Lucene's idf, `ln(1 + (C - n + 0.5) / (n + 0.5))`, which is never negative. `k1` is 1.2 and `b` is 0.75. A word
+    that occurs twice in a query counts twice. Ties are broken against the query's positive, even for codes that share
+    no word with the query. Scores are float64, and codes with the same words get bit-identical scores.
 
-    For the sum, both kinds of scores are standardised over the codes of a query (mean 0, deviation 1), so that neither
-    outweighs the other. An encoder whose scores differ only by rounding errors adds nothing.
+    For the sum, BM25 scores and encoder scores are standardised over the codes of a query (mean 0, deviation 1), so
+    that both have the same influence. An encoder whose scores differ only by rounding errors adds nothing.
 
     Args:
         queries: the tokens of each query.
-        codes: the tokens of each function in the corpus.
-        targets (`LongTensor[Q]`): the row of each query's positive.
+        codes: the tokens of each code in the corpus.
+        targets (`LongTensor[Q]`): the corpus index of each query's positive.
         embeddings (`Tensor[Q, d]` and `Tensor[C, d]`): the embeddings of queries and codes, scored by dot product.
         top_k (`int`, *optional*, defaults to 10): the number of best codes to return, at most `C`.
 
     Returns:
-        The rankings "lexical" and "combined".
+        A dict with the rankings "lexical" (BM25) and "combined" (the sum).
 
     Raises:
         UserError: no code contains a word.
@@ -50,7 +50,7 @@ def lexical_rankings(
     targets = torch.as_tensor(targets)
     code_counts, counts = count_terms([as_arrow(map(split_identifiers, side)) for side in (codes, queries)])
     if not code_counts.nnz:
-        raise UserError(f"None of the {len(codes)} codes holds a word: there is nothing to search.")
+        raise UserError(f"None of the {len(codes)} codes contains a word: there is nothing to search.")
     weights = bm25_weights(code_counts).T.tocsr()
     query_embeddings, code_embeddings = (side.cpu() for side in embeddings)
     corpus = Corpus(code_embeddings)
@@ -67,7 +67,11 @@ def lexical_rankings(
 
 
 def _standardised(scores: Tensor, noise: Tensor | float = 0.0) -> Tensor:
-    """Standardises each query's scores, Tensor[B, C]. Scores that vary by at most `noise` become 0."""
+    """Standardises each query's scores, Tensor[B, C], to mean 0 and deviation 1, or to 0 if they vary only by noise.
+
+    Args:
+        noise: the largest deviation that counts as noise.
+    """
     deviation, mean = torch.std_mean(scores, dim=1, correction=0)
     factor = torch.where(deviation > noise, 1 / deviation, 0.0)
     return (scores - mean[:, None]) * factor[:, None]

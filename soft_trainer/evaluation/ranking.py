@@ -1,4 +1,4 @@
-"""Ranks each query's positive in a corpus. Queries are processed in blocks, to avoid the full score matrix."""
+"""Ranks a corpus for each query and computes MRR and recall, in blocks of queries to limit memory."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _BLOCK = 2**25  # scores in memory at once
 
 @dataclass(frozen=True)
 class Ranking:
-    """The rank of each query's positive, and the best codes.
+    """The rank of each query's positive in the corpus, and the K best codes for each query.
 
     Args:
-        ranks (`LongTensor[Q]`): the ranks, starting at 1. Ties are resolved against the query's positive.
-        top_indices (`LongTensor[Q, K]`): the rows of the best codes, best first. Codes with equal scores are ordered
-            by row.
-        top_scores (`Tensor[Q, K]`): their scores, multiplied by the score scale.
+        ranks (`LongTensor[Q]`): the ranks, starting at 1. Ties are broken against the query's positive.
+        top_indices (`LongTensor[Q, K]`): the corpus indices of the best codes, best first. Codes with equal scores are
+            ordered by index.
+        top_scores (`Tensor[Q, K]`): the scores of the best codes, multiplied by the score scale.
     """
 
     ranks: Tensor
@@ -29,13 +29,13 @@ class Ranking:
 
     @classmethod
     def join(cls, blocks: list[Ranking]) -> Ranking:
-        """Joins the rankings of several blocks of queries."""
+        """Concatenates the rankings of several blocks of queries."""
         parts = [(block.ranks, block.top_indices, block.top_scores) for block in blocks]
         return cls(*map(torch.cat, zip(*parts, strict=True)))
 
 
 class Corpus:
-    """The codes to rank. Identical embeddings get bit-identical scores, so that they tie.
+    """Scores a corpus of embeddings so that identical embeddings get bit-identical scores and therefore tie.
 
     Args:
         code_embeddings (`Tensor[C, d]`): the embeddings, of any floating-point type.
@@ -65,22 +65,22 @@ def rank_codes(
     score_scale: float = 1.0,
     block_size: int | None = None,
 ) -> Ranking:
-    """Ranks the corpus for each query by dot product. For cosine similarity, normalise both sides first.
+    """Ranks the corpus for each query by dot product. For cosine similarity, normalise the embeddings first.
 
     A rank is 1, plus the number of codes with a higher score than the query's positive, plus the number of other codes
-    with the same score. Scores are computed in float64, regardless of any precision settings, on the embeddings'
-    device. Memory grows with `Q + C` and the size of a block, never with `Q * C`.
+    with the same score. Scores are computed in float64 on the embeddings' device, whatever the precision settings.
+    Memory grows with `Q + C` and the size of a block, never with `Q * C`.
 
     Args:
         query_embeddings (`Tensor[Q, d]`): the queries, of any floating-point type.
         code_embeddings (`Tensor[C, d]`): the corpus, on the same device.
-        targets (`LongTensor[Q]`): the row of each query's positive.
+        targets (`LongTensor[Q]`): the corpus index of each query's positive.
         top_k (`int`, *optional*, defaults to 10): the number of best codes to return, at most `C`.
         score_scale (`float`, *optional*, defaults to 1.0): a positive factor for the returned scores.
         block_size (`int`, *optional*): the number of queries in a block. By default, a block takes at most 256 MiB.
 
     Raises:
-        UserError: the shapes do not match, a target is outside the corpus, or an embedding has NaN or infinity.
+        UserError: the shapes do not match, a target is outside the corpus, or an embedding contains NaN or infinity.
     """
     if query_embeddings.device.type == "mps":  # MPS has no float64
         query_embeddings = query_embeddings.cpu()
@@ -97,7 +97,7 @@ def rank_codes(
 
 
 def rank_scores(scores: Tensor, targets: Tensor, top_k: int = 10) -> Ranking:
-    """Ranks codes for a block of queries by their scores.
+    """Turns a block of scores into the rank of each query's positive and the best codes.
 
     Args:
         scores (`Tensor[B, C]`): the score of each query with each code.
@@ -110,7 +110,7 @@ def rank_scores(scores: Tensor, targets: Tensor, top_k: int = 10) -> Ranking:
     ranks = (scores >= own).view(torch.uint8).sum(dim=1, dtype=torch.int32).long()  # summing bool is slower
     best, columns = scores.topk(min(top_k + 1, codes))
     if top_k < codes:
-        # `topk` returns any of the columns that tie for the last place.
+        # If columns tie for rank K, `topk` may return any of them.
         for row in (best[:, top_k - 1] == best[:, top_k]).nonzero().flatten().tolist():
             candidates = (scores[row] >= best[row, top_k]).nonzero().flatten()
             order = scores[row, candidates].argsort(descending=True, stable=True)
@@ -121,12 +121,12 @@ def rank_scores(scores: Tensor, targets: Tensor, top_k: int = 10) -> Ranking:
 
 
 def retrieval_metrics(ranks: Tensor, pool_size: int, max_rank: int | None = None) -> dict[str, float]:
-    """Computes mean reciprocal rank and recall.
+    """Computes mean reciprocal rank and recall from the ranks of the queries' positives.
 
     Args:
         ranks (`LongTensor[Q]`): the ranks, starting at 1.
         pool_size (`int`): the number of codes in the corpus.
-        max_rank (`int`, *optional*): larger ranks contribute 0 to the MRR. The published scripts use 1000.
+        max_rank (`int`, *optional*): larger ranks count as not found. The published scripts use 1000.
 
     Returns:
         `dict`: `mrr`, `recall@1`, `recall@5`, `recall@10`, `pool_size`, `queries`.
@@ -144,7 +144,7 @@ def retrieval_metrics(ranks: Tensor, pool_size: int, max_rank: int | None = None
 
 
 def _check(queries: Tensor, codes: Tensor, targets: Tensor) -> None:
-    """Raises UserError if shapes do not match, a target is out of range, or an embedding is not finite."""
+    """Raises UserError if the shapes do not match, a target is out of range, or an embedding is not finite."""
     shapes = [list(each.shape) for each in (queries, codes, targets)]
     fit = len(shapes[0]) == 2 and shapes[1][1:] == shapes[0][1:] and shapes[2] == shapes[0][:1]
     if not fit:
@@ -161,4 +161,4 @@ def _check(queries: Tensor, codes: Tensor, targets: Tensor) -> None:
         wrong = (~torch.isfinite(rows)).any(dim=1).nonzero()
         if len(wrong):
             row = int(wrong[0])
-            raise UserError(f"The {side} embedding in row {row} holds NaN or infinity: it cannot be ranked.")
+            raise UserError(f"The {side} embedding in row {row} contains NaN or infinity and cannot be ranked.")

@@ -1,4 +1,4 @@
-"""Formats and stores a run's results: comparison tables, examples, and a file with the rank of each query."""
+"""Formats and stores a run's results: a table of metrics, example queries, and files with the rank of each query."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from soft_trainer.fingerprints import encoder_files_fingerprint, fingerprint
 from soft_trainer.terminal import print_on_main, shortened, table
 
 METRICS = {"mrr": "MRR", "recall@1": "recall@1", "recall@5": "recall@5", "recall@10": "recall@10"}
-CHANGE = "mrr_change"  # compared with before training
+CHANGE = "mrr_change"  # from before to after training
 MARGIN = "mrr_change_margin"
-# Metrics for graded codes. The title gives the gain of a grade.
+# Metrics for graded judgments. The title of nDCG states the gain of a grade.
 GRADED = {
     MAP: "MAP",
     NDCG["linear"]: "nDCG@10, gain relevance",
     NDCG["exponential"]: "nDCG@10, gain 2^relevance - 1",
 }
-# The number of codes for each query, and of characters in a text, that a report shows.
+# A report shows this many codes for each query, and this many characters of a text.
 _SHOWN = 3
 _WIDTH = 300
 LABELS = {
@@ -52,15 +52,14 @@ def save_ranks(
 ) -> None:
     """Writes each query's `url`, `rank` (starting at 1) and top codes to a Parquet file.
 
-    The file also has the texts, so that a report can be written without the data set: `query`, its `code`, and the
-    first three `top_codes`, in lines of at most 300 characters. If a query has several relevant codes, `code` is the
-    one with the highest grade.
+    The file also contains texts, so that a report can be written without the data set: `query`, its relevant `code`
+    and the first three `top_codes`, each shortened to a line of at most 300 characters. `code` is the relevant code
+    with the highest grade.
 
     Args:
         query_columns, code_columns: the columns that may contain the texts. The first one that exists is used.
         by_query: other measures of each query, float64[Q] each.
-        encoder: the folder of the encoder that produced the ranks, if there is one. Its fingerprint is stored with the
-            ranks.
+        encoder: the folder of the encoder that produced the ranks, if any, so that its fingerprint can be stored.
     """
     urls = np.array(split.corpus["url"][:], dtype=object)
     query = text_column(split.queries, query_columns, "query")
@@ -91,9 +90,10 @@ def save_ranks(
 
 
 def _identity(split: Split, query_columns: Sequence[str], code_columns: Sequence[str]) -> tuple[list[str], str]:
-    """Returns one fingerprint per query and its relevant codes, and a fingerprint of the corpus.
+    """Returns a fingerprint of each query with its relevant codes, and a fingerprint of the corpus.
 
-    The order of the corpus does not matter, nor do the columns that the encoder reads.
+    Two runs on the same data get the same fingerprints, whatever the order of the corpus and whichever columns their
+    encoders read.
     """
     query = text_column(split.queries, (*QUERY_COLUMNS, *query_columns), "query")
     code = text_column(split.corpus, (*CODE_COLUMNS, *code_columns), "code")
@@ -109,11 +109,11 @@ def _identity(split: Split, query_columns: Sequence[str], code_columns: Sequence
 
 
 class RankedQueries:
-    """The ranks of all queries, read from a file written by `save_ranks`.
+    """The contents of a file that `save_ranks` wrote: ranks and texts of all queries.
 
     Args:
         path: the path of the file.
-        rows: the content of the file.
+        rows: the table in the file.
     """
 
     def __init__(self, path: Path, rows: pa.Table):
@@ -127,27 +127,28 @@ class RankedQueries:
         self.encoder: bytes | None = rows.schema.metadata.get(b"encoder")  # the fingerprint of the encoder's files
 
     def check_encoder(self) -> None:
-        """Checks that the encoder has not changed since it made these ranks. A missing encoder counts as unchanged.
+        """Checks that the encoder has not changed since it produced these ranks. A missing encoder passes the check.
+
+        If an encoder in another folder has changed, a warning is printed.
 
         Raises:
-            UserError: the encoder next to the ranks has changed. If it is in another folder, only a warning is
-                printed.
+            UserError: the encoder in the folder of the ranks has changed.
         """
         folder = os.path.normpath(self.path.parent / self.rows.schema.metadata.get(b"encoder_folder", b".").decode())
         now = encoder_files_fingerprint(folder)
         if self.encoder is None or now is None or now.encode() == self.encoder:
             return
-        problem = f"{self.path}: the encoder in {folder} has changed since these ranks were made: evaluate again"
+        problem = f"{self.path}: the encoder in {folder} has changed since these ranks were computed: evaluate again"
         if folder == os.path.normpath(self.path.parent):
             raise UserError(problem)
         print_on_main(f"warning: {problem}")
 
     def query(self, row: int) -> str:
-        """Returns the text of one query."""
+        """Returns the text of a query from its row number."""
         return self.rows["query"][row].as_py()
 
     def top(self, row: int) -> list[tuple[bool, str]]:
-        """Returns a query's top three codes, best first, as (True for the query's code, text)."""
+        """Returns a query's top three codes, best first, as (is relevant, text). `row` is the query's row number."""
         urls = self.rows["top_urls"][row].as_py()[:_SHOWN]
         codes = self.rows["top_codes"][row].as_py()
         return [(url == self.urls[row], code) for url, code in zip(urls, codes, strict=True)]
@@ -164,18 +165,18 @@ def load_ranks(path: str | Path) -> RankedQueries:
         raise UserError(f"{path}: cannot be read: {' '.join(str(error).split())}") from error
     columns = {"url", "rank", "top_urls", "query", "top_codes", "key"}
     if not columns <= {*rows.column_names} or not len(rows):
-        raise UserError(f"{path}: not the ranks of a run, or another version wrote them: evaluate the encoder again")
+        raise UserError(f"{path}: not the ranks of a run, or written by another version: evaluate the encoder again")
     return RankedQueries(path, rows)
 
 
 def change_of_mrr(before: ArrayLike, after: ArrayLike) -> dict[str, float]:
-    """Computes the change in MRR between two rankings of the same queries.
+    """Computes the change in MRR between two rankings of the same queries, with a 95 % confidence interval.
 
     Args:
         before, after: int[Q], the ranks of Q queries, starting at 1.
 
     Returns:
-        `mrr_change`, and `mrr_change_margin`, half the width of its 95 % interval. Empty if there is only one query.
+        `mrr_change` and `mrr_change_margin`, half the width of the interval. Empty if there is only one query.
     """
     differences = 1 / np.asarray(after, dtype=np.float64) - 1 / np.asarray(before, dtype=np.float64)
     if len(differences) < 2:
@@ -185,7 +186,11 @@ def change_of_mrr(before: ArrayLike, after: ArrayLike) -> dict[str, float]:
 
 
 def metrics_table(results: dict[str, dict[str, dict]], labels: Mapping[str, str] = LABELS) -> str:
-    """Formats `{split: {system: metrics}}` as a Markdown table with one row per split and system."""
+    """Formats `{split: {system: metrics}}` as a Markdown table with a row for each split and system.
+
+    Args:
+        labels: the names of systems in the table, in order. Other systems are skipped.
+    """
     measured = []
     everything: dict[str, float] = {}
     for split, found in results.items():
@@ -198,7 +203,7 @@ def metrics_table(results: dict[str, dict[str, dict]], labels: Mapping[str, str]
     titles = ["queries", "ranked by", *names.values(), "codes in the corpus"]
     rows = [[*place, *map(metrics.get, names), int(metrics["pool_size"])] for *place, metrics in measured]
     if CHANGE in everything:
-        titles.insert(3, "change of MRR, 95 %")
+        titles.insert(3, "change in MRR, 95 %")
         for row, (*_, metrics) in zip(rows, measured, strict=True):
             change = None
             if CHANGE in metrics:
@@ -208,7 +213,7 @@ def metrics_table(results: dict[str, dict[str, dict]], labels: Mapping[str, str]
 
 
 def examples(split: Split, ranking: Ranking, number: int, query_column: str, code_column: str) -> str:
-    """Formats the first `number` queries, each with its top three functions. `=>` marks relevant codes."""
+    """Formats the first `number` queries with their top three codes as text. `=>` marks relevant codes."""
     blocks = []
     queries = split.queries.select(range(min(number, len(split.queries))))
     for row, query in enumerate(queries):

@@ -1,4 +1,4 @@
-"""Ranks a corpus for queries, with several relevant codes per query, fewer dimensions and several sets."""
+"""Evaluates retrieval: several relevant codes per query, graded judgments, Matryoshka embeddings, several sets."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from soft_trainer.evaluation.ranking import Ranking, rank_codes, retrieval_metri
 
 CUT = 10  # the ranks that count for nDCG
 MAP = "map"
-# The name of nDCG for each gain, because figures with different gains cannot be compared.
+# nDCG has a different name for each gain, because values with different gains cannot be compared.
 NDCG = {"linear": "ndcg@10", "exponential": "ndcg_exponential@10"}
 
 
 @dataclass(frozen=True)
 class RetrievalOutput:
-    """The output of `SoftInfoNCETrainer.predict`.
+    """The output of `SoftInfoNCETrainer.predict`: rankings and metrics.
 
     Args:
-        ranking: the rank of each query's positive. If several codes are relevant, this is the best of their ranks.
-        metrics: the metrics of this ranking.
-        shorter: the rankings with fewer dimensions, if the encoder has Matryoshka embeddings.
-        by_query: the average precision and nDCG of each query, float64[Q] each, if codes have grades.
+        ranking: the rank of each query's best-ranked relevant code, and the top codes.
+        metrics: the metrics of this ranking, keyed by name.
+        shorter: the rankings with truncated Matryoshka embeddings, keyed by their number of dimensions.
+        by_query: if there are grades, the average precision and nDCG of each query, float64[Q] each.
     """
 
     ranking: Ranking
@@ -42,23 +42,23 @@ class RetrievalOutput:
 
     @property
     def ranks(self) -> Tensor:
-        """The rank of each query's positive, LongTensor[Q], starting at 1."""
+        """The rank of each query's best-ranked relevant code, LongTensor[Q], starting at 1."""
         return self.ranking.ranks
 
     @property
     def top_indices(self) -> Tensor:
-        """The rows of the best codes, LongTensor[Q, k], best first."""
+        """The corpus indices of each query's top codes, LongTensor[Q, k], best first."""
         return self.ranking.top_indices
 
 
 def rank_corpus(
     queries: Tensor, codes: Tensor, split: Split, encoder: EncoderProfile, dims: Iterable[int]
 ) -> RetrievalOutput:
-    """Ranks the corpus for every query and computes metrics, for full embeddings and for their leading dimensions.
+    """Ranks the corpus for every query and computes metrics, for full and for truncated embeddings.
 
     Args:
         queries, codes: the embeddings of the queries and of the corpus, to be compared by dot product.
-        dims: the numbers of leading dimensions to measure in addition to full embeddings.
+        dims: the shorter embedding sizes to measure in addition to full embeddings.
     """
     judgments = split.judgments
     pool_size = len(split.corpus)
@@ -72,7 +72,7 @@ def rank_corpus(
 
 
 def _rank_answers(queries: Tensor, codes: Tensor, judgments: Judgments, score_scale: float) -> Ranking:
-    """Returns the ranks of all relevant codes. Each process ranks its share of them and receives the ranks of all."""
+    """Ranks all relevant codes of all queries. Each process ranks a shard, and receives the ranks of all shards."""
     rows, targets = answer_pairs(judgments)
     shard = distributed.shard(len(rows), *distributed.rank_and_world_size())
     asked = queries[rows[shard].to(queries.device)]
@@ -81,40 +81,37 @@ def _rank_answers(queries: Tensor, codes: Tensor, judgments: Judgments, score_sc
 
 
 def answer_pairs(judgments: Judgments) -> tuple[Tensor, Tensor]:
-    """Returns the query and the code of each relevant code, LongTensor[P] each, ordered by query."""
+    """Returns the query index and the code index of each relevant pair, LongTensor[P] each, ordered by query."""
     right = judgments.relevant.tocoo()
     return torch.from_numpy(right.row).long(), torch.from_numpy(right.col).long()
 
 
 def best_answers(judgments: Judgments) -> np.ndarray:
-    """Returns each query's relevant code with the highest grade, int64[Q].
-
-    If several codes share the highest grade, the first one is returned.
-    """
+    """Returns the index of each query's relevant code with the highest grade, int64[Q]. The first one wins ties."""
     right = judgments.relevant.tocoo()
     pairs = pd.DataFrame({"query": right.row, "grade": right.data})
     return right.col[pairs.groupby("query")["grade"].idxmax()].astype(np.int64)
 
 
 def by_query(ranking: Ranking, judgments: Judgments) -> tuple[Ranking, dict[str, np.ndarray]]:
-    """Reduces the ranks of all relevant codes to one rank per query, and measures how well all of them are found.
+    """Reduces the ranks of all relevant codes to the best rank per query, and computes average precision and nDCG.
 
     In nDCG, a code at rank p gains its grade (or 2^grade - 1, depending on `judgments.gain`) / log2(p + 1). The sum
-    over the first ten ranks is divided by its ideal value. Ties are resolved against the query: among codes
-    with the same score, irrelevant codes come first, then codes with lower grades.
+    over the first ten ranks is divided by the best possible sum. Ties are broken against the query: among codes with
+    the same score, irrelevant codes come first, then codes with lower grades.
 
     Args:
         ranking: the ranking of the P pairs from `answer_pairs`. Every query has at least one pair.
 
     Returns:
-        The ranking of the Q queries by their best-ranked relevant codes. With graded codes, also the average
-        precision `map` and nDCG, under the name of its gain, float64[Q] each.
+        The ranking of the Q queries by their best-ranked relevant codes. Then, if there are grades, a dict with the
+        average precision (`map`) and nDCG (`ndcg@10` or `ndcg_exponential@10`) of each query, float64[Q] each.
     """
     right = judgments.relevant.tocoo()
     pairs = pd.DataFrame({"query": right.row, "grade": right.data.astype(np.float64)})
     pairs["rank"] = ranking.ranks.numpy(force=True)
     by_grade = pairs.sort_values("grade", ascending=False, kind="stable")
-    # Relevant codes that tie all have the rank of the last of them.
+    # Relevant codes with the same score all have the last code's rank.
     pairs["place"] = pairs["rank"] - by_grade.groupby(["query", "rank"]).cumcount()
     first = torch.tensor(pairs.groupby("query")["place"].idxmin().to_numpy())
     ranks = torch.tensor(pairs["place"].to_numpy())[first]
@@ -126,12 +123,18 @@ def by_query(ranking: Ranking, judgments: Judgments) -> tuple[Ranking, dict[str,
 
 
 def means(measured: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Averages each measure over the queries."""
+    """Averages each measure, an array over the queries, and returns the means keyed by name."""
     return {name: float(values.mean()) for name, values in measured.items()}
 
 
 def _ndcg(pairs: pd.DataFrame, gain: str) -> np.ndarray:
-    """Returns each query's nDCG, float64[Q], given `query`, `grade`, `place` and `best_place` of each pair."""
+    """Computes each query's nDCG, float64[Q].
+
+    Args:
+        pairs: a row for each relevant code: its `query`, `grade`, rank (`place`) and rank in the ideal order
+            (`best_place`).
+        gain: see `Judgments`.
+    """
     gains = pairs["grade"]
     if gain == "exponential":
         gains = np.exp2(gains) - 1
@@ -144,15 +147,23 @@ def _ndcg(pairs: pd.DataFrame, gain: str) -> np.ndarray:
 
 
 def _average_precision(pairs: pd.DataFrame) -> np.ndarray:
-    """Returns the mean precision at the ranks of each query's relevant codes, float64[Q]."""
-    # The order of codes that tie affects only the order of this sum, and so its last digit.
+    """Computes each query's average precision, float64[Q], from the `query` and `rank` of each relevant code."""
+    # The order of codes that tie affects only the last digit, through the order of the sum.
     place = pairs["rank"] - pairs.groupby(["query", "rank"]).cumcount()
     found = place.groupby(pairs["query"]).rank(method="first")
     return np.bincount(pairs["query"], found / place) / np.bincount(pairs["query"])
 
 
 def mean_over_sets(metrics: dict[str, float], prefix: str, keys: tuple[str, ...]) -> dict[str, float]:
-    """Averages the metrics that all sets have in common, except counts and times."""
+    """Averages the metrics that all sets have in common, except counts and times.
+
+    Args:
+        metrics: metrics named `PREFIX_KEY_NAME`.
+        keys: the names of the sets.
+
+    Returns:
+        The means, named `PREFIX_NAME`.
+    """
     start = f"{prefix}_{keys[0]}_"
     excluded = ("pool_size", "queries", "runtime", "per_second")
     means = {}
@@ -163,20 +174,20 @@ def mean_over_sets(metrics: dict[str, float], prefix: str, keys: tuple[str, ...]
     return means
 
 
-# ---- Matryoshka embeddings: the MRR with the first dimensions, such as `mrr_256`, in addition to `mrr` ----
+# ---- Matryoshka embeddings: the MRR of truncated embeddings, such as `mrr_256` ----
 
 
 def shorter_metric(dim: int) -> str:
-    """Returns the name of the MRR measured with the first `dim` dimensions."""
+    """Returns the name of the MRR with embeddings truncated to `dim` dimensions: `mrr_256`."""
     return f"mrr_{dim}"
 
 
 def shorter_titles(metrics: Iterable[str]) -> dict[str, str]:
-    """Finds the MRRs of shortened embeddings in `metrics`. Returns titles keyed by name, most dimensions first."""
+    """Returns table titles for the MRRs of truncated embeddings in `metrics`, keyed by name, most dimensions first."""
     dims = {int(match[1]) for match in map(re.compile(r"mrr_(\d+)").fullmatch, metrics) if match}
-    return {shorter_metric(dim): f"MRR by {dim} dimensions" for dim in sorted(dims, reverse=True)}
+    return {shorter_metric(dim): f"MRR, {dim} dimensions" for dim in sorted(dims, reverse=True)}
 
 
 def mrr_by_dims(rankings: Mapping[int, Ranking], pool_size: int) -> dict[str, float]:
-    """Computes the MRR of each ranking of `pool_size` codes. Rankings are keyed by their number of dimensions."""
+    """Computes the MRRs of rankings keyed by dimension, and returns them as `{"mrr_256": value}`."""
     return {shorter_metric(dim): retrieval_metrics(each.ranks, pool_size)["mrr"] for dim, each in rankings.items()}

@@ -1,7 +1,7 @@
-"""Compares two systems that rank the same queries: is one better, and by how much?
+"""Tests whether one of two systems ranks the same queries better than the other, and by how much.
 
-Two systems rank the same queries, so each query gives one difference (`ArrayLike[Q]`). Only these differences are
-resampled. The measure is the reciprocal rank, whose mean is the MRR. Equal inputs always give equal results.
+Each query contributes the difference between the two systems' reciprocal ranks, whose mean is the difference in MRR.
+Only these differences, `ArrayLike[Q]`, are resampled. The results are deterministic.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from scipy import stats
 from soft_trainer.errors import UserError
 
 RESAMPLES = 10_000
-TAIL = 0.025  # the probability on either side of an interval
+TAIL = 0.025  # the probability outside a 95 % interval, on each side
 _NUMBERS = 2**22  # resampled numbers in memory at once, 32 MB
 
 
 class Interval(NamedTuple):
-    """A 95 % confidence interval for the mean difference a - b."""
+    """A 95 % confidence interval for the mean difference between systems a and b, a - b."""
 
     low: float
     high: float
@@ -30,23 +30,23 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison of two systems on the same queries."""
+    """The result of comparing two systems, a and b, on the same queries."""
 
-    delta: float  # MRR of a minus MRR of b
-    interval: Interval  # paired bootstrap interval of `delta`
-    p: float  # two-sided p of the randomisation test, not corrected for many comparisons
-    wins: int  # number of queries that a ranks better
+    delta: float  # the MRR of a minus the MRR of b
+    interval: Interval  # the paired bootstrap interval of `delta`
+    p: float  # the two-sided p-value of the randomisation test, not corrected for multiple comparisons
+    wins: int  # the number of queries that a ranks better
     losses: int
     ties: int
 
 
 def difference_text(delta: float, interval: Interval, digits: int = 4) -> str:
-    """Formats a difference in MRR and its interval."""
+    """Formats a difference in MRR with its interval: `+0.0120 (+0.0070 to +0.0165)`."""
     return f"{delta:+.{digits}f} ({interval.low:+.{digits}f} to {interval.high:+.{digits}f})"
 
 
 def reciprocal_ranks(ranks: ArrayLike) -> np.ndarray:
-    """Returns each query's reciprocal rank, float64[Q]."""
+    """Converts ranks, which start at 1, to reciprocal ranks, float64[Q]. Raises UserError for a rank below 1."""
     ranks = np.asarray(ranks, dtype=np.float64)
     if not (ranks >= 1).all():
         raise UserError("ranks: expected numbers of 1 or more")
@@ -54,7 +54,7 @@ def reciprocal_ranks(ranks: ArrayLike) -> np.ndarray:
 
 
 def paired_bootstrap(differences: ArrayLike) -> Interval:
-    """Returns the percentile bootstrap interval of the mean difference, using 10,000 resamples of the queries."""
+    """Computes the percentile bootstrap interval of the mean difference, from 10,000 resamples of the queries."""
     batch = max(1, _NUMBERS // len(differences))
     rng = np.random.default_rng(0)
     settings = {"n_resamples": RESAMPLES, "confidence_level": 1 - 2 * TAIL, "method": "percentile"}
@@ -63,9 +63,9 @@ def paired_bootstrap(differences: ArrayLike) -> Interval:
 
 
 def stratified_bootstrap(strata: Sequence[ArrayLike]) -> Interval:
-    """Returns the percentile bootstrap interval of the mean difference over all queries in several sets.
+    """Computes the percentile bootstrap interval of the mean difference over the queries of several sets and seeds.
 
-    Each resample draws new seeds and new queries within every set, because a repeated experiment would have others.
+    Each resample draws both seeds and queries within every set, because both would differ in a repeated experiment.
     SciPy's `bootstrap` resamples only one dimension.
 
     Args:
@@ -88,14 +88,17 @@ def stratified_bootstrap(strata: Sequence[ArrayLike]) -> Interval:
 
 
 def randomisation_test(differences: ArrayLike, n_resamples: int = RESAMPLES) -> float:
-    """Returns the two-sided p of the hypothesis that two systems differ only by chance.
+    """Computes the two-sided p-value of the null hypothesis that two systems differ only by chance.
 
-    Under this hypothesis, a query's two values are exchangeable, so its difference may change sign. The test is
-    equivalent to SciPy's `permutation_test` on paired samples, but drawing signs is ten times faster. The smallest
-    possible p is 2 / (n_resamples + 1).
+    Under this hypothesis, a query's two values are exchangeable, so the sign of their difference is random. The test
+    is equivalent to SciPy's `permutation_test` on paired samples, but drawing signs is ten times faster. The smallest
+    possible p-value is 2 / (n_resamples + 1).
+
+    Args:
+        differences: the difference between the two systems on each query.
     """
     differences = np.asarray(differences)
-    difference = differences[differences != 0]  # an exchange does not change a tie
+    difference = differences[differences != 0]  # a tie has no sign
     if len(difference) == 0:
         return 1.0
     generator = np.random.default_rng(0)
@@ -110,10 +113,11 @@ def randomisation_test(differences: ArrayLike, n_resamples: int = RESAMPLES) -> 
 
 
 def holm(p_values: Sequence[float]) -> np.ndarray:
-    """Applies Holm's correction for multiple comparisons, which bounds the probability of any false finding.
+    """Corrects p-values for multiple comparisons by Holm's method, which bounds the probability of any false finding.
 
-    The smallest p is multiplied by the number of comparisons, the next by one less, and so on. No p falls below the
-    one before it. SciPy only has `false_discovery_control`, which bounds the expected share of false findings instead.
+    The smallest p-value is multiplied by the number of comparisons, the next by one less, and so on. Each result is at
+    least as large as the one before. SciPy offers only `false_discovery_control`, which bounds the expected proportion
+    of false findings.
     """
     order = np.argsort(p_values)
     steps = np.asarray(p_values, dtype=np.float64)[order] * np.arange(len(order), 0, -1)
@@ -121,7 +125,7 @@ def holm(p_values: Sequence[float]) -> np.ndarray:
 
 
 def compare_paired(a: ArrayLike, b: ArrayLike) -> Comparison:
-    """Compares two systems by one value per query, such as the reciprocal rank averaged over several runs.
+    """Compares systems a and b by a value for each query, such as the reciprocal rank averaged over several runs.
 
     Raises:
         UserError: there are fewer than two queries, or the systems have different numbers of queries.
@@ -129,9 +133,9 @@ def compare_paired(a: ArrayLike, b: ArrayLike) -> Comparison:
     a = np.asarray(a, dtype=np.float64)
     b = np.asarray(b, dtype=np.float64)
     if a.shape != b.shape:
-        raise UserError(f"Two systems must rank the same queries: got {a.size} and {b.size} numbers.")
+        raise UserError(f"Two systems must rank the same queries: got {a.size} and {b.size} values.")
     if a.size < 2:
-        raise UserError(f"A paired test needs two queries or more, not {a.size}.")
+        raise UserError(f"A paired test needs at least two queries, not {a.size}.")
     difference = a - b
     return Comparison(
         delta=float(difference.mean()),

@@ -1,1 +1,1 @@
-"""Modules for `evaluate.load`. Each is a folder that can be pushed as a Space."""
+"""Metrics for `evaluate.load`. Each subfolder can be pushed to the Hub as a Space."""

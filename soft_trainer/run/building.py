@@ -1,4 +1,4 @@
-"""Builds the encoder for a run: its profile, tokenizer and model."""
+"""Builds the encoder of a command-line run from the options: its profile, tokenizer and model."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ DEFAULT_MODEL = "microsoft/unixcoder-base"
 
 
 def build_profile(arguments: ModelArguments) -> EncoderProfile:
-    """Returns the model's profile, or the one that `profile` selects. Other arguments override its fields.
+    """Returns the encoder profile of the model, or the profile that the option `profile` selects.
+
+    Options with the name of a profile field, such as `pooling`, override that field.
 
     Raises:
         UserError: a value is not valid for a profile, or the model cannot be loaded.
     """
     if arguments.from_scratch:
         if arguments.model_name_or_path:
-            raise UserError("from_scratch and model_name_or_path: give only one of them")
+            raise UserError("from_scratch and model_name_or_path: set only one of them")
         if arguments.dtype or arguments.attn_implementation:
             raise UserError(
                 "dtype and attn_implementation apply only to a pretrained encoder; drop them with from_scratch"
@@ -38,7 +40,7 @@ def build_profile(arguments: ModelArguments) -> EncoderProfile:
         profile = resolve_profile("", name=arguments.profile or usual)
     else:
         profile = resolve_profile(model_name(arguments), name=arguments.profile, revision=arguments.model_revision)
-    # An argument with the same name as a field of the profile overrides it. Columns are separated by commas.
+    # An option with the name of a profile field overrides that field. Columns are separated by commas.
     changes = {field.name: getattr(arguments, field.name, None) for field in dataclasses.fields(EncoderProfile)}
     for columns in (f"{side}_columns" for side in SIDES):
         if changes[columns] is not None:
@@ -47,7 +49,7 @@ def build_profile(arguments: ModelArguments) -> EncoderProfile:
 
 
 def build_tokenizer(arguments: ModelArguments, profile: EncoderProfile, train: Split | None):
-    """Loads the model's tokenizer. For a model from scratch, trains one on the training rows.
+    """Loads the tokenizer of the pretrained model or, for a model from scratch, trains one on the training rows.
 
     Raises:
         UserError: the tokenizer cannot be loaded, or the profile's lengths exceed the model's positions.
@@ -65,7 +67,7 @@ def build_tokenizer(arguments: ModelArguments, profile: EncoderProfile, train: S
 
 
 def pretrained_config(arguments: ModelArguments):
-    """Loads the configuration of the pretrained model. For an adapter, this is its base model's configuration.
+    """Loads the configuration of the pretrained model or, if it is an adapter, of its base model.
 
     Raises:
         UserError: the configuration cannot be loaded.
@@ -93,12 +95,12 @@ def build_model(arguments: ModelArguments, profile: EncoderProfile, tokenizer):
 
 
 def model_name(arguments: ModelArguments) -> str:
-    """Returns the folder or Hub name of the pretrained model."""
+    """Returns the folder or Hub name of the pretrained model that the options select, by default UniXcoder."""
     return arguments.model_name_or_path or DEFAULT_MODEL
 
 
 def model_label(arguments: ModelArguments) -> str:
-    """Returns a short name for the model, for folders and tables."""
+    """Returns a short name of the model for folders and tables, such as `unixcoder-base`."""
     if arguments.from_scratch:
         return f"{arguments.profile or 'scratch'}-{arguments.from_scratch}"
     return published_name(model_name(arguments)).rsplit("/", 1)[-1]

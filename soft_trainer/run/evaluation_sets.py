@@ -1,30 +1,30 @@
-"""Loads the additional evaluation sets of a run: published human queries, or rows of another project.
+"""Loads the additional evaluation sets of a run (`--eval_data_dir`): published benchmarks, or rows of another project.
 
 `--eval_data_dir` accepts any rows that `load_rows` reads (test is measured, or else valid, or else all rows), and
-folders with one or more of
+folders with one or more of these files:
 
     cosqa-retrieval-dev*.json, cosqa-retrieval-test*.json   CoSQA: a JSON list whose `doc` is the query and whose
                                                             `retrieval_idx` is the code's number in code_idx_map.txt
-    test_agent_query.json, test_agent_codebase.json,        CoSQA+, a query has several relevant codes: lists of
+    test_agent_query.json, test_agent_codebase.json,        CoSQA+, with several relevant codes per query: lists of
     test_agent_pairs_true.json                              {"query-idx", "query"}, {"code-idx", "code"} and
                                                             {"query-idx", "code-idx", "label"}
     annotationStore.csv                                     CodeSearchNet's challenge: Language, Query, GitHubUrl,
-                                                            Relevance from 0 to 3; rows of `--language` are read
-    relevance.jsonl                                         any other human queries: one {"query": text, "url": id,
-                                                            "relevance": number from 0 to 1000} a line
+                                                            Relevance from 0 to 3; only rows in `--language` are read
+    relevance.jsonl                                         any other judged queries: {"query": text, "url": id,
+                                                            "relevance": number from 0 to 1000} on each line
     corpus.jsonl, queries.jsonl, qrels/dev.tsv, test.tsv    BEIR's layout
     test.jsonl                                              rows in CodeSearchNet's columns, as in `--data_dir`
 
 Each file may be gzipped. CoSQA+ has also been published as `query.json`, `gpt4o_augment_codebase.json` and
-`gpt4o_augment_query_code_pairs_for_search.json`. Its files of pairs without `_true` and `_for_search` also contain
-wrong pairs (label 0).
+`gpt4o_augment_query_code_pairs_for_search.json`. The files of pairs without `_true` and `_for_search` also contain
+irrelevant pairs (label 0).
 
-The corpus of CoSQA is `code_idx_map` (.txt or .json). CoSQA+ has its own file, and other sets use the folder's
-codebase.jsonl. Without such a file, test.jsonl is ranked against the codes of valid and test, and judged queries are
-ranked against the run's corpus.
+The corpus of CoSQA is `code_idx_map` (.txt or .json), and the corpus of CoSQA+ is the file above. Other sets use the
+folder's codebase.jsonl. Without this file, the corpus for test.jsonl consists of the codes of valid and test, and the
+corpus for judged queries is the run's corpus.
 
 An unjudged code has relevance 0. Several judgments of the same query and code are averaged. The gain in nDCG is the
-relevance, as in trec_eval and mteb. For CodeSearchNet's annotations it is 2^relevance - 1, as in its challenge.
+relevance, as in trec_eval and mteb, or for CodeSearchNet's annotations 2^relevance - 1, as in its challenge.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from soft_trainer.terminal import print_on_main
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """Queries with their corpus and relevant codes, and the set's name in results."""
+    """An evaluation set: a split with queries, corpus and judgments, and the set's name in results."""
 
     name: str
     split: Split
@@ -67,17 +67,17 @@ def load_evaluation_sets(
     codebase: Dataset | None = None,
     trained: Collection[str] = (),
 ) -> list[EvaluationSet]:
-    """Loads the sets given by `--eval_data_dir`.
+    """Loads the evaluation sets in the folders that `--eval_data_dir` lists.
 
     A set is named after its folder. If a folder has several sets, they are called FOLDER-dev, FOLDER-test and so on.
 
     Args:
-        codebase: the run's corpus, for judged queries whose folder has none.
+        codebase: the run's corpus, for judged queries in a folder without a corpus.
         trained: the result of `trained_rows`.
 
     Raises:
-        UserError: a folder has no set, a file cannot be read, rows cannot be used (see `check_split`), or two sets
-            have the same name. The message gives the file and the row.
+        UserError: a folder has no evaluation set, a file cannot be read, rows are unusable (see `check_split`), or two
+            sets have the same name. The message includes the file and the row.
     """
     sets: list[EvaluationSet] = []
     taken = {*SPLITS}
@@ -89,56 +89,66 @@ def load_evaluation_sets(
             only_training = folder.exists() and row_files(folder).keys().isdisjoint(("valid", "test"))
             if trained and only_training and source_fingerprint(folder) in trained:
                 print_on_main(
-                    f"eval_data_dir={folder}: the encoder is trained on rows from it; with data_dir={folder}, only "
-                    "its test split is measured"
+                    f"warning: eval_data_dir={folder}: the encoder was trained on rows from this folder; with "
+                    f"data_dir={folder}, only the test split is measured"
                 )
             name, split = _set_of_rows(folder, arguments, profile)
             parts[name] = split
         for part, split in parts.items():
             name = folder.resolve().name + (f"-{part}" if len(parts) > 1 else "")
             if name in taken:
-                raise UserError(f"eval_data_dir={folder}: there are other results called {name}; rename the folder")
+                raise UserError(f"eval_data_dir={folder}: another set is already called {name}; rename the folder")
             try:
                 check_split(split, "test", profile)
             except UserError as error:
                 raise UserError(f"{folder}, {part}: {error}") from None
             taken.add(name)
             sets.append(EvaluationSet(name, split))
-            print_on_main(f"{name}: {len(split.queries):,} queries ({part}) over {len(split.corpus):,} codes")
+            print_on_main(f"{name}: {len(split.queries):,} queries ({part}) and {len(split.corpus):,} codes")
     return sets
 
 
 def trained_rows(arguments: DataArguments, encoder: str | None) -> set[str]:
-    """Returns the hashes of the files that an encoder was trained on, according to its folder's record."""
+    """Returns the hashes of the rows that an encoder was trained on, from `run.json` in its folder.
+
+    The result is empty if there is no record, or if `eval_data_dir` is not set.
+    """
     return _trained_rows(_record(encoder)) if arguments.eval_data_dir else set()
 
 
 def warn_of_trained_rows(arguments: DataArguments, encoder: str | None) -> None:
-    """Prints a line for each source whose rows an encoder was all trained on, with none held out."""
+    """Warns about each source of `data_dir` that an encoder was trained on entirely, without held-out rows."""
     record = _record(encoder)
     if {*(record.get("statistics") or ())} != {"train"}:
         return
     trained = _trained_rows(record)
     for place in arguments.sources.values() or [arguments.data_dir or ""]:
         if place and Path(place).exists() and source_fingerprint(place) in trained:
-            print_on_main(f"data_dir={place}: the encoder was trained on all of these rows, test included")
+            print_on_main(f"warning: data_dir={place}: the encoder was trained on all of these rows, including test")
 
 
 def _record(encoder: str | None) -> dict:
-    """Returns the record of the run that trained an encoder, or an empty dict if its folder has none."""
+    """Reads the record of the run that trained an encoder from its folder. Returns {} if there is none."""
     if encoder and (Path(encoder) / RECORD).is_file():
         return read_json(Path(encoder) / RECORD, dict)
     return {}
 
 
 def _trained_rows(record: dict) -> set[str]:
-    """Returns the hashes of the files that a run was trained on, according to its record."""
+    """Returns the hashes of the rows that a run was trained on, from its record."""
     rows = record.get(DEPENDS_ON, {}).get("data_dir", [])
     return {rows} if isinstance(rows, str) else {*rows}
 
 
 def _set_of_rows(source: Path, arguments: DataArguments, profile: EncoderProfile) -> tuple[str, Split]:
-    """Returns test, or else valid, or else all rows, with the name of the split."""
+    """Loads the split to measure from a source of rows: test, or else valid, or else all rows.
+
+    Returns:
+        The split's name and the split.
+
+    Raises:
+        UserError: the rows cannot be loaded. For a folder, the message lists the files that were looked for.
+    """
     try:
         checked = not arguments.drop_unusable
         splits = load_rows(
@@ -158,7 +168,7 @@ def _set_of_rows(source: Path, arguments: DataArguments, profile: EncoderProfile
             looked_for = (
                 "; no evaluation set; looked for CoSQA's cosqa-retrieval-dev*.json or -test*.json with "
                 "code_idx_map.txt, CoSQA+'s test_agent_query.json, annotationStore.csv, relevance.jsonl, or "
-                "test.jsonl, each also as .gz; it holds "
+                "test.jsonl, each also as .gz; the folder contains "
                 f"{', '.join(names[:8]) or 'nothing'}{' ...' if len(names) > 8 else ''}"
             )
         raise UserError(f"eval_data_dir={error}{looked_for}") from None
@@ -167,11 +177,11 @@ def _set_of_rows(source: Path, arguments: DataArguments, profile: EncoderProfile
 
 
 def _judged_sets(folder: Path, arguments: DataArguments, codebase: Dataset | None) -> Iterator[tuple[str, Split]]:
-    """Yields each set of judged queries in a folder with its name."""
+    """Yields (name, split) for each set of judged queries in a folder, such as BEIR, CoSQA or annotations."""
     if splits := load_judged(folder):
         measured = {"valid": "dev", "test": "test"}
         if splits.keys().isdisjoint(measured):
-            raise UserError(f"{folder}: has judgments only for training, none to evaluate on")
+            raise UserError(f"{folder}: has judgments only for train, not for dev or test")
         yield from ((part, splits[split]) for split, part in measured.items() if split in splits)
     files = files_of(folder)
     for part, name, read, gain in (
@@ -181,8 +191,8 @@ def _judged_sets(folder: Path, arguments: DataArguments, codebase: Dataset | Non
         if name in files:
             corpus = load_folder(folder, ("codebase",)).get("codebase", codebase)
             if corpus is None:
-                raise UserError(f"{folder}: {name} has no corpus: neither the folder nor the run has a codebase")
+                raise UserError(f"{folder}: no corpus for {name}: neither the folder nor the run has a codebase")
             if "url" not in corpus.column_names:
-                raise UserError(f"{folder}: {name} refers to codes by url, but its codebase has no url")
+                raise UserError(f"{folder}: {name} refers to codes by url, but the codebase has no urls")
             languages = arguments.languages or languages_in({"codebase": corpus})
             yield part, graded_split(read(files[name], languages), corpus, files[name], gain)

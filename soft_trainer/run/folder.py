@@ -1,8 +1,8 @@
-"""Opens a run's output folder. Unless `overwrite` is set, a run overwrites only its own files.
+"""Opens a run's output folder, and decides whether the run starts, continues, or is already done.
 
-A finished run is not repeated, and an interrupted run continues. A folder with any other file that the run would write
-is refused. At its end, a run lists the files that it wrote in `run.json`; `push`, `compare` and `report` read only
-listed files.
+A finished run is not repeated, and an interrupted run continues. A folder with any other file that the run would
+overwrite is refused unless `overwrite` is set. At its end, a run lists the files that it wrote in `run.json`; `push`,
+`compare` and `report` read only listed files.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ from soft_trainer.terminal import print_on_main
 from soft_trainer.training.checkpoints import MARKER, UNFINISHED, last_checkpoint, newest_complete
 from soft_trainer.training.run_fingerprint import FOLDER, KINDS, changes, option_values, run_fingerprint
 
-ASIDE = ".encoder"  # a new encoder, until it replaces the encoder of an earlier run
+ASIDE = ".encoder"  # the subfolder of a new encoder until it replaces the encoder of an earlier run
 NEW, STOPPED, DONE, OTHER = "new", "stopped", "done", "other"
 
 
 @dataclass(frozen=True)
 class State:
-    """The content of an output folder, as seen by a run.
+    """What an output folder contains before a run starts: nothing, the same run, or another run.
 
     Args:
-        name: NEW (nothing that a run writes), STOPPED (the same run, interrupted), DONE (the same run, finished), or
-            OTHER.
-        checkpoint: the checkpoint from which a stopped run continues.
-        changes: how the run in the folder differs, if it is another one.
+        name: NEW (no file that the run would overwrite), STOPPED (the same run, interrupted), DONE (the same run,
+            finished), or OTHER (another run or other files).
+        checkpoint: for STOPPED, the checkpoint to continue from.
+        changes: for OTHER, how the run in the folder differs.
     """
 
     name: str
@@ -66,17 +66,17 @@ class State:
 
 
 def state_of(folder: str | Path, fingerprint: Mapping, may_change: Iterable[str] = FOLDER) -> State:
-    """Returns the state of an output folder.
+    """Compares the run in an output folder with the current run.
 
     Args:
         fingerprint: the fingerprint of the current run.
-        may_change: the names in the fingerprint that may differ.
+        may_change: the keys of the fingerprint that may differ.
     """
     folder = Path(folder)
     lines = []
     unended = False
     if (folder / RECORD).is_file():
-        lines = [f"its {RECORD} was not written by a training"]
+        lines = [f"its {RECORD} was not written by a training run"]
         with suppress(UserError):  # damaged
             record = read_json(folder / RECORD)
             if DEPENDS_ON in record:
@@ -103,14 +103,14 @@ def state_of(folder: str | Path, fingerprint: Mapping, may_change: Iterable[str]
 
 
 def record_of(folder: Path) -> dict:
-    """Returns the record of the run in a folder, or {} if there is none."""
+    """Reads the record `run.json` in a folder. Returns {} if it is missing or damaged."""
     with suppress(UserError):
         return read_json(folder / RECORD)
     return {}
 
 
 def rows_not_mined(folder: Path) -> list[str]:
-    """Returns the files in the folder for mined rows that no run has mined."""
+    """Returns the files of rows below `data` that no run has mined and that must be kept, relative to the folder."""
     found = []
     for path in folder.glob("data/**/*.jsonl.gz"):
         if not (path.parent / MINED_FROM).exists():
@@ -119,10 +119,10 @@ def rows_not_mined(folder: Path) -> list[str]:
 
 
 def lock(folder: str | Path) -> int | None:
-    """Locks a folder until this process ends, or until the result is closed.
+    """Locks a folder until this process ends or closes the returned file descriptor.
 
     Returns:
-        A file descriptor, or None if the folder is locked already.
+        A file descriptor, or None if another process has locked the folder.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     if lock_file(descriptor):
@@ -132,12 +132,12 @@ def lock(folder: str | Path) -> int | None:
 
 
 def lock_file(file) -> bool:
-    """Locks an open file or descriptor until it is closed. Returns False if it is locked already."""
+    """Locks an open file or descriptor until it is closed. Returns False if another process has locked it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # the file system has no locks
+    except OSError:  # the file system does not support locks
         pass
     return True
 
@@ -147,12 +147,10 @@ class RunFolder:
 
     Args:
         path: the folder.
-        fingerprint: the fingerprint of the run, as far as it is known before rows and encoder are loaded. Only the
-            main process knows it.
-        state: NEW, STOPPED or DONE.
-        checkpoint: the checkpoint to resume from, or None.
-        overwrite: whether the files of an earlier run are replaced.
-        trains: whether the run trains, or only measures.
+        fingerprint: the run fingerprint before rows and encoder are loaded. Empty except on the main process.
+        state: NEW, STOPPED (with the checkpoint to resume from) or DONE.
+        overwrite: whether to replace the files of an earlier run.
+        trains: True if the run trains, False if it only evaluates.
     """
 
     def __init__(self, path: Path, fingerprint: Mapping, state: State, overwrite: bool, trains: bool):
@@ -163,15 +161,15 @@ class RunFolder:
         self.overwrite = overwrite
         self.trains = trains
         self._lock: int | None = None
-        self._made: list[Path] = []  # the folders that this run has made, the deepest first
+        self._made: list[Path] = []  # the folders that this run has created, deepest first
 
     @classmethod
     def open(cls, *options) -> RunFolder:
-        """Opens and locks the output folder that the options give. The main process decides, and tells the others.
+        """Opens and locks the output folder in the options. The main process decides, and broadcasts the decision.
 
         Raises:
-            UserError: the folder has files of another origin that the run would write, the run reads something from
-                it, or another run has it open.
+            UserError: the folder has files of another origin that the run would overwrite, the run reads its encoder
+                or rows from the folder, or another run has the folder open.
         """
         (args,) = (part for part in options if isinstance(part, TrainingArguments))
         folder = cls(Path(args.output_dir), {}, State(NEW), args.overwrite, args.do_train)
@@ -189,28 +187,28 @@ class RunFolder:
         return folder
 
     def _decide(self, args: TrainingArguments, options: Sequence) -> None:
-        """Locks the folder, and finds out whether the run is done, continues or begins. See `open`."""
+        """Locks the folder, and decides whether the run is done, continues or starts. Raises the errors of `open`."""
         self._made = [path for path in (self.path, *self.path.parents) if not path.exists()]
         with reporting_disk_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         self._lock = lock(self.path)
         if self._lock is None:
-            raise UserError(f"output_dir={self.path}: another run has it open; wait for it, or set another output_dir")
+            raise UserError(f"output_dir={self.path}: in use by another run; wait, or set another output_dir")
         if not self.trains:
             if record_of(self.path).get(DEPENDS_ON, {}).get("do_train"):
-                raise UserError(f"output_dir={self.path}: has the record of a training; set another output_dir")
+                raise UserError(f"output_dir={self.path}: contains a training run; set another output_dir")
             if not self.overwrite and state_of(self.path, self.fingerprint).name != DONE:
                 check_free(self.path, (*RESULT_FILES, *rows_not_mined(self.path)))
             return
         check_apart(self.path, options)
-        shutil.rmtree(self.path / ASIDE, ignore_errors=True)  # of a run that was killed
+        shutil.rmtree(self.path / ASIDE, ignore_errors=True)  # left by a run that was killed
         state = state_of(self.path, self.fingerprint)
         if state.name == DONE and not self.overwrite:
             self.done = True
             return
         checkpoint = last_checkpoint(args.resume_from_checkpoint, self.path)
         within = checkpoint is not None and Path(checkpoint).resolve().is_relative_to(self.path.resolve())
-        if within:  # the trainer compares
+        if within:  # the trainer compares the run with the checkpoint
             self.overwrite = False
         elif state.name == OTHER and not self.overwrite:
             remedy = "set another output_dir, or overwrite=true"
@@ -221,7 +219,7 @@ class RunFolder:
             )
         elif checkpoint is None and state.name == STOPPED and not self.overwrite:
             checkpoint = state.checkpoint
-            print_on_main(f"Continues from {checkpoint}; overwrite=true starts from the beginning")
+            print_on_main(f"Continuing from {checkpoint}; overwrite=true starts from the beginning")
         self.checkpoint = checkpoint
 
     def __enter__(self) -> RunFolder:
@@ -231,7 +229,7 @@ class RunFolder:
         self.close()
 
     def close(self) -> None:
-        """Unlocks the folder, and removes it if this run created it and wrote nothing."""
+        """Unlocks the folder, and removes it if this run created it and has written nothing to it."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -242,12 +240,12 @@ class RunFolder:
     # ---- Writing ----
 
     def save_encoder(self, trainer) -> None:
-        """Saves the trained encoder, and then removes what an earlier run wrote. Every process calls this method."""
+        """Saves the trained encoder, and replaces the files of an earlier run. Every process calls this method."""
         aside = self.path / ASIDE
         trainer.save_model(str(aside))
         if distributed.rank_and_world_size()[0] == 0:
             self.clear()
-            # Without a list of files until the run has been measured.
+            # The record lists no files until the run has been evaluated.
             depends_on = trainer.run_fingerprint | self.fingerprint
             write_json(self.path / RECORD, {"format": RECORD_FORMAT, DEPENDS_ON: depends_on})
             for path in sorted(aside.rglob("*")):
@@ -259,7 +257,7 @@ class RunFolder:
         trainer.save_state()
 
     def clear(self) -> None:
-        """Removes the files of an earlier run that this run writes. A card that the user has edited is kept."""
+        """Removes the files of an earlier run that this run will write. An edited model card is renamed instead."""
         listed = {}
         with suppress(UserError):
             listed = listed_files(self.path) or {}
@@ -273,14 +271,14 @@ class RunFolder:
 
 
 class RemoveEarlierCheckpoints(TrainerCallback):
-    """A callback that removes an earlier run's checkpoints, and unfinished ones, when the first step is ready."""
+    """A callback that removes unfinished checkpoints and, with `overwrite`, an earlier run's at the first step."""
 
     def __init__(self, folder: RunFolder):
         self._folder = folder
         self._removed = False
 
     def on_step_begin(self, args, state, control, **kwargs):
-        """Removes the checkpoints before the first step."""
+        """Removes the checkpoints before the first step, on the main process."""
         if self._removed or not state.is_world_process_zero:
             return
         self._removed = True
@@ -290,12 +288,12 @@ class RemoveEarlierCheckpoints(TrainerCallback):
 
 
 def check_apart(output_dir: str | Path, options: Sequence) -> None:
-    """Raises UserError if an option refers to an encoder or rows in the output folder, which the run would replace."""
+    """Raises UserError if an option refers to an encoder or rows inside the output folder, which may be replaced."""
     output = Path(output_dir).resolve()
     for reference in references(KINDS, option_values(*options)):
         for value in reference.values:
             if reference.kind != "place" and os.path.exists(value) and Path(value).resolve().is_relative_to(output):
                 raise UserError(
-                    f"{reference.option}={value}: the run reads this from its output_dir={output_dir}: set another "
-                    "output_dir"
+                    f"{reference.option}={value} is inside output_dir={output_dir}, so the run might replace it: set "
+                    "another output_dir"
                 )

@@ -1,4 +1,7 @@
-"""Opens a run: reads local rows before it asks the Hub for a model, then the rest, and checks the options."""
+"""Prepares a command-line run: reads the rows, finds the encoder's profile, and checks options before loading a model.
+
+Local rows are read before the Hub is contacted, so that mistakes show up early.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ from soft_trainer.training.preflight import check_metric, check_rows_of
 def open_run(
     model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions
 ) -> tuple[EncoderProfile, Sources | None]:
-    """Checks the names of rows, reads the rows of `data_dir`, and finds the encoder's profile.
+    """Checks that data sources exist, reads the rows of `data_dir`, and finds the encoder's profile.
+
+    Returns:
+        The profile, and the splits of each source, or None without `data_dir`.
 
     Raises:
         UserError: rows or an encoder cannot be found or read.
@@ -45,14 +51,14 @@ def open_run(
 def complete_options(
     model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions, profile: EncoderProfile
 ) -> None:
-    """Sets the options that depend on the encoder, and the output folder."""
+    """Sets options that have not been set: the defaults that depend on the encoder, and the output folder."""
     pretrained = None if model_args.from_scratch else model_name(model_args)
     apply_defaults(data_args, args, profile, pretrained, model_args.model_revision)
     args.output_dir = args.output_dir or default_output_dir(model_args, data_args, args)
 
 
 def default_output_dir(model: ModelArguments, data: DataArguments, args: TrainingOptions) -> str:
-    """Returns `outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR`. Without a language, the name of the rows takes its place."""
+    """Returns `outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR`, with the name of the rows if there is no language."""
     names = "-".join(data.languages) or data.rows_name.rsplit("/", 1)[-1]
     estimator = data.estimator or "none"
     loss = args.loss or ("info_nce" if estimator == "none" else "soft_info_nce")
@@ -67,13 +73,13 @@ def load_run(
     profile: EncoderProfile,
     sources: Sources | None,
 ) -> tuple[dict[str, Split], list[EvaluationSet]]:
-    """Returns a run's splits and its evaluation sets. The main process reads first, and the others use its caches.
+    """Loads a run's splits and its evaluation sets. The main process reads first; the others use its caches.
 
     Args:
-        sources: the rows that `open_run` returned.
+        sources: the splits that `open_run` returned, or None.
 
     Raises:
-        UserError: the rows cannot be read, or the run cannot use them.
+        UserError: the rows cannot be read, or are unusable.
     """
     needed = needed_splits(data_args, args, bool(model_args.from_scratch))
     with args.main_process_first(desc="loading data"):
@@ -96,10 +102,10 @@ def check_before_loading(
     splits: Mapping[str, Split],
     profile: EncoderProfile,
 ) -> None:
-    """Checks a command-line run once its rows are known, before its model is loaded.
+    """Checks a command-line run's settings against its rows and the model's configuration, before loading the model.
 
     Raises:
-        UserError: a setting cannot work. The message gives values that work.
+        UserError: a setting does not work. The message suggests values that work.
     """
     plan = resolve(args, estimator)
     scratch = model_args.from_scratch
@@ -115,8 +121,8 @@ def check_before_loading(
     check_new_adapter(model_args, args.merge_lora)
     if scratch and isinstance(estimator, InitialModelEstimator):
         raise UserError(
-            f"estimator=initial_model: with from_scratch={scratch} the encoder starts at random, "
-            "and so would the weights; use bm25, simcse or trained_model"
+            f"estimator=initial_model: with from_scratch={scratch}, the encoder starts with random weights, so its "
+            "similarities mean nothing; use bm25, simcse or trained_model"
         )
     if args.do_train:
         check_rows_of(plan, args, estimator, splits["train"])
@@ -144,4 +150,4 @@ def check_new_adapter(model_args: ModelArguments, merge: bool) -> None:
                 f"lora_r: {name} is already an adapter; training continues from it, so drop the LoRA options"
             )
     if merge and not (new or saved):
-        raise UserError("merge_lora: no adapter to merge; set lora_r, 16 for example")
+        raise UserError("merge_lora: no adapter to merge; set lora_r, for example to 16")

@@ -1,4 +1,4 @@
-"""Evaluates a run and writes its record: metrics, ranks, settings, and the model card."""
+"""Evaluates a run and writes its results: metrics, ranks, the record `run.json`, and the model card."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from soft_trainer.training.measurements import Measurements
 from soft_trainer.training.reporting import training_numbers
 from soft_trainer.training.run_fingerprint import KINDS, affects_results, option_values
 
-CARD_SAMPLES = 3  # training pairs
-PLOTTED = {"loss": "training loss", "eval_mrr": "MRR on valid"}  # the keys of the trainer's log, and their titles
+CARD_SAMPLES = 3  # training pairs on the model card
+PLOTTED = {"loss": "training loss", "eval_mrr": "MRR on valid"}  # keys of the trainer's log, with titles of plots
 
 
 def public_options(*options) -> dict[str, object]:
-    """Returns the options that affect results, without the paths of this machine."""
+    """Returns the options that affect results, for publication: a local path is reduced to its last part."""
     values = {name: value for name, value in option_values(*options).items() if affects_results(name)}
     for reference in references(KINDS, values):
         on_hub = reference.kind in ("rows", "encoder")
@@ -51,7 +51,7 @@ def public_options(*options) -> dict[str, object]:
 
 
 def flat_results(results: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, float]:
-    """Flattens `{set: {system: metrics}}`. Keys are `SET_METRIC` for the trained encoder, else `SET_SYSTEM_METRIC`."""
+    """Flattens `{set: {system: metrics}}` to `SET_METRIC` for the trained encoder, `SET_SYSTEM_METRIC` for others."""
     flat = {}
     for name, systems in results.items():
         for system, metrics in systems.items():
@@ -62,11 +62,12 @@ def flat_results(results: Mapping[str, Mapping[str, Mapping[str, float]]]) -> di
 
 
 class Run(Measurements):
-    """A run, which evaluates an encoder before and after training and writes the results to the output folder.
+    """Evaluates an encoder before and after training, and writes the results to the output folder.
 
     Args:
-        trainer: the trainer.
+        trainer: the trainer, which has the encoder.
         splits: the run's splits; see `load_data`.
+        model_args, data_args: the run's options.
         statistics: the result of `data_statistics`.
         files: the output folder.
         evaluation_sets: the sets to measure in addition to valid and test.
@@ -93,7 +94,7 @@ class Run(Measurements):
         self.on_main = distributed.rank_and_world_size()[0] == 0
         self.languages = data_args.languages or languages_in({name: split.corpus for name, split in splits.items()})
         self.evaluation_sets = evaluation_sets
-        self.encoder_folder: str | Path | None = None  # of the encoder that was measured last
+        self.encoder_folder: str | Path | None = None  # the folder of the encoder that was measured last
         self._ranks: dict[str, tuple] = {}  # the arguments of `save_ranks` for each file
         trainer.add_callback(FollowOtherQueries(self))
 
@@ -101,9 +102,9 @@ class Run(Measurements):
         """Ranks the queries of all sets with the encoder's current weights.
 
         Args:
-            system: what to call these weights: "untrained" or "trained".
-            lexical: whether to rank by lexical BM25 too, a baseline that needs no training, and by both together. This
-                is slow for a large corpus, so it is best done after training.
+            system: the name of these weights in the results: "untrained" or "trained".
+            lexical: whether to rank also with lexical BM25, a baseline without training, and with both combined. This
+                is slow for a large corpus, so do it only once.
         """
         self.encoder_folder = self.model_args.model_name_or_path
         if system == "trained" and self.trainer.args.do_train:
@@ -111,7 +112,7 @@ class Run(Measurements):
         super().measure(system, lexical)
 
     def follow(self) -> None:
-        """Logs the MRR on each evaluation set during training, and its change since the start."""
+        """Logs the MRR on each additional evaluation set during training, and its change since the start."""
         for evaluation_set in self.evaluation_sets:
             name = evaluation_set.name
             output = self.trainer.predict(evaluation_set.split, metric_key_prefix=f"eval_{name}")
@@ -121,12 +122,12 @@ class Run(Measurements):
             self.trainer.log({f"eval_{name}_{metric}": value for metric, value in metrics.items()})
 
     def finish(self) -> None:
-        """Writes the results and the model card, and prints a table of the results and some examples."""
+        """Writes the results and the model card, and prints a table of results and example queries."""
         if not self.on_main:
             return
         record = self.record()
         has_encoder = (self.folder / PROFILE_FILE).is_file()
-        # A run that only measures keeps the card of an encoder that an earlier training left in the folder.
+        # A run that only evaluates keeps the card of an encoder that an earlier run left in the folder.
         if has_encoder and self.trainer.args.do_train:
             draw_training(self.folder, self.trainer.state.log_history)
             if self.data_args.model_card:
@@ -140,15 +141,20 @@ class Run(Measurements):
         if checkpoints := list(self.folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*")):
             size = sum(path.stat().st_size for folder in checkpoints for path in folder.rglob("*"))
             print_on_main(
-                f"{self.folder}/{PREFIX_CHECKPOINT_DIR}-* takes {size / 2**20:,.0f} MiB, optimizer included: keep it "
-                f"for resume_from_checkpoint=last, or delete it"
+                f"{self.folder}/{PREFIX_CHECKPOINT_DIR}-* takes {size / 2**20:,.0f} MiB with the optimizer: keep it "
+                "for resume_from_checkpoint=last, or delete it"
             )
         if (source := self.data_args.source_dir or self.data_args.history) and has_encoder:
             command = shlex.join(["soft-trainer", "search", "--folder", source, "--model", str(self.folder)])
-            print_on_main(f'Search the same tree: {command} "what it does"')
+            print_on_main(f'To search the same tree: {command} "what the code does"')
 
     def write(self, record: Mapping, **parts: Mapping[str, float]) -> None:
-        """Writes the ranks, the metrics, and finally the record with the list of the run's files."""
+        """Writes the ranks, the metrics and, last, the record, which lists the run's files.
+
+        Args:
+            record: the record to write, without the list.
+            parts: metrics in addition to the evaluation's, keyed by part, such as `train`.
+        """
         if not self.files.trains:
             self.files.clear()
         for name, ranks in self._ranks.items():
@@ -157,18 +163,18 @@ class Run(Measurements):
         write_results(self.folder, lambda: {**record, LISTED: written_files(self.folder)}, **parts)
 
     def _print_examples(self) -> None:
-        """Prints sample queries with their best codes, from test if it was measured."""
+        """Prints sample queries with their top codes, from test if it was measured."""
         shown = min(self.sets, key=lambda each: not each.name.startswith("test"))
         split = shown.split
         profile = self.trainer.encoder
         query = text_column(split.queries, profile.query_columns, "query")
         code = text_column(split.corpus, ("code", *profile.code_columns), "code")
         text = examples(split, self.rankings[shown.name], self.data_args.examples, query, code)
-        title = f"Queries of {shown.name}, each with its top three functions (=> marks relevant ones)"
+        title = f"Queries from {shown.name} with their top three codes (=> marks relevant codes)"
         print_on_main(f"{title}:\n\n{text}\n")
 
     def record(self) -> dict:
-        """Returns the record from which the model card and the report are written; see `hub.model_card`."""
+        """Returns the run's record, from which the model card and the report are written; see `hub.model_card`."""
         trainer = self.trainer
         args = self.trainer.args
         model = self.model_args
@@ -206,7 +212,7 @@ class Run(Measurements):
         }
 
     def _samples(self) -> list[tuple[str, str]]:
-        """Returns the first training pairs, shortened, for the card. Only pairs of a public data set are shown."""
+        """Returns the first training pairs, shortened, for the model card, or [] if the data set is not public."""
         split = self.trainer.train_split
         if split is None or not self.data_args.from_hub:
             return []
@@ -220,7 +226,7 @@ class Run(Measurements):
         return [(shortened(query), shortened(code)) for query, code in zip(queries, codes, strict=True)]
 
     def add(self, name: str, system: str, output: RetrievalOutput) -> None:
-        """Keeps a ranking and its metrics. `write` writes each query's rank to a file."""
+        """Stores a ranking and its metrics. `write` later writes each query's rank to a file."""
         super().add(name, system, output)
         profile = self.trainer.encoder
         encoder = None if system == "lexical" else self.encoder_folder
@@ -230,19 +236,19 @@ class Run(Measurements):
 
 
 class FollowOtherQueries(TrainerCallback):
-    """A callback that measures a run's evaluation sets at every evaluation during training."""
+    """A callback that measures a run's additional evaluation sets at every evaluation during training."""
 
     def __init__(self, run: Run):
         self.run = run
 
     def on_evaluate(self, args, state, control, **kwargs) -> None:
-        """Measures the run's evaluation sets if training is in progress."""
+        """Measures the additional evaluation sets if training is in progress."""
         if self.run.trainer.is_in_train:
             self.run.follow()
 
 
 def split_sets(args: SoftInfoNCETrainingArguments, splits: Mapping[str, Split]) -> list[EvaluationSet]:
-    """Returns valid and test if they exist and are wanted. Each of several languages or sources is a separate set."""
+    """Returns valid (if `do_eval`) and test (if `do_predict`) as evaluation sets, one per language or source."""
     sets = []
     for name, asked in {"valid": args.do_eval, "test": args.do_predict}.items():
         for key, split in splits.items():
@@ -252,13 +258,14 @@ def split_sets(args: SoftInfoNCETrainingArguments, splits: Mapping[str, Split]) 
 
 
 def draw_training(folder: Path, history: Sequence[Mapping]) -> Path | None:
-    """Draws the loss and the MRR by step, if they were logged, as `training.png`.
+    """Draws `training.png`: the loss and the MRR at each step.
 
     Args:
         history: the trainer's log.
 
     Returns:
-        The file, or None without matplotlib (the extra `plots`) or without two logged values of a kind.
+        The path of the file. None without matplotlib (the extra `plots`), or if the log has fewer than two losses and
+        fewer than two MRRs.
     """
     points = {name: [(entry["step"], entry[name]) for entry in history if name in entry] for name in PLOTTED}
     drawn = [name for name in PLOTTED if len(points[name]) > 1]

@@ -1,4 +1,4 @@
-"""Loads and checks a run's rows. They come from the Hub, a folder or a source tree."""
+"""Loads and checks the rows of a command-line run, from the Hub, a folder, a source tree or a Git history."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from soft_trainer.terminal import nearest_file, print_on_main, table
 
 
 def needed_splits(arguments: DataArguments, args: TrainingArguments, from_scratch: bool = False) -> tuple[str, ...]:
-    """Returns the splits that a run cannot do without.
+    """Returns the splits that a run needs, according to its options.
 
-    Valid is needed only if it is evaluated during training, or if nothing else is measured. Neither valid nor test is
-    needed if `eval_data_dir` provides other queries.
+    Valid is needed only if it is evaluated during training, or if nothing else is measured. With `eval_data_dir`, test
+    is not needed.
     """
     own = not arguments.eval_data_dir
     train = args.do_train or from_scratch
@@ -42,10 +42,10 @@ def needed_splits(arguments: DataArguments, args: TrainingArguments, from_scratc
 
 
 def check_sources(arguments: DataArguments) -> None:
-    """Checks the names of languages and folders before the Hub is contacted, and chooses a language if none was given.
+    """Checks languages and folders in the options before the Hub is contacted, and sets a missing language.
 
     Raises:
-        UserError: a language or a folder does not exist. The message gives the option.
+        UserError: a language is not supported, or a folder does not exist. The message starts with the option.
     """
     check_languages(arguments.languages, _reader(arguments))
     for name in ("source_dir", "extra_source_dir", "history", "split_urls"):
@@ -63,7 +63,7 @@ def check_sources(arguments: DataArguments) -> None:
 
 
 def _choose_language(arguments: DataArguments) -> None:
-    """Sets the language of a source tree or a history to the most common one, if none was given."""
+    """Sets the option `language` to the most common language of the source tree or history, unless it is set."""
     # pygit2 is slow to import.
     from soft_trainer.mining.history import history_language
     from soft_trainer.mining.tree import tree_language
@@ -80,10 +80,10 @@ def _choose_language(arguments: DataArguments) -> None:
 
 
 def _in_place(source: str, language: str | None) -> str:
-    """Replaces `{language}` in the name of a source.
+    """Replaces `{language}` in the path of a source: `rows/{language}` becomes `rows/ruby`.
 
     Raises:
-        UserError: no language was given.
+        UserError: the path contains `{language}`, and `language` is None.
     """
     if language is None and "{language}" in source:
         raise UserError(f"{source}: set language, which replaces {{language}}")
@@ -93,28 +93,28 @@ def _in_place(source: str, language: str | None) -> str:
 def read_sources(
     arguments: DataArguments, needed: Sequence[str] = SPLITS, mined_dir: str | Path | None = None
 ) -> Sources:
-    """Reads the rows of each source or language.
+    """Reads the rows of each source or language in the options.
 
     Args:
         needed: the splits that the run needs; see `needed_splits`.
         mined_dir: the folder for pairs mined from `source_dir` and `history`.
 
     Returns:
-        The splits of each source or language. A single one is called "".
+        The splits of each source or language, keyed by name. A single source has the name "".
 
     Raises:
         UserError: the rows cannot be read, or the corpus lacks the code for a query.
     """
     for mined in ("source_dir", "history"):
         if arguments.data_dir and getattr(arguments, mined):
-            raise UserError(f"data_dir and {mined}: give one of them")
+            raise UserError(f"data_dir and {mined}: set only one of them")
     languages = arguments.languages
     if arguments.data_dir and len(languages) > 1:
         if arguments.sources:
-            raise UserError(f"data_dir={arguments.data_dir}: several sources work with one language only")
+            raise UserError(f"data_dir={arguments.data_dir}: several sources work only with one language")
         if "{language}" not in arguments.data_dir:
-            raise UserError(f"data_dir={arguments.data_dir}: several languages need {{language}} in the folder's name")
-    # Options that drop rows may drop the unusable ones.
+            raise UserError(f"data_dir={arguments.data_dir}: several languages need {{language}} in the path")
+    # With options that drop rows, unusable rows are no error yet.
     check = not (arguments.split_urls or arguments.filters or arguments.drop_unusable)
     names = column_names(arguments)
     sources = {}
@@ -137,7 +137,7 @@ def read_sources(
 
 
 def column_names(arguments: DataArguments) -> ColumnNames:
-    """Returns the names of columns that the options give."""
+    """Returns the options `query_column`, `code_column` and `id_column`."""
     return ColumnNames(*(getattr(arguments, name) for name in COLUMN_OPTIONS))
 
 
@@ -148,18 +148,18 @@ def load_data(
     needed: Sequence[str] = SPLITS,
     sources: Sources | None = None,
 ) -> dict[str, Split]:
-    """Loads a run's rows, selects rows according to the options, and checks them.
+    """Loads the splits of a run, applies filters and limits from the options, and checks the rows.
 
     Args:
         mined_dir, needed: see `read_sources`.
-        sources: the rows of `data_dir`, if `read_sources` has read them.
+        sources: the result of `read_sources`, if the rows have been read already.
 
     Returns:
-        `train`, `valid` and `test`, as far as they exist. With several languages or sources, valid and test are called
-        `valid-NAME` and `test-NAME`.
+        The existing splits among `train`, `valid` and `test`. With several languages or sources, valid and test are
+        called `valid-NAME` and `test-NAME`.
 
     Raises:
-        UserError: the rows cannot be read, or cannot be used for training or evaluation (see `check_split`).
+        UserError: the rows cannot be read, or are unusable for training or evaluation (see `check_split`).
     """
     _choose_language(arguments)
     check_languages(arguments.languages, _reader(arguments, profile))
@@ -197,7 +197,7 @@ def load_data(
 def _chosen(
     splits: Mapping[str, Split], arguments: DataArguments, profile: EncoderProfile, language: str | None
 ) -> dict[str, Split]:
-    """Applies the options that choose rows, and sets the rows' language if it is needed and unknown."""
+    """Applies the options `split_urls` and `filters`, and adds a column `language` if it is needed and missing."""
     if arguments.split_urls:
         splits = select_by_urls(splits, arguments.split_urls)
     splits = dict(splits)
@@ -205,7 +205,9 @@ def _chosen(
     known = languages_in(spoken)
     every = len(spoken) == len(splits)
     if arguments.data_dir and len(arguments.languages) == 1 and every and known and language not in known:
-        raise UserError(f"language={language}: the rows of {arguments.data_dir} are in {', '.join(known)}; drop it")
+        raise UserError(
+            f"language={language}: the rows of {arguments.data_dir} are in {', '.join(known)}; omit language"
+        )
     parsed = bool(profile.data_flow_length or arguments.filters)
     for name, split in splits.items():
         unknown = "language" not in split.corpus.column_names
@@ -217,7 +219,13 @@ def _chosen(
 
 
 def _check_needed(splits: Mapping[str, Split], needed: Sequence[str], language: str, sources: Sources) -> None:
-    """Raises UserError if a split that the run needs is missing, also for one of several languages."""
+    """Raises UserError if a split in `needed` is missing, or if valid or test is missing for some languages only.
+
+    Args:
+        splits: the splits of one source or language.
+        language: the language, if there are several, or "".
+        sources: the splits of all sources or languages.
+    """
     if language and {*needed} - {"train"}:
         for split in SPLITS[1:3]:
             if split not in splits and any(split in other for other in sources.values()):
@@ -232,7 +240,7 @@ def _check_needed(splits: Mapping[str, Split], needed: Sequence[str], language: 
 
 
 def _shorten(sources: Mapping[str, dict[str, Split]], limit: int, shared: bool) -> None:
-    """Keeps the first training pairs of each source. Languages share the limit as evenly as their sizes allow."""
+    """Keeps the first `limit` training pairs per source or, if `shared`, in total, divided evenly among languages."""
     sizes = {name: len(splits["train"].judgments) for name, splits in sources.items() if "train" in splits}
     limits = dict.fromkeys(sizes, limit)
     if shared:
@@ -246,11 +254,11 @@ def _shorten(sources: Mapping[str, dict[str, Split]], limit: int, shared: bool) 
         if pairs:
             sources[name]["train"] = sources[name]["train"].first(pairs)
         else:
-            sources[name].pop("train")  # the other languages have all the rows
+            sources[name].pop("train")  # the limit is smaller than the number of languages
 
 
 def _joined_languages(sources: Sources) -> dict[str, Split]:
-    """Joins the training rows of several languages, which mix in a batch. Each has its own valid and test."""
+    """Joins the training rows of several languages, and renames their valid and test to names such as `test-ruby`."""
     joined = {}
     trains = {name: splits["train"] for name, splits in sources.items() if "train" in splits}
     if trains:
@@ -263,13 +271,13 @@ def _joined_languages(sources: Sources) -> dict[str, Split]:
 
 
 def evaluated(splits: Mapping[str, Split], name: str) -> Split | dict[str, Split] | None:
-    """Returns valid or test, or None. Each of several languages or sources has its own split."""
+    """Returns the split `name`, or a dict of splits such as `test-ruby`, keyed by language or source, or None."""
     parts = {key.removeprefix(f"{name}-"): split for key, split in splits.items() if key.startswith(f"{name}-")}
     return splits.get(name) or parts or None
 
 
 def _reader(arguments: DataArguments, profile: EncoderProfile | None = None) -> str | None:
-    """Returns the part of the run that supports only some languages, or None if all parts support any."""
+    """Returns the part of the run that limits the languages, such as "mining", or None if all languages work."""
     if arguments.filters:
         return "filters"
     if profile and profile.data_flow_length:
@@ -282,9 +290,9 @@ def _reader(arguments: DataArguments, profile: EncoderProfile | None = None) -> 
 
 
 def _filtered(splits: Mapping[str, Split], filters: str) -> dict[str, Split]:
-    """Applies rules to all splits, and prints how many rows each rule dropped.
+    """Drops rows from all splits by the rules in `filters`, and prints how many rows each rule dropped.
 
-    The corpus keeps all its rows, because a user may look for any of them. Only its comments are removed.
+    The corpus keeps all of its rows, because users may search for any of them. Only comments are removed.
     """
     # datasketch is slow to import.
     from soft_trainer.data.filtering import filter_split
@@ -311,9 +319,9 @@ def _filtered(splits: Mapping[str, Split], filters: str) -> dict[str, Split]:
 
 
 def _mined(arguments: DataArguments, language: str, folder: Path, codebase: bool = True) -> Path:
-    """Returns a folder with the pairs mined from a source tree or a history.
+    """Mines pairs from a source tree or a Git history into a folder, unless it has the pairs already.
 
-    They are mined again if the source has changed.
+    If the source has changed, the pairs are mined again.
 
     Args:
         codebase: False if only the pairs of a source tree will be used.
@@ -350,7 +358,10 @@ def _mined(arguments: DataArguments, language: str, folder: Path, codebase: bool
 
 
 def _mined_splits(arguments: DataArguments, language: str, folder: Path) -> dict[str, Split]:
-    """Returns the mined splits. Train has functions from `extra_source_dir`, except copies of held-out functions."""
+    """Mines splits from a source tree or history, and adds functions from `extra_source_dir` to train.
+
+    Copies of functions in valid, test or the corpus are not added.
+    """
     splits = load_rows(_mined(arguments, language, folder), check=False, divide=False)
     if not arguments.extra_source_dir:
         return splits
@@ -366,7 +377,7 @@ def _mined_splits(arguments: DataArguments, language: str, folder: Path) -> dict
         dropped += len(pairs.judgments) - len(parts[name + " of extra"].judgments)
     joined = Split.joined(parts)
     print_on_main(
-        f"train: {own:,} rows and {len(joined.judgments) - own:,} of extra_source_dir; {dropped:,} copies of "
-        "functions in valid, test or the corpus were dropped"
+        f"train: {own:,} rows and {len(joined.judgments) - own:,} from extra_source_dir; dropped {dropped:,} copies "
+        "of functions in valid, test or the corpus"
     )
     return splits | {"train": dataclasses.replace(joined, sources={})}

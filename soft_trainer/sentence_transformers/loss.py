@@ -1,4 +1,4 @@
-"""Provides Soft-InfoNCE as a loss for sentence-transformers, with or without gradient caching, and an estimator."""
+"""Defines Soft-InfoNCE as a loss for sentence-transformers, with and without gradient caching, and an estimator."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from soft_trainer.sentence_transformers.rows import LabelledRows, columns_of
 from soft_trainer.training.gradient_cache import loss_in_blocks
 from soft_trainer.training.targets import TargetMaker
 
-# The fields of `SoftInfoNCEOptions` that are options of the loss. The others are about batches.
+# The fields of `SoftInfoNCEOptions` that configure the loss. The other fields configure batches.
 OPTIONS = (*(field.name for field in fields(Criterion)), "false_negatives", "teacher")
 CITATION = """
 @inproceedings{li-etal-2023-rethinking,
@@ -46,14 +46,14 @@ CITATION = """
 
 
 class SoftInfoNCELoss(nn.Module):
-    """InfoNCE with weighted negatives, for `SentenceTransformerTrainer`.
+    """InfoNCE with weighted negatives, as a loss for `SentenceTransformerTrainer`.
 
-    `MultipleNegativesRankingLoss` treats every other code in a batch as equally wrong. Here, an estimator measures how
-    similar the codes are to the query, and codes that are almost right get a smaller weight (Li et al., 2023). The
-    estimator is frozen, and is fitted on the training rows when the loss is created.
+    `MultipleNegativesRankingLoss` treats all other codes in a batch as equally irrelevant. This loss gives a smaller
+    weight to negatives that an estimator finds similar to the query (Li et al., 2023). The estimator is frozen. It is
+    fitted on the training rows when the loss is created.
 
-    Without gradients, as in evaluation, the loss is plain InfoNCE without weights, because evaluation rows are not
-    training rows. Their labels are not read.
+    Without gradients, as in evaluation, the loss is plain InfoNCE, because the estimator knows only training rows.
+    Labels are then ignored.
 
     `docs/sentence_transformers.md` lists what only `SoftInfoNCETrainer` does, such as resuming with the same batches.
 
@@ -61,10 +61,10 @@ class SoftInfoNCELoss(nn.Module):
         model: the `SentenceTransformer` to train.
         estimator: for example `BM25Estimator()`, `SimCSEEstimator(NAME)`, `TrainedModelEstimator(NAME)`, or
             `SentenceTransformerEstimator()` for the model before training. None means InfoNCE. The loss fits a copy.
-        train_dataset: the result of `with_rows`, whose columns are queries, codes, and optionally negatives. Pass the
+        train_dataset: the result of `with_rows`, with columns for queries, codes, and optionally negatives. Pass the
             same data set to the trainer.
-        scale: the factor for similarities.
-        similarity_fct: computes the similarities, Tensor[B, N], of Tensor[B, d] and Tensor[N, d].
+        scale: the factor by which similarities are multiplied.
+        similarity_fct: computes similarities, Tensor[B, N], from Tensor[B, d] and Tensor[N, d].
         gather_across_devices: whether to use the codes of all processes as negatives.
         options: fields of `SoftInfoNCEOptions`, with the same defaults: `loss`, `weighting` ("linear" or
             "positive_aware"), `alpha`, `beta`, `temperature`, `floor`, `margin`, `cancel`, `cancel_k`, `cancel_ratio`,
@@ -72,8 +72,8 @@ class SoftInfoNCELoss(nn.Module):
             the folder or name of a stronger encoder to learn from, in place of an estimator.
 
     Raises:
-        UserError: the options, rows and estimator are incompatible. It is raised in the first step if the batch is too
-            small, and in any step if a row is not in `train_dataset`.
+        UserError: the options, rows and estimator are incompatible. The first step raises it if the batch is too
+            small, and any step raises it if a row is not in `train_dataset`.
 
     Example:
         >>> train_dataset = with_rows(train_dataset)
@@ -125,15 +125,15 @@ class SoftInfoNCELoss(nn.Module):
         self._batch_checked = False
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None) -> Tensor:
-        """Returns the mean loss of a batch, given the features of queries, codes and, if there are any, negatives."""
+        """Computes the mean loss of a batch from the tokenised queries, codes and, if any, negatives."""
         return self.compute_loss_from_embeddings(embed_columns(self.model, list(sentence_features)), labels)
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor | None) -> Tensor:
-        """Returns the loss of a batch.
+        """Computes the mean loss of a batch from embeddings.
 
         Args:
             embeddings: the embeddings of queries, codes and negatives, Tensor[B, d] each.
-            labels: the hashes of the rows, LongTensor[B].
+            labels: the row hashes from `with_rows`, LongTensor[B].
         """
         queries, codes, sizes, rank = self._sides(embeddings)
         if torch.is_grad_enabled():
@@ -143,7 +143,11 @@ class SoftInfoNCELoss(nn.Module):
         return losses.info_nce(self._scores(queries, codes), positives)
 
     def _sides(self, embeddings: list[Tensor]) -> tuple[Tensor, Tensor, list[int], int]:
-        """Returns the queries, the codes of all processes that share a batch, their batch sizes, and this rank."""
+        """Separates queries from codes, and gathers the codes of all processes if `gather_across_devices` is set.
+
+        Returns:
+            The queries, the codes, the number of queries on each process, and this process's rank.
+        """
         given = len(embeddings)
         expected = 1 + self.rows.codes.shape[1]
         if given < 2 or (given != expected and torch.is_grad_enabled()):
@@ -160,9 +164,15 @@ class SoftInfoNCELoss(nn.Module):
         return queries, codes, sizes, distributed.rank_and_world_size()[0]
 
     def _targets(self, labels: Tensor | None, sizes: list[int], rank: int) -> tuple[Tensor, Targets]:
-        """Returns the position of each column's code among the encoded codes, LongTensor[N], and the targets.
+        """Finds a batch's training rows by their labels, and computes the targets.
 
-        The first batch must be large enough for the weights.
+        Codes that occur several times in a batch are merged into one of the N columns.
+
+        Returns:
+            The position of each column's code among the encoded codes, LongTensor[N], and the targets.
+
+        Raises:
+            UserError: the first batch is too small for the weights, or a label belongs to no row.
         """
         rows = self.rows.find(labels, sizes[rank])
         rows_of = [rows]
@@ -178,15 +188,15 @@ class SoftInfoNCELoss(nn.Module):
         return columns.places, targets.mapped(lambda tensor: tensor.to(labels.device))
 
     def _scores(self, queries: Tensor, codes: Tensor) -> Tensor:
-        """Returns scaled similarities, Tensor[B, N], in full precision even under autocast."""
+        """Computes scaled similarities, Tensor[B, N], in full precision even under autocast."""
         with torch.autocast(queries.device.type, enabled=False):
             return self.similarity_fct(queries, codes) * self.scale
 
     def _block_loss(self, queries: Tensor, codes: Tensor, targets: Targets, block: slice, sizes: list[int]) -> Tensor:
-        """Returns the loss of one block of this process's queries, Tensor[B, d], against all codes, Tensor[N, d]."""
+        """Computes the loss of a block of this process's queries, Tensor[B, d], against all codes, Tensor[N, d]."""
         targets = targets[block]
         loss = self.criterion(self._scores(queries[block], codes), targets)
-        # With this factor, the processes' average gradient equals the gradient of one process on the global batch.
+        # With this factor, the gradient averaged over processes equals the gradient of the global batch.
         return loss * (len(targets) * len(sizes) / sum(sizes))
 
     def get_config_dict(self) -> dict[str, Any]:
@@ -202,7 +212,7 @@ class SoftInfoNCELoss(nn.Module):
 
 
 class CachedSoftInfoNCELoss(CachedLossMixin, SoftInfoNCELoss):
-    """Computes `SoftInfoNCELoss` with the memory of a mini-batch. The gradients stay the same at any batch size.
+    """`SoftInfoNCELoss` with gradient caching: exact gradients of a large batch in the memory of a mini-batch.
 
     Every text is encoded twice, so a step takes at least 1.3 times as long.
 
@@ -235,13 +245,18 @@ class CachedSoftInfoNCELoss(CachedLossMixin, SoftInfoNCELoss):
         self.show_progress_bar = show_progress_bar
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None) -> Tensor:
-        """Returns the mean loss of a batch. Its backward pass encodes the texts again."""
+        """Computes the mean loss of a batch. The backward pass encodes the texts again."""
         return self.forward_cached(sentence_features, labels)
 
     def calculate_loss(
         self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
     ) -> Tensor:
-        """Returns the loss, given the mini-batches of each column. If `with_backward`, also computes gradients."""
+        """Computes the loss from embeddings and, if `with_backward`, the gradients of the embeddings.
+
+        Args:
+            reps: the embeddings of queries, codes and negatives, each as a list of mini-batches.
+            labels: the row hashes from `with_rows`.
+        """
         embeddings = [torch.cat(parts) for parts in reps]
         if not with_backward:
             return self.compute_loss_from_embeddings(embeddings, labels)
@@ -263,18 +278,17 @@ class CachedSoftInfoNCELoss(CachedLossMixin, SoftInfoNCELoss):
 
 
 class SentenceTransformerEstimator(Estimator):
-    """Scores queries against codes with a frozen sentence-transformers model.
+    """Estimates the similarity of queries and codes with a frozen sentence-transformers model.
 
-    Each row is encoded once, when the loss is created, with the model's prompts for queries and documents. Scores are
-    the model's similarities. Cosines are multiplied by 20.
+    All rows are encoded once, when the loss is created, with the model's prompts for queries and documents. The
+    similarity function is the model's; cosines are multiplied by 20.
 
     Args:
-        model: the model, which may be larger than the one being trained. By default, it is the model being trained, as
-            it was before training.
+        model: the frozen model. By default, the model to be trained, with its weights before training.
         batch_size: the number of texts to encode at once.
     """
 
-    # The same as InitialModelEstimator, because the scores are the same.
+    # The same defaults as InitialModelEstimator, because the scores are the same.
     alpha = 1.3
     beta = 0.7
     temperature = 2.0
@@ -285,23 +299,23 @@ class SentenceTransformerEstimator(Estimator):
 
     @property
     def score_scale(self) -> float:
-        """The factor for the model's similarities: 20 for cosines, otherwise 1."""
+        """The factor by which the model's similarities are multiplied: 20 for cosines, otherwise 1."""
         if self.model is None or self.model.similarity_fn_name == "cosine":
             return COSINE_SCALE
         return 1.0
 
     @property
     def positive_temperature(self) -> float:
-        """The temperature of positive-aware weights, which is 0.05 times the score scale."""
+        """The default temperature of positive-aware weights: 0.05 times the score scale."""
         return 0.05 * self.score_scale
 
     def fit(self, split: Split) -> None:
-        """Encodes all queries and codes. Each process encodes its share."""
+        """Encodes all queries and codes of the split. Each process encodes a shard."""
         self._queries = self._embeddings(self.model.encode_query, split.queries["docstring"][:])
         self._codes = self._embeddings(self.model.encode_document, split.corpus["code"][:])
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
-        """Computes the model's scaled similarities, Tensor[Q, C] in float32."""
+        """Computes the scaled similarities of Q queries and C codes, Tensor[Q, C] in float32."""
         return self._scores(self._queries[as_array(query_rows)], self._codes[as_array(code_rows)])
 
     def _scores(self, rows: Tensor, columns: Tensor) -> Tensor:
@@ -316,7 +330,13 @@ class SentenceTransformerEstimator(Estimator):
 
 
 def _own_estimator(estimator, model: SentenceTransformer, teacher: str | None):
-    """Returns a copy of the estimator for one loss. If it has no model, it gets the model being trained."""
+    """Returns the estimator of a loss: a copy of the user's, or one for the teacher, or None.
+
+    A `SentenceTransformerEstimator` without a model gets the model to be trained.
+
+    Raises:
+        UserError: there are both an estimator and a teacher, or the estimator does not work with this loss.
+    """
     if teacher is not None and estimator is not None:
         raise UserError(
             f"teacher={teacher}: a teacher is the estimator, so it cannot be combined with {type(estimator).__name__}"
@@ -329,14 +349,14 @@ def _own_estimator(estimator, model: SentenceTransformer, teacher: str | None):
         raise UserError(f"estimator: expected an object such as BM25Estimator(), not {estimator!r}")
     estimator = copy.copy(estimator)
     if isinstance(estimator, InitialModelEstimator):
-        raise UserError("InitialModelEstimator belongs to SoftInfoNCETrainer: use SentenceTransformerEstimator()")
+        raise UserError("InitialModelEstimator works only with SoftInfoNCETrainer: use SentenceTransformerEstimator()")
     if isinstance(estimator, SentenceTransformerEstimator) and estimator.model is None:
         estimator.model = model
     return estimator
 
 
 def _name(estimator) -> str | None:
-    """Returns the name of an estimator's class. For BM25, it includes the document column."""
+    """Returns an estimator's class name, with the document column if BM25 has one, or None without an estimator."""
     if estimator is None:
         return None
     name = type(estimator).__name__

@@ -1,4 +1,4 @@
-"""Identifies training rows by their texts, and finds the codes with which a batch's queries are compared."""
+"""Identifies the training rows in a batch by hashes of their texts, and finds the codes to compare queries with."""
 
 from __future__ import annotations
 
@@ -17,41 +17,42 @@ from soft_trainer.data.tokens import text_ids
 from soft_trainer.errors import UserError
 
 LABEL = "label"
-# sentence-transformers uses the first of these columns in a data set as labels. All other columns are texts.
+# sentence-transformers reads labels from the first of these columns that a data set has. All other columns are texts.
 LABEL_COLUMNS = (LABEL, "labels", "score", "scores")
 NO_TEXTS = (*LABEL_COLUMNS, "dataset_name")
 
 
 def with_rows(train_dataset: Dataset) -> Dataset:
-    """Adds a column `label` with a hash of each row's texts. `SoftInfoNCELoss` uses it to identify a batch's rows.
+    """Adds a column `label` with a hash of each row's texts, so that `SoftInfoNCELoss` can identify a batch's rows.
 
     The result may be shuffled, filtered, split or concatenated with other data sets, but its texts must not change.
 
     Raises:
-        UserError: the argument is not a `Dataset`, its columns are not all texts, or it already has labels or scores.
+        UserError: the argument is not a `Dataset`, a column does not contain text, or there already are labels or
+            scores.
     """
     if not isinstance(train_dataset, Dataset):
         kind = type(train_dataset).__name__
         raise UserError(
-            f"with_rows: expected one datasets.Dataset, not {kind}: call it for each data set of a "
+            f"with_rows: expected one datasets.Dataset, not {kind}: call it for each data set in a "
             "dict, and load a stream into a Dataset first"
         )
     for name in LABEL_COLUMNS:
         if name in train_dataset.column_names:
             raise UserError(
                 f"with_rows: the data set already has a column {name!r}, which the loss needs for hashes: keep only "
-                f"the rows that are pairs, and remove it with train_dataset.remove_columns({name!r})"
+                f"the rows with a relevant code, then call train_dataset.remove_columns({name!r})"
             )
     return train_dataset.add_column(LABEL, _hashes(_texts_of(train_dataset)))
 
 
 class LabelledRows:
-    """The training rows as a `Split`, with a look-up of rows by label.
+    """The training rows as a `Split`, with a look-up of rows by their labels (hashes).
 
     Attributes:
-        split: the queries, and as the corpus the codes of all rows, followed by negatives that are not a row's code.
-        codes: int64[n, 1 + k], the corpus rows of each query's positive and of its k negatives.
-        answers: finds relevant codes.
+        split: the queries, and a corpus of all rows' codes, followed by negatives that are not the code of any row.
+        codes: int64[n, 1 + k], the corpus indices of each query's positive and k negatives.
+        answers: a look-up of relevant codes by text.
 
     Raises:
         UserError: a row's label is not the hash of its texts.
@@ -60,14 +61,14 @@ class LabelledRows:
     def __init__(self, train_dataset: Dataset):
         if LABEL not in getattr(train_dataset, "column_names", ()) or not len(train_dataset):
             raise UserError(
-                f"train_dataset: no column {LABEL!r} with a hash for each row: call train_dataset = "
-                "with_rows(train_dataset) first, and make a loss for each of several data sets"
+                f"train_dataset: no column {LABEL!r} with a hash of each row: call train_dataset = "
+                "with_rows(train_dataset) first, and create a separate loss for each data set"
             )
         columns = _texts_of(train_dataset)
         labels = _hashes(columns)
         if train_dataset[LABEL][:] != labels.tolist():
             raise UserError(
-                f"train_dataset: column {LABEL!r} does not hold the hashes of its texts: call "
+                f"train_dataset: column {LABEL!r} does not contain the hashes of the texts: call "
                 "with_rows(train_dataset) again after changing the texts"
             )
         self.labels, self.first_rows = np.unique(labels, return_index=True)
@@ -79,7 +80,7 @@ class LabelledRows:
         self.answers = RelevantCodes(right, text_ids(queries), text_ids(codes + added))
 
     def find(self, labels: Tensor | None, batch_size: int) -> np.ndarray:
-        """Returns the rows with a batch's labels, int64[B]. Raises UserError if a label belongs to no row."""
+        """Returns the index of the training row with each label, int64[B]. Raises UserError for an unknown label."""
         whole = labels is not None and not (labels.is_floating_point() or labels.dtype == torch.bool)
         if not whole or labels.shape != (batch_size,):
             raise UserError(
@@ -92,22 +93,22 @@ class LabelledRows:
         if unknown.any():
             raise UserError(
                 f"SoftInfoNCELoss: no row of the loss's train_dataset has label {given[unknown.argmax()]}: pass the "
-                "same data set to the loss and the trainer, and make a loss for each of several data sets"
+                "same data set to the loss and the trainer, and create a separate loss for each data set"
             )
         return self.first_rows[places]
 
 
 def _hashes(columns: Sequence[Sequence[str]]) -> np.ndarray:
-    """Returns a hash of each row's texts, int64[n] from 0 to 2**63 - 1."""
+    """Hashes the texts of each row, over all columns, to int64[n] from 0 to 2**63 - 1."""
     hashes = [xxhash.xxh3_64_intdigest("\0".join(texts).encode()) for texts in zip(*columns, strict=True)]
     return (np.array(hashes, dtype=np.uint64) >> 1).astype(np.int64)
 
 
 def _numbered(codes: Sequence[str], negatives: Sequence[Sequence[str]]) -> tuple[np.ndarray, list[str]]:
-    """Numbers the rows' codes, then the negatives that are not a row's code.
+    """Numbers the codes of all rows, then the negatives that are not the code of any row.
 
     Returns:
-        The numbers of each row's code and negatives, int64[n, 1 + k], and the added codes.
+        The numbers of each row's code and k negatives, int64[n, 1 + k], and the texts of the added negatives.
     """
     number_of = {code: row for row, code in reversed(list(enumerate(codes)))}
     added = []
@@ -122,17 +123,21 @@ def _numbered(codes: Sequence[str], negatives: Sequence[Sequence[str]]) -> tuple
 
 
 def _texts_of(dataset: Dataset) -> list[list[str]]:
-    """Returns the columns that sentence-transformers reads as texts: queries, codes and negatives."""
+    """Returns the columns that sentence-transformers reads as texts: queries, codes and negatives, in this order.
+
+    Raises:
+        UserError: there are fewer than two such columns, or a column contains missing values or no text.
+    """
     names = [name for name in dataset.column_names if name not in NO_TEXTS]
     if len(names) < 2:
         raise UserError(
-            f"train_dataset: columns {', '.join(dataset.column_names)}: expected two columns of texts, the query "
-            "and then the code, and further ones with negatives"
+            f"train_dataset: columns {', '.join(dataset.column_names)}: expected a column of queries, then a column "
+            "of codes, then optional columns of negatives"
         )
     columns = []
     for name in names:
         if getattr(dataset.features[name], "dtype", None) not in ("string", "large_string"):
-            raise UserError(f"train_dataset: column {name!r} does not hold texts; remove it, or turn it into texts")
+            raise UserError(f"train_dataset: column {name!r} does not contain text; remove it, or convert it to text")
         texts = dataset[name][:]
         if None in texts:
             raise UserError(f"train_dataset: column {name!r} has no text in row {texts.index(None) + 1}")
@@ -142,10 +147,10 @@ def _texts_of(dataset: Dataset) -> list[list[str]]:
 
 @dataclass(frozen=True)
 class Columns:
-    """The codes with which one process's queries are compared.
+    """The N codes that one process's B queries are compared with.
 
     Args:
-        code_rows: int64[N], the corpus row of each column's code.
+        code_rows: int64[N], the corpus index of each column's code.
         places: LongTensor[N], the position of each column's code among the encoded codes of all processes.
         positives: LongTensor[B], the column of each query's positive.
     """
@@ -156,11 +161,11 @@ class Columns:
 
 
 def columns_of(table: LabelledRows, rows_of: Sequence[np.ndarray], rank: int) -> Columns:
-    """Returns the columns for process `rank`. A code that was encoded several times gets a single column.
+    """Returns the codes to compare the queries of process `rank` with. A repeated code gets a single column.
 
     Args:
-        rows_of: the rows of each process. Encoded codes are ordered by process: first the codes of its rows, then the
-            first negative of each row, then the second.
+        rows_of: the training rows on each process. The encoded codes are ordered by process. Within a process, the
+            codes of the rows come first, then the first negative of each row, then the second, and so on.
     """
     encoded = np.concatenate([table.codes[rows].T.reshape(-1) for rows in rows_of])
     code_rows, places = np.unique(encoded, return_index=True)

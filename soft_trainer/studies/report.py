@@ -23,7 +23,7 @@ TEST_NOTE = (
     "queries, 95 %. p: two-sided randomisation test over queries, after Holm's correction for all rows of this page."
 )
 SETTINGS = ("loss", "estimator", "weighting", "alpha", "beta", "temperature", "floor", "margin", "cancel")
-TRAINING = ("learning rate", "epochs", "codes compared per query", "seconds a step, evaluations included")
+TRAINING = ("learning rate", "epochs", "codes compared per query", "seconds per step, with evaluations")
 
 
 @dataclass(frozen=True, eq=False)

@@ -173,7 +173,7 @@ def state_of_run(study: Study, run: PlannedRun) -> State:
     state = state_of(folder, fingerprint | made, STUDY - made.keys())
     launcher = made.get("launcher", study.launcher)
     if launcher != study.launcher:
-        return State(OTHER, None, (f"launcher was {launcher!r}, is {study.launcher!r}",))
+        return State(OTHER, None, (f"launcher was {launcher!r}, is now {study.launcher!r}",))
     return state
 
 

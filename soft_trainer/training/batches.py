@@ -1,4 +1,4 @@
-"""Builds one process's share of a global batch, in a data-loader worker, with everything that the loss needs."""
+"""Builds one process's shard of a global batch in a data worker: model inputs, positives, negatives and weights."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from soft_trainer.training.targets import TargetMaker
 
 @dataclass
 class Batch:
-    """B queries of one process, with the N codes that they are compared with.
+    """A training batch on one process: B queries, and the N codes that the loss compares them with.
 
-    If negatives are gathered, these are the codes of all processes, in the order of their ranks.
+    If negatives are gathered, the N codes are those of all processes, in the order of the ranks.
 
     Args:
         query, code: the model inputs for this process's queries and codes.
-        targets: what each query is compared with.
-        rows: int64[B], the training pair of each query. NumPy arrays stay on the host.
-        query_rows: int64[B], each query's row in the queries.
-        code_rows: int64[N], the row in the corpus of each column's code.
-        sizes: the number of queries of each process.
-        code_sizes: the number of codes of each process, which is larger if queries have hard negatives.
-        false_negatives: the number of columns that are not negatives because they are known positives.
+        targets: the positives, negatives and weights of the B queries.
+        rows: int64[B], the index of each query's training pair. NumPy arrays stay on the host.
+        query_rows: int64[B], the index of each query in the split's queries.
+        code_rows: int64[N], the index of each column's code in the corpus.
+        sizes: the number of queries on each process.
+        code_sizes: the number of codes on each process, including hard negatives.
+        false_negatives: the number of (query, column) entries that are not negatives because they are known positives.
     """
 
     query: Side
@@ -50,47 +50,50 @@ class Batch:
     false_negatives: int = 0
 
     def to(self, device: torch.device | str) -> Batch:
-        """Returns a copy with every tensor on `device`."""
+        """Returns a copy of the batch with every tensor on `device`."""
         return self._mapped(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Batch:
-        """Returns a copy in pinned memory. `DataLoader` calls this method."""
+        """Returns a copy of the batch in pinned memory. `DataLoader` calls this method."""
         return self._mapped(Tensor.pin_memory)
 
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        """Applies `change` to every tensor."""
+        """Returns a copy of the batch with `change` applied to every tensor."""
         parts = {name: getattr(self, name).mapped(change) for name in (*SIDES, "targets")}
         return dataclasses.replace(self, **parts)
 
     def loss_scale(self, queries: int) -> float:
-        """Returns the factor by which to multiply the mean loss over some of this process's queries.
+        """Returns the factor for the mean loss over a block of this process's queries.
 
-        It is the number of processes times the number of these queries, divided by the number of queries in the global
-        batch. When gradients are averaged over processes, the result equals the gradient of one process on the global
-        batch.
+        The factor is the block's number of queries, times the number of processes, divided by the number of queries in
+        the global batch. Averaged over processes, the scaled gradients then equal the gradient of the global batch.
+
+        Args:
+            queries: the number of queries in the block.
         """
         return queries * len(self.sizes) / sum(self.sizes)
 
     def count_tokens(self, padding: bool) -> int:
-        """Counts the tokens on both sides, with or without padding."""
+        """Counts the tokens of the queries and codes on this process, with or without padding."""
         total = 0
         for chunk in (*self.query.chunks, *self.code.chunks):
             mask = chunk["attention_mask"]
-            # With data flow, the mask has a row for every token. The first row shows which tokens are not padding.
+            # With data flow, the mask has a row for every token. The first row marks the tokens that are not padding.
             total += chunk["input_ids"].numel() if padding else int((mask if mask.dim() == 2 else mask[:, 0]).sum())
         return total
 
 
 @dataclass(frozen=True)
 class Share:
-    """One process's share of a global batch, as row numbers.
+    """The part of a global batch that one process encodes, as indices of pairs, queries and codes.
 
     Args:
         rows: int64[B], the training pairs.
-        queries: int64[B], each pair's query.
-        positives: int64[B], each pair's code.
+        queries: int64[B], the query of each pair.
+        positives: int64[B], the code of each pair.
         added: int64[E], the hard negatives that this process encodes.
-        drawn_for: bool[B, F], True where one of the F hard negatives that the queries may meet was drawn for a query.
+        drawn_for: bool[B, F], True where a hard negative was drawn for a query. F is the number of hard negatives in
+            the global batch, or on this process if negatives are not gathered.
     """
 
     rows: np.ndarray
@@ -101,23 +104,23 @@ class Share:
 
     @property
     def codes(self) -> np.ndarray:
-        """The codes that this process encodes: its positives, then its hard negatives."""
+        """The codes that this process encodes: the positives, then the hard negatives."""
         return np.concatenate([self.positives, self.added])
 
 
 class TrainBatches(Dataset):
-    """A data set that turns the training pairs of a global batch into this process's `Batch`.
+    """A data set that turns the indices of a global batch's training pairs into one process's `Batch`.
 
-    It can be pickled, because data-loader workers receive a copy, and it is told the process's rank when it is made.
+    Data workers receive a pickled copy, so the process's rank is an argument.
 
     Args:
         tokens: the token ids of each query, under "query", and of each code in the corpus, under "code".
         pairs: int64[P, 2], the query and the code of each training pair.
         collator: turns token ids into model inputs.
-        target_maker: makes the targets.
-        weighs: True to complete the targets here, in data-loader workers, False to leave that to the training step.
+        target_maker: computes positives, negatives and weights.
+        weighs: True to compute the weights here, in data workers, False to leave them to the training step.
         gather: True to use the codes of all processes as negatives, False to use only this process's codes.
-        hard_negatives: each query's additional negatives.
+        hard_negatives: draws additional negatives for each query, or None.
         rank, world_size: this process's rank and the number of processes.
     """
 
@@ -151,12 +154,12 @@ class TrainBatches(Dataset):
         return {"row": row, "query_ids": self.tokens["query"][query], "code_ids": self.tokens["code"][code]}
 
     def lengths(self) -> np.ndarray:
-        """Returns the number of tokens in each pair, both sides together, int64[P]."""
+        """Returns the number of tokens in each pair, query plus code, int64[P]."""
         queries, codes = self.pairs.T
         return self.tokens["query"].lengths.astype(np.int64)[queries] + self.tokens["code"].lengths[codes]
 
     def __getitems__(self, global_rows: Sequence[int]) -> Batch:
-        """Returns this process's share of a global batch, which is given as `GlobalRows`."""
+        """Builds this process's `Batch` from the pairs of a global batch, passed as `GlobalRows`."""
         shares = self._shares(np.asarray(global_rows), getattr(global_rows, "epoch", 0))
         own = shares[self.rank]
         met = shares if self.gather else [own]
@@ -178,7 +181,7 @@ class TrainBatches(Dataset):
         )
 
     def _shares(self, rows: np.ndarray, epoch: int) -> list[Share]:
-        """Returns the share of each process."""
+        """Divides a global batch among the processes, and draws its hard negatives for this epoch."""
         none = np.empty(0, dtype=np.int64)
         shares = []
         for own in self._divided(rows):
@@ -187,10 +190,10 @@ class TrainBatches(Dataset):
         if self.hard_negatives is None:
             return shares
         if not self.gather:
-            # The draws of other processes matter too, because they decide the number of forward passes.
+            # The draws of other processes are needed too, because they determine the number of forward passes.
             drawn = [self.hard_negatives.columns(share.queries, share.positives, epoch) for share in shares]
         else:
-            # Drawn for the global batch, as one process would draw them, and then divided.
+            # Draw for the global batch, as a single process would, then divide the draws among the processes.
             queries, codes = self.pairs[rows].T
             added, drawn_for = self.hard_negatives.columns(queries, codes, epoch)
             drawn = zip(self._divided(added), self._divided(drawn_for), strict=True)
@@ -200,13 +203,13 @@ class TrainBatches(Dataset):
         ]
 
     def _divided(self, values: np.ndarray) -> list[np.ndarray]:
-        """Returns the values of each process."""
+        """Splits an array over a global batch into one shard per process."""
         return [values[distributed.shard(len(values), rank, self.world_size)] for rank in range(self.world_size)]
 
     def _met(self, own: Share, met: Sequence[Share]) -> Tensor | None:
-        """Returns the columns to compare each query with, BoolTensor[B, N], or None for all.
+        """Returns which columns each query is compared with, BoolTensor[B, N]. None means all columns.
 
-        A hard negative is met only by the queries that it was drawn for.
+        A query is compared only with the hard negatives that were drawn for it.
         """
         if self.hard_negatives is None:
             return None
@@ -216,8 +219,8 @@ class TrainBatches(Dataset):
         return torch.from_numpy(columns)
 
     def _sides(self, shares: Sequence[Share]) -> dict[str, Side]:
-        """Collates the model inputs for both sides, with the same number of chunks on every process."""
-        if not isinstance(self.collator, PairCollator):  # the user's own, which works in one process
+        """Collates the model inputs of queries and codes into the same number of chunks on every process."""
+        if not isinstance(self.collator, PairCollator):  # a custom collator, which works only in one process
             inputs = self.collator([self[int(row)] for row in shares[0].rows])
             if not isinstance(inputs, Mapping) or not {*SIDES} <= inputs.keys():
                 raise UserError(
@@ -230,7 +233,7 @@ class TrainBatches(Dataset):
             parts = [share.queries if side == "query" else share.codes for share in shares]
             tokens = self.tokens[side]
             passes = max(self.collator.count_chunks(tokens.lengths[part]) for part in parts)
-            # A process without rows encodes a row of another process, and does not use the embedding.
+            # A process without rows encodes a row of another process and discards the embedding.
             own = parts[self.rank]
             encoded = own if len(own) else parts[0][:1]
             collated = self.collator.side([tokens[int(row)] for row in encoded], passes, side)
@@ -239,7 +242,7 @@ class TrainBatches(Dataset):
 
 
 def relevant_codes(split: Split, profile: EncoderProfile) -> RelevantCodes:
-    """Returns the relevant codes among the training rows, looked up by the texts that the encoder reads."""
+    """Returns a look-up of relevant codes among the training rows. Rows match if the encoder reads equal texts."""
     queries = text_ids(side_texts(split.queries, "query", profile))
     codes = text_ids(side_texts(split.corpus, "code", profile))
     return RelevantCodes(split.judgments.stored, queries, codes)

@@ -1,4 +1,4 @@
-"""Marks checkpoints as complete, finds the newest, and compares a checkpoint with the run that resumes from it."""
+"""Marks checkpoints as complete, finds the newest one, and checks that a run may resume from it."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ UNFINISHED = "unfinished"  # a file in a checkpoint that is being written
 
 
 def compared(fingerprint: Callable[[], Mapping], checkpoint: str | None) -> dict[str, object]:
-    """Returns the run fingerprint to store in checkpoints, after comparing it with the checkpoint to resume from.
+    """Computes the run fingerprint, and compares it with the checkpoint to resume from.
 
-    Only the main process does this, because other processes may not have the weights or the folder. They get an empty
-    dict.
+    Only the main process does this, because other processes may not have the weights or the folder. They return an
+    empty dict.
 
     Args:
         fingerprint: computes the run fingerprint.
         checkpoint: the folder of the checkpoint to resume from, or None.
 
     Raises:
-        UserError: the run differs, or the checkpoint contains only weights.
+        UserError: the checkpoint belongs to a run with other settings or data, or contains only weights.
     """
     found = {}
     problem = None
@@ -48,37 +48,37 @@ def compared(fingerprint: Callable[[], Mapping], checkpoint: str | None) -> dict
 
 
 def _problem(checkpoint: str, now: Mapping) -> str | None:
-    """Returns the reason why training cannot resume from a checkpoint, or None if it can."""
+    """Returns why training cannot resume from a checkpoint, as an error message, or None if it can."""
     marker = read_json(Path(checkpoint) / MARKER)
     if marker["weights only"]:
-        return f"{checkpoint}: it contains only weights (save_only_model), so a run cannot be resumed from it"
+        return f"{checkpoint}: contains only weights (save_only_model), so training cannot resume from it"
     then = marker[DEPENDS_ON]
     unknown = [name for name, value in now.items() if value == NO_SOURCE]
     if unknown:
         return f"{checkpoint}: {unknown[0]} is {NO_SOURCE}: define it in a module to resume"
     if changed := changes(then, now, RESUME):
         return (
-            f"{checkpoint}: {'; '.join(changed[:3])}. A run resumes with the settings that it started with; "
-            "resume_from_checkpoint=false starts another"
+            f"{checkpoint}: {'; '.join(changed[:3])}. A run must resume with its original settings; "
+            "resume_from_checkpoint=false starts a new run"
         )
     return None
 
 
 def warn_of_changes(fingerprint: Mapping, checkpoint: str | None) -> None:
-    """Prints what may differ from the checkpoint that training resumes from: versions, and what cannot be compared."""
+    """Warns about library versions that differ from the checkpoint's, and about settings that cannot be compared."""
     if checkpoint is None or not fingerprint:
         return
     then = read_json(Path(checkpoint) / MARKER)[DEPENDS_ON].get("versions", {})
     for name, version in fingerprint["versions"].items():
         if then.get(name) != version:
-            print_on_main(f"warning: {checkpoint}: {name} was {then.get(name)}, is {version}. Results may change")
+            print_on_main(f"warning: {checkpoint}: {name} was {then.get(name)}, now {version}. Results may change")
     for name, value in fingerprint.items():
         if value == NOT_COMPARED:
             print_on_main(f"warning: {checkpoint}: {name} cannot be compared: make sure that it has not changed")
 
 
 class ResumedState(TrainerCallback):
-    """A callback that checks the state of a checkpoint, and finds the best checkpoint beside it, because folders move.
+    """A callback that checks a resumed run's step, and finds the best checkpoint again if the output folder has moved.
 
     Args:
         checkpoint: returns the folder of the checkpoint to resume from, or None.
@@ -88,11 +88,11 @@ class ResumedState(TrainerCallback):
         self._checkpoint = checkpoint
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """Replaces the path that the checkpoint has stored. Raises UserError if the training would end before it."""
+        """Updates the best checkpoint's path. Raises UserError if training would end before the resumed step."""
         if state.global_step > state.max_steps:
             raise UserError(
-                f"{self._checkpoint()}: is at step {state.global_step}, but this training ends at step "
-                f"{state.max_steps}: set num_train_epochs or max_steps"
+                f"{self._checkpoint()} is at step {state.global_step}, but this training ends at step "
+                f"{state.max_steps}: increase num_train_epochs or max_steps"
             )
         if self._checkpoint() and state.best_global_step:
             best = Path(self._checkpoint()).with_name(f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}")
@@ -105,9 +105,10 @@ class ResumedState(TrainerCallback):
 
 @contextmanager
 def saving_checkpoint(folder: str | Path) -> Iterator[None]:
-    """Reports disk errors like `reporting_disk_errors`, and removes a checkpoint that any error left unfinished.
+    """A context in which to write a checkpoint's folder. If an error occurs, the folder is removed.
 
-    A killed process leaves a checkpoint with the file UNFINISHED. Such a checkpoint is ignored.
+    Disk errors become a UserError. The folder contains a file UNFINISHED until `mark_complete`, so that a checkpoint
+    left by a killed process is ignored.
     """
     folder = Path(folder)
     try:
@@ -124,14 +125,14 @@ def saving_checkpoint(folder: str | Path) -> Iterator[None]:
 def mark_complete(
     folder: str | Path, fingerprint: Mapping, weights_only: bool = False, losses: float | None = None
 ) -> None:
-    """Marks a checkpoint as complete by writing a file with the time, the run fingerprint and all file sizes.
+    """Marks a checkpoint as complete by writing `complete.json`: the time, the run fingerprint and all file sizes.
 
     Args:
-        weights_only: True if the checkpoint lacks the optimizer, so that no training can resume from it.
+        weights_only: True if the checkpoint lacks the optimizer's state, so that training cannot resume from it.
         losses: the sum of the losses of all steps so far.
 
     Raises:
-        UserError: the file cannot be written. The checkpoint has then been removed.
+        UserError: the file cannot be written. In that case, the checkpoint is removed.
     """
     folder = Path(folder)
     with saving_checkpoint(folder):
@@ -145,15 +146,15 @@ def mark_complete(
 
 
 def losses_before(checkpoint: str | None) -> float:
-    """Returns the sum of the losses of all steps before a checkpoint, or 0 without a checkpoint."""
+    """Reads from a checkpoint the sum of the losses of all steps so far. Returns 0 without a checkpoint."""
     if checkpoint is None:
         return 0.0
     return read_json(Path(checkpoint) / MARKER).get("losses") or 0.0
 
 
 def _written(folder: Path) -> float | None:
-    """Returns the time when a checkpoint was marked complete, or None if a file is missing or has a different size."""
-    with suppress(OSError, UserError, KeyError, AttributeError):  # no marker of this version, or a missing file
+    """Returns the time when a checkpoint was marked complete, or None if a file is missing or changed in size."""
+    with suppress(OSError, UserError, KeyError, AttributeError):  # a missing file, or a marker of another version
         marker = read_json(folder / MARKER)
         whole = all((folder / name).stat().st_size == size for name, size in marker["sizes"].items())
         if whole and DEPENDS_ON in marker:
@@ -162,23 +163,23 @@ def _written(folder: Path) -> float | None:
 
 
 def newest_complete(output_dir: str | Path) -> str | None:
-    """Returns a run's newest complete checkpoint, or None. Warns about incomplete ones.
+    """Returns the path of the newest complete checkpoint in `output_dir`, or None. Warns about incomplete ones.
 
-    The newest is the one that was written last. It need not have the highest step, because an earlier run may have
-    written to this folder. The recorded time is used, because copying a folder changes modification times.
+    The newest checkpoint is the one written last. It need not have the highest step, because an earlier run may have
+    written to the same folder. The marker's time counts, because copying a folder changes modification times.
     """
     times: dict[str, float] = {}
     for checkpoint in sort_checkpoints(str(output_dir), PREFIX_CHECKPOINT_DIR):
         written = _written(Path(checkpoint))
         if written is None:
-            print_on_main(f"warning: skipping {checkpoint}: incomplete, or another version wrote it")
+            print_on_main(f"warning: skipping {checkpoint}: incomplete, or written by another version")
         else:
             times[checkpoint] = written
     return max(times, key=times.get, default=None)
 
 
 def last_checkpoint(wanted: str | bool | None, output_dir: str | Path) -> str | None:
-    """Finds the checkpoint to resume from.
+    """Turns the value of `resume_from_checkpoint` into the folder of a complete checkpoint.
 
     Args:
         wanted: the value of `resume_from_checkpoint`: a checkpoint's folder, "last" or "true" for the newest complete
@@ -201,9 +202,9 @@ def last_checkpoint(wanted: str | bool | None, output_dir: str | Path) -> str | 
     folder = Path(wanted)
     no_state = not (folder / "trainer_state.json").is_file()
     if not folder.is_dir():
-        raise UserError(f"{named}: no such folder; `last` takes the newest checkpoint of the output folder")
+        raise UserError(f"{named}: no such folder; `last` selects the newest checkpoint in the output folder")
     if no_state:
         raise UserError(f"{named}: not a training checkpoint, because it has no trainer_state.json")
     if _written(folder) is None:
-        raise UserError(f"{named}: incomplete (a file is missing or has changed), or another version wrote it")
+        raise UserError(f"{named}: incomplete (a file is missing or has changed), or written by another version")
     return str(wanted)

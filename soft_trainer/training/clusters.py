@@ -1,4 +1,4 @@
-"""Builds batches from small groups of similar rows."""
+"""Builds training batches from small groups of similar pairs, so that a batch contains hard negatives."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def similar_batches(
     group_size: int = 8,
     drop_last: bool = True,
 ) -> list[list[int]]:
-    """Builds the batches of one epoch, with similar pairs in the same batch. Every pair is in one batch.
+    """Builds the batches of one epoch, with similar pairs in the same batch. No pair is in two batches.
 
-    Pairs are visited in random order. A pair that is not yet in a group starts one. It is joined by the free pairs of
-    the codes nearest to its query, then of the codes nearest to the new members' queries. Full groups are spread
-    evenly over the batches. A pair from an incomplete group joins a batch that contains a similar code if it has room,
-    otherwise any batch.
+    Pairs are visited in random order. A pair without a group starts a new group. The group grows by free pairs whose
+    codes are nearest to its query, then by pairs whose codes are nearest to the new members' queries. Full groups are
+    spread evenly over the batches. A pair from an incomplete group joins a batch that has room and contains a similar
+    code, or else any batch with room.
 
     Args:
         pairs: int64[P, 2], the query and the code of each training pair.
@@ -32,7 +32,7 @@ def similar_batches(
             short.
 
     Returns:
-        Batches of rows of `pairs`. The pairs of a group are adjacent.
+        A list of batches, each a list of row indices of `pairs`. The pairs of a group are adjacent.
     """
     rows = len(pairs)
     size = min(group_size, batch_size)
@@ -63,16 +63,20 @@ class _Batches:
         self.room = room.copy()  # the number of pairs that still fit into each batch
         self.rows: list[list[int]] = [[] for _ in room]
         self.codes = pairs[:, 1]
-        self.batch_of_code = np.full(codes + 1, -1)  # the last entry stands for the neighbour -1
+        self.batch_of_code = np.full(codes + 1, -1)  # the last entry is for the padding index -1
 
     def put(self, row: int, batch: int) -> None:
-        """Adds a pair to a batch."""
+        """Adds a pair, as an index of `pairs`, to a batch."""
         self.rows[batch].append(row)
         self.batch_of_code[self.codes[row]] = batch
         self.room[batch] -= 1
 
     def put_near(self, row: int, near: np.ndarray) -> bool:
-        """Adds a pair to the batch that has room and contains its nearest code. Returns False if there is none."""
+        """Adds a pair to the batch that contains the nearest of the codes in `near`, among batches with room.
+
+        Returns:
+            False if there is no such batch.
+        """
         batches = self.batch_of_code[near]
         batches = batches[(batches >= 0) & (self.room[batches] > 0)]
         if len(batches):
@@ -81,7 +85,7 @@ class _Batches:
 
 
 class _FreePairs:
-    """The pairs that are not in a group yet, and the first such pair of each code."""
+    """Keeps track of the pairs that are not in a group yet, and of the first free pair of each code."""
 
     def __init__(self, pairs: np.ndarray, codes: int, order: np.ndarray):
         self.pairs = pairs
@@ -92,11 +96,11 @@ class _FreePairs:
         of_one_code = pairs[by_code[1:], 1] == pairs[by_code[:-1], 1]
         self.following = np.full(len(pairs), -1)  # the next pair of the same code
         self.following[by_code[:-1][of_one_code]] = by_code[1:][of_one_code]
-        self.first = np.full(codes + 1, -1)  # each code's first free pair; the last entry stands for neighbour -1
+        self.first = np.full(codes + 1, -1)  # each code's first free pair; the last entry is for the padding index -1
         self.first[pairs[by_code[::-1], 1]] = by_code[::-1]
 
     def take(self, row: int) -> None:
-        """Marks a pair as taken. If it was the first free pair of its code, the next free one becomes the first."""
+        """Marks a pair as no longer free, and updates the first free pair of its code."""
         self.free[row] = False
         code = self.pairs[row, 1]
         if self.first[code] != row:
@@ -107,7 +111,7 @@ class _FreePairs:
         self.first[code] = following
 
     def near(self, codes: np.ndarray) -> list[int]:
-        """Returns the first free pair of each given code. Codes without a free pair are skipped."""
+        """Returns the first free pair of each code in `codes`. Codes without a free pair are skipped."""
         rows = self.first[codes]
         return rows[rows >= 0].tolist()
 
@@ -115,7 +119,7 @@ class _FreePairs:
 def _groups(
     order: np.ndarray, size: int, left: _FreePairs, neighbours: np.ndarray
 ) -> tuple[list[list[int]], list[int]]:
-    """Forms groups of similar pairs. Returns the full groups, and the pairs from incomplete ones."""
+    """Forms groups of `size` similar pairs. Returns the full groups, and the pairs of all incomplete groups."""
     full = []
     rest = []
     for seed in order.tolist():
@@ -123,7 +127,7 @@ def _groups(
             continue
         group: list[int] = []
         for row in _candidates(seed, group, left, neighbours):
-            if left.free[row]:  # a list of neighbours may contain a code twice
+            if left.free[row]:  # neighbours may contain a code twice
                 group.append(row)
                 left.take(row)
             if len(group) == size:
@@ -136,14 +140,14 @@ def _groups(
 
 
 def _candidates(seed: int, group: list[int], left: _FreePairs, neighbours: np.ndarray) -> Iterator[int]:
-    """Yields the first pair of a group, then the free pairs similar to each member as the group grows."""
+    """Yields the first pair of a group, then free pairs similar to each member. `group` grows meanwhile."""
     yield seed
     for member in group:
         yield from left.near(neighbours[left.pairs[member, 0]])
 
 
 def _slots(room: np.ndarray, size: int, generator: np.random.Generator) -> list[int]:
-    """Assigns full groups to batches in rounds. Each round visits the batches that have room in random order."""
+    """Returns the batch that each full group goes to. Each round visits all batches with room in random order."""
     places = room // size
     slots = []
     for taken in range(max(places, default=0)):

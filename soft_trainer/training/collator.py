@@ -1,4 +1,4 @@
-"""Pads rows into tensors, in chunks of similar length so that there is little padding."""
+"""Pads tokenised rows into tensors, in chunks of similar length to save padding."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from soft_trainer.data.tokens import SIDES
 from soft_trainer.encoders.encoding import pad, token_count
 
 STEP = 8  # tokens; lengths are rounded up to a multiple, because finer chunks gain nothing
-# The fixed time of a layer, as a number of operations that takes as long. The number for a CPU was measured, but half
-# of it and four times as much make batches as fast.
+# The fixed cost of a layer, in operations that take equally long. The CPU's value was measured; training is equally
+# fast with half or four times this value.
 LAYER_OVERHEAD = {"cpu": 1.6e8, "cuda": 5e10}
-# For a static encoder, one row of a gradient costs as much as this many tokens of padding. Every chunk has all rows.
+# A static encoder's gradient has a row for each token of the vocabulary, and every chunk computes all of them. A row
+# costs as much as this many tokens of padding.
 STATIC_PADDING = 100
 
 
 @dataclass(frozen=True)
 class ChunkCost:
-    """The estimated cost of encoding a chunk. The unit is the cost of one token without attention.
+    """A model of the cost of encoding a chunk, in units of one token's cost without attention.
 
     A chunk of n rows padded to L tokens costs `overhead + n L (1 + attention L)`.
 
     Args:
-        overhead: the fixed cost of a chunk (kernel launches, small matrices), in tokens.
-        attention: the additional cost per token for each token that it attends to.
+        overhead: the fixed cost of a chunk (kernel launches, small matrices).
+        attention: the additional cost for each token that a token attends to.
     """
 
     overhead: float = 64.0
@@ -36,13 +37,13 @@ class ChunkCost:
 
     @classmethod
     def of(cls, hidden_size: int, device_type: str) -> ChunkCost:
-        """Returns the costs for a transformer of this width on this type of device."""
+        """Estimates the cost for a transformer with `hidden_size` on "cpu" or "cuda"."""
         overhead = LAYER_OVERHEAD.get(device_type, LAYER_OVERHEAD["cuda"])
         return cls(overhead / (24 * hidden_size**2), 1 / (6 * hidden_size))
 
     @classmethod
     def of_model(cls, model, device_type: str) -> ChunkCost:
-        """Returns the cost for a model, which is a transformer or a static encoder."""
+        """Estimates the cost for a model, either a transformer or a static encoder."""
         if getattr(model, "takes_means", False):
             return cls(STATIC_PADDING * model.config.vocab_size, attention=0.0)
         return cls.of(model.config.hidden_size, device_type)
@@ -51,16 +52,16 @@ class ChunkCost:
 def chunk_by_length(
     lengths: np.ndarray, cost: ChunkCost | None, largest: int | None = None, number: int = 1
 ) -> list[np.ndarray]:
-    """Splits rows into the cheapest chunks of similar length.
+    """Splits rows into chunks of similar length, such that the estimated cost of encoding all chunks is minimal.
 
     Args:
-        lengths: int[B], the number of tokens of each row.
-        cost: the cost to minimise. None makes a single chunk in the given order.
+        lengths: int[B], the number of tokens in each row.
+        cost: the cost to minimise. With None, all rows form a single chunk in their order.
         largest: the maximum number of rows in a chunk.
-        number: the minimum number of chunks, if there are as many rows. The largest chunks are split to reach it.
+        number: the minimum number of chunks, at most one per row. The largest chunks are split to reach this number.
 
     Returns:
-        The rows of each chunk, longest first.
+        The row indices of each chunk, the longest rows first.
     """
     if cost is None or len(lengths) < 2:
         chunks = [np.arange(len(lengths))]
@@ -78,7 +79,7 @@ def chunk_by_length(
 
 
 def _cheapest(lengths: np.ndarray, cost: ChunkCost) -> list[np.ndarray]:
-    """Finds the cheapest partition by dynamic programming over the distinct lengths."""
+    """Finds the cheapest division of rows into chunks, by dynamic programming over the distinct lengths."""
     rows = np.argsort(-lengths, kind="stable")
     steps = -(-lengths[rows] // STEP)
     starts = np.flatnonzero(np.diff(steps, prepend=steps[0] + 1))  # first row of each distinct length
@@ -101,19 +102,19 @@ def _cheapest(lengths: np.ndarray, cost: ChunkCost) -> list[np.ndarray]:
 
 @dataclass
 class Side:
-    """One side of a batch, in the chunks in which it is encoded.
+    """The model inputs of a batch's queries or of its codes, in chunks that are encoded one after another.
 
     Args:
         chunks: the model inputs for each chunk.
-        order: LongTensor[B], the position of each of the batch's rows among the rows of all chunks. The chunks may
-            have other rows, which are encoded but not used.
+        order: LongTensor[B], the position of each row of the batch among the rows of all chunks. Other rows in the
+            chunks are encoded but not used.
     """
 
     chunks: list[dict[str, Tensor]]
     order: Tensor
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Side:
-        """Returns a copy with `change` applied to every tensor."""
+        """Applies `change` to every tensor, such as a move to another device, and returns the new object."""
         chunks = []
         for chunk in self.chunks:
             chunks.append({name: change(tensor) for name, tensor in chunk.items()})
@@ -121,13 +122,13 @@ class Side:
 
 
 class PairCollator:
-    """A collator that pads the pairs of a batch, separately for each side, to the longest row in their chunk.
+    """A collator that divides queries and codes into chunks, and pads each chunk to its longest row.
 
     Args:
         pad_token_id: the tokenizer's padding id.
-        cost: the cost of encoding a chunk. If None, each side is a single chunk.
+        cost: the cost of encoding a chunk. If None, all queries form one chunk, and so do all codes.
         largest_chunk: the maximum number of rows in a chunk.
-        prompt_lengths: for each side, the number of leading tokens that pooling skips.
+        prompt_lengths: the number of leading tokens that pooling skips, keyed by "query" and "code".
     """
 
     def __init__(
@@ -143,14 +144,18 @@ class PairCollator:
         self.prompt_lengths = dict(prompt_lengths or {})
 
     def __call__(self, features: Sequence[dict]) -> dict[str, Side]:
-        """Collates features with `query_ids` and `code_ids`."""
+        """Collates features with `query_ids` and `code_ids` into model inputs, keyed by "query" and "code"."""
         sides = {}
         for side in SIDES:
             sides[side] = self.side([feature[f"{side}_ids"] for feature in features], name=side)
         return sides
 
     def side(self, token_ids: Sequence[np.ndarray], passes: int = 1, name: str = "query") -> Side:
-        """Collates one side of a batch into the cheapest chunks. There are at least `passes` of them."""
+        """Collates the token ids of queries or of codes into the cheapest chunks, at least `passes` of them.
+
+        Args:
+            name: "query" or "code".
+        """
         lengths = np.fromiter(map(token_count, token_ids), dtype=np.int64, count=len(token_ids))
         chunks = chunk_by_length(lengths, self.cost, self.largest_chunk, passes)
         order = np.empty(len(token_ids), dtype=np.int64)
@@ -159,13 +164,13 @@ class PairCollator:
         padded = []
         for chunk in chunks:
             padded.append(pad([token_ids[row] for row in chunk], self.pad_token_id, prompt))
-        # A batch with fewer rows than passes encodes one row again, and does not use the embedding.
+        # A batch with fewer rows than passes encodes one row again and discards the embedding.
         one_row = {name: tensor[:1] for name, tensor in padded[0].items()}
         padded += [one_row] * (passes - len(padded))
         return Side(padded, torch.from_numpy(order))
 
     def count_chunks(self, lengths: np.ndarray) -> int:
-        """Counts the chunks needed for rows with these lengths, int64[B]. No rows still need one chunk."""
+        """Counts the chunks that `side` makes of rows with these lengths, int64[B]. Without rows, it is one chunk."""
         if len(lengths):
             return len(chunk_by_length(lengths, self.cost, self.largest_chunk))
         return 1

@@ -1,4 +1,4 @@
-"""Stops training if the loss is not finite or if fp16 gradients overflow in too many consecutive steps."""
+"""Stops training if the loss is NaN or infinite, or if fp16 gradients overflow in too many consecutive steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class NotFiniteError(RuntimeError):
 
 
 class DelayedNumber:
-    """A scalar that is copied from its device asynchronously, to be read one step later."""
+    """A copy of a scalar tensor that is made asynchronously, so that reading it one step later needs no waiting."""
 
     def __init__(self, scalar: Tensor):
         self._event = None
@@ -27,15 +27,15 @@ class DelayedNumber:
 
     def __float__(self) -> float:
         if self._event is not None:
-            self._event.synchronize()  # before this, the copy may not be complete
+            self._event.synchronize()  # waits until the copy is complete
         return float(self._copy)
 
 
 class FiniteGuard:
-    """A check that every loss is finite. It runs one step later, so that no step waits for the device.
+    """Checks that every loss is finite, one step late, so that no step waits for the device.
 
     Args:
-        rows: the training rows. The error message identifies the batch by their urls.
+        rows: the training rows. The error message lists the batch's rows with their urls.
     """
 
     def __init__(self, rows: Dataset):
@@ -45,12 +45,12 @@ class FiniteGuard:
         self._of_steps: dict[int, float] = {}
 
     def watch(self, step: int, loss: Tensor, rows: np.ndarray) -> None:
-        """Checks the previous step's loss and stores this step's loss for the next check.
+        """Checks the previous step's loss, and stores this step's loss for the next check.
 
         Args:
-            step: the index of this step.
+            step: the number of this step.
             loss: the loss, a scalar.
-            rows: int64[B], the rows of the batch, for the error message.
+            rows: int64[B], the indices of the batch's rows, for the error message.
 
         Raises:
             NotFiniteError: the previous loss is NaN or infinite.
@@ -59,7 +59,7 @@ class FiniteGuard:
         self._pending = (step, DelayedNumber(loss), rows)
 
     def check(self) -> None:
-        """Checks the pending loss, and waits for the device if necessary.
+        """Checks the stored loss now, and waits for the device if necessary.
 
         Raises:
             NotFiniteError: the loss is NaN or infinite.
@@ -84,7 +84,7 @@ class FiniteGuard:
         return sum(losses.values()) / len(losses)
 
     def _message(self, step: int, value: float, rows: list[int]) -> str:
-        before = "no step before it"
+        before = "no earlier step"
         if self._last_finite is not None:
             before = "step {} had {:.4g}".format(*self._last_finite)
         shown = [f"row {row + 1}" for row in rows]
@@ -92,22 +92,22 @@ class FiniteGuard:
             shown = [f"{name}: {url}" for name, url in zip(shown, self.rows[rows]["url"], strict=True)]
         listed = "\n  ".join(shown)
         return (
-            f"the loss of step {step} is {value} ({before}): no checkpoint is written from here on. Lower the "
+            f"the loss of step {step} is {value} ({before}), so training stops without another checkpoint. Lower the "
             f"learning rate, or train in bf16 or float32. The rows of the batch:\n  {listed}"
         )
 
 
 class OverflowCounter(TrainerCallback):
-    """A counter of steps skipped because fp16 gradients overflowed. It stops training after too many in a row.
+    """A callback that counts steps skipped because fp16 gradients overflowed. Too many in a row stop training.
 
     A fused optimizer does not report skipped steps, so this callback watches the loss scale, which falls only after an
-    overflow. The scale is read one step later, so that no step waits for the device.
+    overflow. The scale is read one step late, so that no step waits for the device.
 
     Args:
         scaler: returns the `GradScaler`. Each trial of a hyperparameter search creates a new one.
     """
 
-    MOST = 20  # skipped steps in a row, after which the scale has fallen from 2^16 to below 1 and no longer helps
+    MOST = 20  # after this many skipped steps in a row, the scale is below 1 (from 2^16), which no longer helps
 
     def __init__(self, scaler):
         self._scaler = scaler
@@ -134,6 +134,6 @@ class OverflowCounter(TrainerCallback):
             steps = f"{self._in_a_row} steps in a row, up to step {state.global_step}"
             raise NotFiniteError(
                 f"fp16 gradients overflowed in {steps}, and the loss scale fell to {scale:g}: train in bf16 "
-                f"(bf16=True, fp16=False) or float32, or lower the learning rate"
+                "(bf16=True, fp16=False) or float32, or lower the learning rate"
             )
         self._pending = DelayedNumber(self._scaler()._get_scale_async())

@@ -1,8 +1,8 @@
-"""Computes exact gradients for batches of any size in the memory of one chunk, by gradient caching.
+"""Implements gradient caching: exact gradients of a large batch, with only one chunk's activations in memory.
 
 1. Encode every chunk without a graph.
 2. Compute the loss and its gradient with respect to all embeddings.
-3. Encode every chunk again, with the same dropout, and backpropagate its part of that gradient.
+3. Encode every chunk again, with the same dropout, and backpropagate the gradient of the chunk's embeddings.
 
 See Gao et al., 2021, "Scaling deep contrastive learning batch size under memory limited setup".
 """
@@ -46,18 +46,20 @@ def cached_backward(
     block_size: int,
     no_sync: Callable,
 ) -> Tensor:
-    """Accumulates the gradients of a whole batch while keeping the graph of only one chunk in memory.
+    """Runs a batch's forward and backward pass while keeping the graph of only one chunk in memory.
+
+    The gradients are added to the parameters' `grad`.
 
     Args:
         encode: returns the embeddings of one chunk of model inputs.
         batch: the batch, divided into chunks.
-        loss_of: returns one block's contribution to the loss, given the embeddings of this process's queries, the
-            embeddings of all codes, and the block as a slice of this process's queries.
-        backward: runs the backward pass of a loss, scaled as the precision requires.
-        gathers: True if the embeddings of all processes are used.
+        loss_of: returns the loss of a block of queries, from the embeddings of this process's queries, the embeddings
+            of all codes, and the block as a slice of the queries. The losses of all blocks add up to the batch's loss.
+        backward: runs the backward pass of a loss, with fp16 loss scaling if needed.
+        gathers: True to compare queries with the codes of all processes.
         block_size: the number of queries whose scores are in memory at the same time.
-        no_sync: returns a context that does not reduce gradients across processes. Only the last chunk runs
-            outside it.
+        no_sync: returns a context in which DDP does not reduce gradients. Only the last chunk runs outside this
+            context.
 
     Returns:
         The loss, a scalar without a graph.
@@ -78,7 +80,7 @@ def cached_backward(
     for place, (chunk, part, state) in enumerate(zip(chunks, parts, states, strict=True), 1):
         with contextlib.nullcontext() if place == len(chunks) else no_sync(), state.again():
             embeddings = encode(chunk)
-            # The gradient already includes the loss scale, so it must not be scaled again by `backward`.
+            # The gradient already includes the loss scale, so `backward`, which would scale it again, is not used.
             embeddings.backward(part.grad.to(embeddings.dtype))
     return total
 
@@ -90,11 +92,11 @@ def loss_in_blocks(
     backward: Callable[[Tensor], None],
     block_size: int,
 ) -> Tensor:
-    """Backpropagates the loss through the scores block by block, then once through the gathered embeddings.
+    """Computes the loss of a batch block by block, and backpropagates it to the embeddings and through their graph.
 
     Args:
-        queries: Tensor[B, d], this process's queries, with a graph.
-        codes: Tensor[N, d], with a graph.
+        queries: Tensor[B, d], the embeddings of this process's queries, with a graph.
+        codes: Tensor[N, d], the embeddings of all codes, with a graph.
         loss_of, backward, block_size: as in `cached_backward`.
 
     Returns:
@@ -103,7 +105,7 @@ def loss_in_blocks(
     q = queries.detach().requires_grad_()
     c = codes.detach().requires_grad_()
     total = queries.new_zeros(())
-    for start in range(0, max(len(queries), 1), block_size):  # a process without queries also joins the gather
+    for start in range(0, max(len(queries), 1), block_size):  # a process without queries must also run backward
         loss = loss_of(q, c, slice(start, start + block_size))
         backward(loss)
         total += loss.detach()

@@ -15,29 +15,29 @@ from soft_trainer.training.checkpoints import newest_complete
 
 
 def how_to_continue(args, step: int) -> str:
-    """Returns text for a message: the newest complete checkpoint, and how to resume from it.
+    """Returns the end of an interruption's message: which checkpoint is newest, and how to resume from it.
 
     Args:
         args: the training arguments.
         step: the current step.
     """
     overwrite = getattr(args, "overwrite", False)
-    if overwrite and step == 0:  # the checkpoints are those of an earlier run
-        return "the output folder is as it was"
+    if overwrite and step == 0:  # the checkpoints belong to an earlier run
+        return "the output folder is unchanged"
     checkpoint = newest_complete(args.output_dir) if args.output_dir else None
     if checkpoint is None:
-        return "no checkpoint has been written, so a new start begins with the first step"
+        return "no checkpoint has been written, so the next run starts from the first step"
     command = "the same command without overwrite=true" if overwrite else "the same command"
-    return f"{checkpoint} is kept; {command}, or resume_from_checkpoint=last in Python, continues from it"
+    return f"to continue from {checkpoint}, run {command}, or set resume_from_checkpoint=last in Python"
 
 
 @contextlib.contextmanager
 def explaining_interruption(args, step: Callable[[], int]) -> Iterator[None]:
-    """Adds to a KeyboardInterrupt which checkpoint is kept and how to resume.
+    """Gives a KeyboardInterrupt from the body a message: the step, the newest checkpoint, and how to resume.
 
     Args:
         args: the training arguments.
-        step: returns the current step for the message.
+        step: returns the current step.
 
     Raises:
         KeyboardInterrupt: the body was interrupted.
@@ -54,7 +54,7 @@ def explaining_interruption(args, step: Callable[[], int]) -> Iterator[None]:
 class SaveOnTermination(TrainerCallback):
     """A callback that saves a checkpoint and stops training after SIGTERM. All processes stop at the same step."""
 
-    PERIOD = 10  # the number of steps between two messages to other processes
+    PERIOD = 10  # several processes tell each other about a SIGTERM only every ten steps
 
     def __init__(self):
         self.terminated = False
@@ -75,7 +75,7 @@ class SaveOnTermination(TrainerCallback):
             self.terminated = control.should_save = control.should_training_stop = True
 
     def restore(self) -> None:
-        """Restores the previous SIGTERM handler. Call this however training ended."""
+        """Restores the previous SIGTERM handler. Call this method even if training failed."""
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)
 

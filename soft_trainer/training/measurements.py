@@ -1,4 +1,4 @@
-"""Measures an encoder before and after training, and lexical BM25, for a run from the shell and for Python."""
+"""Measures an encoder on evaluation sets before and after training, and compares it with lexical BM25."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from soft_trainer.terminal import print_on_main
 
 
 class Measurements:
-    """The metrics and rankings of evaluation sets, which it computes and keeps.
+    """Ranks evaluation sets with a trainer's encoder and with BM25, and stores the metrics and rankings.
 
     Args:
         trainer: a `SoftInfoNCETrainer`.
         sets: the evaluation sets by name.
 
     Attributes:
-        results: `{set: {system: metrics}}`. A system is "untrained", "trained", "lexical" (BM25) or "combined" (the
-            encoder with BM25).
-        rankings: the last ranking of each set by the encoder.
-        ranks_before: the ranks of each set before training, int64[Q].
+        results: `{set: {system: metrics}}`. A system is "untrained" (before training), "trained", "lexical" (BM25) or
+            "combined" (the encoder with BM25).
+        rankings: the encoder's latest ranking of each set.
+        ranks_before: for each set, the ranks of the relevant codes before training, int64[Q].
     """
 
     def __init__(self, trainer, sets: Mapping[str, Split]):
@@ -45,9 +45,9 @@ class Measurements:
         """Ranks the queries of all sets with the encoder's current weights.
 
         Args:
-            system: what to call these weights: "untrained" or "trained".
-            lexical: whether to rank by lexical BM25 too, a baseline that needs no training, and by both together. This
-                is slow for a large corpus, so it is best done after training.
+            system: the name of these weights in the results: "untrained" or "trained".
+            lexical: whether to rank also with lexical BM25, a baseline without training, and with both combined. This
+                is slow for a large corpus, so do it only once.
         """
         with_corpus = defaultdict(dict)  # each corpus is encoded once
         for name, split in self.measured.items():
@@ -63,11 +63,11 @@ class Measurements:
                     self._measure_lexical(name, split, queries, codes)
 
     def _measure_lexical(self, name: str, split: Split, embedded: Tensor, codes: Tensor) -> None:
-        """Ranks by lexical BM25, and by BM25 and the encoder together. A corpus without words is skipped."""
+        """Ranks a set with lexical BM25, and with BM25 and the encoder combined. Skips a corpus without words."""
         profile = self.trainer.encoder
         columns = profile.code_columns
         if profile.data_flow_length:
-            # GraphCodeBERT reads `original_string` without its comments. As it is, it contains the query.
+            # `original_string` contains the query as a docstring, which GraphCodeBERT removes but BM25 would match.
             columns = [name for name in ("code_tokens", "code", *columns) if name != "original_string"]
         queries = _words(split.queries, profile.query_columns, "query")
         words = _words(split.corpus, columns, "code")
@@ -84,7 +84,7 @@ class Measurements:
             self.add(name, system, RetrievalOutput(ranking, metrics, by_query=measured))
 
     def add(self, name: str, system: str, output: RetrievalOutput) -> None:
-        """Keeps a set's ranking and its metrics. After training, the metrics include the change in MRR."""
+        """Stores a set's ranking and metrics. After training, adds the change in MRR to the metrics."""
         metrics = output.metrics
         if system == "untrained":
             self.ranks_before[name] = output.ranking.ranks
@@ -95,7 +95,7 @@ class Measurements:
             self.rankings[name] = output.ranking
 
     def table(self) -> str:
-        """Returns all results as a table, with a line for each set whose queries are too few to show the change."""
+        """Returns all results as a table, with a note for each set that is too small to show its change in MRR."""
         lines = [metrics_table(self.results)]
         for name, systems in self.results.items():
             metrics = systems.get("trained", {})

@@ -1,4 +1,4 @@
-"""Merges the weights before and after a training, if `merge_ratio` is set."""
+"""Merges the weights before and after training if `merge_ratio` is set."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from soft_trainer.merging import merge, weights_to_merge
 
 
 class MergeCallback(TrainerCallback):
-    """A callback that keeps the weights before training, and merges the final weights with them after the last step.
+    """A callback that copies the weights before training, and merges them with the final weights after the last step.
 
     Args:
-        trainer: a `SoftInfoNCETrainer`, which calls `keep` before a checkpoint is loaded.
+        trainer: a `SoftInfoNCETrainer`, which calls `keep` before it loads a checkpoint.
 
     Attributes:
-        before: the weights to merge with, or None if nothing is merged.
-        record: ratio, base and unmerged encoder of the last training, or None if it did not merge.
+        before: the weights before training, or None if nothing will be merged.
+        record: the ratio, the base and the unmerged encoder of the last merge, or None if there was none.
     """
 
     def __init__(self, trainer):
@@ -34,7 +34,7 @@ class MergeCallback(TrainerCallback):
         """Copies the weights before training if they will be merged.
 
         Args:
-            resumed: True if this trainer has trained the encoder already, and resumes from a checkpoint.
+            resumed: True if this trainer has already trained the encoder and now resumes from a checkpoint.
 
         Raises:
             UserError: the weights have been trained already, or they cannot be merged.
@@ -47,7 +47,7 @@ class MergeCallback(TrainerCallback):
             raise UserError("merge_ratio: this trainer has already trained the encoder; resume with a new trainer")
 
     def on_train_end(self, args, state, control, **kwargs) -> None:
-        """Saves the trained encoder apart and merges the model's weights, unless training was stopped or failed."""
+        """Saves the trained encoder to a subfolder, then merges the weights in the model, unless SIGTERM came."""
         trainer = self._trainer
         self.record = None
         trainer.check_finite()
@@ -56,7 +56,7 @@ class MergeCallback(TrainerCallback):
         unmerged = Path(args.output_dir) / UNMERGED
         if self.before is None:
             if args.should_save and (unmerged / PROFILE_FILE).is_file():
-                shutil.rmtree(unmerged)  # an earlier run into this folder merged
+                shutil.rmtree(unmerged)  # left by an earlier run that merged
             return
         trainer.use_averaged_weights()
         if args.should_save:

@@ -1,4 +1,4 @@
-"""Draws additional negatives for each query. They change in every epoch."""
+"""Draws hard negatives for each query, anew in every epoch."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from soft_trainer.estimators.neighbours import Neighbours
 
 @dataclass(frozen=True)
 class HardNegatives:
-    """Negatives drawn for each query, in addition to the batch's negatives. They change in every epoch.
+    """Draws hard negatives for each query in addition to the in-batch negatives, anew in every epoch.
 
     Args:
         candidates (`csr[Q, C]`): the codes that may be drawn for each query.
-        number: the number of codes to draw per query. A query with fewer candidates gets all of them.
-        seed: determines the draws, together with the epoch and the query.
+        number: the number of codes to draw per query. A query with fewer candidates gets them all.
+        seed: a draw depends on this seed, the epoch and the query.
     """
 
     candidates: sparse.csr_matrix
@@ -29,19 +29,19 @@ class HardNegatives:
     def __str__(self) -> str:
         counts = np.diff(self.candidates.indptr)
         return (
-            f"hard negatives: {counts.mean():.1f} candidates a row, {int((counts == 0).sum()):,} of {len(counts):,} "
-            f"rows have none; up to {self.number} are drawn for each query in each epoch"
+            f"hard negatives: {counts.mean():.1f} candidates per query, {int((counts == 0).sum()):,} of "
+            f"{len(counts):,} queries have none; up to {self.number} are drawn per query in each epoch"
         )
 
     def columns(self, queries: np.ndarray, codes: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the codes to add to a batch, and which query each of them was drawn for.
+        """Draws the hard negatives of a batch, and records which queries each was drawn for.
 
         Args:
-            queries, codes: the rows of the batch, int64[B] each.
+            queries, codes: the indices of the batch's queries and of their positives, int64[B] each.
 
         Returns:
-            The added codes, int64[E], in the order of the draws, without duplicates and without codes that are in the
-            batch already. Then bool[B, E], True where a code was drawn for a query.
+            The codes to add to the batch, int64[E], in the order of the draws, without duplicates and without codes
+            that are in the batch already. Then bool[B, E], True where a code was drawn for a query.
         """
         drawn = [self.draw(int(query), epoch) for query in queries]
         owners = np.repeat(np.arange(len(queries)), list(map(len, drawn)))
@@ -53,7 +53,7 @@ class HardNegatives:
         return distinct, drawn_for
 
     def draw(self, query: int, epoch: int) -> np.ndarray:
-        """Draws negatives for one query, int64[at most number]. All candidates are equally likely."""
+        """Draws up to `number` hard negatives for one query, int64[k]. All candidates are equally likely."""
         codes = self.candidates.indices[slice(*self.candidates.indptr[query : query + 2])].astype(np.int64)
         if len(codes) <= self.number:
             return codes
@@ -62,12 +62,12 @@ class HardNegatives:
 
 
 def below_ratio(neighbours: Neighbours, ratio: float, texts: np.ndarray) -> sparse.csr_matrix:
-    """Turns each query's neighbours into candidates, csr[Q, C], nearest first.
+    """Selects hard-negative candidates, csr[Q, C], nearest first: similar codes that score well below the positive.
 
     Args:
-        ratio: the highest score of a candidate, as a share of the score s that the query's positive has. If s is below
-            0, the highest score is s - (1 - ratio) abs(s).
-        texts: int[C], the ids of the codes' texts. If several codes have the same text, only the nearest is kept.
+        neighbours: the most similar codes of each query, with their scores and the positive's score s.
+        ratio: a candidate's score is at most ratio times s or, if s is below 0, at most s - (1 - ratio) abs(s).
+        texts: int[C], the id of each code's text. Of several codes with the same text, only the nearest is kept.
 
     Raises:
         UserError: no query has a candidate.
@@ -79,8 +79,8 @@ def below_ratio(neighbours: Neighbours, ratio: float, texts: np.ndarray) -> spar
     distinct = ~pd.DataFrame({"query": queries, "text": texts[codes]}).duplicated().to_numpy()
     if not len(codes):
         raise UserError(
-            f"negative_ratio={ratio:g}: none of {int((neighbours.rows >= 0).sum()):,} similar codes scores that far "
-            "below the query's positive; use a larger ratio"
+            f"negative_ratio={ratio:g}: none of the {int((neighbours.rows >= 0).sum()):,} similar codes scores that "
+            "far below its query's positive; use a larger ratio"
         )
     counts = np.bincount(queries[distinct], minlength=len(neighbours.rows))
     starts = np.concatenate([[0], np.cumsum(counts)])

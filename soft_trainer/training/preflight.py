@@ -1,4 +1,4 @@
-"""Checks a plan against the rows and the encoder before training. `options` makes the checks that need neither."""
+"""Checks before training that the settings fit the rows and the encoder. `options` checks the settings alone."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from soft_trainer.training.sampler import languages_of
 
 
 def check_rows_of(plan: Plan, args, estimator, split: Split) -> None:
-    """Checks that the rows fill a batch, that the estimator can read them, and that the requested negatives exist.
+    """Checks that the rows fill a batch, that the estimator can read them, and that hard negatives exist if needed.
 
     Raises:
-        UserError: a check fails. The message gives what is missing, or a batch size that works.
+        UserError: a check fails. The message states what is missing, or a batch size that works.
     """
     strategy = plan.train_sampling_strategy
     if strategy == "similar" and not isinstance(estimator, NeighbourEstimator):
@@ -52,7 +52,7 @@ def check_rows_of(plan: Plan, args, estimator, split: Split) -> None:
             check_codes_have_queries(estimator, split, wrong.indices)
     elif not isinstance(estimator, NeighbourEstimator):
         raise UserError(
-            "negatives_per_query: give the rows a column 'negatives', or use an estimator that finds similar codes: "
+            "negatives_per_query: add a column 'negatives' to the rows, or use an estimator that finds similar codes: "
             f"{FIND_NEIGHBOURS}"
         )
 
@@ -61,7 +61,7 @@ def check_metric(args, dims: Iterable[int], eval_dataset) -> None:
     """Checks that evaluation computes `metric_for_best_model`.
 
     Args:
-        dims: the numbers of leading dimensions to measure in addition to full embeddings.
+        dims: the shorter embedding sizes to measure in addition to full embeddings.
         eval_dataset: the evaluation rows, or a dict of several sets, each with its own metrics.
 
     Raises:
@@ -82,26 +82,26 @@ def check_metric(args, dims: Iterable[int], eval_dataset) -> None:
 
 
 def check_encoder(plan: Plan, model: PreTrainedModel, profile: EncoderProfile) -> None:
-    """Checks that the encoder supports the plan.
+    """Checks that the encoder fits its profile and has enough dimensions for the plan's Matryoshka dimensions.
 
     Raises:
-        UserError: the encoder does not fit its profile, or has too few dimensions.
+        UserError: a check fails.
     """
     check_model(model, profile)
     check_dims(plan.dims, model.config.hidden_size)
 
 
 def check_own_collator(plan: Plan, prompt_lengths: Mapping[str, int]) -> None:
-    """Checks that no option requires the package's collator, because the user has passed another one.
+    """Checks that a user's data collator works with the other settings.
 
     Raises:
-        UserError: an option requires it.
+        UserError: there are several processes, hard negatives, or prompts that pooling skips.
     """
     if plan.processes > 1:
         raise UserError(f"data_collator: a custom collator works in one process, not in {plan.processes}")
     if plan.options.negatives_per_query:
         raise UserError(
-            "data_collator: a custom collator reads only pairs, so it cannot be used with negatives_per_query"
+            "data_collator: a custom collator reads only pairs, so it does not support negatives_per_query"
         )
     if any(prompt_lengths.values()):
         raise UserError(
@@ -110,13 +110,13 @@ def check_own_collator(plan: Plan, prompt_lengths: Mapping[str, int]) -> None:
 
 
 def check_adapter(model: PreTrainedModel, args) -> None:
-    """Checks that the model's adapter, if there is one, can be trained, saved and merged.
+    """Checks that the model's adapter, if any, can be trained, saved, loaded again and merged.
 
     Args:
         args: the training arguments, with or without `merge_lora`.
 
     Raises:
-        UserError: a check fails. The message gives the reason and a remedy.
+        UserError: a check fails. The message states the reason and a remedy.
     """
     merge = getattr(args, "merge_lora", False)
     if not adapters.has_adapter(model):
@@ -132,7 +132,7 @@ def check_adapter(model: PreTrainedModel, args) -> None:
 
 
 def _check_saved(model: PreTrainedModel) -> None:
-    """Raises UserError if the adapter is frozen, or if trained weights are not part of it and would not be saved."""
+    """Raises UserError if the adapter is frozen, or if weights outside the adapter are trained but not saved."""
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     if not trained:
         raise UserError(
@@ -142,7 +142,7 @@ def _check_saved(model: PreTrainedModel) -> None:
     adapter = adapters.active_adapter(model)
     saved = adapters.adapter_state(model)
     for name in trained:
-        # Saved names do not contain the adapter's name. The names of DoRA's magnitudes do not end in ".weight" either.
+        # Saved names lack the adapter's name, and the saved names of DoRA's magnitudes also lack ".weight".
         names = {name}
         for own in (f".modules_to_save.{adapter}", f".{adapter}.weight", f".{adapter}"):
             names.add(name.replace(own, ""))
@@ -154,32 +154,32 @@ def _check_saved(model: PreTrainedModel) -> None:
 
 
 def _check_loadable(model: PreTrainedModel, pushes: bool) -> None:
-    """Raises UserError if the adapter, once saved, could not be loaded together with its base."""
+    """Raises UserError if the saved adapter could not be loaded together with its base, here or from the Hub."""
     saved = adapters.adapter_state(model)
     for missing in getattr(model, MISSING_WEIGHTS, ()):
         if missing not in saved:
             pooler = ", or pooling=mean" if missing.startswith("pooler.") else ""
             raise UserError(
-                f"model: its base has no {missing}, so it starts at random, and an adapter does not save it: set "
-                f"merge_lora=True{pooler}"
+                f"model: the base has no weights for {missing}, which therefore start at random and are not saved "
+                f"with an adapter: set merge_lora=True{pooler}"
             )
     base = adapters.base_name(model)
     if not base:
         raise UserError(
-            "model: its base has neither a folder nor a name on the Hub, so nothing could load the saved adapter: "
+            "model: the base has neither a folder nor a name on the Hub, so the saved adapter could not be loaded: "
             "save and load the base first, or set merge_lora"
         )
     if pushes and Path(base).is_dir():
         raise UserError(
             f"push_to_hub: the adapter needs its base, {base}, which exists only on this machine: set "
-            f"merge_lora=True, or push the base and train from its name"
+            "merge_lora=True, or push the base and train from its name on the Hub"
         )
 
 
 def check_evaluated(args, eval_dataset) -> None:
-    """Raises UserError if there is nothing to evaluate on, although the arguments ask for that."""
+    """Raises UserError if the arguments request an evaluation and there are no evaluation rows."""
     if eval_dataset is None and (args.eval_strategy != "no" or args.eval_on_start):
-        raise UserError("eval_strategy, eval_on_start: pass eval_dataset= (rows with url and a query)")
+        raise UserError("eval_strategy, eval_on_start: pass eval_dataset= (rows with a url and a query)")
     if eval_dataset is None and getattr(args, "report", False) and not hasattr(args, "given"):
         raise UserError("report=True: pass eval_dataset=, which is measured before and after training")
 
@@ -204,28 +204,28 @@ def check_start(estimator, rows, checkpoint: str | None, step: int) -> None:
 def first_encoder(
     model, tokenizer, profile: EncoderProfile | None, arguments: dict
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, EncoderProfile]:
-    """Returns the encoder that a user passes to the trainer, with its tokenizer and profile.
+    """Turns the `model` or `model_init` that a user passes to the trainer into an encoder, a tokenizer and a profile.
 
-    It also adds a padding token to the tokenizer if it has none. A `model_init` among the arguments is replaced by one
-    that returns a plain encoder, and is called once.
+    A tokenizer without a padding token gets one. `model_init` is called once, and replaced among the arguments by a
+    function that returns plain encoders.
 
     Args:
         model: see `given_encoder`. None if `model_init` creates it.
         arguments: the keyword arguments for `Trainer`, which are changed in place.
 
     Raises:
-        UserError: an argument is invalid or unsupported. The message gives an alternative.
+        UserError: an argument is invalid or unsupported. The message suggests an alternative.
     """
     make = arguments.pop("model_init", None)
     if (model is None) == (make is None):
-        raise UserError("model: pass an encoder or its name, or model_init= that makes one, and not both")
+        raise UserError("model: pass either an encoder or its name, or a function model_init= that creates one")
     if arguments.get("compute_loss_func") is not None:
         raise UserError("compute_loss_func is not supported: set args.loss, or override compute_loss")
     if "estimator" in arguments:
         raise UserError("estimator is not an argument: pass the estimator in callbacks=[...]")
     if make is not None:
         model = _made_model(make)
-        # `Trainer` calls it at once. It then gets the model that exists already.
+        # `Trainer` calls `model_init` at once. This first call returns the model that exists already.
         waiting = [model]
         arguments["model_init"] = lambda trial=None: waiting.pop() if waiting else _made_model(make, trial)
     model, tokenizer, profile = given_encoder(model, tokenizer, profile)
@@ -236,7 +236,7 @@ def first_encoder(
 
 
 def _made_model(make: Callable, trial=None) -> PreTrainedModel:
-    """Returns the plain encoder that a user's `model_init` makes, with or without a trial of hyperparameters."""
+    """Calls a user's `model_init`, with the trial if it takes an argument, and returns the plain encoder."""
     if number_of_arguments(make):
         model = make(trial)
     else:

@@ -1,4 +1,4 @@
-"""Prepares batching before the first step: finds negatives and similar pairs, and creates the data loader."""
+"""Prepares the training rows before the first step: finds hard negatives and similar pairs, and makes the loader."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ PROGRESS = "Finding neighbours"
 
 @dataclass(frozen=True)
 class PreparedRows:
-    """Properties of the training rows that are computed before the first step.
+    """Results computed from the training rows before the first step. Unneeded fields are None.
 
     Args:
-        answers: looks up relevant codes by text. None if the plan does not need it.
-        negatives: the negatives that each query adds to a batch, or None.
-        similar: the arguments of `similar_batches` if batches are formed from similar pairs, otherwise None.
+        answers: the look-up of relevant codes by text.
+        negatives: draws the hard negatives that each query adds to a batch.
+        similar: the arguments of `similar_batches`, for batches of similar pairs.
     """
 
     answers: RelevantCodes | None = None
@@ -39,14 +39,14 @@ class PreparedRows:
 
 
 def prepare_rows(split: Split, plan: Plan, estimator, encoder: EncoderProfile, seed: int) -> PreparedRows:
-    """Computes what the plan needs before the first step: relevant codes by text, negatives and similar pairs.
+    """Computes what the plan needs before the first step: relevant codes by text, hard negatives and similar pairs.
 
     Args:
         estimator: the estimator, fitted on `split`, or None.
         seed: the seed for drawing each epoch's negatives.
 
     Raises:
-        UserError: none of the codes that the estimator finds scores low enough for `negative_ratio`.
+        UserError: no code that the estimator finds scores low enough for `negative_ratio`.
     """
     options = plan.options
     strategy = plan.train_sampling_strategy
@@ -77,10 +77,11 @@ def prepare_rows(split: Split, plan: Plan, estimator, encoder: EncoderProfile, s
 def find_neighbours(
     estimator, split: Split, k: int, excluded: Excluded, codes: np.ndarray | None = None
 ) -> Neighbours:
-    """Finds the k codes most similar to each query, among the codes of the query's source.
+    """Finds the k codes most similar to each query, among the codes from the same source.
 
     Args:
-        codes: the rows of the codes to search, sorted. By default, all codes.
+        excluded: the codes that are not neighbours, such as a query's positive.
+        codes: the sorted indices of the codes to search. By default, all codes.
     """
     if not split.sources:
         return estimator.neighbours(k, excluded, codes, PROGRESS)
@@ -92,7 +93,7 @@ def find_neighbours(
     for queries, size, _ in split.sources.values():
         own = slice(first_query, first_query + queries)
         start, end = np.searchsorted(codes, (first_code, first_code + size))
-        # Neighbours of queries from other sources are dropped. Their positives are elsewhere, so any one stands in.
+        # Neighbours of other sources' queries are dropped below, so any positive from this source will do for them.
         positives = np.full(len(excluded.own), excluded.own[first_query])
         positives[own] = excluded.own[own]
         near = estimator.neighbours(k, Excluded(positives, excluded.answers), codes[start:end], PROGRESS)
@@ -105,10 +106,10 @@ def find_neighbours(
 def train_loader(
     batches: TrainBatches, rows: PreparedRows, plan: Plan, args: TrainingArguments, split: Split
 ) -> EpochDataLoader:
-    """Returns the data loader for training. It yields global batches, and each process's workers collate its share.
+    """Returns the data loader for training. It yields this process's `Batch` of each global batch.
 
     Args:
-        split: the training rows. Their languages are read for "one_language".
+        split: the training rows. The strategy "one_language" reads their languages.
     """
     strategy = plan.train_sampling_strategy
     read = {}
@@ -124,10 +125,10 @@ def train_loader(
 
 
 def make_sampler(split: Split, plan: Plan, args: TrainingArguments, **read) -> GlobalBatchSampler | SourceSampler:
-    """Returns the sampler of global batches. Each batch has rows from one source.
+    """Returns the sampler of global batches. All rows of a batch come from one source.
 
     Args:
-        read: the arguments that the strategy needs; see `GlobalBatchSampler`.
+        read: the arguments that the sampling strategy needs; see `GlobalBatchSampler`.
 
     Raises:
         UserError: there are too few rows, or `source_sampling` does not fit the sources.

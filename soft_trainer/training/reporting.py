@@ -1,4 +1,4 @@
-"""Describes a training run: its settings and progress in the terminal, its record and its model card."""
+"""Describes a training run's settings, progress and results, for the terminal, `run.json` and the model card."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPEED = ("_runtime", "_per_second", "_pool_size")  # suffixes of metrics that do
 
 
 def loss_table(plan: Plan, estimator) -> dict[str, object]:
-    """Returns the loss and its settings, the name of the estimator and any Matryoshka dimensions."""
+    """Returns the loss with its settings, the estimator's name and any Matryoshka dimensions, keyed by label."""
     name = None if estimator is None else type(estimator).__name__
     loss = {"loss": plan.criterion.loss, "estimator": name}
     if plan.dims:
@@ -32,9 +32,9 @@ def loss_table(plan: Plan, estimator) -> dict[str, object]:
 
 
 def setup_table(args: TrainingArguments, plan: Plan, model: PreTrainedModel, precision: str) -> dict[str, object]:
-    """Returns the settings of batches, precision, adapter, learning rate and seed. The loss has its own table."""
+    """Returns the settings of batches, precision, adapter, learning rate and seed, keyed by label."""
     setup = {
-        "pairs in a batch, per process": plan.batch_size,
+        "pairs per batch and process": plan.batch_size,
         "processes": plan.processes,
         "codes compared per query": plan.global_batch_size,
     }
@@ -51,7 +51,7 @@ def setup_table(args: TrainingArguments, plan: Plan, model: PreTrainedModel, pre
 
 
 def adapter_settings(model: PreTrainedModel) -> dict[str, object]:
-    """Returns the settings of the model's adapter, or an empty dict if it has none."""
+    """Returns the adapter's type, settings and number of trained parameters, or an empty dict without an adapter."""
     if not has_adapter(model):
         return {}
     config = model.peft_config[active_adapter(model)]
@@ -67,20 +67,20 @@ def adapter_settings(model: PreTrainedModel) -> dict[str, object]:
 
 
 def course_table(args: TrainingArguments, state: TrainerState) -> dict[str, object]:
-    """Returns the epochs and steps of a training run, and its duration unless it resumed from a checkpoint."""
-    # These may be fewer than planned because of `max_steps` or early stopping.
+    """Returns the finished epochs and steps of a run, and its duration unless it resumed from a checkpoint."""
+    # `max_steps` or early stopping may make these fewer than planned.
     course = {"epochs": round(state.epoch, 2), "steps": state.global_step}
     if best := best_step(args, state):
         course["step of the saved weights"] = best
     seconds = training_numbers(state).get("train_runtime")
     if seconds is not None and args.resume_from_checkpoint is None:
         course["train runtime, s"] = round(seconds, 1)
-        course["seconds a step, evaluations included"] = round(seconds / max(state.global_step, 1), 4)
+        course["seconds per step, with evaluations"] = round(seconds / max(state.global_step, 1), 4)
     return course
 
 
 def rows_table(splits: Mapping[str, Split], profile: EncoderProfile, tokenizer) -> dict[str, object]:
-    """Returns the languages of the training rows, and statistics of all rows."""
+    """Returns the sections of a record about the rows: the training rows' languages, and statistics of each split."""
     trained = {name: split.corpus for name, split in splits.items() if name == "train"}
     return {
         "dataset": None,
@@ -90,7 +90,7 @@ def rows_table(splits: Mapping[str, Split], profile: EncoderProfile, tokenizer) 
 
 
 def training_numbers(state: TrainerState) -> dict[str, float]:
-    """Returns the logged `train_loss`, `train_runtime` and so on, or an empty dict if nothing was trained."""
+    """Returns the metrics logged when training ended, such as `train_loss` and `train_runtime`, or an empty dict."""
     for entry in reversed(state.log_history):
         if "train_runtime" in entry:
             return {name: value for name, value in entry.items() if name != "step"}
@@ -98,7 +98,7 @@ def training_numbers(state: TrainerState) -> dict[str, float]:
 
 
 def best_step(args: TrainingArguments, state: TrainerState) -> int | None:
-    """Returns the step whose weights were loaded at the end, or None if the last step's weights were kept."""
+    """Returns the step of the best checkpoint if its weights were loaded at the end, or None."""
     if args.load_best_model_at_end and state.best_model_checkpoint is not None:
         return state.best_global_step
     return None
@@ -110,9 +110,9 @@ def measured_results(
     """Returns the metrics of each evaluation set as `{set: {"untrained" | "trained": metrics}}`.
 
     Args:
-        evaluations: for each evaluation, the step, True if it took place during training, and the metrics.
+        evaluations: for each evaluation, the step, True if it ran during training, and the metrics.
         final_step: the step of the final weights.
-        merged: True if the final weights are merged. Evaluations during training did not measure merged weights.
+        merged: True if the final weights are merged, so that no evaluation during training measured them.
     """
     results: dict[str, dict[str, dict]] = {}
     for step, in_training, logged in evaluations:
@@ -133,10 +133,11 @@ def measured_results(
 def banner(
     loss: Mapping, setup: Mapping, encoder: EncoderProfile, distributed_type: str, teacher: str | None = None
 ) -> str:
-    """Formats the training settings as a table.
+    """Formats the training settings as a table to print before training.
 
     Args:
         loss, setup: the results of `loss_table` and `setup_table`.
+        distributed_type: the kind of parallelism, such as `MULTI_GPU`.
         teacher: the folder or name of the encoder to learn from.
     """
     rows = dict(loss)
@@ -154,19 +155,19 @@ def banner(
 
 
 def warnings_of(args: TrainingArguments, plan: Plan, encoder: EncoderProfile, model: PreTrainedModel) -> list[str]:
-    """Returns warnings about settings that probably do not have the intended effect."""
+    """Returns warnings about training settings that probably do not have the intended effect."""
     warnings = plan.unread(args)
     if args.hub_model_id and not args.push_to_hub and not (args.hub_token or get_token()):
         warnings.append(f"warning: hub_model_id={args.hub_model_id}: log in with `hf auth login` before pushing")
     if encoder.score_function == "cosine" and encoder.score_scale == 1:
         warnings.append(
-            "warning: cosines are too close together for a softmax to learn from: set score_scale, 20 for example"
+            "warning: unscaled cosines differ too little for a softmax to learn from: set score_scale, for example 20"
         )
     half = {p.dtype for p in model.parameters() if p.requires_grad} & {torch.float16, torch.bfloat16}
     if half:
         name = str(half.pop()).removeprefix("torch.")
         warnings.append(
-            f"warning: the weights themselves are {name}, so small updates are lost: load the model in float32 "
+            f"warning: the trained weights are stored in {name}, so small updates are lost: load the model in float32 "
             "(dtype=float32) and set bf16=True or fp16=True instead"
         )
     warnings += profile_warnings(model, encoder)
@@ -176,29 +177,29 @@ def warnings_of(args: TrainingArguments, plan: Plan, encoder: EncoderProfile, mo
     if revision and not getattr(args, "merge_lora", False):
         warnings.append(
             f"warning: the adapter belongs to revision {revision} of its base, but AutoModel and SentenceTransformer "
-            f"load the base's main branch: use load_encoder, or set merge_lora=True"
+            "load the base's main branch: use load_encoder, or set merge_lora=True"
         )
     dims = plan.dims
     size = model.config.hidden_size
     if dims and dims[0] < size:
         warnings.append(
-            f"warning: matryoshka_dims does not contain {size}, so the dimensions after the first {dims[0]} do not "
-            f"learn: add {size}, unless only shorter embeddings are wanted"
+            f"warning: matryoshka_dims lacks {size}, so the dimensions after the first {dims[0]} are not trained: add "
+            f"{size}, unless you need only shorter embeddings"
         )
     return warnings
 
 
 class QuietBar(ProgressCallback):
-    """A progress bar without `transformers`' dictionaries of logged numbers, which `ProgressLines` prints."""
+    """A progress bar that does not print logged metrics as dicts. `ProgressLines` prints them instead."""
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        """Prints nothing."""
+        """Does nothing, where `ProgressCallback` prints a dict of metrics."""
 
 
 class ProgressLines(TrainerCallback):
-    """Lines with step, loss, speed and remaining time, at most every ten seconds, and metrics after each evaluation.
+    """A callback that prints step, loss, speed and time left, at most every ten seconds, and metrics when evaluated.
 
-    On a terminal, the lines stand above the bar.
+    On a terminal, the lines appear above the progress bar.
 
     Args:
         loss: returns the mean loss since its last call, or None if there was no step.
@@ -208,20 +209,20 @@ class ProgressLines(TrainerCallback):
         self._loss = loss
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """Starts the clock."""
+        """Starts the clock for speed and remaining time."""
         self._start = time.monotonic()
         self._first_step = state.global_step
         self._next_line = self._start + LINE_SECONDS
 
     def on_step_end(self, args, state, control, **kwargs):
-        """Prints a line if ten seconds have passed since the last one."""
+        """Prints a progress line if ten seconds have passed since the last one."""
         if time.monotonic() >= self._next_line and state.global_step < state.max_steps:
             left = self._seconds_a_step(state) * (state.max_steps - state.global_step)
             self._print(state, f"{duration(left)} left")
             self._next_line = time.monotonic() + LINE_SECONDS
 
     def on_evaluate(self, args, state, control, metrics=None, **kwargs):
-        """Prints the metrics. If any of them is an MRR, only MRRs are printed."""
+        """Prints an evaluation's metrics, or only the MRRs if there are any."""
         shown = {name: value for name, value in (metrics or {}).items() if not name.endswith(SPEED)}
         shown = {name: value for name, value in shown.items() if name.endswith("_mrr")} or shown
         numbers = ", ".join(f"{name} {value:.4g}" for name, value in shown.items() if isinstance(value, float))
@@ -229,7 +230,7 @@ class ProgressLines(TrainerCallback):
         print_on_main(f"{place}{numbers}")
 
     def on_train_end(self, args, state, control, **kwargs):
-        """Prints the final line, with the duration of training."""
+        """Prints the final progress line, with the duration of training."""
         self._print(state, f"trained in {duration(time.monotonic() - self._start)}")
 
     def _seconds_a_step(self, state) -> float:
@@ -242,5 +243,5 @@ class ProgressLines(TrainerCallback):
         if seconds < 1:
             words.append(f"{1 / seconds:.3g} steps/s")
         else:
-            words.append(f"{seconds:.3g} s a step")
+            words.append(f"{seconds:.3g} s/step")
         print_on_main(f"step {state.global_step:,} of {state.max_steps:,}: {', '.join([*words, end])}")

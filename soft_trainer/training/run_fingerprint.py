@@ -1,14 +1,14 @@
-"""Composes the fingerprint of a run: everything that its results depend on, as one flat mapping of JSON values.
+"""Computes the fingerprint of a run: everything that the results depend on, as one flat mapping of JSON values.
 
-A name in the mapping is one of
+The keys of the mapping are
 
-    an option           that affects results and differs from its default; local files are replaced by their hash
-    code of OPTION      the hash of the user's own loss, weighting, estimator, collator or metrics
+    NAME                an option that affects results and differs from its default; a local file becomes its hash
+    code of NAME        the hash of a user's loss, weighting, estimator, collator or metrics
     processes, precision, versions, format
-    the ...             what was loaded: rows, tokenizer, encoder, criterion, estimator; only a trainer knows these
+    the ...             loaded objects that only a trainer has: rows, tokenizer, encoder, criterion, estimator
 
-Checkpoints and `run.json` store the mapping. `changes` compares two of them, and each reader below lists the names
-that may change. Caches depend on less; `fingerprints.py` has what they compare.
+Checkpoints and `run.json` store the mapping. `changes` compares two mappings, and FOLDER, STUDY and RESUME list the
+keys that may differ. Caches depend on less and compare the hashes in `fingerprints.py`.
 """
 
 from __future__ import annotations
@@ -58,33 +58,34 @@ from soft_trainer.source.git import open_repository
 from soft_trainer.source.languages import SOURCE_LANGUAGES
 from soft_trainer.source.source_files import SKIPPED_FOLDERS, source_folder
 
-FORMAT = 3  # the version of checkpoints and of how batches are drawn
+FORMAT = 3  # the version of the checkpoint format and of drawing batches
 KINDS = (ModelArguments, DataArguments, TrainingOptions)
 NO_SOURCE = "unknown, because its source cannot be read"
 NOT_COMPARED = "not compared"  # a setting without a hash
 
-# ---- Readers: the names that may change ----
+# ---- The keys that may differ ----
 
-# A run that writes to the output folder of another.
+# For a run that writes to the output folder of an earlier run.
 FOLDER = frozenset({"versions"})
-# A study, which does not know what its launcher decides.
+# For a study, which does not know what its launcher decides.
 BY_LAUNCHER = ("processes", "precision")
 STUDY = FOLDER.union(BY_LAUNCHER)
-# A training that continues from a checkpoint, perhaps for longer. What the other options became is compared: the rows,
-# the encoder, the criterion and the estimator.
+# For a run that resumes from a checkpoint, perhaps for longer. Instead of the options, it compares what they produced:
+# the rows, the encoder, the criterion and the estimator.
 RESUME = FOLDER | {"num_train_epochs", "max_steps", "do_train", "do_eval", "do_predict", "ignore_data_skip"}
 RESUME |= option_specs(ModelArguments).keys() | option_specs(DataArguments).keys() | option_specs(LossOptions).keys()
 
 
 def changes(then: Mapping, now: Mapping, may_change: Iterable[str]) -> list[str]:
-    """Describes what differs between two fingerprints, as in "seed was 42, is 7" or "the training rows changed".
+    """Lists the differences between two run fingerprints, such as "seed was 42, is now 7".
 
-    A missing option counts as its default. Options that count only where metrics choose, and all other names except
-    the format, are compared only if both fingerprints have them.
+    A missing option has its default value. Options in AFFECT_CHOICES and all other keys, except the format, are
+    compared only if both fingerprints have them.
 
     Args:
-        then: a fingerprint that was stored.
-        may_change: the names that the reader ignores.
+        then: a fingerprint from a checkpoint or record.
+        now: the current run's fingerprint.
+        may_change: the keys to ignore.
     """
     lines = []
     defaults = _defaults()
@@ -99,7 +100,7 @@ def changes(then: Mapping, now: Mapping, may_change: Iterable[str]) -> list[str]
         if any(HASH.search(str(value)) for value in (before, after)):
             lines.append(f"{name} changed")
         else:
-            lines.append(f"{name} was {before}, is {after}")
+            lines.append(f"{name} was {before}, is now {after}")
     return lines
 
 
@@ -108,12 +109,12 @@ def changes(then: Mapping, now: Mapping, may_change: Iterable[str]) -> list[str]
 
 @dataclass(frozen=True)
 class Loaded:
-    """The parts of a trainer that its results depend on.
+    """The objects of a trainer that the results depend on, as input of `run_fingerprint`.
 
     Args:
-        weights_before: the weights to merge with, or None.
-        evaluated: what is ranked during training, queries and corpora, if metrics choose the weights.
-        own: the user's other objects, keyed by kind: a collator, metrics, an early stop.
+        weights_before: the weights to merge with after training, or None.
+        evaluated: the queries and corpora ranked during training, if their metrics select the final weights.
+        own: other objects that affect results, keyed by name: a data collator, metrics, an early-stopping callback.
     """
 
     plan: Plan
@@ -130,13 +131,14 @@ class Loaded:
 def run_fingerprint(
     *options, apart: str | os.PathLike | None = None, metrics_choose: bool = False, loaded: Loaded | None = None
 ) -> dict[str, object]:
-    """Returns everything that the results of a run depend on, as far as it is known.
+    """Returns the run fingerprint: the options, file contents and loaded objects that the results depend on.
 
     Args:
         options: the dataclass instances with the options. One of them has the training arguments.
         apart: a folder whose content does not count, because the run writes to it.
-        metrics_choose: True if the caller knows that metrics choose the weights, as a callback does that stops early.
-        loaded: the parts of the trainer, if there is one.
+        metrics_choose: True if evaluation metrics affect the weights for a reason that the options don't show, such as
+            an early-stopping callback.
+        loaded: the objects of the trainer, or None before a trainer exists.
     """
     values = option_values(*options)
     (args,) = (part for part in options if isinstance(part, TrainingArguments))
@@ -162,14 +164,14 @@ def run_fingerprint(
 
 
 def choose_by_metrics(args: TrainingArguments) -> bool:
-    """Returns True if metrics choose the weights at the end, or the learning rate."""
+    """Returns True if evaluation metrics select the final weights or change the learning rate."""
     schedule = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
     return args.load_best_model_at_end or schedule in FALLING
 
 
 @functools.cache
 def affects_results(name: str) -> bool:
-    """Returns True if an option affects results. An option that this version does not know may affect them."""
+    """Returns True if an option affects results. An unknown option, from another version, counts as True."""
     for kind in KINDS:
         if name in option_specs(kind):
             return option_specs(kind)[name].results
@@ -191,12 +193,12 @@ def _defaults() -> dict[str, object]:
 
 
 def _or_none(value):
-    """Returns None for an empty text or container, which `transformers` stores instead of None."""
+    """Turns an empty string or container, which `transformers` stores instead of None, into None."""
     return None if isinstance(value, str | list | dict | tuple) and not value else value
 
 
 def option_values(*parts) -> dict[str, object]:
-    """Returns the values of all options of some dataclass instances, keyed by name."""
+    """Returns the options of several dataclass instances as one dict from name to value."""
     values = {}
     for part in parts:
         if isinstance(part, TrainingArguments):
@@ -210,7 +212,11 @@ def option_values(*parts) -> dict[str, object]:
 
 
 def _content(options: Mapping[str, object], apart: str | os.PathLike | None) -> dict[str, object]:
-    """Returns the options that refer to something: local files as their hash, and the code of user functions."""
+    """Replaces options that refer to files or code by hashes of the content, and keeps names on the Hub.
+
+    Returns:
+        The replaced values keyed by option, and hashes keyed by `code of OPTION` for a user's functions.
+    """
     languages = str(options.get("language") or "").split(",")
     found = {}
     for reference in references(KINDS, options):
@@ -225,7 +231,7 @@ def _content(options: Mapping[str, object], apart: str | os.PathLike | None) -> 
 
 
 def _of(reference: Reference, value: str, apart: str | os.PathLike | None) -> str:
-    """Returns the hash of the local content that an option refers to, or its name on the Hub."""
+    """Returns the hash of the local file or folder in an option's value, or the name if it is on the Hub."""
     if reference.kind == "encoder":
         value = str(located(value))
     folder = Path(source_folder(value))
@@ -242,20 +248,20 @@ def _of(reference: Reference, value: str, apart: str | os.PathLike | None) -> st
     if reference.kind == "rows":
         return source_fingerprint(folder)
     if apart and folder.resolve().is_relative_to(Path(apart).resolve()):
-        apart = None  # rows that another run has written
+        apart = None  # the folder contains rows that an earlier run has written
     return folder_fingerprint(folder, except_in=apart)
 
 
 def _repository(folder: Path) -> str:
-    """Returns a hash of the current commit, whose id depends on all that is mined from a history."""
+    """Hashes the id of a repository's current commit, which determines the history that rows are mined from."""
     try:
         return fingerprint(str(open_repository(folder).head.target))
-    except UserError:  # the run itself reports what is wrong
+    except UserError:  # the run itself will report the problem
         return "no commit"
 
 
 def _tree(root: Path, apart: str | os.PathLike | None) -> str:
-    """Returns a hash of the source files in a tree, except files in hidden folders and in third-party code."""
+    """Hashes the source files below a folder, except in hidden folders, third-party code and the folder `apart`."""
     endings = tuple(ending for each in SOURCE_LANGUAGES.values() for ending in each.extensions)
     skipped = apart and os.path.realpath(apart)
     files = {}
@@ -269,9 +275,9 @@ def _tree(root: Path, apart: str | os.PathLike | None) -> str:
     return fingerprint(files)
 
 
-# ---- What options and files became in a trainer ----
+# ---- The loaded objects of a trainer ----
 
-# Fields of a profile that training does not read. A teacher may have moved; as an estimator it is compared itself.
+# Fields of a profile that training does not read. A teacher's path may change, because its content is compared.
 _UNREAD_PROFILE = ("name", "matryoshka_dims", "teacher", "teacher_identity")
 # Settings that cannot be read from an adapter's weights.
 _ADAPTER = ("peft_type", "r", "lora_alpha", "lora_dropout", "use_rslora")
@@ -280,7 +286,7 @@ _UNREAD_ESTIMATOR = {"cache_dir", "batch_size", "trust_remote_code", "model_name
 
 
 def _described(loaded: Loaded) -> dict[str, object]:
-    """Returns the rows, the tokenizer, the encoder, the criterion and the estimator of a trainer."""
+    """Describes the trainer's objects, such as rows, tokenizer, encoder, criterion and estimator, by hash or value."""
     model = loaded.model
     frozen = {name: tensor for name, tensor in model.named_parameters() if not tensor.requires_grad}
     adapter = model.peft_config[active_adapter(model)] if has_adapter(model) else None
@@ -309,9 +315,13 @@ def _described(loaded: Loaded) -> dict[str, object]:
 
 
 def _object(kind: str, own) -> dict[str, object]:
-    """Returns the class of an object, its settings and, if it is the user's own, the hash of its code.
+    """Returns an object's class, its settings and, if a user wrote the class, the hash of the code.
 
-    A setting is an argument of the constructor that the object keeps under the same name.
+    The settings are the constructor's arguments that the object stores as attributes with the same names.
+
+    Args:
+        kind: the name in the keys, such as "estimator".
+        own: an instance, a function, a `functools.partial` or None.
     """
     if isinstance(own, functools.partial):
         return _object(kind, own.func) | {f"the {kind}'s arguments": _setting([own.args, own.keywords])}
@@ -323,7 +333,7 @@ def _object(kind: str, own) -> dict[str, object]:
     found = {f"the {kind}": None if own is None else owner.__name__}
     if own is None:
         return found
-    if not owner.__module__.startswith(("soft_trainer.", "transformers.")):  # versions are compared apart
+    if not owner.__module__.startswith(("soft_trainer.", "transformers.")):  # these libraries' versions are compared
         found[f"code of {kind}"] = own_code(owner) or NO_SOURCE
     for name in inspect.signature(owner).parameters:
         if name not in _UNREAD_ESTIMATOR:
@@ -332,7 +342,7 @@ def _object(kind: str, own) -> dict[str, object]:
 
 
 def _setting(value) -> object:
-    """Returns numbers and texts unchanged, and a hash of anything else or of a text that may be a local path."""
+    """Returns a number or a text unchanged, and the hash of any other value or of a text that may be a local path."""
     if isinstance(value, int | float | None) or (isinstance(value, str) and value == public_name(value, on_hub=False)):
         return value
     try:
@@ -342,7 +352,7 @@ def _setting(value) -> object:
 
 
 def _rows(rows) -> object:
-    """Returns fingerprints of rows, or of several sets of rows."""
+    """Hashes a data set or a `Split`, or each value of a mapping of these. None stays None."""
     if isinstance(rows, Mapping):
         return {name: _rows(each) for name, each in rows.items()}
     if isinstance(rows, Split):

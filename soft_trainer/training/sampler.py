@@ -1,4 +1,4 @@
-"""Draws global batches, which are the rows that share a step across all processes."""
+"""Draws global batches: the training rows that all processes together use in one step."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from transformers import TrainingArguments
 from soft_trainer.errors import UserError
 from soft_trainer.training.clusters import similar_batches
 
-TRIES = 64  # random batches to try for a row with a repeated text, before trying all batches with room
+TRIES = 64  # random batches to try for a row with a repeated text, before trying every batch with room
 SORTED_TOGETHER = 50  # the rows of this many batches are sorted by length together, as in `Trainer`
 
 
 class GlobalRows(list):
-    """The rows of a global batch, and the epoch that it belongs to."""
+    """A list of the row indices of a global batch, with its epoch as an attribute."""
 
     def __init__(self, rows: Iterable[int], epoch: int):
         super().__init__(rows)
@@ -25,10 +25,10 @@ class GlobalRows(list):
 
 
 class GlobalBatchSampler(BatchSampler):
-    """A sampler of the rows of global batches, which depend only on the seed and the epoch.
+    """A sampler that yields the row indices of each global batch, depending only on the seed and the epoch.
 
-    Every process yields the same batches and takes its own shard of each (`distributed.shard`). Each process therefore
-    knows the rows of all others without communication, and every property of a strategy holds for the global batch.
+    Every process draws the same batches and takes its shard of each (`distributed.shard`). A process therefore knows
+    the rows of all others without communication, and a strategy such as "no_duplicates" applies to the global batch.
 
     Args:
         rows: the number of training rows.
@@ -36,13 +36,14 @@ class GlobalBatchSampler(BatchSampler):
         strategy: "random", "sequential", "no_duplicates", "group_by_length", "one_language" or "similar".
         seed: the seed for all draws.
         drop_last: whether to drop the last batch if it is incomplete.
-        text_ids: for "no_duplicates", the ids of each row's texts. Equal texts have equal ids.
+        text_ids: for "no_duplicates", the ids of the queries' texts and of the codes' texts, one array each. Equal
+            texts have equal ids.
         lengths: for "group_by_length", the number of tokens in each row.
         languages: for "one_language", the language of each row.
-        similar: for "similar", the arguments of `similar_batches` that are not known here.
+        similar: for "similar", other arguments of `similar_batches`.
 
     Raises:
-        UserError: there are too few rows, or too few in some language, for one full batch.
+        UserError: there are too few rows, or too few rows in one language, for a full batch.
     """
 
     def __init__(
@@ -68,8 +69,8 @@ class GlobalBatchSampler(BatchSampler):
         if drop_last and min(counts) < batch_size:
             raise UserError(
                 f"{min(counts)}{smallest} training rows do not fill one batch of {batch_size} (per-process batch x "
-                f"processes): set a smaller per_device_train_batch_size, or "
-                f"dataloader_drop_last=False"
+                "processes): set a smaller per_device_train_batch_size, or "
+                "dataloader_drop_last=False"
             )
         self.batches = sum(count // batch_size if drop_last else -(-count // batch_size) for count in counts)
         self.rows = rows
@@ -83,7 +84,7 @@ class GlobalBatchSampler(BatchSampler):
         self.similar = similar
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch whose batches are yielded next."""
+        """Sets the epoch whose batches the next iteration yields."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -103,29 +104,29 @@ class GlobalBatchSampler(BatchSampler):
             yield GlobalRows(rows, self.epoch)
 
     def _split(self, order: Sequence[int]) -> Iterator[list[int]]:
-        """Yields batches of rows in the given order."""
+        """Cuts a sequence of rows into batches, in its order. An incomplete batch is dropped if `drop_last`."""
         for start in range(0, len(order), self.batch_size):
             batch = list(order[start : start + self.batch_size])
             if len(batch) == self.batch_size or not self.drop_last:
                 yield batch
 
     def _split_parts(self, parts: Iterable[np.ndarray], generator: np.random.Generator) -> Iterator[list[int]]:
-        """Yields batches that each contain rows from one part only. Batches come in random order."""
+        """Cuts each part into batches, so that no batch mixes parts, and yields the batches in random order."""
         batches = []
         for part in parts:
             batches += self._split(part.tolist())
         return _shuffled(batches, generator)
 
     def _random(self, generator: np.random.Generator) -> Iterator[list[int]]:
-        """Draws every batch at random."""
+        """Yields batches of the strategy "random": rows in random order."""
         return self._split(generator.permutation(self.rows).tolist())
 
     def _sequential(self, _: np.random.Generator) -> Iterator[list[int]]:
-        """Keeps the order of the rows."""
+        """Yields batches of the strategy "sequential": rows in their original order."""
         return self._split(range(self.rows))
 
     def _no_duplicates(self, generator: np.random.Generator) -> Iterator[list[int]]:
-        """Draws random batches without repeated texts. A row that fits into no batch is excluded."""
+        """Yields random batches in which no query text or code text repeats. A row that fits nowhere is skipped."""
         places = np.minimum(self.batch_size, self.rows - self.batch_size * np.arange(len(self)))
         texts_of = shared_texts(self.text_ids)
         order = generator.permutation(self.rows).tolist()
@@ -137,20 +138,20 @@ class GlobalBatchSampler(BatchSampler):
         return (generator.permutation(batch).tolist() for batch in batches)
 
     def _group_by_length(self, generator: np.random.Generator) -> Iterator[list[int]]:
-        """Groups rows of similar length. Rows are shuffled, then sorted within every `SORTED_TOGETHER` batches."""
+        """Yields batches of rows of similar length: shuffles all rows, then sorts every SORTED_TOGETHER batches."""
         order = generator.permutation(self.rows)
         size = SORTED_TOGETHER * self.batch_size
         parts = (order[start : start + size] for start in range(0, self.rows, size))
         return self._split_parts((part[np.argsort(-self.lengths[part])] for part in parts), generator)
 
     def _one_language(self, generator: np.random.Generator) -> Iterator[list[int]]:
-        """Draws each batch at random from one language. Batches of different languages are mixed."""
+        """Yields random batches whose rows are all in one language. Batches of all languages come in random order."""
         order = generator.permutation(self.rows)
         parts = (order[self.languages[order] == language] for language in range(len(self.names)))
         return self._split_parts(parts, generator)
 
     def _similar(self, generator: np.random.Generator) -> Iterator[list[int]]:
-        """Builds batches from small groups of similar rows, in random order."""
+        """Yields batches made of small groups of similar rows, in random order."""
         options = {"batch_size": self.batch_size, "generator": generator, "drop_last": self.drop_last}
         return _shuffled(similar_batches(**options, **self.similar), generator)
 
@@ -162,17 +163,23 @@ def _shuffled(batches: list[list[int]], generator: np.random.Generator) -> Itera
 def _placed_apart(
     rows: Sequence[int], texts_of: Mapping[int, set], places: np.ndarray, generator: np.random.Generator
 ) -> list[list[int]]:
-    """Puts each row into a random batch that has room and shares no text with it, in linear time.
+    """Assigns each row to a random batch that has room and contains none of the row's texts, in linear time.
 
-    `places` is the number of rows that each batch has room for. A row that fits into no batch is excluded.
+    Args:
+        rows: the rows to assign.
+        texts_of: the ids of each row's texts.
+        places: the number of rows that each batch has room for.
+
+    Returns:
+        The rows of each batch. A row that fits into no batch is skipped.
     """
     batches: list[list[int]] = [[] for _ in places]
     texts_in: list[set] = [set() for _ in places]
-    held: Counter = Counter()  # the number of batches with a text
+    held: Counter = Counter()  # the number of batches that contain a text
     room = places.tolist()
     with_room = list(range(len(places)))
     place_of = with_room.copy()  # the position of a batch in `with_room`
-    without: dict[object, list[int]] = {}  # the batches that lack a common text
+    without: dict[object, list[int]] = {}  # for a common text, the batches that lack it
     for row in rows:
         texts = texts_of[row]
         drawn = (with_room[int(draw * len(with_room))] for draw in generator.random(TRIES if with_room else 0))
@@ -181,7 +188,7 @@ def _placed_apart(
             common = max(texts, key=held.__getitem__)
             if common not in without:
                 without[common] = generator.permutation(with_room).tolist()
-            # A batch never loses a text, so a batch with the common text need not be tried again.
+            # Texts are never removed from a batch, so a batch with the common text need not be tried again.
             without[common] = [b for b in without[common] if room[b] and common not in texts_in[b]]
             batch = next((b for b in without[common] if texts.isdisjoint(texts_in[b])), None)
         if batch is None:
@@ -199,7 +206,14 @@ def _placed_apart(
 
 
 def shared_texts(text_ids: Sequence[np.ndarray]) -> dict[int, set]:
-    """Returns the texts of every row that has a text in common with another row, keyed by row."""
+    """Finds the rows that share a query text or a code text with another row, and returns their shared texts.
+
+    Args:
+        text_ids: the ids of the queries' texts and of the codes' texts, one array each.
+
+    Returns:
+        A dict from row to a set of (array number, text id).
+    """
     texts: dict[int, set] = {}
     for side, ids in enumerate(text_ids):
         _, which, counts = np.unique(ids, return_inverse=True, return_counts=True)
@@ -209,30 +223,30 @@ def shared_texts(text_ids: Sequence[np.ndarray]) -> dict[int, set]:
 
 
 def data_seed(args: TrainingArguments) -> int:
-    """Returns the seed for all draws over the rows."""
+    """Returns the seed for drawing batches and hard negatives: `data_seed`, or else `seed`."""
     if args.data_seed is None:
         return args.seed
     return args.data_seed
 
 
 def languages_of(dataset) -> Sequence[str]:
-    """Returns the language of each row, or () if the rows have no column `language`."""
+    """Returns the column `language` of a data set, or () if there is no such column."""
     if "language" in dataset.column_names:
         return dataset["language"]
     return ()
 
 
 class EpochDataLoader(DataLoader):
-    """A data loader that passes the epoch on to its sampler."""
+    """A data loader that passes `set_epoch` on to its batch sampler."""
 
     @classmethod
     def for_training(cls, batches: Dataset, sampler: GlobalBatchSampler, args: TrainingArguments) -> EpochDataLoader:
-        """Makes a loader of whole batches, using the data-loader options in `args`."""
+        """Makes a loader for a data set that builds whole batches, using the data-loader options in `args`."""
         workers = args.dataloader_num_workers
         return cls(
             batches,
             batch_sampler=sampler,
-            collate_fn=default_convert,  # keeps a batch as it is
+            collate_fn=default_convert,  # leaves a batch unchanged
             num_workers=workers,
             pin_memory=args.dataloader_pin_memory and args.device.type != "cpu",
             prefetch_factor=args.dataloader_prefetch_factor,

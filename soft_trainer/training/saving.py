@@ -24,13 +24,13 @@ from soft_trainer.training.checkpoints import mark_complete, saving_checkpoint
 
 
 class SavingTrainer(Trainer):
-    """A `Trainer` whose output folder and checkpoints load in any tool. It pushes only complete folders.
+    """A `Trainer` that saves folders which `AutoModel` and sentence-transformers load, and pushes only complete ones.
 
     Attributes:
         encoder: the profile to save with the encoder.
-        plan: the training plan, which gives the Matryoshka dimensions.
-        run_fingerprint: all that the results depend on (`run_fingerprint.py`), on the main process.
-        evaluations: step, whether during training, and metrics of each evaluation.
+        plan: the training plan. Its Matryoshka dimensions are saved in the profile.
+        run_fingerprint: everything that the results depend on (`run_fingerprint.py`), on the main process only.
+        evaluations: for each evaluation, the step, True if it ran during training, and the metrics.
         writes_card: True if `push_to_hub` writes the model card, or False if the card has already been written.
     """
 
@@ -40,10 +40,10 @@ class SavingTrainer(Trainer):
     evaluations: list[tuple[int, bool, dict]]
     _losses_before = 0.0  # the sum of the losses of all steps before the checkpoint that training resumed from
     writes_card = True
-    _is_saving_checkpoint = False  # if True, adapters stay unmerged, so that a resumed run is exact
+    _is_saving_checkpoint = False  # checkpoints keep adapters unmerged, so that a resumed run is exact
 
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
-        """Saves a complete folder. In a checkpoint, the adapter stays unmerged regardless of `merge_lora`."""
+        """Saves the encoder with tokenizer and profile. In a checkpoint, an adapter always stays unmerged."""
         if self.args.should_save:
             merge = getattr(self.args, "merge_lora", False) and not self._is_saving_checkpoint
             self.export(output_dir or self.args.output_dir, state_dict, merge)
@@ -58,7 +58,7 @@ class SavingTrainer(Trainer):
             write_text(Path(folder) / "training_args.json", settings + "\n")
 
     def _save_checkpoint(self, model, trial) -> None:
-        """Saves a checkpoint, marks it complete, then deletes older ones."""
+        """Saves a checkpoint of the current step, marks it complete, then deletes old ones (`save_total_limit`)."""
         run = self._get_output_dir(trial)
         folder = self._checkpoint_folder(run)
         limit = self.args.save_total_limit
@@ -78,39 +78,39 @@ class SavingTrainer(Trainer):
             rotate_checkpoints(run, limit, self.state.best_model_checkpoint, use_mtime=True)
 
     def _checkpoint_folder(self, run: str) -> Path:
-        """Returns the folder for the current step's checkpoint."""
+        """Returns the folder of the current step's checkpoint, `RUN/checkpoint-STEP`."""
         return Path(run) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
-        """Loads a checkpoint's weights. `Trainer` itself loads adapters only into a `PeftModel`."""
+        """Loads the weights or the adapter of a checkpoint. `Trainer` loads an adapter only into a `PeftModel`."""
         if has_adapter(self.model) and not self.is_fsdp_enabled:
             self._load_adapter(resume_from_checkpoint)
         else:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_best_model(self) -> None:
-        """Loads the best checkpoint's weights."""
+        """Loads the weights or the adapter of the best checkpoint."""
         if has_adapter(self.model) and not self.is_fsdp_enabled and not self.is_deepspeed_enabled:
             self._load_adapter(self.state.best_model_checkpoint)
         else:
             super()._load_best_model()
 
     def _load_adapter(self, checkpoint: str) -> None:
-        """Loads a checkpoint's adapter. Raises UserError if it does not fit the model."""
+        """Loads the adapter of a checkpoint into the model. Raises UserError if the adapter does not fit."""
         set_adapter_state(self.model, load_file(Path(checkpoint) / ADAPTER_WEIGHTS), checkpoint)
 
     def call_model_init(self, trial=None):
-        """Creates the encoder for a trial. If `model_init` returns a `PeftModel`, the encoder inside it is used."""
+        """Creates the encoder for a trial with `model_init`, and unwraps it if it is a `PeftModel`."""
         return plain_encoder(super().call_model_init(trial))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Saves the encoder as a complete folder. Unlike in `Trainer`, only `push_to_hub` pushes."""
+        """Saves the encoder with tokenizer and profile. Unlike in `Trainer`, this never pushes to the Hub."""
         super().save_model(output_dir, _internal_call=True)
 
     # ---- The card and the Hub ----
 
     def create_model_card(self) -> Path | None:
-        """Writes the model card into the output folder. Returns its path, or None if it could not be written."""
+        """Writes the model card into the output folder. Returns its path, or None if it was not written."""
         splits = {} if self.train_split is None else {"train": self.train_split}
         if isinstance(self.eval_dataset, Split):
             splits["valid"] = self.eval_dataset
@@ -124,7 +124,7 @@ class SavingTrainer(Trainer):
         return write_model_card(self.args.output_dir, record)
 
     def describe(self) -> dict:
-        """Returns the parts of a run's record that only the trainer knows: loss, training and environment."""
+        """Returns sections of a run's record: model id, loss, training, environment and, if merged, merging."""
         loss = reporting.loss_table(self.plan, self.estimator)
         if self.plan.options.teacher is not None:
             loss["teacher"] = public_name(self.plan.options.teacher)
@@ -139,20 +139,24 @@ class SavingTrainer(Trainer):
         return record
 
     def setup_table(self) -> dict[str, object]:
-        """Returns the settings of training, without the settings of the loss."""
+        """Returns the training settings except the loss, keyed by label, such as "learning rate"."""
         return reporting.setup_table(self.args, self.plan, self.model, self.precision)
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """Checks before training that the result can be pushed. Raises UserError if it cannot."""
+        """Checks before training that a push would work, and creates the repository on the Hub if necessary.
+
+        Raises:
+            UserError: a push would fail.
+        """
         if self.is_world_process_zero():
             self._publisher = Publisher(self.args)
             self.hub_model_id = self._publisher.hub_model_id
 
     def push_to_hub(self, commit_message: str | None = "End of training", **kwargs) -> str | None:
-        """Saves the encoder with its model card and pushes them.
+        """Saves the encoder with its model card, and pushes the output folder to the Hub.
 
         Returns:
-            The URL of the commit on the main process, or None on the others.
+            The URL of the commit on the main process, None on other processes.
         """
         if self.hub_model_id is None:
             self.init_hf_repo()
@@ -164,11 +168,11 @@ class SavingTrainer(Trainer):
         return self._publisher.conclude(commit_message)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Pushes a checkpoint in the background if `hub_strategy` asks for it."""
+        """Pushes a checkpoint in the background if `hub_strategy` includes checkpoints."""
         if self.is_world_process_zero():
             self._publisher.push_checkpoint(checkpoint_folder, self.state.global_step)
 
     def _finish_current_push(self) -> None:
-        """Waits until the current push has finished."""
+        """Waits until the push in the background has finished."""
         if self.hub_model_id is not None and self.is_world_process_zero():
             self._publisher.finish()

@@ -1,4 +1,4 @@
-"""Draws the batches of a training with several sources. Each batch has rows from one source only."""
+"""Draws batches from several sources of training rows. All rows of a batch come from one source."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from torch.utils.data import BatchSampler
 from soft_trainer.errors import UserError
 from soft_trainer.training.sampler import GlobalBatchSampler, GlobalRows
 
-SEEDS_APART = 1_000_003  # between the seeds of two sources
+SEEDS_APART = 1_000_003  # the difference between the seeds of two sources
 
 
 class SourceSampler(BatchSampler):
-    """A sampler of global batches, each from one source, because negatives from another source would be too easy.
+    """A sampler of global batches from several sources. Rows of different sources never share a batch.
 
-    Within a source, batches are drawn by the strategy of `GlobalBatchSampler`. An epoch ends when a source has no more
-    batches for its share. All draws depend only on the seed and the epoch, as in `GlobalBatchSampler`.
+    Negatives from another source would be too easy. Within a source, a `GlobalBatchSampler` draws the batches. An
+    epoch ends when a source has too few batches left for its share. All draws depend only on the seed and the epoch.
 
     Args:
-        sources: the number of rows of each source, keyed by name. The rows of a source are adjacent, in this order.
-        sampling: "proportional" (every row once in an epoch), "round_robin" (one batch from each source in turn), or
-            shares of the batches, such as "general=0.2". Sources without a share divide the rest by their batches.
-        rest: the arguments of `GlobalBatchSampler`. Arrays have a value for each row of all sources.
+        sources: the number of rows in each source, keyed by name. The rows of a source are adjacent, in this order.
+        sampling: "proportional" (every row once per epoch), "round_robin" (one batch from each source in turn), or
+            fractions of the batches, such as "general=0.2". Other sources divide the remaining fraction in proportion
+            to their numbers of batches.
+        rest: other arguments of `GlobalBatchSampler`. Arrays have one value per row, over all sources.
 
     Raises:
         UserError: a share is not valid, or a source has too few rows.
@@ -52,7 +53,7 @@ class SourceSampler(BatchSampler):
         self.counts = batches_of(available, sampling)
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch whose batches are yielded next."""
+        """Sets the epoch whose batches the next iteration yields."""
         self.epoch = epoch
         for sampler in self.samplers:
             sampler.set_epoch(epoch)
@@ -67,7 +68,7 @@ class SourceSampler(BatchSampler):
             yield GlobalRows((self.starts[source] + row for row in rows), self.epoch)
 
     def _order(self) -> list[int]:
-        """Returns the source of each batch of the epoch."""
+        """Returns the source number of each batch in the epoch."""
         if self.sampling == "round_robin":
             return [*range(len(self.samplers))] * self.counts[0]
         order = np.repeat(np.arange(len(self.samplers)), self.counts)
@@ -77,10 +78,10 @@ class SourceSampler(BatchSampler):
 
 
 def batches_of(available: Mapping[str, int], sampling: str) -> list[int]:
-    """Returns the number of batches from each source in an epoch.
+    """Returns how many batches an epoch takes from each source, in the order of `available`.
 
     Args:
-        available: the number of batches that each source has, keyed by name.
+        available: the number of batches in each source, keyed by name.
         sampling: see `SourceSampler`.
 
     Raises:
@@ -96,13 +97,13 @@ def batches_of(available: Mapping[str, int], sampling: str) -> list[int]:
     if not all(counts.values()):
         empty = min(counts, key=counts.get)
         raise UserError(
-            f"source_sampling={sampling}: an epoch of {total} batches has none of {empty}: give {empty} a larger share"
+            f"source_sampling={sampling}: an epoch of {total} batches has none from {empty}; increase its share"
         )
     return [counts[name] for name in available]
 
 
 def _shares(available: Mapping[str, int], sampling: str) -> dict[str, float]:
-    """Returns each source's share of the batches. The shares add up to 1."""
+    """Parses fractions such as "general=0.2" and returns each source's fraction of the batches. They add up to 1."""
     shares = {}
     for part in sampling.split(","):
         name, _, value = (word.strip() for word in part.partition("="))
@@ -125,7 +126,7 @@ def _shares(available: Mapping[str, int], sampling: str) -> dict[str, float]:
 
 
 def _restricted(arguments: Mapping, rows: slice) -> dict:
-    """Restricts the arguments of `GlobalBatchSampler` to the rows of one source."""
+    """Cuts the per-row arrays among the arguments of `GlobalBatchSampler` to the rows of one source."""
     own = dict(arguments)
     if len(own.get("text_ids", ())):
         own["text_ids"] = tuple(ids[rows] for ids in own["text_ids"])

@@ -1,4 +1,4 @@
-"""Makes a batch's targets from the numbers of its rows, for the trainer and for the loss in sentence-transformers."""
+"""Makes a batch's targets (positives, negatives, weights) from row indices, for the trainer and `SoftInfoNCELoss`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from soft_trainer.estimators.base import checked_similarity
 
 @dataclass(frozen=True)
 class TargetMaker:
-    """Makes the targets of a batch: finds known positives among the columns, and asks the estimator.
+    """Makes the targets of a batch: finds known positives among the codes, and computes weights with the estimator.
 
     Args:
-        criterion: the loss.
+        criterion: the loss with its settings.
         estimator: an object with `similarity(query_rows, code_rows)`, or None.
-        relevant: finds known positives. If None, only the pair itself is known.
-        keeps_positives: True to keep known positives as extra positives, False to exclude them.
+        relevant: finds relevant codes in a batch. If None, only a query's paired code counts as positive.
+        keeps_positives: True to keep other known positives as extra positives, False to exclude them.
     """
 
     criterion: Criterion
@@ -32,11 +32,11 @@ class TargetMaker:
     def of_rows(
         self, queries: np.ndarray, codes: np.ndarray, positives: Tensor, met: Tensor | None = None
     ) -> tuple[Targets, int]:
-        """Returns targets without similarities and weights, and the number of known positives among the columns.
+        """Returns targets without similarities and weights, and the number of other known positives among the columns.
 
         Args:
-            queries: int64[B], the row of each query.
-            codes: int64[N], the row of each column's code.
+            queries: int64[B], the index of each query.
+            codes: int64[N], the index of each column's code in the corpus.
             positives: LongTensor[B], the column of each query's positive.
             met: BoolTensor[B, N], the columns to compare each query with. By default, all columns.
         """
@@ -51,10 +51,9 @@ class TargetMaker:
         return Targets(positives, excluding(met, known), known if self.keeps_positives else None), number
 
     def weighed(self, targets: Targets, queries: np.ndarray, codes: np.ndarray) -> Targets:
-        """Completes targets on their device, with similarities or weights if the loss needs them.
+        """Adds the similarities and weights that the loss needs to targets, on the targets' device.
 
-        The tensors are float32, because float64 would double what a data-loader worker sends, and some devices do not
-        support it.
+        The tensors are float32: float64 would double what a data worker sends, and some devices don't support it.
         """
         similarity = None
         if self.criterion.needs_similarity:

@@ -189,11 +189,11 @@ def test_a_run_writes_flat_numbers_and_its_record_and_its_folder_takes_no_other_
     copy = shutil.copytree(data_dir, tmp_path / "rows")
     assert script(**options | {"data_dir": copy})[0] == 0  # the same rows in another folder
     for change, says in (
-        ({"estimator": "none"}, "estimator was bm25, is none"),
-        ({"from_scratch": "64x1"}, "from_scratch was 32x1, is 64x1"),
-        ({"seed": 7}, "seed was 42, is 7"),
-        ({"do_predict": "true"}, "has the record of a training"),
-        ({"estimator": "none", "resume_from_checkpoint": "last"}, "estimator was bm25, is none"),
+        ({"estimator": "none"}, "estimator was bm25, is now none"),
+        ({"from_scratch": "64x1"}, "from_scratch was 32x1, is now 64x1"),
+        ({"seed": 7}, "seed was 42, is now 7"),
+        ({"do_predict": "true"}, "contains a training run"),
+        ({"estimator": "none", "resume_from_checkpoint": "last"}, "estimator was bm25, is now none"),
     ):
         code, lines = script(**options | change)
         assert code == 2 and lines[-1].startswith("error: output_dir=out: has ")
@@ -202,4 +202,4 @@ def test_a_run_writes_flat_numbers_and_its_record_and_its_folder_takes_no_other_
     assert script(**options, estimator="none", overwrite="true")[0] == 0
     assert read("run.json")["options"]["estimator"] == "none"
     (tmp_path / "out/run.json").write_text("{}")
-    assert "its run.json was not written by a training" in script(**options)[1][-1]
+    assert "its run.json was not written by a training run" in script(**options)[1][-1]

@@ -43,7 +43,7 @@ def test_an_encoder_is_measured_by_its_first_dimensions(encoder_dir, data_dir, t
     printed = capsys.readouterr()
     assert "include_prompt=False has no effect without" in printed.err
     [header, *_] = printed.out.splitlines()
-    assert "MRR by 8 dimensions" in header
+    assert "MRR, 8 dimensions" in header
     numbers = json.loads((tmp_path / "out/all_results.json").read_text())
     assert {"test_mrr", "test_mrr_8"} <= numbers.keys() and "test_mrr_32" not in numbers
     ranks = load_ranks(tmp_path / "out" / "ranks-test-trained.parquet")
@@ -106,12 +106,15 @@ def test_one_file_has_the_same_splits_in_training_and_evaluation(encoder_dir, ro
     assert run_command([*words, "--data_dir", str(pairs), "--output_dir", str(tmp_path / "out")]) == 0
     ranks = pq.read_table(tmp_path / "out" / "ranks-test-trained.parquet")
     assert len(ranks) == len(load_rows(pairs)["test"])
-    assert "is trained on rows" not in capsys.readouterr().err
+    assert "was trained on rows" not in capsys.readouterr().err
     trained = run_fingerprint(DataArguments(data_dir=str(pairs)), SoftInfoNCETrainingArguments(use_cpu=True))
     write_json(tmp_path / "encoder" / "run.json", {DEPENDS_ON: trained})
     assert run_command([*words, "--eval_data_dir", str(pairs)]) == 0
     said = capsys.readouterr().err
-    assert f"the encoder is trained on rows from it; with data_dir={pairs}, only its test split is measured" in said
+    assert (
+        f"the encoder was trained on rows from this folder; with data_dir={pairs}, only the test split is measured"
+        in said
+    )
     assert "48 queries (test)" in said
     (tmp_path / "split").mkdir()
     for name in ("train", "test"):
@@ -120,12 +123,12 @@ def test_one_file_has_the_same_splits_in_training_and_evaluation(encoder_dir, ro
     its_own = run_fingerprint(own_rows, SoftInfoNCETrainingArguments(use_cpu=True))
     write_json(tmp_path / "encoder" / "run.json", {DEPENDS_ON: its_own})
     assert run_command([*words, "--eval_data_dir", str(tmp_path / "split")]) == 0  # its test split alone
-    assert "is trained on rows" not in capsys.readouterr().err
+    assert "was trained on rows" not in capsys.readouterr().err
     for statistics, lines in (({"train": {}, "test": {}}, 0), ({"train": {}}, 1)):
         write_json(tmp_path / "encoder" / "run.json", {DEPENDS_ON: trained, "statistics": statistics})
         assert run_command([*words, "--data_dir", str(pairs)]) == 0
         said = capsys.readouterr().err
-        assert said.count(f"data_dir={pairs}: the encoder was trained on all of these rows, test included") == lines
+        assert said.count(f"data_dir={pairs}: the encoder was trained on all of these rows, including test") == lines
 
 
 @pytest.mark.parametrize(
@@ -154,10 +157,10 @@ def test_rows_have_the_name_of_their_folder(tmp_path, monkeypatch):
     "words, says",
     [
         (["/nowhere/at/all", "--data_dir", "ROWS"], "/nowhere/at/all: neither a folder here nor"),
-        (["/nowhere/at/all", "--data_dir", "ASTRAY"], "row 1: no code in the corpus has their url"),
+        (["/nowhere/at/all", "--data_dir", "ASTRAY"], "row 1: no code in the corpus has the url"),
         (["ENCODER", "--data_dir", "/nowhere"], "/nowhere"),
         (["ENCODER", "--dataset_name", "none"], "no rows of test, codebase: set data_dir to a folder"),
-        (["ENCODER", "--data_dir", ".", "--source_dir", "."], "give one of them"),
+        (["ENCODER", "--data_dir", ".", "--source_dir", "."], "set only one of them"),
     ],
 )
 def test_a_model_or_rows_that_are_not_there_are_one_line(words, says, encoder_dir, data_dir, rows, tmp_path):

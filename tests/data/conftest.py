@@ -1,8 +1,8 @@
-"""A `datasets` cache that is removed with the test."""
+"""Gives tests of data a `datasets` cache that is removed afterwards."""
 
 import pytest
 
 
 @pytest.fixture(autouse=True)
 def _cache(own_cache):
-    """Gives every test in this folder its own cache."""
+    """Gives each test in this folder a separate cache."""

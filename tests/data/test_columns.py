@@ -1,4 +1,4 @@
-"""Columns of any names: which hold the query, the code and its id."""
+"""Finding the query, code and id columns among columns with any names."""
 
 import json
 
@@ -16,7 +16,7 @@ from soft_trainer.run.rows import load_data
 
 @pytest.fixture
 def answers(tmp_path):
-    """200 questions and answers from 20 web pages, as a file of JSON lines."""
+    """A JSON Lines file with 200 questions and answers from 20 web pages."""
     rows = []
     for number in range(200):
         row = {"question": f"add {number}", "answer": f"x + {number}", "url": f"https://example.org/{number % 20}"}
@@ -36,12 +36,12 @@ def test_the_web_page_of_a_row_is_no_id(answers):
 def test_a_named_column_is_the_id(answers):
     test = load_rows(answers, id_column="number")["test"]
     assert {*test.queries["url"]} <= set(map(str, range(200)))
-    with refused("pages.jsonl, row 21", "its url, 'https://example.org/0', has another code in", "row 1"):
+    with refused("pages.jsonl, row 21", "url 'https://example.org/0' belongs to a different code in", "row 1"):
         load_rows(answers, id_column="url")
     with refused("id_column=name: no such column"):
         load_rows(answers, id_column="name")
     frame = pd.read_json(answers, lines=True).assign(number=["7", " ", *map(str, range(198))])
-    with refused("the data frame, row 2: column 'number', the id, is missing or empty"):
+    with refused("the data frame, row 2: the id, column 'number', is missing or empty"):
         load_rows(frame, id_column="number")
 
 

@@ -1,4 +1,4 @@
-"""One file of rows is divided into train, valid and test, and nothing that is held out is trained on."""
+"""Rows in one file are divided into train, valid and test, and held-out rows are kept out of train."""
 
 import json
 
@@ -12,7 +12,7 @@ from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.run.rows import load_data
 
-FORK = 10  # rows of a repository, each of which a fork repeats
+FORK = 10  # rows in a repository; its fork has the same rows
 
 
 def function(number: int, **columns) -> dict:
@@ -20,7 +20,7 @@ def function(number: int, **columns) -> dict:
 
 
 def forked() -> list[dict]:
-    """200 rows of 20 repositories. Those of every second one are copies of its predecessor's."""
+    """200 rows from 20 repositories. Every second repository is a copy of the one before."""
     rows = []
     for number in range(20 * FORK):
         repository, place = divmod(number, FORK)
@@ -29,12 +29,12 @@ def forked() -> list[dict]:
 
 
 def versions() -> list[dict]:
-    """Two versions of 60 functions, which differ in both texts and share a url."""
+    """Two versions of 60 functions, with different texts but the same url."""
     return [function(number, url=f"u{number % 60}", language="python") for number in range(120)]
 
 
 def values(split, column: str) -> set:
-    """The values that belong to the queries of a split, on their side or on that of their relevant codes."""
+    """Returns the values of a query or code column in the pairs of a split."""
     return set(split.to_pairs()[column])
 
 
@@ -77,7 +77,7 @@ def test_copies_that_would_leave_nothing_to_train_on_are_refused():
         (["train"] * 40 + ["valid"] * 10 + ["test"] * 10, {"train": 40, "valid": 10, "test": 10}),
         (["train"] * 40 + ["test"] * 20, {"train": 40, "test": 20}),
         (["train"] * 30 + ["validation"] * 20 + ["other"] * 10, {"train": 30, "valid": 20}),
-        (["train"] * 60, {"train": 48, "valid": 6, "test": 6}),  # one split is none
+        (["train"] * 60, {"train": 48, "valid": 6, "test": 6}),  # a single split does not count
     ],
 )
 def test_a_column_partition_decides_where_it_names_two_splits(partitions, expected, tmp_path):
@@ -117,7 +117,7 @@ def test_rows_in_a_file_without_a_split_are_divided_whatever_else_is_measured(tm
     for name in ("pairs.jsonl", "train.jsonl"):
         (tmp_path / name).write_text(rows)
     whole = load_rows(tmp_path / "pairs.jsonl")
-    for needed in (("train",), ()):  # a training with other queries, and an evaluation of other queries
+    for needed in (("train",), ()):  # training or evaluation with other queries
         splits = load_rows(tmp_path / "pairs.jsonl", needed=needed)
         assert values(splits["test"], "docstring") == values(whole["test"], "docstring")
     assert [*load_rows(tmp_path / "train.jsonl", needed=("train",))] == ["train"]
@@ -125,7 +125,7 @@ def test_rows_in_a_file_without_a_split_are_divided_whatever_else_is_measured(tm
 
 def test_evaluation_rows_that_are_trained_on_are_counted(capsys):
     train = load_rows({"train": [function(number) for number in range(9)], "test": [function(99)]})["train"]
-    for first, said in ((5, "warning: web: 4 of 10 pairs have the query, code or id of a training row"), (9, "")):
+    for first, said in ((5, "warning: web: 4 of 10 pairs share a query, code or id with a training row"), (9, "")):
         test = load_rows({"test": [function(number) for number in range(first, first + 10)]}, needed=("test",))["test"]
         warn_of_overlap({"web": test}, train)
         assert capsys.readouterr().err.strip() == said

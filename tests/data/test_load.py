@@ -1,4 +1,4 @@
-"""Rows as people have them: formats, names of columns, splits, urls, and rows that cannot be used."""
+"""Loading rows as users have them: any format, column names, splits and urls, and unusable rows."""
 
 import json
 
@@ -20,7 +20,7 @@ SIZE = 40
 
 
 def tables(splits):
-    """The pairs of each split, and the corpus."""
+    """Returns the pairs of each split, and the corpus."""
     found = {name: split.to_pairs() for name, split in splits.items()}
     return found | {"codebase": splits.get("test", splits["train"]).corpus}
 
@@ -33,7 +33,7 @@ def pairs():
 
 
 def write(rows: Dataset, path):
-    """Writes rows in the format that the path's ending names, or as a saved data set."""
+    """Writes rows in the format of the path's extension, or as a saved data set without an extension."""
     path.parent.mkdir(parents=True, exist_ok=True)
     {
         ".jsonl": rows.to_json,
@@ -58,7 +58,7 @@ def test_every_format_is_read_split_and_ranked(pairs, tmp_path, name, capsys):
     queries = [text for split in ("train", "valid", "test") for text in data[split]["docstring"]]
     assert sorted(queries) == sorted(pairs["question"])
     said = capsys.readouterr().err
-    assert "the query is column 'question', the code 'answer'" in said and "split at random" in said
+    assert "reading queries from column 'question' and codes from 'answer'" in said and "split at random" in said
 
 
 @pytest.mark.parametrize(
@@ -97,11 +97,11 @@ def test_splits_that_are_there_stay_and_the_corpus_is_made_of_valid_and_test(pai
         data = load(tmp_path / source)
         sizes = {split: len(rows) for split, rows in data.items()}
         assert sizes == {"train": 20, "valid": 10, "test": 10, "codebase": 20}
-        assert all(url.startswith("code:") for url in data["train"]["url"])  # by which files of negatives name them
+        assert all(url.startswith("code:") for url in data["train"]["url"])  # negatives refer to codes by these ids
 
 
 def test_texts_with_64_bit_offsets_become_plain_texts(pairs, tmp_path):
-    texts, tokens = pa.large_string(), pa.large_list(pa.large_string())  # as polars writes them
+    texts, tokens = pa.large_string(), pa.large_list(pa.large_string())  # the types that polars writes
     words = [text.split() for text in pairs["question"]]
     table = {"docstring_tokens": pa.array(words, tokens), "code": pa.array(pairs["answer"][:], texts)}
     pq.write_table(pa.table(table), tmp_path / "a.parquet")
@@ -138,7 +138,7 @@ def test_rows_without_a_text_are_named_or_left_out(pairs, tmp_path, capsys):
     rows[3]["question"], rows[5]["answer"], rows[7]["answer"] = None, "  ", ""
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    said = f"{path}, row 4: column 'question' is missing or empty, as in 1 of 40 rows; drop such rows"
+    said = f"{path}, row 4: column 'question' is missing or empty (1 of 40 rows); drop these rows"
     for read in (load, load_rows):
         with refused(said):
             read(path)
@@ -160,10 +160,10 @@ def test_an_error_names_file_line_and_column_as_they_stand_in_the_file(pairs, tm
         broken.to_pandas().to_csv(path, index=False) if ".csv" in name else write(broken, path)
         place = f"{path}, rows 31, 36"
         total = 40
-        if name.startswith("plain"):  # with the two rows of a.csv
+        if name.startswith("plain"):  # together with the two rows of a.csv
             place = f"{path.parent}, rows 33, 38"
             total = 42
-        with refused(f"{place}: column 'answer' is missing or empty, as in 2 of {total} rows"):
+        with refused(f"{place}: column 'answer' is missing or empty (2 of {total} rows)"):
             tables(load_rows(path.parent if name.startswith("plain") else path))
     (tmp_path / "plain" / "a.csv").write_text("question,answer\n")
     with refused(f"{tmp_path / 'plain' / 'a.csv'}: cannot be read: it has no rows"):
@@ -194,7 +194,7 @@ def test_an_evaluation_set_is_all_rows(pairs, tmp_path):
         ("a.csv", "query,code\nx,y\n", {"query_column": "qurey"}, "the rows have query, code; did you mean 'query'?"),
         ("a.jsonl", '{"query": "x", "code": 1}\n', {}, "column 'code' holds int64; expected text"),
         ("a.jsonl", '{"query": "x"\n', {}, "a.jsonl: cannot be read: "),
-        ("a.csv", "query,code\nx,y\nz,a\n", {}, "a.csv: 2 rows (2 different ones) are too few to split"),
+        ("a.csv", "query,code\nx,y\nz,a\n", {}, "a.csv: 2 rows (2 distinct) are too few to split"),
         (
             "a.csv",
             'query,code\nx,"y\nz,a\n',
@@ -202,7 +202,7 @@ def test_an_evaluation_set_is_all_rows(pairs, tmp_path):
             "starting at row 1; look for a missing quote or an extra comma there",
         ),
         ("a.csv", "query,code\nx,y\nz,f(a,b,c)\n", {}, "in line 3, saw 4; look for a missing quote or an extra comma"),
-        ("folder/readme.md", "text", {}, "folder: no rows; JSON lines, CSV or Parquet are read"),
+        ("folder/readme.md", "text", {}, "folder: no rows; expected JSON Lines, CSV or Parquet"),
         (None, None, {}, "no such folder or file, and not a name on the Hub"),
     ],
 )

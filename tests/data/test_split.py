@@ -1,4 +1,4 @@
-"""Queries, corpus, judgments: who answers whom."""
+"""Splits of queries, corpus and judgments: selecting, joining, and looking up relevant codes."""
 
 import itertools
 import tracemalloc

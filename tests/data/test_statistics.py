@@ -1,4 +1,4 @@
-"""The table at the start of a run: rows, lengths, truncated texts, duplicates, and the paper's counts."""
+"""The table of statistics at the start of a run: rows, lengths, truncation, duplicates, and the paper's counts."""
 
 import pytest
 from datasets import DatasetDict
@@ -22,18 +22,18 @@ def test_a_language_may_be_in_capitals():
     arguments = DataArguments(language=" Ruby")
     assert (arguments.language, arguments.languages, arguments.paper_language) == ("ruby", ["ruby"], "ruby")
     assert "rows in the paper" in statistics_table({}, arguments.paper_language)
-    assert DataArguments(data_dir=CODESEARCHNET).paper_language is None  # split in another way
+    assert DataArguments(data_dir=CODESEARCHNET).paper_language is None  # its splits differ from the paper's
 
 
 @pytest.fixture
 def data(dataset):
-    """Training has two rows twice."""
+    """Splits in which train contains two rows twice."""
     parts = {"train": [0, 1, 2, 3, 0, 1], "valid": [16, 17], "test": [20, 21, 22], "codebase": range(16, 24)}
     return DatasetDict({split: dataset.select(rows) for split, rows in parts.items()})
 
 
 def cells(table: str) -> dict[str, list[str]]:
-    """First cell of a Markdown row -> the others."""
+    """Parses a Markdown table to a dict from each row's first cell to its other cells."""
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
     return {first: others for first, *others in lines}
 

@@ -1,4 +1,4 @@
-"""Token ids of a column whose rows are sliced, joined or selected; their padding; their pickles."""
+"""Token columns: sliced, joined and selected rows, padding, and pickling."""
 
 import pickle
 
@@ -42,7 +42,7 @@ def test_a_column_of_a_data_set_is_that_of_its_view(view):
 
 
 def test_a_column_on_disk_pickles_as_its_path(tmp_path):
-    """Data workers that are not forked get the column in a pickle."""
+    """Data workers that are not forked receive the column as a pickle."""
     lists_of_ids = [list(range(row % 60)) for row in range(5000)]
     Dataset.from_dict({"ids": lists_of_ids, "other": ["x" * 50] * 5000}).save_to_disk(tmp_path)
     rows = load_from_disk(tmp_path)
@@ -85,14 +85,15 @@ def test_code_without_a_language_is_not_parsed(dataset, tokenizer):
 def test_padding_is_to_the_longest_on_the_right():
     batch = pad([[5, 6, 7], [8], [9, 1]], pad_token_id=1)
     assert batch["input_ids"].tolist() == [[5, 6, 7], [8, 1, 1], [9, 1, 1]]
-    assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0], [1, 1, 0]]  # the 1 of a text counts
+    # The text's last token has the same id as padding, and still counts.
+    assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0], [1, 1, 0]]
     assert batch["input_ids"].dtype == batch["attention_mask"].dtype == torch.int64
     batch = pad([[5, 6, 7], [8, 9]], pad_token_id=0, prompt_length=1)
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
     assert batch["pooling_mask"].tolist() == [[0, 1, 1], [0, 1, 0]]  # without the prompt
 
 
-# ---- Which column, which text ----
+# ---- Choice of column and text ----
 
 
 def test_the_first_column_that_exists_is_read_and_its_tokens_joined_by_one_space():

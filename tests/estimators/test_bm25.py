@@ -1,4 +1,4 @@
-"""BM25 of a batch and of the corpus, against `rank_bm25`, the published figures and the formula."""
+"""BM25 with batch and corpus statistics equals `rank_bm25`, the published numbers and the formula."""
 
 import math
 from collections import Counter
@@ -69,7 +69,7 @@ SETTINGS = [
 @pytest.mark.parametrize("scope", ["batch", "corpus"])
 def test_scores_are_those_of_rank_bm25_on_the_codes_of_the_batch_or_on_the_training_set(scope, options):
     generator = np.random.default_rng(0)
-    words = [f"w{int(n)}" for n in generator.zipf(1.3, 8000) % 300]  # some several times in a text
+    words = [f"w{int(n)}" for n in generator.zipf(1.3, 8000) % 300]  # some words repeat within a text
     queries, codes = (
         [" ".join(words[start : start + int(generator.integers(1, 30))]) for start in range(first, first + 3900, 65)]
         for first in (0, 4000)
@@ -97,9 +97,9 @@ def test_a_token_of_most_documents_is_raised_to_a_quarter_of_the_mean_idf():
     close(fitted(texts).similarity([0], range(4)), [wanted])
 
 
-# ---- The published figures and other formulas ----
+# ---- The published numbers and other formulas ----
 
-# Token ids of a batch of queries, without special tokens, and the published in-batch BM25 of them.
+# Token ids of a batch of queries, without special tokens, and their published in-batch BM25 scores.
 PUBLISHED_IDS = [
     [6, 57, 22, 20, 6, 42],
     [6, 22, 11, 61, 67, 8, 8, 77],
@@ -120,7 +120,7 @@ def test_robertson_is_the_published_bm25_on_token_ids():
     close(estimator.similarity(range(4), range(4)), PUBLISHED)
 
 
-# ---- What is counted ----
+# ---- Counting tokens ----
 
 
 def test_a_text_column_is_split_at_white_space():
@@ -156,7 +156,7 @@ def test_fitting_again_forgets_the_first_rows():
     )
 
 
-# ---- What a user can get wrong ----
+# ---- User errors ----
 
 
 @pytest.mark.parametrize(
@@ -170,8 +170,8 @@ def test_fitting_again_forgets_the_first_rows():
             "'words', but the code rows have only: gaps, stars, vectors; set code_column",
         ),
         ({"document_column": "gaps"}, "gaps.*row 2"),
-        ({"document_column": "stars"}, "'stars', which holds int64"),
-        ({"document_column": "vectors"}, "'vectors', which holds list<.*double>"),
+        ({"document_column": "stars"}, "'stars', which contains int64"),
+        ({"document_column": "vectors"}, "'vectors', which contains list<.*double>"),
     ],
 )
 def test_what_a_user_can_get_wrong(options, words):

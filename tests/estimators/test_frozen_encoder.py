@@ -13,7 +13,7 @@ from soft_trainer.errors import UserError
 
 @pytest.fixture
 def count_encodings(monkeypatch):
-    """Counts the texts that have been encoded since."""
+    """Records the number of texts in each call that encodes, in a list."""
     import soft_trainer.estimators.frozen_encoder as encoded
 
     counted = []
@@ -50,7 +50,7 @@ def test_a_trained_model_scores_as_it_was_trained_to(dataset, encoder_dir, tmp_p
 def test_a_second_run_takes_the_rows_from_disk(dataset, encoder_dir, tmp_path, count_encodings):
     for _ in range(2):
         TrainedModelEstimator(encoder_dir, cache_dir=tmp_path).fit(Split.from_pairs(dataset))
-    assert count_encodings == [24, 24]  # queries and codes, once
+    assert count_encodings == [24, 24]  # all queries and all codes, each once
     TrainedModelEstimator(encoder_dir, cache_dir=None).fit(Split.from_pairs(dataset))
     assert len(count_encodings) == 4
 
@@ -186,7 +186,7 @@ def test_machines_without_a_shared_disk_build_when_one_of_them_must(launch, rows
     script, data = tmp_path / "machine.py", tmp_path / "rows.json"
     script.write_text(MACHINE)
     data.write_text(json.dumps(rows))
-    # Both processes are the first of their machine.
+    # Both processes have local rank 0, as on two machines.
     launch([script, tmp_path, data, encoder_dir], 2, 120, each=lambda rank: {"LOCAL_RANK": "0"})
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     assert [built for built, _ in first] == [built for built, _ in second] == [1, 1, 0, 1]

@@ -1,4 +1,4 @@
-"""Nearest codes: exactly against brute force, through an index with its recall, and kept on disk."""
+"""Nearest codes: exact search against brute force, an index and its recall, and the cache on disk."""
 
 import sys
 
@@ -15,12 +15,12 @@ from soft_trainer.estimators.neighbours import Excluded, cached_neighbours, exac
 
 @pytest.fixture(autouse=True)
 def _small_index(monkeypatch):
-    """An index for a few hundred codes, too."""
+    """Lowers the limit so that a few hundred codes use the index."""
     monkeypatch.setattr(module, "SMALLEST_INDEX", 200)
 
 
 def clustered(rows: int, width: int = 64, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Queries and codes of length 1 as encoders give them: nested topics, separate sides, few dimensions."""
+    """Makes unit vectors like an encoder's: nested topics, few dimensions, queries apart from codes."""
     generator = np.random.default_rng(seed)
     basis = generator.normal(size=(24, width)) / 24**0.5
     topics = generator.normal(size=(max(rows // 200, 4), 24))
@@ -34,18 +34,18 @@ def clustered(rows: int, width: int = 64, seed: int = 0) -> tuple[np.ndarray, np
 
 
 def nearest_rows(queries, codes, k: int, answers: RelevantCodes | None = None, **options) -> module.Neighbours:
-    """The neighbours where each query's positive has its number."""
+    """Finds neighbours if query i's positive is code i."""
     return module.nearest_rows(queries, codes, k, Excluded(np.arange(len(queries)), answers), **options)
 
 
 def answers_of(query_texts: np.ndarray, code_texts: np.ndarray) -> RelevantCodes:
-    """The relevant codes where each query's positive has its number."""
+    """Makes the look-up of relevant codes if query i's positive is code i."""
     own = sparse.eye_array(len(query_texts), len(code_texts), dtype=np.float32, format="csr")
     return RelevantCodes(own, query_texts, code_texts)
 
 
 def brute_force(scores: np.ndarray, k: int, answers: RelevantCodes | None = None) -> np.ndarray:
-    """The nearest codes of each query, without its relevant codes."""
+    """Returns the k codes with the highest scores for each query, except relevant codes, by sorting."""
     scores = scores.astype(np.float64).copy()
     np.fill_diagonal(scores, -np.inf)
     if answers is not None:

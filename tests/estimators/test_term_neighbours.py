@@ -1,4 +1,4 @@
-"""Neighbours by the terms that two texts share."""
+"""Nearest documents by shared terms."""
 
 import numpy as np
 import pytest
@@ -11,14 +11,14 @@ from soft_trainer.estimators.term_neighbours import nearest_by_terms
 
 
 def left_out_of(texts: np.ndarray) -> Excluded:
-    """The own codes, and those with the same text."""
+    """Excludes each query's positive, and other codes with the same text."""
     own = sparse.eye_array(len(texts), dtype=np.float32, format="csr")
     return Excluded(np.arange(len(texts)), RelevantCodes(own, np.arange(len(texts)), texts))
 
 
 @pytest.fixture
 def counts():
-    """3,000 texts of 8 words, with Zipf's frequencies; one in five repeats an earlier one."""
+    """Term counts of 3,000 texts with 8 words each, Zipf-distributed. One text in five repeats an earlier text."""
     generator = np.random.default_rng(0)
     chances = 1 / np.arange(1, 2001)
     words = generator.choice(2000, (3000, 8), p=chances / chances.sum())

@@ -1,4 +1,4 @@
-"""Lexical BM25: a fair reading of identifiers, the formula, ties."""
+"""Lexical BM25: splitting identifiers, the formula, and ties."""
 
 import math
 
@@ -18,7 +18,7 @@ CODES = [
 
 
 def bm25(query, documents):
-    """Scores of all documents by the formula, word by word."""
+    """Computes the BM25 scores of all documents with a loop over the words."""
     k1, b = 1.2, 0.75
     average, total, scores = sum(map(len, documents)) / len(documents), len(documents), [0.0] * len(documents)
     for word in query:
@@ -61,7 +61,7 @@ def test_ties_count_against_the_own_code_and_take_the_lower_row_and_blocks_do_no
 
 
 def test_what_cannot_be_searched_is_refused():
-    with refused("holds a word"):
+    with refused("contains a word"):
         lexical_ranking([["a"]], [["("], []], [0])
 
 
@@ -69,7 +69,7 @@ def test_an_encoder_and_bm25_are_added_after_standardising_each_query():
     queries, targets = [["read", "json"], ["close"], ["unheard"]], [4, 3, 0]
     generator = torch.Generator().manual_seed(0)
     embeddings = torch.randn(3, 8, generator=generator), torch.randn(5, 8, generator=generator)
-    embeddings[1][4] = embeddings[1][0]  # the codes 0 and 4 have the same words too, so they tie
+    embeddings[1][4] = embeddings[1][0]  # codes 0 and 4 also have the same words, so they tie
     ranking = lexical_rankings(queries, CODES, targets, embeddings)["combined"]
     documents = [split_identifiers(code) for code in CODES]
     own = torch.tensor([bm25(query, documents) for query in queries], dtype=torch.float64)

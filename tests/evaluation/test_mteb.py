@@ -1,4 +1,4 @@
-"""mteb measures our folders as sentence-transformers loads them: its own tasks, and the example's own rows."""
+"""mteb evaluates saved encoders with the same results, on its own tasks and on the example's rows."""
 
 import importlib.util
 import json
@@ -25,7 +25,7 @@ HERE = ["--use_cpu", "true", "--disable_tqdm", "true"]
 
 @pytest.fixture(scope="module")
 def example():
-    """The example as a module, imported here because mteb takes three seconds."""
+    """The example, imported as a module only here, because importing mteb takes three seconds."""
     spec = importlib.util.spec_from_file_location("mteb_own_rows", EXAMPLE)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -44,7 +44,7 @@ def test_the_example_measures_own_rows_as_we_do(example, encoder_dir, data_dir, 
 
 
 def ndcg_of_mteb(example, split, model, folder):
-    """Returns mteb's nDCG@10 of every query, unrounded, from its own rankings."""
+    """Computes the unrounded nDCG@10 of every query from mteb's rankings."""
     mteb = example.mteb
     task = example.OwnRows(split)
     options = {"cache": None, "co2_tracker": False, "prediction_folder": folder}
@@ -59,7 +59,7 @@ def ndcg_of_mteb(example, split, model, folder):
 
 
 def write_beir(folder, texts, codes, answers):
-    """Writes a BEIR folder of answers (query, code, grade)."""
+    """Writes a BEIR folder with judgments, (query, code, grade)."""
     (folder / "qrels").mkdir(parents=True)
     for name, rows in (("queries", texts), ("corpus", codes)):
         lines = [json.dumps({"_id": f"{name}{number}", "text": text}) for number, text in enumerate(rows)]
@@ -69,7 +69,7 @@ def write_beir(folder, texts, codes, answers):
 
 
 def write_cosqa(folder, texts, codes, answers):
-    """Writes CoSQA's files with the first answer of each query."""
+    """Writes CoSQA's files with the first relevant code of each query."""
     folder.mkdir()
     (folder / "code_idx_map.txt").write_text(json.dumps({code: number for number, code in enumerate(codes)}))
     first = {query: code for query, code, _ in reversed(answers)}
@@ -85,7 +85,7 @@ def test_ndcg_is_that_of_mteb(write, example, encoder_dir, rows, tmp_path):
     encoder = load_encoder(encoder_dir, device="cpu")
     embeddings = encoder.encode_queries(texts), encoder.encode_codes(codes)
     embedded, embedded_codes = (comparable(encoder.profile, side) for side in embeddings)
-    assert len(np.unique(embedded_codes, axis=0)) == len(codes)  # nothing ties
+    assert len(np.unique(embedded_codes, axis=0)) == len(codes)  # so there are no ties
     order = (embedded @ embedded_codes.T).argsort(dim=1, descending=True)
     generator = np.random.default_rng(0)
     places = [(query, place) for query in range(24) for place in generator.permutation(20)[: 1 + query % 4]]

@@ -1,4 +1,4 @@
-"""Ranks equal those of float64 scores, for every block size and for scores that nearly tie."""
+"""Ranks equal the ranks of float64 scores, for every block size and for scores that nearly tie."""
 
 import itertools
 
@@ -13,7 +13,7 @@ QUERIES, CODES, DIM = 19, 80, 12
 
 
 def float64_ranking(queries, codes, targets):
-    """Ranks and order by float64 scores, each the sum over one pair, so that identical codes tie."""
+    """Ranks codes with a loop: float64 scores are computed pair by pair, so that identical codes tie."""
     scores = torch.stack([torch.stack([query @ code for code in codes.double()]) for query in queries.double()])
     ranks = (scores >= scores.gather(1, targets[:, None])).sum(1)
     return ranks, scores.argsort(dim=1, descending=True, stable=True)
@@ -26,7 +26,7 @@ def random(seed=0):
 
 
 def changed(change):
-    """Embeddings made of random ones, and the targets."""
+    """Applies `change` to random embeddings of queries and codes. Returns both, and the targets."""
     queries, codes, targets = random()
     return *change(queries, codes), targets
 
@@ -82,7 +82,7 @@ def test_top_codes_are_best_first_and_ties_take_the_lower_row(kind, top_k):
 
 @pytest.fixture
 def precision():
-    """Sets precisions of matrix products, and undoes it afterwards."""
+    """The settings for the precision of matrix products, restored after the test."""
     switches = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]
     switches = [torch.backends, *switches] if hasattr(torch.backends, "fp32_precision") else []
     yield switches

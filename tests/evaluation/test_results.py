@@ -1,4 +1,4 @@
-"""Tables of results show how the MRR changed, with its 95 % interval."""
+"""Tables of results show the change in MRR with its 95 % interval."""
 
 import numpy as np
 import pytest
@@ -22,5 +22,5 @@ def test_the_table_shows_the_change_beside_the_mrr():
     changed = METRICS | {"mrr_change": 0.017, "mrr_change_margin": 0.0312}
     header, _, before, after = metrics_table({"test": {"untrained": METRICS, "trained": changed}}).splitlines()
     cells = [[cell.strip() for cell in line.split("|")[3:5]] for line in (header, before, after)]
-    assert cells == [["MRR", "change of MRR, 95 %"], ["0.500", ""], ["0.500", "+0.017 ± 0.031"]]
+    assert cells == [["MRR", "change in MRR, 95 %"], ["0.500", ""], ["0.500", "+0.017 ± 0.031"]]
     assert "change" not in metrics_table({"test": {"untrained": METRICS}})

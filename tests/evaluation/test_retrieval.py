@@ -1,4 +1,4 @@
-"""Several relevant codes per query: the rank of the first, nDCG, average precision, and ties that count against us."""
+"""Several relevant codes per query: the best rank, nDCG, average precision, and ties broken against the query."""
 
 import itertools
 import math
@@ -17,7 +17,7 @@ from soft_trainer.evaluation.retrieval import NDCG, answer_pairs, by_query, mean
 
 
 def orders(scores):
-    """Every order of the codes that their scores allow."""
+    """Returns every order of the codes that is consistent with their scores, given ties."""
     for order in itertools.permutations(range(len(scores))):
         if all(scores[a] >= scores[b] for a, b in itertools.pairwise(order)):
             yield order
@@ -27,7 +27,7 @@ GAINS = {"linear": lambda grade: grade, "exponential": lambda grade: 2**grade - 
 
 
 def by_hand(scores, grades, gain):
-    """The worst first place, the worst nDCG and the worst average precision of all orders; codes of one query."""
+    """Returns one query's worst best rank, nDCG and average precision over all orders that ties allow."""
     firsts, values, precisions = [], [], []
     gains = [GAINS[gain](grade) for grade in grades]
     k = 10
@@ -42,7 +42,7 @@ def by_hand(scores, grades, gain):
 
 
 def graded(scores, grades, gain="linear"):
-    """`by_query` of queries with these scores and grades, float[Q, C]."""
+    """Calls `by_query` for queries with these scores and grades, float[Q, C]."""
     scores, grades = np.asarray(scores, dtype=float), np.asarray(grades, dtype=float)
     judgments = Judgments(sparse.csr_matrix(grades.astype(np.float32)), gain=gain)
     queries, codes = answer_pairs(judgments)
@@ -83,5 +83,5 @@ def test_the_mean_over_sets_is_of_numbers_that_all_of_them_have():
 
 def test_a_set_whose_codes_share_an_id_is_refused_before_its_pairs_are_listed():
     rows = Dataset.from_dict({"docstring": ["x"] * 100_000, "code": ["y"] * 100_000, "url": ["u"] * 100_000})
-    with refused("people, row 1 has the id of 100,000 codes"):
+    with refused("people, row 1 shares its id with 100,000 codes"):
         check_split(Split.from_pairs(rows), "people")

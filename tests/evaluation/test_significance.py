@@ -1,4 +1,4 @@
-"""Paired tests: coverage, false alarms, agreement with other implementations."""
+"""Paired tests: coverage of intervals, false positives, and agreement with other implementations."""
 
 import itertools
 
@@ -17,7 +17,7 @@ from soft_trainer.evaluation.significance import (
 
 
 def simulated_ranks(rng, queries, gain=0.0):
-    """Ranks of two systems on the same queries: similar, with a long tail; the first is better by `gain`."""
+    """Draws long-tailed, correlated ranks of two systems on the same queries. The first system is better by `gain`."""
     difficulty = rng.normal(size=queries)
     scores = (difficulty + shift + 0.7 * rng.normal(size=queries) for shift in (-gain, 0.0))
     return [np.floor(np.exp(np.maximum(0, score))) for score in scores]
@@ -52,7 +52,7 @@ def test_comparison_of_ranks():
 
 
 def test_what_cannot_be_compared_is_refused():
-    for a, b, words in (([1, 2, 3], [1, 2], "the same queries"), ([1], [1], "two queries or more")):
+    for a, b, words in (([1, 2, 3], [1, 2], "the same queries"), ([1], [1], "at least two queries")):
         with refused(words):
             compare_paired(a, b)
     with refused("ranks: expected numbers of 1 or more"):
@@ -68,7 +68,7 @@ def test_the_interval_is_over_queries_and_seeds_and_a_larger_set_counts_for_more
     differences = np.random.default_rng(0).normal(0.1, 1, 300)
     alone = stratified_bootstrap([differences[None]])
     assert np.allclose(alone[:2], paired_bootstrap(differences)[:2], atol=0.01)
-    # With equal queries and seeds of +1 and -1 only the seeds vary, so the mean is -1, 0 or 1.
+    # All queries are equal and the two seeds give +1 and -1, so a resampled mean is -1, 0 or 1.
     for second, expected in ((-1.0, (-1, 1)), (1.0, (1, 1))):
         interval = stratified_bootstrap([np.array([[1.0] * 50, [second] * 50])])
         assert (interval.low, interval.high) == expected

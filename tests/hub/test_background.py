@@ -104,7 +104,7 @@ def test_a_data_set_of_ours_by_name_is_read_with_a_token(here, arguments, data_d
     monkeypatch.setenv("HF_TOKEN", READ_TOKEN)
     assert same_rows(pushed_tables(load_data(named, EncoderProfile(), tmp_path / "mined")), data)
     assert named.paper_language is None and named.rows_name == REPO
-    with refused("ann/rows: train has no row in go, only python"):
+    with refused("ann/rows: train has no rows in go, only in python"):
         load_hub(REPO, "go")
 
 

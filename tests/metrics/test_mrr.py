@@ -1,4 +1,4 @@
-"""The `evaluate` module: loads from its folder and its file, offline, in every form of input."""
+"""The MRR metric for `evaluate`: it loads offline from its folder or file, and accepts every form of input."""
 
 import os
 import subprocess
@@ -25,12 +25,12 @@ RANKS, POOLS = [1, 4, 1500], [2000, 2000, 2000]
 @pytest.mark.parametrize(
     ("predictions", "references", "options", "mrr_value", "pool_size"),
     [
-        # Scores; a tie counts against the right code.
+        # Scores. A tie counts against the relevant code.
         ([[0.9, 0.1, 0.4], [0.2, 0.8, 0.8], [0.5, 0.5, 0.5]], [0, 2, 1], {}, (1 + 1 / 2 + 1 / 3) / 3, 3),
         # Ids, best first.
         ([["7", "8"], ["8", "9"], ["7", "9"]], ["8", "8", "8"], {"pool_size": 90}, (1 / 2 + 1 + 0) / 3, 90),
         ([["a"]], ["a"], {}, 1, None),
-        # Ranks, and the sizes of their pools.
+        # Ranks, with the sizes of the corpora.
         (RANKS, POOLS, {}, (1 + 1 / 4 + 1 / 1500) / 3, 2000),
         (RANKS, POOLS, {"max_rank": 1000}, 1.25 / 3, 2000),
         ([1, 1], [10, 20], {}, 1, 15),
@@ -62,7 +62,7 @@ def test_wrong_input_is_named(mrr):
 
 @pytest.mark.slow
 def test_stands_alone_and_offline(tmp_path):
-    """A Space has only this file, without the package."""
+    """A Space on the Hub contains only this file, without the package."""
     (tmp_path / "mrr.py").write_text((FOLDER / "mrr.py").read_text())
     program = (
         "import sys, evaluate; sys.modules['soft_trainer'] = None;"

@@ -1,4 +1,4 @@
-"""The encoder that a command line asks for."""
+"""Building the encoder from command-line options."""
 
 import pytest
 

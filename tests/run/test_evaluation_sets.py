@@ -1,4 +1,4 @@
-"""Additional evaluation sets: published files, judged queries, and folders that cannot be used."""
+"""Additional evaluation sets: published files, judged queries, and unusable folders."""
 
 import gzip
 import json
@@ -34,7 +34,7 @@ def load(folder, codebase=None, **arguments):
 
 
 def written(folder, **files):
-    """Writes texts, and other values as JSON, into a new folder."""
+    """Writes files into a new folder: strings unchanged, other values as JSON."""
     folder.mkdir()
     for name, value in files.items():
         (folder / name).write_text(value if isinstance(value, str) else json.dumps(value))
@@ -46,7 +46,7 @@ def numbered(columns, *rows):
 
 
 def graded_rows(evaluation_set):
-    """The query, the url of a relevant code, the query's number and the grade, of every relevant code."""
+    """Returns (query, url, query index, grade) for every relevant pair."""
     split = evaluation_set.split
     right = split.judgments.relevant.tocoo()
     return [
@@ -57,12 +57,12 @@ def graded_rows(evaluation_set):
 
 @pytest.fixture
 def cosqa(tmp_path):
-    """CoSQA's files, plain as published."""
+    """A folder with CoSQA's files, uncompressed as published."""
     return written(tmp_path / "cosqa", **{COSQA_FILES[0]: CODES, COSQA_FILES[1]: QUERIES})
 
 
 def judged(folder, *judgments):
-    """Writes relevance.jsonl into a new folder."""
+    """Writes judgments as `relevance.jsonl` into a new folder."""
     lines = map(json.dumps, numbered(("query", "url", "relevance"), *judgments))
     return written(folder / "judged", **{"relevance.jsonl": "\n".join(lines)})
 
@@ -102,7 +102,7 @@ def test_cosqa_gzipped_and_with_both_parts(cosqa):
 
 @pytest.fixture
 def cosqa_plus(tmp_path):
-    """CoSQA+'s files: the first query has two relevant codes, the second one, the third none."""
+    """A folder with CoSQA+'s files. The three queries have two, one and no relevant codes."""
     queries = numbered(("query-idx", "query"), *enumerate([*(row["doc"] for row in QUERIES), "nothing"]))
     codes = numbered(("code", "code-idx"), *CODES.items())
     pairs = [(0, 1, 1), (1, 0, 1), (0, 2, 1), (0, 1, 1), (77, 0, 1), (1, 1, 0), (1, 99, 1)]
@@ -119,13 +119,13 @@ def test_cosqa_plus_has_several_right_codes_for_a_query(cosqa_plus, capsys):
         ("largest number python", "0", 1, 1.0),
     ]
     printed = capsys.readouterr().err
-    assert "1 judged codes are not in the corpus and are ignored; 1 of 3 queries have no relevant code" in printed
+    assert "ignored 1 judged codes, which are not in the corpus; skipped 1 of 3 queries" in printed
 
 
 def test_cosqa_does_not_hide_cosqa_plus(cosqa, cosqa_plus):
     for path in cosqa.iterdir():
         (cosqa_plus / path.name.replace("-dev", "-test")).write_bytes(path.read_bytes())
-    with refused("both CoSQA and CoSQA+ have queries for test"):
+    with refused("both CoSQA and CoSQA+ have test queries"):
         load(cosqa_plus)
 
 
@@ -137,7 +137,7 @@ def test_cosqa_plus_reads_files_of_one_set_of_names(cosqa_plus):
     assert graded_rows(load(cosqa_plus)[0]) == expected
     for path in others:
         path.unlink()
-    # Its first names, with the wrong pairs, gzipped.
+    # The first published file names, gzipped, with irrelevant pairs.
     names = ("query.json", "gpt4o_augment_codebase.json", "gpt4o_augment_query_code_pairs.json")
     for published, first in zip(PLUS_FILES, names, strict=True):
         (cosqa_plus / f"{first}.gz").write_bytes(gzip.compress((cosqa_plus / published).read_bytes()))
@@ -164,20 +164,30 @@ def test_cosqa_plus_reads_files_of_one_set_of_names(cosqa_plus):
         ("cosqa_plus", 0, None, ["CoSQA+ needs", PLUS_FILES[0]]),
         ("cosqa_plus", 2, None, ["CoSQA+ needs", PLUS_FILES[2]]),
         ("cosqa_plus", 0, '[{"query": "x"}]', ["entry 1", "query-idx"]),
-        ("cosqa_plus", 0, '[{"query-idx": 0, "query": null}]', ["entry 1: query is None, expected a text"]),
+        ("cosqa_plus", 0, '[{"query-idx": 0, "query": null}]', ["entry 1: query is None, expected a string"]),
         ("cosqa_plus", 1, "[]", [f"{PLUS_FILES[1]}: no rows"]),
         ("cosqa_plus", 1, "null", [f"{PLUS_FILES[1]}: expected a list, not None"]),
-        ("cosqa_plus", 1, '[{"code-idx": 0, "code": 3}]', ["entry 1: code is 3, expected a text"]),
+        ("cosqa_plus", 1, '[{"code-idx": 0, "code": 3}]', ["entry 1: code is 3, expected a string"]),
         ("cosqa_plus", 1, '[{"code-idx": 1, "code": "a"}, {"code-idx": 1, "code": "b"}]', ["the same code-idx"]),
         ("cosqa_plus", 2, '[{"query-idx": 0, "code-idx": [1], "label": 1}]', ["entry 1", "not as published"]),
         ("cosqa_plus", 2, '[{"query-idx": 0, "code-idx": 1, "label": 0}]', ["none of 3 queries has a relevant code"]),
         ("tmp_path", 0, "{", ["row 1: not valid JSON"]),
-        ("tmp_path", 0, '{"query": "x", "url": "y"}', ["row 1: not as published: KeyError('relevance')"]),
+        ("tmp_path", 0, '{"query": "x", "url": "y"}', ["row 1: not in the published format: KeyError('relevance')"]),
         ("tmp_path", 0, '{"query": "x", "url": "y", "relevance": -1}', ["row 1: relevance is -1"]),
         ("tmp_path", 0, '{"query": "x", "url": "y", "relevance": 5000}', ["row 1: relevance is 5000", "0 to 1000"]),
-        ("tmp_path", 0, '{"query": "x", "url": "y", "relevance": "much"}', ["row 1: not as published: ValueError"]),
+        (
+            "tmp_path",
+            0,
+            '{"query": "x", "url": "y", "relevance": "much"}',
+            ["row 1: not in the published format: ValueError"],
+        ),
         ("tmp_path", 0, '{"query": "x", "url": "y", "relevance": NaN}', ["row 1: relevance is nan"]),
-        ("tmp_path", 0, '{"query": 3, "url": "y", "relevance": 1}', ["row 1: not as published: AttributeError"]),
+        (
+            "tmp_path",
+            0,
+            '{"query": 3, "url": "y", "relevance": 1}',
+            ["row 1: not in the published format: AttributeError"],
+        ),
         ("tmp_path", 0, '{"query": "x", "url": " ", "relevance": 1}', ["row 1: query 'x' or url ' ' is blank"]),
         ("tmp_path", 0, '{"query": "x", "url": "y", "relevance": 1}', ["none of 1 queries", "in the corpus of 24"]),
         ("tmp_path", 1, "Language,Query,GitHubUrl\nPython,sort,somewhere\n", ["row 1", "'Relevance'"]),
@@ -197,7 +207,7 @@ def test_rows_of_another_project_several_folders_and_a_folder_s_own_codebase(cos
     assert (*found[1].split.judgments.relevant.shape, found[1].split.judgments.gain) == (4, 24, None)
     folder = judged(tmp_path, ("sort", rows[0]["url"], 1))
     (folder / "codebase.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:5]))
-    (found,) = load(folder, pool)  # which has a codebase, too
+    (found,) = load(folder, pool)  # the folder has a codebase, too
     assert len(found.split.corpus) == 5
 
 
@@ -221,7 +231,7 @@ def test_judged_queries_have_the_mean_grade_of_each_code(tmp_path, rows, pool, c
     ]
     assert not found.split.judgments.relevant.shape[0] > 2 and found.split.judgments.negatives is None
     said = capsys.readouterr().err
-    assert "1 judged codes are not in the corpus" in said and "1 of 3 queries" in said
+    assert "ignored 1 judged codes" in said and "1 of 3 queries" in said
     assert "judged: 2 queries (relevance) over 24 codes" in said
 
 
@@ -239,7 +249,7 @@ def test_codesearchnet_annotations_of_one_language(tmp_path, rows, pool):
     assert found.split.judgments.gain == "exponential"
     (both,) = load(tmp_path, pool, language="go,python")
     assert [number for _, _, number, _ in graded_rows(both)] == [0, 0, 1]
-    with pytest.raises(UserError, match="none of 0 queries .* rows in language"):
+    with pytest.raises(UserError, match="none of 0 queries .* given language"):
         load(tmp_path, pool, language="ruby")
 
 
@@ -259,18 +269,18 @@ def test_a_wrong_folder_is_told_what_was_looked_for(tmp_path):
 
 
 def test_two_files_of_one_part_and_two_sets_of_one_name_are_refused(cosqa, tmp_path):
-    with refused("other results called cosqa; rename"):
+    with refused("another set is already called cosqa; rename"):
         load(f"{cosqa},{cosqa}")
-    with refused("other results called test"):
+    with refused("another set is already called test"):
         load(cosqa.rename(tmp_path / "test"))
     (tmp_path / "test/cosqa-retrieval-dev-99.json").write_text(json.dumps(QUERIES[:1]))
-    with refused("cosqa-retrieval-dev-500.json and cosqa-retrieval-dev-99.json both have rows of valid"):
+    with refused("cosqa-retrieval-dev-500.json and cosqa-retrieval-dev-99.json both contain rows of valid"):
         load(tmp_path / "test")
 
 
 def test_a_set_is_not_called_like_the_test_of_a_source(cosqa, tmp_path, data_dir):
     (tmp_path / "own").mkdir()
-    with refused("other results called test-own; rename"):
+    with refused("another set is already called test-own; rename"):
         load(cosqa.rename(tmp_path / "test-own"), data_dir=f"{data_dir},{tmp_path / 'own'}")
 
 
@@ -294,10 +304,10 @@ def lines_of(*rows) -> str:
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({"a.csv": "foo,bar\nx,y\n"}, "no column for the query: the rows have foo, bar; give it with query_column"),
+        ({"a.csv": "foo,bar\nx,y\n"}, "no column for the query: the rows have foo, bar; set query_column"),
         (
             {"a.csv": "docstring,bar\nx,y\n"},
-            "no column for the code: the rows have docstring, bar; give it with code_column",
+            "no column for the code: the rows have docstring, bar; set code_column",
         ),
         ({"codebase.jsonl": lines_of({"code": "x", "url": "u"})}, "rows: no rows of train, valid or test"),
         (
@@ -305,7 +315,7 @@ def lines_of(*rows) -> str:
                 "relevance.jsonl": lines_of({"query": "x", "url": "u", "relevance": 1}),
                 "codebase.jsonl": lines_of({"code": "x"}),
             },
-            "relevance.jsonl refers to codes by url, but its codebase has no url",
+            "relevance.jsonl refers to codes by url, but the codebase has no urls",
         ),
     ],
 )
@@ -334,7 +344,7 @@ def test_rows_without_a_codebase_are_ranked_against_the_codes_of_valid_and_test(
     urls = [json.loads(line)["url"] for split in ("valid", "test") for line in lines[split].splitlines()]
     assert len(found.split.queries) == 4 and found.split.corpus["url"][:] == urls
     queries = lines_of(*({"docstring": row["docstring"], "url": row["url"]} for row in rows))
-    with refused("test.jsonl: no corpus to rank these queries against"):
+    with refused("test.jsonl: no corpus to rank for these queries"):
         load(written(tmp_path / "queries", **{"test.jsonl": queries}))
 
 

@@ -1,4 +1,4 @@
-"""A run's output folder: nothing is overwritten that is not the run's, and an interrupted run continues."""
+"""A run's output folder: a run overwrites only its own files, and an interrupted run continues."""
 
 import json
 import resource
@@ -22,19 +22,19 @@ OLD = {"options": {"seed": 1, "do_train": True}}
 
 
 def finished(folder, fingerprint):
-    """Makes what a finished run leaves."""
+    """Writes the files of a finished run."""
     (folder / "model.safetensors").write_text("weights")
     write_json(folder / "run.json", {DEPENDS_ON: fingerprint, LISTED: {}})
 
 
 def unmeasured(folder, fingerprint):
-    """Makes what a run leaves that was killed after its training."""
+    """Writes the files of a run that was killed after training, before it was evaluated."""
     (folder / "model.safetensors").write_text("weights")
     write_json(folder / "run.json", {DEPENDS_ON: fingerprint})
 
 
 def stopped(folder, fingerprint, step=4):
-    """Makes a complete checkpoint."""
+    """Writes a complete checkpoint, like an interrupted run."""
     checkpoint = folder / f"checkpoint-{step}"
     checkpoint.mkdir()
     mark_complete(checkpoint, fingerprint)
@@ -63,9 +63,9 @@ STATES = {
     "a log and a recipe": (lambda folder: [file(name)(folder) for name in ("log.txt", "recipe.yaml")], NEW, ""),
     "a checkpoint that was never finished": (unfinished, NEW, ""),
     "the same run, finished": (lambda folder: finished(folder, THIS), DONE, ""),
-    "another run, finished": (lambda folder: finished(folder, ANOTHER), OTHER, "seed was 2, is 1"),
+    "another run, finished": (lambda folder: finished(folder, ANOTHER), OTHER, "seed was 2, is now 1"),
     "the same run, interrupted": (lambda folder: stopped(folder, THIS), STOPPED, ""),
-    "another run, interrupted": (lambda folder: stopped(folder, ANOTHER), OTHER, "seed was 2, is 1"),
+    "another run, interrupted": (lambda folder: stopped(folder, ANOTHER), OTHER, "seed was 2, is now 1"),
     "this run over another one, interrupted": (
         lambda folder: [finished(folder, ANOTHER), stopped(folder, THIS)],
         STOPPED,
@@ -80,9 +80,9 @@ STATES = {
     "another run, killed while it was measured": (
         lambda folder: unmeasured(folder, ANOTHER),
         OTHER,
-        "seed was 2, is 1",
+        "seed was 2, is now 1",
     ),
-    "the record of an evaluation": (file("run.json"), OTHER, "its run.json was not written by a training"),
+    "the record of an evaluation": (file("run.json"), OTHER, "its run.json was not written by a training run"),
     "a run of an older version": (lambda folder: finished(folder, OLD), OTHER, "format was None"),
     "rows that no run has mined": (file("data/train.jsonl.gz"), OTHER, "data/train.jsonl.gz would be"),
     "rows that a run has mined": (
@@ -93,7 +93,7 @@ STATES = {
     "a damaged record": (
         lambda folder: (folder / "run.json").write_text("{"),
         OTHER,
-        "its run.json was not written by a training",
+        "its run.json was not written by a training run",
     ),
     "a checkpoint of another trainer": (foreign_checkpoint, OTHER, "checkpoint-2 would be overwritten"),
     "a user's page": (file("README.md"), OTHER, "README.md would be overwritten"),
@@ -223,7 +223,7 @@ def test_an_evaluation_never_replaces_the_record_of_a_training(encoder_dir, data
     finished(folder, ANOTHER)
     file("ranks-test-untrained.parquet")(folder)
     words = ["evaluate", str(folder), "--output_dir", str(folder), "--overwrite", "true", "--use_cpu", "true"]
-    with refused("has the record of a training; set another output_dir"):
+    with refused("contains a training run; set another output_dir"):
         run_command([*words, "--data_dir", str(data_dir), "--language", "python"])
 
 
@@ -254,14 +254,14 @@ def test_a_run_refuses_a_user_s_folder_and_what_it_reads(script, data_dir, encod
     before = (base / "model.safetensors").read_bytes()
     encoder = {"model_name_or_path": base, "from_scratch": None, "vocabulary_size": None, "overwrite": True}
     code, said = script(**TINY | encoder, data_dir=data_dir, output_dir=base)
-    assert code == 2 and f"model_name_or_path={base}: the run reads this from its output_dir" in said[-1]
+    assert code == 2 and f"model_name_or_path={base} is inside output_dir" in said[-1]
     assert (base / "model.safetensors").read_bytes() == before
 
 
 def test_a_run_refuses_a_folder_that_another_run_has_open(script, data_dir, tmp_path):
     held = lock(tmp_path)
     code, said = script(**TINY, data_dir=data_dir, output_dir=tmp_path)
-    assert held and code == 2 and "another run has it open" in said[-1]
+    assert held and code == 2 and "in use by another run" in said[-1]
 
 
 @pytest.mark.slow
@@ -278,12 +278,12 @@ def test_a_finished_run_is_done_and_overwriting_leaves_nothing_of_the_earlier_on
     code, said = script(**run)
     assert code == 0 and f"{out}: already done" in said[-1]
     code, said = script(**run | {"max_steps": 3})
-    assert code == 2 and "(max_steps was 2, is 3): to train for longer, resume_from_checkpoint=last" in said[-1]
+    assert code == 2 and "(max_steps was 2, is now 3): to train for longer, resume_from_checkpoint=last" in said[-1]
     assert (out / "README.md").read_text() == "edited"
     code, said = script(**run | {"seed": 7})
-    assert code == 2 and "seed was 42, is 7" in said[-1] and "overwrite=true" in said[-1]
+    assert code == 2 and "seed was 42, is now 7" in said[-1] and "overwrite=true" in said[-1]
     again = run | {"overwrite": True, "model_card": False, "do_train": True, "do_predict": True, "seed": 7}
-    # A run that cannot begin removes nothing.
+    # A run that cannot start removes nothing.
     assert script(**again | {"report_to": "nothing"})[0] == 2
     assert (out / "model.safetensors").read_bytes() == weights and (out / "checkpoint-1").is_dir()
     assert script(**again)[0] == 0
@@ -348,7 +348,7 @@ def test_the_same_command_after_an_interruption_continues(script, data_dir, tmp_
         script(**run, output_dir=tmp_path / "out")
     assert not (tmp_path / "out" / "run.json").exists() and not list((tmp_path / "out").glob("ranks-*"))
     code, said = script(**run | {"seed": 7}, output_dir=tmp_path / "out")
-    assert code == 2 and "seed was 42, is 7" in said[-1]
+    assert code == 2 and "seed was 42, is now 7" in said[-1]
     code, said = script(**run, output_dir=tmp_path / "out")
     assert code == 0, said
     checkpoint = tmp_path / "out" / "checkpoint-2"
@@ -377,7 +377,7 @@ def test_a_run_without_checkpoints_that_was_stopped_while_it_was_measured_starts
         assert script(**run)[0] == 130
     assert (tmp_path / "out" / "model.safetensors").exists() and listed_files(tmp_path / "out") is None
     code, said = script(**run | {"seed": 7})
-    assert code == 2 and "seed was 42, is 7" in said[-1]
+    assert code == 2 and "seed was 42, is now 7" in said[-1]
     assert script(**run)[0] == 0
     assert "ranks-test-trained.parquet" in listed_files(tmp_path / "out")
 

@@ -1,4 +1,4 @@
-"""A run measures more than its own splits, and writes its records to its folder."""
+"""A run evaluates its splits and additional sets, and writes the results to its folder."""
 
 import json
 import math
@@ -21,7 +21,7 @@ from soft_trainer.run.record import Run, draw_training
 
 @pytest.fixture
 def graded(rows, dataset):
-    """Two queries over all codes: the first with grades 3 and 1, the second with a grade of 2."""
+    """A split with all codes and two queries: the first has grades 3 and 1, the second has a grade of 2."""
     queries = Dataset.from_list([rows[0], rows[7]])
     split = Split.from_grades(queries, dataset, [(0, 0), (0, 1), (1, 7)], [3.0, 1.0, 2.0])
     return EvaluationSet("human", split)
@@ -62,13 +62,13 @@ def test_a_graded_set_is_measured_by_query(make_run, graded, tmp_path, capsys):
 
     ndcg = [(gain(3, places[0]) + gain(1, places[1])) / (gain(3, 1) + gain(1, 2)), gain(2, places[7]) / gain(2, 1)]
     assert found["ndcg@10"] == pytest.approx(sum(ndcg) / 2)
-    # The second of two relevant codes has two relevant ones up to its place.
+    # Two relevant codes rank at or above the second relevant code.
     average = [(1 / best + 2 / max(places[0], places[1])) / 2, 1 / places[7]]
     assert found["map"] == pytest.approx(sum(average) / 2)
     ranks = pq.read_table(tmp_path / "ranks-human-untrained.parquet").to_pydict()
     assert ranks["map"] == pytest.approx(average)
     assert ranks["ndcg@10"] == pytest.approx(ndcg) and ranks["rank"] == [best, places[7]]
-    # The most relevant code represents the query, whichever came first, so that runs can be compared.
+    # The code with the highest grade represents the query, whatever its rank, so that runs can be compared.
     assert ranks["url"] == [graded.split.corpus["url"][0], graded.split.corpus["url"][7]]
     assert run.results["human"]["lexical"]["ndcg@10"] > 0.5
     said = capsys.readouterr().err
@@ -93,10 +93,10 @@ def test_other_queries_are_followed_during_training(make_run, graded, dataset):
 
 def test_the_record_has_the_batch_that_fitted_and_the_optimizer(make_run, dataset, tmp_path):
     run = make_run({}, EvaluationSet("set", Split.from_urls(dataset, dataset)), lr_scheduler_type="cosine")
-    run.trainer._train_batch_size = 4  # as `auto_find_batch_size` leaves it
+    run.trainer._train_batch_size = 4  # like after `auto_find_batch_size`
     run.trainer.resolve()
     training = run.record()["training"]
-    assert training["pairs in a batch, per process"] == training["codes compared per query"] == 4
+    assert training["pairs per batch and process"] == training["codes compared per query"] == 4
 
 
 def test_a_run_that_only_measures_leaves_the_card_of_the_training(make_run, tmp_path):
@@ -125,7 +125,7 @@ def test_codes_without_a_word_have_no_lexical_line(make_run, dataset, capsys):
     run.measure("trained", lexical=True)
     assert list(run.results["signs"]) == ["trained"]
     assert list(run.results["words"]) == ["trained", "lexical", "combined"]
-    assert "signs: no results for lexical BM25. None of the 24 codes holds a word" in capsys.readouterr().err
+    assert "signs: no results for lexical BM25. None of the 24 codes contains a word" in capsys.readouterr().err
 
 
 def test_a_pool_is_encoded_once_for_all_its_sets(make_run, dataset, graded, monkeypatch):
@@ -141,7 +141,7 @@ def test_a_pool_is_encoded_once_for_all_its_sets(make_run, dataset, graded, monk
 
 @pytest.fixture
 def folders(tmp_path, rows):
-    """`pairs` with train alone, and `human` with CoSQA's files and judgments."""
+    """Folders: `pairs` has only train, `human` has CoSQA's files and judgments."""
     pairs, human = tmp_path / "pairs", tmp_path / "human"
     pairs.mkdir()
     human.mkdir()
@@ -176,7 +176,7 @@ def test_train_alone_and_human_queries_and_then_the_queries_alone(script, folder
     assert code == 0, lines
     results = json.loads((tmp_path / "out/run.json").read_text())["results"]
     assert {name: list(systems) for name, systems in results.items()} == {"human": SYSTEMS}
-    assert results["human"]["trained"]["pool_size"] == 24 and "Queries of human, each with" in "\n".join(lines)
+    assert results["human"]["trained"]["pool_size"] == 24 and "Queries from human with" in "\n".join(lines)
     card = (tmp_path / "out/README.md").read_text()
     assert "name: human" in card and "MRR over 24 codes" in card
     again = {"dataset_name": "none", "do_predict": "true", "model_name_or_path": "out", "output_dir": "again"}

@@ -1,4 +1,4 @@
-"""The rows of a run: where they come from, how they are selected, and that bad ones are refused."""
+"""The rows of a run: sources, selection, and error messages for unusable rows."""
 
 import json
 import re
@@ -41,7 +41,7 @@ def load(tmp_path, profile=None, **arguments):
 
 
 def source_tree(folder, nouns):
-    """A Python tree of one module for each noun, with four documented functions each."""
+    """Writes a Python source tree with a module for each noun, each with four documented functions."""
     folder.mkdir()
     for noun in nouns:
         functions = [FUNCTION.format(verb=verb, Verb=verb.title(), noun=noun) for verb in VERBS]
@@ -50,7 +50,7 @@ def source_tree(folder, nouns):
 
 
 def folders(tmp_path, data_dir, **sizes):
-    """A folder for each language with this many training rows; `{language}` stands for its name."""
+    """Makes a folder of rows for each language, with this many training rows. Returns the path with `{language}`."""
     rows = [json.loads(line) for line in (data_dir / "codebase.jsonl").read_text().splitlines()]
     for language, size in sizes.items():
         own = [row | {"url": f"{language}/{row['url']}", "language": "unknown"} for row in rows]
@@ -107,11 +107,11 @@ KNOWN = "knows only ruby, python, java, javascript, php, go"
         ({"data_dir": "here", "data_flow_length": 8}, f"language='rust': data flow {KNOWN}"),
         ({"source_dir": "here", "language": "perl"}, f"language='perl': mining {KNOWN}, c, rust"),
         ({}, f"language='rust': CodeSearchNet {KNOWN}"),
-        ({"data_dir": "here", "language": "rust,rust"}, "language='rust': give each language once"),
-        ({"data_dir": "here", "language": "rust,"}, "language='': give each language once"),
+        ({"data_dir": "here", "language": "rust,rust"}, "language='rust': list each language once"),
+        ({"data_dir": "here", "language": "rust,"}, "language='': list each language once"),
         ({"dataset_name": "none"}, "no rows of train, valid, test, codebase: set data_dir to a folder"),
-        ({"data_dir": "a", "source_dir": "b", "language": "go"}, "data_dir and source_dir: give one of them"),
-        ({"data_dir": "a", "history": "b", "language": "go"}, "data_dir and history: give one of them"),
+        ({"data_dir": "a", "source_dir": "b", "language": "go"}, "data_dir and source_dir: set only one of them"),
+        ({"data_dir": "a", "history": "b", "language": "go"}, "data_dir and history: set only one of them"),
         ({"data_dir": "nowhere"}, "nowhere: no such folder"),
         ({"source_dir": "nowhere", "language": "go"}, "nowhere"),
     ],
@@ -131,7 +131,7 @@ def test_rows_without_a_language_are_in_the_one_that_was_given(write_folder, row
     assert {language for split in data.values() for language in split["language"]} == {"python"}
     data = load(tmp_path, language="python", data_dir=str(folder), filters="unparseable,tests")
     assert set(data["train"]["language"]) == {"python"}
-    with pytest.raises(UserError, match="train: no column 'language'.*give one language"):
+    with pytest.raises(UserError, match="train: no column 'language'.*set language"):
         check_split(load_rows(folder)["train"], "train", graphs)
 
 
@@ -164,7 +164,7 @@ def test_split_urls_choose_from_a_folder_and_rows_are_checked(data_dir, rows, tm
     assert {split: part["url"][:] for split, part in data.items()} == lists
     folder = shutil.copytree(data_dir, tmp_path / "copy")
     (folder / "codebase.jsonl").write_text((data_dir / "test.jsonl").read_text())
-    with refused("valid.jsonl, rows 1, 2, 3, 4: no code in the corpus has their url"):
+    with refused("valid.jsonl, rows 1, 2, 3, 4: no code in the corpus has the url"):
         load(tmp_path, data_dir=str(folder))
 
 
@@ -241,7 +241,7 @@ def test_filters_drop_rows_and_say_how_many(tmp_path, write_folder, rows, capsys
     bad = {**rows[3], "docstring": "see http://example.org", "docstring_tokens": ["see", "http://example.org", "now"]}
     options = {"language": "python", "data_dir": str(write_folder(train=[*rows[:3], bad]))}
     for filters, words in (("links, short_functions", "train: no rows"), ("spelling", "no such rule")):
-        with refused(words):  # every function here has one line
+        with refused(words):  # every function in these rows has only one line
             load(tmp_path, **options, filters=filters)
     kept = load(tmp_path, **options, filters="links")
     assert kept["train"]["url"][:] == [row["url"] for row in rows[:3]] and len(kept["codebase"]) == 4
@@ -275,7 +275,7 @@ def test_only_a_data_set_or_a_list_of_dicts_are_rows(rows):
         loading.as_rows(rows, "rows")
     with refused("rows: there are no rows"):
         loading.as_rows([], "rows")
-    with refused("rows=pairs.csv: expected rows, not a name: load_rows reads files"):
+    with refused("rows=pairs.csv: expected rows, not a name: load it with load_rows"):
         loading.as_rows("pairs.csv", "rows")
 
 

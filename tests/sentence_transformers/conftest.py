@@ -1,4 +1,4 @@
-"""A tiny sentence-transformers model, and the pairs of the tests as its data sets."""
+"""A tiny sentence-transformers model, and the shared pairs as data sets for sentence-transformers."""
 
 import copy
 
@@ -13,7 +13,7 @@ from soft_trainer.sentence_transformers import with_rows
 
 @pytest.fixture(scope="session")
 def long_profile(profile):
-    """The profile of the tests with lengths that truncate no text."""
+    """The shared profile, with lengths that truncate no text."""
     return profile.replace(query_length=32, code_length=32)
 
 
@@ -24,7 +24,7 @@ def encoder_folder(_model, tokenizer, long_profile, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def _sentence_transformer(encoder_folder, tmp_path_factory):
-    # Saved once more, it has a pooler: a checkpoint of sentence-transformers cannot be resumed without.
+    # Saved once more, the encoder has a pooler, which sentence-transformers needs to resume from a checkpoint.
     folder = str(tmp_path_factory.mktemp("sentence_transformer"))
     SentenceTransformer(str(encoder_folder), device="cpu").save_pretrained(folder)
     model = SentenceTransformer(folder, device="cpu")
@@ -40,7 +40,7 @@ def sentence_transformer(_sentence_transformer):
 
 @pytest.fixture(scope="session")
 def pairs(rows):
-    """The pairs, with two twins: row 22 has the query of row 0, row 23 the code of row 1."""
+    """The pairs with two duplicates: row 22 has the query of row 0, and row 23 has the code of row 1."""
     queries, codes = [row["docstring"] for row in rows], [row["code"] for row in rows]
     queries[22], codes[23] = queries[0], codes[1]
     return Dataset.from_dict({"anchor": queries, "positive": codes})
@@ -48,7 +48,7 @@ def pairs(rows):
 
 @pytest.fixture(scope="session")
 def tuples(pairs):
-    """The pairs with two negatives each: codes of other rows, and codes that belong to no row."""
+    """The pairs with two negatives each. Some negatives are not the code of any row."""
     codes = pairs["positive"][:]
     first = [codes[(row + 1) % len(codes)] for row in range(len(codes))]
     further = [f"def other(): return {row}" for row in range(len(codes))]
@@ -58,7 +58,7 @@ def tuples(pairs):
 
 @pytest.fixture
 def features_of():
-    """Returns a batch's features as sentence-transformers' trainer passes them to a loss, and its labels."""
+    """Returns a function that makes a batch's features and labels, as `SentenceTransformerTrainer` passes them."""
 
     def make(model, dataset, rows):
         batch = dataset.select(rows)

@@ -1,6 +1,6 @@
-"""Computes losses and gradients of sentence-transformers models as one of several processes, or as the only one.
+"""Computes losses and gradients of a sentence-transformers model, in one process or in one of several.
 
-st_worker.py FOLDER RESULTS: FOLDER has the encoder, and the data set as tuples.json.
+Usage: st_worker.py FOLDER RESULTS. FOLDER contains the encoder, and the data set as tuples.json.
 """
 
 import faulthandler
@@ -24,7 +24,7 @@ from soft_trainer.sentence_transformers import (
     with_rows,
 )
 
-ROWS = [3, 0, 22, 9, 1, 23, 14, 5]  # with twins, which are on different processes
+ROWS = [3, 0, 22, 9, 1, 23, 14, 5]  # the duplicates are on different processes
 DISTILLED = {"distill_weight": 0.5, "distill_temperature": 3.0}
 CASES = {
     "plain": (SoftInfoNCELoss, 4, {}),
@@ -49,7 +49,7 @@ def load(folder: Path) -> tuple[SentenceTransformer, Dataset]:
 
 
 def step(folder: Path, name: str, rank: int, world_size: int) -> dict:
-    """Computes the loss of this process and the gradients of all processes."""
+    """Computes this process's loss, and the gradients averaged over all processes."""
     kind, first, options = CASES[name]
     model, dataset = load(folder)
     if "distill_weight" in options:
@@ -70,7 +70,7 @@ def step(folder: Path, name: str, rank: int, world_size: int) -> dict:
 
 
 def run(folder: Path, output: Path, world_size: int) -> list[float]:
-    """Returns the losses that sentence-transformers' trainer logs, with weights by the initial model."""
+    """Trains with `SentenceTransformerTrainer` and weights from the initial model, and returns the logged losses."""
     model, dataset = load(folder)
     options = {"per_device_train_batch_size": 8 // world_size, "max_steps": 3, "logging_steps": 1, "use_cpu": True}
     options |= {"learning_rate": 1e-2, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
@@ -83,7 +83,7 @@ def run(folder: Path, output: Path, world_size: int) -> list[float]:
 
 
 def main(folder: Path, results: Path) -> None:
-    faulthandler.dump_traceback_later(240, exit=True)  # a process that waits for ever says where
+    faulthandler.dump_traceback_later(240, exit=True)  # shows where a process hangs
     torch.set_num_threads(1)
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if world_size > 1:

@@ -1,4 +1,4 @@
-"""Data sets, options and estimators that do not work together are refused in one line."""
+"""Incompatible data sets, options and estimators give a one-line error."""
 
 import pytest
 import torch
@@ -16,15 +16,15 @@ def data(**columns) -> Dataset:
     return Dataset.from_dict(PAIR | columns)
 
 
-NO_LABELS = "no column 'label' with a hash for each row: call train_dataset = with_rows"
-OTHER_LABELS = "column 'label' does not hold the hashes of its texts: call with_rows(train_dataset)"
+NO_LABELS = "no column 'label' with a hash of each row: call train_dataset = with_rows"
+OTHER_LABELS = "column 'label' does not contain the hashes of the texts: call with_rows(train_dataset)"
 
 
 @pytest.mark.parametrize(
     ("numbered", "dataset", "words"),
     [
         (True, DatasetDict(train=data()), "with_rows: expected one datasets.Dataset, not DatasetDict"),
-        (True, {"a": data()}, "not dict: call it for each data set of a dict"),
+        (True, {"a": data()}, "not dict: call it for each data set in a dict"),
         (True, data().to_iterable_dataset(), "not IterableDataset"),
         (True, data(score=[0.1, 0.2]), "with_rows: the data set already has a column 'score'"),
         (True, with_rows(data()), "with_rows: the data set already has a column 'label'"),
@@ -33,10 +33,10 @@ OTHER_LABELS = "column 'label' does not hold the hashes of its texts: call with_
         (False, data(label=[1, 1]), OTHER_LABELS),
         (False, data(label=["0", "1"]), OTHER_LABELS),
         (False, with_rows(data()).select([]), NO_LABELS),
-        (False, data(label=[0, 1]).remove_columns("positive"), "columns anchor, label: expected two columns"),
-        (False, data(label=[0, 1], length=[3, 4]), "column 'length' does not hold texts"),
+        (False, data(label=[0, 1]).remove_columns("positive"), "columns anchor, label: expected a column of queries"),
+        (False, data(label=[0, 1], length=[3, 4]), "column 'length' does not contain text"),
         (False, data(label=[0, 1], negative=["x", None]), "column 'negative' has no text in row 2"),
-        (False, {"a": data(label=[0, 1])}, "make a loss for each of several data sets"),
+        (False, {"a": data(label=[0, 1])}, "create a separate loss for each data set"),
     ],
 )
 def test_data_sets_that_cannot_be_labelled_or_have_no_usable_labels(numbered, dataset, words, sentence_transformer):

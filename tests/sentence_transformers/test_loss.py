@@ -1,4 +1,4 @@
-"""The loss inside sentence-transformers equals our trainer's, cached or not, and its trainer can use it."""
+"""The loss for sentence-transformers equals the loss of `SoftInfoNCETrainer`, cached or not, and trains there."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ from soft_trainer.sentence_transformers import (
     with_rows,
 )
 
-ROWS = [3, 0, 22, 9, 1, 23, 14, 5]  # with both pairs of twins
+ROWS = [3, 0, 22, 9, 1, 23, 14, 5]  # with both pairs of duplicates
 BM25 = {"document_column": "code_tokens"}
 
 
@@ -32,12 +32,12 @@ def still(sentence_transformer):
 
 
 def loss_of(model, rows, kind=SoftInfoNCELoss, **options):
-    """Makes a loss with weights by BM25 of queries against codes."""
+    """Makes a loss with weights from BM25 scores of queries against codes."""
     return kind(model, BM25Estimator(document_column="code_tokens"), rows, **options)
 
 
 def gradients(model) -> dict[str, torch.Tensor]:
-    """The gradients of an encoder, or of the encoder in a sentence-transformers model, by parameter."""
+    """Returns an encoder's gradients by parameter name. The encoder may be inside a sentence-transformers model."""
     return {
         name.rsplit("model.", 1)[-1]: parameter.grad.clone()
         for name, parameter in model.named_parameters()
@@ -46,7 +46,7 @@ def gradients(model) -> dict[str, torch.Tensor]:
 
 
 def step(loss, features, labels):
-    """Computes the loss of a batch and its gradients."""
+    """Computes the loss and the gradients of a batch."""
     loss.model.zero_grad()
     value = loss(features, labels)
     value.backward()
@@ -62,7 +62,10 @@ def assert_same(found, expected, tolerance=1e-6):
 
 @pytest.fixture
 def trainer_step(encoder_folder, long_profile, tmp_path):
-    """Computes loss and gradients of `SoftInfoNCETrainer`'s first batch, with the rows in order, without dropout."""
+    """Returns a function that computes the loss and gradients of `SoftInfoNCETrainer`'s first batch.
+
+    The rows are in their original order, and there is no dropout.
+    """
 
     def run(dataset, estimator, **options):
         encoder = load_encoder(encoder_folder, device="cpu")
@@ -156,7 +159,7 @@ def test_rows_are_found_by_their_texts_whatever_their_order(tuples, still, featu
     whole = step(loss_of(still, train_dataset), *given)
     assert_same(step(loss_of(still, train_dataset.shuffle(seed=5)), *given), whole, 1e-9)
     assert_same(step(loss_of(still, train_dataset), *features_of(still, train_dataset, ROWS[::-1])), whole)
-    # Labels that were made after shuffling name the same rows.
+    # Labels made after shuffling identify the same rows.
     shuffled = with_rows(tuples.shuffle(seed=5))
     places = [shuffled["label"][:].index(label) for label in given[1].tolist()]
     assert_same(step(loss_of(still, train_dataset), *features_of(still, shuffled, places)), whole)
@@ -172,7 +175,7 @@ def test_rows_of_another_data_set_are_an_error(pairs, still, features_of):
 
 def test_without_an_estimator_it_is_the_loss_of_sentence_transformers(tuples, still, features_of):
     train_dataset = with_rows(tuples)
-    # Rows whose texts and negatives all differ: nothing is excluded, in either loss.
+    # All texts and negatives of these rows differ, so neither loss excludes a column.
     given = features_of(still, train_dataset, [3, 6, 9, 12, 15])
     for options, tolerance in (({}, 1e-6), ({"scale": 0.5, "similarity_fct": dot_score}, 1e-5)):
         expected = step(MultipleNegativesRankingLoss(still, **options), *given)
@@ -188,7 +191,7 @@ def test_in_an_evaluation_it_is_the_loss_of_sentence_transformers(tuples, senten
         for labels in (None, torch.full((8,), 999)):  # the numbers of other rows
             for loss in losses:
                 torch.testing.assert_close(loss(features, labels), theirs(features, None))
-        # An evaluation set may lack negatives although the training rows have some.
+        # An evaluation set may lack negatives even if the training rows have negatives.
         torch.testing.assert_close(losses[0](features[:2], None), theirs(features[:2], None))
 
 
@@ -200,7 +203,7 @@ def test_cached_gradients_replay_dropout(tuples, sentence_transformer, features_
     found = step(cached, features, labels)
     torch.manual_seed(7)
     model.zero_grad()
-    # The same chunks in the same order, with a graph: the dropout of each is that of the first pass.
+    # The second pass encodes the same chunks in the same order, with the same dropout and with a graph.
     chunks = [list(cached.embed_minibatch_iter(side, True, False)) for side in features]
     embeddings = [torch.cat([chunk for chunk, _ in side]) for side in chunks]
     value = cached.compute_loss_from_embeddings(embeddings, labels)
@@ -241,7 +244,7 @@ def test_the_model_as_it_starts_gives_the_weights(pairs, sentence_transformer, f
     torch.testing.assert_close(loss.estimator.similarity([0, 1], [2, 3]), before)
 
 
-# ---- In the trainer of sentence-transformers ----
+# ---- In SentenceTransformerTrainer ----
 
 
 @pytest.fixture
@@ -326,7 +329,7 @@ def test_it_works_inside_matryoshka(kind, tuples, still, features_of):
 
 
 class Constant(Estimator):
-    """A user's own estimator, by which all codes are equally similar."""
+    """A user's estimator that finds all codes equally similar."""
 
     def fit(self, split):
         self.columns = split.queries.column_names + split.corpus.column_names

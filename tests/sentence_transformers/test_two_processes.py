@@ -1,4 +1,4 @@
-"""With gathers, two processes compute the loss and gradients of one process on the global batch."""
+"""With gathering, two processes compute the same loss and gradients as one process on the global batch."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ def test_two_processes_equal_one(encoder_folder, tuples, launch, tmp_path):
     st_worker.main(tmp_path, tmp_path)
     one, *two = [json.loads((tmp_path / name).read_text()) for name in ("1-0.json", "2-0.json", "2-1.json")]
     for name in st_worker.CASES:
-        # The losses of both processes are scaled, so that their mean is that of the global batch.
+        # The losses of both processes are scaled so that their mean is the loss of the global batch.
         assert sum(found[name]["loss"] for found in two) / 2 == pytest.approx(one[name]["loss"], abs=1e-6), name
         for found in two:
             for key, gradient in one[name]["gradients"].items():

@@ -112,7 +112,7 @@ def test_a_file_of_ranks_stands_for_a_run_but_not_that_of_another_version(make_r
     run_command(["compare", str(folder), str(folder / "ranks-test-trained.parquet")])
     assert "A - B: MRR +0.0000" in capsys.readouterr().out
     pq.write_table(pq.read_table(folder / "ranks-test-trained.parquet").drop_columns(["key"]), old)
-    with refused("old.parquet: not the ranks of a run, or another version wrote them"):
+    with refused("old.parquet: not the ranks of a run, or written by another version"):
         run_command(["compare", str(folder), str(old)])
 
 

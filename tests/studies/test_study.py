@@ -135,7 +135,7 @@ def test_a_finished_run_is_done_until_its_options_or_its_rows_change(study_file,
     assert state(study) == (NEW, [])
     finish(study, study.runs[0])
     assert state(study) == (DONE, [])
-    assert state(read_study(study_file(), {"learning_rate": "1"})) == (OTHER, ["learning_rate was 0.001, is 1.0"])
+    assert state(read_study(study_file(), {"learning_rate": "1"})) == (OTHER, ["learning_rate was 0.001, is now 1.0"])
     rows.write_text('{"code": "changed"}\n')
     assert state(study) == (OTHER, ["data_dir changed"])
 
@@ -143,7 +143,7 @@ def test_a_finished_run_is_done_until_its_options_or_its_rows_change(study_file,
 def test_a_cell_that_another_run_has_overwritten_is_not_done(study_file):
     study = read_study(study_file())
     finish(study, study.runs[0], seed=9)
-    assert state(study) == (OTHER, ["seed was 9, is 1"])
+    assert state(study) == (OTHER, ["seed was 9, is now 1"])
 
 
 def test_a_cell_that_more_processes_have_overwritten_is_not_done(study_file):
@@ -153,7 +153,7 @@ def test_a_cell_that_more_processes_have_overwritten_is_not_done(study_file):
     write_json(made, {"launcher": study.launcher, "processes": 2, "precision": "no"})
     assert state(study) == (DONE, [])
     write_json(made, {"launcher": study.launcher, "processes": 1, "precision": "no"})
-    assert state(study) == (OTHER, ["processes was 2, is 1"])
+    assert state(study) == (OTHER, ["processes was 2, is now 1"])
 
 
 def test_a_metric_that_chooses_the_weights_counts(study_file):
@@ -161,7 +161,7 @@ def test_a_metric_that_chooses_the_weights_counts(study_file):
     study = read_study(study_file(), best)
     finish(study, study.runs[0])
     changed = read_study(study_file(), best | {"metric_for_best_model": "recall@1"})
-    assert state(changed) == (OTHER, ["metric_for_best_model was mrr, is recall@1"])
+    assert state(changed) == (OTHER, ["metric_for_best_model was mrr, is now recall@1"])
 
 
 def test_a_run_replaces_the_language_in_its_rows_itself(study_file):
@@ -202,7 +202,7 @@ def test_a_run_is_changed_if_its_launcher_changes(study_file):
     study = read_study(study_file())
     finish(study, study.runs[0])
     other = read_study(study_file(launcher="accelerate launch --num_processes 2"))
-    changed = ["launcher was 'accelerate launch', is 'accelerate launch --num_processes 2'"]
+    changed = ["launcher was 'accelerate launch', is now 'accelerate launch --num_processes 2'"]
     assert state(other) == (OTHER, changed)
 
 
@@ -230,7 +230,7 @@ def test_a_study_in_the_tree_that_it_mines_continues(study_file, tmp_path):
 def test_changed_runs_are_refused_before_anything_starts(study_file):
     study = read_study(study_file())
     finish(study, study.runs[3])
-    with refused("was made with other settings: learning_rate was 0.001, is 1.0", "--redo"):
+    with refused("was made with other settings: learning_rate was 0.001, is now 1.0", "--redo"):
         run_command(["study", "--config", str(study_file()), "--set", "learning_rate=1"])
 
 
@@ -292,7 +292,7 @@ def test_a_study_runs_resumes_and_skips(data_dir, tmp_path, capsys):
     shown = "".join(capsys.readouterr())
     assert "infonce/1: continues" in shown and "infonce/1 | done" in shown
     changed = [*words, "--only", "infonce", "--set", "learning_rate=0.5"]
-    with refused("was made with other settings: learning_rate was 0.001, is 0.5"):
+    with refused("was made with other settings: learning_rate was 0.001, is now 0.5"):
         run_command(changed)
     before = (cell / "model.safetensors").read_bytes()
     assert run_command([*changed, "--redo"]) == 0

@@ -6,13 +6,13 @@ from trainings import still
 
 @pytest.fixture(scope="module")
 def exact_model(_model):
-    """The tiny encoder in float64 without dropout."""
+    """The tiny encoder in float64, without dropout."""
     return still(_model)
 
 
 @pytest.fixture
 def make_trainer(trainer_of, _model, dataset):
-    """Makes a trainer for whole epochs, without evaluation."""
+    """Returns a function that makes a trainer for whole epochs, without evaluation."""
 
     def make(estimator=None, rows=None, model=None, collator=None, **options):
         arguments = {"train_dataset": dataset if rows is None else rows, "eval_dataset": None, "codebase": None}

@@ -1,4 +1,4 @@
-"""A process gets its own queries of a global batch, the codes they are compared with, and the pairs that count."""
+"""A process's batch has its queries of the global batch, the codes to compare them with, and the right targets."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ ROWS = 10
 
 @pytest.fixture
 def tokens():
-    """Row r has the query [100 + r] and the code [200 + r, 200 + r]."""
+    """Token ids: row r has the query [100 + r] and the code [200 + r, 200 + r]."""
     ids = {"query": [[100 + row] for row in range(ROWS)], "code": [[200 + row] * 2 for row in range(ROWS)]}
     return {side: TokenColumn(Dataset.from_dict(ids), side) for side in ids}
 
@@ -32,7 +32,7 @@ FIVE = [7, 2, 5, 0, 9]
 
 
 def batches_of(tokens, collator=None, answers=None, **options) -> TrainBatches:
-    """Batches of pairs whose query and code have the number of the pair."""
+    """Makes `TrainBatches` in which pair i has query i and code i."""
     places = np.arange(ROWS)
     options = {"target_maker": TargetMaker(Criterion("info_nce"), relevant=answers)} | options
     return TrainBatches(tokens, np.stack([places, places], axis=1), collator or PairCollator(0), **options)
@@ -71,7 +71,7 @@ def test_an_estimate_is_of_these_queries_and_those_codes(tokens):
 
 
 def answers_of(queries: str, codes: str) -> RelevantCodes:
-    """The relevant codes of pairs whose queries and codes have these texts, a letter each."""
+    """Makes the look-up of relevant codes for pairs with these texts, one letter per query and code."""
     own = sparse.eye_array(ROWS, dtype=np.float32, format="csr")
     return RelevantCodes(own, text_ids(queries), text_ids(codes))
 
@@ -136,7 +136,7 @@ def test_text_ids_are_equal_for_equal_texts():
 
 
 class TwoEach:
-    """Extra negatives: two for every row, and four for row 5."""
+    """Hard negatives: two for every query, and four for query 5."""
 
     def columns(self, queries, codes, epoch):
         added = [(row + n) % ROWS for row in queries for n in range(1, 5 if row == 5 else 3)]

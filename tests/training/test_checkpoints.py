@@ -1,4 +1,4 @@
-"""A checkpoint continues the training that wrote it, and no other."""
+"""Only the run that wrote a checkpoint can resume from it."""
 
 import itertools
 import os
@@ -18,14 +18,14 @@ from soft_trainer.training.checkpoints import MARKER, compared, mark_complete, n
 
 @pytest.fixture
 def checkpoint(trainer_of, tmp_path):
-    """A checkpoint of a training that took no step."""
+    """A checkpoint that was written before the first step."""
     mark_complete(tmp_path / "checkpoint-1", fingerprint_of(trainer_of()))
     return str(tmp_path / "checkpoint-1")
 
 
 def test_another_setting_is_named_and_no_list_of_what_may_change(trainer_of, checkpoint):
     other = fingerprint_of(trainer_of(seed=7))
-    with refused(f"{checkpoint}: seed was 42, is 7. A run resumes with the settings that it started with"):
+    with refused(f"{checkpoint}: seed was 42, is now 7. A run must resume with its original settings"):
         compared(lambda: other, checkpoint)
 
 
@@ -39,14 +39,14 @@ def test_the_encoder_of_an_estimator_is_compared(trainer_of, checkpoint):
     trainer = trainer_of()
     fitted = fingerprint_of(trainer) | {"the estimator's encoder": None}
     mark_complete(checkpoint, fitted)
-    with refused("the estimator's encoder was None, is of another encoder"):
+    with refused("the estimator's encoder was None, is now of another encoder"):
         compared(lambda: fitted | {"the estimator's encoder": "of another encoder"}, checkpoint)
 
 
 def test_weights_alone_are_refused(trainer_of, checkpoint):
     found = fingerprint_of(trainer_of())
     mark_complete(checkpoint, found, weights_only=True)
-    with refused("it contains only weights (save_only_model)"):
+    with refused("contains only weights (save_only_model)"):
         compared(lambda: found, checkpoint)
 
 
@@ -67,7 +67,7 @@ EVALUATIONS = itertools.count()
 
 
 def falls(predictions):
-    """Returns a metric that is best in the first evaluation."""
+    """Returns a metric that falls at every evaluation, so that the first one is best."""
     return {"falling": -next(EVALUATIONS)}
 
 
@@ -132,12 +132,12 @@ def test_no_error_leaves_half_a_checkpoint(tmp_path, error):
 
 def test_a_full_disk_is_one_line_whatever_torch_says(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))
-    with pytest.raises(UserError, match="0 MiB are free there"), saving_checkpoint(tmp_path / "checkpoint-5"):
+    with pytest.raises(UserError, match="0 MiB free"), saving_checkpoint(tmp_path / "checkpoint-5"):
         raise RuntimeError("basic_ios::clear: iostream error")
 
 
 class FilesEnd(TrainerCallback):
-    """Lets no file grow beyond some bytes after the third step, as a full disk does."""
+    """A callback that limits the size of files after the third step, which acts like a full disk."""
 
     def __init__(self, most: int):
         self.most = most
@@ -155,7 +155,7 @@ def test_a_disk_that_fills_up_leaves_the_last_complete_checkpoint(trainer_of, tm
     trainer.add_callback(FilesEnd(most))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
-        with pytest.raises(UserError, match="cannot save to .*checkpoint-4: .*Everything saved before is intact"):
+        with pytest.raises(UserError, match="cannot save to .*checkpoint-4: .*Everything saved earlier is intact"):
             trainer.train()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -168,5 +168,5 @@ def test_a_disk_that_fills_up_leaves_the_last_complete_checkpoint(trainer_of, tm
 @pytest.mark.slow
 def test_a_training_that_would_end_before_its_checkpoint_is_refused(trainer_of):
     trainer_of(max_steps=3, save_strategy="steps", save_steps=3).train()
-    with refused("checkpoint-3: is at step 3, but this training ends at step 2"):
+    with refused("checkpoint-3 is at step 3, but this training ends at step 2"):
         trainer_of(max_steps=2).train(resume_from_checkpoint="last")

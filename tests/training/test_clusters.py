@@ -1,4 +1,4 @@
-"""Batches of similar rows: every row once, near neighbours together, determined by the generator."""
+"""Batches of similar rows: each row once, near neighbours together, and reproducible."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ ROWS, K = 600, 16
 
 
 def points() -> np.ndarray:
-    """Rows in the plane, in 40 clusters."""
+    """Points in the plane, in 40 clusters."""
     generator = np.random.default_rng(0)
     return generator.uniform(-9, 9, (40, 2))[generator.integers(0, 40, ROWS)] + generator.normal(size=(ROWS, 2)) / 4
 
@@ -26,7 +26,7 @@ def batches(seed: int = 0, **options) -> list[list[int]]:
 
 
 def one_to_one(neighbours: np.ndarray, *arguments, **options) -> list[list[int]]:
-    """Makes batches of pairs whose query and code have the number of the pair."""
+    """Calls `similar_batches` for pairs in which pair i has query i and code i."""
     places = np.arange(len(neighbours))
     return similar_batches(np.stack([places, places], axis=1), neighbours, *arguments, **options)
 
@@ -56,7 +56,7 @@ def test_every_row_is_left_out_in_some_epoch_only():
 
 
 def hardest(found: list[list[int]], count: int) -> float:
-    """The mean distance of a row to the nearest `count` others of its batch."""
+    """Returns the mean distance between a row and the nearest `count` other rows in its batch."""
     values = []
     for batch in found:
         distances = np.linalg.norm(points()[batch][:, None] - points()[batch][None], axis=2)
@@ -67,7 +67,7 @@ def hardest(found: list[list[int]], count: int) -> float:
 def test_batches_hold_near_neighbours():
     alike = batches()
     random = one_to_one(np.full((ROWS, 1), -1), 32, np.random.default_rng(0))
-    # The best possible result: each row with its true nearest seven.
+    # The best possible result: each row with its seven nearest rows.
     distances = np.sort(np.linalg.norm(points()[:, None] - points()[None], axis=2), axis=1)
     best = distances[:, 1:8].mean()
     assert hardest(alike, 7) < 2.5 * best < 0.4 * hardest(random, 7)
@@ -99,7 +99,7 @@ def test_a_code_of_several_queries_is_reached_through_its_first_free_pair():
         assert sorted(flat(found)) == list(range(10))
         batch_of = {row: set(batch) for batch in found for row in batch}
         reached = [batch_of[8] & {0, 1, 2, 3}, batch_of[9] & {4, 5, 6, 7}]
-        assert any(reached)  # one of the two may come after all pairs of its code have left in other groups
+        assert any(reached)  # for one of the queries, all pairs of the near code may already be in other groups
 
 
 def test_several_codes_of_a_query_are_pairs_of_their_own():

@@ -1,4 +1,4 @@
-"""A batch in padded chunks of similar length: no partition is cheaper, nothing is lost, and the order comes back."""
+"""A batch in padded chunks of similar length: no division is cheaper, no row is lost, the order can be restored."""
 
 import itertools
 
@@ -12,7 +12,7 @@ PAD = 1
 
 
 def cost_of(chunks, lengths, cost: ChunkCost) -> float:
-    """The cost of the chunks by definition, at lengths rounded up to STEP."""
+    """Computes the cost of chunks by definition, with lengths rounded up to a multiple of STEP."""
     total = 0.0
     for chunk in chunks:
         longest = STEP * -(-max(lengths[row] for row in chunk) // STEP)
@@ -21,7 +21,7 @@ def cost_of(chunks, lengths, cost: ChunkCost) -> float:
 
 
 def cheapest(lengths, cost: ChunkCost) -> float:
-    """Finds the lowest cost of all partitions of the rows sorted by length by trying them all."""
+    """Finds the lowest cost by trying every way to divide the rows, sorted by length, into chunks."""
     rows = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     partitions = []
     for cuts in itertools.product((False, True), repeat=len(rows) - 1):
@@ -82,12 +82,12 @@ def test_a_static_encoder_takes_a_batch_in_one_chunk_unless_padding_costs_more_t
 
 
 def feature(query: int, code: int) -> dict:
-    """Ids 10, 11, ..., so that every row can be identified by its length."""
+    """Makes a feature with token ids 10, 11, and so on, so that the length identifies the row."""
     return {"query_ids": np.arange(10, 10 + query), "code_ids": np.arange(10, 10 + code)}
 
 
 def restored(side: dict) -> list[list[int]]:
-    """Recovers the ids of every row of the batch from the padded chunks."""
+    """Recovers the token ids of every row of a batch from padded chunks."""
     rows = [
         ids[mask.bool()].tolist()
         for chunk in side.chunks

@@ -1,4 +1,4 @@
-"""Random combinations of settings: each trains with the finite loss of plain arithmetic or is refused."""
+"""Random combinations of settings either give the same loss as plain arithmetic, or a one-line error."""
 
 import contextlib
 import math
@@ -38,7 +38,10 @@ quick = partial(settings, derandomize=True, deadline=None, suppress_health_check
 
 @pytest.fixture
 def make(trainer_of, _model, rows):
-    """Makes a trainer in float64 and without dropout, on rows of two languages; the texts of `twins` occur twice."""
+    """Returns a function that makes a float64 trainer without dropout, on rows in two languages.
+
+    The texts of `twins` rows occur twice.
+    """
 
     def trainer(number: int, twins: int, **options):
         own = [rows[place % len(rows)] for place in range(number)]
@@ -53,7 +56,7 @@ def make(trainer_of, _model, rows):
 
 
 def plain_loss(trainer, rows: list[int], of_process: list[int]) -> float:
-    """Computes the mean loss of the queries `of_process` against the codes `rows`, from the formulas."""
+    """Computes the mean loss of the queries `of_process` against the codes `rows` by the formulas."""
     tokens = {side: trainer._tokens(trainer.train_dataset, side) for side in ("query", "code")}
     collated = PairCollator(trainer.processing_class.pad_token_id)(
         [{f"{side}_ids": tokens[side][row] for side in tokens} for row in rows]

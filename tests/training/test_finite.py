@@ -1,4 +1,4 @@
-"""Steps that loss scaling skips are counted, even with a fused optimizer, and too many in a row stop the run."""
+"""Steps skipped by loss scaling are counted, even with a fused optimizer, and too many in a row stop the run."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from soft_trainer.training.finite import NotFiniteError, OverflowCounter
 
 
 class Training:
-    """fp16's loss scaling around one parameter, as `accelerate` drives it."""
+    """Trains one parameter with fp16 loss scaling, like `accelerate`."""
 
     def __init__(self, fused: bool):
         self.weight = torch.nn.Parameter(torch.ones(3))

@@ -1,4 +1,4 @@
-"""Gradient caching gives the losses and weights of whole batches, with the same dropout."""
+"""Gradient caching gives the same losses and weights as whole batches, with the same dropout."""
 
 import copy
 
@@ -11,14 +11,14 @@ from soft_trainer.training.collator import ChunkCost, PairCollator
 
 @pytest.fixture
 def trained(trainer_of, _model, tokenizer, monkeypatch):
-    """Returns losses, and weights in float64, after some steps with dropout."""
+    """Returns a function that trains with dropout, and returns the losses and the float64 weights."""
     monkeypatch.setattr("soft_trainer.trainer.LOSS_BLOCK", 3)
 
     def train(chunk_size, **options):
-        # Both ways draw the same dropout only when they encode the same chunks.
+        # Dropout is the same only if both methods encode the same chunks.
         collator = PairCollator(tokenizer.pad_token_id, ChunkCost(overhead=1.0), largest_chunk=3)
         arguments = {"model": copy.deepcopy(_model).double(), "data_collator": collator}
-        # Plain gradient descent, so that the size of the gradients matters too.
+        # With plain gradient descent, the size of the gradients matters too.
         descent = {"optim": "sgd", "learning_rate": 0.1, "gradient_cache_chunk_size": chunk_size}
         trainer = trainer_of(arguments=arguments, **descent, **options)
         trainer.train()

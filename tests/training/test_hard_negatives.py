@@ -1,4 +1,4 @@
-"""Negatives of the rows' own through the trainer: mined, or in a column."""
+"""Training with hard negatives, either mined or from a column of the rows."""
 
 import copy
 import json
@@ -21,12 +21,12 @@ def with_column(rows, values) -> Dataset:
 
 
 def met_by(batch, query: int) -> set[int]:
-    """Returns the rows of the codes that a query meets."""
+    """Returns the corpus indices of the codes that a query is compared with."""
     return set(batch.code_rows[batch.targets.negatives[query].numpy()].tolist())
 
 
 def check_loss(trainer, batch):
-    """Checks that the loss of a step is Soft-InfoNCE of the texts that the batch names."""
+    """Checks that a step's loss is the Soft-InfoNCE loss of the batch's texts."""
     trainer.model.eval()
     with torch.no_grad():
         loss = trainer.compute_loss(trainer.model, batch)
@@ -55,7 +55,7 @@ def test_mined_negatives_are_similar_codes_below_the_ratio_and_meet_their_own_qu
     for batch in batches_of(trainer):
         number = len(batch.rows)
         assert batch.code_rows[:number].tolist() == batch.rows.tolist()
-        assert batch.targets.negatives[:, :number].all()  # no duplicates here
+        assert batch.targets.negatives[:, :number].all()  # this batch has no duplicates
         for query, row in enumerate(batch.rows.tolist()):
             further = met_by(batch, query) - set(batch.rows.tolist())
             assert len(further) <= 2 and all(allowed[row, code] for code in further)
@@ -89,7 +89,7 @@ def test_the_column_names_rows_by_url_and_further_codes_by_text(make_trainer, ro
     values = [[rows[5]["url"], further], None, [], [rows[0]["url"]], *[[further]] * 4]
     trainer = fitted(make_trainer(bm25(), with_column(rows[:8], values), negatives_per_query=2))
     [batch] = batches_of(trainer)
-    assert batch.code_rows.tolist()[8:] == [8]  # urls of rows of the batch add no column
+    assert batch.code_rows.tolist()[8:] == [8]  # urls of rows in the batch add no column
     assert [bool(batch.targets.negatives[place, 8]) for place in np.argsort(batch.rows)] == [
         True,
         *[False] * 3,
@@ -101,7 +101,7 @@ def test_the_column_names_rows_by_url_and_further_codes_by_text(make_trainer, ro
 
 
 def test_a_duplicate_that_a_query_does_not_meet_is_no_right_answer(make_trainer, rows):
-    # Row 1's own negative is row 9, which has the query of row 0. Row 0 does not meet it.
+    # Row 1's negative is row 9, which has row 0's query, so row 0 is not compared with it.
     twin = rows[9] | {"docstring": rows[0]["docstring"], "docstring_tokens": rows[0]["docstring_tokens"]}
     chosen = with_column([*rows[:9], twin], [None, [twin["url"]], *[None] * 8])
     options = {"negatives_per_query": 1, "false_negatives": "positives", "alpha": 0.5}
@@ -151,7 +151,7 @@ def test_two_processes_have_the_columns_of_one(make_trainer, gather):
         start = batch.code_sizes[0] if gather and batch is shares[1] else 0
         assert batch.targets.positives.tolist() == list(range(start, start + len(batch.rows)))
         assert batch.code_rows[batch.targets.positives].tolist() == batch.rows.tolist()
-    for side in SIDES:  # as many forward passes on each process
+    for side in SIDES:  # the same number of forward passes on each process
         assert len({len(getattr(batch, side).chunks) for batch in shares}) == 1
     assert sum(shares[0].code_sizes) == (len(shares[0].code_rows) if gather else sum(len(b.code_rows) for b in shares))
 
@@ -169,7 +169,7 @@ def test_a_url_that_is_no_code_is_named_with_its_row(make_trainer, rows):
 def test_codes_without_a_query_need_an_estimator_that_reads_codes(make_trainer, rows):
     column = with_column(rows[:8], [["def further(x): return 1"]] * 8)
     options = {"negatives_per_query": 1, "num_train_epochs": 1}
-    with pytest.raises(UserError, match="1 of them have no query, but BM25Estimator compares"):
+    with pytest.raises(UserError, match="1 codes have no query, but BM25Estimator compares"):
         make_trainer(BM25Estimator(), column, **options).train()
     make_trainer(BM25Estimator(), column, loss="info_nce", **options).train()
     make_trainer(initial(), column, **options).train()
@@ -188,7 +188,7 @@ def test_the_script_takes_the_column_of_a_file(script, write_folder, rows, tmp_p
     weights = {"weighting": "positive_aware", "margin": 0.5, "false_negatives": "positives"}
     code, said = script(**common, **weights, bm25_document_column="code_tokens", negatives_per_query=1)
     assert code == 0, said
-    assert any(line.startswith("hard negatives: 0.9 candidates a row, 1 of 8 rows") for line in said)
+    assert any(line.startswith("hard negatives: 0.9 candidates per query, 1 of 8 queries") for line in said)
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert record["options"]["negatives_per_query"] == record["training"]["negatives_per_query"] == 1
     assert record["training"]["false_negatives"] == "positives"

@@ -1,4 +1,4 @@
-"""Training an adapter: nothing else moves, a resumed run is exact, and the output has the requested form."""
+"""Training an adapter: no other weight changes, resuming is exact, and the output has the requested form."""
 
 import copy
 from pathlib import Path
@@ -27,7 +27,7 @@ def base(_model, tokenizer, profile, tmp_path_factory):
 
 @pytest.fixture
 def adapted(base, profile):
-    """Makes the base with a new adapter; its random numbers come from `seed`."""
+    """Returns a function that makes the base with a new adapter, initialised from `seed`."""
 
     def make(seed=0, **options):
         torch.manual_seed(seed)
@@ -40,7 +40,7 @@ def adapted(base, profile):
 
 @pytest.fixture
 def train(trainer_of, adapted):
-    """Trains an adapter and returns its trainer."""
+    """Returns a function that trains an adapter and returns the trainer."""
 
     def run(model=None, resume=None, **options):
         trainer = trainer_of(arguments={"model": adapted() if model is None else model}, **FAST | options)
@@ -143,7 +143,7 @@ def test_random_weights_that_an_adapter_would_not_save(trainer_of, base, profile
     profile = profile.replace(pooling="pooler")
     model = load_model(base, profile)
     add_lora(model, ModelArguments(lora_r=4))
-    with pytest.raises(UserError, match="its base has no pooler.dense.bias, so it starts at random"):
+    with pytest.raises(UserError, match="the base has no weights for pooler.dense.bias, which"):
         trainer_of(arguments={"model": model, "encoder": profile})
     trainer_of(arguments={"model": model, "encoder": profile}, merge_lora=True)
 
@@ -166,7 +166,7 @@ def test_a_checkpoint_with_other_settings_is_refused(adapted, model, trainer_of,
     for options in ({"lora_alpha": 99}, {"lora_dropout": 0.3}, {"lora_r": 8}):
         with pytest.raises(UserError, match=f"the adapter's {next(iter(options)).replace('lora_r', 'r')} was"):
             compare(adapted(**options))
-    with pytest.raises(UserError, match="the adapter's r was 4, is None"):
+    with pytest.raises(UserError, match="the adapter's r was 4, is now None"):
         compare(model)
 
 

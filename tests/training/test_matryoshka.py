@@ -1,4 +1,4 @@
-"""Matryoshka embeddings: the loss, its gradients and the metrics by each number of dimensions."""
+"""Matryoshka embeddings: the loss, the gradients, and the metrics for each number of dimensions."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_a_cut_that_cannot_be(dim):
 def test_a_whole_embedding_that_is_not_trained_is_named(trainer_of):
     assert not warned(trainer_of(**DIMS))
     [warning] = warned(trainer_of(matryoshka_dims="16,4"))
-    assert "does not contain 32, so the dimensions after the first 16 do not learn" in warning
+    assert "lacks 32, so the dimensions after the first 16 are not trained" in warning
 
 
 def test_shortened_embeddings_are_normalised_anew_where_the_profile_normalises():
@@ -97,9 +97,9 @@ def test_the_folder_says_so_and_gives_shorter_embeddings(trainer_of, dataset, tm
     with pytest.raises(UserError, match="truncate_dim=40"):
         load_encoder(folder, truncate_dim=40)
     again = trainer_of(arguments={"model": whole.model, "encoder": whole.profile})
-    assert "eval_mrr_16" in again.evaluate()  # known from the folder
+    assert "eval_mrr_16" in again.evaluate()  # the folder stores the dimensions
     again.save_model(str(tmp_path / "again"))
-    assert EncoderProfile.load(tmp_path / "again" / PROFILE_FILE).matryoshka_dims == ()  # but not trained so any more
+    assert EncoderProfile.load(tmp_path / "again" / PROFILE_FILE).matryoshka_dims == ()  # the last training used none
 
 
 @pytest.mark.slow
@@ -115,5 +115,5 @@ def test_a_run_writes_the_metrics_and_the_card(script, data_dir):
     record = json.loads(Path("out/run.json").read_text())
     assert record["results"]["test"]["trained"]["mrr_16"] == numbers["test_mrr_16"]
     card = Path("out/README.md").read_text()
-    assert "MRR by 16 dimensions" in card and "truncate_dim=4" in card and "- matryoshka" in card
+    assert "MRR, 16 dimensions" in card and "truncate_dim=4" in card and "- matryoshka" in card
     assert "their first 32, 16 and 4 dimensions" in card

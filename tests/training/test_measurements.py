@@ -1,4 +1,4 @@
-"""A training in Python ends with the table of the command line."""
+"""Training in Python ends with the same table of results as on the command line."""
 
 import pytest
 from refusals import refused
@@ -47,7 +47,7 @@ def test_nothing_is_reported_unless_asked_and_a_report_needs_rows(trainer_of):
     with refused("report=True: pass eval_dataset="):
         trainer = trainer_of(report=True, arguments={"eval_dataset": None, "codebase": None})
         trainer.train()
-    assert trainer._rows is None  # before the estimator was fitted
+    assert trainer._rows is None  # the error came before the estimator was fitted
 
 
 @pytest.mark.slow

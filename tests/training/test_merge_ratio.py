@@ -1,4 +1,4 @@
-"""`--merge_ratio`: what is kept, what is merged, and what is refused."""
+"""`--merge_ratio`: the unmerged encoder, the merged encoder, and error messages."""
 
 import json
 
@@ -30,7 +30,7 @@ def test_the_end_is_merged_and_the_unmerged_weights_are_kept(train, model, token
     before, after = weights_of(base), weights_of(out / "unmerged")
     assert not torch.allclose(after["embeddings.word_embeddings.weight"], before["embeddings.word_embeddings.weight"])
     check_weights(weights_of(out), interpolate(before, [after], 0.25), atol=1e-6)
-    again = merge_encoders(base, [out / "unmerged"], 0.25, tmp_path / "again")  # no training needed
+    again = merge_encoders(base, [out / "unmerged"], 0.25, tmp_path / "again")  # without training
     check_weights(weights_of(again), weights_of(out), atol=1e-6)
     assert trainer.merging["ratio"] == 0.25
 

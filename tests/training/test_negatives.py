@@ -1,4 +1,4 @@
-"""Negatives beside the batch: the ratio against a plain loop, draws by seed, epoch and query, and added columns."""
+"""Hard negatives: the ratio against a plain loop, draws by seed, epoch and query, and added columns."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ QUERIES = 40
 
 
 def candidates(seed: int = 0) -> sparse.csr_matrix:
-    """Zero to nine candidates of each query, among a few codes more than queries."""
+    """Draws zero to nine candidates for each query, among slightly more codes than queries."""
     generator = np.random.default_rng(seed)
     codes = [generator.choice(QUERIES + 5, count, replace=False) for count in generator.integers(0, 10, QUERIES)]
     starts = np.cumsum([0, *map(len, codes)])
@@ -20,7 +20,7 @@ def candidates(seed: int = 0) -> sparse.csr_matrix:
 
 
 def neighbours() -> Neighbours:
-    """Eight neighbours of each query or fewer, nearest first."""
+    """Makes up to eight neighbours for each query, nearest first."""
     generator = np.random.default_rng(0)
     scores = -np.sort(-generator.normal(size=(QUERIES, 8)).astype(np.float32), axis=1)
     rows = np.stack([generator.choice(QUERIES, 8, replace=False) for _ in range(QUERIES)])
@@ -31,7 +31,7 @@ def neighbours() -> Neighbours:
 
 
 def as_lists(matrix: sparse.csr_matrix) -> list[list[tuple]]:
-    """(code, score) of every candidate, query by query, in their order."""
+    """Returns the (code, score) of each query's candidates, in order, as a list for each query."""
     return [
         list(zip(matrix.indices[start:end].tolist(), matrix.data[start:end].tolist(), strict=True))
         for start, end in zip(matrix.indptr[:-1], matrix.indptr[1:], strict=True)

@@ -1,4 +1,4 @@
-"""Hard batches through the trainer: clustered batches, several relevant codes, further losses."""
+"""Training with batches of similar rows, with several relevant codes, and with other losses."""
 
 import numpy as np
 import pytest
@@ -18,14 +18,14 @@ AWARE = {"weighting": "positive_aware"}
 
 
 def with_twins(rows: list[dict], number: int, twins: int) -> Dataset:
-    """Makes a data set of the first rows, and of some of them again under other urls."""
+    """Makes a data set of the first rows, and repeats some of them with other urls."""
     again = (row | {"url": f"{row['url']}-twin"} for row in rows[:twins])
     return Dataset.from_list([*rows[:number], *again])
 
 
 @pytest.fixture(scope="module")
 def topics(rows):
-    """48 rows: six of each of eight topics, whose queries share a word."""
+    """48 rows: six rows on each of eight topics. The queries of a topic share a word."""
     return Dataset.from_list(
         [
             rows[0]
@@ -175,13 +175,13 @@ def test_the_initial_model_is_read_once_a_training_also_if_it_starts_again(make_
     trainer = make_trainer(initial(), num_train_epochs=1, learning_rate=0.1)
     trainer.train()
     scores = trainer.estimator.similarity(range(24), range(24))
-    trainer.get_train_dataloader()  # as `auto_find_batch_size` does again
+    trainer.get_train_dataloader()  # `auto_find_batch_size` calls this again
     assert torch.equal(trainer.estimator.similarity(range(24), range(24)), scores)
     trainer.train()
     assert not torch.allclose(trainer.estimator.similarity(range(24), range(24)), scores, atol=0.1)
 
 
-# ---- Bad input; tests/test_bad_inputs.py has that of the command line ----
+# ---- User errors in Python; tests/test_bad_inputs.py covers the command line ----
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Two processes compute what one computes on the global batch, and never deadlock."""
+"""Two processes compute the same as one process on the global batch, and never deadlock."""
 
 import copy
 import json
@@ -16,12 +16,12 @@ from soft_trainer.training import collator
 from soft_trainer.training.checkpoints import newest_complete
 
 WORKER = Path(worker.__file__)
-LIMIT = 300  # seconds for a case
+LIMIT = 300  # seconds per case
 LORA = {"lora_r": 4, "lora_dropout": 0.0, "lora_target_modules": "all-linear"}
 OWN = {"negatives_per_query": 1, "negative_ratio": 10.0}
 SHORT = {"batch": 12, "max_steps": 4, "dataloader_drop_last": False, "train_sampling_strategy": "sequential"}
 DISTILLED = {"initial_model": True, "distill_weight": 0.5, "distill_temperature": 3.0}
-# Name -> options; "batch" is the global batch.
+# Case -> options. "batch" is the size of the global batch.
 CASES = {
     "plain": {"plain": True, "batch": 8},
     "plain_cached": {"plain": False, "batch": 8, "gradient_cache_chunk_size": 2, "ddp_broadcast_buffers": None},
@@ -71,7 +71,7 @@ FSDP = {
 
 @pytest.fixture(scope="module")
 def folder(_model, tokenizer, profile, rows, tmp_path_factory):
-    """A tiny encoder in float64 without dropout, and 37 rows of very different lengths, two languages, some twins."""
+    """A folder with a tiny float64 encoder without dropout, and 37 rows: varied lengths, two languages, duplicates."""
     folder = tmp_path_factory.mktemp("processes")
     model = copy.deepcopy(_model).double()
     model.config.hidden_dropout_prob = model.config.attention_probs_dropout_prob = 0.0
@@ -92,7 +92,7 @@ def results_of(folder: Path, name: str, processes: int) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def two(folder, launch, tmp_path_factory):
-    """Runs cases on two processes; returns the folder of their results."""
+    """Returns a function that runs cases on two processes, and returns the folder of results."""
 
     def run(cases: dict, limit: float = LIMIT, **environment) -> Path:
         results = tmp_path_factory.mktemp("two")
@@ -115,7 +115,7 @@ def sharded(two):
 
 @pytest.fixture
 def alone(folder, tmp_path, monkeypatch):
-    """Runs a case on this process alone; returns the folder of its results."""
+    """Returns a function that runs a case on this process only, and returns the folder of results."""
     monkeypatch.setitem(collator.LAYER_OVERHEAD, "cpu", 1e3)
 
     def run(name: str, options: dict) -> Path:
@@ -126,7 +126,7 @@ def alone(folder, tmp_path, monkeypatch):
 
 
 def weights_of(folder: Path) -> dict:
-    """Reads all weights of an encoder, or those of its adapter."""
+    """Reads the weights of the encoder, or of the adapter, in a folder."""
     adapter = folder / "adapter_model.safetensors"
     return load_file(adapter if adapter.exists() else folder / "model.safetensors")
 
@@ -161,7 +161,7 @@ def test_a_batch_of_fewer_rows_than_processes_was_among_them(together):
 def test_local_negatives_are_those_of_two_accumulated_batches(together, alone):
     first, second = (result["rows"] for result in results_of(together, "local", 2))
     assert all(not set(a) & set(b) for a, b in zip(first, second, strict=True))
-    # One process that accumulates the two shares of a global batch computes the same gradients.
+    # One process that accumulates both shards of a global batch computes the same gradients.
     for case in ("local", "local_hard_negatives", "local_distilled"):
         options = LOCALS[case] | {"batch": 6, "gradient_accumulation_steps": 2, "gather_negatives": None}
         check_weights(weights_of(together / case), weights_of(alone(case, options) / case), atol=1e-10)

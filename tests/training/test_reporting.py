@@ -1,4 +1,4 @@
-"""Without a terminal, lines say how far a training is; bars are for terminals."""
+"""Progress is reported as lines, and as a bar only on a terminal."""
 
 import io
 import re
@@ -12,11 +12,11 @@ from transformers.utils.notebook import NotebookProgressCallback
 from soft_trainer import terminal
 from soft_trainer.training import reporting
 
-LINE = r"step {} of {}: loss \d+\.\d+, \S+ (steps/s|s a step), {}"
+LINE = r"step {} of {}: loss \d+\.\d+, \S+ (steps/s|s/step), {}"
 
 
 class Clock:
-    """A clock that a test sets; every look at it takes four seconds."""
+    """A clock for tests. Each call advances the time by four seconds."""
 
     now = 0.0
 
@@ -78,7 +78,7 @@ def test_many_items_are_counted_by_a_bar_or_by_lines(monkeypatch, readable):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "first", ["", "import run_codesearch"]
-)  # the script imports the Hub's client with its options
+)  # importing the script's options imports the Hub's client
 def test_libraries_show_no_bars_without_a_terminal(first):
     code = (
         f"{first}\nfrom soft_trainer.terminal import quiet_libraries; quiet_libraries()\n"

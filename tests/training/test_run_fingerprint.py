@@ -1,7 +1,7 @@
-"""What a run depends on, against the three readers that compare runs: a folder, a study and a resumed training.
+"""Changes to a run, and how the three readers of fingerprints report them: a folder, a study and a resumed run.
 
-To add a change, add a row. Each has one line per reader: how the reader describes the change, or None if the change is
-free. The caches of rows and embeddings have a table in `test_readers.py`: what changed is made again there.
+To test another change, add a row to a table. The row has the message of each reader, or None if the reader allows the
+change. `test_readers.py` has a similar table for the caches of rows and embeddings.
 """
 
 import copy
@@ -41,9 +41,9 @@ BEST |= {"eval_steps": 2}
 PLATEAU = {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": {"mode": "max"}}
 PLATEAU |= {"eval_strategy": "steps", "eval_steps": 2}
 
-# name: (options before, options that change, line of a folder and of a study, line of a resumed training)
+# name: (options before, changed options, message of a folder and of a study, message of a resumed run)
 OPTIONS = {
-    "seed": ({}, {"seed": 7}, "seed was 42, is 7", "seed was 42, is 7"),
+    "seed": ({}, {"seed": 7}, "seed was 42, is now 7", "seed was 42, is now 7"),
     "learning rate": ({}, {"learning_rate": 1e-4}, "learning_rate was 2e-05", "learning_rate was 0.001"),
     "batch": ({}, {"per_device_train_batch_size": 7}, "per_device_train_batch_size was 8", "per_device_train_batch"),
     "optimizer": ({}, {"optim": "sgd"}, "optim was adamw_torch", "optim was adamw_torch"),
@@ -51,24 +51,34 @@ OPTIONS = {
     "accumulation": ({}, {"gradient_accumulation_steps": 2}, "gradient_accumulation_steps", "gradient_accumulation"),
     "sampling": ({}, {"train_sampling_strategy": "sequential"}, "train_sampling_strategy", "train_sampling_strategy"),
     "dimensions": ({}, {"matryoshka_dims": "32,16"}, "matryoshka_dims was None", "matryoshka_dims was None"),
-    "temperature": ({}, {"temperature": 3.0}, "temperature was None, is 3.0", "the criterion's temperature was 1.0"),
-    "loss": ({}, {"loss": "bce"}, "loss was None, is bce", "the criterion's loss was soft_info_nce, is bce"),
-    "more epochs": ({}, {"num_train_epochs": 20.0}, "num_train_epochs was 10.0, is 20.0", None),
-    "more steps": ({}, {"max_steps": 9}, "max_steps was 3, is 9", None),
+    "temperature": (
+        {},
+        {"temperature": 3.0},
+        "temperature was None, is now 3.0",
+        "the criterion's temperature was 1.0",
+    ),
+    "loss": ({}, {"loss": "bce"}, "loss was None, is now bce", "the criterion's loss was soft_info_nce, is now bce"),
+    "more epochs": ({}, {"num_train_epochs": 20.0}, "num_train_epochs was 10.0, is now 20.0", None),
+    "more steps": ({}, {"max_steps": 9}, "max_steps was 3, is now 9", None),
     "best checkpoint": ({}, BEST, "load_best_model_at_end was False", "load_best_model_at_end was False"),
     "metric that chooses": (
         BEST,
         {"metric_for_best_model": "recall@1"},
-        "metric_for_best_model was mrr, is recall@1",
-        "metric_for_best_model was mrr, is recall@1",
+        "metric_for_best_model was mrr, is now recall@1",
+        "metric_for_best_model was mrr, is now recall@1",
     ),
     "direction that chooses": (BEST, {"greater_is_better": False}, "greater_is_better was", "greater_is_better was"),
-    "evaluations that choose": (BEST, {"eval_steps": 1}, "eval_steps was 2, is 1", "eval_steps was 2, is 1"),
-    "checkpoints that are chosen from": (BEST, {"save_steps": 4}, "save_steps was 2, is 4", "save_steps was 2, is 4"),
-    "delay of what chooses": (BEST, {"eval_delay": 1}, "eval_delay was 0, is 1", "eval_delay was 0, is 1"),
-    "evaluations that lower the rate": (PLATEAU, {"eval_steps": 1}, "eval_steps was 2, is 1", "eval_steps was 2"),
+    "evaluations that choose": (BEST, {"eval_steps": 1}, "eval_steps was 2, is now 1", "eval_steps was 2, is now 1"),
+    "checkpoints that are chosen from": (
+        BEST,
+        {"save_steps": 4},
+        "save_steps was 2, is now 4",
+        "save_steps was 2, is now 4",
+    ),
+    "delay of what chooses": (BEST, {"eval_delay": 1}, "eval_delay was 0, is now 1", "eval_delay was 0, is now 1"),
+    "evaluations that lower the rate": (PLATEAU, {"eval_steps": 1}, "eval_steps was 2, is now 1", "eval_steps was 2"),
     "evaluations that choose nothing": ({"do_eval": True}, {"eval_strategy": "steps", "eval_steps": 1}, None, None),
-    "a part that measures": ({}, {"do_predict": True}, "do_predict was False, is True", None),
+    "a part that measures": ({}, {"do_predict": True}, "do_predict was False, is now True", None),
     "a metric that chooses nothing": ({}, {"metric_for_best_model": "recall@1"}, None, None),
     "saving": ({}, {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 1}, None, None),
     "logging": ({}, {"logging_steps": 9, "report_to": "none"}, None, None),
@@ -77,7 +87,7 @@ OPTIONS = {
 
 
 def parts_of(**options) -> tuple:
-    """Returns the options of a command as its three classes."""
+    """Returns a command's options as instances of the three classes."""
     given = {"language": "python", "output_dir": "tree/out", "use_cpu": True, "do_train": True, "max_steps": 3}
     given |= {"per_device_train_batch_size": 8, "save_strategy": "no"} | options
     parts = []
@@ -108,10 +118,10 @@ def test_a_changed_option(change, trainer_of):
     assert changes(then, copy.deepcopy(then), RESUME) == []
 
 
-# name: (what another process, machine or version has, line of a folder, of a study, of a resumed training)
+# name: (changes on another machine or version, message of a folder, of a study, of a resumed run)
 ELSEWHERE = {
-    "processes": ({"processes": 2}, "processes was 2, is 1", None, "processes was 2, is 1"),
-    "precision": ({"precision": "bf16"}, "precision was bf16, is no", None, "precision was bf16, is no"),
+    "processes": ({"processes": 2}, "processes was 2, is now 1", None, "processes was 2, is now 1"),
+    "precision": ({"precision": "bf16"}, "precision was bf16, is now no", None, "precision was bf16, is now no"),
     "format": ({"format": 99}, "format was 99", "format was 99", "format was 99"),
     "versions": ({"versions": {"torch": "1.0"}}, None, None, None),
     "an option of a later transformers": ({"unheard_of": 1}, None, None, None),
@@ -144,7 +154,7 @@ REFERRING = {
     "loss": "fingerprint_loss:plain",
     "estimator": "fingerprint_package.inner:Own",
 }
-# file: the line of a folder and of a study
+# file: the message of a folder and of a study
 CONTENT = {
     "rows/train.jsonl": "data_dir changed",
     "judged/test.jsonl": "eval_data_dir changed",
@@ -157,7 +167,7 @@ CONTENT = {
     "fingerprint_loss.py": "code of loss changed",
     "fingerprint_package/inner.py": "code of estimator changed",
     "fingerprint_package/__init__.py": "code of estimator changed",
-    # What nothing reads
+    # Files that a run does not read
     "encoder/README.md": None,
     "encoder/log.txt": None,
     "tree/notes.txt": None,
@@ -169,7 +179,7 @@ CONTENT = {
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A folder with all that options can refer to."""
+    """A folder with everything that options can refer to."""
     monkeypatch.chdir(tmp_path)
     for name in {*FILES, *CONTENT} - {"history"}:
         path = tmp_path / name
@@ -251,7 +261,7 @@ def rows(name, *numbers):
     return lambda parts: {name: parts["train_dataset"].select(range(*numbers))}
 
 
-# name: (options, what changes in the trainer, the line of a resumed training)
+# name: (options, the change in the trainer, the message of a resumed run)
 LOADED = {
     "rows": ({}, rows("train_dataset", 20), "the training rows changed"),
     "order of rows": ({}, rows("train_dataset", 23, -1, -1), "the training rows changed"),
@@ -259,7 +269,7 @@ LOADED = {
     "tokenizer": ({}, other_tokenizer, "the tokenizer changed"),
     "dropout": ({}, other_model(dropout), ANOTHER_ENCODER),
     "frozen weights": ({}, other_model(freeze), ANOTHER_ENCODER),
-    "adapter": ({}, other_model(adapter), "the adapter's r was None, is 4"),
+    "adapter": ({}, other_model(adapter), "the adapter's r was None, is now 4"),
     "weights that the checkpoint has": ({}, other_model(weight), None),
     "weights to merge with": ({"merge_ratio": 0.5}, other_model(weight), "the weights to merge with changed"),
     "evaluation rows": ({}, rows("eval_dataset", 9), None),
@@ -276,7 +286,7 @@ def test_a_change_of_what_a_trainer_has(change, trainer_of):
     check(changes(fingerprint_of(trainer), fingerprint_of(other), RESUME), expected)
 
 
-# ---- The user's own objects ----
+# ---- Objects from the user's code ----
 
 OWN = """
 class Estimator:
@@ -321,14 +331,14 @@ def rate(predictions):
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """The user's module with these objects."""
+    """A user's module with these objects."""
     (tmp_path / "fingerprint_own.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     yield importlib.import_module("fingerprint_own")
     del sys.modules["fingerprint_own"]
 
 
-# name: (options, what the trainer gets before and after, the line of a resumed training)
+# name: (options, the trainer's arguments before and after, the message of a resumed run)
 OBJECTS = {
     "estimator's list": (
         {},
@@ -376,25 +386,25 @@ OBJECTS = {
         {},
         lambda own: {"estimator": BM25Estimator()},
         lambda own: {"estimator": BM25Estimator(k1=2.0)},
-        "the estimator's k1 was 1.2, is 2.0",
+        "the estimator's k1 was 1.2, is now 2.0",
     ),
     "another estimator": (
         {},
         lambda own: {"estimator": BM25Estimator()},
         lambda own: {"estimator": own.Estimator([])},
-        "the estimator was BM25Estimator, is Estimator",
+        "the estimator was BM25Estimator, is now Estimator",
     ),
     "collator": (
         {},
         lambda own: {"arguments": {}},
         lambda own: {"arguments": {"data_collator": own.collate}},
-        "the collator was None, is collate",
+        "the collator was None, is now collate",
     ),
     "collator's setting": (
         {},
         lambda own: {"arguments": {"data_collator": own.Collator(1)}},
         lambda own: {"arguments": {"data_collator": own.Collator(2)}},
-        "the collator's limit was 1, is 2",
+        "the collator's limit was 1, is now 2",
     ),
     "collator's partial arguments": (
         {},
@@ -406,13 +416,13 @@ OBJECTS = {
         {},
         lambda own: {"arguments": {"data_collator": own.Collator(1).__call__}},
         lambda own: {"arguments": {"data_collator": own.Collator(2).__call__}},
-        "the collator's limit was 1, is 2",
+        "the collator's limit was 1, is now 2",
     ),
     "metrics that choose": (
         BEST,
         lambda own: {"arguments": {}},
         lambda own: {"arguments": {"compute_metrics": own.rate}},
-        "the metrics was None, is rate",
+        "the metrics was None, is now rate",
     ),
     "metrics that choose nothing": (
         {},
@@ -448,8 +458,8 @@ def test_a_stop_that_reads_metrics_makes_evaluations_count(trainer_of):
     rows = trainer_of().train_dataset
     then = now(1, rows)
     lines = changes(then, now(2, rows.select(range(9)), eval_delay=1), RESUME)
-    assert "eval_delay was 0, is 1" in lines and "the evaluation rows changed" in lines
-    assert "the early stop's early_stopping_patience was 1, is 2" in lines
+    assert "eval_delay was 0, is now 1" in lines and "the evaluation rows changed" in lines
+    assert "the early stop's early_stopping_patience was 1, is now 2" in lines
 
 
 def test_evaluations_that_now_choose_are_not_called_changed(trainer_of):
@@ -462,7 +472,7 @@ def test_evaluations_that_now_choose_are_not_called_changed(trainer_of):
     then = fingerprint_of(trainer_of(**evaluates, arguments=arguments))
     trainer = trainer_of(**evaluates, arguments=arguments)
     trainer.add_callback(EarlyStoppingCallback(1))
-    lines = ["the early stop was None, is EarlyStoppingCallback"]
+    lines = ["the early stop was None, is now EarlyStoppingCallback"]
     assert changes(then, fingerprint_of(trainer), RESUME) == lines
 
 
@@ -486,7 +496,7 @@ def test_a_collator_of_transformers_counts_by_its_class_and_settings(trainer_of,
 
 
 def test_a_script_s_own_function_counts_by_its_own_source(tmp_path, monkeypatch):
-    """A script is edited to resume it, so its other lines do not count."""
+    """Users edit a script to resume it, so the script's other lines do not count."""
     hashes = []
     for end in ("", "# more\n", "# other\n"):
         script = tmp_path / f"script{len(hashes)}.py"

@@ -1,4 +1,4 @@
-"""Global batches: the same on every process, different every epoch, and every row once."""
+"""Global batches are the same on every process, differ in every epoch, and contain each row once."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def test_rows_come_once_and_the_last_short_batch_is_left_out():
     rows = [row for batch in found for row in batch]
     assert len(set(rows)) == 18 and set(rows) <= set(range(20))
     assert rows != sorted(rows)
-    # Other rows are excluded in other epochs.
+    # Each epoch drops different rows.
     assert {row for epoch in range(20) for batch in batches(epoch=epoch) for row in batch} == set(range(20))
 
 
@@ -75,7 +75,7 @@ def test_one_language_in_a_batch_and_all_languages_in_an_epoch(drop_last):
 
 
 def repeated(rows: int, share: float = 0.1) -> tuple[np.ndarray, np.ndarray]:
-    """Ids of queries and codes; this share of the rows repeats an earlier query, and as many an earlier code."""
+    """Draws text ids of queries and codes. A fraction `share` repeats the query or the code of an earlier row."""
     generator = np.random.default_rng(rows)
     sides = []
     for _ in range(2):
@@ -105,7 +105,7 @@ def test_no_text_occurs_twice_in_a_batch(texts, drop_last):
     assert len(set(rows)) == len(rows) and max(map(len, found)) <= 6
     for ids in TEXTS[texts]:
         assert all(len(set(ids[batch].tolist())) == len(batch) for batch in found)
-    # A row is excluded only if every batch that has room holds one of its texts.
+    # A row is skipped only if every batch with room contains one of its texts.
     open_batches = [batch for batch in found if len(batch) < 6]
     for row in set(range(600)) - set(rows):
         assert all(any(ids[row] in ids[batch] for ids in TEXTS[texts]) for batch in open_batches)

@@ -1,4 +1,4 @@
-"""Several sources in one training: each batch comes from one."""
+"""Training on several sources: each batch comes from one source."""
 
 import copy
 import json
@@ -18,7 +18,7 @@ from soft_trainer.training.sources import SourceSampler, batches_of
 
 @pytest.fixture
 def sources(dataset):
-    """16 rows in CodeSearchNet's columns and 8 in others."""
+    """Two sources: 16 rows with CodeSearchNet's columns, and 8 rows with other columns."""
     own = Dataset.from_dict({"anchor": dataset["docstring"][16:], "positive": dataset["code"][16:]})
     return {"csn": dataset.select(range(16)), "own": own}
 
@@ -65,7 +65,7 @@ def test_the_shares_of_batches():
         ("a=2", "the share of a must be a number between 0 and 1"),
         ("a", "the share of a must be a number"),
         ("a=0.5,b=0.5", "the shares of all sources must add up to 1"),
-        ("a=0.001", "has none of a"),
+        ("a=0.001", "has none from a"),
     ],
 )
 def test_shares_that_cannot_be(sampling, words):

@@ -1,4 +1,4 @@
-"""Evaluation during a training: its rows, several sets of them, and what reads its metrics."""
+"""Evaluation during training: evaluation rows, several sets, and features that use the metrics."""
 
 import contextlib
 
@@ -42,8 +42,8 @@ def test_missing_rows_or_urls_are_found_before_the_first_step(trainer_of, datase
     ("urls", "words"),
     [
         (["a", "b", "a"], "row 3 repeats the url of row 1: a"),
-        (["a", None, "b"], "codebase, row 2: column 'url', the id, is missing or empty"),
-        (["a", "", "b"], "codebase, row 2: column 'url', the id, is missing or empty"),
+        (["a", None, "b"], "codebase, row 2: the id, column 'url', is missing or empty"),
+        (["a", "", "b"], "codebase, row 2: the id, column 'url', is missing or empty"),
     ],
 )
 def test_a_corpus_without_one_url_a_code_is_refused(trainer_of, rows, urls, words):
@@ -97,7 +97,7 @@ def test_several_evaluation_sets_are_measured_apart_and_their_mean_chooses(train
     options = {"save_strategy": "steps", "save_steps": 1, "load_best_model_at_end": True, "learning_rate": 0.0}
     arguments = {"eval_dataset": sets, "codebase": corpora, "callbacks": callbacks}
     trainer = train(max_steps=6, arguments=arguments, **EVALUATED, **options)
-    # With a learning rate of 0 the first evaluation stays the best, and two without improvement stop the run.
+    # With a learning rate of 0, the first evaluation stays best, and two more evaluations stop the run.
     assert trainer.state.global_step == 3 and trainer.state.best_global_step == 1
     apart = [trainer.predict(sets[key], corpora[key]).metrics["test_mrr"] for key in sets]
     metrics = trainer.evaluate()
@@ -138,7 +138,7 @@ def test_a_schedule_that_watches_a_metric_steps_on_it(train):
     settings = {"mode": "max", "patience": 0, "eps": 0.0}
     options = {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": settings}
     trainer = train(learning_rate=1e-9, max_steps=4, **options, **EVALUATED)
-    # Nothing is learnt at such a rate, so every evaluation after the first lowers it.
+    # At this learning rate nothing is learned, so every evaluation after the first lowers the rate.
     rates = [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]
     assert rates == sorted(rates, reverse=True) and rates[-1] < 0.5 * rates[0]
 
@@ -164,7 +164,7 @@ def test_an_optimizer_with_two_sets_of_weights_is_asked_for_those_of_evaluation(
 
 
 def test_an_unplaced_model_is_placed_for_the_time_of_an_evaluation(trainer_of, monkeypatch):
-    # FSDP and DeepSpeed place the model when training begins. "meta" stands for their device.
+    # FSDP and DeepSpeed move the model when training begins. "meta" plays the role of the GPU.
     trainer, devices = trainer_of(), []
     monkeypatch.setattr(type(trainer.args), "device", torch.device("meta"))
     monkeypatch.setattr(type(trainer.model), "to", lambda model, device: devices.append(str(device)))

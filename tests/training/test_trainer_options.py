@@ -1,4 +1,4 @@
-"""Options and arguments of `Trainer` that people combine: each works as in any trainer."""
+"""Options and arguments of `transformers.Trainer` work as in `Trainer`, also in combination."""
 
 import copy
 import dataclasses
@@ -234,7 +234,7 @@ def test_options_may_change_after_the_constructor(trainer_of):
 
 
 def test_a_collator_that_is_set_after_the_constructor_is_used_again(trainer_of, tokenizer):
-    # The trainer makes its own collator from the options of the moment.
+    # The trainer makes the collator from the current options.
     trainer = trainer_of()
     trainer.args.gradient_cache_chunk_size = 3
     batch = batches_of(trainer)[0]
@@ -248,13 +248,13 @@ def test_a_model_in_half_precision_is_named(trainer_of, model, capsys, dtype):
     if dtype is torch.bfloat16:
         trainer.train()
         printed = capsys.readouterr().err
-        assert "the weights themselves are bfloat16" in printed and "bf16=True" in printed
+        assert "the trained weights are stored in bfloat16" in printed and "bf16=True" in printed
 
 
 @pytest.mark.slow
 def test_cosine_scores_without_a_scale_are_named(train, profile, capsys):
     train(arguments={"encoder": profile.replace(score_scale=1.0)})
-    assert "set score_scale, 20 for example" in capsys.readouterr().err
+    assert "set score_scale, for example 20" in capsys.readouterr().err
     train()
     assert "score_scale" not in capsys.readouterr().err
 
@@ -327,11 +327,11 @@ def test_early_stopping_resumes_where_it_was(trainer_of):
         callbacks = [EstimatorCallback(BM25Estimator()), EarlyStoppingCallback(3)]
         trainer = trainer_of(learning_rate=0.0, save_total_limit=9, arguments={"callbacks": callbacks}, **options)
         trainer.train(checkpoint and str(Path(trainer.args.output_dir, checkpoint)))
-        # With a learning rate of 0 the first evaluation stays the best, and three without improvement stop the run.
+        # With a learning rate of 0, the first evaluation stays best, and three more evaluations stop the run.
         assert trainer.state.global_step == 4
 
 
-# ---- Estimators of one's own ----
+# ---- Users' estimators ----
 
 
 def test_a_split_of_several_codes_and_queries_trains(trainer_of, dataset):

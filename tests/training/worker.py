@@ -1,6 +1,7 @@
-"""Trains tiny encoders, one case after another, as one of several processes or as the only one.
+"""Trains tiny encoders, one case after another, in one process or in one of several.
 
-worker.py FOLDER CASES.json SECONDS: the JSON has options by case; a case that takes longer ends the process.
+Usage: worker.py FOLDER CASES.json SECONDS. The JSON file maps cases to options. A case that takes longer than SECONDS
+ends the process.
 """
 
 import faulthandler
@@ -43,7 +44,7 @@ COMMON = {
 
 
 class ExactInitialModel(InitialModelEstimator):
-    """Multiplies in float64. In float32, a product depends on the number of rows, which processes share."""
+    """Computes similarities in float64. In float32, a product depends on the number of rows that a process has."""
 
     def _scores(self, rows, columns):
         left, right = (torch.from_numpy(np.asarray(each, dtype=np.float64)) for each in (rows, columns))
@@ -51,7 +52,7 @@ class ExactInitialModel(InitialModelEstimator):
 
 
 class RecordingTrainer(SoftInfoNCETrainer):
-    """Keeps the training rows of every step of this process, which gets a SIGTERM after `terminated_at` steps."""
+    """Records the training rows of every step, and sends SIGTERM to this process after `terminated_at` steps."""
 
     terminated_at = None
 
@@ -63,7 +64,7 @@ class RecordingTrainer(SoftInfoNCETrainer):
 
 
 def train(folder: Path, name: str, options: dict, results: Path) -> None:
-    """Trains, and writes the rows, losses and metrics of this process; the main one writes the encoder too."""
+    """Trains, and writes this process's rows, losses and metrics. The main process also writes the encoder."""
     torch.set_num_threads(1)
     rank = int(os.environ.get("RANK", 0))
     world_size = int(os.environ.get("WORLD_SIZE", 1))
@@ -111,7 +112,7 @@ def train(folder: Path, name: str, options: dict, results: Path) -> None:
 
 
 def shard_on_cpus() -> None:
-    """Makes `accelerate` look for FSDP's plugin, which it otherwise does only on GPUs."""
+    """Makes `accelerate` use FSDP's plugin on CPUs; by default, it uses the plugin only on GPUs."""
     start = state.PartialState.__init__
 
     def start_as_on_gpus(self, *arguments, **options) -> None:

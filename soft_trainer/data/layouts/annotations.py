@@ -1,4 +1,4 @@
-"""Reads lists of graded pairs: the annotations of the CodeSearchNet challenge, and relevance.jsonl."""
+"""Reads graded relevance judgments: the CodeSearchNet challenge's `annotationStore.csv`, and `relevance.jsonl`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from soft_trainer.errors import UserError
 from soft_trainer.files import UNREADABLE, open_text, read_json_lines
 from soft_trainer.source.languages import CODESEARCHNET_LANGUAGES
 
-MAX_RELEVANCE = 1000  # beyond it, nDCG's gain of 2^relevance would overflow
+MAX_RELEVANCE = 1000  # above, nDCG's gain of 2^relevance would overflow
 
 
 def read_annotations(path: Path, languages: Sequence[str]) -> list[Judgment]:
-    """Reads the CodeSearchNet challenge's judgments in some languages. Queries are lower-cased, as published."""
+    """Reads the CodeSearchNet challenge's judgments in `languages`. Queries are lower-cased, as published."""
     known = languages or CODESEARCHNET_LANGUAGES
 
     def read(row: dict) -> Judgment | None:
@@ -34,7 +34,7 @@ def read_annotations(path: Path, languages: Sequence[str]) -> list[Judgment]:
 
 
 def read_relevance(path: Path, languages: Sequence[str]) -> list[Judgment]:
-    """Reads the lines of relevance.jsonl."""
+    """Reads judgments from `relevance.jsonl`, where each line has `query`, `url` and `relevance`."""
     lines = read_json_lines(path)
     language = None
     if languages:

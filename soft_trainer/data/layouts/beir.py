@@ -20,16 +20,16 @@ TEXT_FILES = ("corpus.jsonl", "queries.jsonl")
 
 
 def is_beir(folder: Path) -> bool:
-    """Returns True if a folder has BEIR's layout."""
+    """Returns True if a folder has BEIR's layout: a corpus, queries and at least one file in `qrels`."""
     return {*TEXT_FILES} <= files_of(folder).keys() and bool(_qrels(folder))
 
 
 def load_beir(folder: str | Path) -> dict[str, Split]:
-    """Reads train, valid and test from a BEIR folder. Splits without judgments are excluded.
+    """Reads train, valid and test from a BEIR folder. A split without judgments is skipped.
 
-    A code's text begins with its title, if it has one. A split contains the queries for which it judges at least one
-    code relevant. Valid and test search the whole corpus of the folder. The corpus of train has only judged codes, so
-    that answers from other splits never become negatives.
+    A code's text is its title, if any, followed by its text. A split contains the queries with at least one relevant
+    code. Valid and test use the whole corpus. Train's corpus has only the codes that train judges, so that relevant
+    codes from other splits never become negatives.
 
     Raises:
         UserError: a file cannot be read, or it mentions an unknown query or code. The message gives the file and the
@@ -48,7 +48,7 @@ def load_beir(folder: str | Path) -> dict[str, Split]:
 
 
 def _qrels(folder: Path) -> dict[str, Path]:
-    """Returns the judgment file for each split."""
+    """Returns the path of the judgments in `qrels`, keyed by split."""
 
     def split_of(name: str) -> str | None:
         return SPLIT_NAMES.get(name.removesuffix(".tsv")) if name.endswith(".tsv") else None
@@ -58,13 +58,17 @@ def _qrels(folder: Path) -> dict[str, Path]:
 
 
 def _rows(path: Path, column: str) -> tuple[list[str], Dataset]:
-    """Reads ids and rows. The columns are `column`, its tokens and, if any row has one, `language`."""
+    """Reads `corpus.jsonl` or `queries.jsonl`.
+
+    Returns:
+        The ids, and rows with the text as `column`, its tokens and, if any row has one, the language.
+    """
     rows = {}
     for place, row in read_json_lines(path):
         name = row.get("_id")
         text = row.get("text")
         if not isinstance(name, str) or not isinstance(text, str):
-            raise UserError(f"{place}: expected BEIR's columns _id and text, both texts")
+            raise UserError(f"{place}: expected BEIR's columns _id and text, both strings")
         if name in rows:
             raise UserError(f"{place}: repeats the _id {name!r}")
         whole = f"{row.get('title') or ''} {text}".strip()
@@ -80,9 +84,9 @@ def _rows(path: Path, column: str) -> tuple[list[str], Dataset]:
 
 
 def _grades(path: Path, query_ids: list[str], code_ids: list[str]) -> pd.DataFrame:
-    """Reads the grade of each pair. The columns are `query` and `code`, both row numbers, and `grade`.
+    """Reads a judgment file as a table with the columns `query` and `code`, both row indices, and `grade`.
 
-    If several lines are about the same pair, the last one is used.
+    If several lines judge the same pair, the last line counts.
     """
     query_rows = pd.Index(query_ids)
     code_rows = pd.Index(code_ids)
@@ -98,7 +102,7 @@ def _grades(path: Path, query_ids: list[str], code_ids: list[str]) -> pd.DataFra
 
 
 def _lines(path: Path) -> Iterator[tuple[str, tuple[str, str, float]]]:
-    """Yields the location, the query id, the code id and the score from each line."""
+    """Yields (location, (query id, code id, score)) for each line of a judgment file."""
     try:
         with open_text(path, newline="") as file:
             for number, values in enumerate(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE), 1):

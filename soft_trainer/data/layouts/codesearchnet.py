@@ -1,4 +1,4 @@
-"""Reads rows with CodeSearchNet's columns from the Hub or from a folder of JSON lines."""
+"""Reads rows with CodeSearchNet's columns from the Hub or from a folder of JSON Lines files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from soft_trainer.terminal import nearest_file, print_on_main
 TEXTS = ("repo", "path", "func_name", "original_string", "language", "code", "docstring", "url", "partition")
 TOKEN_LISTS = ("code_tokens", "docstring_tokens")
 FEATURES = Features({name: Value("string") for name in TEXTS} | {name: List(Value("string")) for name in TOKEN_LISTS})
-# A user's file may also have `negatives`: urls or texts of codes that are wrong for the row's query.
+# A user's file may also have `negatives`: urls or texts of codes that do not answer the row's query.
 FILE_FEATURES = Features(FEATURES | {"source": Value("string"), "negatives": List(Value("string"))})
 
 HUB_COLUMNS = {
@@ -48,7 +48,7 @@ WRITTEN_AT_ONCE = 1000  # rows
 
 
 def is_codesearchnet(folder: Path) -> bool:
-    """Returns True if all of a folder's splits are JSON lines in CodeSearchNet's columns. The first row decides."""
+    """Returns True if a folder has only JSON Lines files named after splits, with CodeSearchNet's columns in row 1."""
     files = files_of_splits(folder, _split_of)
     if not files or files != row_files(folder):
         return False  # a split has another name or format, such as `dev.jsonl` or `test.csv`
@@ -61,7 +61,7 @@ def is_codesearchnet(folder: Path) -> bool:
 
 
 def load_folder(folder: str | Path, splits: Sequence[str] = SPLITS) -> DatasetDict:
-    """Reads a folder's splits from `SPLIT.jsonl` or `SPLIT.jsonl.gz`. The rows are cached and memory-mapped.
+    """Reads splits from a folder with files such as `train.jsonl` or `test.jsonl.gz`. Caches and memory-maps the rows.
 
     Args:
         splits: the splits to read. A split without a file is skipped.
@@ -81,7 +81,7 @@ def _split_of(name: str) -> str | None:
 
 
 def load_jsonl(path: Path) -> Dataset:
-    """Reads CodeSearchNet's columns and `negatives` from JSON lines, plain or gzipped.
+    """Reads CodeSearchNet's columns and `negatives` from a JSON Lines file, plain or gzipped.
 
     Raises:
         UserError: a row is not a JSON object, or a value has the wrong type. The message gives the file and the row.
@@ -103,12 +103,12 @@ def load_jsonl(path: Path) -> Dataset:
         return Dataset.from_file(str(stored))
 
     rows = cached_dataset(made_from, build)
-    # Without its empty columns, the data set is read from other columns instead (see `text_column`).
+    # An empty column is removed, so that the text is read from another column (see `text_column`).
     return rows.remove_columns([name for name in FILE_FEATURES if rows.data.column(name).null_count == len(rows)])
 
 
 def _read_rows(path: Path) -> Iterator[dict]:
-    """Yields rows with all columns of FILE_FEATURES. The value of a missing column is None."""
+    """Yields the rows of a JSON Lines file with exactly the columns of FILE_FEATURES. Missing values are None."""
     for place, row in read_json_lines(path):
         values = {name: row.get(name) for name in FILE_FEATURES}
         for name, value in values.items():
@@ -121,23 +121,24 @@ def _read_rows(path: Path) -> Iterator[dict]:
             if value is not None and not isinstance(value, kind):
                 raise UserError(f"{place}: {name} is {type(value).__name__}, expected {kind.__name__}")
             if kind is list and not all(isinstance(item, str) for item in value or ()):
-                raise UserError(f"{place}: {name} holds a value that is not text")
+                raise UserError(f"{place}: {name} contains a value that is not text")
         yield values
 
 
 def load_hub(name: str, configuration: str | None = None, revision: str | None = None) -> dict[str, Dataset]:
-    """Reads the splits of a data set on the Hub, or of a folder that `--push_data_to_hub` pushed there.
+    """Reads the splits of a data set on the Hub, including data sets that `--push_data_to_hub` pushed.
 
-    CodeSearchNet's columns get the names that its JSON lines use. If no split has a known name, all rows are train.
+    CodeSearchNet's columns on the Hub are renamed as in its JSON Lines files. If no split has a recognised name, all
+    rows become train.
 
     Args:
-        configuration: a part of the data set, such as a language of CodeSearchNet. For a pushed folder, it selects
-            rows by their column `language`.
+        configuration: the data set's configuration, such as a language of CodeSearchNet. If `--push_data_to_hub` made
+            the data set, it selects rows by the column `language`.
         revision: a branch, tag or commit.
 
     Raises:
-        UserError: this is not a name on the Hub, the data set does not exist, the Hub cannot be reached, or no row has
-            the language.
+        UserError: `name` is not a name on the Hub, the data set does not exist, the Hub cannot be reached, or no row
+            is in the language.
     """
     if not HUB_NAME.fullmatch(name):
         raise UserError(f"{name}: no such folder or file, and not a name on the Hub (USER/NAME){nearest_file(name)}")
@@ -154,12 +155,12 @@ def load_hub(name: str, configuration: str | None = None, revision: str | None =
         loaded[split] = rows_in(rows, configuration)
         if not loaded[split]:
             others = ", ".join(sorted(set(rows["language"][:]) - {None}))
-            raise UserError(f"{name}: {split} has no row in {configuration}, only {others}; choose with language")
+            raise UserError(f"{name}: {split} has no rows in {configuration}, only in {others}; set language")
     return dict(loaded)
 
 
 def _as_files(rows: Dataset) -> Dataset:
-    """Gives CodeSearchNet's columns on the Hub the names that they have in its files. Other rows stay as they are."""
+    """Renames CodeSearchNet's columns on the Hub as in its files: `whole_func_string` becomes `original_string`."""
     rows = rows.rename_columns({old: new for old, new in HUB_COLUMNS.items() if old in rows.column_names})
     if FEATURES.keys() <= {*rows.column_names}:
         return rows.select_columns(list(FEATURES)).cast(FEATURES)
@@ -167,7 +168,7 @@ def _as_files(rows: Dataset) -> Dataset:
 
 
 def _pushed_folder(name: str, revision: str | None) -> Path | None:
-    """Returns a local copy of a data set that was pushed as a folder of JSON lines, or None if it was not."""
+    """Downloads a data set with files such as `train.jsonl.gz`, or returns None if it has no such files."""
     patterns = ["README.md"]  # without any match, the client would print a warning
     for split in SPLITS:
         patterns += [f"{split}.jsonl", f"{split}.jsonl.gz"]
@@ -181,14 +182,14 @@ def _pushed_folder(name: str, revision: str | None) -> Path | None:
 
 
 def corpus_of(parts: Sequence[Dataset]) -> Dataset:
-    """Returns a corpus made from rows, with each url once."""
+    """Concatenates data sets to a corpus, and keeps only the first row of each url."""
     rows = concatenate_datasets(list(parts))
     repeated = pd.Series(rows["url"][:]).duplicated().to_numpy()
     return rows.select(np.flatnonzero(~repeated))
 
 
 def select_by_urls(splits: Mapping[str, Split], folder: str | Path) -> dict[str, Split]:
-    """Makes splits from lists of urls. `folder/SPLIT.txt` lists the rows of `splits` that belong to SPLIT.
+    """Regroups the rows of `splits` by lists of urls: `folder/SPLIT.txt` lists the urls that belong to SPLIT.
 
     As in the published code, urls without a row are dropped. Their number is printed.
 
@@ -211,7 +212,7 @@ def select_by_urls(splits: Mapping[str, Split], folder: str | Path) -> dict[str,
         urls = dict.fromkeys(filter(None, map(str.strip, path.read_text().splitlines())))
         numbers = [first[url] for url in urls if url in first]
         if dropped := len(urls) - len(numbers):
-            print_on_main(f"{path.name}: {dropped:,} of {len(urls):,} urls have no row and are dropped")
+            print_on_main(f"{path.name}: dropped {dropped:,} of {len(urls):,} urls, which have no row")
         chosen[split] = rows.select(numbers)
     corpus = flat(chosen.pop("codebase"))
     found = {"train": Split.from_pairs(chosen.pop("train"))}

@@ -1,4 +1,4 @@
-"""Reads the published files of CoSQA and CoSQA+. Rows get CodeSearchNet's columns; tokens are split at white space."""
+"""Reads the published files of CoSQA and CoSQA+ into splits with CodeSearchNet's columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from soft_trainer.data.layouts.graded import entries_of, graded_split, parsed, p
 from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
 
-# The files with the queries, codes and pairs of CoSQA+. If both files of pairs exist, the first, smaller one is read.
+# The files with the queries, codes and pairs of CoSQA+. If both files of pairs exist, the first one, which is smaller,
+# is read.
 _PLUS = (
     ("test_agent_query.json", "test_agent_codebase.json", "test_agent_pairs_true.json"),
     ("test_agent_query.json", "test_agent_codebase.json", "test_agent_pairs.json"),
@@ -31,17 +32,21 @@ _LANGUAGE = "python"
 
 
 def has_cosqa(files: Mapping[str, Path]) -> bool:
-    """Returns True if a folder has files of CoSQA."""
+    """Returns True if a folder's files include a file of CoSQA."""
     return any(_cosqa_name(name) or name in _COSQA_CODES for name in files)
 
 
 def has_cosqa_plus(files: Mapping[str, Path]) -> bool:
-    """Returns True if a folder has files of CoSQA+."""
+    """Returns True if a folder's files include a file of CoSQA+."""
     return not files.keys().isdisjoint(itertools.chain(*_PLUS))
 
 
 def load_cosqa(folder: Path, files: Mapping[str, Path]) -> dict[str, Split]:
-    """Returns CoSQA's splits. Codes are identified by their numbers in `code_idx_map`."""
+    """Reads CoSQA's splits from a folder. A code's id is its number in `code_idx_map`.
+
+    Args:
+        files: the result of `files_of` for the folder.
+    """
     found = files_of_splits(folder, _cosqa_name)
     codes = files.get(_COSQA_CODES[0]) or files.get(_COSQA_CODES[1])
     if found:
@@ -49,7 +54,7 @@ def load_cosqa(folder: Path, files: Mapping[str, Path]) -> dict[str, Split]:
     else:
         missing = "cosqa-retrieval-dev*.json or -test*.json"
     if codes is None or not found:
-        raise UserError(f"{folder}: CoSQA needs {missing} as well, plain or as .gz")
+        raise UserError(f"{folder}: CoSQA also needs {missing}, plain or as .gz")
     numbers = entries_of(codes, dict)
     row_of = {int(number): row for row, number in enumerate(numbers.values())}
     if len(row_of) < len(numbers):
@@ -59,13 +64,18 @@ def load_cosqa(folder: Path, files: Mapping[str, Path]) -> dict[str, Split]:
 
 
 def _cosqa_name(name: str) -> str | None:
-    """Returns the split of a file of CoSQA's queries, or None for other files."""
+    """Returns a CoSQA file's split, such as "valid" for `cosqa-retrieval-dev-500.json`, or None for other files."""
     match = _COSQA.fullmatch(name)
     return match and SPLIT_NAMES[match[1]]
 
 
 def _cosqa_split(path: Path, corpus: Dataset, row_of: Mapping[int, int], judged_codes: bool) -> Split:
-    """Returns one file's entries as queries with one relevant code each. Pairs with label 0 are excluded."""
+    """Reads one file of CoSQA as queries with one relevant code each. Skips pairs with label 0.
+
+    Args:
+        row_of: the corpus row of each code number.
+        judged_codes: whether the corpus keeps only codes that the file mentions.
+    """
 
     def read(entry: dict) -> tuple[dict, int] | None:
         row = query_row(entry["doc"], _LANGUAGE)
@@ -85,26 +95,30 @@ def _cosqa_split(path: Path, corpus: Dataset, row_of: Mapping[int, int], judged_
 
 
 def load_cosqa_plus(folder: Path, files: Mapping[str, Path]) -> Split:
-    """Returns CoSQA+'s queries and corpus."""
+    """Reads the queries, the corpus and the relevant pairs of CoSQA+ from a folder.
+
+    Args:
+        files: the result of `files_of` for the folder.
+    """
     names = max(_PLUS, key=lambda names: len(files.keys() & {*names}))
     missing = [name for name in names if name not in files]
     if missing:
-        raise UserError(f"{folder}: CoSQA+ needs {' and '.join(missing)} as well, plain or as .gz")
+        raise UserError(f"{folder}: CoSQA+ also needs {' and '.join(missing)}, plain or as .gz")
     queries, codes, pairs = map(files.get, names)
     texts = {number: (_LANGUAGE, text, number) for number, text in _numbered(queries, "query").items()}
     corpus = _corpus(codes, _numbered(codes, "code"))
     labels = parsed_list(pairs, lambda row: (int(row["query-idx"]), str(int(row["code-idx"])), int(row["label"])))
-    # The same file has the pairs of training and dev queries.
+    # The file also contains pairs of training and dev queries, which are skipped.
     right = [(texts[query], code, 1.0) for query, code, label in labels if label and query in texts]
     return graded_split(right, corpus, pairs, queries=texts.values())
 
 
 def _numbered(path: Path, name: str) -> dict[int, str]:
-    """Reads a list of {"NAME-idx": number, NAME: text}, and returns the texts keyed by number."""
+    """Reads a JSON list of `{"NAME-idx": number, "NAME": text}`, and returns the texts keyed by number."""
 
     def read(row: dict) -> tuple[int, str]:
         if not isinstance(row[name], str):
-            raise UserError(f"{name} is {row[name]!r}, expected a text")
+            raise UserError(f"{name} is {row[name]!r}, expected a string")
         return int(row[f"{name}-idx"]), row[name]
 
     pairs = parsed_list(path, read)
@@ -115,7 +129,7 @@ def _numbered(path: Path, name: str) -> dict[int, str]:
 
 
 def _corpus(path: Path, texts: Mapping[int, str]) -> Dataset:
-    """Returns the corpus of a file's codes, which are keyed by number."""
+    """Makes a corpus with CodeSearchNet's columns from a file's codes, keyed by number."""
     return Dataset.from_list(parsed(((path, entry) for entry in texts.items()), lambda entry: _code_row(*entry)))
 
 

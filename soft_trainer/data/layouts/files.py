@@ -1,4 +1,4 @@
-"""Finds the files of a folder and the split that each belongs to, for every layout."""
+"""Finds the files in a folder of data, and the split (train, valid, test or codebase) that each file belongs to."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ SPLIT_NAMES = {
     "train": "train", "training": "train", "valid": "valid", "validation": "valid", "val": "valid", "dev": "valid",
     "test": "test", "codebase": "codebase", "corpus": "codebase",
 }  # fmt: skip
-SHARD = re.compile(r"-\d+-of-\d+$")  # in the names of the Hub's files, `train-00000-of-00002.parquet`
+SHARD = re.compile(r"-\d+-of-\d+$")  # in file names on the Hub, such as `train-00000-of-00002.parquet`
 
 
 def files_of(folder: Path) -> dict[str, Path]:
-    """Returns a folder's files, keyed by name without `.gz`. A plain file takes precedence over its gzipped copy."""
+    """Returns the paths of a folder's files, keyed by name without `.gz`. A plain file hides its gzipped copy."""
     if not folder.is_dir():
         return {}
     paths = sorted(filter(Path.is_file, folder.iterdir()), reverse=True)
@@ -28,13 +28,13 @@ def files_of(folder: Path) -> dict[str, Path]:
 
 
 def files_of_splits(folder: Path, split_of: Callable[[str], str | None]) -> dict[str, list[Path]]:
-    """Returns the files of each split that has any. Several files are shards of one.
+    """Returns the paths of a folder's files, keyed by split. A split has several files only if they are shards.
 
     Args:
-        split_of: returns the split of a file, given its name without `.gz`, or None for other files.
+        split_of: returns the split of a file from its name without `.gz`, or None for other files.
 
     Raises:
-        UserError: two files that are not shards of one have the rows of the same split.
+        UserError: a split has several files that are not shards, such as `train.csv` and `train.jsonl`.
     """
     found: dict[str, list[Path]] = {}
     for name, path in files_of(folder).items():
@@ -47,7 +47,7 @@ def files_of_splits(folder: Path, split_of: Callable[[str], str | None]) -> dict
 
 
 def check_shards(paths: list[Path], split: str) -> None:
-    """Raises UserError if several files of a split are not shards of one."""
+    """Raises UserError if a split has several files that are not shards, such as `train.csv` and `train.jsonl`."""
     kinds = set()
     for path in paths:
         name, *endings = path.name.removesuffix(".gz").split(".")
@@ -55,4 +55,4 @@ def check_shards(paths: list[Path], split: str) -> None:
         kinds.add((whole, *endings, path if shards == 0 else ""))
     if len(kinds) > 1:
         names = " and ".join(path.name for path in paths[:2])
-        raise UserError(f"{paths[0].parent}: {names} both have rows of {split}: keep one of them")
+        raise UserError(f"{paths[0].parent}: {names} both contain rows of {split}: keep one of them")

@@ -1,4 +1,4 @@
-"""Makes splits from graded pairs of a query and a code, and parses the files of the layouts that have them."""
+"""Makes splits from graded judgments, and parses the entries of files with graded judgments."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ Judgment = tuple[tuple, str, float]  # query (language, text and, if texts repea
 
 
 def split_of_grades(queries: Dataset, corpus: Dataset, grades: pd.DataFrame, path: Path, judged_codes: bool) -> Split:
-    """Makes a split from the queries that have a relevant code.
+    """Makes a split from graded pairs of row indices. Skips queries without a relevant code (a grade above 0).
 
     Args:
-        grades: the columns `query` and `code`, both row numbers, and `grade`.
+        grades: a table with the columns `query` and `code`, both row indices, and `grade`.
         path: the file with the grades, for messages.
-        judged_codes: whether the corpus keeps only judged codes.
+        judged_codes: whether the corpus keeps only codes that occur in `grades`.
+
+    Raises:
+        UserError: no query has a relevant code.
     """
     answered = np.unique(grades["query"][grades["grade"] > 0])
     if not len(answered):
-        raise UserError(f"{path}: no query has a relevant code, a score above 0")
+        raise UserError(f"{path}: no query has a relevant code (a score above 0)")
     asked = grades["query"].nunique()
     if len(answered) < asked:
         print_on_main(f"{path}: {asked - len(answered):,} of {asked:,} queries have no relevant code")
@@ -43,7 +46,18 @@ def split_of_grades(queries: Dataset, corpus: Dataset, grades: pd.DataFrame, pat
 def graded_split(
     judgments: Iterable[Judgment], corpus: Dataset, path: Path, gain: str = "linear", queries: Iterable[tuple] = ()
 ) -> Split:
-    """Makes a split from the queries that have a relevant code in the corpus, in the order of `queries`."""
+    """Makes a split from graded (query, url, grade) judgments. Averages the grades if a pair has several.
+
+    Judgments about codes outside the corpus are ignored. Queries without a relevant code in the corpus are skipped.
+
+    Args:
+        path: the file with the judgments, for messages.
+        gain: how nDCG uses grades; see `Judgments`.
+        queries: queries that come first, in this order.
+
+    Raises:
+        UserError: no query has a relevant code in the corpus.
+    """
     grades: dict[tuple, dict[str, list[float]]] = {query: {} for query in queries}
     for query, url, grade in judgments:
         grades.setdefault(query, {}).setdefault(url, []).append(grade)
@@ -61,20 +75,20 @@ def graded_split(
             rows.append(query_row(text, language))
     if not rows:
         raise UserError(
-            f"{path}: none of {len(grades):,} queries has a relevant code in the corpus of {len(corpus):,}; judgments "
-            "must use the urls of the corpus, and of annotationStore.csv only rows in language are read"
+            f"{path}: none of {len(grades):,} queries has a relevant code in the corpus of {len(corpus):,} codes; "
+            "judgments must use the urls of the corpus, and annotationStore.csv is read only for the given language"
         )
     if absent or len(rows) < len(grades):
         without = len(grades) - len(rows)
         print_on_main(
-            f"{path.name}: {absent:,} judged codes are not in the corpus and are ignored; {without:,} of "
-            f"{len(grades):,} queries have no relevant code there and are skipped"
+            f"{path.name}: ignored {absent:,} judged codes, which are not in the corpus; skipped {without:,} of "
+            f"{len(grades):,} queries, which have no relevant code there"
         )
     return Split.from_grades(Dataset.from_list(rows), corpus, np.array(pairs), means, gain)
 
 
 def entries_of(path: Path, kind: type):
-    """Reads a JSON file. Raises UserError unless it contains a non-empty `kind`, which is `list` or `dict`."""
+    """Reads a JSON file that must contain a non-empty `kind`, `list` or `dict`. Raises UserError if it does not."""
     content = read_json(path, kind)
     if not content:
         raise UserError(f"{path}: no rows")
@@ -82,13 +96,13 @@ def entries_of(path: Path, kind: type):
 
 
 def parsed_list(path: Path, read: Callable) -> list:
-    """Parses the entries of a JSON list. Raises UserError with the number of an entry that cannot be parsed."""
+    """Applies `read` to each entry of a JSON list in a file. Raises UserError with the number of an invalid entry."""
     entries = enumerate(entries_of(path, list), 1)
     return parsed(((f"{path}, entry {number}", entry) for number, entry in entries), read)
 
 
 def parsed(entries: Iterable[tuple[object, object]], read: Callable) -> list:
-    """Parses all entries. Raises UserError with the location of an entry that cannot be parsed."""
+    """Applies `read` to each (location, entry). Raises UserError with the location of an invalid entry."""
     rows = []
     for place, entry in entries:
         try:
@@ -97,13 +111,13 @@ def parsed(entries: Iterable[tuple[object, object]], read: Callable) -> list:
             if isinstance(error, UserError):
                 reason = error
             else:
-                reason = f"not as published: {error!r}"
+                reason = f"not in the published format: {error!r}"
             raise UserError(f"{place}: {reason}") from None
     return rows
 
 
 def query_row(query: str, language: str | None) -> dict:
-    """Returns a row of queries. Raises UserError if the text is blank."""
+    """Makes a query's row with CodeSearchNet's columns. Raises UserError if the text is blank."""
     if not query.strip():
         raise UserError("the query is blank")
     return {"docstring": query, "docstring_tokens": query.split(), "language": language}

@@ -1,4 +1,4 @@
-"""Loads data sets from the Hub, from their files or from the Hub's Parquet conversion."""
+"""Loads data sets from the Hub, either from their files or from the Hub's Parquet conversion."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from soft_trainer.encoders.hub_files import hub_or_cache, not_cached
 from soft_trainer.errors import UserError
 from soft_trainer.terminal import shortened
 
-PARQUET_BRANCH = "refs/convert/parquet"  # of converted data sets; its files are CONFIGURATION/SPLIT/0000.parquet
+PARQUET_BRANCH = "refs/convert/parquet"  # the Hub's conversion of a data set: CONFIGURATION/SPLIT/0000.parquet
 
 
 def load_published(name: str, configuration: str | None = None, revision: str | None = None) -> DatasetDict:
-    """Loads the splits of a data set on the Hub, or of one configuration of that data set.
+    """Loads the splits of a data set on the Hub, or of one of its configurations.
 
-    `datasets` no longer runs loading scripts. If a data set needs one, or lacks the configuration, the Hub's Parquet
-    conversion is read.
+    `datasets` no longer runs loading scripts. If a data set needs a script, or lacks the configuration, the Hub's
+    Parquet conversion is read instead.
 
     Raises:
         UserError: the data set cannot be read.
@@ -38,7 +38,7 @@ def load_published(name: str, configuration: str | None = None, revision: str | 
 
 
 def _converted_files(name: str, configuration: str) -> dict[str, list[str]]:
-    """Returns local copies of the Hub's Parquet files, keyed by split, or {} if it has none for this configuration."""
+    """Downloads the Hub's Parquet conversion of a configuration. Returns paths keyed by split, {} if there is none."""
     pattern = f"{configuration}/*/*.parquet"
     try:
         folder = snapshot_download(name, repo_type="dataset", revision=PARQUET_BRANCH, allow_patterns=pattern)
@@ -51,19 +51,19 @@ def _converted_files(name: str, configuration: str) -> dict[str, list[str]]:
 
 
 def is_public(name: str) -> bool:
-    """Returns True if anybody can read a data set on the Hub, and False if the Hub cannot be asked."""
+    """Returns True if a data set on the Hub is neither private nor gated, False otherwise or if the Hub is offline."""
     try:
         return not HfApi(token=False).dataset_info(name).gated
-    except (OSError, HTTPError):  # private data sets do not exist for somebody without a token
+    except (OSError, HTTPError):  # without a token, a private data set does not seem to exist
         return False
 
 
 @contextmanager
 def reading_hub(name: str) -> Iterator[None]:
-    """Turns any error into one line with the data set's name and the alternatives to the Hub.
+    """Turns any error while reading a data set from the Hub into a one-line UserError that suggests alternatives.
 
     Raises:
-        UserError: the body failed.
+        UserError: the body raised an exception.
     """
     with hub_or_cache():
         try:
@@ -77,5 +77,5 @@ def reading_hub(name: str) -> Iterator[None]:
             reason = shortened(str(cause), 200) or type(error).__name__
             raise UserError(
                 f"{name} cannot be read from the Hub: {reason}; set HF_TOKEN for a private data set, or train without "
-                f"the Hub: data_dir takes a folder of rows, source_dir a source tree"
+                "the Hub: set data_dir to a folder of rows, or source_dir to a source tree"
             ) from error

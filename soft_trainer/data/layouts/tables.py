@@ -20,8 +20,8 @@ from soft_trainer.fingerprints import file_fingerprint, fingerprint
 
 FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 READ_AS = {"csv": {"keep_default_na": False, "na_values": [""]}}  # `null` and `NA` are ordinary words
-# What `datasets` says of a file with only a header and of an empty saved data set, pandas of an empty file, and Arrow
-# of an empty Parquet file.
+# Parts of error messages about missing rows: from `datasets` for a file with only a header and for an empty saved data
+# set, from pandas for an empty file, and from Arrow for an empty Parquet file.
 WITHOUT_ROWS = (
     "corresponds to no data",
     "list index out of range",
@@ -32,29 +32,33 @@ HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def is_saved(folder: Path) -> bool:
-    """Returns True if a folder was written by `save_to_disk`."""
+    """Returns True if a folder contains a data set that `Dataset.save_to_disk` wrote."""
     return any((folder / name).is_file() for name in ("dataset_dict.json", "dataset_info.json"))
 
 
 def format_of(name: str) -> str | None:
-    """Returns the format of a file of rows, or None for other kinds of files."""
+    """Returns a file's format by its name ("json", "csv" or "parquet"), or None if it is not a file of rows."""
     return FORMATS.get(Path(name.removesuffix(".gz")).suffix.lower())
 
 
 def split_of(name: str) -> str | None:
-    """Returns the split that a file is named after, or None if its name has no split."""
+    """Returns the split that a file's name refers to, such as "valid" for `dev.csv`, or None for other names."""
     return SPLIT_NAMES.get((_base(name) or "").lower())
 
 
 def _base(name: str) -> str | None:
-    """Returns the name of a file of rows without endings and the number of its shard, or None for other files."""
+    """Strips endings and shard number from a file name: `train-00000-of-00002.parquet` becomes `train`.
+
+    Returns:
+        None if the file is not a file of rows.
+    """
     if format_of(name):
         return SHARD.sub("", name.split(".")[0])
     return None
 
 
 def read_splits(path: Path) -> dict[str, Dataset]:
-    """Reads the splits of a file, a folder of files, or a folder written by `save_to_disk`.
+    """Reads rows, keyed by split, from a file, a folder of files, or a folder written by `save_to_disk`.
 
     Raises:
         UserError: the rows cannot be read.
@@ -68,7 +72,10 @@ def read_splits(path: Path) -> dict[str, Dataset]:
 
 
 def named_splits(loaded: Mapping[str, Dataset]) -> dict[str, Dataset]:
-    """Renames splits to the names that this package uses. If none has a known name, all rows become `train`."""
+    """Renames splits such as `dev` or `validation` to `train`, `valid`, `test` and `codebase`.
+
+    Splits with other names are skipped. If no name is recognised, all rows become `train`.
+    """
     plain = {name: with_plain_text(rows) for name, rows in loaded.items()}
     splits = {SPLIT_NAMES[name]: rows for name, rows in plain.items() if name in SPLIT_NAMES}
     return splits or {"train": concatenate_datasets(list(plain.values()))}
@@ -76,7 +83,7 @@ def named_splits(loaded: Mapping[str, Dataset]) -> dict[str, Dataset]:
 
 @contextmanager
 def _reading(source: str | Path) -> Iterator[None]:
-    """Turns an error in its body into a one-line UserError with the file, folder or name that cannot be read."""
+    """Turns an error while reading `source` into a one-line UserError that begins with `source`."""
     try:
         yield
     except UserError:
@@ -85,13 +92,13 @@ def _reading(source: str | Path) -> Iterator[None]:
         reason = (str(error.__cause__ or error).strip() or "it has no rows").splitlines()[0]
         if any(words in reason for words in WITHOUT_ROWS):
             reason = "it has no rows"
-        if "Error tokenizing data" in reason:  # pandas gives the line where it noticed the error
+        if "Error tokenizing data" in reason:  # pandas reports the line where it noticed the error
             reason += "; look for a missing quote or an extra comma there, or a missing quote above"
         raise UserError(f"{source}: cannot be read: {reason}") from error
 
 
 def with_plain_text(rows: Dataset) -> Dataset:
-    """Casts `large_string` columns, which pandas and polars write, to `string`, so that tables can be joined."""
+    """Casts `large_string` columns, which pandas and polars write, to `string`, so that tables can be concatenated."""
     large = Value("large_string")
     plain = Value("string")
     tokens = [List(large), LargeList(large), LargeList(plain)]
@@ -107,7 +114,7 @@ def with_plain_text(rows: Dataset) -> Dataset:
 
 
 def names_splits(source: Path) -> bool:
-    """Returns True if a file, the files of a folder or a saved data set are named after splits."""
+    """Returns True if a source has named splits: a file such as `train.csv`, a folder of these, or a `DatasetDict`."""
     if is_saved(source):
         return (source / "dataset_dict.json").is_file()
     if source.is_dir():
@@ -116,13 +123,12 @@ def names_splits(source: Path) -> bool:
 
 
 def row_files(source: Path) -> dict[str, list[Path]]:
-    """Returns the files of each split: a single file of rows, or the files in a folder.
+    """Returns the paths of the row files in a folder, or of a single file, keyed by split.
 
-    If no file name contains a split, all files belong to train. Otherwise, files without a split are skipped.
+    If no file is named after a split, all files belong to train. Otherwise, files with other names are skipped.
 
     Raises:
-        UserError: two files seem to have the same rows: both belong to one split, or their names differ only in the
-            format.
+        UserError: two files belong to the same split without being shards, or their names differ only in the format.
     """
     if not source.is_dir():
         split = split_of(source.name) or "train"
@@ -135,18 +141,20 @@ def row_files(source: Path) -> dict[str, list[Path]]:
 
 
 def _read_files(source: Path) -> dict[str, Dataset]:
-    """Reads each file with the reader for its format."""
+    """Reads the row files of a folder, or a single file, and returns the rows keyed by split."""
     files = row_files(source)
     if not files:
-        raise UserError(f"{source}: no rows; JSON lines, CSV or Parquet are read, such as train.jsonl or rows.csv")
+        raise UserError(
+            f"{source}: no rows; expected JSON Lines, CSV or Parquet files, such as train.jsonl or rows.csv"
+        )
     return {split: concatenate_datasets(list(map(_read_file, paths))) for split, paths in files.items()}
 
 
 def _read_file(path: Path) -> Dataset:
-    """Reads one file with the reader for its format. The rows are cached under a fingerprint of the file's content."""
+    """Reads one JSON Lines, CSV or Parquet file. Caches the rows under a fingerprint of the file's content."""
     reader = format_of(path.name)
     options = READ_AS.get(reader, {})
-    if reader == "csv":  # all values are texts, so that an id such as 013 keeps its zero
+    if reader == "csv":  # all values are read as strings, so that an id such as 013 keeps its zero
         with _reading(path):
             names = pd.read_csv(path, nrows=0).columns
         options = options | {"features": Features(dict.fromkeys(names, Value("string")))}

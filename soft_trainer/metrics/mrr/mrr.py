@@ -1,4 +1,4 @@
-"""Computes the mean reciprocal rank of queries with one relevant item each, as an `evaluate` module."""
+"""Defines the mean reciprocal rank (MRR) for queries with one relevant item each, as a metric for `evaluate.load`."""
 
 import datasets
 import evaluate
@@ -6,8 +6,9 @@ import numpy as np
 
 _DESCRIPTION = """\
 Mean reciprocal rank (MRR) of retrieval with one relevant item for each query, as in code search: the mean of 1 / rank.
-Rank 1 is best. A tie counts against the relevant item: its rank is 1 + the answers that score higher + the others that
-score the same. An MRR can only be compared for corpora of the same size, so the result contains it as `pool_size`.
+Rank 1 is best. Ties count against the relevant item: its rank is 1, plus the number of items with a higher score, plus
+the number of other items with the same score. MRRs are comparable only for corpora of the same size, which the result
+contains as `pool_size`.
 """
 
 _KWARGS_DESCRIPTION = """
@@ -16,17 +17,19 @@ Args:
         scores of every code of the corpus (list of float), or
         ids of the best codes, best first (list of str), or
         the rank of the relevant code (int, 1 is best).
-    references: one entry for each query, in the form that fits the predictions:
-        with scores, the index of the relevant code (int);
-        with ids, the id of the relevant code (str); if it is not among the predictions, the query counts 0;
-        with ranks, the number of codes in the corpus (int).
-    max_rank (int, optional): a rank beyond it counts 0. None by default; published code-search scripts cut at 1000.
-    pool_size (int, optional): number of codes in the corpus, for predictions that hold only the first ids.
+    references: one entry for each query, in a form that depends on the predictions:
+        for scores, the index of the relevant code (int);
+        for ids, the id of the relevant code (str); a query whose relevant code is not predicted contributes 0;
+        for ranks, the number of codes in the corpus (int).
+    max_rank (int, optional): larger ranks contribute 0. By default, all ranks count; published code-search scripts
+        use 1000.
+    pool_size (int, optional): the number of codes in the corpus, if the predictions are ids.
 
 Returns:
-    mrr (float): mean reciprocal rank, 0 to 1.
-    queries (int): number of queries.
-    pool_size (int, float or None): codes in the corpus; the mean where queries differ; None where unknown.
+    mrr (float): the mean reciprocal rank, from 0 to 1.
+    queries (int): the number of queries.
+    pool_size (int, float or None): the number of codes in the corpus, its mean if queries have different corpora, or
+        None if it is unknown.
 
 Examples:
     >>> mrr = evaluate.load("soft_trainer/metrics/mrr")
@@ -48,7 +51,7 @@ _CITATION = """\
 
 @evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
 class MRR(evaluate.Metric):
-    """Computes the mean reciprocal rank."""
+    """Mean reciprocal rank of the relevant code, from scores, ids or ranks."""
 
     def _info(self):
         ids = datasets.Value("string")
@@ -58,7 +61,7 @@ class MRR(evaluate.Metric):
             description=_DESCRIPTION,
             citation=_CITATION,
             inputs_description=_KWARGS_DESCRIPTION,
-            features=[  # the first that fits is taken: text before numbers, because quoted digits fit numbers too
+            features=[  # the first match is used: text comes first, because quoted digits match numbers too
                 datasets.Features({"predictions": datasets.Sequence(ids), "references": ids}),
                 datasets.Features({"predictions": datasets.Sequence(scores), "references": number}),
                 datasets.Features({"predictions": number, "references": number}),
@@ -82,7 +85,7 @@ class MRR(evaluate.Metric):
                 if not 0 <= right < len(scores):
                     raise ValueError(f"references[{row}] is {right}, but predictions[{row}] has {len(scores)} scores.")
                 if np.isnan(scores).any():
-                    raise ValueError(f"predictions[{row}] holds NaN: its codes cannot be ranked.")
+                    raise ValueError(f"predictions[{row}] contains NaN, so the codes cannot be ranked.")
                 ranks.append((scores >= scores[right]).sum())  # others with the same score come first
         else:
             ranks = predictions

@@ -1,4 +1,4 @@
-"""BEIR folders are splits of queries, a corpus and judgments."""
+"""BEIR folders are read as splits of queries, a corpus and judgments."""
 
 import gzip
 import json
@@ -20,7 +20,7 @@ from soft_trainer.run.rows import load_data
 
 @pytest.fixture
 def folder(tmp_path):
-    """Four codes, three queries, and graded judgments for training and testing."""
+    """A BEIR folder with four codes, three queries, and graded judgments for train and test."""
     place = tmp_path / "beir"
     (place / "qrels").mkdir(parents=True)
     corpus = [
@@ -97,11 +97,11 @@ def test_options_for_columns_are_refused_and_a_language_is_that_of_the_rows(fold
     for name in ("query_column", "code_column", "id_column"):
         with refused(f"{name}=x: ", "have fixed names; omit"):
             load_data(DataArguments(data_dir=str(folder), **{name: "x"}), EncoderProfile(), "unused", ("test",))
-    with refused("language=java: the rows of", "are in go; drop it"):
+    with refused("language=java: the rows of", "are in go; omit language"):
         load_data(DataArguments(data_dir=str(folder), language="java"), EncoderProfile(), "unused", ("test",))
     text = (folder / "corpus.jsonl").read_text()
     (folder / "corpus.jsonl").write_text(text.replace('"language": "go"', '"language": null'))
-    graphs = EncoderProfile(data_flow_length=8)  # which needs to know the language
+    graphs = EncoderProfile(data_flow_length=8)  # data flow needs the language
     data = load_data(DataArguments(data_dir=str(folder), language="java"), graphs, "unused", ("test",))
     assert {*data["test"].corpus["language"], *data["test"].queries["language"]} == {"java"}
 

@@ -1,4 +1,4 @@
-"""The same ten cases in every layout: the splits that are read, or the line that is printed."""
+"""Ten cases in every layout of rows: the splits that are loaded, or the error message."""
 
 import csv
 import gzip
@@ -31,7 +31,7 @@ def good_rows() -> dict[str, list[dict]]:
 
 
 def named(rows: list[dict], **names: str) -> list[dict]:
-    """Returns rows with other names of columns. Columns without a new name stay, apart from the id."""
+    """Renames columns of rows. Columns without a new name stay, except for the id."""
     columns = {"query": "question", "code": "answer", "id": None} | names
     kept = []
     for row in rows:
@@ -39,7 +39,7 @@ def named(rows: list[dict], **names: str) -> list[dict]:
     return kept
 
 
-# ---- Writers: each returns the text or the bytes of every file ----
+# ---- Writers: each returns the content of every file, as text or bytes ----
 
 
 def lines(rows: list[dict]) -> str:
@@ -129,8 +129,8 @@ CHANGES = {  # to the rows of test
     "wrong type": lambda rows: [row | {"code": int(row["id"])} for row in rows],
 }
 TWICE = ALL | {"test": 6}
-NO_CORPUS = "no corpus to rank these queries against"
-FEW = "column 'answer' is missing or empty, as in 1 of 5 rows"
+NO_CORPUS = "no corpus to rank for these queries"
+FEW = "column 'answer' is missing or empty (1 of 5 rows)"
 NUMBERS = "column 'answer' holds int64; expected text"
 EXPECTED = {
     "json lines": (
@@ -145,7 +145,7 @@ EXPECTED = {
         NO_CORPUS,
         f"test.csv, row 5: {FEW}",
         TWICE,
-        ALL,  # all values are texts there
+        ALL,  # all values are strings in this layout
     ),
     "parquet": (
         "test.parquet: cannot be read: it has no rows",
@@ -159,7 +159,7 @@ EXPECTED = {
     "codesearchnet": (
         "test.jsonl: no rows",
         NO_CORPUS,
-        "test.jsonl, row 5: column 'code' is missing or empty, as in 1 of 5 rows",
+        "test.jsonl, row 5: column 'code' is missing or empty (1 of 5 rows)",
         TWICE,
         "test.jsonl, row 1: code is int, expected str",
     ),
@@ -168,14 +168,14 @@ EXPECTED = {
         "corpus.jsonl, row 26: expected BEIR's columns _id and text",
         "corpus.jsonl, row 30: the text is blank",
         "corpus.jsonl, row 31: repeats the _id '29'",
-        "corpus.jsonl, row 26: expected BEIR's columns _id and text, both texts",
+        "corpus.jsonl, row 26: expected BEIR's columns _id and text, both strings",
     ),
     "cosqa": (
         "cosqa-retrieval-test-0.json: no rows",
-        ALL,  # codes are keys there, so there is no column that could be missing
+        ALL,  # codes are keys in this layout, so no column can be missing
         "code_idx_map.txt: code 29 is blank",
         TWICE,
-        ALL,  # a key is always text
+        ALL,  # a key is always a string
     ),
     "annotations": (
         "codebase.jsonl: no rows",
@@ -189,7 +189,7 @@ EXPECTED = {
 
 @pytest.fixture
 def read(tmp_path, monkeypatch):
-    """Writes rows in a layout, and reads them."""
+    """Returns a function that writes rows in a layout and loads them."""
 
     def write_files(files: dict, packed: bool, plain: bool) -> None:
         for name, content in files.items():
@@ -226,7 +226,7 @@ def read(tmp_path, monkeypatch):
 
 
 def sizes(splits: dict) -> dict:
-    """Checks that each query has its own code, and returns the number of queries of each split."""
+    """Checks that each query's relevant code is correct, and returns the number of queries in each split."""
     for split in splits.values():
         for query, code in split.judgments.pairs():
             number = split.queries["docstring"][query].split()[-1]
@@ -248,7 +248,7 @@ def test_the_rows_of_a_data_frame_are_split(read):
     assert found.keys() == ALL.keys() and sum(found.values()) == 30
 
 
-@pytest.mark.parametrize("layout", [name for name in FILES if name != "parquet"])  # which compresses by itself
+@pytest.mark.parametrize("layout", [name for name in FILES if name != "parquet"])  # parquet has its own compression
 @pytest.mark.parametrize("plain", [False, True], ids=["gz", "both"])
 def test_files_are_read_once_plain_or_gzipped(read, layout, plain):
     assert sizes(read(layout, good_rows(), packed=True, plain=plain)) == expected_sizes(layout, ALL)
@@ -278,8 +278,8 @@ def test_a_case_is_read_or_refused_in_one_line(read, layout, case):
     ("case", "words"),
     [
         ("empty file", "the data frame: no rows"),
-        ("missing column", "no column for the query: the rows have question; give it with query_column"),
-        ("blank text", "the data frame, row 30: column 'answer' is missing or empty, as in 1 of 30 rows"),
+        ("missing column", "no column for the query: the rows have question; set query_column"),
+        ("blank text", "the data frame, row 30: column 'answer' is missing or empty (1 of 30 rows)"),
         ("wrong type", NUMBERS),
     ],
 )
@@ -291,7 +291,7 @@ def test_a_case_of_a_data_frame_is_refused_in_one_line(read, case, words):
         read("frame", {"train": change(whole)})
 
 
-@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "cosqa"])  # which is Python
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "cosqa"])  # CoSQA's language is always Python
 def test_rows_of_several_languages_say_theirs(read, layout):
     splits = good_rows()
     spoken = {"go": 3, "java": 2}

@@ -1,4 +1,4 @@
-"""Rows from a folder, from the Hub and by lists of urls. The message names every bad row."""
+"""Rows from a folder, from the Hub and selected by lists of urls. Messages list every bad row."""
 
 import functools
 import gzip
@@ -21,21 +21,21 @@ COLUMNS = "repo path func_name original_string language code code_tokens docstri
 
 
 def split_of(rows: list[dict], **changes) -> Dataset:
-    """A split with the columns of its first row."""
+    """Makes a `Dataset` from rows, with the columns of the first row."""
     features = {name: FEATURES[name] for name in (rows[0] if rows else FEATURES)}
     columns = {name: [(row | changes)[name] for row in rows] for name in features}
     return Dataset.from_dict(columns, features=Features(features))
 
 
 def checked(tables, profile) -> None:
-    """Makes splits from tables, and checks them as a run does."""
+    """Makes splits from tables, and checks them like a run."""
     for name, split in make_splits(tables, check=False).items():
         check_split(split, name, profile)
 
 
 @pytest.fixture
 def data(rows) -> DatasetDict:
-    """Splits that `checked` accepts; a test spoils one of them."""
+    """Tables that `checked` accepts. Tests introduce an error into one of them."""
     parts = {"train": rows[:8], "valid": rows[8:10], "test": rows[10:12], "codebase": rows[8:12]}
     return DatasetDict({split: split_of(part) for split, part in parts.items()})
 
@@ -57,7 +57,7 @@ def test_other_columns_and_blank_lines_are_left_out_and_token_text_is_split(writ
     assert "stars" not in train.column_names
     assert train[0]["code_tokens"] == ["def", "f", "(", ")"]
     assert train[0]["docstring_tokens"] == ["sort", "a", "list"]
-    codes = ["a = '\u2028\x0c\x85'", "b = 'é😀'"]  # separators of lines to some, but not in a file of JSON lines
+    codes = ["a = '\u2028\x0c\x85'", "b = 'é😀'"]  # some programs break lines at these characters; JSON Lines does not
     lines = [json.dumps(row | {"code": code}, ensure_ascii=False) for code in codes]
     assert load_folder(write_folder(train="\n\n".join(lines) + "\n\n"))["train"]["code"][:] == codes
     lines = [json.dumps(row | {"code": code}) for code in ("cut \ud83d", "whole \U0001f600", r"\ud83d")]
@@ -72,7 +72,7 @@ def test_negatives_are_one_text_or_several_and_the_column_is_there_only_with_val
     assert data["train"]["negatives"][:] == [["def f(): pass"], values[1], None, []]
     assert "negatives" not in data["valid"].column_names
     train[1]["negatives"] = ["u", 5]
-    with refused("train.jsonl, row 2: negatives holds a value that is not text"):
+    with refused("train.jsonl, row 2: negatives contains a value that is not text"):
         load_folder(write_folder(train=train))
 
 
@@ -110,7 +110,7 @@ def test_a_broken_row_is_named_by_file_and_row(write_folder, rows, line, words):
         load_folder(folder)
 
 
-PACK = functools.partial(gzip.compress, mtime=0)  # with the time, the names of tests would differ between workers
+PACK = functools.partial(gzip.compress, mtime=0)  # a time would give tests different names in each worker
 PACKED = {"": bytes, ".gz": PACK}
 WHOLE = PACK("".join(f'{{"code": "def f{n}(x): return {n * n}"}}\n' for n in range(99)).encode())
 
@@ -144,7 +144,7 @@ THEIRS = {
 
 @pytest.fixture
 def hub(monkeypatch, rows):
-    """Stands in for the Hub: three splits with its column names; `asked` records the requests."""
+    """Replaces the Hub by three splits with the Hub's column names. `asked` records the requests."""
 
     def in_hub_columns(row, split):
         return {THEIRS.get(name, name): value for name, value in (row | {"partition": split}).items()}
@@ -165,7 +165,7 @@ def test_the_hub_gives_the_same_columns_as_a_folder(hub, rows):
     assert set(data["train"].column_names) == set(COLUMNS.split())
     assert data["train"][3] == rows[3] | {"partition": "train"}
     assert data["valid"]["docstring_tokens"][:] == [row["docstring_tokens"] for row in rows[8:10]]
-    # The corpus is valid and test, without repeated urls.
+    # The corpus consists of the codes of valid and test, without repeated urls.
     assert sorted(corpus["url"]) == sorted(row["url"] for row in rows[8:12])
 
 
@@ -225,7 +225,7 @@ def test_a_url_may_hold_a_space_and_a_missing_list_of_urls_is_named(data, rows, 
         select_by_urls(splits, folder)
 
 
-# ---- Rows that would not work ----
+# ---- Unusable rows ----
 
 
 def test_good_rows_pass_and_the_codebase_needs_no_query_and_training_no_url(data, rows, write_folder):
@@ -233,18 +233,18 @@ def test_good_rows_pass_and_the_codebase_needs_no_query_and_training_no_url(data
     data["codebase"] = split_of(rows[8:12], docstring="", docstring_tokens=[])
     data["train"] = split_of(rows[:8], url=None)
     checked(data, EncoderProfile())
-    plain = [{name: row[name] for name in ("docstring", "code", "url")} for row in rows]  # texts serve for tokens
+    plain = [{name: row[name] for name in ("docstring", "code", "url")} for row in rows]  # text replaces tokens
     parts = {"train": plain[:8], "valid": plain[8:10], "test": plain[10:12], "codebase": plain[8:12]}
     checked(load_folder(write_folder(**parts)), EncoderProfile())
 
 
 def second(**changes):
-    """Changes the second row."""
+    """Returns a function that changes the second row."""
     return lambda rows: [rows[0], rows[1] | changes, *rows[2:]]
 
 
 def every(*removed, **changes):
-    """Changes every row."""
+    """Returns a function that removes and changes columns of every row."""
     return lambda rows: [{name: row[name] for name in row if name not in removed} | changes for row in rows]
 
 
@@ -272,13 +272,13 @@ NO_LANGUAGE = "no column 'language', which an encoder with data flow needs"
             "valid",
             every(url="elsewhere"),
             {},
-            "valid, rows 1, 2: no code in the corpus has their url, such as 'elsewhere'",
+            "valid, rows 1, 2: no code in the corpus has the url, such as 'elsewhere'",
         ),
-        ("test", second(url=""), {}, "test, row 2: column 'url', the id, is missing or empty"),
-        ("test", every("url"), {}, "test, rows 1, 2: no code in the corpus has their url, such as 'code:"),
-        ("test", second(url="elsewhere"), {}, "test, row 2: no code in the corpus has their url, such as 'elsewhere'"),
+        ("test", second(url=""), {}, "test, row 2: the id, column 'url', is missing or empty"),
+        ("test", every("url"), {}, "test, rows 1, 2: no code in the corpus has the url, such as 'code:"),
+        ("test", second(url="elsewhere"), {}, "test, row 2: no code in the corpus has the url, such as 'elsewhere'"),
         ("codebase", second(code_tokens=[]), {}, "codebase, row 2: column 'code_tokens' is missing or empty"),
-        ("codebase", second(url=None), {}, "codebase, row 2: column 'url', the id, is missing or empty"),
+        ("codebase", second(url=None), {}, "codebase, row 2: the id, column 'url', is missing or empty"),
         ("codebase", lambda rows: [*rows, rows[1]], {}, "codebase, row 5 repeats the url of row 2: https://"),
     ],
 )

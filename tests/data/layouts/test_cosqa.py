@@ -36,7 +36,7 @@ def test_cosqa_is_the_rows_of_a_run(cosqa):
     data = load_data(DataArguments(data_dir=str(cosqa)), EncoderProfile(), "unused")
     train = data["train"]
     assert train.queries["docstring"][:] == ["add 3 to x", "add 1 to x", "add 3 to x"]
-    # Training knows only the codes that its judgments name, and one code may answer several queries.
+    # Train's corpus has only judged codes, and a code may be relevant to several queries.
     assert train.corpus["url"][:] == ["11", "13"]
     assert train.judgments.pairs().tolist() == [[0, 1], [1, 0], [2, 1]]
     assert train.to_pairs()["code"][0].endswith("+ 3")

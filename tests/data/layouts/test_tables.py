@@ -1,4 +1,4 @@
-"""The files of a folder: each row is read once."""
+"""Reading the row files in a folder: each row is read exactly once."""
 
 import gzip
 import json
@@ -33,7 +33,7 @@ def test_a_plain_file_takes_precedence_over_its_gzipped_copy(tmp_path):
 )
 def test_two_files_of_the_same_rows_are_refused(tmp_path, names):
     write(tmp_path, *names)
-    with refused(f"{names[0]} and {names[1]} both have rows of"):
+    with refused(f"{names[0]} and {names[1]} both contain rows of"):
         row_files(tmp_path)
 
 
