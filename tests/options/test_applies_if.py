@@ -74,7 +74,7 @@ def test_every_condition_is_tried_and_defaults_are_silent():
 
 def test_a_training_says_so(trainer_of, capsys):
     trainer_of(loss="info_nce", alpha=2.0, max_steps=1).train()
-    assert "warning: alpha=2.0 has no effect: neither the loss nor its weights read it" in capsys.readouterr().err
+    assert "warning: alpha=2.0 has no effect: neither the loss nor its weighting uses it" in capsys.readouterr().err
 
 
 def test_an_encoder_for_an_estimator_that_takes_none(capsys):

@@ -99,7 +99,7 @@ def test_a_distilled_encoder_learns_from_its_teacher_and_a_line_says_so(options_
     assert options_after(model=static, names=expected) == expected
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("This encoder learns from its teacher by default: ")
-    assert f"teacher={teacher}" in line and line.endswith("turns this off.")
+    assert f"teacher={teacher}" in line and line.endswith("to turn this off.")
     given = {"distill_weight": 1.0, "num_train_epochs": 2}
     words = ("--distill_weight", "1.0", "--epochs", "2")
     assert options_after(*words, model=static, names=expected) == expected | given

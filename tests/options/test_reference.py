@@ -48,7 +48,7 @@ def test_the_page_has_every_option_once():
     others = {field.name for field in dataclasses.fields(SoftInfoNCETrainingArguments)} - set(names)
     assert not [name for name in others if page.count(f"\n| `{name}` |") != 1]
     assert "\n| `learning_rate`, `lr` | Peak learning rate" in page
-    assert "Read only with `cancel=ratio`." in page
+    assert "Applies only with `cancel=ratio`." in page
 
 
 @pytest.mark.parametrize("name", ["alpha", "beta", "floor", "temperature", "margin", "infonce_weight", "kl_weight"])

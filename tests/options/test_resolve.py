@@ -85,7 +85,7 @@ def test_settings_without_an_effect_are_not_named(tmp_path):
 
 def test_a_loss_without_negatives_promises_no_masks(tmp_path):
     """The signature of an own function says what it can do."""
-    with refused("cancel=top_k: loss=own_losses:info_nce takes no `negatives`"):
+    with refused("cancel=top_k: loss=own_losses:info_nce has no argument `negatives`"):
         resolve(args_of(tmp_path, loss="own_losses:info_nce", cancel="top_k"), BM25Estimator())
     plan = resolve(args_of(tmp_path, loss="own_losses:info_nce"))
     assert plan.effective_batches["false_negatives"] == "not masked (`info_nce` takes no negatives)"
@@ -97,7 +97,7 @@ def test_a_loss_without_negatives_promises_no_masks(tmp_path):
     [
         ({"save_steps": 20}, "save_steps=20: has no effect with save_strategy=epoch"),
         ({"eval_steps": 20}, "eval_steps=20: has no effect with eval_strategy=no"),
-        ({"dataloader_persistent_workers": True, "dataloader_num_workers": 0}, "there are no workers"),
+        ({"dataloader_persistent_workers": True, "dataloader_num_workers": 0}, "there are no data workers"),
         ({"seed": -1}, "seed=-1: must be 0 or more"),
         ({"learning_rate": -1.0}, "learning_rate=-1: must be 0 or more"),
     ],

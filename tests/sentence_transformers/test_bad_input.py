@@ -108,7 +108,7 @@ def test_batches_that_do_not_fit(kind, train_dataset, sentence_transformer, feat
     ):
         with refused(words):
             loss(features, wrong)
-    with refused("a query is compared with N=4 codes, too few", "the smallest N that works is 5"):
+    with refused("each query is compared with N=4 codes, too few", "the smallest N that works is 5"):
         loss(*small)
     for given in (features[:1], [*features, features[1]]):
         with refused(f"the batch has {len(given)} columns of texts, but the loss's train_dataset", "has 2"):
