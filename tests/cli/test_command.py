@@ -114,7 +114,7 @@ def test_the_version_and_without_a_command_the_overview(capsys):
         (["train", "quickstart"], "unexpected 'quickstart': put the option's name before the value"),
         (["evaluate", "m", "--data-dir", "x"], "unknown option --data-dir; did you mean '--data_dir'?"),
         (["evaluate", "m", "--lexical", "maybe"], "argument --lexical: "),
-        (["evaluate", "--model", "m"], "--model: give only the value, without the name of the option; see --help"),
+        (["evaluate", "--model", "m"], "--model: give the value without the name of the option; see --help"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else "",
 )
