@@ -108,7 +108,10 @@ def test_dtype_and_attention_are_those_asked_for(saved, profile):
     assert half.dtype == torch.bfloat16 and half.config._attn_implementation == "eager"
     for options, words in (
         ({"dtype": "int8"}, ["int8", "floating-point"]),
-        ({"attn_implementation": "fast"}, ["no such attn_implementation; use eager, sdpa or flash_attention_2"]),
+        (
+            {"attn_implementation": "fast"},
+            ["does not support this attn_implementation; use eager, sdpa or flash_attention_2"],
+        ),
         ({"attn_implementation": "flash_attention_2"}, ["lash"]),
     ):
         with refused(*words):
@@ -151,7 +154,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
         with refused(f"{name}: neither a folder here nor a repository"):
             load_encoder(name)
     for load in (load_encoder, lambda folder: load_model(folder, PROFILES["auto"])):
-        with refused(f"{tmp_path}: no config.json in it, so it is not the folder of a model"):
+        with refused(f"{tmp_path}: no config.json in it, so it is not a model's folder"):
             load(tmp_path)
 
 
@@ -253,8 +256,8 @@ def test_t5_gives_its_encoder_to_auto_model(tokenizer, tmp_path):
     "changes, says",
     [
         ({"include_prompt": False}, "no effect without query_prompt or code_prompt"),
-        ({"include_prompt": False, "query_prefix": "q: ", "pooling": "last_token"}, "pooling=last_token reads no"),
-        ({"pooling": "cls"}, "pooling=cls: .*is a decoder.* sees no other.*pooling=last_token"),
+        ({"include_prompt": False, "query_prefix": "q: ", "pooling": "last_token"}, "pooling=last_token does not"),
+        ({"pooling": "cls"}, "pooling=cls: .*is a decoder.* attends to no other.*pooling=last_token"),
         ({"pooling": "last_token"}, None),
         ({"include_prompt": False, "query_prefix": "q: "}, None),
     ],

@@ -103,7 +103,7 @@ def test_what_cannot_be_paired_is_refused(make_run, write_ranks, tmp_path):
     }.items():
         with refused(says):
             run_command(["compare", str(folder), str(tmp_path / name)])
-    with refused("no ranks of valid by the trained encoder; files of ranks: ranks-test-trained"):
+    with refused("no ranks of valid by trained; files of ranks: ranks-test-trained"):
         run_command(["compare", str(folder), str(folder), "--split", "valid"])
 
 

@@ -95,8 +95,8 @@ def test_a_run_starts_from_a_recipe_whose_options_the_others_override(study_file
         ({"runs": {"a": "b"}}, "a: expected a mapping of options"),
         ({"runs": {"a": {"config": 3}}}, "cannot be read"),
         ({"runs": {"a": {"data_dir": "{nothing}"}}}, "no option or run has this name"),
-        ({"runs": {"a": {"seed": 7}}}, "a: seed: the study's `seeds` decide"),
-        ({"runs": {"a": {"output_dir": "b"}}}, "a: output_dir: the study's `output_dir` decides"),
+        ({"runs": {"a": {"seed": 7}}}, "a: seed: set the study's `seeds` instead"),
+        ({"runs": {"a": {"output_dir": "b"}}}, "a: output_dir: set the study's `output_dir` instead"),
     ],
 )
 def test_what_is_no_study_is_refused(study_file, changes, words):
@@ -263,7 +263,7 @@ def test_the_plan_and_a_choice_of_runs(study_file, capsys):
     assert "| frozen/1 " in printed
     with refused("only=infonc: no such run; did you mean 'infonce'?"):
         run_command(["study", "--config", str(study_file()), "--only", "infonc", "--dry_run"])
-    with refused("seed: the study's `seeds` decide"):
+    with refused("seed: set the study's `seeds` instead"):
         run_command(["study", "--config", str(study_file()), "--set", "seed=7", "--dry_run"])
 
 
