@@ -312,7 +312,7 @@ def test_commits_and_files_that_lack_an_object_are_left_out_and_counted(tmp_path
     remove(repository, f"{whole.cut}:src/f1.py")
     mined = mine_history(tmp_path, "python", tmp_path, workers)
     err = capsys.readouterr().err
-    assert f"{tmp_path}: 4 of 41 commits are excluded, since they lack an object; `git fetch" in err
+    assert f"{tmp_path}: 4 of 41 commits are skipped, because they lack an object; `git fetch" in err
     assert "1 source files of the trees are skipped, because they are missing" in err
     assert mined.commits["an object is missing"] == 4 and mined.cut == whole.cut
     assert {row["path"] for row in mined.rows["codebase"]} == {f"src/f{i}.py" for i in (0, 2, 3, 4)}

@@ -283,8 +283,8 @@ def test_what_cannot_be_opened_is_named(tree, tmp_path, index):
     (tmp_path / "place").mkdir()
     (tmp_path / "place" / store.DATABASE).symlink_to(tmp_path / "elsewhere")
     cases = [
-        ("lies in the tree", CodeIndex.build, tree, tree),
-        ("lies in the tree", CodeIndex.build, tree, tmp_path / "link" / "index"),
+        ("inside the indexed tree", CodeIndex.build, tree, tree),
+        ("inside the indexed tree", CodeIndex.build, tree, tmp_path / "link" / "index"),
         ("not trusted", CodeIndex.build, tree, tmp_path / "place"),
         ("no such folder", CodeIndex.build, tmp_path / "missing"),
         ("'': no such folder", CodeIndex.build, ""),

@@ -84,10 +84,10 @@ def test_updates_notices_and_encoders_of_several_indexes(tree, tmp_path, stub):
 
 
 def test_no_index_at_all_is_refused(tmp_path):
-    with refused("expected one or more"):
+    with refused("expected at least one"):
         Search([])
     (tmp_path / "a").mkdir()
-    with refused("no file is indexed", "--skipped` indexes again and lists the files that are skipped"):
+    with refused("no file is indexed", "--skipped` indexes again and lists the skipped files"):
         Search([CodeIndex.build(tmp_path / "a")]).search("x")
 
 
