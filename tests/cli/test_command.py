@@ -1,4 +1,4 @@
-"""The program `soft-trainer`: its commands, its errors for wrong ones, and how fast it starts."""
+"""The program `soft-trainer`: its commands, its error messages, and its start-up time."""
 
 import importlib
 import json
@@ -22,7 +22,7 @@ HEAVY = ("torch", "transformers", "datasets", "numpy", "scipy", "pyarrow", "tree
 
 
 def in_a_process(*words: str) -> list[str]:
-    """The lines of a command, and last the slow modules that it imports and its seconds, in a new process."""
+    """Runs a command in a new process. Returns its lines; the last has the heavy modules imported and the seconds."""
     code = (
         f"import sys, time; start = time.process_time(); sys.argv = {['soft-trainer', *words]}\n"
         "from soft_trainer.cli.__main__ import main\n"
@@ -34,7 +34,7 @@ def in_a_process(*words: str) -> list[str]:
 
 
 def error_of(words: list[str], monkeypatch, capsys) -> str:
-    """The one line that a command prints before it exits with code 2."""
+    """Returns the line that a command prints before it exits with code 2."""
     monkeypatch.setattr(sys, "argv", ["soft-trainer", *words])
     with pytest.raises(SystemExit) as stopped:
         main()

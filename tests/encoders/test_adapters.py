@@ -1,4 +1,4 @@
-"""Adapters in a folder and in a model: every library loads the same embeddings, and bad input is refused."""
+"""Every library loads an adapter with the same embeddings, and bad adapters are refused."""
 
 import copy
 import json
@@ -37,13 +37,13 @@ def base(_model, tokenizer, profile, tmp_path_factory):
 
 @pytest.fixture
 def folder(adapted, tokenizer, profile, tmp_path):
-    """The adapter, saved."""
+    """Saves the adapter and returns its folder."""
     return export_encoder(adapted, tokenizer, profile, tmp_path / "adapter")
 
 
 @pytest.fixture
 def adapted(base, profile):
-    """The base with an adapter that changes its embeddings."""
+    """Returns a base model with an adapter that changes the embeddings."""
     torch.manual_seed(1)
     model = load_model(base, profile)
     add_lora(model, ModelArguments(lora_r=4))

@@ -1,4 +1,4 @@
-"""Loading: models with code, precisions, data flow, missing and damaged files; models that do not fit a profile."""
+"""Encoders load with remote code and in every precision. Bad files, and models that do not fit, are refused."""
 
 import json
 import logging
@@ -54,7 +54,7 @@ class OwnModel(BertModel):
 
 @pytest.fixture
 def remote(tokenizer, profile, tmp_path):
-    """A folder whose model comes with its code."""
+    """Writes the folder of a model that comes with its code."""
     folder = tmp_path / "own"
     torch.manual_seed(0)
     config = BertConfig(vocab_size=len(tokenizer), max_position_embeddings=40, **SIZE)
@@ -172,7 +172,7 @@ def test_weights_that_cannot_be_read_are_refused(saved, model, profile):
 def test_a_folder_without_a_tokenizer_says_how_to_add_one(model, tokenizer, tmp_path):
     model.save_pretrained(tmp_path)
     command = f"AutoTokenizer.from_pretrained(BASE).save_pretrained({str(tmp_path)!r})"
-    # transformers silently makes a tokenizer with only five special tokens here, and fails for bloom.
+    # Here, transformers makes a tokenizer with only five special tokens, without a warning. For bloom, it fails.
     config = json.loads((tmp_path / "config.json").read_text())
     for kind in ("bloom", config["model_type"]):
         (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": kind}))

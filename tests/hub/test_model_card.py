@@ -42,7 +42,7 @@ def record():
 
 @pytest.fixture
 def card_of(encoder_of, record, tmp_path):
-    """Exports an encoder with a profile, writes its card from a record, and returns header and body."""
+    """Returns a function that writes the card of an exported encoder, and returns the card's header and text."""
 
     def write(profile, **changes):
         folder = exported(encoder_of(profile), tmp_path / "encoder")

@@ -56,7 +56,7 @@ COMPLETE = {"README.md", "model.safetensors", "1_Pooling/config.json", RESULTS}
 
 
 def test_only_what_an_encoder_needs_is_pushed(here, folder):
-    """Everything else in the folder holds a canary, as a run or its user may have left it there."""
+    """All other files, as a run or its user may leave them there, contain a canary that must not be pushed."""
     private = (
         *("log.txt", "recipe.yaml", "cell.json", "training_args.json", "trainer_state.json", "notes.json", ".env"),
         *("ranks-test-trained.parquet", "data/train.jsonl.gz", "pushed_rows/train.jsonl.gz", "unmerged/config.json"),
@@ -84,7 +84,7 @@ def test_only_what_an_encoder_needs_is_pushed(here, folder):
 
 
 def fetched(name, folder):
-    """Returns a JSON file of the repository."""
+    """Returns the content of a JSON file in the repository on the Hub."""
     return json.loads(Path(hf_hub_download(REPO, name, cache_dir=folder / ".cache")).read_text())
 
 
@@ -132,7 +132,7 @@ FORMS = ("canary{}/end", "../canary{}/end", "file:///srv/canary{}/end", "~/canar
 
 @pytest.mark.parametrize("form", FORMS)
 def test_no_form_of_a_path_in_any_option_is_in_a_record(form, tmp_path, monkeypatch):
-    """Thirty names and more, one for each option that can hold a path and each form of a path."""
+    """More than thirty options can hold a path. Each gets a path in this form, and the record must not contain it."""
     monkeypatch.chdir(tmp_path)
     args = SoftInfoNCETrainingArguments(output_dir="out", use_cpu=True)
     parts = (ModelArguments(), DataArguments(), args)

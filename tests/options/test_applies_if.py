@@ -1,4 +1,4 @@
-"""A line names the options that have no effect given the other options, and no others."""
+"""A run warns about exactly those options that have no effect with the other options."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from soft_trainer.options.option_spec import Values, option_specs, unread_option
 from soft_trainer.options.resolve import resolve
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 
-# An option with a value that is not its default, options that give it no effect, and others that give it one.
+# Each row: an option with a changed value, options with which it has no effect, and options with which it has one.
 TRAINING = [
     ("alpha", 2.0, {"loss": "info_nce"}, {}),
     ("beta", 2.0, {"weighting": "positive_aware"}, {}),

@@ -1,4 +1,4 @@
-"""Options and an estimator become a training plan, or one line that says what cannot work."""
+"""Options and an estimator are resolved into a training plan, or refused in one line with the reason."""
 
 import dataclasses
 
@@ -84,7 +84,7 @@ def test_settings_without_an_effect_are_not_named(tmp_path):
 
 
 def test_a_loss_without_negatives_promises_no_masks(tmp_path):
-    """The signature of an own function says what it can do."""
+    """A loss without the parameter `negatives` can neither cancel nor mask, and the plan reports this."""
     with refused("cancel=top_k: loss=own_losses:info_nce has no argument `negatives`"):
         resolve(args_of(tmp_path, loss="own_losses:info_nce", cancel="top_k"), BM25Estimator())
     plan = resolve(args_of(tmp_path, loss="own_losses:info_nce"))

@@ -1,4 +1,4 @@
-"""The commands: their output and exit codes."""
+"""The commands `index`, `search` and `evaluate-search`: their output and exit codes."""
 
 import json
 import os

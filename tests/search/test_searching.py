@@ -1,4 +1,4 @@
-"""Several indexes that are searched as one, and chunks like another."""
+"""Several indexes are searched as one, and chunks similar to a chunk are found."""
 
 import json
 

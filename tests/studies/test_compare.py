@@ -1,4 +1,4 @@
-"""Comparing two runs by their files of ranks, and two methods over several sets and seeds."""
+"""Two runs are compared by their files of ranks, and two methods over several sets and seeds."""
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -23,7 +23,7 @@ def shuffled(ranked: RankedQueries, seed: int) -> RankedQueries:
 
 @pytest.fixture
 def ranked(make_run):
-    """Writes runs with these ranks, and reads each back from its folder."""
+    """Writes runs with these ranks, and reads the ranks back from each folder."""
 
     def make(*runs, **options):
         folders = [make_run(f"run-{number}", ranks, **options) for number, ranks in enumerate(runs)]
@@ -121,7 +121,7 @@ def test_a_file_of_ranks_stands_for_a_run_but_not_that_of_another_version(make_r
 
 @pytest.fixture
 def study(make_run, tmp_path):
-    """Two methods, two seeds, and two sets, of which the second has one more query."""
+    """Writes runs of two methods with two seeds on two sets. The second set has one more query."""
     ranks = {
         ("ruby", "ours"): ([1, 2, 4], [1, 1, 4]),
         ("ruby", "other"): ([1, 4, 4], [2, 2, 4]),
@@ -188,7 +188,7 @@ def test_a_set_that_some_runs_have_is_taken_from_those(study, write_ranks):
 
 
 def saved(path, columns=("docstring",), **changes):
-    """Writes and reads the ranks of three queries; `changes` are columns of the queries or of the corpus."""
+    """Writes the ranks of three queries and reads them. `changes` replaces columns of the queries or the corpus."""
     urls = {"url": ["a", "b", "c"]}
     queries = urls | {"docstring": ["read a", "read b", "read c"], "docstring_tokens": [["read"], ["b"], ["c"]]}
     corpus = urls | {"code": ["def a(): 1", "def b(): 2", "def c(): 3"]}

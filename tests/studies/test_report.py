@@ -1,4 +1,4 @@
-"""A report reads finished runs and compares methods over the seeds that both have."""
+"""A report reads finished runs, and compares methods over the seeds that both methods have."""
 
 import json
 
@@ -21,7 +21,7 @@ BAD = [2, 4, 3, 1] * 6
 
 @pytest.fixture
 def study(make_run, tmp_path, soft):
-    """Two methods, of which one lacks a seed."""
+    """Writes runs of two methods, one of which lacks a seed."""
     for seed in (1, 2, 3):
         make_run(f"infonce/{seed}", BAD, seed=seed)
     for seed in (1, 2):

@@ -1,4 +1,4 @@
-"""Commits vote for the functions that they changed."""
+"""In a search, commits vote for the functions that they changed."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from soft_trainer.search.serving import served_index, tools
 
 
 class Tree(Repository):
-    """A repository with a working tree, whose functions say nothing of what commits say of them."""
+    """A repository with a working tree. Its functions and its commits use different words for the same subject."""
 
     def __init__(self, path):
         super().__init__(path)
@@ -47,12 +47,12 @@ def tree(tmp_path):
 
 @pytest.fixture(autouse=True)
 def weight(monkeypatch):
-    """Gives the votes a weight that so few commits would not have."""
+    """Gives the commits' votes a weight, which so few commits would not get."""
     monkeypatch.setattr(reading, "choose_weight", lambda _: Choice(1.0, 60, {"0.0": 0.4, "1.0": 0.5}))
 
 
 def found(index, query):
-    """Names of the functions that are found, and whether commits voted for each."""
+    """Returns the name of each function that a query finds, and True if commits voted for it."""
     return [(result.name, bool(result.commits)) for result in index.search(query)]
 
 
@@ -296,7 +296,7 @@ def test_before_a_commit_its_words_are_not_known(tree):
     [
         (np.tile([0.5, 0.5, 0.5, 0.5], (60, 1)), 0.0),
         (np.tile([0.2, 0.3, 0.5, 0.4], (60, 1)), 1.0),
-        # the best is 2, but 0.5 differs from it by less than chance does
+        # the best weight is 2, but 0.5 is within one standard error of it
         (np.array([[0.1, 0.5, 0.1, 0.6], [0.1, 0.5, 0.1, 0.42]] * 30), 0.5),
         (np.tile([0.2, 0.3, 0.5, 0.4], (49, 1)), 0.0),
     ],

@@ -1,4 +1,4 @@
-"""The encoder of an index: a transformer runs on ONNX Runtime, without torch, if it can."""
+"""An index runs its encoder on ONNX Runtime, without torch, if the encoder can be exported."""
 
 import json
 import os

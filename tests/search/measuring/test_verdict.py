@@ -22,7 +22,7 @@ WORDS = ["lantern", "harbour", "meadow", "thimble", "orchard"]
 
 
 def repository_of_words(path):
-    """Each function contains a word that commits mention; the newest commits change lantern and harbour."""
+    """Makes a repository whose functions contain words that commits mention. The newest commits change two of them."""
     repository, numbers = Repository(path), [0] * 5
 
     def files():
@@ -98,7 +98,7 @@ def test_the_command_prints_files_and_functions(tmp_path, capsys):
 
 
 def verdict_of(models=(), **ranks):
-    """A verdict whose systems have these reciprocal ranks."""
+    """Returns a verdict whose systems have these reciprocal ranks."""
     measured = {
         name.replace("_", " + "): {
             level: [Measures(rank, 0.0, 0.0) for rank in own] for level in ("files", "functions")
@@ -168,7 +168,7 @@ def test_commits_after_the_cut_do_not_vote(tmp_path, monkeypatch):
 
 
 def external(tmp_path, body, words="{query}"):
-    """A search by a program, with the tree that it is started in."""
+    """Returns the search function of a program with this body, which runs in `tmp_path`."""
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(body))
     return ExternalSearch(f"{sys.executable} {program} {words}").bound_to(str(tmp_path))

@@ -1,4 +1,4 @@
-"""The chunk of a file that is shown, and the files that come late."""
+"""A search shows the chunk of a file that answers, finds qualified names, and ranks code of others low."""
 
 import pytest
 from trees import write_tree

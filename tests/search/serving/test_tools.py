@@ -1,4 +1,4 @@
-"""The tool server, with the real client library."""
+"""Agents call the tool server through the official client library."""
 
 import json
 import re
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def call(index, *calls):
-    """Calls the tools with `(name, arguments)`; returns whether each answer is an error, and its text."""
+    """Calls tools with `(name, arguments)`. Returns whether each answer is an error, and the answer's text."""
     import anyio
     from mcp import Client
 
