@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int | None:
-    """Indexes a folder, and prints what was indexed and what was skipped. Returns 1 without any text files."""
+    """Indexes a folder, and prints what was indexed and skipped. Returns 1 if the folder has no text files."""
     # Imported here, so that --help stays fast.
     from soft_trainer.cli.search import safe
     from soft_trainer.search import CodeIndex
@@ -112,7 +112,7 @@ def _memory(commits: dict) -> str:
 
 
 def _stopped(arguments: argparse.Namespace) -> str:
-    """Returns a line on how much an interrupted `index` has done, with the command that continues it."""
+    """Describes how much work an interrupted `index` has saved, with the command that continues it."""
     # Imported here, so that --help stays fast.
     from soft_trainer.errors import UserError
     from soft_trainer.search import CodeIndex

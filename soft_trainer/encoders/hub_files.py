@@ -128,7 +128,7 @@ def repository_file(
 
 @contextmanager
 def hub_or_cache() -> Iterator[None]:
-    """Makes the body read only from the cache, as with HF_HUB_OFFLINE=1, if the Hub does not respond.
+    """Makes a `with` block read only from the cache, as with HF_HUB_OFFLINE=1, if the Hub does not respond.
 
     Otherwise, the client would request every file six times in 23 seconds.
     """
@@ -225,7 +225,7 @@ def reading(name_or_path: str | Path, revision: str | None = None) -> Iterator[N
 
 @contextmanager
 def reading_base(name_or_path: str | Path) -> Iterator[None]:
-    """Adds to a UserError that the model is the base of the adapter at `name_or_path`, and a remedy."""
+    """Adds the adapter's name and a remedy to a UserError about the base of the adapter `name_or_path`."""
     try:
         yield
     except UserError as error:

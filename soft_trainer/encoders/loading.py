@@ -91,7 +91,7 @@ def saved_truncate_dim(name_or_path: str | Path, revision: str | None) -> int | 
 
 
 def _own_snapshot(name_or_path: str | Path, revision: str | None, with_code: bool) -> Path | None:
-    """Downloads one commit of a Hub repository with a profile. Returns the local folder, or None for anything else."""
+    """Downloads one commit of a Hub repository that has `soft_trainer.json`. Returns the folder, or else None."""
     path = hub_files.repository_file(name_or_path, profiles.PROFILE_FILE, revision)
     if path is None or Path(located(name_or_path)).is_dir():
         return None

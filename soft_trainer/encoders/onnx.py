@@ -168,7 +168,7 @@ def _session(path: Path):
 
 
 def lighter(encoder: OnnxEncoder, texts: Sequence[str]) -> tuple[OnnxEncoder, float]:
-    """Chooses between int8 and float32 weights by their embeddings of some codes.
+    """Chooses int8 or float32 weights by comparing their embeddings of some codes.
 
     Returns:
         The int8 encoder if its embeddings are close enough to float32 (`LEAST_COSINE`), otherwise `encoder`, and the

@@ -36,7 +36,7 @@ _AT_ONCE = 16  # how many commits a worker takes at once; neighbours change the 
 
 
 class MinedHistory(NamedTuple):
-    """The result of mining a history.
+    """Rows mined from the history of a repository, with judgments and counts.
 
     Attributes:
         rows: the rows of train, valid, test and codebase. Train begins with the newest commit.
@@ -59,7 +59,7 @@ def mine_history(
     source_dir: str | os.PathLike[str] | None = None,
     num_workers: int | None = None,
 ) -> MinedHistory:
-    """Mines the history of a repository's current branch.
+    """Mines rows from the commits on a repository's current branch.
 
     Args:
         repository: a git repository, with or without a working tree.
@@ -245,7 +245,7 @@ class _History:
         return min(near[:: max(1, len(near) // _CANDIDATES)], key=distance)
 
     def _move_to_cut(self) -> dict[str, str]:
-        """Updates the urls of all changed functions to their urls at the cut.
+        """Sets the url of every changed function to its url at the cut, the tree that is the corpus.
 
         Returns:
             The path at the cut of each file that was renamed since the training cut, keyed by the old path.
@@ -363,7 +363,7 @@ class _History:
 
 
 def _set_urls(change: Change, paths: dict[str, str]) -> None:
-    """Sets the urls of a commit's functions. `paths` has the paths at the cut of files that were renamed."""
+    """Sets the urls of a commit's functions. `paths` maps old paths of renamed files to their paths at the cut."""
     for row in change.functions:
         path = row["path"]
         row["url"] = paths.get(path, path) + row["url"].removeprefix(path)

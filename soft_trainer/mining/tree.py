@@ -160,7 +160,7 @@ def mining_table(mined: NamedTuple) -> str:
 
 
 def explained(counts: Counter[str]) -> str:
-    """Formats the four most common reasons for the end of an error message, such as "; merge: 12, bot: 3"."""
+    """Formats the four most common reasons as the end of an error message: "; merge: 12, bot: 3"."""
     if counts:
         return "; " + ", ".join(f"{name}: {count:,}" for name, count in counts.most_common(4))
     return ""

@@ -44,7 +44,7 @@ DISTILLED = AppliesIf(lambda o: o.distill_weight > 0, "distill_weight is 0", "wi
 
 
 def loss_reads(name: str, when: str) -> AppliesIf:
-    """Returns the condition that the loss function or its weighting has an argument with this name."""
+    """Returns a condition that holds if the loss function or its weighting function takes the argument `name`."""
     return AppliesIf(lambda o: name in o.reads, "neither the loss nor its weighting uses it", when)
 
 

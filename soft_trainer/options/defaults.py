@@ -101,7 +101,7 @@ def _set_teacher(
 
 
 def _set_rate(args: SoftInfoNCETrainingArguments, profile: EncoderProfile) -> None:
-    """Sets and prints the learning rate of a static encoder or one from scratch. 2e-5 would hardly train them."""
+    """Sets and prints the learning rate of a static encoder or an encoder from scratch. 2e-5 would hardly train it."""
     args.learning_rate = SCRATCH_RATE
     kind = "An encoder from scratch"
     if profile.name == "static":
@@ -132,7 +132,7 @@ def loadable_teacher(profile: EncoderProfile) -> str | None:
 
 
 def _set_options(values: dict, targets: tuple, given: set[str]) -> str:
-    """Sets those of a recipe's options that are not in `given`. Returns the changes, as in "cancel=ratio, floor=0"."""
+    """Sets a recipe's options, except those in `given`. Returns the changes as text: "cancel=ratio, floor=0"."""
     changed = []
     for name, value in values.items():
         target = next((target for target in targets if hasattr(target, name)), None)

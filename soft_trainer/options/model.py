@@ -10,7 +10,7 @@ from soft_trainer.options.option_spec import AppliesIf, check_values, documented
 
 
 def of_profile(help: str, **declared):
-    """Declares an option whose default is the value in the encoder's profile. `soft-trainer evaluate` has it too."""
+    """Declares an option whose default comes from the encoder's profile. `soft-trainer evaluate` accepts it too."""
     if "Default:" not in help:
         help += " Default: the encoder's."
     return unset(help, evaluation=True, **declared)

@@ -51,7 +51,7 @@ class AppliesIf:
 
 @dataclass(frozen=True)
 class OptionSpec:
-    """An option's default, together with the keyword arguments that `option` describes under `declared`."""
+    """The declaration of an option: its default, its valid values, and the other arguments of `option`."""
 
     default: object = None
     choices: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ class OptionSpec:
 
     @property
     def values(self) -> str:
-        """The valid values in words, such as "mask, positives, ignore". Empty without choices and limits."""
+        """The valid values in words, such as "mask, positives, ignore", or "" without choices and limits."""
         if self.choices:
             own = ["module:name"] if self.own else []
             return ", ".join([*self.choices, *own])
@@ -183,7 +183,7 @@ class Reference(NamedTuple):
 
 
 def references(kinds: Iterable, options: Mapping[str, object]) -> list[Reference]:
-    """Returns a `Reference` for each option whose value is a path, the name of an encoder, and so on.
+    """Returns a `Reference` for each option that refers to rows, an encoder, code, a repository or a file.
 
     Args:
         kinds: the dataclasses, or instances of them, that declare the options. The result is in their order.

@@ -81,7 +81,7 @@ def parse(
 
 
 def _given_words(argv: Sequence[str], actions: Mapping) -> dict[str, str]:
-    """Returns the word that follows each option of a command line, such as `{"epochs": "3"}`."""
+    """Returns the first word of the value of each option on a command line, such as `{"epochs": "3"}`."""
     given = {}
     for word, following in zip(argv, [*argv[1:], ""], strict=False):
         if word.startswith("--"):

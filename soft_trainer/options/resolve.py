@@ -103,7 +103,7 @@ class Plan:
 
     @property
     def masks_false_negatives(self) -> bool:
-        """True if codes in the batch that are also relevant to a query are not used as its negatives."""
+        """True if other relevant codes in a batch are excluded from a query's negatives."""
         return self.options.false_negatives != "ignore" and self.criterion.can_exclude
 
     def unread(self, args: TrainingArguments) -> list[str]:
@@ -180,7 +180,7 @@ def resolve_loss(options: SoftInfoNCEOptions, estimator=None) -> Criterion:
 
 
 def check_codes(loss: Criterion, codes: int) -> None:
-    """Checks that the number of codes that each query is compared with is large enough for the loss.
+    """Checks that `codes`, the number of codes that each query is compared with, is large enough for the loss.
 
     Raises:
         UserError: there are too few codes. The message gives the smallest number that works.

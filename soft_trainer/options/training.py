@@ -44,7 +44,7 @@ AFFECT_NOTHING = """
 
 
 def _default(name: str, value):
-    """Redeclares an option of `transformers` with a different default."""
+    """Returns a dataclass field for an option of `transformers`, with another default."""
     return field(default=value, metadata=TrainingArguments.__dataclass_fields__[name].metadata)
 
 

@@ -209,7 +209,7 @@ class CodeIndex:
         return Search([self]).search(query, limit, path, language, name, lexical, commits)
 
     def similar(self, path: str, line: int, limit: int = 10, lexical: bool = False) -> list[SearchResult]:
-        """Finds chunks like the one at a line of a file, best first; see `Search.similar`."""
+        """Finds chunks similar to the chunk at a line of a file, best first; see `Search.similar`."""
         return Search([self]).similar(path, line, limit, lexical)
 
     def update(

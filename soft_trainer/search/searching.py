@@ -161,9 +161,9 @@ class Search:
             return view.best(queries[-1], scores, similarity, allowed, limit, votes)
 
     def similar(self, path: str, line: int, limit: int = 10, lexical: bool = False) -> list[SearchResult]:
-        """Finds chunks like the one at a line of a file, best first.
+        """Finds chunks similar to the chunk at a line of a file, best first.
 
-        Similar chunks share its rare words and, if there is an encoder, have a similar embedding.
+        They share rare words with that chunk and, if there is an encoder, have a similar embedding.
 
         Raises:
             UserError: the file is not in the index, it has no chunk at this line, or the limit is not a positive whole

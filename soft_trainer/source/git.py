@@ -72,7 +72,7 @@ def shallow_ends(path: str | os.PathLike[str]) -> str:
 
 @contextmanager
 def reporting_missing_objects(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turns a missing or damaged object into a one-line error.
+    """Turns an error about a missing or damaged git object into a one-line error.
 
     Raises:
         UserError: libgit2 could not read an object.

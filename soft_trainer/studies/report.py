@@ -55,7 +55,7 @@ class Difference:
 
 
 def find_runs(folders: Sequence[str | Path]) -> tuple[list[ReportedRun], list[str]]:
-    """Finds finished runs below some folders. Returns the runs, and a line for each folder that was skipped.
+    """Finds finished runs in folders and their subfolders. Returns the runs, and a line for each skipped folder.
 
     Raises:
         UserError: a folder does not exist, or no run has finished.

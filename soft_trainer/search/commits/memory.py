@@ -32,7 +32,7 @@ DEPTH = 100  # chunks to consider when a weight is chosen
 
 
 class Votes(NamedTuple):
-    """The votes of commits for chunks.
+    """The votes of past commits for the chunks that may answer a query.
 
     Args:
         shares: float32[chunks], each chunk's votes, or None if commits did not vote.

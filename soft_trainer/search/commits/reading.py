@@ -171,7 +171,7 @@ def _turn_to(tip: str, opened, database: sqlite3.Connection, state: State) -> No
 
 
 def _read_to_target(reader: ChangeReader, database: sqlite3.Connection, state: State, progress: bool) -> None:
-    """Reads the commits between `head` and `target` in groups, so that little is lost if it is interrupted."""
+    """Reads the commits between `head` and `target` in groups, so that an interruption loses little work."""
     waiting = git.commits_oldest_first(reader.repository, state.target, state.head)[state.done :]
     label = "Reading commits" if progress and len(waiting) >= MIN_SHOWN else None
     with Progress(label, len(waiting), "commit") as bar:

@@ -51,7 +51,7 @@ def list_ignored(folder: str) -> list[str]:
 
 
 def _list_below(folder: str) -> tuple[str, list[str] | None]:
-    """Returns the working tree whose rules apply in a folder, and the files that git lists in the folder.
+    """Returns the working tree whose ignore files apply in a folder, and the files that git lists in the folder.
 
     If the enclosing repository lists nothing there, as in `.venv/lib`, the user wants to index ignored files. The
     folder then counts as a separate tree.

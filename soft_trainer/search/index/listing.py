@@ -55,7 +55,7 @@ Stat = tuple[int, int]  # the size in bytes, and the time of the last change in 
 
 @dataclass
 class Listing:
-    """The files in a tree: those to read, and those to skip, with the reasons.
+    """The files in a tree: the files to index, and the skipped files with the reasons.
 
     A skipped path that ends with a slash stands for a whole folder. Files that git ignores are in neither.
 
@@ -123,7 +123,7 @@ class _Lister:
         return self.listing
 
     def _add(self, path: str) -> bool:
-        """Adds a path to the listing, or the reason to skip it. Returns True if the path is a repository."""
+        """Lists a path, or records the reason to skip it. Returns True if the path is a repository in the tree."""
         folder, _, name = path.rpartition("/")
         against = self.reasons.get(folder)
         if against is None:
@@ -150,7 +150,7 @@ class _Lister:
         return False
 
     def _add_ignored(self, prefix: str, ignored: list[str]) -> None:
-        """Adds the files that git ignores and a pattern includes."""
+        """Lists the files that git ignores but that match a pattern to include."""
         for name in ignored:
             path = prefix + name
             if not path.endswith("/"):

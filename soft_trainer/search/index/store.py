@@ -63,7 +63,7 @@ _WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
 def real_folder(folder: str | os.PathLike[str]) -> str:
-    """Returns the absolute path of a folder, without links. Raises UserError if there is no such folder."""
+    """Returns the absolute path of a folder, with links resolved. Raises UserError if there is no such folder."""
     real = ""
     if os.path.isdir(folder):  # "", such as an unset variable of a shell, is not the current folder
         with suppress(FileNotFoundError):  # the current folder has been removed

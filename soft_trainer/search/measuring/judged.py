@@ -219,7 +219,7 @@ def history_queries(
 def score_search(
     queries: Sequence[JudgedQuery], mined: MinedHistory, search: Callable[[str], Iterable[Place]]
 ) -> dict[str, list[Measures]]:
-    """Runs queries on the tree's index, and returns the measures of each query for files and for functions.
+    """Runs queries with a search function, and returns each query's metrics for files and for functions.
 
     A result is credited with every function whose lines it covers. A result that covers no function still takes up a
     position, but a function that was already found does not.

@@ -157,7 +157,7 @@ def score(
 
 
 def _members(words: tuple[str, ...], segments: Segments) -> tuple[np.ndarray, np.ndarray]:
-    """Finds the chunks that define the last word of a qualified name, such as `Parser.parse`, in the words before it.
+    """Finds the chunks that define a qualified name such as `Parser.parse`: `parse` in a class or module `Parser`.
 
     A word before it is in the chunk's own qualified name or, as a module, in the name of the file. The first words may
     be in neither, as in `shop.orders.Parser.parse`.

@@ -103,7 +103,7 @@ class _Keeper:
         return [f"new chunks are not encoded: {self.problem}"] if self.problem else []
 
     def refresh(self) -> None:
-        """Reads changed files, unless it did so a moment ago. In a large tree, looking for changes takes long."""
+        """Reads changed files, unless it has just done so. Looking for changes in a large tree is slow."""
         self._start_encoder()
         started = time.monotonic()
         if self.update and started >= self.next_check:
