@@ -181,7 +181,7 @@ def test_commits_below_a_result_have_a_label(tmp_path, monkeypatch):
         words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", "--virtual-time-budget=4000"]
         dom = subprocess.run([*words, f"{server.url}#q=harbour"], capture_output=True, text=True, check=True).stdout
         server.shutdown()
-    label = dom.index("changed by commits whose subjects are like the query</div>")
+    label = dom.index("changed by commits with subjects similar to the query</div>")
     assert label < dom.index("Light the lantern") and dom.count('class="commit label"') == 1
 
 
