@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> None:
     given = [name for name in ("queries", "folder", "history") if getattr(arguments, name)]
     one = len(given) == 1 and bool(arguments.queries) == bool(arguments.trees)
     if not one:
-        raise UserError("give --queries and --trees, or --folder, or --history")
+        raise UserError("give one of --queries (with --trees), --folder or --history")
     for option, needed in _NEEDS.items():
         if getattr(arguments, option) is not None and not getattr(arguments, needed):
             raise UserError(f"{option}: has no effect without --{needed}")

@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int | None:
     if reasons:
         lines.append(f"skipped: {reasons}; a folder counts once, and --skipped lists them")
     if count := counts["vendored"]:
-        lines.append(f"in folders such as external/ or deps/, whose files rank low: {count:,}")
+        lines.append(f"files that rank low, because they are in folders such as external/ or deps/: {count:,}")
     if commits := counts.get("commits"):
         lines.append(_memory(commits))
     if arguments.index_dir:

@@ -190,7 +190,7 @@ def _serve(index: Search, arguments: argparse.Namespace, query: str) -> int:
         for folder in arguments.folder or []:
             place += ["--folder", folder]
         command = shlex.join(["soft-trainer", "search", *place, "--mcp" if arguments.mcp else "--serve"])
-        print_on_main(f"stopped: the index is kept; `{command}` starts it again")
+        print_on_main(f"stopped: the index is kept; `{command}` serves it again")
         return 130
 
 

@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     for word in arguments.set:
         name, separator, value = word.partition("=")
         if not separator:
-            raise UserError(f"set {word}: write OPTION=VALUE")
+            raise UserError(f"set {word}: expected OPTION=VALUE")
         changes[name] = value
     study = read_study(recipe_path(arguments.config), changes, arguments.output_dir)
     if arguments.only:

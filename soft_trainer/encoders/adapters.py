@@ -160,7 +160,7 @@ def active_adapter(model: PreTrainedModel) -> str:
     """Returns the name of the active adapter. Raises UserError if there are several."""
     names = model.active_adapters()
     if len(names) != 1:
-        raise UserError(f"model: only one adapter can be trained, not {', '.join(names)}; choose it with set_adapter")
+        raise UserError(f"model: only one adapter can be trained; choose one of {', '.join(names)} with set_adapter")
     return names[0]
 
 

@@ -127,7 +127,7 @@ def _export(encoder, name: str) -> Path | None:
     source = local_folder(name)  # loading may have downloaded it
     if source is None or (source / ADAPTER_CONFIG).is_file() or torch.accelerator.is_available():
         return None
-    print_on_main(f"{name}: exporting to ONNX, once")
+    print_on_main(f"{name}: exporting to ONNX (only once)")
     encoder = replace(encoder, truncate_dim=saved_truncate_dim(source, None))  # the export serves every truncate_dim
     folder = _export_of(source)
     folder.mkdir(parents=True, exist_ok=True)

@@ -81,7 +81,7 @@ def write_model_card(folder: str | Path, record: Mapping) -> Path | None:
         write_text(path, str(model_card(folder, record)))
         _write_leaderboard_results(Path(folder) / EVAL_RESULTS, record)
     except Exception as error:  # the trained model is worth more than its card
-        logger.warning("No model card in %s: %s: %s", folder, type(error).__name__, error)
+        logger.warning("Could not write the model card in %s: %s: %s", folder, type(error).__name__, error)
         return None
     return path
 

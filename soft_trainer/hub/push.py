@@ -141,7 +141,7 @@ def push_folder(
                 later = later_command(folder, hub_model_id, private, repo_type=repo_type, **places)
                 what = f"pushing {folder} to {hub_model_id} failed: {reason(cause)}"
                 raise UserError(f"{what}; nothing is lost, push later with: {later}") from cause
-            logger.warning("Push to %s failed (%s); next try in %d s.", hub_model_id, reason(cause), wait)
+            logger.warning("Push to %s failed (%s); retrying in %d s.", hub_model_id, reason(cause), wait)
             time.sleep(wait)
     card = contents.get(CARD)
     if isinstance(card, bytes) and not path_in_repo:
@@ -196,7 +196,7 @@ def _contents(folder: Path, repo_id: str, revision: str | None, repo_type: str) 
     if contents and WEIGHTS.isdisjoint(contents):
         raise UserError(f"{folder}: no weights to push (model.safetensors or adapter_model.safetensors)")
     if RECORD in contents and read_json(folder / RECORD).get("format") != RECORD_FORMAT:
-        logger.warning("%s: not pushed, because another version wrote it, perhaps with local paths", folder / RECORD)
+        logger.warning("%s: not pushed, because another version wrote it, maybe with local paths", folder / RECORD)
         del contents[RECORD]
     if ADAPTER_CONFIG in contents:
         base = published_name(read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path"))
@@ -325,7 +325,7 @@ def _client(repo_id: str, token: str | None, repo_type: str) -> HfApi:
     except HFValidationError as error:
         raise UserError(f"{option}={repo_id!r}: {str(error).splitlines()[0]}") from error
     if repo_id.count("/") != 1:
-        raise UserError(f"{option}={repo_id!r}: write USER/NAME, with your user name or one of your organisations")
+        raise UserError(f"{option}={repo_id!r}: expected USER/NAME, where USER is you or one of your organisations")
     if not token:
         raise UserError(f"no token for the Hub: run `hf auth login` or set HF_TOKEN to one from {_TOKENS_PAGE}")
     return HfApi(token=token)

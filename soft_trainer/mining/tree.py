@@ -216,7 +216,7 @@ def main_language(paths: Iterable[str], place: str | os.PathLike[str]) -> str:
     counts = Counter(filter(None, map(mined_language, paths)))
     if not counts:
         known = ", ".join(SOURCE_LANGUAGES)
-        raise UserError(f"{place}: no source file in one of {known}; set language")
+        raise UserError(f"{place}: no source file in any of {known}; set language")
     return max(SOURCE_LANGUAGES, key=counts.__getitem__)
 
 

@@ -64,7 +64,9 @@ def apply_defaults(
             read_recipe(RECIPES / DISTILLED_RECIPE) | {"teacher": teacher}, (data_args, args), given
         )
         _set_teacher(data_args, args, given)
-        print_on_main(f"This encoder learns from its teacher by default: {options}. Set estimator to turn this off.")
+        print_on_main(
+            f"This encoder learns from its teacher by default: {options}. Set estimator=none to turn this off."
+        )
     elif profile.name == "static" or model is None:
         chooses_teacher = estimator is not None or not given.isdisjoint(("estimator", "estimator_model", "teacher"))
         if profile.teacher and chosen and not chooses_teacher:
@@ -78,7 +80,7 @@ def apply_defaults(
             _set_rate(args, profile)
     elif suits and args.per_device_train_batch_size * args.world_size >= 2 * args.group_size:
         options = _set_options(read_recipe(RECIPES / RECIPE), (data_args, args), given)
-        print_on_main(f"This encoder gets hard batches by default: {options}. Set estimator to turn this off.")
+        print_on_main(f"This encoder gets hard batches by default: {options}. Set estimator=none to turn this off.")
 
 
 def _set_teacher(
@@ -94,7 +96,9 @@ def _set_teacher(
     elif "estimator_model" in given and data_args.estimator_model != teacher:
         estimator = data_args.estimator_model
     if estimator is not None:
-        raise UserError(f"teacher={teacher}: a teacher is the estimator, so it cannot be combined with {estimator}")
+        raise UserError(
+            f"teacher={teacher}: a teacher acts as the estimator, so it cannot be combined with {estimator}"
+        )
     data_args.estimator = "trained_model"
     data_args.estimator_model = teacher
     _set_options(OF_TEACHER, (args,), given)

@@ -39,10 +39,10 @@ def open_repository(path: str | os.PathLike[str]) -> pygit2.Repository:
         if repository.head_is_unborn:
             raise UserError(f"{path}: the repository has no commit on its current branch")
     except (pygit2.GitError, KeyError, OSError) as error:
-        hint = "give the root of a git repository, with its .git, or a bare one"
+        hint = "give the root of a git repository (the folder with .git), or a bare repository"
         if Path(path, ".git").exists() or Path(path, "objects").exists():
             hint = "libgit2 cannot open it; clone it again (`git clone`, without --filter) and give the clone"
-        raise UserError(f"{path}: no readable git repository ({' '.join(str(error).split())}); {hint}") from error
+        raise UserError(f"{path}: not a readable git repository ({' '.join(str(error).split())}); {hint}") from error
     finally:
         pygit2.settings.owner_validation = before
     return repository

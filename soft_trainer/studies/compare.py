@@ -285,7 +285,7 @@ def compare_patterns(a: str, b: str, split: str = "test", system: str = "trained
 def _check_partners(folders: dict[tuple, Path], partners: dict[tuple, Path], pattern: str) -> None:
     """Raises UserError if a run of one pattern has no partner in the other: the same texts in place of the stars."""
     for parts in sorted(folders.keys() - partners.keys()):
-        raise UserError(f"{folders[parts]}: no run of {pattern} matches it")
+        raise UserError(f"{folders[parts]}: has no partner among the runs of {pattern}")
 
 
 def _folders(pattern: str) -> dict[tuple[str, ...], Path]:

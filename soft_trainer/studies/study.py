@@ -277,7 +277,7 @@ def _command(study: Study, folder: Path, overwrite: bool) -> list[str]:
     if launcher[:2] == ["accelerate", "launch"]:  # this Python's `accelerate`, even if it is not on the PATH
         launcher[:2] = [sys.executable, "-m", "accelerate.commands.launch"]
     if shutil.which(launcher[0]) is None:
-        raise UserError(f"launcher={study.launcher!r}: no command {launcher[0]}")
+        raise UserError(f"launcher={study.launcher!r}: command {launcher[0]} not found")
     command = [*launcher, "-m", "soft_trainer.cli", "train", "--config", str(folder / RECIPE)]
     if overwrite:
         return [*command, "--overwrite", "true"]

@@ -99,7 +99,7 @@ def test_the_version_and_without_a_command_the_overview(capsys):
         (["--verson"], "unknown option --verson; did you mean '--version'?"),
         (["study", "--confg", "x"], "unknown option --confg; did you mean '--config'?"),
         (["study"], "the following arguments are required: --config"),
-        (["study", "--config", "x", "--set", "seed"], "set seed: write OPTION=VALUE"),
+        (["study", "--config", "x", "--set", "seed"], "set seed: expected OPTION=VALUE"),
         (["mine", "x", "--languag=go"], "unknown option --languag; did you mean '--language'?"),
         (["mine", "/nowhere", "--language", "go", "--output_dir", "x"], "/nowhere: no such folder"),
         (["mine", "a", "b", "--language", "go", "--output_dir", "x"], "unrecognized arguments: b"),

@@ -169,7 +169,7 @@ def test_card_before_training_has_no_results_and_data_flow_is_said_to_be_ours_al
 
 def test_failure_only_warns(record, tmp_path, caplog):
     assert write_model_card(tmp_path / "no" / "encoder", record) is None
-    assert "No model card in" in caplog.text
+    assert "Could not write the model card in" in caplog.text
 
 
 def test_card_is_valid_for_the_client_and_the_hub(here, encoder_of, record, tmp_path):

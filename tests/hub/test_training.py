@@ -151,11 +151,11 @@ def test_an_estimator_by_name_and_revision(train, encoder_of, tmp_path, monkeypa
         ("hf_wrong", PUSH, "token is invalid"),
         (READ_TOKEN, PUSH, "not allowed to write"),
         (WRITE_TOKEN, PUSH | {"hub_model_id": "bob/tiny"}, "not allowed to write"),
-        (WRITE_TOKEN, PUSH | {"hub_model_id": "tiny"}, "write USER/NAME"),
+        (WRITE_TOKEN, PUSH | {"hub_model_id": "tiny"}, "expected USER/NAME"),
         ("hf_wrong", ROWS, "token is invalid"),
         (READ_TOKEN, ROWS, "not allowed to write"),
         (WRITE_TOKEN, ROWS | {"push_data_to_hub": "bob/rows"}, "not allowed to write"),
-        (WRITE_TOKEN, ROWS | {"push_data_to_hub": "rows"}, "push_data_to_hub='rows': write USER/NAME"),
+        (WRITE_TOKEN, ROWS | {"push_data_to_hub": "rows"}, "push_data_to_hub='rows': expected USER/NAME"),
         (WRITE_TOKEN, ROWS | {"source_dir": None}, "set source_dir, history or data_dir"),
     ],
 )

@@ -327,8 +327,8 @@ def test_places_without_a_history_get_one_line(tmp_path, capsys):
     remove(damaged, "HEAD~8")
     for name, message in {
         "empty": "has no commit",
-        "folder": "no readable git repository",
-        "missing": "no readable git repository",
+        "folder": "not a readable git repository",
+        "missing": "not a readable git repository",
         "short": "only 2 of 3 commits change python functions",
         "damaged": "clone it again",
     }.items():

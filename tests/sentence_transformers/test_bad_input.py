@@ -55,7 +55,11 @@ def test_data_sets_that_cannot_be_labelled_or_have_no_usable_labels(numbered, da
         (BM25Estimator(), {"false_negatives": "drop"}, "false_negatives='drop': use one of mask, positives, ignore"),
         (BM25Estimator(), {"scale": 0}, "scale=0: must be above 0"),
         (None, {"loss": "soft_info_nce"}, "loss=soft_info_nce needs an estimator"),
-        (BM25Estimator(), {"teacher": "a/b"}, "teacher=a/b: a teacher is the estimator, so it cannot be combined"),
+        (
+            BM25Estimator(),
+            {"teacher": "a/b"},
+            "teacher=a/b: a teacher acts as the estimator, so it cannot be combined",
+        ),
         (InitialModelEstimator(), {}, "use SentenceTransformerEstimator()"),
         (BM25Estimator, {}, "estimator: expected an object such as BM25Estimator(), not <class"),
         ("bm25", {}, "estimator: expected an object such as BM25Estimator(), not 'bm25'"),

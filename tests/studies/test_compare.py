@@ -163,7 +163,7 @@ def test_corpora_of_equal_size_are_sets_apart_and_a_run_without_a_partner_is_nam
     assert sets == [("go/0/test", 1), ("go/1/test", 1), ("ruby/test", 2)]
     make_run("php/ours/0", [1, 2])
     for other, words in (
-        ("*/other/*", ["php/ours/0: no run of ", "other", " matches it"]),
+        ("*/other/*", ["php/ours/0: has no partner among the runs of ", "other"]),
         ("*/nothing/*", ["nothing/", ": no such folders"]),
         ("ruby/other/0", ["write * in place"]),
     ):

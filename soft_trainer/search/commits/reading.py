@@ -100,7 +100,7 @@ def remember(
     try:
         read_commits(database, *place, tip, progress)
     except UserError as error:
-        problems.append(f"Commits were not read again: {error}")
+        problems.append(f"New commits were not read: {error}")
     database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     state = State.of(database)
     if state and state.unreadable:

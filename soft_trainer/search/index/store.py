@@ -104,7 +104,7 @@ def make_index_dir(index_dir: Path, folder: str) -> None:
         _check_owner(index_dir)
     except OSError as error:
         reason = error.strerror
-        raise UserError(f"{index_dir}: no index can be written there ({reason}); choose another index_dir") from error
+        raise UserError(f"{index_dir}: cannot write an index there ({reason}); choose another index_dir") from error
 
 
 def _check_owner(index_dir: Path) -> None:
@@ -118,7 +118,7 @@ def _check_owner(index_dir: Path) -> None:
             links |= file.is_symlink()
     if links or owners != {os.geteuid()}:
         raise UserError(
-            f"{index_dir}: a link, or owned by another user, so it is not trusted; choose another index_dir"
+            f"{index_dir}: is a link or belongs to another user, so it is not trusted; choose another index_dir"
         )
 
 

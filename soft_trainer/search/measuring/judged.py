@@ -110,7 +110,7 @@ def read_queries(path: str | os.PathLike[str]) -> list[JudgedQuery]:
                     raise UserError(f'{place}: {key}={row[key]!r}: expected a list of paths, such as ["src/dates.py"]')
             for key in ("repo", "query"):
                 if not (isinstance(row[key], str) and row[key].strip()):
-                    raise UserError(f"{place}: {key}={row[key]!r}: expected a text")
+                    raise UserError(f"{place}: {key}={row[key]!r}: expected a non-empty string")
             if row["repo"].startswith("/") or ".." in row["repo"].split("/"):  # an index would be written there
                 raise UserError(f"{place}: repo={row['repo']!r}: expected the name of a folder inside the trees")
             targets = frozenset([*row["relevant"], *row.get("secondary", [])])

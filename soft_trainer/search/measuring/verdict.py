@@ -140,7 +140,7 @@ class ExternalSearch:
             )
         program = shutil.which(self.words[0])
         if program is None:
-            raise UserError(f"external={command!r}: there is no program {self.words[0]!r}")
+            raise UserError(f"external={command!r}: program {self.words[0]!r} not found")
         self.words[0] = os.path.abspath(program)
         self.name = Path(program).name
         self.failures = 0

@@ -111,8 +111,8 @@ def _reader(served: ServedIndex) -> Callable[..., str]:
         Args:
             path: the path of a search result, relative to the repository.
             start_line: the first line, counted from 1.
-            end_line: the last line; at most 400 lines and 40,000 letters are returned.
-            start_column: the first letter of the first line, counted from 1.
+            end_line: the last line; at most 400 lines and 40,000 characters are returned.
+            start_column: the first character of the first line, counted from 1.
         """
         text = served.text_of(path)  # from the index, so that a path of the agent never opens a file
         if text is None:
@@ -125,7 +125,9 @@ def _reader(served: ServedIndex) -> Callable[..., str]:
             given = f"start_line={start_line}, end_line={end_line}"
             raise UserError(f"{given}: not a range of lines; the file has {len(lines)}")
         if not 1 <= start_column <= max(len(lines[start_line - 1]), 1):
-            raise UserError(f"start_column={start_column}: line {start_line} has {len(lines[start_line - 1])} letters")
+            raise UserError(
+                f"start_column={start_column}: line {start_line} has {len(lines[start_line - 1])} characters"
+            )
         wanted = lines[start_line - 1 : min(end_line, start_line + MAX_LINES - 1)]
         wanted[0] = wanted[0][start_column - 1 :]
         left = MAX_LETTERS

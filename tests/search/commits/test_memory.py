@@ -226,7 +226,7 @@ def test_a_missing_object_costs_its_commit_alone(tree, command):
 def test_a_repository_that_cannot_be_opened_is_one_line(tree, command):
     (tree.path / ".git/config").write_text("[core\n")
     code, _, err = command("index", tree.path)
-    assert code == 0 and err.count("\n") == 1 and "Commits were not read again" in err
+    assert code == 0 and err.count("\n") == 1 and "New commits were not read" in err
     assert command("search", "--folder", tree.path, "f2")[0] == 0
     (tree.path / "empty").mkdir()
     Repository(tree.path / "empty")

@@ -90,7 +90,7 @@ def test_the_command_prints_files_and_functions(tmp_path, capsys):
     )
     first = json.loads((tmp_path / "out.jsonl").read_text().splitlines()[0])
     assert first["reciprocal_ranks"]["words"] == 1.0 and first["functions"] == ["kit/one.py#f1"]
-    with pytest.raises(UserError, match="give --queries and --trees, or --folder, or --history"):
+    with pytest.raises(UserError, match="give one of --queries .*--folder or --history"):
         run_command(["evaluate-search", "--history", "x", "--folder", "y"])
     for option in ("--language", "--external"):
         with pytest.raises(UserError, match="no effect without --history"):
@@ -138,9 +138,9 @@ def test_each_step_is_compared_with_the_step_before_it():
         ({"relevant": ["a.py"], "secondary": [1]}, "queries.jsonl, row 2: secondary=[1]: expected a list of paths"),
         ({"relevant": []}, "queries.jsonl, row 2: relevant=[]: expected at least one path"),
         ({}, "queries.jsonl, row 2: expected a judged query with repo, query and relevant: 'relevant'"),
-        ({"relevant": ["a.py"], "query": 5}, "queries.jsonl, row 2: query=5: expected a text"),
-        ({"relevant": ["a.py"], "query": " "}, "queries.jsonl, row 2: query=' ': expected a text"),
-        ({"relevant": ["a.py"], "repo": ["a"]}, "queries.jsonl, row 2: repo=['a']: expected a text"),
+        ({"relevant": ["a.py"], "query": 5}, "queries.jsonl, row 2: query=5: expected a non-empty string"),
+        ({"relevant": ["a.py"], "query": " "}, "queries.jsonl, row 2: query=' ': expected a non-empty string"),
+        ({"relevant": ["a.py"], "repo": ["a"]}, "queries.jsonl, row 2: repo=['a']: expected a non-empty string"),
         ({"relevant": ["a.py"], "repo": "../a"}, "row 2: repo='../a': expected the name of a folder inside the trees"),
         ({"relevant": ["a.py"], "repo": "/a"}, "row 2: repo='/a': expected the name of a folder inside the trees"),
     ],
@@ -204,7 +204,7 @@ def test_a_program_that_fails_or_hangs_finds_nothing_and_is_counted(tmp_path, mo
     ("command", "message"),
     [
         ("rg words", r"has no \{query\}"),
-        ("no_such_program_here {query}", "there is no program"),
+        ("no_such_program_here {query}", "program .no_such_program_here. not found"),
         ("rg '{query}", "No closing quotation"),
         ("", r"has no \{query\}"),
     ],

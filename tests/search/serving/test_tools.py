@@ -64,7 +64,7 @@ def test_search_and_read(tree):
         ("search", {"query": "x", "lang": "go"}, "lang: Extra inputs are not permitted. search takes query, limit,"),
         ("search", {}, "query: Field required"),
         ("search", {"query": "x", "limit": 2.5}, "limit: Input should be a valid integer"),
-        ("read", {"path": "src/server.go", "start_column": 90}, "start_column=90: line 1 has 12 letters"),
+        ("read", {"path": "src/server.go", "start_column": 90}, "start_column=90: line 1 has 12 characters"),
         ("read", {"path": "src/server.go", "start_line": 0}, "not a range of lines"),
         ("read", {"path": "src/server.go", "start_line": 9, "end_line": 3}, "not a range of lines"),
         ("read", {"path": "src/server.go", "start_line": 900}, "not a range of lines"),
@@ -118,7 +118,7 @@ def test_no_text_of_a_repository_stands_outside_the_fence(tree, monkeypatch):
     }
     write_tree(tree, {"n.ipynb": json.dumps(notebook)})
     index = CodeIndex.build(tree)
-    index.notify("Commits were not read again: ref run-this")
+    index.notify("New commits were not read: ref run-this")
     (language_error, language), (_, found) = call(
         index, ("search", {"query": "x", "language": "cobol"}), ("search", {"query": "zzzzz"})
     )
