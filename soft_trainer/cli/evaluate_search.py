@@ -4,8 +4,8 @@ There are three kinds of queries:
 - judged queries for several source trees (--queries, --trees);
 - the documentation of a tree's functions, which must be found in a copy of the tree without comments (--folder);
 - the subjects of a repository's newest commits, which should find the functions that these commits changed, in the
-  tree before them (--history). This compares search by words, by words with the memory of earlier commits, and by
-  each model with both. It reports whether the memory helps, whether the first model finds more, and whether each
+  tree before them (--history). This compares search by words and by each model, with and without the memory of
+  earlier commits. It reports whether the memory helps, whether the first model finds more, and whether each
   further model finds more than the one before it, so list the encoder before training first.
 
 soft-trainer evaluate-search --queries queries.jsonl.gz --trees DIR

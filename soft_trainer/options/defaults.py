@@ -96,9 +96,7 @@ def _set_teacher(
     elif "estimator_model" in given and data_args.estimator_model != teacher:
         estimator = data_args.estimator_model
     if estimator is not None:
-        raise UserError(
-            f"teacher={teacher}: a teacher acts as the estimator, so it cannot be combined with {estimator}"
-        )
+        raise UserError(f"teacher={teacher}: a teacher is the estimator, so it cannot be combined with {estimator}")
     data_args.estimator = "trained_model"
     data_args.estimator_model = teacher
     _set_options(OF_TEACHER, (args,), given)

@@ -181,7 +181,7 @@ class DataArguments:
     def paper_language(self) -> str | None:
         """The language of the run, if the row counts can be compared with the paper's.
 
-        Otherwise None: with several languages, or with rows that are not CodeSearchNet's.
+        Otherwise None, for example with several languages or with rows that are not CodeSearchNet's.
         """
         published = self._reads_codesearchnet and len(self.languages) == 1 and not self.push_data_to_hub
         return self.language if published else None

@@ -219,7 +219,7 @@ def test_a_weight_of_0_turns_a_teacher_off(trainer_of, options_after, teacher):
 
 @pytest.mark.parametrize("words", [("--estimator", "bm25"), ("--estimator", "none"), ("--estimator_model", "other")])
 def test_a_teacher_beside_another_estimator_is_refused(options_after, teacher, words):
-    with refused(f"teacher={teacher}: a teacher acts as the estimator, so it cannot be combined with {words[1]}"):
+    with refused(f"teacher={teacher}: a teacher is the estimator, so it cannot be combined with {words[1]}"):
         options_after("--teacher", str(teacher), *words)
 
 

@@ -58,7 +58,7 @@ def test_data_sets_that_cannot_be_labelled_or_have_no_usable_labels(numbered, da
         (
             BM25Estimator(),
             {"teacher": "a/b"},
-            "teacher=a/b: a teacher acts as the estimator, so it cannot be combined",
+            "teacher=a/b: a teacher is the estimator, so it cannot be combined",
         ),
         (InitialModelEstimator(), {}, "use SentenceTransformerEstimator()"),
         (BM25Estimator, {}, "estimator: expected an object such as BM25Estimator(), not <class"),

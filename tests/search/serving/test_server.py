@@ -77,7 +77,7 @@ def test_the_page_and_its_data(server):
 )
 def test_odd_requests_are_answered_and_those_of_others_refused(server, path, host, status):
     found, _, body = get(server, path.replace("{}", server.token), host)
-    assert found == status and (status != 404 or "take the whole address" in body)
+    assert found == status and (status != 404 or "use the whole address" in body)
 
 
 def test_a_folder_whose_path_is_not_utf_8_is_served(tree, command):

@@ -90,7 +90,7 @@ def test_a_long_answer_says_how_to_read_on(tree):
             ((error, text),) = call(index, ("read", arguments))
             assert not error and len(text) < tools.MAX_LETTERS + 300
             body = "\n".join(text.split("\n")[2:]).partition("\nUNTRUSTED FILE TEXT")[0]
-            rest = re.search(r"Cut off here; `read` with (.*) reads on\.$", text)
+            rest = re.search(r"Cut off here; `read` with (.*) continues\.$", text)
             arguments = {}
             if rest:
                 arguments = {"path": path} | {k: int(v) for k, v in re.findall(r"(\w+)=(\d+)", rest[1])}
