@@ -24,7 +24,7 @@ def check_pushes(data: DataArguments, args: TrainingArguments) -> None:
     """Checks, before any mining or training, that the rows and the encoder can be pushed to the Hub.
 
     Raises:
-        UserError: a push would fail (see `check_push`), or the rows to push come from the Hub.
+        UserError: a push would fail (see `check_push`), or the rows to push come from `dataset_name`.
     """
     if distributed.rank_and_world_size()[0] != 0:
         return
