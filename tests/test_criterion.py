@@ -308,7 +308,7 @@ def test_weights_of_a_user_are_0_on_what_does_not_count_and_1_on_the_positive():
         ({"loss": "own_losses:constant"}, "with a gradient for the scores"),
         ({"loss": "own_losses:needs_negatives"}, "failed on a test batch of 3 queries and 5 codes: TypeError"),
         ({"loss": "own_losses:hinge"}, "loss=own_losses:hinge needs an estimator"),
-        ({"loss": "own_losses:info_nce", "false_negatives": "positives"}, "does not read `extra_positives`"),
+        ({"loss": "own_losses:info_nce", "false_negatives": "positives"}, "has no argument `extra_positives`"),
         (
             {"loss": "own_losses:info_nce", "weighting": "own_losses:halves"},
             "loss=own_losses:info_nce uses no weights",

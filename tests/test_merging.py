@@ -165,7 +165,7 @@ def test_several_adapters_become_a_whole_encoder(adapter, before, profile, tmp_p
 def test_card_and_record_say_what_was_merged(before, folder_of, tmp_path):
     base, model = folder_of(before, "base"), folder_of(before, "model", 1)
     bare = merge_encoders(base, [model], 0.5, tmp_path / "bare")
-    sentence = "Every weight is 0.5 x that of `model` + 0.5 x that of `base`."
+    sentence = "Every weight is 0.5 x its value in `model` + 0.5 x its value in `base`."
     assert sentence in (bare / "README.md").read_text()
     known = json.loads((bare / "run.json").read_text()) | {
         "dataset": "someone/rows", "languages": ["go"], "base_model": "base", "training": {"steps": 7},

@@ -1,4 +1,4 @@
-"""Fine-tune encoders that find code by its description, evaluate them, and study what the loss does.
+"""Fine-tune encoders that find code from a description, evaluate them, and search source code.
 
 `soft-trainer COMMAND --help` lists a command's options. To use several processes:
 `accelerate launch -m soft_trainer.cli COMMAND ...`.
@@ -19,18 +19,18 @@ from soft_trainer.errors import UserError
 from soft_trainer.terminal import exit_on_user_error, nearest, quiet_libraries
 
 # Each command is a module of the same name in this folder, with `add_arguments(parser)` and `run(arguments)`. Its
-# docstring is the command's description. `run` returns the exit code, or None for 0. `train` is the script: its
-# options are dataclasses, and its `run` receives one of each. A module is imported only when its command is run,
-# because some take seconds.
+# docstring is the command's description. `run` returns the exit code, or None for 0. The options of `train` are
+# dataclasses, and its `run` receives an instance of each. A module is imported only when its command is run, because
+# some imports take seconds.
 COMMANDS = {
     "train": "fine-tune an encoder and evaluate it before and after",
     "evaluate": "evaluate an encoder on a data set, without training",
     "mine": "mine training rows from a source tree or from commits",
     "distil": "make a static encoder, which trains in a minute and searches without torch",
     "merge": "merge trained encoders with the encoder before training",
-    "index": "index a source tree, so that its functions can be found",
-    "search": "search an index from the shell, in a page, or for an agent",
-    "evaluate-search": "evaluate the search of source trees",
+    "index": "index a source tree, to search it",
+    "search": "search an index from the shell, on a web page, or from an agent",
+    "evaluate-search": "evaluate search over source trees",
     "study": "run a list of configurations with several seeds",
     "report": "write a report on finished runs: tables, tests, figures",
     "compare": "compare two runs query by query",
@@ -42,7 +42,7 @@ LISTED = "--help lists them all"  # the end of a message about an unknown name
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Raises UserError where argparse would print its usage and exit."""
+    """An argument parser that raises UserError instead of printing its usage and exiting."""
 
     def parse_known_args(self, args=None, namespace=None):
         """Parses like argparse, except that an unknown option is reported before a missing one."""
@@ -51,7 +51,7 @@ class CommandParser(argparse.ArgumentParser):
             option = word.split("=")[0]
             if word.startswith("--") and option not in self._option_string_actions:
                 if option.removeprefix("--") in positional:
-                    raise UserError(f"{option}: give only the value, without the name of the option; see --help")
+                    raise UserError(f"{option}: give the value without the name of the option; see --help")
                 raise UserError(f"unknown option {option}{nearest(option, self._option_string_actions, LISTED)}")
         return super().parse_known_args(args, namespace)
 
@@ -92,7 +92,7 @@ def parse_command(argv: Sequence[str]) -> tuple[ModuleType, tuple]:
 
 
 def run_command(argv: Sequence[str]) -> int:
-    """Runs the command in `argv` and returns its exit code. Raises UserError if a user can fix what went wrong."""
+    """Runs the command in `argv` and returns its exit code. Raises UserError for an error that the user can fix."""
     if not argv or argv[0].startswith("-"):
         parser = overview()
         parser.parse_args(argv[:1])  # --help and --version end here
@@ -103,7 +103,7 @@ def run_command(argv: Sequence[str]) -> int:
 
 
 def main() -> None:
-    """Runs the command line. On error, prints one line to standard error and exits with code 2."""
+    """Runs the command in `sys.argv`. On error, prints one line to standard error and exits with code 2."""
     quiet_libraries()
     with exit_on_user_error():
         sys.exit(run_command(sys.argv[1:]))

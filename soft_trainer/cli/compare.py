@@ -3,8 +3,8 @@
 soft-trainer compare RUN_A RUN_B
 soft-trainer compare 'outputs/study/*/ours/*' 'outputs/study/*/baseline/*'
 
-RUN is a run's output folder, or one of its files of ranks. Positive differences favour RUN_A. Two patterns compare two
-methods over all sets and seeds of a study: two runs are paired if each * stands for the same text in both.
+RUN_A and RUN_B are output folders of runs, or files of ranks in them. Positive differences favour RUN_A. Two patterns
+compare two methods over all sets and seeds of a study: two runs are paired if each * matches the same text in both.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import sys
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
+    """Adds the options of `soft-trainer compare` to a parser."""
     add = parser.add_argument
     add("run_a", metavar="RUN_A", help="output folder of a run, or a file ranks-*.parquet")
     add("run_b", metavar="RUN_B", help="the run to compare it with; positive differences favour RUN_A")
     add("--split", default="test", help="split to compare (default: test); patterns accept several, comma-separated")
     add("--system", default="trained", help="trained (the default), untrained (before training), lexical or combined")
-    add("--number", type=int, default=5, help="number of changes to show (default: 5)")
+    add("--number", type=int, default=5, help="number of queries to show, largest changes first (default: 5)")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Prints the comparison and the largest changes."""
+    """Prints how two runs compare, and the queries whose reciprocal ranks differ most."""
     # Imported here, so that --help does not wait for torch.
     from soft_trainer.studies.compare import Pairing, change_text, compare_patterns, describe, ranks_of, verdict
 

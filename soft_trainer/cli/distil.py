@@ -1,4 +1,4 @@
-"""Distil an encoder into a static one, which averages one vector per word.
+"""Distil an encoder into a static encoder, which embeds a text as the average of its word vectors.
 
 soft-trainer distil MODEL
 soft-trainer distil sentence-transformers/all-MiniLM-L6-v2 --output_dir outputs/static --texts my_repository
@@ -17,7 +17,7 @@ from soft_trainer.terminal import print_on_main
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
+    """Adds the options of `soft-trainer distil` to a parser."""
     parser.add_argument("model", metavar="MODEL", help="the encoder: a name on the Hub, or a folder")
     parser.add_argument(
         "--output_dir", help="folder for the static encoder, new or empty (default: in the user's cache directory)"
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Writes the static encoder."""
+    """Distils an encoder into a static one and prints the output folder."""
     from soft_trainer.encoders.distilling import distil_static  # imports torch, which takes seconds
 
     options = vars(arguments)

@@ -26,17 +26,17 @@ ABOUT_TRAINING = ("estimator", "loss", "model_id", "revision", "statistics", "tr
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
+    """Adds the options of `soft-trainer evaluate` to a parser."""
     parser.add_argument("model", metavar="MODEL", help="the encoder: a name on the Hub, or a folder")
     parser.add_argument("--output_dir", help="Folder for ranks and results. Default: nothing is written.")
     parser.add_argument(
-        "--dataset_name", help=f"Data set on the Hub. Default: {CODESEARCHNET}, unless a folder or a tree is given."
+        "--dataset_name", help=f"Data set on the Hub. Default: {CODESEARCHNET}, unless another option supplies rows."
     )
     add_shared_options(parser, SHARED)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Evaluates the encoder and prints a table. If there is an output folder, writes ranks and results to it."""
+    """Evaluates an encoder and prints a table. If there is an output folder, writes ranks and results to it."""
     with tempfile.TemporaryDirectory(prefix="soft-trainer-") as temporary:
         with one_line_errors():
             options = training_arguments(arguments, arguments.output_dir or temporary)
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def training_arguments(arguments: argparse.Namespace, folder: str) -> Options:
-    """Returns training arguments for a run that only evaluates an encoder."""
+    """Returns the arguments of a run that only evaluates an encoder, with `folder` as the output folder."""
     from soft_trainer.options.training import SoftInfoNCETrainingArguments  # imports torch
 
     def given(kind: type) -> dict[str, object]:
@@ -62,7 +62,7 @@ def training_arguments(arguments: argparse.Namespace, folder: str) -> Options:
 
 
 def _measure(options: Options, keep: bool) -> None:
-    # Imported here, so that errors about options need not wait for them.
+    # Imported here, so that errors in options are reported without waiting for torch.
     from soft_trainer import SoftInfoNCETrainer, distributed
     from soft_trainer.encoders.loading import profile_warnings
     from soft_trainer.evaluation.results import LABELS, metrics_table

@@ -1,12 +1,12 @@
 """Evaluate the search of indexed trees: nDCG@10, MRR, times and memory.
 
 There are three kinds of queries:
-- judged queries for several trees (--queries, --trees);
+- judged queries for several source trees (--queries, --trees);
 - the documentation of a tree's functions, which must be found in a copy of the tree without comments (--folder);
 - the subjects of a repository's newest commits, which should find the functions that these commits changed, in the
-  tree before them (--history). This compares words, words with the memory of earlier commits, and each model with
-  both. It reports whether memory helps, whether the first model adds to it, and whether each further model finds more
-  than the model before it, so list the encoder before training first.
+  tree before them (--history). This compares search by words and by each model, with and without the memory of
+  earlier commits. It reports whether the memory helps, whether the first model finds more, and whether each
+  further model finds more than the one before it, so list the encoder before training first.
 
 soft-trainer evaluate-search --queries queries.jsonl.gz --trees DIR
 soft-trainer evaluate-search --folder DIR
@@ -38,17 +38,17 @@ from soft_trainer.search.measuring.verdict import MEMORY, WORDS, Verdict, compar
 from soft_trainer.terminal import print_on_main, table
 
 _MAX_QUERIES = 200
-# Options that have no effect without another one.
+# Options that have no effect without another option.
 _NEEDS = {"language": "history", "external": "history", "truncate_dim": "model", "max_queries": "folder"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
+    """Adds the options of `soft-trainer evaluate-search` to a parser."""
     add = parser.add_argument
     add("--queries", help="judged queries as JSON lines: repo, query, relevant, secondary")
-    add("--trees", metavar="DIR", help="folder with a subfolder for each repo of --queries")
-    add("--folder", metavar="DIR", help="one tree, whose documentation provides the queries")
-    add("--history", metavar="REPOSITORY", help="git repository, whose newest commits provide the queries")
+    add("--trees", metavar="DIR", help="folder with a subfolder for each repo in --queries")
+    add("--folder", metavar="DIR", help="one source tree; its documentation supplies the queries")
+    add("--history", metavar="REPOSITORY", help="git repository; the subjects of its newest commits are the queries")
     add("--language", help="language of the functions in --history (default: the most common one)")
     add(
         "--model",
@@ -67,11 +67,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Indexes the trees, runs the queries and prints the table."""
+    """Indexes the source trees, runs the queries and prints a table of results."""
     given = [name for name in ("queries", "folder", "history") if getattr(arguments, name)]
     one = len(given) == 1 and bool(arguments.queries) == bool(arguments.trees)
     if not one:
-        raise UserError("give --queries and --trees, or --folder, or --history")
+        raise UserError("give one of --queries (with --trees), --folder or --history")
     for option, needed in _NEEDS.items():
         if getattr(arguments, option) is not None and not getattr(arguments, needed):
             raise UserError(f"{option}: has no effect without --{needed}")
@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 @contextmanager
 def _index(arguments: argparse.Namespace, tree: str, place: str | Path) -> Iterator[CodeIndex]:
-    """Indexes a tree and prints its notices."""
+    """Yields the index of a source tree, then prints the notices of its searches."""
     choice = {"model": arguments.model, "truncate_dim": arguments.truncate_dim}
     with CodeIndex.build(tree, place, progress=True, **choice) as index:
         yield index
@@ -102,7 +102,7 @@ def _files(arguments: argparse.Namespace) -> tuple[str, list[dict]]:
 
 
 def _measured_files(arguments: argparse.Namespace, scratch: str) -> tuple[str, list[dict]]:
-    """Runs queries on the indexes of several trees. Returns the table, and the results of each query."""
+    """Runs queries on one or several indexed trees. Returns the table, and the results of each query."""
     if arguments.folder:
         queries = judged.documentation_queries(
             arguments.folder, f"{scratch}/tree", arguments.max_queries or _MAX_QUERIES
@@ -113,7 +113,7 @@ def _measured_files(arguments: argparse.Namespace, scratch: str) -> tuple[str, l
         trees = {name: f"{arguments.trees}/{name}" for name in dict.fromkeys(query.tree for query in queries)}
         for tree in trees.values():
             if not os.path.isdir(tree):
-                raise UserError(f"{tree}: no such folder; --trees has one for each repo of --queries")
+                raise UserError(f"{tree}: no such folder; --trees needs a subfolder for each repo in --queries")
     outcomes = []
     for name, tree in trees.items():
         with _index(arguments, tree, Path(arguments.index_dir or f"{scratch}/indexes", name or "tree")) as index:
@@ -127,7 +127,7 @@ def _measured_files(arguments: argparse.Namespace, scratch: str) -> tuple[str, l
 
 
 def _history(arguments: argparse.Namespace) -> tuple[str, list[dict]]:
-    """Compares searches of a repository, using its newest commits as queries.
+    """Compares search by words, commit memory and models. The queries are a repository's newest commits.
 
     Returns:
         The table with the verdict, and the results of each query.
@@ -166,9 +166,9 @@ def _difference(verdict: Verdict, name: str, other: str, level: str) -> tuple[In
 
 
 def _answers(verdict: Verdict) -> list[str]:
-    """Reports whether memory helps, whether the first encoder adds to it, and whether each further encoder adds more.
+    """Returns one line each on whether memory helps, the first encoder adds to it, and further encoders add more.
 
-    Each step is compared with the step before it, and never the best of several with the first.
+    Each system is compared with the system before it. The best of several is never compared with the first.
     """
     steps = [("Does commit memory help", MEMORY, WORDS)]
     before = ""

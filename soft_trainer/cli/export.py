@@ -4,7 +4,7 @@ soft-trainer export DIR --onnx
 soft-trainer export DIR --onnx --int8
 soft-trainer export USER/NAME --onnx --output_dir DIR
 
-It writes DIR/onnx/model.onnx, and with --int8 a smaller and faster model with weights of 8-bit integers.
+It writes DIR/onnx/model.onnx, and with --int8 also a smaller and faster model with 8-bit integer weights.
 `load_encoder(DIR, backend="onnx")` loads the smaller model if there is one, and so does `SentenceTransformer(DIR,
 backend="onnx")`, which needs the package optimum-onnx. An index exports its encoder automatically.
 """
@@ -18,15 +18,15 @@ from soft_trainer.terminal import print_on_main
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
+    """Adds the options of `soft-trainer export` to a parser."""
     parser.add_argument("model", metavar="DIR", help="the encoder's folder, or with --output_dir a name on the Hub")
     parser.add_argument("--onnx", action="store_true", help="export to ONNX, the only format so far")
-    parser.add_argument("--int8", action="store_true", help="also write weights of 8-bit integers")
+    parser.add_argument("--int8", action="store_true", help="also write a model with 8-bit integer weights")
     parser.add_argument("--output_dir", help="folder for the subfolder onnx/ (default: the encoder's folder)")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Writes the files."""
+    """Exports an encoder to ONNX and prints each written file with its size."""
     if not arguments.onnx:
         raise UserError("export: choose a format with --onnx")
     from soft_trainer.encoders.onnx_export import export_onnx  # imports torch, which takes seconds

@@ -19,7 +19,7 @@ from soft_trainer.cli.shared_options import to_bool
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
+    """Adds the options of `soft-trainer index` to a parser."""
     parser.add_argument("folder", metavar="DIR", help="root of the source tree")
     parser.add_argument(
         "--model",
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--include",
         metavar="GLOB",
         action="append",
-        help="index matching files even if an ignore file, their folder or their kind would skip them",
+        help="index matching files even if an ignore file, their folder or their type would skip them",
     )
     parser.add_argument(
         "--history",
@@ -52,12 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="read a git repository's commits, to find functions by the subjects of commits that changed them; "
         "remembered (default: true)",
     )
-    parser.add_argument("--skipped", action="store_true", help="list the files that are excluded, with the reasons")
+    parser.add_argument("--skipped", action="store_true", help="list the skipped files, with the reasons")
     parser.add_argument("--index_dir", help="location of the index (default: in the user's cache directory)")
 
 
 def run(arguments: argparse.Namespace) -> int | None:
-    """Indexes a folder, and prints what was indexed and what was skipped. Returns 1 if the folder contains no text."""
+    """Indexes a folder, and prints what was indexed and skipped. Returns 1 if the folder has no text files."""
     # Imported here, so that --help stays fast.
     from soft_trainer.cli.search import safe
     from soft_trainer.search import CodeIndex
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int | None:
     counts = index.statistics()
     reasons = ", ".join(f"{reason}: {count:,}" for reason, count in counts["skipped"].items())
     if not counts["files"]:
-        print_on_main(f"error: {arguments.folder}: contains no file with text{reasons and f'; skipped: {reasons}'}")
+        print_on_main(f"error: {arguments.folder}: contains no text files{reasons and f'; skipped: {reasons}'}")
         return 1
     size = f"{counts['bytes'] / 2**20:,.1f} MiB in {index.index_dir}"
     lines = [f"{counts['files']:,} files in {counts['chunks']:,} chunks, {size}"]
@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int | None:
     if reasons:
         lines.append(f"skipped: {reasons}; a folder counts once, and --skipped lists them")
     if count := counts["vendored"]:
-        lines.append(f"in folders such as external/ or deps/, whose files rank low: {count:,}")
+        lines.append(f"files that rank low, because they are in folders such as external/ or deps/: {count:,}")
     if commits := counts.get("commits"):
         lines.append(_memory(commits))
     if arguments.index_dir:
@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int | None:
 
 
 def _memory(commits: dict) -> str:
-    """Returns a line with the number of commits that were read and the weight of their votes."""
+    """Returns a line on the commit memory: the number of commits, the weight of their votes, and the gain in MRR."""
     weight, queries, mrr = (commits["measured"][name] for name in ("weight", "queries", "mrr"))
     text = f"{commits['read']:,} commits read, {commits['kept']:,} of them can vote for functions"
     if not mrr:  # see MIN_QUERIES
@@ -112,7 +112,7 @@ def _memory(commits: dict) -> str:
 
 
 def _stopped(arguments: argparse.Namespace) -> str:
-    """Describes the state in which an interrupted run left the index, with the command that continues it."""
+    """Describes how much work an interrupted `index` has saved, with the command that continues it."""
     # Imported here, so that --help stays fast.
     from soft_trainer.errors import UserError
     from soft_trainer.search import CodeIndex
@@ -127,4 +127,4 @@ def _stopped(arguments: argparse.Namespace) -> str:
     kept = f"{counts['files']:,} files are indexed"
     if "encoded" in counts:
         kept = f"{counts['encoded']:,} of {counts['chunks']:,} chunks are encoded"
-    return f"stopped: {kept}, and that is kept; `{command}` continues"
+    return f"stopped: {kept}, and this work is kept; `{command}` continues"

@@ -14,7 +14,7 @@ from soft_trainer.terminal import print_on_main
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
+    """Adds the options of `soft-trainer merge` to a parser."""
     parser.add_argument("base", metavar="BASE", help="the encoder before training: a name on the Hub, or a folder")
     parser.add_argument("models", metavar="MODEL", nargs="+", help="the encoder after training; several are averaged")
     parser.add_argument("--ratio", type=float, required=True, help="from 0 (BASE) to 1 (the mean of the MODELs)")
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Writes the merged encoder."""
+    """Merges the encoders and prints the output folder."""
     from soft_trainer.merging import merge_encoders  # imports torch, which takes seconds
 
     print_on_main(f"Written to {merge_encoders(**vars(arguments))}")

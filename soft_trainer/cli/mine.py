@@ -3,8 +3,8 @@
 soft-trainer mine SOURCE_DIR --output_dir DIR
 soft-trainer mine --history REPOSITORY --language go --output_dir DIR
 
-The rows are written to DIR as train, valid, test and codebase (.jsonl.gz), for `soft-trainer train --data_dir DIR`. A
-history also gives relevance.jsonl.gz, the test queries with all their functions, for --eval_data_dir. With a
+The rows are written to DIR as train, valid, test and codebase (.jsonl.gz), for `soft-trainer train --data_dir DIR`.
+With --history, relevance.jsonl.gz also lists every relevant function of each test query, for --eval_data_dir. With a
 SOURCE_DIR and --history of the same repository, training rows come from both documentation and commits.
 """
 
@@ -21,19 +21,19 @@ from soft_trainer.source.languages import SOURCE_LANGUAGES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
+    """Adds the options of `soft-trainer mine` to a parser."""
     add = parser.add_argument
     add("source_dir", metavar="SOURCE_DIR", nargs="?", help="root of the source tree")
     add("--history", metavar="REPOSITORY", help="git repository whose commits become the rows")
     add("--language", type=str.lower, help=f"default: the most common one; {', '.join(SOURCE_LANGUAGES)}")
     add("--output_dir", required=True, help="folder for the rows")
-    add("--num_workers", type=int, help="processes (default: one per CPU core)")
+    add("--num_workers", type=int, help="number of processes (default: one per CPU core)")
     add_overwrite(parser, "earlier rows")
     add("--keep", nargs="+", metavar="RULE", help=f"rules to ignore: {', '.join(PAIR_RULES)}")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Mines rows, and prints the number of functions or commits per outcome."""
+    """Mines rows, and prints how many functions or commits became rows, and how many each rule dropped."""
     options = {name: value for name, value in vars(arguments).items() if value is not None}
     if not options.pop("overwrite"):
         check_free(arguments.output_dir, (*ROW_FILES, MINED_JUDGMENTS))

@@ -14,8 +14,8 @@ from soft_trainer.hub.push import REPO_TYPES, push_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
-    parser.add_argument("folder", metavar="DIR", help="the output folder of a run")
+    """Adds the options of `soft-trainer push` to a parser."""
+    parser.add_argument("folder", metavar="DIR", help="folder to push, such as the output folder of a run")
     parser.add_argument("hub_model_id", metavar="USER/NAME", help="the repository, created if it does not exist")
     parser.add_argument("--private", action="store_true", default=None, help="make a new repository private")
     parser.add_argument("--revision", help="branch to push to (default: main)")
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Pushes the folder and prints the commit's URL."""
+    """Pushes a folder to the Hub and prints the commit's URL."""
     if not Path(arguments.folder).is_dir():
         raise UserError(f"{arguments.folder}: no such folder")
     sys.stdout.write(push_folder(**vars(arguments)) + "\n")

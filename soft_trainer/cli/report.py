@@ -12,15 +12,15 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
+    """Adds the options of `soft-trainer report` to a parser."""
     add = parser.add_argument
     add("folders", metavar="OUTPUT_DIRS", nargs="+", help="output folders of runs, or folders of such folders")
     add("--baseline", metavar="NAME", help="method to compare the others with (default: InfoNCE)")
-    add("--output_dir", help="where to write (default: the folder `report` in the first of OUTPUT_DIRS)")
+    add("--output_dir", help="output folder (default: the folder `report` in the first of OUTPUT_DIRS)")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Writes the report and prints it."""
+    """Writes a report on finished runs and prints its Markdown."""
     # Imported here, so that --help does not wait for torch.
     from soft_trainer.studies.report import write_report
 

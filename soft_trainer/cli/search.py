@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from soft_trainer.search.searching import Search
 
 SHOWN_COLUMNS = 160
-# The options that each mode does not read; None is an ordinary search.
+# The options that have no effect in each mode. None is an ordinary search.
 _UNREAD = {
     "--mcp": ("serve", "port", "editor", "limit", "json", "path", "language", "name", "query", "similar"),
     "--serve": ("limit", "json", "path", "language", "name", "similar"),
@@ -46,22 +46,22 @@ _END = "\x1b[0m"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
+    """Adds the options of `soft-trainer search` to a parser."""
     add = parser.add_argument
     add("query", nargs="*", help="a name, words, or a sentence")
     add(
         "--folder",
         action="append",
         metavar="DIR",
-        help="folder, indexed if it is not yet (default: .); can be repeated, to search several as one. stdlib stands "
-        "for Python's standard library",
+        help="folder to search (default: .), indexed first if necessary; repeat the option to search several folders "
+        "as one. stdlib stands for Python's standard library",
     )
     add("--index_dir", help="location of the index (default: in the user's cache directory)")
-    add("--model", help="encoder to search by meaning with; the index is encoded with it first, and keeps it")
+    add("--model", help="encoder for searching by meaning; the index is first encoded with it, and remembers it")
     add("--path", metavar="PATTERN", help="only files that match: 'src/**', '*.py'")
     add("--language", help="only files in this language: python, rust, markdown")
     add("--name", help="only functions and classes with this name, such as get, Session.get or Session.*")
-    add("--similar", metavar="PATH:LINE", help="find code like that at this line, such as a result's")
+    add("--similar", metavar="PATH:LINE", help="find code similar to the code at this line, such as a result")
     add("-n", "--limit", type=int, help="maximum number of results (default: 10)")
     add("--json", action="store_true", help="print one JSON object per line")
     add("--lexical", action="store_true", help="search only by words, even if the index has embeddings")
@@ -113,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
     for notice in [*index.notices, *weak_notices(results)]:
         print_on_main(safe(notice))
     if results and not arguments.json:
-        print_on_main(safe(f"ranked by {', '.join(index.ranked_by)}; a score compares results of this search alone"))
+        print_on_main(safe(f"ranked by {', '.join(index.ranked_by)}; compare scores only within this search"))
     try:
         _print(results, arguments, query, filters)
         sys.stdout.flush()
@@ -125,10 +125,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _opened(arguments: argparse.Namespace, words_only: bool = False) -> Search:
-    """Opens the indexes. A folder that is searched for the first time is indexed.
+    """Opens the indexes of the folders to search. A folder without an index is indexed.
 
     Args:
-        words_only: whether to leave embeddings and commits to a server, which computes them in the background.
+        words_only: True if a server will compute embeddings and read commits later, in the background.
     """
     # Imported here so that --help stays fast.
     from soft_trainer.search.code_index import CodeIndex, open_for
@@ -169,7 +169,7 @@ def _print(results: list[SearchResult], arguments: argparse.Namespace, query: st
 
 
 def _serve(index: Search, arguments: argparse.Namespace, query: str) -> int:
-    """Serves the page or the tools. Returns 130 when the user stops it."""
+    """Serves the search page, or the tools for an agent. Returns 130 when the user stops it."""
     # Imported here, so that a plain search does not wait for the server.
     from soft_trainer.search.serving.served_index import ServedIndex
     from soft_trainer.search.serving.server import EDITOR, serve_page
@@ -190,7 +190,7 @@ def _serve(index: Search, arguments: argparse.Namespace, query: str) -> int:
         for folder in arguments.folder or []:
             place += ["--folder", folder]
         command = shlex.join(["soft-trainer", "search", *place, "--mcp" if arguments.mcp else "--serve"])
-        print_on_main(f"stopped: the index is kept; `{command}` starts it again")
+        print_on_main(f"stopped: the index is kept; `{command}` serves it again")
         return 130
 
 
@@ -200,7 +200,7 @@ def safe(text: str) -> str:
 
 
 def format_results(results: Iterable[SearchResult], query: str, colour: bool) -> str:
-    """Formats each result's path, line, name and score, and the lines with the most query terms. Marks weak ones."""
+    """Formats each result's path, line, name and score (and "weak"), and the lines with the most query terms."""
     wanted = query_terms(query)
     blocks = []
     for result in results:

@@ -1,4 +1,4 @@
-"""Adds training options to the parsers of other commands."""
+"""Adds options that several commands share to their parsers."""
 
 import argparse
 from collections.abc import Iterable, Mapping
@@ -9,20 +9,20 @@ FALSE = ("false", "f", "no", "n", "0")
 
 
 def to_bool(word: str) -> bool:
-    """Parses true or false in the same way as the parser of `transformers`."""
+    """Converts a word such as "true" or "no" to a bool, as the parser of `transformers` does."""
     if word.lower() not in TRUE + FALSE:
         raise argparse.ArgumentTypeError(f"{word!r}: use true or false")
     return word.lower() in TRUE
 
 
 def add_overwrite(parser: argparse.ArgumentParser, what: str) -> None:
-    """Adds the option `--overwrite [true|false]`."""
+    """Adds the option `--overwrite [true|false]`. Its help is "replace {what} in the output folder"."""
     text = f"replace {what} in the output folder"
     parser.add_argument("--overwrite", type=to_bool, nargs="?", const=True, default=False, help=text)
 
 
 def add_shared_options(parser: argparse.ArgumentParser, shared: Mapping[type, Iterable[str]]) -> None:
-    """Adds the given fields of each dataclass to a parser, with their types, defaults and help."""
+    """Adds the named fields of each option dataclass to a parser, with their types, defaults and help."""
     for options, names in shared.items():
         hints = get_type_hints(options)
         fields = options.__dataclass_fields__

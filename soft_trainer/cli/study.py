@@ -16,7 +16,7 @@ from soft_trainer.terminal import nearest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
+    """Adds the options of `soft-trainer study` to a parser."""
     add = parser.add_argument
     add("--config", required=True, metavar="STUDY", help="a YAML file, or the name of a recipe")
     add("--dry_run", action="store_true", help="print the plan without running anything")
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     for word in arguments.set:
         name, separator, value = word.partition("=")
         if not separator:
-            raise UserError(f"set {word}: write OPTION=VALUE")
+            raise UserError(f"set {word}: expected OPTION=VALUE")
         changes[name] = value
     study = read_study(recipe_path(arguments.config), changes, arguments.output_dir)
     if arguments.only:
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _chosen(study, names: list[str]):
-    """Returns the study with only the given runs. Raises UserError for an unknown name."""
+    """Returns the study with only the runs of these names. Raises UserError for an unknown name."""
     chosen = []
     known = set()
     for run in study.runs:

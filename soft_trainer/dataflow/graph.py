@@ -1,9 +1,9 @@
 """Builds data-flow graphs, whose edges link each value in a function to the tokens it comes from.
 
-`extract_data_flow` returns the edges of GraphCodeBERT's published extractor under the present grammars. It walks the
-tree in the order that the rules of the language (`rules.py`) give. During the walk, a table of states has the tokens
-that last gave each variable a value. The walk does not recurse, so code may be nested to any depth. Loops repeat only
-until `_MAX_WORK` is used up, so nested loops do not take exponential time.
+`extract_data_flow` returns the edges that GraphCodeBERT's published extractor finds with today's grammars. It walks
+the tree in the order that the language's rules (`rules.py`) give. During the walk, a table holds the tokens that last
+set each variable. The walk does not recurse, so code may be nested to any depth. Loops repeat only until `_MAX_WORK`
+is used up, so nested loops do not take exponential time.
 
 Some published rules look odd, and are kept:
 
@@ -82,9 +82,9 @@ def extract_data_flow(code: str, language: str) -> DataFlow:
 
 
 class _Flow:
-    """The state of variables and the edges found during a walk.
+    """A walk over a syntax tree: the state of each variable, and the edges found so far.
 
-    A rule's method is a generator of the nodes to walk. It resumes after each of them has been walked.
+    The method for a rule yields the nodes to walk. It resumes after each node has been walked.
     """
 
     def __init__(self, source: Source):
@@ -96,7 +96,7 @@ class _Flow:
         self._work = 0
 
     def walk(self, node: Node) -> Iterator[Node]:
-        """Reads a token, or returns the nodes below another node in data-flow order."""
+        """Returns the nodes to walk below a node, in data-flow order. The value of a token is recorded at once."""
         source = self._source
         if node.type in source.rules.atoms or not node.child_count:
             token = source.value_at.get(node.start_byte)
@@ -109,14 +109,14 @@ class _Flow:
         return _WALKS[type(rule)](self, rule, node)
 
     def _use(self, token: int, name: bool) -> None:
-        """Reads a value that comes from the tokens that last set its variable. An unknown name becomes a variable."""
+        """Records that a token's value comes from the tokens that last set its variable. A new name is a variable."""
         text = self._source.tokens[token]
         self._record(token, COMES_FROM, self._states.get(text, ()))
         if name:
             self._states.setdefault(text, (token,))
 
     def _set(self, targets: tuple, relation: str, sources: tuple, grouped: bool) -> None:
-        """Assigns the sources' values to each target.
+        """Records that each target gets its value from the sources.
 
         If `grouped`, a target gets a single edge. Otherwise, it gets one edge per source.
         """
@@ -138,7 +138,7 @@ class _Flow:
             self.edges.append(Edge(target, relation, sources))
 
     def _assign(self, target: Node, origin: Node, rule: Define) -> Iterator[Node]:
-        """Walks the right side, then sets the left side."""
+        """Walks the right side of an assignment, then sets the variables on the left side."""
         source = self._source
         targets = [[target]]
         origins = [[origin]]
@@ -169,7 +169,7 @@ class _Flow:
             self._set(self._source.values(target), COMES_FROM, (), True)
 
     def _branch(self, rule: Branch, node: Node) -> Iterator[Node]:
-        """Walks the arms of a branch, each from the state before it. Then merges the states after the arms."""
+        """Walks each arm of a branch from the state before the branch, then merges the states after the arms."""
         before = dict(self._states)
         arms = []
         armed = False
@@ -235,7 +235,7 @@ class _Flow:
                 yield body
 
     def _first(self, rule: First, node: Node) -> Iterator[Node]:
-        """Walks the children of the rule's type, and then the others."""
+        """Walks the children of the rule's type first, and then the others."""
         yield from sorted(node.children, key=lambda child: child.type != rule.kind)
 
     def _label(self, rule: Label, node: Node) -> Iterator[Node]:

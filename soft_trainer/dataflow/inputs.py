@@ -30,7 +30,7 @@ from soft_trainer.dataflow.graph import extract_data_flow
 def graph_features(
     code: str, language: str, tokenizer: PreTrainedTokenizerBase, code_length: int = 256, data_flow_length: int = 64
 ) -> dict[str, list[int]]:
-    """Returns a function as GraphCodeBERT reads it, truncated as published to `code_length + data_flow_length`.
+    """Converts a function to GraphCodeBERT's input, truncated as published to `code_length + data_flow_length`.
 
     If a function has fewer than `data_flow_length` nodes, the room that is left goes to code, and vice versa. All code
     tokens except the first are tokenized as if they followed a space. Each node is the tokenizer's unknown token.
@@ -46,7 +46,7 @@ def graph_features(
         A dictionary of lists:
         - `input_ids` and `position_ids` for `<s>`, the code, `</s>` and the nodes;
         - `node_starts` and `node_ends`: the range of `input_ids` that identifies each node, empty if it is truncated;
-        - `edge_targets` and `edge_sources`: the indices of two nodes, of which the first comes from the second.
+        - `edge_targets` and `edge_sources`: two nodes for each edge. The target's value comes from the source.
 
     Raises:
         UserError: data flow is not available for this language.
@@ -89,9 +89,9 @@ def graph_features(
 def pad_graph_features(features: Sequence[dict[str, list[int]]], pad_token_id: int) -> dict[str, Tensor]:
     """Pads rows of `graph_features` to the longest one, and adds the graph-guided mask.
 
-    Code tokens see each other. A node and the code tokens that identify it see each other. A node sees the nodes that
-    it comes from. The first and the last code token see everything. A node whose code is truncated would see nothing,
-    so it sees the whole row, as under the published additive mask.
+    Code tokens attend to each other. A node and the code tokens that identify it attend to each other. A node attends
+    to the nodes that it comes from. The first and the last code token attend to everything. A node whose code is
+    truncated would attend to nothing, so it attends to the whole row, as under the published additive mask.
 
     Args:
         features: B rows.
@@ -100,7 +100,7 @@ def pad_graph_features(features: Sequence[dict[str, list[int]]], pad_token_id: i
     Returns:
         A dictionary of tensors:
         - `input_ids` and `position_ids`, LongTensor[B, L];
-        - `attention_mask`, BoolTensor[B, L, L]: True where the row sees the column;
+        - `attention_mask`, BoolTensor[B, L, L]: True where the row attends to the column;
         - `node_mask`, BoolTensor[B, L]: True on nodes;
         - `node_starts` and `node_ends`, LongTensor[B, L]: the range of each node, and 0 elsewhere.
     """
@@ -127,11 +127,11 @@ def pad_graph_features(features: Sequence[dict[str, list[int]]], pad_token_id: i
 
 
 def _fill_mask(mask: np.ndarray, codes: int, row: dict[str, list[int]]) -> None:
-    """Sets the mask of one row to True where a token or node sees another.
+    """Fills the mask of one row: True where a token or node attends to another.
 
     Args:
-        mask: bool[L, N], the mask to fill, all False. It has a row for each of L places, some of them padding, and a
-            column for each of the N tokens and nodes.
+        mask: bool[L, N], all False. It has a row for each of L positions, some of them padding, and a column for each
+            of the N tokens and nodes.
         codes: the number of code tokens. The nodes follow them.
         row: the result of `graph_features`.
     """

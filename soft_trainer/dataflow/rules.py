@@ -82,7 +82,7 @@ class First(NamedTuple):
 
 
 class Label(NamedTuple):
-    """A node whose first child is a name if its type is `kind`.
+    """A node whose first child is a name, if the type of that child is `kind`.
 
     Attributes:
         kind: the type of the name.

@@ -62,7 +62,7 @@ class Source:
         return self._values[first:last]
 
     def parts(self, node: Node) -> list[list[Node]]:
-        """Returns the members of one side of an assignment. A plain name or a literal has none."""
+        """Returns the members of one side of an assignment, such as `a` and `b` in `a, b`. A plain name has none."""
         rules = self.rules
         if node.type in rules.atoms:
             return []
@@ -72,7 +72,7 @@ class Source:
             if kind in rules.wrappers:
                 children += child.children
             elif kind != "," and kind not in rules.comments and kind not in rules.dropped:
-                children += [child] * (1 + kind.count(" "))  # `not in` was two leaves
+                children += [child] * (1 + kind.count(" "))  # `not in` was two leaves in 2020
         head = rules.heads.get(node.type, 1)
         if len(children) <= head:
             head = 1

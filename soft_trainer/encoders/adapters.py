@@ -49,7 +49,7 @@ def load_adapter(model: PreTrainedModel, name_or_path: str | Path, revision: str
 
 
 def save_adapter(model: PreTrainedModel, folder: str | Path, state_dict: Mapping[str, Tensor] | None = None) -> None:
-    """Writes the active adapter in peft's format.
+    """Writes the model's active adapter to a folder in peft's format.
 
     Args:
         state_dict: the weights of the whole model. Default: the model's current weights.
@@ -63,7 +63,7 @@ def save_adapter(model: PreTrainedModel, folder: str | Path, state_dict: Mapping
 
 
 def base_name(model: PreTrainedModel) -> str:
-    """Returns the Hub name of an adapter's base, or its absolute path."""
+    """Returns the name of an adapter's base on the Hub, or the absolute path of its folder."""
     return lasting_name(model.config._name_or_path)
 
 
@@ -150,8 +150,8 @@ def target_modules(model: PreTrainedModel, wanted: str | None = None) -> list[st
     if missing := unknown(names):
         there = list(dict.fromkeys(name.rsplit(".", 1)[-1] for name in linear))[:12]
         raise UserError(
-            f"lora_target_modules: {type(model).__name__} has no linear layer {missing[0]!r}; it has "
-            f"{', '.join(there)}; or use all-linear"
+            f"lora_target_modules: {type(model).__name__} has no linear layer {missing[0]!r}; use some of "
+            f"{', '.join(there)}, or all-linear"
         )
     return names
 
@@ -160,7 +160,7 @@ def active_adapter(model: PreTrainedModel) -> str:
     """Returns the name of the active adapter. Raises UserError if there are several."""
     names = model.active_adapters()
     if len(names) != 1:
-        raise UserError(f"model: one adapter can be trained, not {', '.join(names)}; choose it with set_adapter")
+        raise UserError(f"model: only one adapter can be trained; choose one of {', '.join(names)} with set_adapter")
     return names[0]
 
 
@@ -178,7 +178,7 @@ def adapter_state(model: PreTrainedModel, state_dict: Mapping[str, Tensor] | Non
 
 
 def set_adapter_state(model: PreTrainedModel, weights: Mapping[str, Tensor], source: str | Path) -> None:
-    """Sets the active adapter's weights.
+    """Copies weights into the model's active adapter.
 
     Raises:
         UserError: the weights do not fit the model. The message begins with `source`.

@@ -1,4 +1,4 @@
-"""Distils encoders into static ones, which train in a minute on a laptop and search as fast as a search by words."""
+"""Distils encoders into static encoders, which train in a minute on a laptop and search as fast as lexical search."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.files import ENCODER_FILES, RECORD, check_free, check_writable
 from soft_trainer.source.source_files import SKIPPED_FOLDERS
 
-SNIFFED = 8192  # bytes at the start of a file in which a zero byte marks a binary file
+SNIFFED = 8192  # bytes at the start of a file; a zero byte among them marks a binary file
 
 
 def distil_static(
@@ -29,7 +29,7 @@ def distil_static(
 ) -> Path:
     """Distils a static encoder from `model` and writes it to a folder; see `soft_trainer.encoders.static`.
 
-    The folder remembers `model` as the encoder's teacher, which training uses by default.
+    The written profile records `model` as the encoder's teacher, which training uses by default.
 
     Args:
         model: a folder or a name on the Hub, as for `load_encoder`.

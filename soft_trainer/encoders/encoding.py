@@ -37,7 +37,7 @@ def tokenize(tokenizer, texts: Sequence[str], prefix: str = "", max_length: int 
 def tokenize_with_lengths(
     tokenizer, texts: Sequence[str], prefix: str = "", max_length: int = 256
 ) -> tuple[list[list[int]], list[int]]:
-    """Tokenizes like `tokenize`. Also returns the length of each text before truncation."""
+    """Returns token ids like `tokenize`, and also the length of each text before truncation."""
     if isinstance(texts, str):
         raise UserError(f"{texts!r:.40}: expected a list of texts, not one text")
     if not len(texts):
@@ -59,7 +59,7 @@ def tokenize_with_lengths(
 
 
 def prompt_length(tokenizer, profile: EncoderProfile, side: str) -> int:
-    """Counts the leading tokens that pooling skips in each text on a side ("query" or "code").
+    """Returns the number of leading tokens (the prompt) that pooling skips in each query or code, given by `side`.
 
     The number is 0 if `profile.include_prompt` is set. Otherwise it is computed as in sentence-transformers, so that
     embeddings are equal: the prompt is tokenised without a text, and a special token at its end is not counted. If the
@@ -153,7 +153,7 @@ def score(profile: EncoderProfile, queries: Tensor, codes: Tensor, dim: int | No
 
 
 def comparable(profile: EncoderProfile, embeddings: Tensor) -> Tensor:
-    """Converts embeddings to float32 or higher, such that their dot products are the profile's unscaled scores."""
+    """Converts embeddings to float32 or higher, so that their dot products are the profile's unscaled scores."""
     embeddings = at_least_float32(embeddings)
     if profile.score_function == "cosine":
         return F.normalize(embeddings, dim=-1)
@@ -242,9 +242,9 @@ def shorten(profile: EncoderProfile, embeddings: Tensor, dim: int | None) -> Ten
 
 @dataclass(frozen=True)
 class Encoder:
-    """An encoder, together with everything that determines its embeddings; see `load_encoder`.
+    """A model with its tokenizer and profile, ready to embed queries and codes; see `load_encoder`.
 
-    It is a `TextEncoder` that torch runs.
+    It is a `TextEncoder` that runs in torch.
     """
 
     model: PreTrainedModel
@@ -300,12 +300,12 @@ class Encoder:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the tokenizer, the profile and the weights at the time of the first read."""
+        """A hash of the tokenizer, the profile and the weights, computed at the first access."""
         return encoder_fingerprint(self.model, self.tokenizer, self.profile)
 
     @cached_property
     def _of_codes(self) -> Encoder:
-        """The same encoder with a second tokenizer.
+        """The same encoder with a copy of the tokenizer, for encoding codes.
 
         A tokenizer has one maximum length at a time. With a shared one, a thread that searches and one that encodes
         codes would truncate each other's texts.
@@ -330,7 +330,7 @@ class Encoder:
 
 @torch.no_grad()
 def embed(encoder: Encoder, items: Sequence, side: str, batch_size: int = 64, progress: str | None = None) -> Tensor:
-    """Embeds texts in eval mode.
+    """Embeds tokenized texts, with the model in eval mode.
 
     The longest texts are encoded first. Batches then have little padding, and if memory is too small, the first batch
     fails.
@@ -373,7 +373,7 @@ def embed_sharded(encoder: Encoder, tokens, side: str, batch_size: int = 64, pro
     rank, processes = distributed.rank_and_world_size()
     # Equal texts are encoded once. In different batches, their embeddings would differ by rounding and not tie.
     firsts, places = distinct_rows(tokens)
-    # Rows are dealt out by length, so that every process has about as many tokens to encode.
+    # Rows are dealt out by length, so that all processes encode about the same number of tokens.
     order = np.argsort(-tokens.lengths[firsts], kind="stable")
     own = order[rank::processes]
     # A collective inside a forward pass waits for every process, so all processes encode equally many texts.

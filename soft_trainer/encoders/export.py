@@ -27,8 +27,8 @@ def export_encoder(
 ) -> Path:
     """Writes an encoder's weights, configuration, tokenizer, profile and sentence-transformers files to a folder.
 
-    If the model has an adapter, only the adapter is written, which needs its base to load. With `merge`, the merged
-    model is written instead, with the adapter in the subfolder `adapter`.
+    If the model has an adapter, only the adapter is written, and loading it requires its base. With `merge`, the
+    merged model is written instead, with the adapter in the subfolder `adapter`.
 
     Everything is first written to a directory inside `folder`, and then renamed into place file by file. If the disk
     is full or writing is interrupted, the earlier files stay unchanged.
@@ -57,8 +57,8 @@ def export_encoder(
                     place.parent.mkdir(exist_ok=True)
                     path.replace(place)
                     written.add(place)
-        # Otherwise, AutoModel would load an adapter onto weights that an earlier run left there, and
-        # SentenceTransformer an export of them.
+        # Otherwise, AutoModel would load an adapter onto weights that an earlier run left in the folder, and
+        # SentenceTransformer would load an ONNX export of those weights.
         for pattern in (*WEIGHT_FILES, *ONNX_FILES):
             for path in {*folder.glob(pattern)} - written:
                 path.unlink()
@@ -66,7 +66,7 @@ def export_encoder(
 
 
 def _write(model, tokenizer, profile: EncoderProfile, aside: Path, state_dict, merge: bool) -> None:
-    # The weights keep the model's names, because Trainer resumes by them.
+    # The weights keep the model's parameter names, which Trainer needs to resume.
     if is_static(model.config):
         if state_dict is None:
             state_dict = model.state_dict()

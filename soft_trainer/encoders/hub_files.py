@@ -30,8 +30,8 @@ from soft_trainer.files import ADAPTER_CONFIG, read_json
 from soft_trainer.terminal import nearest
 
 CONFIG = "config.json"
-HUB_SECONDS = 5.0  # the time limit for the Hub's first answer
-ASKED_AGAIN = 60.0  # seconds after which the Hub is asked again whether it answers
+HUB_SECONDS = 5.0  # the time limit for a first response of the Hub
+ASKED_AGAIN = 60.0  # seconds after which a Hub that did not respond is tried again
 
 logger = logging.getLogger(__name__)
 _why_offline: ContextVar[str] = ContextVar("why_offline", default="")
@@ -60,7 +60,7 @@ def public_name(name_or_path: str | Path, on_hub: bool = True) -> str:
     Call it in the run's working folder: in any other folder, a relative path looks like a name on the Hub.
 
     Args:
-        on_hub: whether the name can be one on the Hub.
+        on_hub: False if the name cannot be a name on the Hub.
     """
     value = str(name_or_path)
     name = published_name(value)
@@ -96,7 +96,7 @@ def repository_file(
     """Returns the local path of a file in a folder or repository, or None if the file does not exist.
 
     Args:
-        expected: warn if the Hub cannot be reached and the file is not in the cache.
+        expected: whether to warn if the Hub cannot be reached and the file is not in the cache.
 
     Raises:
         UserError: the folder, repository or revision does not exist, or the Hub cannot be reached and the cache has no
@@ -128,9 +128,9 @@ def repository_file(
 
 @contextmanager
 def hub_or_cache() -> Iterator[None]:
-    """Lets the body read only from the cache if the Hub does not answer, as with HF_HUB_OFFLINE=1.
+    """Makes a `with` block read only from the cache, as with HF_HUB_OFFLINE=1, if the Hub does not respond.
 
-    Otherwise, the client would ask for every file six times in 23 seconds.
+    Otherwise, the client would request every file six times in 23 seconds.
     """
     why = ""
     if not constants.HF_HUB_OFFLINE:
@@ -149,7 +149,7 @@ def hub_or_cache() -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def _no_answer(endpoint: str, period: float) -> str:
-    """Asks the Hub for its first page, once in each period. Returns the reason if it fails, or ""."""
+    """Requests the Hub's first page, once in each period. Returns the reason if that fails, or ""."""
     try:
         get_session().head(endpoint, timeout=HUB_SECONDS)
     except Exception as error:  # the client's errors have another base class in each of its releases
@@ -158,7 +158,7 @@ def _no_answer(endpoint: str, period: float) -> str:
 
 
 def _offline() -> str:
-    """Returns why only the cache is read."""
+    """Returns the reason why only the cache is read, such as "HF_HUB_OFFLINE is set"."""
     if constants.HF_HUB_OFFLINE:
         return _why_offline.get() or "HF_HUB_OFFLINE is set"
     return "the Hub cannot be reached"
@@ -225,7 +225,7 @@ def reading(name_or_path: str | Path, revision: str | None = None) -> Iterator[N
 
 @contextmanager
 def reading_base(name_or_path: str | Path) -> Iterator[None]:
-    """Adds to a UserError that the model is the base of the adapter `name_or_path`."""
+    """Adds the adapter's name and a remedy to a UserError about the base of the adapter `name_or_path`."""
     try:
         yield
     except UserError as error:
@@ -236,7 +236,7 @@ def reading_base(name_or_path: str | Path) -> Iterator[None]:
 
 
 def _problem(error: Exception, folder: Path, revision: str | None) -> str:
-    """Describes the problem and its remedy in one line."""
+    """Describes in one line why a model's files cannot be read, with a remedy."""
     causes = (error, error.__cause__)
     if any(isinstance(cause, errors.LocalEntryNotFoundError) for cause in causes):
         return f"{_offline()}, and the cache lacks some of its files; download it where the Hub can be reached"
@@ -244,23 +244,23 @@ def _problem(error: Exception, folder: Path, revision: str | None) -> str:
         return f"no revision {revision!r} on the Hub"
     if any(isinstance(cause, (errors.RepositoryNotFoundError, errors.HFValidationError)) for cause in causes):
         return (
-            "neither a folder here nor a repository on the Hub that may be read; check the name, "
-            "and for a private or gated one set HF_TOKEN"
+            "neither a folder here nor a repository on the Hub that you may read; check the name, and set HF_TOKEN "
+            "for a private or gated repository"
         )
     if folder.is_dir() and not any((folder / name).is_file() for name in ("config.json", ADAPTER_CONFIG)):
-        return "no config.json in it, so it is not the folder of a model; check the name"
+        return "no config.json in it, so it is not a model's folder; check the name"
     if isinstance(error, KeyError):
-        return f"{error} in its files is unknown to this release"
+        return f"{error} in its files is not supported by the installed transformers or peft"
     if isinstance(error, TypeError | AttributeError):
         return f"a value in its JSON files has the wrong type ({error})"
     if "`attn_implementation=" in str(error):
-        return "its model has no such attn_implementation; use eager, sdpa or flash_attention_2"
+        return "the model does not support this attn_implementation; use eager, sdpa or flash_attention_2"
     if "trust_remote_code" in str(error):
         return "the model needs code from its repository: read that code, then set trust_remote_code=True"
     if "backend tokenizer" in str(error):
         return no_tokenizer(folder)
     if "safetensors" in str(error):
-        return "no safetensors weights; load it once with transformers and save_pretrained it"
+        return "no safetensors weights; load the model once with transformers, and write it with save_pretrained"
     return textwrap.shorten(str(error), 300, placeholder=" ...")
 
 

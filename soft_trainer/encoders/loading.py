@@ -49,8 +49,8 @@ def load_encoder(
         trust_remote_code: whether to run code that comes with the model. Read it first.
         truncate_dim: the number of leading dimensions to keep, for an encoder that was trained for this. By default,
             the number in the sentence-transformers files, or all dimensions.
-        backend: "torch", or "onnx" for a folder that `soft-trainer export` has written to. The latter has the methods
-            `encode_queries`, `encode_codes` and `score`.
+        backend: "torch", or "onnx" for a folder that `soft-trainer export` has written to. An ONNX encoder has the
+            methods `encode_queries`, `encode_codes` and `score`.
 
     Raises:
         UserError: the folder or repository does not exist, it has no tokenizer or no safetensors weights, a profile
@@ -83,7 +83,7 @@ def load_encoder(
 
 
 def saved_truncate_dim(name_or_path: str | Path, revision: str | None) -> int | None:
-    """Returns the number of dimensions that sentence-transformers would keep, or None for all."""
+    """Returns the setting `truncate_dim` in an encoder's sentence-transformers files, or None if there is none."""
     path = hub_files.repository_file(name_or_path, profiles.SETTINGS_FILE, revision, expected=False)
     if path:
         return read_json(path).get("truncate_dim")
@@ -91,7 +91,7 @@ def saved_truncate_dim(name_or_path: str | Path, revision: str | None) -> int | 
 
 
 def _own_snapshot(name_or_path: str | Path, revision: str | None, with_code: bool) -> Path | None:
-    """Downloads one commit of a repository that has a profile. Returns the local folder, or None for anything else."""
+    """Downloads one commit of a Hub repository that has `soft_trainer.json`. Returns the folder, or else None."""
     path = hub_files.repository_file(name_or_path, profiles.PROFILE_FILE, revision)
     if path is None or Path(located(name_or_path)).is_dir():
         return None
@@ -163,7 +163,7 @@ def load_model(
 
 def load_config(name_or_path: str | Path, revision: str | None, trust_remote_code: bool) -> PretrainedConfig:
     """Loads a model's configuration."""
-    # If this were None, transformers would ask on the terminal.
+    # If `trust_remote_code` were None, transformers would ask on the terminal.
     return transformers.AutoConfig.from_pretrained(
         located(name_or_path), revision=revision or "main", trust_remote_code=bool(trust_remote_code)
     )
@@ -250,11 +250,11 @@ def profile_warnings(model: torch.nn.Module, profile: EncoderProfile) -> list[st
     warnings = []
     if profile.pooling == "cls" and any(getattr(module, "is_causal", False) for module in model.modules()):
         warnings.append(
-            f"warning: pooling=cls: {type(model).__name__} is a decoder, so its first token sees no other, and all "
-            f"texts with the same first token have the same embedding; use pooling=last_token"
+            f"warning: pooling=cls: {type(model).__name__} is a decoder, so its first token attends to no other "
+            f"token, and all texts with the same first token have the same embedding; use pooling=last_token"
         )
     if not profile.include_prompt and profile.pooling == "last_token":
-        warnings.append("warning: include_prompt=False has no effect: pooling=last_token reads no prompt's token")
+        warnings.append("warning: include_prompt=False has no effect: pooling=last_token does not pool the prompt")
     elif not (profile.include_prompt or profile.query_prefix or profile.code_prefix):
         warnings.append("warning: include_prompt=False has no effect without query_prompt or code_prompt")
     return warnings
@@ -305,7 +305,7 @@ def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase, profile: EncoderProfil
                 f"{tokenizer.name_or_path or 'this tokenizer'} lacks: choose the profile that fits the encoder"
             )
     add_padding_token(tokenizer)
-    # With padding on the left, absolute positions would count it. Every library reads this from the saved tokenizer.
+    # With padding on the left, absolute positions would include it. Every library reads this from the saved tokenizer.
     tokenizer.padding_side = "right"
     for side in ("query", "code"):
         prefix = getattr(profile, f"{side}_prefix")
@@ -323,7 +323,7 @@ def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase, profile: EncoderProfil
 
 
 def add_padding_token(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Sets a missing padding token of a tokenizer to another special token, usually the end token.
+    """Gives a tokenizer without a padding token another special token for padding, usually the end token.
 
     Padding does not affect embeddings, because every model gets an attention mask. The size of the vocabulary does not
     change.
@@ -344,7 +344,7 @@ def add_padding_token(tokenizer: PreTrainedTokenizerBase) -> None:
 def given_encoder(
     model, tokenizer: PreTrainedTokenizerBase | None = None, profile: EncoderProfile | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None, EncoderProfile]:
-    """Returns the plain encoder with its tokenizer and its profile.
+    """Returns the encoder, tokenizer and profile of a model of any supported type, such as a `SentenceTransformer`.
 
     Args:
         model: a `PreTrainedModel`, a `PeftModel`, a `SentenceTransformer`, a folder, or a name on the Hub.

@@ -23,7 +23,7 @@ INT8_FILE = "model_qint8_avx512_vnni.onnx"  # sentence-transformers' name for th
 SETTINGS = "settings.json"
 TOKENIZER = "tokenizer.json"
 NEEDS_EXTRA = extra_needed("ONNX", "onnx")
-# Tokens in a batch, padding included.
+# The maximum number of tokens in a batch, padding included.
 BATCH_TOKENS = 2048
 # `lighter` chooses int8 if the mean cosine between int8 and float32 embeddings reaches this.
 LEAST_COSINE = 0.97
@@ -31,18 +31,18 @@ LEAST_COSINE = 0.97
 
 def has_onnxruntime() -> bool:
     """Returns True if onnxruntime is installed."""
-    from importlib.util import find_spec  # only an encoder without torch asks
+    from importlib.util import find_spec  # needed only for encoders without torch
 
     return find_spec("onnxruntime") is not None
 
 
 class OnnxEncoder:
-    """An exported encoder, a `TextEncoder`. It pools embeddings like an encoder from `load_encoder`.
+    """An encoder that was exported to ONNX. It is a `TextEncoder` that runs without torch.
 
     Args:
-        folder: the folder of the export, which has the model, the tokenizer and the settings.
+        folder: the folder of the export, with the model, the tokenizer and the settings.
         truncate_dim: the number of leading dimensions to keep. By default, as many as `load_encoder` keeps.
-        int8: whether to use the weights of 8-bit integers.
+        int8: whether to use 8-bit integer weights.
 
     Raises:
         UserError: a file cannot be read, or the encoder has fewer dimensions than `truncate_dim`.
@@ -84,15 +84,15 @@ class OnnxEncoder:
     # ---- The methods of `load_encoder(..., backend="onnx")` ----
 
     def encode_queries(self, queries: Sequence[str], batch_size: int = 64, progress: bool = False) -> Tensor:
-        """Embeds queries, Tensor[n, d] in float32. Batches have a fixed number of tokens."""
-        import torch  # which callers of this method have imported
+        """Embeds queries, Tensor[n, d] in float32. `batch_size` is ignored: tokens limit a batch."""
+        import torch  # callers of this method have imported it already
 
         return torch.from_numpy(self._embed(queries, "query"))
 
     def encode_codes(
         self, codes: Sequence[str], language=None, batch_size: int = 64, progress: bool = False
     ) -> Tensor:
-        """Embeds functions, Tensor[n, d] in float32. No language is needed."""
+        """Embeds functions, Tensor[n, d] in float32. `language` and `batch_size` are ignored."""
         import torch  # as above
 
         return torch.from_numpy(self._embed(codes, "code"))
@@ -125,7 +125,7 @@ class OnnxEncoder:
         return embeddings
 
     def _embed_batch(self, rows: list[list[int]], side: str) -> np.ndarray:
-        """Embeds one batch of token ids."""
+        """Embeds one batch of token ids, float32[B, d]."""
         lengths = np.array([len(row) for row in rows])
         positions = np.arange(max(lengths.max(), 1))
         mask = positions < lengths[:, None]
@@ -140,7 +140,7 @@ class OnnxEncoder:
         return shorter
 
     def _pooled(self, states: np.ndarray, mask: np.ndarray, pooling_mask: np.ndarray) -> np.ndarray:
-        """Computes one vector for each text, like `encoders.encoding.pool`."""
+        """Pools token vectors into one vector per text, like `encoders.encoding.pool`."""
         pooling = self._profile["pooling"]
         if pooling == "pooler":
             return states
@@ -155,7 +155,7 @@ class OnnxEncoder:
 
 
 def _session(path: Path):
-    """Opens a model on all cores that the process may use."""
+    """Opens an ONNX model that runs on all cores that the process may use."""
     import onnxruntime  # an optional dependency
 
     options = onnxruntime.SessionOptions()
@@ -168,11 +168,11 @@ def _session(path: Path):
 
 
 def lighter(encoder: OnnxEncoder, texts: Sequence[str]) -> tuple[OnnxEncoder, float]:
-    """Compares int8 embeddings of some codes with float32 embeddings of the same codes.
+    """Chooses int8 or float32 weights by comparing their embeddings of some codes.
 
     Returns:
-        The encoder with 8-bit weights if they are close enough (`LEAST_COSINE`), otherwise the encoder itself, and
-        their mean cosine.
+        The int8 encoder if its embeddings are close enough to float32 (`LEAST_COSINE`), otherwise `encoder`, and the
+        mean cosine between both embeddings.
     """
     small = OnnxEncoder(encoder.folder, encoder.truncate_dim, int8=True)
     cosines = normalized(small.encode(texts, "code")) * normalized(encoder.encode(texts, "code"))
@@ -183,7 +183,7 @@ def lighter(encoder: OnnxEncoder, texts: Sequence[str]) -> tuple[OnnxEncoder, fl
 
 
 def open_exported(folder: Path, truncate_dim: int | None = None) -> OnnxEncoder:
-    """Opens the export in an encoder's folder. Weights of 8-bit integers are preferred to float32.
+    """Opens the ONNX export in an encoder's folder, with 8-bit integer weights if the export has them.
 
     Raises:
         UserError: the folder has no export, its files have changed since the export, or the extra `onnx` is missing.
@@ -202,11 +202,11 @@ def open_exported(folder: Path, truncate_dim: int | None = None) -> OnnxEncoder:
 
 
 def check_dimensions(truncate_dim: int | None, available: int) -> None:
-    """Raises UserError unless an encoder with `available` dimensions has `truncate_dim`."""
+    """Raises UserError unless `truncate_dim` is None or a whole number from 1 to `available`."""
     if truncate_dim is not None and not (isinstance(truncate_dim, int) and 1 <= truncate_dim <= available):
         raise UserError(f"truncate_dim={truncate_dim}: must be a whole number from 1 to {available}")
 
 
 def normalized(embeddings: np.ndarray) -> np.ndarray:
-    """Scales embeddings to length one."""
+    """Scales embeddings, float32[n, d], to length one."""
     return embeddings / np.maximum(np.linalg.norm(embeddings, axis=1, keepdims=True), 1e-12)

@@ -35,7 +35,7 @@ from soft_trainer.files import ADAPTER_CONFIG, ONNX_FILES, reporting_disk_errors
 from soft_trainer.fingerprints import encoder_file_hashes, list_files
 
 OPSET = 18
-TOLERANCE = 1e-3  # the largest difference of an exported encoder's embeddings, scaled to length one
+TOLERANCE = 1e-3  # the largest allowed change of an embedding, scaled to length one, by the export
 PROBES = ("sort a list", "def read(path):\n    return open(path).read()  # größer 'a  b'\n", "x", "a b c " * 400)
 
 
@@ -50,7 +50,7 @@ def export_onnx(model: str | Path, output_dir: str | Path | None = None, int8: b
         int8: also write the weights as 8-bit integers, one scale per channel.
 
     Returns:
-        The models.
+        The paths of the written ONNX models.
 
     Raises:
         UserError: the extra `onnx` is missing, the encoder is static, reads data flow or has no fast tokenizer, the
@@ -79,7 +79,7 @@ def export_onnx(model: str | Path, output_dir: str | Path | None = None, int8: b
 
 
 def check_exportable(encoder: Encoder, name: str) -> None:
-    """Raises UserError if an encoder cannot be exported. The message gives the reason."""
+    """Raises UserError if an encoder cannot be exported to ONNX. The message gives the reason."""
     if not has_onnxruntime():
         raise UserError(NEEDS_EXTRA)
     if is_static(encoder.model.config):
@@ -91,10 +91,10 @@ def check_exportable(encoder: Encoder, name: str) -> None:
 
 
 def write_onnx(encoder: Encoder, source: Path, folder: Path, int8: bool) -> list[Path]:
-    """Writes an export to a folder, and compares its embeddings with the encoder's. Returns the files.
+    """Writes an encoder's ONNX export to a folder, and checks the embeddings. Returns the paths of the files.
 
     Args:
-        source: the folder of the encoder's files. The export lists them as its sources.
+        source: the folder of the encoder's files. The export records their hashes.
 
     Raises:
         UserError: the model cannot be exported, or the embeddings differ by more than `TOLERANCE`.
@@ -106,7 +106,7 @@ def write_onnx(encoder: Encoder, source: Path, folder: Path, int8: bool) -> list
     if encoder.profile.pooling == "pooler":
         axes["last_hidden_state"] = {0: "batch"}
     attention = encoder.model.config._attn_implementation
-    encoder.model.set_attn_implementation("eager")  # tracing fixes the sizes that fused attention chooses by
+    encoder.model.set_attn_implementation("eager")  # fused attention branches on sizes, which tracing would fix
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
@@ -138,7 +138,7 @@ def write_onnx(encoder: Encoder, source: Path, folder: Path, int8: bool) -> list
 
 
 def _settings(encoder: Encoder) -> dict[str, object]:
-    """Returns all that `OnnxEncoder` needs to know besides the model and the tokenizer."""
+    """Returns the settings that `OnnxEncoder` reads besides the model and the tokenizer."""
     lengths = {side: prompt_length(encoder.tokenizer, encoder.profile, side) for side in ("query", "code")}
     return {
         "fingerprint": encoder.fingerprint,
@@ -152,14 +152,14 @@ def _settings(encoder: Encoder) -> dict[str, object]:
 
 
 def quantize(path: Path, target: Path) -> None:
-    """Writes a model with weights of 8-bit integers. Activations are quantised at run time."""
+    """Writes a copy of the ONNX model at `path` with 8-bit integer weights. Activations are quantised at run time."""
     from onnxruntime.quantization import QuantType, quantize_dynamic  # an optional dependency
 
     logger = logging.getLogger()
     level = logger.level
-    logger.setLevel(logging.ERROR)  # a hint for another kind of quantisation
+    logger.setLevel(logging.ERROR)  # hides a hint about other types of quantisation
     try:
-        # The vectors of tokens stay in float32: with them in 8 bits, MiniLM's MRR on CodeSearchNet's Ruby was 0.679
+        # Token embeddings stay in float32: with them in 8 bits, MiniLM's MRR on CodeSearchNet's Ruby was 0.679
         # instead of 0.686, at 0.694 in float32 (benchmarks/onnx_search.py).
         kinds = {"op_types_to_quantize": ["MatMul"], "weight_type": QuantType.QInt8}
         quantize_dynamic(path, target, per_channel=True, **kinds)
@@ -179,7 +179,7 @@ def check_embeddings(encoder: Encoder, folder: Path) -> None:
 
 
 class _Transformer(nn.Module):
-    """The part of an encoder that is exported: token vectors, or the output of its pooler."""
+    """The exported module: it maps token ids to token vectors, or to the pooler's output."""
 
     def __init__(self, model: nn.Module, profile: EncoderProfile):
         super().__init__()

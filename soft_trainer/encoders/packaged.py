@@ -1,4 +1,4 @@
-"""Provides `base`, a static encoder that comes with the package. Needs neither torch nor a download.
+"""Provides `base`, a static encoder that comes with the package and needs neither torch nor a download.
 
 `base` is MiniLM, distilled by `benchmarks/base_encoder.py` over common words of code. Its folder in the package holds
 its vectors as int8 with one scale per word. The first use writes a folder with float32 vectors to the user's cache,
@@ -28,7 +28,7 @@ SCALES = "scales"
 
 
 def located(name_or_path: str | Path) -> str | Path:
-    """Returns the folder of `base`, and any other name or path unchanged. For a folder called `base`, write `./base`.
+    """Returns the folder of the packaged encoder for `base`, and any other name or path (such as `./base`) unchanged.
 
     Raises:
         UserError: the user's cache cannot be written to.
@@ -40,7 +40,7 @@ def located(name_or_path: str | Path) -> str | Path:
 
 @cache
 def _expanded() -> Path:
-    """Returns the folder with float32 vectors. Writes it if there is none for this version of `base`."""
+    """Returns the folder of `base` with float32 vectors, in the user's cache. Writes the folder if it is missing."""
     from safetensors.numpy import load_file, save_file  # imported here, so that a search by words does not wait
 
     folder = EXPANDED / folder_fingerprint(PACKAGED)
@@ -70,7 +70,7 @@ def _expanded() -> Path:
 
 
 def common_words() -> dict[str, float]:
-    """Returns common words of code, the vocabulary of `base`, with frequencies by Zipf's law."""
+    """Returns the vocabulary of `base`, common code words, as `{word: frequency}`. Frequencies follow Zipf's law."""
     vocabulary = read_json(PACKAGED / "tokenizer.json")["model"]["vocab"]
     words = [word for word in vocabulary if not word.startswith("[")]  # others are special tokens
     return {word: 1 / (rank + 1) for rank, word in enumerate(words)}

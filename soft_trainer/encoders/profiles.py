@@ -1,4 +1,4 @@
-"""Describes encoders by profiles, and finds the number of tokens that a model can read."""
+"""Defines encoder profiles (pooling, prompts, lengths, scores), and finds the profile of an encoder."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ class EncoderProfile:
             return
         reader = None
         if self.data_flow_length:
-            reader = "data flow is"
+            reader = "data flow"
         elif self.pooling == "pooler":
-            reader = "the model's own pooler is"
+            reader = "the model's pooler"
         if reader:
-            raise UserError(f"include_prompt=False: {reader} always read with the prompt; use pooling mean or cls")
+            raise UserError(f"include_prompt=False: {reader} always includes the prompt; use pooling mean or cls")
 
     @property
     def prefix_tokens(self) -> list[str]:
@@ -94,7 +94,7 @@ class EncoderProfile:
             UserError: codes are read with data flow, which does not allow a prompt.
         """
         if code and self.data_flow_length:
-            raise UserError(f"code_prompt={code!r}: codes that are read with their data flow take no prompt")
+            raise UserError(f"code_prompt={code!r}: an encoder that reads data flow takes no prompt for codes")
         changes = {}
         if query is not None:
             changes["query_prefix"] = _HEAD.match(self.query_prefix)[0] + query
@@ -103,7 +103,7 @@ class EncoderProfile:
         return self.replace(**changes)
 
     def replace(self, **changes) -> EncoderProfile:
-        """Returns a copy with the values in `changes`. Values that are None change nothing."""
+        """Returns a copy with the values in `changes`. Values that are None are ignored."""
         return dataclasses.replace(self, **{key: value for key, value in changes.items() if value is not None})
 
     def save(self, folder: str | Path) -> None:
@@ -112,7 +112,7 @@ class EncoderProfile:
 
     @classmethod
     def load(cls, path: str | Path) -> EncoderProfile:
-        """Reads a profile from the file `path`. Unknown keys, such as a later version's, are ignored.
+        """Reads a profile from the file `path`. Unknown keys, for example from a later version, are ignored.
 
         Raises:
             UserError: a value is invalid. The message gives the file.
@@ -131,7 +131,7 @@ class EncoderProfile:
 
 
 COSINE_SCALE = 20.0
-NO_LENGTH = 1_000_000  # tokens; a tokenizer without a maximum length has a much larger number
+NO_LENGTH = 1_000_000  # tokens; a tokenizer without a maximum length reports a much larger number
 # Today's encoders read thousands of tokens, but most functions have fewer than 512.
 _TODAY = EncoderProfile(query_length=128, code_length=512, score_function="cosine", score_scale=COSINE_SCALE)
 _ENCODER_ONLY = "<encoder-only></s>"
@@ -265,7 +265,7 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
     normalize = "Normalize" in modules
     scale = 1.0
     if similarity == "cosine" or normalize:
-        scale = COSINE_SCALE  # cosines lie in [-1, 1], which is too flat for a softmax: these are trained with a scale
+        scale = COSINE_SCALE  # cosines in [-1, 1] are too flat for a softmax, so encoders are trained with a scale
     code_prompt = prompts.get("document") or prompts.get("passage") or prompts.get("corpus")
     try:
         return PROFILES["auto"].replace(
@@ -284,7 +284,7 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
 
 
 def _pooling_of(config: Mapping) -> str:
-    """Translates a pooling module's configuration into this package's name for it. Several modes are joined by `+`."""
+    """Returns the pooling of a sentence-transformers configuration, such as "mean", or "cls+mean" for two modes."""
     used = [key for key, value in config.items() if key.startswith("pooling_mode") and value]
     modes = config.get("pooling_mode") or used
     if isinstance(modes, str):
@@ -312,10 +312,7 @@ def most_tokens(config: Mapping) -> int | None:
 
 
 def check_lengths(config: Mapping, profile: EncoderProfile) -> None:
-    """Raises UserError if a profile's lengths exceed the model's positions.
-
-    The message gives the largest possible length.
-    """
+    """Raises UserError if a profile's lengths exceed the model's positions. The message gives the largest length."""
     most = most_tokens(config) or math.inf
     lengths = {"query_length": profile.query_length, "code_length": profile.code_length + profile.data_flow_length}
     for name, length in lengths.items():

@@ -1,4 +1,4 @@
-"""Makes a tokenizer and a small encoder with random weights. Neither needs the Hub."""
+"""Makes a tokenizer and a small encoder with random weights, without a download."""
 
 from __future__ import annotations
 
@@ -116,9 +116,9 @@ def _wrapped(tokenizer: Tokenizer, profile: EncoderProfile) -> PreTrainedTokeniz
 
 
 def random_model(from_scratch: str, tokenizer, profile: EncoderProfile) -> PreTrainedModel:
-    """Makes an encoder with random weights, of the size given by `from_scratch`.
+    """Makes an encoder with random weights, of a size such as "256x4" (hidden size and layers).
 
-    Without layers, it is a static encoder. Otherwise, it is a RoBERTa with enough positions for the profile.
+    With 0 layers, it is a static encoder. Otherwise, it is a RoBERTa with enough positions for the profile.
     """
     hidden, layers = parse_size(from_scratch)
     if not layers:

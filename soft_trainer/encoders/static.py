@@ -29,7 +29,7 @@ MODEL2VEC_TENSOR = "embeddings"  # the name by which model2vec and sentence-tran
 WORD_BORDER = r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|_+"  # between words in camelCase and snake_case
 BETWEEN_WORDS = WORD_BORDER.replace("_+", r"[\W_]+")  # also punctuation and white space
 SIF = 1e-3  # the weight of a word is SIF / (SIF + its frequency)
-LONGEST_WORD = 100  # characters; WordPiece takes a longer one for unknown
+LONGEST_WORD = 100  # characters; WordPiece treats a longer word as unknown
 PADDING = "[PAD]"
 UNKNOWN = "[UNK]"
 SPECIAL = (PADDING, UNKNOWN)
@@ -51,7 +51,7 @@ class StaticModel(XLNetModel):
         self.register_buffer("mask_emb", torch.zeros(1, 1, config.d_model))
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], *options, **named):
-        """Loads the tensors of a checkpoint, without the second copy of the vectors, which is for model2vec."""
+        """Loads the tensors of a checkpoint, except model2vec's copy of the vectors."""
         own = {name: tensor for name, tensor in state_dict.items() if name != MODEL2VEC_TENSOR}
         return super().load_state_dict(own, *options, **named)
 
@@ -80,7 +80,7 @@ def is_static(config: PretrainedConfig) -> bool:
 
 
 def static_model(vocabulary_size: int, dimensions: int, pad_token_id: int) -> StaticModel:
-    """Makes a static encoder with random vectors."""
+    """Makes a static encoder with random vectors, for a vocabulary of `vocabulary_size` tokens."""
     config = XLNetConfig(
         vocab_size=vocabulary_size,
         d_model=dimensions,
@@ -111,14 +111,14 @@ def distilled(
         vocabulary_size: the maximum number of entries in the vocabulary.
 
     Raises:
-        UserError: the encoder has fewer dimensions, or the vocabulary is smaller.
+        UserError: the encoder has fewer than `dimensions`, or the vocabulary is too small.
     """
     # scikit-learn is slow to import.
     from sklearn.decomposition import PCA
 
     available = encoder.model.config.hidden_size
     if not 1 <= dimensions <= available:
-        raise UserError(f"dimensions={dimensions}: must be from 1 to {available}, the encoder's number")
+        raise UserError(f"dimensions={dimensions}: must be from 1 to {available}, the encoder's dimensions")
     least = len(SPECIAL) + len(CHARACTERS)
     if vocabulary_size < least:
         raise UserError(f"vocabulary_size={vocabulary_size}: must be at least {least}")
@@ -144,10 +144,10 @@ def distilled(
 
 
 def word_tokenizer(entries: Sequence[str]) -> PreTrainedTokenizerFast:
-    """Makes a tokenizer of words, which are parts of identifiers in lower case. Punctuation is dropped.
+    """Makes a tokenizer whose tokens are lower-case words: `parseURL(self)` becomes `parse url self`.
 
-    A word that is not in the vocabulary becomes its longest known start, then the longest known start of the rest, and
-    so on: WordPiece does this if the prefix of continued words is empty.
+    A word outside the vocabulary is split into the longest entries that match from its start. WordPiece does this if
+    the prefix of continued words is empty.
 
     Args:
         entries: the vocabulary, which begins with the special tokens.
@@ -160,7 +160,7 @@ def word_tokenizer(entries: Sequence[str]) -> PreTrainedTokenizerFast:
 
 
 def count_words(texts: Iterable[str]) -> dict[str, int]:
-    """Counts the words in texts. Words that occur only once are dropped."""
+    """Counts the words in texts. Words that occur once, or have more than `LONGEST_WORD` characters, are dropped."""
     backend = word_tokenizer(SPECIAL).backend_tokenizer
     counts = Counter()
     for text in texts:

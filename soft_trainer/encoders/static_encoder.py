@@ -32,7 +32,7 @@ def default_static_folder() -> Path:
 
 
 def is_static_folder(folder: Path) -> bool:
-    """Returns True if a folder has a static encoder whose embeddings `StaticEncoder` computes."""
+    """Returns True if `StaticEncoder` can run the encoder in a folder: static, with mean pooling and cosines."""
     if not all((folder / file).is_file() for file in (CONFIG, WEIGHTS, TOKENIZER, PROFILE_FILE)):
         return False
     config = read_json(folder / CONFIG)
@@ -44,7 +44,7 @@ def is_static_folder(folder: Path) -> bool:
 
 
 class StaticEncoder:
-    """A static encoder, a `TextEncoder`. Its embeddings have length one.
+    """A static encoder that runs without torch. It is a `TextEncoder`, and its embeddings have length one.
 
     Args:
         folder: the folder that contains its files.
@@ -84,7 +84,7 @@ class StaticEncoder:
         prefix = self._profile[f"{side}_prefix"]
         length = self._profile[f"{side}_length"]
         texts = [prefix + text for text in texts]
-        if side == "query":  # a search has one, and need not import SciPy
+        if side == "query":  # a search has one query, which does not need SciPy
             sums = np.array([self._vectors[ids[:length]].sum(0) for ids in self._tokenized(texts)])
         elif self._splits_words and length >= NO_LENGTH:
             sums = self._sums_of_words(texts)
@@ -94,7 +94,7 @@ class StaticEncoder:
         return normalized(sums.reshape(len(texts), -1)[:, : self.dimensions])
 
     def _sums_of_words(self, texts: list[str]) -> np.ndarray:
-        """Sums the vectors of each text. The vectors of a word are summed only once for all texts."""
+        """Returns the sum of each text's token vectors, float32[n, d]. Every distinct word is summed once."""
         words = [self._words(text) for text in texts]
         distinct = set(chain.from_iterable(words))
         self._learn(distinct)
@@ -117,7 +117,7 @@ class StaticEncoder:
         return WORD.findall(text)
 
     def _learn(self, words: set[str]) -> None:
-        """Tokenises the words that have not been seen before."""
+        """Tokenises the words that are not in the cache yet, and adds their ids to the cache."""
         if len(self._ids) > KEPT_WORDS:
             self._ids.clear()
         new = sorted(word for word in words if word not in self._ids)
@@ -126,7 +126,7 @@ class StaticEncoder:
         self._add([word for word in new if word not in self._ids])
 
     def _add(self, words: list[str]) -> None:
-        """Tokenises words in a single call, which is five times as fast as one call per word."""
+        """Tokenises words and caches their ids. A single call is five times as fast as one call per word."""
         encoding = self._tokenizer.encode(" ".join(words), add_special_tokens=False)
         starts = np.fromiter(map(itemgetter(0), encoding.offsets), np.int64, len(encoding.ids))
         ends = np.cumsum([len(word) + 1 for word in words])
@@ -137,7 +137,7 @@ class StaticEncoder:
             first = last
 
     def _splits(self) -> bool:
-        """Returns True if a text's ids are the concatenated ids of its words."""
+        """Returns True if tokenising a text word by word gives the same ids as tokenising it at once."""
         words = [self._tokenizer.encode(word, add_special_tokens=False).ids for word in WORD.findall(PROBE)]
         return self._tokenizer.encode(PROBE).ids == list(chain.from_iterable(words))
 

@@ -26,7 +26,7 @@ FORMAT = 2  # of exports in the cache
 
 
 class TextEncoder(Protocol):
-    """An encoder of texts into embeddings whose dot products are its scores, up to a constant scale.
+    """The interface of an encoder for search. Dot products of its embeddings are its scores, up to a constant scale.
 
     Attributes:
         dimensions: the number of dimensions of an embedding.
@@ -43,7 +43,7 @@ class TextEncoder(Protocol):
         """Embeds texts, float32[n, d].
 
         Args:
-            side: "query" or "code", which determines prompt and length.
+            side: "query" or "code", which determines the prompt and the maximum length.
             languages: the language of each code. Only encoders with data flow read it.
         """
 
@@ -51,13 +51,13 @@ class TextEncoder(Protocol):
 def open_encoder(
     name: str | Path, truncate_dim: int | None = None, light: bool = True, int8: bool = False
 ) -> TextEncoder:
-    """Opens an encoder, given its folder, its name on the Hub, or `base`.
+    """Opens an encoder from its folder, from the Hub, or the packaged `base`.
 
     Args:
         truncate_dim: the number of leading dimensions to keep. By default, as many as `load_encoder` keeps.
-        light: whether to run it without torch if possible: a static encoder, or any other one without an accelerator
-            and with onnxruntime, after an export to ONNX.
-        int8: whether to run an exported encoder with weights of 8-bit integers.
+        light: whether to avoid torch if possible: with a static encoder, or after an export to ONNX if onnxruntime is
+            installed and there is no accelerator.
+        int8: whether to run an exported encoder with 8-bit integer weights.
 
     Raises:
         UserError: the encoder cannot be loaded, or it has fewer dimensions than `truncate_dim`.
@@ -95,7 +95,7 @@ def local_folder(name: str | Path) -> Path | None:
 
 
 def _by_torch(name: str | Path, truncate_dim: int | None) -> TextEncoder:
-    """Loads an encoder with transformers, without its progress bars and its report on weights."""
+    """Loads an encoder with torch, and suppresses the progress bars and the report on weights of transformers."""
     # These import torch.
     from transformers.utils import logging
 
@@ -112,7 +112,7 @@ def _by_torch(name: str | Path, truncate_dim: int | None) -> TextEncoder:
 
 
 def _export_of(folder: Path) -> Path:
-    """Returns the folder in the cache for the export of an encoder. It need not exist."""
+    """Returns the folder in the cache for the ONNX export of an encoder. The folder may not exist yet."""
     return cache_dir() / "onnx" / fingerprint(FORMAT, encoder_file_hashes(folder))
 
 
@@ -127,8 +127,8 @@ def _export(encoder, name: str) -> Path | None:
     source = local_folder(name)  # loading may have downloaded it
     if source is None or (source / ADAPTER_CONFIG).is_file() or torch.accelerator.is_available():
         return None
-    print_on_main(f"{name}: exporting to ONNX, once")
-    encoder = replace(encoder, truncate_dim=saved_truncate_dim(source, None))  # the export is for every number
+    print_on_main(f"{name}: exporting to ONNX (only once)")
+    encoder = replace(encoder, truncate_dim=saved_truncate_dim(source, None))  # the export serves every truncate_dim
     folder = _export_of(source)
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -137,6 +137,6 @@ def _export(encoder, name: str) -> Path | None:
             for path in write_onnx(encoder, source, Path(aside), int8=True):
                 path.replace(folder / path.name)
     except UserError as error:
-        print_on_main(f"without ONNX: {error}")
+        print_on_main(f"running without ONNX: {error}")
         return None
     return folder

@@ -21,17 +21,17 @@ logger = logging.get_logger(__name__)
 
 
 def check_pushes(data: DataArguments, args: TrainingArguments) -> None:
-    """Checks, before any mining or training, that everything can be pushed.
+    """Checks, before any mining or training, that the rows and the encoder can be pushed to the Hub.
 
     Raises:
-        UserError: a push would fail (see `check_push`), or the rows to push are not the user's own.
+        UserError: a push would fail (see `check_push`), or the rows to push come from `dataset_name`.
     """
     if distributed.rank_and_world_size()[0] != 0:
         return
     if name := data.push_data_to_hub:
         own_rows = data.source_dir or data.history or data.data_dir
         if not own_rows:
-            raise UserError("push_data_to_hub: set source_dir, history or data_dir to rows of your own")
+            raise UserError("push_data_to_hub pushes only your own rows: set source_dir, history or data_dir")
         check_push(name, args.hub_token, args.hub_private_repo, "dataset")
     if args.push_to_hub:
         check_push(_model_id(args), args.hub_token, args.hub_private_repo)
@@ -45,7 +45,7 @@ class Publisher:
     """A background queue that pushes a run's folders to its repository on the Hub, one at a time.
 
     Raises:
-        UserError: the repository cannot be pushed to. It is raised before training begins.
+        UserError: the repository cannot be pushed to. The error is raised before training begins.
     """
 
     def __init__(self, args: TrainingArguments):
@@ -62,9 +62,9 @@ class Publisher:
         return push_folder(folder, self.hub_model_id, *settings, message, path_in_repo=path_in_repo)
 
     def push_checkpoint(self, folder: str | Path, step: int) -> None:
-        """Pushes a checkpoint in the background, if `hub_strategy` asks for it.
+        """Pushes a checkpoint in the background, unless `hub_strategy` is "end".
 
-        If another push is in progress, it does nothing unless `hub_always_push` is set.
+        If another push is in progress, the checkpoint is skipped unless `hub_always_push` is set.
         """
         strategy = self.args.hub_strategy
         busy = not all(push.done() for push in self._pushes)
@@ -85,7 +85,7 @@ class Publisher:
             self._fail(error, *push)
 
     def finish(self) -> None:
-        """Waits for pushes in progress."""
+        """Waits until all pushes in the background have ended."""
         wait(self._pushes)
 
     def conclude(self, message: str) -> str:
@@ -102,7 +102,7 @@ class Publisher:
         return url
 
     def _push_staged(self, staged: tempfile.TemporaryDirectory, folder, message: str, paths) -> None:
-        """Pushes the staged files of `folder` to each of `paths`. Failures are logged."""
+        """Pushes a temporary copy of `folder` to each of `paths` in the repository. Failures are logged."""
         try:
             with staged:
                 for path in paths:
@@ -113,14 +113,14 @@ class Publisher:
 
     def _fail(self, error: BaseException, folder: str | Path, message: str, paths: list[str | None]) -> None:
         """Logs a failed push and records it, so that it is retried at the end."""
-        # The UserError has a command with a temporary folder that is gone by now, so only its cause is logged.
+        # The UserError suggests a command for the temporary folder, which is gone by now, so only its cause is logged.
         cause = reason(error.__cause__ or error)
         logger.warning(f"Pushing {folder} during training failed; it will be retried at the end: {cause}")
         self._failed |= dict.fromkeys(paths, (folder, message))
 
 
 def _link(source: str, target: str) -> None:
-    """Links a file, or copies it if the file system has no hard links."""
+    """Makes a hard link to a file, or copies the file if the file system has no hard links."""
     try:
         os.link(source, target)
     except OSError:

@@ -1,4 +1,4 @@
-"""Pushes a run's rows as a data set with a card."""
+"""Pushes a run's rows to the Hub as a data set with a card."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from soft_trainer.terminal import print_on_main, table
 USES = {
     "train": "pairs to train on",
     "valid": "queries that choose the best checkpoint",
-    "test": "queries that the result is reported on",
-    "codebase": "the corpus: the functions that queries are ranked against",
+    "test": "queries for the reported results",
+    "codebase": "the corpus: the functions that are ranked for each query",
 }
 _TEMPLATE = Path(__file__).with_name("data_card.md.jinja")
 
@@ -46,7 +46,7 @@ def push_data(splits: Mapping[str, Split], arguments: DataArguments, args: Train
 
 
 def pushed_tables(splits: Mapping[str, Split]) -> dict[str, Dataset]:
-    """Returns the tables that hold a run's splits: pairs, queries and the corpus.
+    """Returns a run's rows as `{split: table}`: the pairs of each split, and the corpus as `codebase`.
 
     Raises:
         UserError: a split has judgments, which rows of one query and one code cannot represent.
@@ -74,14 +74,14 @@ def pushed_tables(splits: Mapping[str, Split]) -> dict[str, Dataset]:
 
 
 def named_negatives(split: Split) -> list[list[str]]:
-    """Returns the texts of each query's negatives."""
+    """Returns the texts of each query's hard negatives, one list per query."""
     column = columns_in(split.corpus, ("code", "code_tokens"))[0]
     texts = list(column_texts(split.corpus, column))
     return [[texts[code] for code in row.indices] for row in split.judgments.negatives]
 
 
 def write_data(data: Mapping[str, Dataset], arguments: DataArguments, folder: str | Path) -> Path:
-    """Writes `SPLIT.jsonl.gz` with all of CodeSearchNet's columns, and the card, to a folder.
+    """Writes the rows and their card to a folder, as README.md and `SPLIT.jsonl.gz` with CodeSearchNet's columns.
 
     If any split has a column `source` or `negatives`, all splits get it. Splits from an earlier run are deleted.
 
@@ -102,19 +102,19 @@ def write_data(data: Mapping[str, Dataset], arguments: DataArguments, folder: st
 
 
 def _in_columns(rows: Dataset, columns: Features) -> Iterator[dict]:
-    """Yields rows with these columns. The value of a missing column is None."""
+    """Yields the rows as dicts with exactly these columns. The value of a missing column is None."""
     for row in rows:
         yield {name: row.get(name) for name in columns}
 
 
 def _features(data: Mapping[str, Dataset]) -> Features:
-    """Returns the columns of the files."""
+    """Returns the columns to write: CodeSearchNet's, and `source` or `negatives` if any split has them."""
     given = {name for rows in data.values() for name in rows.column_names}
     return Features({name: kind for name, kind in FILE_FEATURES.items() if name in FEATURES or name in given})
 
 
 def data_card(data: Mapping[str, Dataset], arguments: DataArguments) -> DatasetCard:
-    """Returns the card: a header that tells `datasets.load_dataset` the splits and columns, followed by text."""
+    """Returns the data set's card: a header with the splits and columns for `datasets.load_dataset`, and text."""
     languages = arguments.languages or languages_in(data)
     files = [{"split": HUB_SPLITS.get(split, split), "path": f"{split}.jsonl.gz"} for split in data]
     header = DatasetCardData(

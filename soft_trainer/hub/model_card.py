@@ -1,6 +1,6 @@
 """Writes a run's model card from its record, so that the two always agree.
 
-The record is a dict that JSON can represent:
+The record is a dict that can be written as JSON:
 
     model_id        "USER/NAME" on the Hub, for the title, or None to use the folder's name
     base_model      the name of the encoder before training, or None for random weights
@@ -69,7 +69,7 @@ def environment() -> dict[str, str]:
 
 
 def write_model_card(folder: str | Path, record: Mapping) -> Path | None:
-    """Writes `README.md` into an exported folder.
+    """Writes the model card, `README.md`, into the folder of an encoder.
 
     Test results on a data set from the Hub are also written to a file for the Hub's leaderboards.
 
@@ -81,7 +81,7 @@ def write_model_card(folder: str | Path, record: Mapping) -> Path | None:
         write_text(path, str(model_card(folder, record)))
         _write_leaderboard_results(Path(folder) / EVAL_RESULTS, record)
     except Exception as error:  # the trained model is worth more than its card
-        logger.warning("No model card in %s: %s: %s", folder, type(error).__name__, error)
+        logger.warning("Could not write the model card in %s: %s: %s", folder, type(error).__name__, error)
         return None
     return path
 
@@ -133,7 +133,7 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
 
 
 def _settings_table(settings: Mapping[str, object]) -> str:
-    """Formats the settings that are not None."""
+    """Returns a Markdown table of the settings, without those that are None."""
     shown = []
     for name, value in settings.items():
         if value is not None:
@@ -142,12 +142,12 @@ def _settings_table(settings: Mapping[str, object]) -> str:
 
 
 def _cells(rows: Iterable[Sequence[str]]) -> list[list[str]]:
-    """Escapes the characters that Markdown would interpret."""
+    """Escapes `|` and `<` in the cells of a table, because Markdown would interpret them."""
     return [[cell.replace("|", "\\|").replace("<", "&lt;") for cell in row] for row in rows]
 
 
 def card_data(record: Mapping, name: str, adapter: str | None = None, matryoshka: bool = False) -> ModelCardData:
-    """Returns the YAML header. Names that are not on the Hub are excluded, because the Hub turns names into links."""
+    """Returns the card's YAML header. Names of local folders are excluded, because the Hub turns names into links."""
     tags = ["sentence-transformers", "feature-extraction", "code-search", "soft-infonce"]
     tags += {"adapter": ["peft", "lora"], "merged": ["lora"], None: []}[adapter]
     if matryoshka:
@@ -171,17 +171,17 @@ def card_data(record: Mapping, name: str, adapter: str | None = None, matryoshka
 
 
 def license_of(encoder: str | None) -> str | None:
-    """Returns the license in the card of an encoder, a folder or a name on the Hub, or None if there is none."""
+    """Returns the license in the card of an encoder (a folder or a Hub name), or None if there is none."""
     if not encoder:
         return None
-    with suppress(ValueError):  # its card cannot be read
+    with suppress(ValueError):  # the card cannot be read
         card = repository_file(encoder, "README.md")
         return card and ModelCard.load(card).data.license
     return None
 
 
 def _eval_results(record: Mapping) -> list[EvalResult]:
-    """Returns the trained encoder's metrics. Each metric's name gives the size of the corpus."""
+    """Returns the trained encoder's metrics for the card's header, with names such as "MRR over 1,000 codes"."""
     dataset = record["dataset"]
     languages = ",".join(record["languages"])
     own = {
@@ -214,16 +214,16 @@ def _eval_results(record: Mapping) -> list[EvalResult]:
 
 
 def chosen_rows(record: Mapping) -> bool:
-    """Returns True if options dropped rows of the data set, so that its name does not stand for the test set."""
+    """Returns True if an option such as `filters` dropped rows, so that results are not on the whole data set."""
     options = record.get("options") or {}
     if options.get("dataset_name") != record["dataset"]:
-        return False  # the user's rows, as they are pushed
+        return False  # the rows are the user's, and they are pushed as they were used
     declared = option_specs(DataArguments).items()
     return any(each.chooses_rows and options.get(name) for name, each in declared)
 
 
 def _write_leaderboard_results(path: Path, record: Mapping) -> None:
-    """Writes the MRR on each language's test set to `path`. If there is none, deletes an earlier run's file."""
+    """Writes the MRR on each language's test set to `path`. Without such results, deletes an earlier run's file."""
     dataset = _hub_name(record["dataset"])
     languages = record["languages"] or ["default"]
     tasks = {f"test-{name}": name for name in languages}
@@ -244,11 +244,11 @@ def _write_leaderboard_results(path: Path, record: Mapping) -> None:
 
 
 def _hub_name(name: str | None) -> str | None:
-    """Returns an encoder's name on the Hub, or None for a folder that did not come from there."""
+    """Returns the name of an encoder or data set if it is on the Hub, or None for a local folder."""
     name = published_name(name or "")
     return name if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not Path(name).exists() else None
 
 
 def _shown_name(name: str) -> str:
-    """Returns an encoder's name for the card. For a folder, the path is excluded."""
+    """Returns an encoder's name for the card, in backquotes: its Hub name, or the last part of its path."""
     return f"`{_hub_name(name) or Path(name).name}`"

@@ -44,11 +44,11 @@ from soft_trainer.fingerprints import file_fingerprint, list_files
 logger = logging.getLogger(__name__)
 
 REPO_TYPES = ("model", "dataset", "space")
-# A pickle runs code when it is loaded, and Trainer's `training_args.bin` contains the token. The rest is temporary.
+# A pickle runs code when it is loaded, and Trainer's `training_args.bin` contains the token. The others are temporary.
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle", "*.joblib", "*.dill")
 NEVER_PUSHED = (*PICKLES, ".*", "*/.*", "*.tmp", "*__pycache__*")
-# Patterns of the only files that are pushed from an encoder's folder. Logs, ranks, rows and a user's files there may
-# contain private source code.
+# Patterns of the only files that are pushed from an encoder's folder. The folder may also contain logs, ranks, rows
+# and a user's files with private source code.
 PUSHED_FILES = (
     *(*ENCODER_FILES, CARD, TRAINING_PICTURE, EVAL_RESULTS),
     *(RECORD, NUMBERS, "train_results.json", "eval_results.json"),
@@ -66,7 +66,7 @@ def check_push(
     Args:
         hub_model_id: `USER/NAME`.
         token: the token to push with. By default, the one from `HF_TOKEN` or `hf auth login`.
-        private: the visibility of a new repository.
+        private: True if a new repository should be private. By default, the account's setting decides.
 
     Raises:
         UserError: the name is invalid, the token is missing, invalid or does not permit this push, or the Hub cannot
@@ -83,7 +83,7 @@ def check_push(
         if user:
             spaces = ", ".join([user["name"], *(group["name"] for group in user.get("orgs", []))])
             role = user.get("auth", {}).get("accessToken", {}).get("role", "unknown")
-            message += f". This token (role {role!r}) belongs to {user['name']}: use one with the right to write from "
+            message += f". This token (role {role!r}) belongs to {user['name']}: use one with write access from "
             message += f"{_TOKENS_PAGE}, or one of these as USER: {spaces}"
         raise UserError(message) from error
 
@@ -100,13 +100,13 @@ def push_folder(
 ) -> str:
     """Pushes the files of `folder` in a single commit.
 
-    If the folder has an encoder, only PUSHED_FILES and the model's code are pushed. The paths of a local teacher
-    and of an adapter's base are shortened to their last part. The card is rewritten to load the encoder from the
-    repository, after a successful push in the folder too.
+    From an encoder's folder, only PUSHED_FILES and the model's code are pushed. Local paths of a teacher or of an
+    adapter's base are shortened to their last part. The pushed card loads the encoder from the repository. After a
+    successful push, the card in the folder does too.
 
-    The repository and the branch are created if they do not exist. Files that an earlier push left are deleted if they
-    would contradict this one: weights of the other kind (an adapter or a whole encoder), and splits. Transient
-    failures are retried after `WAITS`.
+    The repository and the branch are created if they do not exist. Files of an earlier push are deleted if they would
+    contradict this one: weights of the other type (an adapter or a whole encoder), and splits. Transient failures are
+    retried after the seconds in `WAITS`.
 
     Args:
         token, private: see `check_push`.
@@ -118,8 +118,8 @@ def push_folder(
         The URL of the commit.
 
     Raises:
-        UserError: there is nothing to push, a file contains the token, or the push failed for good. In the last case,
-            the message gives the command that pushes later.
+        UserError: there is nothing to push, a file contains the token, or the push failed after all retries. In the
+            last case, the message gives the command that pushes later.
     """
     api = _client(hub_model_id, token, repo_type)
     folder = Path(folder)
@@ -141,13 +141,13 @@ def push_folder(
                 later = later_command(folder, hub_model_id, private, repo_type=repo_type, **places)
                 what = f"pushing {folder} to {hub_model_id} failed: {reason(cause)}"
                 raise UserError(f"{what}; nothing is lost, push later with: {later}") from cause
-            logger.warning("Push to %s failed (%s); next try in %d s.", hub_model_id, reason(cause), wait)
+            logger.warning("Push to %s failed (%s); retrying in %d s.", hub_model_id, reason(cause), wait)
             time.sleep(wait)
     card = contents.get(CARD)
     if isinstance(card, bytes) and not path_in_repo:
         edited = (listed_files(folder) or {}).get(CARD) != file_fingerprint(folder / CARD)
         write_text(folder / CARD, card.decode())
-        if not edited:  # otherwise, another run keeps it
+        if not edited:  # an edited card keeps its old hash, so that another run does not overwrite it
             list_files(folder, [folder / CARD])
     return url
 
@@ -184,7 +184,7 @@ def _commit(
 
 
 def _contents(folder: Path, repo_id: str, revision: str | None, repo_type: str) -> dict[str, Path | bytes]:
-    """Returns the files to push, keyed by name. If the content must change, it is given as bytes."""
+    """Returns the files to push, keyed by path in the repository: local paths, or bytes if the content must change."""
     paths = _listed(folder, encoder_files(folder)) if repo_type == "model" else folder.rglob("*")
     contents: dict[str, Path | bytes] = {}
     for path in sorted(paths):
@@ -196,7 +196,7 @@ def _contents(folder: Path, repo_id: str, revision: str | None, repo_type: str) 
     if contents and WEIGHTS.isdisjoint(contents):
         raise UserError(f"{folder}: no weights to push (model.safetensors or adapter_model.safetensors)")
     if RECORD in contents and read_json(folder / RECORD).get("format") != RECORD_FORMAT:
-        logger.warning("%s: not pushed, because another version wrote it, perhaps with local paths", folder / RECORD)
+        logger.warning("%s: not pushed, because another version wrote it, maybe with local paths", folder / RECORD)
         del contents[RECORD]
     if ADAPTER_CONFIG in contents:
         base = published_name(read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path"))
@@ -206,7 +206,7 @@ def _contents(folder: Path, repo_id: str, revision: str | None, repo_type: str) 
                 "train with merge_lora=True, or push the base and train from its name",
                 *(folder, base),
             )
-    # The two paths that encoders need where they are.
+    # Encoders need these two paths on this machine, so they are shortened only in what is pushed.
     for name in (ADAPTER_CONFIG, f"{MERGED_ADAPTER}/{ADAPTER_CONFIG}"):
         if name in contents:
             contents[name] = _with_public_name(folder / name, "base_model_name_or_path")
@@ -218,7 +218,7 @@ def _contents(folder: Path, repo_id: str, revision: str | None, repo_type: str) 
 
 
 def _with_public_name(path: Path, key: str) -> Path | bytes:
-    """Returns a JSON file, or its content with the last part of the local path in it."""
+    """Returns a JSON file's path, or its new content if the value of `key` is a local path, which is shortened."""
     content = read_json(path)
     name = content.get(key)
     if not name:
@@ -232,9 +232,9 @@ def _with_public_name(path: Path, key: str) -> Path | bytes:
 
 
 def _listed(folder: Path, paths: set[Path]) -> set[Path]:
-    """Returns the files that the record of the run lists. Without a list, returns all.
+    """Returns the files in `paths` that `run.json` lists, or all of them if it has no list.
 
-    A warning lists the unlisted files and the files that have changed since. The user may have changed the card.
+    Warnings report files that are not listed, and files other than the card that have changed since the run.
     """
     listed = listed_files(folder)
     if listed is None:
@@ -268,7 +268,7 @@ def encoder_files(folder: Path) -> set[Path]:
 
 
 def written_files(folder: Path) -> dict[str, str]:
-    """Returns the files in a folder that a training writes, each with its hash, for the list in `run.json`."""
+    """Returns the files that training writes to a folder as `{path: hash}`, for the list in `run.json`."""
     names = {path.relative_to(folder).as_posix() for path in encoder_files(folder)}
     names.update(files_matching(folder, TRAINING_FILES))
     names.discard(RECORD)
@@ -304,7 +304,7 @@ def later_command(folder: str | Path, hub_model_id: str, private: bool | None = 
 
 
 def load_arguments(repo_id: str, revision: str | None = None) -> str:
-    """Returns Python code for the arguments that load a repository, or one of its branches."""
+    """Returns the arguments of `load_encoder` for a repository, such as `"USER/NAME", revision="dev"`, as text."""
     if revision:
         return f'"{repo_id}", revision="{revision}"'
     return f'"{repo_id}"'
@@ -325,7 +325,7 @@ def _client(repo_id: str, token: str | None, repo_type: str) -> HfApi:
     except HFValidationError as error:
         raise UserError(f"{option}={repo_id!r}: {str(error).splitlines()[0]}") from error
     if repo_id.count("/") != 1:
-        raise UserError(f"{option}={repo_id!r}: write USER/NAME, with your user name or one of your organisations")
+        raise UserError(f"{option}={repo_id!r}: expected USER/NAME, where USER is you or one of your organisations")
     if not token:
         raise UserError(f"no token for the Hub: run `hf auth login` or set HF_TOKEN to one from {_TOKENS_PAGE}")
     return HfApi(token=token)
@@ -345,14 +345,14 @@ def _check_contents(folder: Path, contents: Mapping[str, Path | bytes], token: s
 
 
 def reason(error: Exception) -> str:
-    """Describes an error in one line."""
+    """Describes an error in one line, with advice for common errors of the Hub."""
     if not isinstance(error, HfHubHTTPError):
         return f"{type(error).__name__}: {' '.join(str(error).split())}"
     status = error.response.status_code
     message = error.server_message or error.response.reason_phrase
     known = {
-        401: f"the token is not valid, take one from {_TOKENS_PAGE}",
-        403: "the token may not write there",
+        401: f"the token is invalid; create one at {_TOKENS_PAGE}",
+        403: "the token is not allowed to write there",
         404: "there is no such repository",
     }
     if status in known:

@@ -1,4 +1,4 @@
-"""Finds the functions that a commit changes, as they were before."""
+"""Finds the functions that a commit changes, in their versions before the commit."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from soft_trainer.source.git import REGULAR_FILES, blob, open_repository, pygit2
 from soft_trainer.source.languages import SOURCE_LANGUAGES
 from soft_trainer.source.source_files import decoded, readable
 
-# A query may ask for a constructor or for a function of two lines, so they stay.
+# A query may ask for a constructor or for a function of two lines, so other rules do not apply.
 CHANGE_RULES = ("tests",)
 INCOMPLETE = "an object is missing"
 MAX_FUNCTIONS = 5  # a commit that changes more is skipped
-MAX_CHANGED_FILES = 100  # a commit that changes more source files is taken for a mechanical one
+MAX_CHANGED_FILES = 100  # a commit that changes more source files is treated as mechanical
 
 _KEPT_FILES = 64  # parsed files in memory: the next commit often changes the same ones
 
 
 @dataclass
 class Change:
-    """A commit as mining sees it.
+    """A commit as read for mining: its subject as a query, and the functions that it changes.
 
     Attributes:
         commit: the id of the commit.
@@ -51,7 +51,7 @@ class Change:
 
 
 class ChangeReader:
-    """Reads a repository's commits.
+    """Reads commits, with the functions that they change.
 
     Args:
         path: the repository.
@@ -110,7 +110,7 @@ class ChangeReader:
         return deltas
 
     def _is_source(self, delta: pygit2.DiffDelta) -> bool:
-        """Returns True for a file that mining reads. A renamed file must qualify under both names."""
+        """Returns True if mining reads a changed file. A renamed file must qualify under both names."""
         for file in (delta.old_file, delta.new_file):
             if file.mode and file.mode not in REGULAR_FILES:
                 return False
@@ -141,7 +141,7 @@ class ChangeReader:
         return "kept"
 
     def _changed(self, delta: pygit2.DiffDelta, digest: xxhash.xxh3_128) -> Iterator[tuple[Row, str]]:
-        """Yields the row of each changed function and the rule that drops it, or "". Changed lines go to `digest`."""
+        """Yields the row of each changed function with the rule that drops it, or "". Adds changes to `digest`."""
         old = self._side(delta.old_file)
         new = self._side(delta.new_file)
         if not old.functions and not new.functions:
@@ -169,7 +169,7 @@ class ChangeReader:
             yield row, "syntax error" if function.node.has_error else first_broken(row, CHANGE_RULES)
 
     def _side(self, file: pygit2.DiffFile) -> FileFunctions:
-        """Returns the functions on one side of a diff. A file that does not exist has none."""
+        """Returns the functions on one side of a diff. A file that does not exist on this side has none."""
         if file.mode:
             return self._functions(file.id, file.path, self._seconds)
         return FileFunctions(None, b"", mined_language(file.path), file.path)
@@ -183,7 +183,7 @@ def _person(person: pygit2.Signature) -> str:
 def read_functions(repository: pygit2.Repository, oid: pygit2.Oid, path: str, seconds: float = 60.0) -> FileFunctions:
     """Returns the functions in one version of a file, if its language is mined.
 
-    It returns none if mining skips the file or if the file cannot be parsed.
+    The result is empty if mining skips the file or if the file cannot be parsed.
     """
     language = mined_language(path)
     source = readable(blob(repository, oid), path, strict=True)

@@ -1,7 +1,7 @@
 """Mines pairs from a repository's commits. A pair is a commit's subject and a changed function before the change.
 
-Rows are split by time, and nothing from after a cut leaks into what precedes it. The corpus is therefore the tree
-before the oldest test commit, and all training commits are ancestors of the oldest valid commit.
+Rows are split by time, so that no later change leaks into an earlier split. The corpus is therefore the tree before
+the oldest test commit, and all training commits are ancestors of the oldest valid commit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from soft_trainer.source.functions import Function, Row
 from soft_trainer.source.grammars import parser
 from soft_trainer.terminal import print_on_main
 
-# The newest of the commits that give pairs are test commits, and those before them are valid commits.
+# Of the commits that give pairs, the newest are test commits, and the commits before them are valid commits.
 TEST_SHARE = 0.15
 VALID_SHARE = 0.1
 _CANDIDATES = 40  # how many commits are tried as the oldest one of a split
@@ -36,11 +36,11 @@ _AT_ONCE = 16  # how many commits a worker takes at once; neighbours change the 
 
 
 class MinedHistory(NamedTuple):
-    """The result of mining a history.
+    """Rows mined from the history of a repository, with judgments and counts.
 
     Attributes:
         rows: the rows of train, valid, test and codebase. Train begins with the newest commit.
-        relevance: one row with query, url and relevance for each relevant code to a test query.
+        relevance: one row with query, url and relevance for each pair of a test query and a relevant code.
         cut: the id of the commit whose tree is the corpus.
         places: the path, first line and last line of each function in the corpus, keyed by url.
         commits: the number of commits for each outcome.
@@ -59,7 +59,7 @@ def mine_history(
     source_dir: str | os.PathLike[str] | None = None,
     num_workers: int | None = None,
 ) -> MinedHistory:
-    """Mines the history of a repository's current branch.
+    """Mines rows from the commits on a repository's current branch.
 
     Args:
         repository: a git repository, with or without a working tree.
@@ -88,7 +88,7 @@ def mine_history(
         changes = list(each_in_order(read, order, num_workers, "commit", _AT_ONCE))
         incomplete = sum(change.outcome == INCOMPLETE for change in changes)
         if incomplete:
-            lacking = f"{incomplete:,} of {len(order):,} commits are excluded, since they lack an object"
+            lacking = f"{incomplete:,} of {len(order):,} commits are skipped, because they lack an object"
             print_on_main(f"{repository}: {lacking}; {git.REFETCH}")
         history = _History(opened, language, changes)
         corpus, places = history.corpus()
@@ -96,7 +96,7 @@ def mine_history(
         if folder is not None:
             rows["train"] += history.documented(folder)
         if history.missing_files:
-            lacking = f"{len(history.missing_files):,} source files of the trees are excluded, since they are missing"
+            lacking = f"{len(history.missing_files):,} source files of the trees are skipped, because they are missing"
             print_on_main(f"{repository}: {lacking}; {git.REFETCH}")
     missing = [split for split in rows if not rows[split]]
     if missing:
@@ -216,7 +216,7 @@ class _History:
         return set(git.commits_oldest_first(self.repository, self.changes[index].parent))
 
     def _start(self, kept: list[int], size: int, taken: int) -> int:
-        """Chooses the oldest of about `size` newest commits, and returns its index.
+        """Returns the index of the commit that starts a split of about the `size` newest commits.
 
         Args:
             kept: the indices of the commits to choose from.
@@ -235,20 +235,20 @@ class _History:
         wanted = kept[-size:][0]
 
         def distance(index: int) -> tuple[int, int]:
-            """Returns how many earlier commits are not its ancestors, and its distance from `wanted`."""
+            """Returns how many earlier commits are not ancestors of a commit, and its distance from `wanted`."""
             known = self._ancestors(index)
             unknown = sum(self.changes[other].commit not in known for other in kept if other < index)
             return unknown, abs(index - wanted)
 
-        # The parent of a commit on an old branch does not know what happened on other branches.
+        # Commits on other branches are not ancestors of a commit on an old branch.
         near = kept[-math.ceil(1.25 * size) : len(kept) - math.ceil(0.8 * size) + 1] or [wanted]
         return min(near[:: max(1, len(near) // _CANDIDATES)], key=distance)
 
     def _move_to_cut(self) -> dict[str, str]:
-        """Updates the urls of all changed functions to their urls at the cut.
+        """Sets the url of every changed function to its url at the cut, the tree that is the corpus.
 
         Returns:
-            The new path of each file that was renamed between the training cut and this one, keyed by the old path.
+            The path at the cut of each file that was renamed since the training cut, keyed by the old path.
         """
         renamed: dict[str, str] = {}
         now: dict[str, str] = {}  # the path of a file -> its path at the cut
@@ -266,7 +266,7 @@ class _History:
         return renamed
 
     def pairs(self, corpus: Collection[str]) -> tuple[dict[str, list[Row]], Counter[str]]:
-        """Returns the distinct rows of every split, newest first, and the numbers of commits by outcome.
+        """Returns the distinct rows of every split, newest first, and the number of commits per outcome.
 
         Args:
             corpus: the urls of the corpus. Functions that did not exist at the cut are not relevant to any query.
@@ -286,9 +286,9 @@ class _History:
         Args:
             split: the name of the split.
             span: the indices of its commits.
-            ancestors: the ids of the commits that may be in the split. Others were merged after the cut that follows.
+            ancestors: the ids of the commits that may be in the split. Others were merged after the next cut.
             corpus: the urls of the functions that may be relevant outside training.
-            counts: the numbers of commits by outcome. The commits of the split are added.
+            counts: the number of commits per outcome. The commits of the split are added.
         """
         earlier = set()
         for change in self.changes[: span.start]:
@@ -314,7 +314,7 @@ class _History:
             own = {"docstring": change.query, "docstring_tokens": document_tokens(change.query)}
             for row in answers:
                 pair = change.query, row["url"]
-                # The newest version takes the place of the oldest.
+                # The newest version stays, at the position of the oldest.
                 rows[pair] = rows.pop(pair, row | own | {"partition": split, "source": "history"})
         return list(rows.values())
 
@@ -363,7 +363,7 @@ class _History:
 
 
 def _set_urls(change: Change, paths: dict[str, str]) -> None:
-    """Sets the urls of a commit's functions. `paths` has the paths at the cut of files that were renamed."""
+    """Sets the urls of a commit's functions. `paths` maps old paths of renamed files to their paths at the cut."""
     for row in change.functions:
         path = row["path"]
         row["url"] = paths.get(path, path) + row["url"].removeprefix(path)

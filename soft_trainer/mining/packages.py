@@ -10,7 +10,7 @@ from itertools import accumulate
 
 PARTITIONS = ("train", "valid", "test")
 HELD_OUT_SHARE = 0.1
-# These shares are good enough. Better ones would need smaller packages.
+# Fractions that are good enough. Better ones would need smaller packages.
 MIN_TRAIN_SHARE = 0.6
 MIN_HELD_OUT_SHARE = 0.05
 _ENDING = re.compile(r"\.[^/]*\Z")

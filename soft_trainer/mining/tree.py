@@ -61,8 +61,8 @@ def mine(
     """Mines the documented functions in a source tree.
 
     Tests, hidden folders and folders of third-party code (`SKIPPED_FOLDERS`) are skipped. A pair is a documented
-    function that passes all of `PAIR_RULES` except those in `keep`. The codebase has the codes of valid and test, and
-    every other distinct function outside the training packages, documented or not.
+    function that passes all of `PAIR_RULES` except those in `keep`. The codebase, which is the corpus, has the codes
+    of valid and test, and every other distinct function outside the training packages, documented or not.
 
     Args:
         source_dir: the root of the tree. Symbolic links are not followed.
@@ -165,7 +165,7 @@ def mining_table(mined: NamedTuple) -> str:
 
 
 def explained(counts: Counter[str]) -> str:
-    """Formats the four most common reasons and their counts, to be appended to an error message."""
+    """Formats the four most common reasons as the end of an error message: "; merge: 12, bot: 3"."""
     if counts:
         return "; " + ", ".join(f"{name}: {count:,}" for name, count in counts.most_common(4))
     return ""
@@ -187,7 +187,7 @@ def each_in_order(
     with Progress("Mining", len(items), unit) as bar, ExitStack() as stack:
         results = map(run, items)
         if workers > 1:
-            # A forked process must not collect what it inherits: an ONNX session, for one, would wait for its threads.
+            # A forked process must not free inherited objects: an ONNX session would wait for its threads.
             results = stack.enter_context(multiprocessing.Pool(workers, gc.freeze)).imap(run, items, chunk)
         for result in results:
             bar.update(1)
@@ -209,7 +209,7 @@ def tree_state(source_dir: str | os.PathLike[str], language: str) -> str:
 
 
 def main_language(paths: Iterable[str], place: str | os.PathLike[str]) -> str:
-    """Returns the most common language among files.
+    """Returns the most common language of the files.
 
     Args:
         paths: the paths of the files, relative to their root.
@@ -221,7 +221,7 @@ def main_language(paths: Iterable[str], place: str | os.PathLike[str]) -> str:
     counts = Counter(filter(None, map(mined_language, paths)))
     if not counts:
         known = ", ".join(SOURCE_LANGUAGES)
-        raise UserError(f"{place}: no source file in one of {known}; choose with language")
+        raise UserError(f"{place}: no source file in any of {known}; set language")
     return max(SOURCE_LANGUAGES, key=counts.__getitem__)
 
 
@@ -235,7 +235,7 @@ def tree_language(source_dir: str | os.PathLike[str]) -> str:
 
 
 def _files(root: str | os.PathLike[str]) -> Iterator[str]:
-    """Yields the relative paths of files, except in hidden folders and folders of third-party code."""
+    """Yields the paths of files below `root`, except in hidden folders and folders of third-party code."""
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS and not name.startswith(".")]
         for name in names:
@@ -243,7 +243,7 @@ def _files(root: str | os.PathLike[str]) -> Iterator[str]:
 
 
 def _source_files(root: str | os.PathLike[str], language: str) -> list[str]:
-    """Returns the sorted relative paths of the files in a language.
+    """Returns the sorted paths, relative to `root`, of the files in a language.
 
     Raises:
         UserError: the language is unknown, the folder does not exist, or it has no file in the language.
@@ -261,11 +261,11 @@ def _source_files(root: str | os.PathLike[str], language: str) -> list[str]:
 def _mine_file(
     root: str | os.PathLike[str], language: str, keep: frozenset[str], documented: bool, path: str
 ) -> tuple[str, list[tuple[str, Found | None]]]:
-    """Mines one file, or only its documented functions.
+    """Mines the functions in one file, or only its documented functions.
 
     Returns:
-        The outcome for the file, and one entry for each function. An entry has the reason why the function is not a
-        training pair, or "" if it is one, and a `Found`, or None if the function is not part of the corpus either.
+        The outcome for the file, and two values for each function: the reason why it is not a training pair, or "" if
+        it is one, and its `Found`, or None if it is not part of the corpus either.
     """
     if decoded(os.fsencode(path)) is None:
         return "name that is not UTF-8", []

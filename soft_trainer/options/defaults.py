@@ -30,18 +30,18 @@ def apply_defaults(
 ) -> None:
     """Sets the options whose defaults depend on the encoder or the teacher, and prints them.
 
-    `recipes/distilled.yaml` helps an encoder that `soft-trainer distil` made, if its teacher can be loaded.
-    `recipes/hard_batches.yaml` helps search encoders: other pretrained encoders that have sentence-transformers files
-    and cosine scores. Such an encoder can find and weight similar rows before it is trained. Other static encoders,
-    and encoders from scratch, get a higher learning rate. Options that were given keep their values. A run that sets
-    any option for batches or weights gets no recipe, and neither do all other encoders.
+    An encoder that `soft-trainer distil` made gets `recipes/distilled.yaml`, if its teacher can be loaded. Other
+    static encoders, and encoders from scratch, get a higher learning rate. Search encoders get
+    `recipes/hard_batches.yaml`: these are other pretrained encoders with sentence-transformers files and cosine
+    scores, which can find and weight similar rows before training. No recipe is used if the user set any option for
+    batches or weights. Options that the user set keep their values.
 
     Args:
         model: the folder or Hub name of the pretrained encoder, or None for an encoder from scratch.
-        estimator: the name of the estimator that a trainer in Python was given, or None.
+        estimator: the name of the estimator passed to a trainer in Python, or None.
 
     Raises:
-        UserError: there is a teacher, and another estimator.
+        UserError: the options choose both a teacher and another estimator.
     """
     given = args.named | changed_options(args).keys() | changed_options(data_args).keys()
     if args.teacher is not None:
@@ -50,7 +50,7 @@ def apply_defaults(
     chosen = [name for name in given if name in specs and specs[name].group in ("weights", "batches")]
     if "distill_weight" in given and args.distill_weight == 0:
         chosen.append("distill_weight")
-    # In Python, `train` trains, whatever the parts of a run are.
+    # In Python, `train` trains even without do_train. Only options from the command line have `given`.
     measures = not args.do_train and hasattr(args, "given")
     if measures:
         return
@@ -64,7 +64,9 @@ def apply_defaults(
             read_recipe(RECIPES / DISTILLED_RECIPE) | {"teacher": teacher}, (data_args, args), given
         )
         _set_teacher(data_args, args, given)
-        print_on_main(f"This encoder learns from its teacher by default: {options}. Another estimator turns this off.")
+        print_on_main(
+            f"This encoder learns from its teacher by default: {options}. Set estimator=none to turn this off."
+        )
     elif profile.name == "static" or model is None:
         chooses_teacher = estimator is not None or not given.isdisjoint(("estimator", "estimator_model", "teacher"))
         if profile.teacher and chosen and not chooses_teacher:
@@ -78,7 +80,7 @@ def apply_defaults(
             _set_rate(args, profile)
     elif suits and args.per_device_train_batch_size * args.world_size >= 2 * args.group_size:
         options = _set_options(read_recipe(RECIPES / RECIPE), (data_args, args), given)
-        print_on_main(f"This encoder gets hard batches by default: {options}. Another estimator turns them off.")
+        print_on_main(f"This encoder gets hard batches by default: {options}. Set estimator=none to turn this off.")
 
 
 def _set_teacher(
@@ -87,7 +89,7 @@ def _set_teacher(
     given: Collection[str],
     estimator: str | None = None,
 ) -> None:
-    """Makes the teacher the estimator, with its loss. Raises UserError if another estimator was chosen."""
+    """Sets the estimator and loss that `args.teacher` implies. Raises UserError if another estimator was chosen."""
     teacher = args.teacher
     if "estimator" in given and data_args.estimator != "trained_model":
         estimator = data_args.estimator
@@ -101,7 +103,7 @@ def _set_teacher(
 
 
 def _set_rate(args: SoftInfoNCETrainingArguments, profile: EncoderProfile) -> None:
-    """Sets the learning rate of an encoder that 2e-5 would leave as it is, and prints it."""
+    """Sets and prints the learning rate of a static encoder or an encoder from scratch. 2e-5 would hardly train it."""
     args.learning_rate = SCRATCH_RATE
     kind = "An encoder from scratch"
     if profile.name == "static":
@@ -111,9 +113,9 @@ def _set_rate(args: SoftInfoNCETrainingArguments, profile: EncoderProfile) -> No
 
 
 def loadable_teacher(profile: EncoderProfile) -> str | None:
-    """Returns the encoder that this one was distilled from, or None if it has none.
+    """Returns the name of the teacher that an encoder was distilled from, or None if it cannot be used.
 
-    If the teacher cannot be loaded, or has changed since, a warning is printed and the result is None.
+    If the teacher cannot be loaded, or has changed since, this prints the reason.
     """
     if not profile.teacher:
         return None
@@ -132,7 +134,7 @@ def loadable_teacher(profile: EncoderProfile) -> str | None:
 
 
 def _set_options(values: dict, targets: tuple, given: set[str]) -> str:
-    """Sets the options of a recipe that were not given, and returns them as text."""
+    """Sets a recipe's options, except those in `given`. Returns the changes as text: "cancel=ratio, floor=0"."""
     changed = []
     for name, value in values.items():
         target = next((target for target in targets if hasattr(target, name)), None)

@@ -39,8 +39,8 @@ class DataArguments:
     """
 
     language: str | None = data_option(
-        f"Programming languages, comma-separated: {', '.join(CODESEARCHNET_LANGUAGES)}. Rows from --data_dir may be "
-        "in others. Default: ruby for CodeSearchNet, otherwise the language of the rows or source files.",
+        f"Programming languages, comma-separated: {', '.join(CODESEARCHNET_LANGUAGES)}. --data_dir may contain other "
+        "languages. Default: ruby for CodeSearchNet, otherwise the language of the rows or source files.",
     )
     dataset_name: str = option(
         CODESEARCHNET,
@@ -51,8 +51,8 @@ class DataArguments:
     )
     data_dir: str | None = data_option(
         "Rows: a file or folder of JSON lines, CSV or Parquet, a saved data set, or a name on the Hub. {language} is "
-        "replaced by each language. Rows without valid, test and codebase are split. Several sources are "
-        "comma-separated; each is measured separately.",
+        "replaced by each language. Rows without valid, test and codebase are split. Separate several sources with "
+        "commas; each one is evaluated separately.",
         refers_to="rows",
         several=True,
     )
@@ -64,7 +64,7 @@ class DataArguments:
         common=False,
     )
     drop_unusable: bool = option(
-        False, "Drop rows without a text, and print how many.", evaluation=True, chooses_rows=True
+        False, "Drop rows whose query or code is empty, and print how many.", evaluation=True, chooses_rows=True
     )
     eval_data_dir: str | None = data_option(
         "Additional evaluation sets, comma-separated: folders with the files of CoSQA or CoSQA+, annotationStore.csv "
@@ -84,8 +84,8 @@ class DataArguments:
         refers_to="code",
     )
     history: str | None = unset(
-        "Git repository to mine: a row is a commit's subject with a function that the commit changed. If --source_dir "
-        "is a folder in its working tree, documented functions become rows too.",
+        "Git repository to mine: each row is a commit's subject with a function that the commit changed. If "
+        "--source_dir is a folder in its working tree, documented functions become rows too.",
         evaluation=True,
         refers_to="repository",
     )
@@ -105,20 +105,18 @@ class DataArguments:
         refers_to="rows",
     )
     push_data_to_hub: str | None = output_option(
-        None, "USER/NAME of a data set to push the rows to, as they are used for training."
+        None, "USER/NAME of a data set on the Hub. The rows, as used for training, are pushed to it."
     )
-    max_train_rows: int | None = unset(
-        "Train only on this many rows, the first ones.", least=1, group="data", common=True
-    )
+    max_train_rows: int | None = unset("Train on only the first N training rows.", least=1, group="data", common=True)
     lexical: bool = not_in_results(
         True, "Also rank by lexical BM25, a baseline that needs no training.", evaluation=True
     )
     model_card: bool = output_option(True, "Write README.md, the model card, into the output folder.")
-    examples: int = output_option(5, "Test queries to show with their top functions at the end.", least=0)
+    examples: int = output_option(5, "Number of test queries to show at the end, with their top functions.", least=0)
     estimator: str | None = option(
         "bm25",
         f"Estimator that supplies the weights: {', '.join(ESTIMATORS)}, or module:Class. initial_model is the encoder "
-        "before training. sentence-transformers encoders use the estimator in the recipe hard_batches.",
+        "before training. For sentence-transformers encoders, the default is the estimator in recipe hard_batches.",
         applies_if=conditions.ESTIMATOR,
         refers_to="code",
         group="weights",
@@ -161,12 +159,12 @@ class DataArguments:
 
     @property
     def languages(self) -> list[str]:
-        """The given languages, which are trained on together. Empty if the rows specify their own languages."""
+        """The languages of the run, which are trained on together. Empty if the rows give their languages."""
         return [] if self.language is None else self.language.split(",")
 
     @property
     def sources(self) -> dict[str, str]:
-        """The sources of `data_dir`, keyed by name, if there are several. A path may contain a comma."""
+        """The comma-separated sources in `data_dir`, as `{name: path}`. Empty if it is a single source."""
         if not self.data_dir or "," not in self.data_dir or os.path.exists(self.data_dir):
             return {}
         places = [place.strip() for place in self.data_dir.split(",") if place.strip()]
@@ -181,9 +179,9 @@ class DataArguments:
 
     @property
     def paper_language(self) -> str | None:
-        """The language, if the row counts can be compared with the paper's.
+        """The language of the run, if the row counts can be compared with the paper's.
 
-        Otherwise None, as for rows from other sources.
+        Otherwise None, for example with several languages or with rows that are not CodeSearchNet's.
         """
         published = self._reads_codesearchnet and len(self.languages) == 1 and not self.push_data_to_hub
         return self.language if published else None
@@ -210,7 +208,7 @@ class DataArguments:
 
 # The default is the estimator's attribute, or 1 if it has none. `Criterion` itself has BM25's values as defaults.
 estimator_default = functools.partial(unset, of_estimator=1.0)
-# The loss that a teacher stands for. The weight was chosen on valid in benchmarks/teacher_study.md.
+# The loss options that a teacher implies. The weight was chosen on valid in benchmarks/teacher_study.md.
 TEACHER_WEIGHT = 0.3
 OF_TEACHER = {"loss": "info_nce", "distill_weight": TEACHER_WEIGHT}
 # Options that determine the paper's weights.
@@ -237,7 +235,7 @@ class LossOptions:
         applies_if=loss_reads("alpha", conditions.LINEAR),
     )
     beta: float | None = weighing_default(
-        "Constant of Eq. 4.", above=0, applies_if=loss_reads("beta", conditions.LINEAR)
+        "Constant in Eq. 4.", above=0, applies_if=loss_reads("beta", conditions.LINEAR)
     )
     temperature: float | None = weighing_default(
         "Temperature of the softmax of similarities, or of positive_aware weights.",
@@ -289,13 +287,13 @@ class LossOptions:
     cancel: str = weighing("none", "False-negative cancellation: none, top_k or ratio.", choices=CANCELLATIONS)
     cancel_k: int = weighing(
         3,
-        "How many of the most similar negatives top_k cancels.",
+        "Number of negatives that cancel=top_k excludes: the most similar ones.",
         least=0,
         applies_if=conditions.TOP_K,
     )
     cancel_ratio: float = weighing(
         0.5,
-        "ratio cancels negatives above this share of the positive's similarity.",
+        "cancel=ratio excludes negatives whose similarity is above this fraction of the positive's.",
         least=0,
         applies_if=conditions.RATIO,
     )
@@ -306,7 +304,7 @@ class SoftInfoNCEOptions(LossOptions):
     """Options for the loss and its weights, the batches and the negatives."""
 
     teacher: str | None = unset(
-        "A stronger encoder to learn from: a folder, a Hub name, or NAME@REVISION. It stands for "
+        "A stronger encoder to learn from: a folder, a Hub name, or NAME@REVISION. Short for "
         f"estimator=trained_model, estimator_model=NAME, loss=info_nce and distill_weight={TEACHER_WEIGHT}.",
         group="weights",
         refers_to="encoder",
@@ -314,34 +312,34 @@ class SoftInfoNCEOptions(LossOptions):
     )
     false_negatives: str = option(
         "mask",
-        "What to do with a negative that has the query's or the code's text: mask excludes it, positives treats it "
-        "as a relevant code, ignore treats it as a negative.",
+        "What to do with a negative whose query or code has the same text as the positive's: mask excludes it, "
+        "positives treats it as a relevant code, ignore treats it as a negative.",
         choices=("mask", "positives", "ignore"),
         group="batches",
     )
     group_size: int = option(
         8,
-        "Rows per group, for train_sampling_strategy similar.",
+        "Number of similar rows in a group, for train_sampling_strategy=similar.",
         least=1,
         applies_if=conditions.SIMILAR,
         group="batches",
     )
     source_sampling: str = option(
         "proportional",
-        "With several sources, how many batches come from each: proportional to its rows, round_robin, or shares such "
-        "as NAME=0.2. A batch comes from one source.",
+        "With several sources, how many batches come from each: proportional to its rows, round_robin, or fractions "
+        "such as NAME=0.2. A batch comes from one source.",
         group="batches",
     )
     negatives_per_query: int = option(
         0,
         "Negatives for each query in addition to those in the batch. They come from the rows' column `negatives`, or "
-        "else from the codes that the estimator finds most similar.",
+        "if there is none, from the codes that the estimator finds most similar.",
         least=0,
         group="batches",
     )
     negative_ratio: float = option(
         0.95,
-        "Maximum similarity of such a negative if the estimator found it, relative to the query's positive.",
+        "Maximum similarity of a negative that the estimator finds, relative to the query's positive.",
         applies_if=conditions.OWN_NEGATIVES,
         group="batches",
     )
@@ -353,13 +351,14 @@ class SoftInfoNCEOptions(LossOptions):
         least=1,
     )
     matryoshka_dims: str | None = unset(
-        "Numbers of leading dimensions to use as embeddings too, such as 768,256,64.", evaluation=True
+        "Also use the first N dimensions of each embedding as an embedding, for each N in a list such as 768,256,64.",
+        evaluation=True,
     )
 
 
 @dataclass
 class TrainingOptions(SoftInfoNCEOptions):
-    """The training options that `--help` shows or that other commands share. They do not need `transformers`.
+    """The training options that `--help` or other commands need. Declaring them does not import `transformers`.
 
     `SoftInfoNCETrainingArguments` adds the options of `transformers`.
     """
@@ -368,13 +367,13 @@ class TrainingOptions(SoftInfoNCEOptions):
 
     output_dir: str | None = output_option(
         None,
-        "Where to write. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR.",
+        "Output folder. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR.",
         common=True,
         refers_to="place",
     )
     overwrite: bool = output_option(
         False,
-        "Start again and replace the run in the output folder, instead of continuing it or refusing the folder.",
+        "Start over and replace the run in the output folder, instead of continuing it or stopping with an error.",
         common=True,
         evaluation=True,
     )
@@ -384,7 +383,7 @@ class TrainingOptions(SoftInfoNCEOptions):
         aliases=("batch_size",),
     )
     per_device_eval_batch_size: int = not_in_results(
-        64, "Texts that each process encodes at once in evaluation.", evaluation=True
+        64, "Number of texts that each process encodes at once during evaluation.", evaluation=True
     )
     seed: int = training_option(42, "Random seed for rows, batches, dropout and new weights.")
     bf16: bool = training_option(False, "Train and encode in bfloat16.", evaluation=True)
@@ -395,7 +394,7 @@ class TrainingOptions(SoftInfoNCEOptions):
     )
     learning_rate: float = training_option(
         2e-5,
-        "Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 static; 1e-3 from scratch.",
+        "Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 if static; 1e-3 from scratch.",
         aliases=("lr",),
     )
     num_train_epochs: float = training_option(
@@ -411,13 +410,13 @@ class TrainingOptions(SoftInfoNCEOptions):
     )
     report: bool = output_option(
         False,
-        "In Python: measure eval_dataset before and after training, and lexical BM25, and end with a table of the "
-        "results. The command line always does so.",
+        "In Python: evaluate eval_dataset before and after training and with lexical BM25, and print a table of the "
+        "results at the end. The command line always does.",
     )
     merge_lora: bool = output_option(False, "Save the whole encoder, with the adapter merged into its weights.")
     merge_ratio: float | None = unset(
-        "At the end, merge the weights before and after training. This is the share of the latter, from 0 to 1. "
-        "OUTPUT_DIR/unmerged keeps the trained encoder.",
+        "At the end, average the weights before and after training. The ratio, from 0 to 1, is the weight of the "
+        "trained encoder. OUTPUT_DIR/unmerged keeps the trained encoder.",
         group="training",
         common=True,
         least=0,

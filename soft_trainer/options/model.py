@@ -1,4 +1,4 @@
-"""Declares the encoder's options: its name, how it is loaded and how it reads texts."""
+"""Declares the encoder's options: which encoder to load, how to load it, and how it encodes texts."""
 
 from __future__ import annotations
 
@@ -10,28 +10,30 @@ from soft_trainer.options.option_spec import AppliesIf, check_values, documented
 
 
 def of_profile(help: str, **declared):
-    """Declares an option whose default is the value in the encoder's profile. `soft-trainer evaluate` has it too."""
+    """Declares an option whose default comes from the encoder's profile. `soft-trainer evaluate` accepts it too."""
     if "Default:" not in help:
         help += " Default: the encoder's."
     return unset(help, evaluation=True, **declared)
 
 
-FROM_SCRATCH = AppliesIf(lambda o: o.from_scratch is not None, "only from_scratch reads it", "with from_scratch")
-PRETRAINED = AppliesIf(lambda o: o.from_scratch is None, "from_scratch loads no encoder", "without from_scratch")
+FROM_SCRATCH = AppliesIf(lambda o: o.from_scratch is not None, "it needs from_scratch", "with from_scratch")
+PRETRAINED = AppliesIf(
+    lambda o: o.from_scratch is None, "from_scratch does not load an encoder", "without from_scratch"
+)
 
 
 @documented
 @dataclass
 class ModelArguments:
-    """Options for the encoder, how it reads texts, and a LoRA adapter to train instead of all its weights.
+    """Options for the encoder, for the texts that it encodes, and for LoRA.
 
-    A profile setting that is None is taken from the encoder's profile.
+    A setting of the encoder's profile that is None here keeps the profile's value.
 
     Args:
     OPTIONS
 
     Raises:
-        UserError: a value is invalid, or another LoRA option is given without `lora_r`.
+        UserError: a value is invalid, or a LoRA option is set without `lora_r`.
     """
 
     trust_remote_code: bool = option(
@@ -55,14 +57,14 @@ class ModelArguments:
         group="model",
         common=True,
     )
-    lora_alpha: int | None = unset("LoRA's alpha; its output is scaled by alpha / r. Default: 2 x lora_r.", least=1)
+    lora_alpha: int | None = unset("LoRA's alpha. LoRA's output is scaled by alpha / r. Default: 2 x lora_r.", least=1)
     lora_dropout: float | None = unset("Dropout before LoRA. Default: 0.05.", least=0, below=1)
     lora_target_modules: str | None = unset(
         "Modules that get LoRA: comma-separated names, or all-linear. Default: peft's choice for the "
         "architecture, else all-linear."
     )
     model_name_or_path: str | None = unset(
-        "Encoder to train: a Hub name, a folder, or base, which is in the package. Default: microsoft/unixcoder-base.",
+        "Encoder to train: a Hub name, a folder, or base (in the package). Default: microsoft/unixcoder-base.",
         aliases=("model",),
         group="model",
         refers_to="encoder",
@@ -84,8 +86,8 @@ class ModelArguments:
     )
     profile: str | None = of_profile(f"Encoder profile: {', '.join(PROFILES)}. Default: inferred from the model.")
     pooling: str | None = of_profile(f"How token vectors become one embedding: {', '.join(POOLINGS)}.")
-    query_prompt: str | None = of_profile("Text before each query, after any special tokens that the encoder needs.")
-    code_prompt: str | None = of_profile("Text before each code, after any special tokens that the encoder needs.")
+    query_prompt: str | None = of_profile("Text to put before each query, after special tokens of the encoder.")
+    code_prompt: str | None = of_profile("Text to put before each code, after special tokens of the encoder.")
     include_prompt: bool | None = of_profile("Include the tokens of prompts and prefixes in pooling. Default: yes.")
     query_length: int | None = of_profile(
         "Maximum number of tokens in a query, including special tokens.", group="model", common=True
@@ -97,14 +99,14 @@ class ModelArguments:
     score_function: str | None = of_profile(f"How two embeddings are scored: {', '.join(SCORE_FUNCTIONS)}.")
     score_scale: float | None = of_profile("Factor for all scores; 20 is common with cosine.")
     query_columns: str | None = of_profile(
-        "Columns that may contain the query, comma-separated. The first that exists is read."
+        "Columns that may contain the query, comma-separated. The first one that exists is read."
     )
     code_columns: str | None = of_profile(
-        "Columns that may contain the code, comma-separated. The first that exists is read."
+        "Columns that may contain the code, comma-separated. The first one that exists is read."
     )
 
     def __post_init__(self):
         check_values(self)
         for name in ("lora_alpha", "lora_dropout", "lora_target_modules"):
             if self.lora_r is None and getattr(self, name) is not None:
-                raise UserError(f"{name}: has no effect without lora_r, 16 for example")
+                raise UserError(f"{name}: has no effect without lora_r; set lora_r=16, for example")

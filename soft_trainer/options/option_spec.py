@@ -1,4 +1,4 @@
-"""Declares options. A single call of `option` contains everything that the package knows about an option."""
+"""Defines `option`, which declares an option: default, help text, limits, and the condition under which it applies."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from typing import NamedTuple
 from soft_trainer.errors import UserError
 from soft_trainer.terminal import nearest
 
-FILES_OF_TRANSFORMERS = ("deepspeed", "fsdp_config")  # its options that may name a file
+FILES_OF_TRANSFORMERS = ("deepspeed", "fsdp_config")  # options of `transformers` whose value may be a file
 DEFAULT_OF_ESTIMATOR = " Default: the estimator's."
 
 
 class Values:
-    """The options of several objects, looked up by name. The first object that has the option supplies its value."""
+    """Looks up options in several objects: `values.alpha` is the `alpha` of the first object that has one."""
 
     def __init__(self, *sources):
         self._sources = sources
@@ -36,11 +36,11 @@ class Values:
 
 @dataclass(frozen=True)
 class AppliesIf:
-    """The condition under which an option is read.
+    """The condition under which an option has an effect.
 
     Args:
-        holds: returns True if the option is read, given the `Values` of a run.
-        otherwise: the reason to give if the option is not read.
+        holds: takes the `Values` of a run and returns True if the run reads the option.
+        otherwise: the reason that a warning gives if the run does not read the option.
         when: the condition in words, such as "with cancel=ratio", for the documentation.
     """
 
@@ -51,7 +51,7 @@ class AppliesIf:
 
 @dataclass(frozen=True)
 class OptionSpec:
-    """The declaration of an option: its default and the `declared` arguments of `option`."""
+    """The declaration of an option: its default, its valid values, and the other arguments of `option`."""
 
     default: object = None
     choices: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ class OptionSpec:
 
     @property
     def range(self) -> str:
-        """The valid range of the option, in words."""
+        """The valid range in words, such as "above 0" or "from 0 to 1"."""
         if self.above is not None:
             return f"above {self.above}"
         if self.least is None:
@@ -85,7 +85,7 @@ class OptionSpec:
 
     @property
     def values(self) -> str:
-        """The valid values of the option, in words, or "" if its type says enough."""
+        """The valid values in words, such as "mask, positives, ignore", or "" without choices and limits."""
         if self.choices:
             own = ["module:name"] if self.own else []
             return ", ".join([*self.choices, *own])
@@ -119,7 +119,7 @@ class OptionSpec:
 
 
 class Help(str):
-    """The help text of an option. It also carries the declaration, because argparse keeps no other metadata."""
+    """An option's help text, with its `OptionSpec` attached, because argparse keeps no other metadata."""
 
     declared: OptionSpec
 
@@ -128,7 +128,7 @@ def option(default, help: str, *, aliases: Sequence[str] = (), **declared):
     """Declares an option as a dataclass field.
 
     Args:
-        default: the default value. None means that the default is chosen elsewhere; the help text says where.
+        default: the default value. If it is None, the actual default is chosen elsewhere, and the help text gives it.
         help: one sentence for `--help`. If the default comes from the estimator, a note is appended automatically.
         aliases: other names for the option on the command line.
         declared: any of the following.
@@ -155,11 +155,11 @@ def option(default, help: str, *, aliases: Sequence[str] = (), **declared):
     return dataclasses.field(default=default, metadata=metadata)
 
 
-unset = functools.partial(option, None)  # the default is chosen elsewhere; the help text says where
+unset = functools.partial(option, None)  # the actual default is chosen elsewhere, and the help text gives it
 
 
 def option_specs(kind) -> dict[str, OptionSpec]:
-    """Returns the declaration of each option of a dataclass or of an instance, keyed by name."""
+    """Returns the `OptionSpec` of every declared option of a dataclass or of an instance, keyed by name."""
     declared = {}
     for field in dataclasses.fields(kind):
         text = field.metadata.get("help")
@@ -169,12 +169,12 @@ def option_specs(kind) -> dict[str, OptionSpec]:
 
 
 class Reference(NamedTuple):
-    """A file, folder or other thing that the value of an option refers to.
+    """A reference from an option to rows, an encoder, code, a repository or a file.
 
     Args:
         option: the name of the option.
         kind: "rows", "encoder", "code", "repository", "place", or "file" for an option of `transformers`.
-        values: the names, of which there are several only if the option takes a list.
+        values: the paths or names. Only an option that takes a list can have more than one.
     """
 
     option: str
@@ -183,11 +183,11 @@ class Reference(NamedTuple):
 
 
 def references(kinds: Iterable, options: Mapping[str, object]) -> list[Reference]:
-    """Returns what the given options refer to, in the order of their declarations.
+    """Returns a `Reference` for each option that refers to rows, an encoder, code, a repository or a file.
 
     Args:
-        kinds: the dataclasses, or instances of them, that declare the options.
-        options: the values, keyed by name. An option that is None or missing refers to nothing.
+        kinds: the dataclasses, or instances of them, that declare the options. The result is in their order.
+        options: the values, keyed by name. Options that are None or missing are skipped.
     """
     found = {}
     for name in FILES_OF_TRANSFORMERS:
@@ -205,7 +205,7 @@ def references(kinds: Iterable, options: Mapping[str, object]) -> list[Reference
 
 
 def option_facts(field: dataclasses.Field) -> list[str]:
-    """Returns sentences about an option: its help, its values, its default, and when it is read.
+    """Returns sentences that document an option: its help, valid values, default, and when it applies.
 
     The command line's `--name` becomes `name`, which is the option's name in Python and in recipes.
     """
@@ -218,12 +218,12 @@ def option_facts(field: dataclasses.Field) -> list[str]:
     if declared.default is not None and "Default:" not in text:
         facts.append(f"Default: {declared.default!r}.")
     if declared.applies_if:
-        facts.append(f"Read only {declared.applies_if.when}.")
+        facts.append(f"Applies only {declared.applies_if.when}.")
     return facts
 
 
 def documented(kind: type) -> type:
-    """Adds the declared options to the docstring of a dataclass, in place of the word `OPTIONS`."""
+    """Replaces the word `OPTIONS` in a dataclass's docstring with a description of each declared option."""
     lines = []
     for field in dataclasses.fields(kind):
         if isinstance(field.metadata.get("help"), Help):
@@ -235,7 +235,7 @@ def documented(kind: type) -> type:
 
 
 def evaluation_options(kind) -> tuple[str, ...]:
-    """Returns the names of the options that `soft-trainer evaluate` has too, with the same help and defaults."""
+    """Returns the names of the options in a dataclass that `soft-trainer evaluate` also accepts."""
     return tuple(name for name, declared in option_specs(kind).items() if declared.evaluation)
 
 
@@ -272,10 +272,10 @@ def unread_options(options: Sequence, values: Values) -> list[str]:
 
 
 def effective_options(kind, values: Values) -> dict[str, object]:
-    """Returns the options of `kind` that have an effect in a run, with their values, for tables and records.
+    """Returns the options declared in `kind` that have an effect in a run, as `{name: value}`.
 
-    An option that only some runs read is included if this run reads it. Any other option is included if it differs
-    from its default.
+    An option with a condition (`applies_if`) is included if the condition holds. Any other option is included if it
+    differs from its default. Options that are None are excluded.
     """
     effective = {}
     for name, declared in option_specs(kind).items():

@@ -28,17 +28,17 @@ def parse(
     """Creates option dataclasses from the command line and from the recipe given by `--config`.
 
     The command line takes precedence over the recipe. A recipe is a flat mapping from options to values. Its key
-    `base` is the path of another recipe, relative to its folder. It overrides that recipe's options. If the value of
-    `--config` is both a file and the name of one of the package's recipes, the file is read. A list is joined with
-    commas if the option takes a single string.
+    `base` may give the path of another recipe, relative to the recipe's folder. That recipe supplies the options that
+    this one does not set. If the value of `--config` is both a file and the name of one of the package's recipes, the
+    file is read. A list is joined with commas if the option takes a single string.
 
     Args:
-        dataclass_types: the dataclasses. `whole` is applied to each of them.
+        dataclass_types: the dataclasses. `TrainingOptions` becomes `SoftInfoNCETrainingArguments`; see `whole`.
         options: the options of a recipe that has already been read. They are ignored if `--config` is given.
 
     Returns:
-        One instance of each dataclass. The attribute `given` of each instance has all options that were given, each
-        with the first word of its value.
+        One instance of each dataclass. The attribute `given` of each instance maps every option that was set, in any
+        dataclass, to the first word of its value.
 
     Raises:
         SystemExit: `--help` or `--help_all` was printed.
@@ -81,7 +81,7 @@ def parse(
 
 
 def _given_words(argv: Sequence[str], actions: Mapping) -> dict[str, str]:
-    """Returns the first word after each option of a command line, keyed by the option's name."""
+    """Returns the first word of the value of each option on a command line, such as `{"epochs": "3"}`."""
     given = {}
     for word, following in zip(argv, [*argv[1:], ""], strict=False):
         if word.startswith("--"):
@@ -92,10 +92,10 @@ def _given_words(argv: Sequence[str], actions: Mapping) -> dict[str, str]:
 
 
 def _checked_recipe(options: Mapping, actions: Mapping, place: str) -> dict:
-    """Checks a recipe's options. Lists are joined with commas if the option takes a single string.
+    """Returns a recipe's options, with lists joined by commas where the option takes a single string.
 
     Raises:
-        UserError: an option is unknown. The message begins with `place`.
+        UserError: an option is unknown. The message begins with `place`, such as "recipe.yaml: ".
     """
     checked = {}
     for key, value in options.items():
@@ -108,13 +108,13 @@ def _checked_recipe(options: Mapping, actions: Mapping, place: str) -> dict:
 
 
 def _near(name: str, actions: Mapping) -> str:
-    """Returns the end of a message about an unknown option."""
+    """Returns the end of a message about an unknown option, with similar names: "; did you mean 'epochs'?"."""
     names = [known for known in actions if "-" not in known]  # the parser knows --learning-rate too
     return nearest(str(name).replace("-", "_"), names, "--help_all lists all options", number=3)
 
 
 class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """A help formatter that keeps the line breaks of the description, and omits defaults that the help gives."""
+    """A help formatter that keeps the description's line breaks and does not repeat a default that the help gives."""
 
     def _get_help_string(self, action):
         if action.default is None or "Default:" in action.help:
@@ -123,13 +123,13 @@ class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescription
 
 
 OF_A_RUN = (ModelArguments, DataArguments, TrainingOptions)
-CONFIG = {"metavar": "FILE", "help": "YAML file or name of a recipe; options on the command line win."}
+CONFIG = {"metavar": "FILE", "help": "YAML file or name of a recipe. Options on the command line take precedence."}
 
 
 def short_help(dataclass_types: Sequence[type], prog: str | None = None, description: str | None = None):
-    """Returns a parser that prints a short help: all options of a command, but only the common options of a run.
+    """Returns a parser that only prints `--help`. Of a training run's options, the help lists the common ones.
 
-    It is used only for printing. It does not import `transformers`, which would take seconds.
+    It does not import `transformers`, which would take seconds.
     """
     usage = f"{prog or '%(prog)s'} [--OPTION VALUE ...]"
     parser = argparse.ArgumentParser(usage=usage, description=description, formatter_class=_Formatter, add_help=False)
@@ -154,7 +154,7 @@ def short_help(dataclass_types: Sequence[type], prog: str | None = None, descrip
 
 
 def whole(kind: type) -> type:
-    """Returns the dataclass to parse for `kind`. For training options, it includes the options of `transformers`."""
+    """Returns the dataclass to parse for `kind`: `SoftInfoNCETrainingArguments` for `TrainingOptions`, else `kind`."""
     if "FULL" not in vars(kind):
         return kind
     return getattr(importlib.import_module("soft_trainer.options.training"), kind.FULL)
@@ -188,7 +188,7 @@ def make_parser(dataclass_types: tuple[type, ...], **settings) -> argparse.Argum
 
 
 def as_argv(options: dict) -> list[str]:
-    """Converts options to command-line arguments. Options that are None are excluded."""
+    """Converts options to command-line arguments: `{"epochs": 3, "lr": None}` becomes `["--epochs", "3"]`."""
     argv = []
     for key, value in options.items():
         if value is None:
@@ -199,7 +199,7 @@ def as_argv(options: dict) -> list[str]:
 
 
 def _word(value) -> str:
-    """Converts a value to a command-line argument."""
+    """Converts a value to a command-line argument: True becomes `true`, and a dict becomes JSON."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):

@@ -26,12 +26,12 @@ def recipe_path(name: str | Path) -> Path:
     files = (file for file in sorted(RECIPES.rglob("*.yaml")) if file.parent.name != "accelerate")
     names = [file.relative_to(RECIPES).with_suffix("").as_posix() for file in files]
     near = difflib.get_close_matches(str(name), names, n=5) or [key for key in names if str(name) in key.split("/")]
-    listed = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}"
+    listed = f"did you mean {' or '.join(near)}?" if near else f"the recipes are {', '.join(names)}"
     raise UserError(f"{name}: neither a file nor the name of a recipe; {listed}")
 
 
 def read_recipe(path: str | Path, readers: tuple[Path, ...] = ()) -> dict:
-    """Reads a recipe's options, including the options of its `base` that it does not override.
+    """Reads a recipe and its `base`, and returns their options. The recipe's values override the values of its base.
 
     Args:
         readers: the recipes that led to this one through `base`, to detect a cycle.
@@ -52,7 +52,7 @@ def read_recipe(path: str | Path, readers: tuple[Path, ...] = ()) -> dict:
         raise UserError(f"{path}: expected a mapping of options")
     base = options.pop("base", None)
     if not isinstance(base, str | None):
-        raise UserError(f"{path}: base={base!r}: expected the name of one file")
+        raise UserError(f"{path}: base={base!r}: expected the path of one file")
     if base is None:
         return options
     return read_recipe(path.parent / base, (*readers, path.resolve())) | options

@@ -1,4 +1,4 @@
-"""Writes the reference of options from their declarations: the stub that editors read, and the page of the guide.
+"""Generates the reference of options from their declarations: a stub for editors, and the page `docs/options.md`.
 
 `python -m soft_trainer.options.reference` writes both.
 """
@@ -30,20 +30,20 @@ GROUPS = {
     "training": "Training",
     "output": "Output",
 }
-# The classes with the group of their options that declare none.
+# Each class, with the group of its options that do not declare one.
 CLASSES = {ModelArguments: "model", DataArguments: "data", SoftInfoNCETrainingArguments: "training"}
-# Names of options, values and functions in a text, unless they are code already.
+# Names of options, values and functions that are not in backquotes yet.
 CODE = re.compile(r"(?<![`'\w/.])(?:\w+=[\w.]*\w|module:\w+|[\w.]*\w_\w[\w.]*\w)(?![`\w/])")
 PAGE_HEAD = """\
 # Options
 
-This page lists every option of `soft-trainer train`: what it does, its values, its default, and when a run reads
-it. `soft-trainer train --help` lists the common options in a terminal, `--help_all` all of them.
+This page lists every option of `soft-trainer train`: what it does, its values, its default, and when it applies.
+`soft-trainer train --help` lists the common options in a terminal, and `--help_all` lists all of them.
 
 An option has the same name everywhere: `--epochs 3` in the shell, `epochs: 3` in a recipe. In Python, options for
-the loss, batches and training are arguments of `SoftInfoNCETrainingArguments`, which takes only the first of
-several names. Options for rows and the encoder are fields of `DataArguments` and `ModelArguments`. A run warns
-about every option that is set but has no effect.
+the loss, batches and training are arguments of `SoftInfoNCETrainingArguments`, which accepts only the first name of
+an option. Options for rows and the encoder are fields of `DataArguments` and `ModelArguments`. A run warns about
+every option that is set but has no effect.
 """
 STUB_HEAD = '''\
 """Declares the training arguments for editors. `python -m soft_trainer.options.reference` writes this file."""
@@ -62,7 +62,7 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
 
 
 def stub() -> str:
-    """Returns the stub of `training.py`, in which every option has its help as a docstring."""
+    """Returns the text of `training.pyi`, in which each option's docstring is its help text."""
     doc = textwrap.indent(f'"""{SoftInfoNCETrainingArguments.__doc__}\n"""', "    ")
     lines = [STUB_HEAD + doc, "", "    named: frozenset[str]"]
     for field, _ in option_fields(SoftInfoNCETrainingArguments):
@@ -74,7 +74,7 @@ def stub() -> str:
 
 
 def options_page() -> str:
-    """Returns the page of all options of `soft-trainer train`: a table for each group, with common options first."""
+    """Returns the text of `docs/options.md`: a table for each group of options, with common options first."""
     fields: dict[str, list[tuple[dataclasses.Field, OptionSpec]]] = {group: [] for group in GROUPS}
     for kind, group in CLASSES.items():
         for field, declared in option_fields(kind):
@@ -96,7 +96,7 @@ def option_fields(kind: type) -> Iterator[tuple[dataclasses.Field, OptionSpec]]:
 
 
 def annotation(kind: type, name: str) -> str:
-    """Returns the type of a field as declared, because `HfArgumentParser` changes the types of fields."""
+    """Returns a field's type as written in its class, because `HfArgumentParser` changes the types of fields."""
     for owner in kind.__mro__:
         spelled = vars(owner).get("__annotations__", {}).get(name)
         if spelled is not None:
@@ -105,7 +105,7 @@ def annotation(kind: type, name: str) -> str:
 
 
 def _row(field: dataclasses.Field, declared: OptionSpec) -> str:
-    """Returns an option's row of a table: its names, and what is known about it."""
+    """Returns an option's row in a Markdown table: its names and its documentation."""
     names = [f"`{name.removeprefix('--')}`" for name in (field.name, *field.metadata.get("aliases", ()))]
     facts = option_facts(field)
     if declared.default is None and "Default:" not in facts[0]:

@@ -1,4 +1,4 @@
-"""Resolves the arguments of a run into a frozen plan, once. Code that reads the plan does not check it again."""
+"""Checks the arguments of a run and resolves them into a frozen `Plan`. Code that reads the plan need not check it."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from soft_trainer.options.option_spec import (
 )
 from soft_trainer.references import name_functions
 
-# Options that cannot be turned on, with the reason. They would not do what they promise.
+# Options that cannot be turned on, each with the reason.
 REFUSED = {
     "label_smoothing_factor": "Soft-InfoNCE's weights soften the loss",
     "fp16_full_eval": "evaluation runs in the precision of training",
-    "bf16_full_eval": "evaluation runs in the precision of training, use bf16",
-    "prediction_loss_only": "an evaluation ranks, and computes no loss",
+    "bf16_full_eval": "evaluation runs in the precision of training; set bf16",
+    "prediction_loss_only": "evaluation ranks codes and computes no loss",
     "eval_accumulation_steps": "an evaluation keeps only the embeddings",
     "include_for_metrics": "compute_metrics gets ranks, top codes and targets",
     "ddp_static_graph": "the number of forward passes changes from batch to batch",
 }
 REFUSED_OF_ACCELERATOR = {
-    "split_batches": "each process takes its share of a global batch",
-    "dispatch_batches": "each process makes its own batches",
+    "split_batches": "each process takes a slice of the global batch",
+    "dispatch_batches": "each process makes its batches itself",
 }
-# The kinds of parallelism in which several processes share a batch.
+# Parallelism in which several processes work on the same batch.
 SHARED_BATCH = ("tp_size", "cp_size", "sp_size")
 FALLING = ("reduce_lr_on_plateau", "greedy")  # schedules that by default expect the metric to fall
 
@@ -57,11 +57,11 @@ RANGES = {
 
 @dataclass(frozen=True)
 class Plan:
-    """The settings that training reads.
+    """The checked settings of a training run, with all defaults filled in.
 
     Args:
-        criterion: the loss and its settings, with the estimator's defaults filled in.
-        options: the options for batches and negatives, as they were when the plan was made.
+        criterion: the loss and its settings, including defaults that come from the estimator.
+        options: a copy of the options for batches and negatives.
         train_sampling_strategy: how rows are grouped into batches.
         dims: the numbers of leading dimensions that are trained as embeddings, largest first. If empty, only the full
             embedding is trained.
@@ -80,7 +80,7 @@ class Plan:
 
     @property
     def global_batch_size(self) -> int:
-        """N, the number of codes in the batch that each query is compared with."""
+        """N, the number of codes that each query is compared with in a step."""
         if self.gathers:
             return self.batch_size * self.processes
         return self.batch_size
@@ -95,7 +95,7 @@ class Plan:
         """The options for batches and negatives that have an effect, keyed by name."""
         effective = effective_options(SoftInfoNCEOptions, Values(self.criterion, self.options, self))
         found = {name: value for name, value in effective.items() if not hasattr(self.criterion, name)}
-        found.pop("teacher", None)  # the estimator's encoder, which may be a path
+        found.pop("teacher", None)  # it is also the estimator's encoder, and it may be a local path
         if self.options.false_negatives == "mask" and not self.criterion.can_exclude:
             name = self.criterion.loss.rpartition(":")[2]
             found["false_negatives"] = f"not masked (`{name}` takes no negatives)"
@@ -103,7 +103,7 @@ class Plan:
 
     @property
     def masks_false_negatives(self) -> bool:
-        """True if a batch's known positives are not negatives."""
+        """True if other relevant codes in a batch are excluded from a query's negatives."""
         return self.options.false_negatives != "ignore" and self.criterion.can_exclude
 
     def unread(self, args: TrainingArguments) -> list[str]:
@@ -112,7 +112,7 @@ class Plan:
 
 
 def resolve(args: TrainingArguments, estimator=None, batch_size: int | None = None) -> Plan:
-    """Checks the training options and fills in defaults.
+    """Checks the training options, fills in defaults and returns the `Plan`.
 
     Args:
         args: `SoftInfoNCETrainingArguments`, or plain `TrainingArguments`, in which case the package's options have
@@ -164,10 +164,10 @@ def resolve_loss(options: SoftInfoNCEOptions, estimator=None) -> Criterion:
         raise UserError(f"weighting={loss.weighting}: loss={loss.loss} uses no weights; set loss=soft_info_nce")
     if options.false_negatives == "positives" and not loss.reads_extra_positives:
         raise UserError(
-            f"false_negatives=positives: loss={loss.loss} does not read `extra_positives`, the other positives"
+            f"false_negatives=positives: loss={loss.loss} has no argument `extra_positives` for the other positives"
         )
     if loss.cancel != "none" and not loss.can_exclude:
-        raise UserError(f"cancel={loss.cancel}: loss={loss.loss} takes no `negatives`, so it cannot exclude any")
+        raise UserError(f"cancel={loss.cancel}: loss={loss.loss} has no argument `negatives` to exclude codes")
     if loss.needs_similarity and estimator is None:
         raise UserError(
             f"{loss.settings_that_need_similarity} needs an estimator: set estimator=bm25 (a trainer in Python: "
@@ -180,7 +180,7 @@ def resolve_loss(options: SoftInfoNCEOptions, estimator=None) -> Criterion:
 
 
 def check_codes(loss: Criterion, codes: int) -> None:
-    """Checks that each query is compared with enough codes.
+    """Checks that `codes`, the number of codes that each query is compared with, is large enough for the loss.
 
     Raises:
         UserError: there are too few codes. The message gives the smallest number that works.
@@ -191,8 +191,8 @@ def check_codes(loss: Criterion, codes: int) -> None:
         settings += f", alpha={loss.alpha:g}, beta={loss.beta:g} (beta must be above alpha / (N - 1))"
     if codes < least:
         raise UserError(
-            f"a query is compared with N={codes} codes, too few for {settings}: the smallest N that works is {least}; "
-            f"raise per_device_train_batch_size"
+            f"each query is compared with N={codes} codes, too few for {settings}: the smallest N that works is "
+            f"{least}; raise per_device_train_batch_size"
         )
 
 
@@ -228,7 +228,7 @@ def _check_together(args) -> None:
             "supported; use data parallelism, FSDP or DeepSpeed"
         )
     if getattr(args, "gradient_cache_chunk_size", None) is not None and args.deepspeed_plugin is not None:
-        raise UserError("gradient_cache_chunk_size: DeepSpeed allows one backward pass a step; use DDP or FSDP")
+        raise UserError("gradient_cache_chunk_size: DeepSpeed allows one backward pass per step; use DDP or FSDP")
     if getattr(args, "merge_ratio", None) is not None and (args.fsdp or args.deepspeed):
         raise UserError(
             "merge_ratio: with FSDP or DeepSpeed, no process has all weights; use soft-trainer merge after training"
@@ -245,11 +245,11 @@ def _check_together(args) -> None:
             raise UserError(f"{name}={getattr(args, name):g}: has no effect with {strategy}={value}; set it to steps")
     if args.dataloader_persistent_workers and not args.dataloader_num_workers:
         raise UserError(
-            "dataloader_persistent_workers: there are no workers; set dataloader_num_workers, 2 for example"
+            "dataloader_persistent_workers: there are no data workers; set dataloader_num_workers=2, for example"
         )
     if args.save_strategy == "best" and args.eval_strategy == "no":
         raise UserError(
-            "save_strategy=best: the run has no evaluation to save after; set eval_strategy=epoch, for example"
+            "save_strategy=best: needs an evaluation to choose the checkpoint; set eval_strategy=epoch, for example"
         )
     if args.n_gpu > 1:
         raise UserError(

@@ -14,8 +14,8 @@ from soft_trainer.options.fields import PARTS, TrainingOptions
 from soft_trainer.options.option_spec import documented
 from soft_trainer.references import name_functions
 
-# Every option of `transformers` that this package does not declare itself stands in one of these three lists. Options
-# of the package declare whether they affect results (`results`).
+# Every option of `transformers` that this package does not declare itself is in one of these three lists. The
+# package's options declare whether they affect results (`results`).
 AFFECT_RESULTS = """
     adam_beta1 adam_beta2 adam_epsilon auto_find_batch_size average_tokens_across_devices bf16_full_eval data_seed
     dataloader_drop_last dataloader_in_order deepspeed do_eval do_predict do_train fp16 fp16_full_eval fsdp fsdp_config
@@ -24,7 +24,7 @@ AFFECT_RESULTS = """
     optim_args optim_target_modules parallelism_config tf32 torch_compile torch_compile_backend torch_compile_mode
     use_liger_kernel warmup_steps weight_decay
 """.split()
-# They affect results only where metrics choose the weights or the learning rate.
+# These affect results only if metrics choose the checkpoint or the learning rate.
 AFFECT_CHOICES = """
     eval_delay eval_on_start eval_steps eval_strategy greater_is_better metric_for_best_model save_steps save_strategy
 """.split()
@@ -44,12 +44,12 @@ AFFECT_NOTHING = """
 
 
 def _default(name: str, value):
-    """Redeclares an option of `transformers` with a different default."""
+    """Returns a dataclass field for an option of `transformers`, with another default."""
     return field(default=value, metadata=TrainingArguments.__dataclass_fields__[name].metadata)
 
 
 class _SignatureOfInit:
-    """Gives a class the signature of its `__init__`, although its `__new__` accepts any arguments."""
+    """Makes `inspect.signature` of a class return the signature of `__init__` instead of `__new__(*args, **given)`."""
 
     def __get__(self, instance, owner: type) -> inspect.Signature:
         parameters = list(inspect.signature(owner.__init__).parameters.values())
@@ -86,7 +86,7 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     metric_for_best_model: str | None = _default("metric_for_best_model", "mrr")
 
     def __new__(cls, *args, **given):
-        """Remembers the names of the options that were given."""
+        """Creates an instance and stores the names of the given options in `named`."""
         arguments = super().__new__(cls)
         arguments.named = frozenset(given)
         options = {option.name: option.default for option in fields(cls) if option.init}

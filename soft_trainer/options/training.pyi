@@ -17,15 +17,15 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     log, and DDP does not broadcast buffers. For some encoders, `options/defaults.py` chooses other defaults.
 
     Args:
-        output_dir: Where to write. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR.
+        output_dir: Output folder. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR.
         per_device_train_batch_size: Batch size per process, in pairs. Default: 32; 512 for static encoders that learn
             from their teacher.
         num_train_epochs: Passes over the training rows. Default: 10; 1 for search encoders.
-        learning_rate: Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 static; 1e-3 from
+        learning_rate: Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 if static; 1e-3 from
             scratch.
         bf16: Train and encode in bfloat16. Default: False.
         disable_tqdm: Print lines instead of progress bars. Default: only without a terminal.
-        per_device_eval_batch_size: Texts that each process encodes at once in evaluation. Default: 64.
+        per_device_eval_batch_size: Number of texts that each process encodes at once during evaluation. Default: 64.
         push_to_hub: Push the encoder to the Hub at the end. Default: False.
         seed: Random seed for rows, batches, dropout and new weights. Default: 42.
         use_cpu: Use the CPU even if there is a GPU. Default: False.
@@ -34,55 +34,56 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
             Default: 'random'.
         loss: soft_info_nce, info_nce, weighted_info_nce, bce, kl_regularization, or your own function as module:name.
             Default: soft_info_nce with an estimator, otherwise info_nce.
-        alpha: Weight of the similarity in Eq. 4. Default: the estimator's. Values: 0 or more. Read only with
+        alpha: Weight of the similarity in Eq. 4. Default: the estimator's. Values: 0 or more. Applies only with
             loss=soft_info_nce and weighting=linear.
-        beta: Constant of Eq. 4. Default: the estimator's. Values: above 0. Read only with loss=soft_info_nce and
+        beta: Constant in Eq. 4. Default: the estimator's. Values: above 0. Applies only with loss=soft_info_nce and
             weighting=linear.
         temperature: Temperature of the softmax of similarities, or of positive_aware weights. Default: the
-            estimator's. Values: 0 or more. Read only with a loss that uses similarities, which all but info_nce do.
-        floor: Smallest weight of a negative in Eq. 4. Values: from 0 to 1. Default: 0.1. Read only with
+            estimator's. Values: 0 or more. Applies only with a loss that uses similarities (all except info_nce).
+        floor: Smallest weight of a negative in Eq. 4. Values: from 0 to 1. Default: 0.1. Applies only with
             loss=soft_info_nce and weighting=linear.
         weighting: How similarities become weights: linear compares negatives with each other (Eq. 4), positive_aware
             compares them with the positive; or your own function as module:name. Default: 'linear'.
         margin: positive_aware: a negative has weight 1 if it is less similar than the positive by at least this much.
-            Default: the estimator's. Read only with loss=soft_info_nce and weighting=positive_aware.
+            Default: the estimator's. Applies only with loss=soft_info_nce and weighting=positive_aware.
         distill_weight: Weight of an additional loss, the KL divergence between the estimator's scores and the
             encoder's over the negatives. 0 turns it off. Default: 0.3 with a teacher, otherwise 0. Values: 0 or more.
         distill_temperature: Temperature of the estimator's softmax in that loss. Default: the estimator's. Values:
-            above 0. Read only with distill_weight above 0.
-        infonce_weight: Weight of InfoNCE in kl_regularization. Values: 0 or more. Default: 1.3. Read only with
+            above 0. Applies only with distill_weight above 0.
+        infonce_weight: Weight of InfoNCE in kl_regularization. Values: 0 or more. Default: 1.3. Applies only with
             loss=kl_regularization.
-        kl_weight: Weight of the divergence in kl_regularization. Values: 0 or more. Default: 0.7. Read only with
+        kl_weight: Weight of the divergence in kl_regularization. Values: 0 or more. Default: 0.7. Applies only with
             loss=kl_regularization.
         cancel: False-negative cancellation: none, top_k or ratio. Default: 'none'.
-        cancel_k: How many of the most similar negatives top_k cancels. Values: 0 or more. Default: 3. Read only with
-            cancel=top_k.
-        cancel_ratio: ratio cancels negatives above this share of the positive's similarity. Values: 0 or more.
-            Default: 0.5. Read only with cancel=ratio.
-        teacher: A stronger encoder to learn from: a folder, a Hub name, or NAME@REVISION. It stands for
+        cancel_k: Number of negatives that cancel=top_k excludes: the most similar ones. Values: 0 or more. Default:
+            3. Applies only with cancel=top_k.
+        cancel_ratio: cancel=ratio excludes negatives whose similarity is above this fraction of the positive's.
+            Values: 0 or more. Default: 0.5. Applies only with cancel=ratio.
+        teacher: A stronger encoder to learn from: a folder, a Hub name, or NAME@REVISION. Short for
             estimator=trained_model, estimator_model=NAME, loss=info_nce and distill_weight=0.3.
-        false_negatives: What to do with a negative that has the query's or the code's text: mask excludes it,
-            positives treats it as a relevant code, ignore treats it as a negative. Default: 'mask'.
-        group_size: Rows per group, for train_sampling_strategy similar. Values: 1 or more. Default: 8. Read only with
-            train_sampling_strategy=similar.
+        false_negatives: What to do with a negative whose query or code has the same text as the positive's: mask
+            excludes it, positives treats it as a relevant code, ignore treats it as a negative. Default: 'mask'.
+        group_size: Number of similar rows in a group, for train_sampling_strategy=similar. Values: 1 or more.
+            Default: 8. Applies only with train_sampling_strategy=similar.
         source_sampling: With several sources, how many batches come from each: proportional to its rows, round_robin,
-            or shares such as NAME=0.2. A batch comes from one source. Default: 'proportional'.
+            or fractions such as NAME=0.2. A batch comes from one source. Default: 'proportional'.
         negatives_per_query: Negatives for each query in addition to those in the batch. They come from the rows'
-            column `negatives`, or else from the codes that the estimator finds most similar. Values: 0 or more.
-            Default: 0.
-        negative_ratio: Maximum similarity of such a negative if the estimator found it, relative to the query's
-            positive. Default: 0.95. Read only with negatives_per_query above 0.
+            column `negatives`, or if there is none, from the codes that the estimator finds most similar. Values: 0
+            or more. Default: 0.
+        negative_ratio: Maximum similarity of a negative that the estimator finds, relative to the query's positive.
+            Default: 0.95. Applies only with negatives_per_query above 0.
         gather_negatives: Use the codes of all processes as negatives. Default: yes.
         gradient_cache_chunk_size: Encode this many texts at a time and cache the gradients of their embeddings, for
             large batches in little memory. Values: 1 or more.
-        matryoshka_dims: Numbers of leading dimensions to use as embeddings too, such as 768,256,64.
-        overwrite: Start again and replace the run in the output folder, instead of continuing it or refusing the
-            folder. Default: False.
-        report: In Python: measure eval_dataset before and after training, and lexical BM25, and end with a table of
-            the results. The command line always does so. Default: False.
+        matryoshka_dims: Also use the first N dimensions of each embedding as an embedding, for each N in a list such
+            as 768,256,64.
+        overwrite: Start over and replace the run in the output folder, instead of continuing it or stopping with an
+            error. Default: False.
+        report: In Python: evaluate eval_dataset before and after training and with lexical BM25, and print a table of
+            the results at the end. The command line always does. Default: False.
         merge_lora: Save the whole encoder, with the adapter merged into its weights. Default: False.
-        merge_ratio: At the end, merge the weights before and after training. This is the share of the latter, from 0
-            to 1. OUTPUT_DIR/unmerged keeps the trained encoder.
+        merge_ratio: At the end, average the weights before and after training. The ratio, from 0 to 1, is the weight
+            of the trained encoder. OUTPUT_DIR/unmerged keeps the trained encoder.
 
     Attributes:
         named: the names of the options that the caller set.
@@ -90,19 +91,19 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
 
     named: frozenset[str]
     output_dir: str | None = None
-    """Where to write. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR."""
+    """Output folder. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR."""
     per_device_train_batch_size: int = 32
     """Batch size per process, in pairs. Default: 32; 512 for static encoders that learn from their teacher."""
     num_train_epochs: float = 10.0
     """Passes over the training rows. Default: 10; 1 for search encoders."""
     learning_rate: float = 2e-05
-    """Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 static; 1e-3 from scratch."""
+    """Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 if static; 1e-3 from scratch."""
     bf16: bool = False
     """Train and encode in bfloat16. Default: False."""
     disable_tqdm: bool | None = None
     """Print lines instead of progress bars. Default: only without a terminal."""
     per_device_eval_batch_size: int = 64
-    """Texts that each process encodes at once in evaluation. Default: 64."""
+    """Number of texts that each process encodes at once during evaluation. Default: 64."""
     push_to_hub: bool = False
     """Push the encoder to the Hub at the end. Default: False."""
     seed: int = 42
@@ -116,76 +117,76 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     """soft_info_nce, info_nce, weighted_info_nce, bce, kl_regularization, or your own function as module:name.
     Default: soft_info_nce with an estimator, otherwise info_nce."""
     alpha: float | None = None
-    """Weight of the similarity in Eq. 4. Default: the estimator's. Values: 0 or more. Read only with
+    """Weight of the similarity in Eq. 4. Default: the estimator's. Values: 0 or more. Applies only with
     loss=soft_info_nce and weighting=linear."""
     beta: float | None = None
-    """Constant of Eq. 4. Default: the estimator's. Values: above 0. Read only with loss=soft_info_nce and
+    """Constant in Eq. 4. Default: the estimator's. Values: above 0. Applies only with loss=soft_info_nce and
     weighting=linear."""
     temperature: float | None = None
     """Temperature of the softmax of similarities, or of positive_aware weights. Default: the estimator's. Values: 0 or
-    more. Read only with a loss that uses similarities, which all but info_nce do."""
+    more. Applies only with a loss that uses similarities (all except info_nce)."""
     floor: float = 0.1
-    """Smallest weight of a negative in Eq. 4. Values: from 0 to 1. Default: 0.1. Read only with loss=soft_info_nce and
-    weighting=linear."""
+    """Smallest weight of a negative in Eq. 4. Values: from 0 to 1. Default: 0.1. Applies only with loss=soft_info_nce
+    and weighting=linear."""
     weighting: str = "linear"
     """How similarities become weights: linear compares negatives with each other (Eq. 4), positive_aware compares them
     with the positive; or your own function as module:name. Default: 'linear'."""
     margin: float | None = None
     """positive_aware: a negative has weight 1 if it is less similar than the positive by at least this much. Default:
-    the estimator's. Read only with loss=soft_info_nce and weighting=positive_aware."""
+    the estimator's. Applies only with loss=soft_info_nce and weighting=positive_aware."""
     distill_weight: float = 0.0
     """Weight of an additional loss, the KL divergence between the estimator's scores and the encoder's over the
     negatives. 0 turns it off. Default: 0.3 with a teacher, otherwise 0. Values: 0 or more."""
     distill_temperature: float | None = None
-    """Temperature of the estimator's softmax in that loss. Default: the estimator's. Values: above 0. Read only with
-    distill_weight above 0."""
+    """Temperature of the estimator's softmax in that loss. Default: the estimator's. Values: above 0. Applies only
+    with distill_weight above 0."""
     infonce_weight: float = 1.3
-    """Weight of InfoNCE in kl_regularization. Values: 0 or more. Default: 1.3. Read only with
+    """Weight of InfoNCE in kl_regularization. Values: 0 or more. Default: 1.3. Applies only with
     loss=kl_regularization."""
     kl_weight: float = 0.7
-    """Weight of the divergence in kl_regularization. Values: 0 or more. Default: 0.7. Read only with
+    """Weight of the divergence in kl_regularization. Values: 0 or more. Default: 0.7. Applies only with
     loss=kl_regularization."""
     cancel: str = "none"
     """False-negative cancellation: none, top_k or ratio. Default: 'none'."""
     cancel_k: int = 3
-    """How many of the most similar negatives top_k cancels. Values: 0 or more. Default: 3. Read only with
-    cancel=top_k."""
+    """Number of negatives that cancel=top_k excludes: the most similar ones. Values: 0 or more. Default: 3. Applies
+    only with cancel=top_k."""
     cancel_ratio: float = 0.5
-    """ratio cancels negatives above this share of the positive's similarity. Values: 0 or more. Default: 0.5. Read
-    only with cancel=ratio."""
+    """cancel=ratio excludes negatives whose similarity is above this fraction of the positive's. Values: 0 or more.
+    Default: 0.5. Applies only with cancel=ratio."""
     teacher: str | None = None
-    """A stronger encoder to learn from: a folder, a Hub name, or NAME@REVISION. It stands for estimator=trained_model,
+    """A stronger encoder to learn from: a folder, a Hub name, or NAME@REVISION. Short for estimator=trained_model,
     estimator_model=NAME, loss=info_nce and distill_weight=0.3."""
     false_negatives: str = "mask"
-    """What to do with a negative that has the query's or the code's text: mask excludes it, positives treats it as a
-    relevant code, ignore treats it as a negative. Default: 'mask'."""
+    """What to do with a negative whose query or code has the same text as the positive's: mask excludes it, positives
+    treats it as a relevant code, ignore treats it as a negative. Default: 'mask'."""
     group_size: int = 8
-    """Rows per group, for train_sampling_strategy similar. Values: 1 or more. Default: 8. Read only with
-    train_sampling_strategy=similar."""
+    """Number of similar rows in a group, for train_sampling_strategy=similar. Values: 1 or more. Default: 8. Applies
+    only with train_sampling_strategy=similar."""
     source_sampling: str = "proportional"
-    """With several sources, how many batches come from each: proportional to its rows, round_robin, or shares such as
-    NAME=0.2. A batch comes from one source. Default: 'proportional'."""
+    """With several sources, how many batches come from each: proportional to its rows, round_robin, or fractions such
+    as NAME=0.2. A batch comes from one source. Default: 'proportional'."""
     negatives_per_query: int = 0
-    """Negatives for each query in addition to those in the batch. They come from the rows' column `negatives`, or else
-    from the codes that the estimator finds most similar. Values: 0 or more. Default: 0."""
+    """Negatives for each query in addition to those in the batch. They come from the rows' column `negatives`, or if
+    there is none, from the codes that the estimator finds most similar. Values: 0 or more. Default: 0."""
     negative_ratio: float = 0.95
-    """Maximum similarity of such a negative if the estimator found it, relative to the query's positive. Default:
-    0.95. Read only with negatives_per_query above 0."""
+    """Maximum similarity of a negative that the estimator finds, relative to the query's positive. Default: 0.95.
+    Applies only with negatives_per_query above 0."""
     gather_negatives: bool | None = None
     """Use the codes of all processes as negatives. Default: yes."""
     gradient_cache_chunk_size: int | None = None
     """Encode this many texts at a time and cache the gradients of their embeddings, for large batches in little
     memory. Values: 1 or more."""
     matryoshka_dims: str | None = None
-    """Numbers of leading dimensions to use as embeddings too, such as 768,256,64."""
+    """Also use the first N dimensions of each embedding as an embedding, for each N in a list such as 768,256,64."""
     overwrite: bool = False
-    """Start again and replace the run in the output folder, instead of continuing it or refusing the folder. Default:
-    False."""
+    """Start over and replace the run in the output folder, instead of continuing it or stopping with an error.
+    Default: False."""
     report: bool = False
-    """In Python: measure eval_dataset before and after training, and lexical BM25, and end with a table of the
-    results. The command line always does so. Default: False."""
+    """In Python: evaluate eval_dataset before and after training and with lexical BM25, and print a table of the
+    results at the end. The command line always does. Default: False."""
     merge_lora: bool = False
     """Save the whole encoder, with the adapter merged into its weights. Default: False."""
     merge_ratio: float | None = None
-    """At the end, merge the weights before and after training. This is the share of the latter, from 0 to 1.
-    OUTPUT_DIR/unmerged keeps the trained encoder."""
+    """At the end, average the weights before and after training. The ratio, from 0 to 1, is the weight of the trained
+    encoder. OUTPUT_DIR/unmerged keeps the trained encoder."""

@@ -30,7 +30,7 @@ from soft_trainer.source.repositories import repository_of
 from soft_trainer.source.source_files import decoded
 
 MAX_WAIT = 1.0  # seconds that a search spends on embeddings of changed files
-MAX_NOTICES = 20  # that an index keeps
+MAX_NOTICES = 20  # the latest notices that an index keeps
 
 
 class CodeIndex:
@@ -41,7 +41,7 @@ class CodeIndex:
     Attributes:
         folder: the folder that is searched: the indexed folder, or one in it. Paths are relative to it.
         root: the indexed folder.
-        notices: what a user should know about the latest searches and updates, such as missing embeddings.
+        notices: messages for the user about the latest searches and updates, such as missing embeddings.
 
     Example:
         >>> index = CodeIndex.build("my_repository")
@@ -56,7 +56,7 @@ class CodeIndex:
         self.root: str = store.get_meta(database, "folder")
         self.folder = self.root
         self.prefix = ""  # the path of `folder` in `root`, with a slash at its end
-        self.remedy = ""  # how to make missing embeddings, if not with the command
+        self.remedy = ""  # the advice in a notice about missing embeddings, if it is not the shell command
         self.encoders: dict[tuple, TextEncoder] = {}
         self.notices: list[str] = []
         self._cached_version: tuple | None = None
@@ -78,7 +78,7 @@ class CodeIndex:
         history: bool | None = None,
         words_only: bool = False,
     ) -> CodeIndex:
-        """Indexes a folder, or brings its index up to date.
+        """Indexes a folder, or updates its index.
 
         Args:
             index_dir: where to store the index. By default, in the user's cache directory. An existing index can be
@@ -87,11 +87,11 @@ class CodeIndex:
             truncate_dim: the number of leading dimensions to keep of every embedding. See `update`.
             exclude: patterns for files and folders to skip, such as `docs/**` or `*.md`. By default, the index keeps
                 its patterns.
-            include: patterns for files to index although an ignore file, their folder or their kind (translations,
+            include: patterns for files to index although an ignore file, their folder or their type (translations,
                 data, lock files) would exclude them. By default, the index keeps its patterns.
             history: whether to read the commits of the folder's git repository. By default, the index keeps its
                 setting, which is True for a new index.
-            words_only: whether to leave embeddings and commits to later calls of `encode` and `remember`.
+            words_only: True to index only words. `encode` and `remember` can add embeddings and commits later.
 
         Raises:
             UserError: the folder does not exist, `index_dir` cannot be used, the model cannot be loaded, or its
@@ -100,7 +100,7 @@ class CodeIndex:
         choice = {"exclude": exclude, "include": include, "history": history, "words_only": words_only}
         try:
             return cls._build(folder, index_dir, model, progress, truncate_dim, **choice)
-        except store.DamagedIndex:  # it is marked now, so the next call makes it again
+        except store.DamagedIndex:  # the index is marked as damaged now, so the next call makes it again
             return cls._build(folder, index_dir, model, progress, truncate_dim, **choice)
 
     @classmethod
@@ -152,7 +152,7 @@ class CodeIndex:
         """Opens an existing index.
 
         Args:
-            folder: a folder in the indexed one. Only its files are searched and read, and paths are relative to it.
+            folder: a folder inside the indexed folder. Only its files are searched, and paths are relative to it.
 
         Raises:
             UserError: the index does not exist or cannot be read, another user may have written to it, or `folder` is
@@ -181,7 +181,7 @@ class CodeIndex:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Waits until no other thread uses the index. Turns errors of the disk and of the database into one line."""
+        """Waits until no other thread uses the index. Disk and database errors become one-line errors."""
         with self.lock, _disk_errors(self.index_dir, self.database):
             yield
 
@@ -209,7 +209,7 @@ class CodeIndex:
         return Search([self]).search(query, limit, path, language, name, lexical, commits)
 
     def similar(self, path: str, line: int, limit: int = 10, lexical: bool = False) -> list[SearchResult]:
-        """Finds chunks like the one at a line of a file, best first; see `Search.similar`."""
+        """Finds chunks similar to the chunk at a line of a file, best first; see `Search.similar`."""
         return Search([self]).similar(path, line, limit, lexical)
 
     def update(
@@ -239,7 +239,7 @@ class CodeIndex:
         return changed
 
     def _update_words(self, progress: bool, wait: bool) -> bool:
-        """Reads changed files. If another process is writing to the index, waits for it or leaves the work to it."""
+        """Indexes changed files. If another process is writing to the index, waits for it or leaves the work to it."""
         if not os.path.isdir(self.root):
             raise UserError(f"{self.root}: the indexed folder is missing; search without an update, or index again")
         with self._turn():
@@ -299,7 +299,7 @@ class CodeIndex:
                     tidy(self.database)
 
     def use_encoder(self, model: str | os.PathLike[str] | None = None, truncate_dim: int | None = None) -> None:
-        """Loads an encoder that replaces the index's encoder, and deletes the embeddings of another one.
+        """Loads an encoder for the index, and deletes embeddings that another encoder made.
 
         Chunks are encoded by `encode`. Until then, a search finds them by words.
 
@@ -344,7 +344,7 @@ class CodeIndex:
                     self.notify(notice)
 
     def _choice(self, model: str | os.PathLike[str] | None, truncate_dim: int | None) -> tuple[str | None, int | None]:
-        """Returns the encoder and its number of dimensions. By default, both come from the index.
+        """Returns the name of the encoder to use and its number of dimensions. By default, both come from the index.
 
         Raises:
             UserError: a number of dimensions is given, but no encoder.
@@ -418,7 +418,7 @@ class CodeIndex:
         return self._embeddings.get("runtime")
 
     def _encoder(self, name: str, truncate_dim: int | None, runtime: str | None) -> TextEncoder:
-        """Returns the encoder with this name or in this folder, and keeps it for the next call.
+        """Returns the encoder with this name or in this folder, and caches it.
 
         It is loaded again if another process has embedded the index with newer weights of the same name.
 
@@ -462,7 +462,7 @@ class CodeIndex:
         return counts
 
     def evidence(self, lexical: bool = False) -> list[str]:
-        """Returns the evidence that a search can rank by: words, and if present commits and the encoder's name.
+        """Returns what a search can rank by, such as `["words", "commits", "encoder base"]`.
 
         Args:
             lexical: whether the search ignores the encoder.
@@ -476,7 +476,7 @@ class CodeIndex:
         return found
 
     def contains(self, folder: str) -> bool:
-        """Returns True if a folder is in this one, not the same, and has files in this index."""
+        """Returns True if `folder` is a subfolder of the indexed folder and has files in this index."""
         inside = os.path.relpath(folder, self.folder)
         if inside == "." or inside.split("/")[0] == "..":
             return False
@@ -489,14 +489,14 @@ class CodeIndex:
             return (self.index_dir / store.DATABASE).stat().st_mtime
 
     def skipped(self) -> dict[str, str]:
-        """Returns the reason for every file excluded, keyed by path. A path that ends with `/` is a whole folder."""
+        """Returns the skipped files as `{path: reason}`. A path that ends with `/` is a whole folder."""
         ignored = [store.storable(path) for path in list_ignored(self.root)]
         with self._turn():
             rows = self.database.execute("SELECT path, reason FROM skipped").fetchall()
         return dict(sorted([*((path, "ignored") for path in ignored), *rows]))
 
     def _counts(self) -> tuple[int, int]:
-        """Counts files and chunks."""
+        """Returns the numbers of files and chunks."""
         return self.database.execute("SELECT count(*), coalesce(sum(count), 0) FROM files").fetchone()
 
     def text_of(self, path: str) -> str | None:
@@ -532,9 +532,9 @@ class CodeIndex:
                 self.database.execute("COMMIT")
 
     def similarity_to(self, query: str, snapshot: Snapshot) -> np.ndarray:
-        """Computes every chunk's similarity to the query.
+        """Computes every chunk's similarity to the query, float32[chunks].
 
-        It is NaN for a chunk without an embedding, or without an encoder.
+        The similarity is NaN for a chunk without an embedding, and for all chunks if the encoder cannot be used.
         """
         missing = vectors.unencoded(self.database)
         if missing:
@@ -558,7 +558,7 @@ class CodeIndex:
 
 
 def open_for(folder: str | os.PathLike[str]) -> CodeIndex | None:
-    """Opens the index of a folder, or the part of its nearest indexed parent's index that belongs to the folder.
+    """Opens the index of a folder, or else the index of its nearest indexed parent, limited to the folder.
 
     Returns:
         None if no such index holds a file of the folder.
@@ -579,14 +579,14 @@ def open_for(folder: str | os.PathLike[str]) -> CodeIndex | None:
 
 @contextmanager
 def _disk_errors(index_dir: Path, database: sqlite3.Connection | None = None):
-    """Turns an error of the disk, and damage to the database, into a one-line error."""
+    """Turns a disk error, or damage to the database, into a one-line error."""
     try:
         yield
     except (UserError, sqlite3.ProgrammingError):  # the latter for an index that was closed
         raise
     except Exception as error:
         if store.is_disk_error(error):
-            remedy = "make room or choose another index_dir. What was committed before is still there"
+            remedy = "free some space or choose another index_dir. Nothing that the index held before is lost"
             raise UserError(f"{index_dir}: {error}; {remedy}") from error
         if database and store.is_damaged(database):
             store.mark_damaged(index_dir)

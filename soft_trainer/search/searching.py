@@ -9,7 +9,7 @@ A query takes these steps:
 3. `score` (ranking/ranking.py) scores all files and chunks by words, by an encoder and by past commits, and `fuse`
    (ranking/texts.py) combines the scores of a text's queries.
 4. `order_chunks` (ranking/ranking.py) takes the best chunks that pass the filters, and the snapshots read their texts.
-   `is_weak` (ranking/weakness.py) marks those that may be there by chance.
+   `is_weak` (ranking/weakness.py) marks results that may match by chance.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from soft_trainer.search.ranking.texts import fuse, named_files, parse_text
 from soft_trainer.search.ranking.weakness import is_weak
 from soft_trainer.search.snapshot import Snapshot
 
-# A filter by one of these languages also allows the others in its list.
+# A filter by one of these languages also allows the languages in its list.
 _RELATED = {"typescript": ["tsx"], "c++": ["cpp"], "c#": ["csharp"], "js": ["javascript"], "ts": ["typescript", "tsx"]}
 SIMILAR_TERMS = 16  # the number of terms that represent a chunk in a search for similar chunks
 
@@ -50,7 +50,7 @@ class Search:
         indexes: one `CodeIndex`, or several.
 
     Attributes:
-        ranked_by: what the latest search ranked by: "words", and "commits" and the encoder if they took part.
+        ranked_by: what the latest search ranked by: "words", and "commits" and the encoder if they were used.
 
     Raises:
         UserError: `indexes` is empty.
@@ -63,7 +63,7 @@ class Search:
 
     def __init__(self, indexes: Sequence):
         if not indexes:
-            raise UserError("indexes: expected one or more")
+            raise UserError("indexes: expected at least one")
         self.members = [index for index in indexes if not any(other.contains(index.folder) for other in indexes)]
         self.ranked_by = ["words"]
         names = Counter(os.path.basename(index.folder) for index in self.members)
@@ -81,7 +81,7 @@ class Search:
 
     @property
     def folder(self) -> str:
-        """The names of the folders, for use in messages."""
+        """The indexed folders, separated by commas, for messages."""
         return ", ".join(index.folder for index in self.members)
 
     @property
@@ -93,7 +93,7 @@ class Search:
         return list(dict.fromkeys(notices))
 
     def evidence(self, lexical: bool = False) -> list[str]:
-        """Returns the evidence that a search can rank by in any of the indexes; see `CodeIndex.evidence`."""
+        """Returns what a search in any of the indexes can rank by; see `CodeIndex.evidence`."""
         found = []
         for index in self.members:
             found += index.evidence(lexical)
@@ -161,9 +161,9 @@ class Search:
             return view.best(queries[-1], scores, similarity, allowed, limit, votes)
 
     def similar(self, path: str, line: int, limit: int = 10, lexical: bool = False) -> list[SearchResult]:
-        """Finds chunks like the one at a line of a file, best first.
+        """Finds chunks similar to the chunk at a line of a file, best first.
 
-        Similar chunks share its rare words and, if there is an encoder, have a similar embedding.
+        They share rare words with that chunk and, if there is an encoder, have a similar embedding.
 
         Raises:
             UserError: the file is not in the index, it has no chunk at this line, or the limit is not a positive whole
@@ -207,7 +207,7 @@ class Search:
 
     @contextmanager
     def _view(self) -> Iterator[_View]:
-        """Yields everything that a search reads. Raises UserError if nothing is indexed."""
+        """Yields a view of all indexes for one search. Raises UserError if nothing is indexed."""
         with ExitStack() as stack:
             for index in sorted(self.members, key=id):  # in one order, so that two threads never wait for each other
                 stack.enter_context(index.lock)
@@ -215,9 +215,7 @@ class Search:
             if not len(view.segments.languages):
                 folders = ", ".join(index.folder for index in self.members)
                 commands = "; ".join(f"`{index.command('--skipped')}`" for index in self.members)
-                raise UserError(
-                    f"{folders}: no file is indexed; {commands} indexes again and lists the files that are skipped"
-                )
+                raise UserError(f"{folders}: no file is indexed; {commands} indexes again and lists the skipped files")
             yield view
 
 
@@ -307,7 +305,7 @@ class _View:
         return False
 
     def votes(self, query: ranking.Query) -> Votes:
-        """Returns the weighted votes of commits in all indexes."""
+        """Returns the weighted votes of all indexes' commits for chunks that may answer the query."""
         shares = []
         commits = {}
         for part in self.parts:
@@ -362,7 +360,7 @@ class _View:
         raise UserError(f"{path}:{line}: not in the index; give a path and a line as in a search result")
 
     def query_like(self, chunk: int) -> ranking.Query:
-        """Makes a query from those words of a chunk that are rare but also occur elsewhere."""
+        """Makes a query from the rare words of a chunk that also occur in other chunks."""
         part = self._part_of(chunk)
         text = part.snapshot.result(chunk - part.chunks.start).text
         counts: Counter[str] = Counter()

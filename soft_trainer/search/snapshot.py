@@ -1,4 +1,4 @@
-"""Gives a search its view of an index: segments, embeddings, filters, and the texts of results."""
+"""Reads what a search needs from one index: segments, embeddings, filters, and the texts of results."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Snapshot:
         return named
 
     def _terms_of_name(self, name: str) -> list[str]:
-        """Returns the index terms of the definitions with an unqualified name."""
+        """Returns the index terms of definitions with an unqualified name, in which `*` matches anything."""
         term = DEFINED + whole(name)
         if "*" not in term:
             return [term]

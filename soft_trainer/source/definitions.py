@@ -72,7 +72,7 @@ def definitions(root: Node, source: bytes, language: str) -> Iterator[Definition
         for node in captures.get(kind, ()):
             nodes.append((kind, node))
     nodes.sort(key=lambda each: (each[1].start_byte, -each[1].end_byte))
-    # What encloses the present node. Asking each node for its parent would take quadratic time in a deep tree.
+    # The definitions and wrappers around the current node. Looking up parents would be quadratic in a deep tree.
     around: list[Definition] = []
     wrappers: list[Node] = []
     for kind, node in nodes:
@@ -85,7 +85,7 @@ def definitions(root: Node, source: bytes, language: str) -> Iterator[Definition
             continue
         if node.type in _NEED_BODY and node.child_by_field_name("body") is None:
             continue
-        # What wraps an enclosing definition may end here too: the decorators of a class end with its last method.
+        # A wrapper of an enclosing definition may end here too: a decorated class ends with its last method.
         first = around[-1].node.start_byte if around else 0
         own = [
             wrapper
@@ -100,7 +100,7 @@ def definitions(root: Node, source: bytes, language: str) -> Iterator[Definition
 
 
 def name_node(node: Node) -> Node | None:
-    """Returns the node with a definition's name. In C it is inside declarators, and in a Rust `impl` it is a type."""
+    """Returns the node with a definition's name. In C it is inside declarators; in a Rust `impl` it is a type."""
     name = node.child_by_field_name("name")
     if name is None and node.type == "impl_item":
         return node.child_by_field_name("type")
@@ -120,7 +120,7 @@ def last_child(node: Node, *kinds: str) -> Node | None:
 
 
 def _name(source: bytes, node: Node, wrappers: list[Node], naming: dict[str, str]) -> str:
-    """Returns the name of a definition, or of what it is assigned to, on one line and without type parameters."""
+    """Returns a definition's name, or the name that it is assigned to, on one line and without type parameters."""
     named = name_node(node)
     for wrapper in reversed(wrappers):
         if named is None and (field := naming.get(wrapper.type)):

@@ -49,7 +49,7 @@ def strip_ruby(comment: str) -> str:
 
 @dataclass(frozen=True)
 class DocStyle:
-    """The markup that one ecosystem uses in documentation.
+    """The markup of one documentation format, such as Javadoc or Rustdoc.
 
     Attributes:
         substitutions: patterns of markup and their replacements, applied in order.
@@ -133,7 +133,7 @@ GO = DocStyle(
     skip=r"\s*(TODO|FIXME|XXX|BUG)\b",
     strip=partial(strip_comment, directive=r"\s*//(go:|export |line |nolint|#|\s*\+build)"),
 )
-# The sections of Rustdoc are headings. KDoc has the tags of Javadoc, and Markdown.
+# Sections of Rustdoc are headings. KDoc has Javadoc's tags, and Markdown.
 RUST = DocStyle(GO.substitutions, stop=r"\s*#+ |\s*```")
 KDOC = DocStyle(GO.substitutions, stop=rf"{_TAG_LINE}|\s*```")
 PYTHON = DocStyle(

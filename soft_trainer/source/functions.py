@@ -25,7 +25,7 @@ _START = attrgetter("start_byte")
 def functions(
     root: Node, source: bytes, language: str, path: str, documented: bool = False
 ) -> Iterator[tuple[Row, Node]]:
-    """Yields the named functions in `source` that have a body. Each comes as a row, with its syntax node.
+    """Yields a row and the syntax node for each named function in `source` that has a body.
 
     A row has CodeSearchNet's columns except `repo` and `partition`, which depend on the package. Without
     documentation, `docstring` and `docstring_tokens` are empty. If the documentation consists of tags, only
@@ -64,7 +64,7 @@ class Function(NamedTuple):
 
 
 class FileFunctions:
-    """The functions in one file. All are found at once, but rows are slow to make, so each is made on request.
+    """The functions in one file. Making a row is slow, so `row` makes the row of a single function on request.
 
     Args:
         root: the root of the syntax tree, or None if the file could not be parsed. It then has no functions.
@@ -102,7 +102,7 @@ class FileFunctions:
             self.functions[name] = function
 
     def _found(self, root: Node) -> Iterator[Function]:
-        """Yields the named functions that have a body. Of several with the same lines, only the first is yielded."""
+        """Yields the named functions that have a body. Of several functions on the same lines, the first counts."""
         end = 0
         lines = set()
         for found in definitions(root, self.source, self.language):
@@ -136,7 +136,7 @@ class FileFunctions:
         return None
 
     def row(self, function: Function) -> Row:
-        """Returns a function's row, as described in `functions`."""
+        """Returns a function's row with CodeSearchNet's columns, as described in `functions`."""
         first, last = function.lines
         docstring = self.docstring(function)
         return {
@@ -169,7 +169,7 @@ class FileFunctions:
         return tokens
 
     def _comment_spans(self, function: Function) -> list[Span]:
-        """Returns the span of each comment in a function: the offsets of its first byte and of the byte after it."""
+        """Returns the byte range of each comment in a function: the start, and the end, which is excluded."""
         first = bisect_left(self._comments, function.named.start_byte, key=_START)
         last = bisect_left(self._comments, function.named.end_byte, key=_START)
         spans = []
@@ -210,7 +210,7 @@ class FileFunctions:
         while (comment := self._by_last_row.get(row)) is not None:
             line_start = self.source.rfind(b"\n", 0, comment.start_byte) + 1
             if self.source[line_start : comment.start_byte].strip():
-                break  # It stands after code on the same line.
+                break  # the comment follows code on the same line
             group.insert(0, node_text(self.source, comment))
             row = comment.start_point[0] - 1
             if group[0].startswith(("/*", "=begin")):

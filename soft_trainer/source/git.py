@@ -32,24 +32,24 @@ def open_repository(path: str | os.PathLike[str]) -> pygit2.Repository:
     """
     _check_regular_files(path)
     before = pygit2.settings.owner_validation
-    # The validation protects programs that obey a repository's settings. This one ignores them.
+    # The validation protects programs that obey a repository's settings. This package ignores the settings.
     pygit2.settings.owner_validation = False
     try:
         repository = pygit2.Repository(os.fspath(path), RepositoryOpenFlag.NO_SEARCH)
         if repository.head_is_unborn:
             raise UserError(f"{path}: the repository has no commit on its current branch")
     except (pygit2.GitError, KeyError, OSError) as error:
-        hint = "give the root of a git repository, with its .git, or a bare one"
+        hint = "give the root of a git repository (the folder with .git), or a bare repository"
         if Path(path, ".git").exists() or Path(path, "objects").exists():
             hint = "libgit2 cannot open it; clone it again (`git clone`, without --filter) and give the clone"
-        raise UserError(f"{path}: no readable git repository ({' '.join(str(error).split())}); {hint}") from error
+        raise UserError(f"{path}: not a readable git repository ({' '.join(str(error).split())}); {hint}") from error
     finally:
         pygit2.settings.owner_validation = before
     return repository
 
 
 def _check_regular_files(path: str | os.PathLike[str]) -> None:
-    """Raises UserError if libgit2 would open anything but a regular file, such as a pipe, and wait forever."""
+    """Raises UserError if one of git's files is not a regular file: libgit2 would wait forever for a pipe."""
     own = git_dir(path)
     shared = common_dir(path)
     names = [(own, "HEAD"), (own, "commondir"), *((shared, name) for name in ("config", "packed-refs", "shallow"))]
@@ -72,7 +72,7 @@ def shallow_ends(path: str | os.PathLike[str]) -> str:
 
 @contextmanager
 def reporting_missing_objects(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turns a missing or damaged object into a one-line error.
+    """Turns an error about a missing or damaged git object into a one-line error.
 
     Raises:
         UserError: libgit2 could not read an object.
@@ -87,7 +87,7 @@ def reporting_missing_objects(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def read_object(repository: pygit2.Repository, oid: pygit2.Oid | str):
-    """Returns the object with this id.
+    """Returns the git object with the id `oid`.
 
     Raises:
         OSError: the object is missing.
@@ -105,7 +105,7 @@ def commits_oldest_first(repository: pygit2.Repository, tip: str | None = None, 
     """
     order = SortMode.TOPOLOGICAL | SortMode.TIME | SortMode.REVERSE
     tip = tip or repository.head.target
-    if shallow_ends(repository.path):  # libgit2 walks them only in the folder that all working trees share
+    if shallow_ends(repository.path):  # libgit2 can walk a shallow clone only in the folder of all its working trees
         repository = open_repository(common_dir(repository.path))
     walker = repository.walk(tip, order)
     if known:

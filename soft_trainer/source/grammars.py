@@ -25,7 +25,7 @@ GRAMMARS = {
     "typescript": "tree_sitter_typescript:language_typescript",
     "tsx": "tree_sitter_typescript:language_tsx",
 }
-# The context of a code fragment in its file.
+# The text around all code in a file.
 _AROUND = {"php": (b"<?php", b"?>")}
 # Frames are put around a code fragment so that it parses. They give no tokens. A bare method parses inside a class,
 # and a JavaScript function without a name inside parentheses.
@@ -55,7 +55,7 @@ def parser(language: str) -> Parser:
 
 
 def entry_of(table: dict, language: str):
-    """Returns a language's entry in a table.
+    """Returns `table[language]`.
 
     Raises:
         UserError: the language is not in the table.
@@ -75,7 +75,7 @@ def parses(code: str, language: str) -> bool:
 
 
 def parse_framed(code: str, language: str) -> tuple[Node, bytes, set[int]]:
-    """Parses code in the first frame that gives no syntax error, or without a frame if none does.
+    """Parses code in the first frame without a syntax error, such as `class C { ... }`, or else without a frame.
 
     Returns:
         The root of the tree, the text that was parsed, and the positions of the frame's bytes in it.

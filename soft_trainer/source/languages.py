@@ -1,4 +1,4 @@
-"""Describes each language for mining and search.
+"""Describes, for each language, the syntax of functions, names, comments and documentation.
 
 CONTRIBUTING.md lists the other places that a new language needs.
 """
@@ -15,7 +15,7 @@ _NEVER = "(?!)"  # a pattern that matches nothing
 
 @dataclass(frozen=True)
 class SourceLanguage:
-    """Describes how a language writes functions, names and documentation. Node types are separated by spaces.
+    """The syntax of a language's functions, names and documentation. Node types are separated by spaces.
 
     Attributes:
         extensions: the endings of file names.
@@ -192,7 +192,7 @@ SOURCE_LANGUAGES["typescript"] = replace(
     wrappers=_NAMING_FUNCTIONS | {"public_field_definition": "name"},
     types="interface_declaration type_alias_declaration enum_declaration",
 )
-# The same language with markup in it has another grammar.
+# TypeScript with JSX has another grammar.
 SOURCE_LANGUAGES["tsx"] = replace(SOURCE_LANGUAGES["typescript"], extensions=(".tsx",))
 
 LANGUAGE_OF_ENDING = {ending: name for name, table in SOURCE_LANGUAGES.items() for ending in table.extensions}

@@ -25,5 +25,5 @@ def is_test_path(path: str, language: str) -> bool:
 
 
 def patterns_of(language: str) -> SourceLanguage:
-    """Returns a language's description. An unknown language has no patterns, only the common words for tests."""
+    """Returns a language's entry in `SOURCE_LANGUAGES`. For an unknown language, the entry has only the test words."""
     return SOURCE_LANGUAGES.get(language, _UNKNOWN)

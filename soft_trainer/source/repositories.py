@@ -1,4 +1,4 @@
-"""Finds a git repository and its folders without git or pygit2, which a search need not import."""
+"""Finds a git repository and its folders without pygit2, so that a search need not import it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MAX_BYTES = 10_000  # of a file that holds a path
 
 
 def repository_of(folder: str) -> tuple[str, str] | None:
-    """Returns the repository that contains a folder, and the folder's path in it, which is empty or ends with `/`.
+    """Returns the root of the repository that contains a folder, and the folder's path in it: "", or ending with `/`.
 
     Returns None if the folder is not in a repository.
     """

@@ -96,7 +96,7 @@ def decoded(source: bytes) -> str | None:
 
 
 def source_folder(name: str) -> str:
-    """Returns the folder that a name stands for: `stdlib` is Python's library, `installed` its packages.
+    """Returns the folder for a name: `stdlib` is Python's standard library, `installed` the installed packages.
 
     Any other name is a folder. An existing folder called `stdlib` or `installed` takes precedence.
     """

@@ -1,4 +1,4 @@
-"""Compares two runs on the same queries, or two methods over many runs: the difference in MRR and its certainty."""
+"""Compares two runs on the same queries, or two methods over many runs, by MRR with confidence intervals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from soft_trainer.terminal import shortened, table
 
 
 def ranks_of(run: str | Path, split: str, system: str = "trained") -> RankedQueries:
-    """Reads ranks from a run's output folder, or from a file of ranks.
+    """Reads the rank of each query's relevant code, from a run's output folder or from a `ranks-*.parquet` file.
 
     Raises:
         UserError: the run has no ranks for this split and system, or its encoder has changed since.
@@ -38,7 +38,7 @@ def ranks_of(run: str | Path, split: str, system: str = "trained") -> RankedQuer
         path = _ranks_file(path, split, system)
         if not path.is_file():
             present = ", ".join(sorted(file.name for file in path.parent.glob("ranks-*.parquet"))) or "none"
-            raise UserError(f"{path.parent}: no ranks of {split} by the {system} encoder; files of ranks: {present}")
+            raise UserError(f"{path.parent}: no ranks of {split} by {system}; files of ranks: {present}")
         _check_listed(path)
     ranked = load_ranks(path)
     ranked.check_encoder()
@@ -71,7 +71,7 @@ class RankChange:
         query: the text of the query.
         delta: its reciprocal rank in a minus its reciprocal rank in b, averaged over seeds.
         ranks: for each system, the rank with each seed.
-        tops: for each system, the top three codes with the first seed, as (True for the query's code, text).
+        tops: for each system, the top three codes with the first seed, as (True for the query's positive, text).
     """
 
     query: str
@@ -81,10 +81,10 @@ class RankChange:
 
 
 class Pairing:
-    """Two systems on the same queries, each with one run or with one run per seed.
+    """The ranks of two systems on the same queries. Each system has one run, or one run per seed.
 
     Args:
-        a, b: the ranks of each run, with seeds in the same order. Queries are sorted into the order of the first run.
+        a, b: the ranks of each system's runs, with seeds in the same order. All runs are reordered like the first run.
 
     Raises:
         UserError: a run has other queries or another corpus than the first one.
@@ -106,11 +106,11 @@ class Pairing:
         self.differences = self.reciprocal[0] - self.reciprocal[1]
 
     def compare(self) -> Comparison:
-        """Compares the queries' reciprocal ranks, averaged over seeds."""
+        """Returns the paired comparison of the two systems' reciprocal ranks, averaged over seeds."""
         return compare_paired(*self.reciprocal)
 
     def changes(self, number: int = 10) -> list[RankChange]:
-        """Returns the queries that changed most, largest change first."""
+        """Returns the queries whose reciprocal ranks differ most between the systems, largest difference first."""
         sizes = np.abs(self.differences)
         largest = np.argsort(-sizes, kind="stable")[:number]
         return [self._change(row) for row in largest[sizes[largest] > 0].tolist()]
@@ -127,7 +127,7 @@ class Pairing:
 
 
 def _order(ranked: RankedQueries, reference: RankedQueries) -> np.ndarray:
-    """Returns the rows of `ranked` in the order of `reference`, int64[Q].
+    """Returns the row in `ranked` of each query in `reference`, int64[Q].
 
     Raises:
         UserError: the two have different queries or corpora.
@@ -162,7 +162,7 @@ def verdict(a: float, b: float, interval: Interval) -> str:
 
 
 def describe(comparison: Comparison) -> str:
-    """Describes a comparison in two lines."""
+    """Formats a comparison as two lines: the difference in MRR with its p-value, then wins, losses and ties."""
     queries = comparison.wins + comparison.losses + comparison.ties
     return (
         f"A - B: MRR {difference_text(comparison.delta, comparison.interval)}, p {p_text(comparison.p, '= ')}\n"
@@ -171,14 +171,14 @@ def describe(comparison: Comparison) -> str:
 
 
 def p_text(p: float, equals: str = "") -> str:
-    """Formats p with three digits. With 10,000 draws, further digits would mean little."""
+    """Formats a p-value, such as "0.012" or "< 0.001". With 10,000 draws, more than three digits would be noise."""
     if p < 0.001:
         return "< 0.001"
     return f"{equals}{p:.3f}"
 
 
 def change_text(change: RankChange) -> str:
-    """Formats a change as several lines: the query, then each system's top codes. `=>` marks the query's positive."""
+    """Formats a change as lines: the query, then each system's rank and top codes, with `=>` before the positive."""
     lines = [f"{change.delta:+.3f}  {shortened(change.query)}"]
     for name, ranks, top in zip("AB", change.ranks, change.tops, strict=True):
         lines.append(f"  {name}: rank {', '.join(f'{rank:,}' for rank in ranks)}")
@@ -193,20 +193,20 @@ def change_text(change: RankChange) -> str:
 
 @dataclass(frozen=True)
 class SetComparison:
-    """Two methods on the queries of one evaluation set."""
+    """The reciprocal ranks of two methods on the queries of one evaluation set."""
 
     name: str
     reciprocal: tuple[np.ndarray, np.ndarray]  # the reciprocal ranks of each method, float64[S, Q]
 
     @property
     def differences(self) -> np.ndarray:
-        """The difference for each seed and query, float64[S, Q]."""
+        """The first method's reciprocal ranks minus the second's, for each seed and query, float64[S, Q]."""
         return self.reciprocal[0] - self.reciprocal[1]
 
 
 @dataclass(frozen=True)
 class PooledComparison:
-    """Two methods on all sets. MRR is the mean over the queries of all sets, averaged over seeds."""
+    """Two methods on several evaluation sets. MRR is the mean over the queries of all sets, averaged over seeds."""
 
     sets: tuple[SetComparison, ...]
 
@@ -224,11 +224,11 @@ class PooledComparison:
 
     @property
     def p(self) -> float:
-        """The two-sided p of the randomisation test over queries whose differences are averaged over seeds."""
+        """The two-sided p-value of a randomisation test over queries, with differences averaged over seeds."""
         return randomisation_test(np.concatenate([each.differences.mean(0) for each in self.sets]))
 
     def describe(self) -> str:
-        """Returns a table with one line per set and one for all sets together."""
+        """Returns the verdict, a table with one line per set and one for all sets together, and the p-value."""
         rows = []
         number = 0
         for each in self.sets:
@@ -248,11 +248,10 @@ class PooledComparison:
 def compare_patterns(a: str, b: str, split: str = "test", system: str = "trained") -> PooledComparison:
     """Compares the runs that match two patterns, such as `outputs/study/*/ours/*`.
 
-    Two runs form a pair if each `*` stands for the same text in both. Pairs with the same queries are seeds of one
-    set.
+    Two runs form a pair if each `*` matches the same text in both. Pairs with the same queries are seeds of one set.
 
     Args:
-        split: evaluation sets, separated by commas. A pair of runs may lack some of them.
+        split: comma-separated evaluation sets. A pair of runs may lack some of them.
 
     Raises:
         UserError: a pattern has no `*` or matches no run, or a run has no partner or no ranks.
@@ -284,13 +283,13 @@ def compare_patterns(a: str, b: str, split: str = "test", system: str = "trained
 
 
 def _check_partners(folders: dict[tuple, Path], partners: dict[tuple, Path], pattern: str) -> None:
-    """Raises UserError if a run has no partner in the other pattern."""
+    """Raises UserError if a run of one pattern has no partner in the other: the same texts in place of the stars."""
     for parts in sorted(folders.keys() - partners.keys()):
-        raise UserError(f"{folders[parts]}: no run of {pattern} matches it")
+        raise UserError(f"{folders[parts]}: has no partner among the runs of {pattern}")
 
 
 def _folders(pattern: str) -> dict[tuple[str, ...], Path]:
-    """Returns the folders that match a pattern, keyed by the texts that its stars stand for."""
+    """Returns the folders that match a pattern such as `out/*/ours/*`, keyed by the texts that its stars match."""
     if "*" not in pattern:
         raise UserError(f"{pattern}: write * in place of the sets and seeds, in both patterns or in none")
     parts = pattern.rstrip("/").split("*")  # only a star is a wildcard

@@ -20,7 +20,7 @@ CURVES = (("loss", "Training loss", "loss"), ("mrr", "MRR on valid during traini
 
 
 def draw_pictures(methods: Mapping[str, Sequence], differences: Sequence, folder: Path) -> dict[str, Path]:
-    """Draws the figures that have data. Returns their files, keyed by title: none without matplotlib.
+    """Draws the figures for which there is data. Returns `{title: path}`, which is empty without matplotlib.
 
     Args:
         methods: the `ReportedRun`s of each method.
@@ -47,7 +47,7 @@ def draw_pictures(methods: Mapping[str, Sequence], differences: Sequence, folder
 
 
 def curves(methods: Mapping[str, Sequence], name: str):
-    """Draws a logged value by step, with one line per run."""
+    """Plots a logged value, such as `eval_mrr`, by training step, with one line per run."""
     figure, axes = _figure("step", name)
     for number, (method, runs) in enumerate(methods.items()):
         label = method  # it appears once in the legend
@@ -60,7 +60,7 @@ def curves(methods: Mapping[str, Sequence], name: str):
 
 
 def weights(methods: Mapping[str, Sequence]):
-    """Draws the distribution of weights in the last logged step, for the first run of each method."""
+    """Plots the distribution of the negatives' weights in the last logged step, for the first run of each method."""
     figure, axes = _figure("weight of a negative", "density")
     for number, (method, runs) in enumerate(methods.items()):
         histogram = runs[0].record.get("weights")
@@ -75,7 +75,7 @@ def weights(methods: Mapping[str, Sequence]):
 
 
 def gains(differences: Sequence):
-    """Draws the difference for each query, with gains above 0 and losses below, each sorted by size."""
+    """Plots each query's gain (above 0) or loss (below 0) in reciprocal rank against the baseline, largest first."""
     figure, axes = _figure("queries gained or lost, the largest change first", "difference in reciprocal rank")
     for number, difference in enumerate(differences):
         values = difference.comparison.differences.mean(0)

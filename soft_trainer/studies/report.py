@@ -20,7 +20,7 @@ from soft_trainer.terminal import table
 PAGE = "report.md"
 TEST_NOTE = (
     "Differences are paired over queries, over the seeds that both methods have. Interval: bootstrap over seeds and "
-    "queries, 95 %. p: two-sided randomisation test over queries, after Holm's correction for all rows of this page."
+    "queries, 95 %. p: two-sided randomisation test over queries, after Holm's correction for all rows on this page."
 )
 SETTINGS = ("loss", "estimator", "weighting", "alpha", "beta", "temperature", "floor", "margin", "cancel")
 TRAINING = ("learning rate", "epochs", "codes compared per query", "seconds per step, with evaluations")
@@ -31,7 +31,7 @@ class ReportedRun:
     """A finished run, as read from its output folder."""
 
     folder: Path
-    method: str  # the path of the folder below the given one, without the seed at its end
+    method: str  # the path below the searched folder, without the seed at its end
     seed: int | None
     record: Mapping
     log: Sequence[Mapping]
@@ -55,7 +55,7 @@ class Difference:
 
 
 def find_runs(folders: Sequence[str | Path]) -> tuple[list[ReportedRun], list[str]]:
-    """Finds finished runs below some folders. Returns the runs, and a line for each folder that was skipped.
+    """Finds finished runs in folders and their subfolders. Returns the runs, and a line for each skipped folder.
 
     Raises:
         UserError: a folder does not exist, or no run has finished.
@@ -74,12 +74,12 @@ def find_runs(folders: Sequence[str | Path]) -> tuple[list[ReportedRun], list[st
             except UserError as error:
                 excluded.append(f"{folder}: {error}")
     if not runs:
-        raise UserError("; ".join(["no finished run was found", *excluded]))
+        raise UserError("; ".join(["no finished run found", *excluded]))
     return sorted(runs.values(), key=lambda run: (run.method, str(run.seed))), excluded
 
 
 def _read_run(folder: Path, root: Path) -> ReportedRun:
-    """Reads a run. Raises UserError if the run cannot be part of a report."""
+    """Reads a run from its output folder. Raises UserError if the run is unfinished or has no results to report."""
     path = folder / RECORD
     if not path.is_file():
         raise UserError(f"unfinished: has ranks but no {RECORD}")
@@ -99,7 +99,7 @@ def _read_run(folder: Path, root: Path) -> ReportedRun:
 
 
 def by_method(runs: Sequence[ReportedRun]) -> dict[str, list[ReportedRun]]:
-    """Groups runs by method."""
+    """Groups runs by method: `{method: runs}`."""
     methods: dict[str, list[ReportedRun]] = {}
     for run in runs:
         methods.setdefault(run.method, []).append(run)
@@ -114,7 +114,7 @@ def choose_baseline(methods: Mapping[str, Sequence[ReportedRun]], name: str | No
     """
     if name is not None:
         if name not in methods:
-            raise UserError(f"baseline={name}: no such method; there are {', '.join(methods)}")
+            raise UserError(f"baseline={name}: no such method; the methods are {', '.join(methods)}")
         return name
     for method, runs in methods.items():
         loss = runs[0].record["loss"]
@@ -159,7 +159,7 @@ def compare_with(baseline: str, methods: Mapping[str, Sequence[ReportedRun]], na
 
 
 def _by_seed(runs: Sequence[ReportedRun], name: str) -> dict[int | None, ReportedRun]:
-    """Returns the runs that were measured on an evaluation set, keyed by seed."""
+    """Returns the runs that were evaluated on the evaluation set `name`, keyed by seed."""
     return {run.seed: run for run in runs if name in run.results}
 
 
@@ -215,7 +215,7 @@ def results_table(
     differences: Sequence[Difference],
     p_of: Mapping[Difference, float],
 ) -> str:
-    """Returns a table of all methods on one evaluation set, with systems that were not trained first."""
+    """Returns a table of the MRR of all methods on one evaluation set. Systems without training come first."""
     rows = []
     for system in ("untrained", "lexical"):
         rows += [[*row, None, None, None] for row in _before_training(methods, name, system)]
@@ -238,7 +238,7 @@ def results_table(
 
 
 def _before_training(methods: Mapping[str, Sequence[ReportedRun]], name: str, system: str) -> list[list]:
-    """Returns a row with the MRR of a system before training, or one per method if their runs start differently."""
+    """Returns rows with the MRR of an untrained system: one row, or one per method if the values differ."""
     measured = {}
     for method, runs in methods.items():
         found = [run.results[name][system]["mrr"] for run in runs if system in run.results.get(name, {})]
@@ -251,7 +251,7 @@ def _before_training(methods: Mapping[str, Sequence[ReportedRun]], name: str, sy
 
 
 def runs_table(runs: Sequence[ReportedRun]) -> str:
-    """Returns a table of all runs with their settings."""
+    """Returns a table of all runs with their seeds and settings."""
     rows = []
     for run in runs:
         loss = run.record["loss"]

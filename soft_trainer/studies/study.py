@@ -30,10 +30,10 @@ KEYS = ("launcher", "options", "output_dir", "runs", "seeds")
 PLACEHOLDER = re.compile(r"\{([\w.-]+)\}")
 RECIPE = "recipe.yaml"
 LOG = "log.txt"
-UNFINISHED_REDO = "unknown, because a --redo with another launcher did not end"
+UNFINISHED_REDO = "unknown, because a --redo with another launcher did not finish"
 
-# Options that a run cannot set, because the study does.
-_OF_STUDY = {"seed": "the study's `seeds` decide", "output_dir": "the study's `output_dir` decides"}
+# Options that a run cannot set, with what sets them.
+_OF_STUDY = {"seed": "set the study's `seeds` instead", "output_dir": "set the study's `output_dir` instead"}
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Study:
-    """A study as described in its YAML file."""
+    """A study's runs, the command that launches each run, and the parent folder of their output folders."""
 
     output_dir: Path
     launcher: str
@@ -106,7 +106,7 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, outpu
             options = recipe | options | {"seed": seed}
             known = options | folders
             try:
-                # A run replaces {language} in its rows itself, once for each language.
+                # A run replaces {language} in these paths itself, once for each language.
                 in_rows = known | {"language": "{language}"}
                 options = {
                     key: _filled(value, in_rows if key in ("data_dir", "eval_data_dir") else known)
@@ -119,7 +119,7 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, outpu
 
 
 def _with_recipe(options: Mapping | None, folder: Path) -> tuple[dict, dict]:
-    """Returns a run's options, together with the options of the recipe that it starts from."""
+    """Returns the options of the recipe that `config` gives, and the run's other options, as two dicts."""
     options = dict(options or {})
     config = options.pop("config", None)
     if config is None:
@@ -130,7 +130,7 @@ def _with_recipe(options: Mapping | None, folder: Path) -> tuple[dict, dict]:
 
 
 def _filled(value, known: Mapping):
-    """Replaces the placeholders in a value."""
+    """Replaces each placeholder in a string, such as `{language}`, by its value in `known`."""
     if not isinstance(value, str):
         return value
 
@@ -154,10 +154,10 @@ def check_options(run: PlannedRun) -> tuple:
 
 
 def state_of_run(study: Study, run: PlannedRun) -> State:
-    """Returns the state of a run's folder, as the run itself would find it.
+    """Returns the state of a run's folder: new, stopped, done, or made with other settings.
 
-    The launcher's command line is compared as text. Processes and precision depend on the launcher, and are compared
-    once a study has made the run.
+    The launcher's command line is compared as text. The number of processes and the precision depend on the launcher,
+    so they are compared only if a study made the run.
 
     Raises:
         UserError: an option is invalid, or the encoder cannot be found.
@@ -188,7 +188,7 @@ def _made(folder: Path) -> dict:
 
 
 def plan(study: Study) -> str:
-    """Returns a table of the runs and their states."""
+    """Returns a table of a study's runs with their states, and with settings that differ from an earlier run's."""
     rows = []
     for run in study.runs:
         state = state_of_run(study, run)
@@ -200,7 +200,7 @@ def run_all(study: Study, redo: bool = False) -> int:
     """Starts every run that is not done, one after the other, and prints a summary.
 
     Args:
-        redo: make runs again that were made with other settings.
+        redo: True to repeat runs that were made with other settings.
 
     Returns:
         0 if all runs are done, 1 if one failed, 130 after Ctrl-C.
@@ -213,7 +213,7 @@ def run_all(study: Study, redo: bool = False) -> int:
         if state.name == OTHER and not redo:
             raise UserError(
                 f"{study.folder(run)}: was made with other settings: {'; '.join(state.changes[:3])}. Set another "
-                "output_dir, or make such runs again with --redo"
+                "output_dir, or repeat such runs with --redo"
             )
     outcomes = []
     code = 0
@@ -232,7 +232,7 @@ def run_all(study: Study, redo: bool = False) -> int:
 
 
 def _make(study: Study, run: PlannedRun, redo: bool, title: str) -> str:
-    """Starts a run in another process, unless it is done, and returns its outcome."""
+    """Starts a run in another process, unless it is done. Returns its outcome, such as "done" or "failed: ..."."""
     folder = study.folder(run)
     folder.mkdir(parents=True, exist_ok=True)
     # The run's process inherits the lock of its log, because it may outlive a study that is killed.
@@ -242,7 +242,7 @@ def _make(study: Study, run: PlannedRun, redo: bool, title: str) -> str:
         os.close(held)  # the run locks its folder
         state = state_of_run(study, run)
         pushes = run.options.get("push_to_hub") or run.options.get("push_data_to_hub")
-        if state.name == DONE and not pushes:  # a finished run still pushes, if its push has failed
+        if state.name == DONE and not pushes:  # a finished run starts again to push, in case its push failed
             return "done before"
         if state.name == OTHER and not redo:
             return f"differs: {'; '.join(state.changes[:3])}"
@@ -269,7 +269,7 @@ def _make(study: Study, run: PlannedRun, redo: bool, title: str) -> str:
 
 
 def _command(study: Study, folder: Path, overwrite: bool) -> list[str]:
-    """Returns a run's command line."""
+    """Returns the command line that trains with the recipe in a run's folder."""
     try:
         launcher = shlex.split(study.launcher)
     except ValueError as error:
@@ -277,7 +277,7 @@ def _command(study: Study, folder: Path, overwrite: bool) -> list[str]:
     if launcher[:2] == ["accelerate", "launch"]:  # this Python's `accelerate`, even if it is not on the PATH
         launcher[:2] = [sys.executable, "-m", "accelerate.commands.launch"]
     if shutil.which(launcher[0]) is None:
-        raise UserError(f"launcher={study.launcher!r}: no command {launcher[0]}")
+        raise UserError(f"launcher={study.launcher!r}: command {launcher[0]} not found")
     command = [*launcher, "-m", "soft_trainer.cli", "train", "--config", str(folder / RECIPE)]
     if overwrite:
         return [*command, "--overwrite", "true"]
@@ -285,7 +285,7 @@ def _command(study: Study, folder: Path, overwrite: bool) -> list[str]:
 
 
 def _last_line(log: Path, start: int) -> str:
-    """Returns the last line of a log that looks like an error, or else its last line."""
+    """Returns the last line after byte `start` of a log that looks like an error, or else the last line."""
     last = "no output"
     error = None
     for line in log.read_bytes()[start:].decode(errors="replace").splitlines():
@@ -298,7 +298,7 @@ def _last_line(log: Path, start: int) -> str:
 
 
 def _mrr(folder: Path) -> float | None:
-    """Returns the trained encoder's MRR on test, the mean over several tests, or None if there is none."""
+    """Returns the trained encoder's MRR on test (the mean over several test sets), or None without a test result."""
     found = []
     for name, systems in record_of(folder).get("results", {}).items():
         if name.split("-")[0] == "test" and "trained" in systems:

@@ -1,4 +1,4 @@
-"""The program `soft-trainer`: its commands, its errors for wrong ones, and how fast it starts."""
+"""The program `soft-trainer`: its commands, its error messages, and its start-up time."""
 
 import importlib
 import json
@@ -22,7 +22,7 @@ HEAVY = ("torch", "transformers", "datasets", "numpy", "scipy", "pyarrow", "tree
 
 
 def in_a_process(*words: str) -> list[str]:
-    """The lines of a command, and last the slow modules that it imports and its seconds, in a new process."""
+    """Runs a command in a new process. Returns its lines; the last has the heavy modules imported and the seconds."""
     code = (
         f"import sys, time; start = time.process_time(); sys.argv = {['soft-trainer', *words]}\n"
         "from soft_trainer.cli.__main__ import main\n"
@@ -34,7 +34,7 @@ def in_a_process(*words: str) -> list[str]:
 
 
 def error_of(words: list[str], monkeypatch, capsys) -> str:
-    """The one line that a command prints before it exits with code 2."""
+    """Returns the line that a command prints before it exits with code 2."""
     monkeypatch.setattr(sys, "argv", ["soft-trainer", *words])
     with pytest.raises(SystemExit) as stopped:
         main()
@@ -99,7 +99,7 @@ def test_the_version_and_without_a_command_the_overview(capsys):
         (["--verson"], "unknown option --verson; did you mean '--version'?"),
         (["study", "--confg", "x"], "unknown option --confg; did you mean '--config'?"),
         (["study"], "the following arguments are required: --config"),
-        (["study", "--config", "x", "--set", "seed"], "set seed: write OPTION=VALUE"),
+        (["study", "--config", "x", "--set", "seed"], "set seed: expected OPTION=VALUE"),
         (["mine", "x", "--languag=go"], "unknown option --languag; did you mean '--language'?"),
         (["mine", "/nowhere", "--language", "go", "--output_dir", "x"], "/nowhere: no such folder"),
         (["mine", "a", "b", "--language", "go", "--output_dir", "x"], "unrecognized arguments: b"),
@@ -114,7 +114,7 @@ def test_the_version_and_without_a_command_the_overview(capsys):
         (["train", "quickstart"], "unexpected 'quickstart': put the option's name before the value"),
         (["evaluate", "m", "--data-dir", "x"], "unknown option --data-dir; did you mean '--data_dir'?"),
         (["evaluate", "m", "--lexical", "maybe"], "argument --lexical: "),
-        (["evaluate", "--model", "m"], "--model: give only the value, without the name of the option; see --help"),
+        (["evaluate", "--model", "m"], "--model: give the value without the name of the option; see --help"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else "",
 )

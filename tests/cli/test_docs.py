@@ -1,4 +1,4 @@
-"""Every command in the documentation is accepted by its program; those that need nothing are run."""
+"""The programs accept every command in the documentation, and commands without requirements are run."""
 
 import re
 import shlex
@@ -14,12 +14,12 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md"), *ROOT.glob("recipes/**/*.md")]
 PAGES += ROOT.glob("skills/*/SKILL.md")
 BLOCK = re.compile(r"^```(?:bash|sh|shell)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-# Programs whose options are not ours to check.
+# Programs of others, whose options are not checked.
 OTHERS = {".", "cd", "eval", "export", "git", "hf", "mteb", "pip", "pytest", "ruff"}
 
 
 def commands_of(text: str) -> list[list[str]]:
-    """Lists the commands of all shell blocks as words, without comments, leading `VARIABLE=value` and `&&`."""
+    """Returns the commands in all shell blocks of a page, split into words, without comments and variables."""
     found = []
     for block in BLOCK.findall(text):
         for line in block.replace("\\\n", " ").splitlines():
@@ -35,10 +35,10 @@ def commands_of(text: str) -> list[list[str]]:
 
 
 def ours(words: list[str]) -> list[str] | None:
-    """Returns the words that a command passes to `soft-trainer`, None for another program.
+    """Returns the words that a command passes to `soft-trainer`, or None if it runs another program.
 
     Raises:
-        AssertionError: the program, module or script is not known here.
+        AssertionError: the program, module or script is not listed here.
     """
     program, *rest = words
     if program == "soft-trainer":
@@ -63,7 +63,7 @@ def ours(words: list[str]) -> list[str] | None:
 
 
 def check(words: list[str]) -> None:
-    """Parses one of our commands as it would be parsed when run, without a GPU."""
+    """Parses a `soft-trainer` command as it would be parsed when run, but without a GPU."""
     words = [*words, "--use_cpu", "true"] if words[0] in ("train", "simcse") else words
     if words[-1] in ("--help", "--version"):
         return
@@ -74,7 +74,7 @@ def check(words: list[str]) -> None:
 
 
 def mentioned_files() -> list[str]:
-    """Lists the files that CONTRIBUTING.md names."""
+    """Returns the paths of the files that CONTRIBUTING.md mentions."""
     names = re.findall(r"`((?:soft_trainer|tests|recipes)/[\w./]+)`", (ROOT / "CONTRIBUTING.md").read_text())
     return [name for name in names if "NAME" not in name]
 

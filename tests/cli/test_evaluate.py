@@ -1,4 +1,4 @@
-"""`soft-trainer evaluate`: measures an encoder on a data set, without training."""
+"""`soft-trainer evaluate` evaluates an encoder on a data set, without training."""
 
 import json
 import shutil
@@ -74,7 +74,7 @@ def test_results_and_ranks_are_written_and_are_those_of_the_trainer(encoder_dir,
     assert load_ranks(tmp_path / "out/ranks-test-trained.parquet").ranks.tolist() == expected.ranks.tolist()
     record = json.loads((tmp_path / "out/run.json").read_text())
     assert record["base_model"] == encoder_dir.name and "loss" not in record and "training" not in record
-    # Nothing was trained, so a report has no row for it.
+    # Nothing was trained, so a report skips it.
     with pytest.raises(UserError, match="not a training run with results"):
         find_runs([tmp_path / "out"])
     capsys.readouterr()

@@ -1,4 +1,4 @@
-"""The wheel, installed into a new environment and used from an empty folder, as users have it."""
+"""The wheel is installed into a new environment and used from an empty folder, as users do."""
 
 import json
 import os
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory) -> Path:
-    """The folder with the wheel and the source archive, built from a copy of the repository."""
+    """Returns the folder with the wheel and the source archive, built from a copy of the repository."""
     copy = tmp_path_factory.mktemp("source") / "repository"
     shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*NOT_COPIED))
     dist = copy.with_name("dist")
@@ -37,7 +37,7 @@ def archives(tmp_path_factory) -> Path:
 
 
 class Installed:
-    """A new environment with the wheel, and an empty folder to use it from."""
+    """A new virtual environment with the wheel, and an empty folder to run commands in."""
 
     def __init__(self, wheel: Path, folder: Path):
         self.folder, self.bin = folder / "empty", folder / "environment/bin"
@@ -46,14 +46,14 @@ class Installed:
         pip = [sys.executable, "-m", "pip", "--python", str(self.bin / "python"), "install", "--no-index", "--no-deps"]
         subprocess.run([*pip, "--quiet", str(wheel)], check=True)
         (packages,) = self.bin.parent.glob("lib/python*/site-packages")
-        # The requirements are those of the environment that runs the tests; what stands there comes after the wheel.
+        # Requirements come from the environment that runs the tests. They come after the wheel on the path.
         (packages / "requirements.pth").write_text(sysconfig.get_path("purelib") + "\n")
         kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
         self.environment = kept | OFFLINE | {"PATH": f"{self.bin}:{os.environ['PATH']}"}
         self.environment["HF_DATASETS_CACHE"] = str(folder / "datasets")
 
     def run(self, *words: str, code: int = 0) -> subprocess.CompletedProcess:
-        """Runs a command of the environment, which must end with this exit code."""
+        """Runs a command of the environment in the empty folder, and checks its exit code."""
         words = [str(self.bin / words[0]), *words[1:]]
         done = subprocess.run(
             words, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=900
@@ -70,7 +70,7 @@ def installed(archives, tmp_path_factory) -> Installed:
 
 @pytest.fixture(scope="module")
 def quickstart(installed) -> Path:
-    """The folder of the quickstart after two steps."""
+    """Runs two steps of the recipe `quickstart`, and returns the output folder."""
     installed.run("soft-trainer", "train", "--config", "quickstart", "--max_steps", "2", "--disable_tqdm", "true")
     return installed.folder / "outputs/quickstart"
 

@@ -1,4 +1,4 @@
-"""Edges drawn by hand: `sum:2` is the second token `sum`, `<` comes from, `=` is computed from."""
+"""Graphs equal graphs drawn by hand: `sum:2` is the second token `sum`, `<` comes from, `=` is computed from."""
 
 from collections import Counter
 
@@ -26,7 +26,7 @@ SIGNS = {"comesFrom": "<", "computedFrom": "="}
 
 
 def drawn(code: str, language: str) -> list[str]:
-    """Formats the edges of `code` that have a source, one per line."""
+    """Formats the edges of `code` that have a source, one per line, such as `sum:2 < sum:1`."""
     tokens, edges = extract_data_flow(code, language)
     seen, names = Counter(), []
     for token in tokens:
@@ -42,7 +42,7 @@ def drawn(code: str, language: str) -> list[str]:
 @pytest.mark.parametrize("language", DATA_FLOW_LANGUAGES)
 def test_edges_of_a_small_function(functions, language):
     assert drawn(functions[language], language) == [edge.strip() for edge in EDGES[language].split(",")]
-    # Targets are sorted, and mentions without an edge are excluded.
+    # Targets are in order, and occurrences without an edge are excluded.
     tokens, edges = extract_data_flow(functions[language], language)
     assert [edge.target for edge in edges] == sorted(edge.target for edge in edges)
     connected = {token for edge in edges if edge.sources for token in (edge.target, *edge.sources)}

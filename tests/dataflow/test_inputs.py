@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerFast, RobertaConfig, RobertaModel
 from soft_trainer.dataflow import DATA_FLOW_LANGUAGES
 from soft_trainer.dataflow.inputs import graph_embeddings, graph_features, pad_graph_features
 
-# code, places of the three nodes a, b, a among the code tokens (0 is <s>), place of </s>
+# code, positions of the nodes a, b, a among the code tokens (0 is <s>), position of </s>
 DRAWN = {
     "ruby": ("def f(a)\n  b = a\nend", (4, 6, 8), 10),
     "python": ("def f(a):\n    b = a", (4, 7, 9), 10),
@@ -20,7 +20,7 @@ KEYS = {"input_ids", "position_ids", "node_starts", "node_ends", "edge_targets",
 
 @pytest.fixture(scope="module")
 def word_tokenizer():
-    """A tokenizer with one id per code token."""
+    """Returns a tokenizer that gives every code token a single id."""
     words = ["<s>", "<pad>", "</s>", "<unk>", "@", "a", "b", "f", "=", "(", ")"]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -33,13 +33,13 @@ def model(tokenizer):
     torch.manual_seed(0)
     size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     ids = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
-    # Far from the default's near-linear model, in which a wrong mask would not show.
+    # With the default's small weights, the model is nearly linear, and a wrong mask would not show.
     config = RobertaConfig(**size, **ids, max_position_embeddings=400, initializer_range=0.3)
     return RobertaModel(config).eval()
 
 
 def encode(model, features, tokenizer):
-    """Pooler output of a padded batch."""
+    """Returns the pooler output of a padded batch of graph features."""
     batch = pad_graph_features(features, tokenizer.pad_token_id)
     with torch.no_grad():
         return model(

@@ -1,4 +1,4 @@
-"""Any input gets an answer quickly."""
+"""Data flow is extracted quickly from any input, even from random bytes."""
 
 import time
 
@@ -19,7 +19,7 @@ NOISE = ("(", "{", "'", '"', "/*", "\0", "é", "\ud800", "<<A ", "%w(", "if ", "
 
 
 def answer(code: str, language: str) -> None:
-    """Asserts that the graph of `code` is well formed and takes less than a second."""
+    """Checks that the graph of `code` is well formed and takes less than a second."""
     start = time.process_time()
     tokens, edges = extract_data_flow(code, language)
     assert time.process_time() - start < 1.0
@@ -27,7 +27,7 @@ def answer(code: str, language: str) -> None:
 
 
 def mutated(code: str, other: str, draw) -> str:
-    """`code` with bytes removed, doubled, or inserted from `other` or from noise. `draw(n)` is below `n`."""
+    """Returns `code` with bytes removed, doubled, or inserted from `other` or at random. `draw(n)` is below `n`."""
     data = code.encode()
     start = draw(len(data))
     end = min(len(data), start + draw(40))

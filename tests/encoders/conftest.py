@@ -1,4 +1,4 @@
-"""A tiny model with random weights for every family of encoders. A new family is one entry of `FAMILIES`."""
+"""Defines a tiny model with random weights for every family of encoders. `FAMILIES` has one entry per family."""
 
 import copy
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ SIZE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "in
 DISTILBERT = {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32}
 T5 = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
 DECODER = SIZE | {"num_key_value_heads": 1, "head_dim": 8}
-# name -> configuration and model class, the settings of the configuration, pooling
+# name -> configuration class and model class, settings of the configuration, pooling
 FAMILIES = {
     "bert": ("Bert", SIZE, "mean"),
     "roberta": ("Roberta", SIZE, "cls"),
@@ -35,11 +35,11 @@ FAST = ("modernbert", "qwen3", "t5")  # an encoder, a decoder, half of both; the
 
 @dataclass(frozen=True)
 class Family:
-    """A family of encoders.
+    """A family of encoders, such as BERT.
 
     Args:
-        model: a tiny model with random weights and without dropout; take a copy of it.
-        pooling: a pooling that is usual for the family.
+        model: a tiny model with random weights and without dropout. Tests must copy it before they change it.
+        pooling: a usual pooling for the family.
     """
 
     name: str
@@ -62,7 +62,7 @@ def make_family(name: str, tokenizer, positions: int = 40) -> Family:
     model_class = getattr(transformers, f"{kind}EncoderModel" if kind == "T5" else f"{kind}Model")
     pooler = {"add_pooling_layer": pooling == "pooler"} if kind in ("Bert", "Roberta", "MPNet", "NomicBert") else {}
     model = model_class(config, **pooler)
-    # Random weights of 0.02 make the embeddings of all texts nearly equal.
+    # With weights of 0.02, the embeddings of all texts would be nearly equal.
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(4) if weight.dim() > 1 else weight.add_(0.1 * torch.randn_like(weight))
@@ -78,7 +78,7 @@ def family(request, tokenizer) -> Family:
 
 @pytest.fixture
 def same_everywhere():
-    """Checks that `load_encoder` and `SentenceTransformer` give equal embeddings; returns the former's encoder."""
+    """Checks that `load_encoder` and `SentenceTransformer` give equal embeddings, and returns the `Encoder`."""
 
     def check(folder, texts, **options):
         from sentence_transformers import SentenceTransformer

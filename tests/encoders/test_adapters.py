@@ -1,4 +1,4 @@
-"""Adapters in a folder and in a model: every library loads the same embeddings, and bad input is refused."""
+"""Every library loads an adapter with the same embeddings, and bad adapters are refused."""
 
 import copy
 import json
@@ -37,13 +37,13 @@ def base(_model, tokenizer, profile, tmp_path_factory):
 
 @pytest.fixture
 def folder(adapted, tokenizer, profile, tmp_path):
-    """The adapter, saved."""
+    """Saves the adapter and returns its folder."""
     return export_encoder(adapted, tokenizer, profile, tmp_path / "adapter")
 
 
 @pytest.fixture
 def adapted(base, profile):
-    """The base with an adapter that changes its embeddings."""
+    """Returns a base model with an adapter that changes the embeddings."""
     torch.manual_seed(1)
     model = load_model(base, profile)
     add_lora(model, ModelArguments(lora_r=4))
@@ -146,7 +146,7 @@ def test_an_adapter_is_neither_saved_over_its_base_nor_added_to_another(adapted,
          ["the base of this adapter cannot be loaded: ", "gone/base", "; change base_model_name_or_path in"]),
         ({"base_model_name_or_path": None}, ["no base_model_name"]),
         ({"base_model_name_or_path": "."}, ["gives the adapter itself as its base"]),
-        ({"peft_type": "GUESS"}, ["'GUESS' in its files is unknown"]),
+        ({"peft_type": "GUESS"}, ["'GUESS' in its files is not supported"]),
         (None, ["adapter_config.json: not valid JSON"]),
     ],
 )  # fmt: skip
@@ -183,7 +183,7 @@ def test_target_modules(model):
     model.config.model_type = "mpnet"  # peft knows no usual modules
     assert target_modules(model) == "all-linear"
     for wanted, missing in (("query,q_proj", "'q_proj'"), ("query,", "''"), ("", "''")):
-        with refused(f"no linear layer {missing}; it has query, key, value, dense; or use all-linear"):
+        with refused(f"no linear layer {missing}; use some of query, key, value, dense, or all-linear"):
             target_modules(model, wanted)
 
 

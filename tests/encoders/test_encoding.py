@@ -1,4 +1,4 @@
-"""Texts to ids, token vectors to embeddings, embeddings to scores; pooling and prompts as in sentence-transformers."""
+"""Texts are encoded, pooled and scored, with the same pooling and prompts as in sentence-transformers."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def test_ids_have_special_tokens_and_are_cut_but_not_padded(tokenizer):
 
 
 def padded(lengths: list[int], side: str) -> torch.Tensor:
-    """An attention mask whose rows have these lengths, padded on one side."""
+    """Returns an attention mask with rows of these lengths, padded on the left or right."""
     place = torch.arange(max(lengths))
     mask = (place < torch.tensor(lengths)[:, None]).long()
     return mask if side == "right" else mask.flip(1)
@@ -148,13 +148,13 @@ def test_prompts_follow_the_special_tokens_of_the_prefix():
     assert EncoderProfile(query_prefix="query: ").with_prompts("search: ").query_prefix == "search: "
     graphs = PROFILES["graphcodebert"]
     assert graphs.with_prompts("find: ").query_prefix == "find: "
-    with refused("code_prompt='code: ': codes", "data flow take no prompt"):
+    with refused("code_prompt='code: ': an encoder that reads data flow takes no prompt"):
         graphs.with_prompts(code="code: ")
 
 
 @pytest.fixture
 def prompted(model, tokenizer, profile):
-    """Model, tokenizer and a profile whose prompts are excluded of the pooling."""
+    """Returns a model, its tokenizer and a profile whose prompts are excluded from pooling."""
     prompts = {"query_prefix": "query: ", "code_prefix": "</s>"}
     return model.eval(), tokenizer, profile.replace(include_prompt=False, **prompts)
 

@@ -1,4 +1,4 @@
-"""Family x {trains, resumes, loads everywhere, chunked equals unchunked, gradient cache equals plain, LoRA}."""
+"""Encoders of every family train, resume, load in every library, and work with the gradient cache and LoRA."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def settings(family, profile):
 
 @pytest.fixture(scope="module")
 def trainer_of(family, settings, dataset, tokenizer, tmp_path_factory):
-    """Makes a trainer for a copy of the family's model."""
+    """Returns a function that makes a trainer for a copy of the family's model."""
     folder = tmp_path_factory.mktemp("family")
 
     def make(collator=None, callbacks=(), model=None, **options):
@@ -43,7 +43,7 @@ def trainer_of(family, settings, dataset, tokenizer, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(trainer_of):
-    """The trainer after two steps, with a checkpoint of each and the saved folder."""
+    """Returns a trainer after two steps, with a checkpoint of each step and the saved encoder."""
     trainer = trainer_of(callbacks=[EstimatorCallback(BM25Estimator())])
     trainer.train()
     trainer.save_model()
@@ -70,7 +70,7 @@ def test_loads_everywhere(family, settings, trained, same_everywhere):
 
 
 def check_loaded(family, settings, trained, folder, same_everywhere):
-    """Checks that every library loads a folder with the embeddings of the trainer's model."""
+    """Checks that every library loads a folder and computes the same embeddings as the trainer's model."""
     ours, model = same_everywhere(folder, TEXTS), trained.model.eval()
     queries, codes = ours.encode_queries(TEXTS), ours.encode_codes(TEXTS)
     assert (queries[0] - queries[2]).abs().max() > 1e-3  # the texts differ, so equal embeddings mean something
@@ -87,7 +87,7 @@ def check_loaded(family, settings, trained, folder, same_everywhere):
 
 
 def first_loss(trainer) -> tuple[torch.Tensor, dict[str, torch.Tensor], int]:
-    """Loss, gradients and number of chunks of the first batch, in a step as training makes it."""
+    """Returns loss, gradients and number of chunks of a training step on the first batch."""
     batch = next(iter(trainer.get_train_dataloader()))
     trainer.current_gradient_accumulation_steps = 1
     loss = trainer.training_step(trainer.model, batch)
@@ -96,7 +96,7 @@ def first_loss(trainer) -> tuple[torch.Tensor, dict[str, torch.Tensor], int]:
 
 @pytest.fixture(scope="module")
 def whole(trainer_of, tokenizer):
-    """Computes loss and gradients of a batch that is encoded in one chunk."""
+    """Returns loss and gradients of the first batch, encoded in one chunk."""
     loss, gradients, chunks = first_loss(trainer_of(PairCollator(tokenizer.pad_token_id)))
     assert chunks == 1
     return loss, gradients

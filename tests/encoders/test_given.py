@@ -1,4 +1,4 @@
-"""The trainer takes encoders by name or object, and rows with the usual columns."""
+"""The trainer accepts an encoder by name or as an object, and rows with the usual column names."""
 
 import pytest
 from datasets import Dataset

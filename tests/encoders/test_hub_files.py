@@ -1,4 +1,4 @@
-"""Reading from the Hub: without an answer, one line says so at once, and the cache is read."""
+"""If the Hub does not respond, one line reports this at once, and files are read from the cache."""
 
 import logging
 import socket
@@ -14,7 +14,7 @@ from soft_trainer.encoders.loading import load_encoder
 
 @pytest.fixture
 def nobody(monkeypatch, tmp_path):
-    """An address at which nothing answers, as the Hub's. Returns the folder of the empty cache."""
+    """Makes clients use a Hub that does not respond, with an empty cache. Returns the folder of the cache."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""Loading: models with code, precisions, data flow, missing and damaged files; models that do not fit a profile."""
+"""Encoders load with remote code and in every precision. Bad files, and models that do not fit, are refused."""
 
 import json
 import logging
@@ -54,7 +54,7 @@ class OwnModel(BertModel):
 
 @pytest.fixture
 def remote(tokenizer, profile, tmp_path):
-    """A folder whose model comes with its code."""
+    """Writes the folder of a model that comes with its code."""
     folder = tmp_path / "own"
     torch.manual_seed(0)
     config = BertConfig(vocab_size=len(tokenizer), max_position_embeddings=40, **SIZE)
@@ -108,7 +108,10 @@ def test_dtype_and_attention_are_those_asked_for(saved, profile):
     assert half.dtype == torch.bfloat16 and half.config._attn_implementation == "eager"
     for options, words in (
         ({"dtype": "int8"}, ["int8", "floating-point"]),
-        ({"attn_implementation": "fast"}, ["no such attn_implementation; use eager, sdpa or flash_attention_2"]),
+        (
+            {"attn_implementation": "fast"},
+            ["does not support this attn_implementation; use eager, sdpa or flash_attention_2"],
+        ),
         ({"attn_implementation": "flash_attention_2"}, ["lash"]),
     ):
         with refused(*words):
@@ -151,7 +154,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
         with refused(f"{name}: neither a folder here nor a repository"):
             load_encoder(name)
     for load in (load_encoder, lambda folder: load_model(folder, PROFILES["auto"])):
-        with refused(f"{tmp_path}: no config.json in it, so it is not the folder of a model"):
+        with refused(f"{tmp_path}: no config.json in it, so it is not a model's folder"):
             load(tmp_path)
 
 
@@ -169,7 +172,7 @@ def test_weights_that_cannot_be_read_are_refused(saved, model, profile):
 def test_a_folder_without_a_tokenizer_says_how_to_add_one(model, tokenizer, tmp_path):
     model.save_pretrained(tmp_path)
     command = f"AutoTokenizer.from_pretrained(BASE).save_pretrained({str(tmp_path)!r})"
-    # transformers silently makes a tokenizer with only five special tokens here, and fails for bloom.
+    # Here, transformers makes a tokenizer with only five special tokens, without a warning. For bloom, it fails.
     config = json.loads((tmp_path / "config.json").read_text())
     for kind in ("bloom", config["model_type"]):
         (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": kind}))
@@ -253,8 +256,8 @@ def test_t5_gives_its_encoder_to_auto_model(tokenizer, tmp_path):
     "changes, says",
     [
         ({"include_prompt": False}, "no effect without query_prompt or code_prompt"),
-        ({"include_prompt": False, "query_prefix": "q: ", "pooling": "last_token"}, "pooling=last_token reads no"),
-        ({"pooling": "cls"}, "pooling=cls: .*is a decoder.* sees no other.*pooling=last_token"),
+        ({"include_prompt": False, "query_prefix": "q: ", "pooling": "last_token"}, "pooling=last_token does not"),
+        ({"pooling": "cls"}, "pooling=cls: .*is a decoder.* attends to no other.*pooling=last_token"),
         ({"pooling": "last_token"}, None),
         ({"include_prompt": False, "query_prefix": "q: "}, None),
     ],

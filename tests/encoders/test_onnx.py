@@ -1,4 +1,4 @@
-"""Exported encoders give the same embeddings as their folders."""
+"""Encoders that are exported to ONNX give the same embeddings as in torch."""
 
 import copy
 
@@ -35,7 +35,7 @@ def export(encoder, folder):
 
 
 def assert_equal(folder, tolerance=1e-4, **options):
-    """Compares the exported encoder in a folder with the one that torch runs."""
+    """Checks that the ONNX encoder in a folder gives the same embeddings as the encoder in torch."""
     ours, theirs = load_encoder(folder, device="cpu", **options), load_encoder(folder, backend="onnx", **options)
     for name in ("encode_queries", "encode_codes"):
         found, expected = getattr(theirs, name)(TEXTS), getattr(ours, name)(TEXTS)

@@ -1,4 +1,4 @@
-"""The encoder that comes with the package."""
+"""The encoder `base`, which comes with the package, is expanded into the cache and loads in every library."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ TEXTS = ["sort a list", "def quickSort(xs):\n    return sorted(xs)", "remove_fil
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """An empty cache, in which the encoder has not been expanded yet."""
+    """Provides an empty cache, so that the first use of `base` has to write its folder."""
     monkeypatch.setattr(packaged, "EXPANDED", tmp_path / "cache")
     packaged._expanded.cache_clear()
     yield tmp_path / "cache"

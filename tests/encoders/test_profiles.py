@@ -1,4 +1,4 @@
-"""Profiles from published names, our file or the files of sentence-transformers, and those that are refused."""
+"""Profiles come from published names, `soft_trainer.json` or sentence-transformers' files, or are refused."""
 
 import dataclasses
 import json
@@ -12,7 +12,7 @@ from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.profiles import PROFILES, EncoderProfile, resolve_profile
 from soft_trainer.files import PROFILE_FILE
 
-# The settings of the published scripts: pooling, tokens of a query, of a code and of its data flow, prefix.
+# The settings of the published scripts: pooling, maximum tokens of a query, a code and its data flow, prefix.
 PUBLISHED = {
     "codebert": ("pooler", 200, 200, 0, ""),
     "graphcodebert": ("pooler", 128, 256, 64, ""),
@@ -28,7 +28,7 @@ def test_published_encoders(name):
     assert found == PUBLISHED[name] and profile.code_prefix == profile.query_prefix
     assert (profile.score_function, profile.score_scale, profile.normalize) == ("dot", 1.0, False)
     assert profile.query_columns == ("docstring_tokens", "docstring")
-    # Graphs need the original text.
+    # Data flow needs the original text of the code.
     code_columns = ("original_string", "code") if profile.data_flow_length else ("code_tokens", "code")
     assert profile.code_columns == code_columns
 
@@ -106,7 +106,7 @@ def test_published_name():
 
 
 def change(path, changes) -> None:
-    """Changes keys of a JSON file; a list replaces its content."""
+    """Changes keys of a JSON file. A list replaces the whole content."""
     content = changes if isinstance(changes, list) else json.loads(path.read_text()) | changes
     path.write_text(json.dumps(content))
 
@@ -150,7 +150,7 @@ TEXTS, SETTINGS = "sentence_bert_config.json", "config_sentence_transformers.jso
 
 @pytest.fixture
 def folder(model, tokenizer, profile, tmp_path):
-    """An exported folder without the profile, so that the files of sentence-transformers are read."""
+    """Exports an encoder and deletes its profile, so that the files of sentence-transformers are read."""
     export_encoder(model, tokenizer, profile, tmp_path)
     (tmp_path / PROFILE_FILE).unlink()
     return tmp_path
@@ -169,10 +169,10 @@ READ = {"query_length": 32, "code_length": 32, "score_function": "cosine", "scor
         ({POOLING: {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}}, {"pooling": "cls"}),
         ({POOLING: {"pooling_mode": "lasttoken"}}, {"pooling": "last_token"}),
         ({MODULES: "Normalize"}, {"normalize": True}),
-        # Unbounded dot products are not scaled, and those of normalised embeddings are cosines.
+        # Dot products are not scaled, but the dot products of normalised embeddings are cosines.
         ({SETTINGS: DOT}, {"score_function": "dot", "score_scale": 1.0}),
         ({SETTINGS: DOT, MODULES: "Normalize"}, {"score_function": "dot", "normalize": True}),
-        # Lengths end at the positions, and come from the tokenizer where the module has none.
+        # Lengths are limited by the positions. If the module has no length, the tokenizer's is used.
         ({TEXTS: {"max_seq_length": 20}}, {"query_length": 20, "code_length": 20}),
         ({TEXTS: {"max_seq_length": 512}}, {}),
         ({TEXTS: {"query_length": 8, "max_seq_length": 20}}, {"query_length": 8, "code_length": 20}),

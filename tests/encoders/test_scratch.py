@@ -1,4 +1,4 @@
-"""A new tokenizer, and a small encoder with random weights."""
+"""A tokenizer is trained on the rows, and a small encoder gets random weights."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Static encoders: distilled or from random vectors, and loaded by every library with equal embeddings."""
+"""Static encoders, distilled or with random vectors, load in every library with equal embeddings."""
 
 import dataclasses
 import json
@@ -27,7 +27,7 @@ TEXTS = ["sort a list", "def quickSort(xs): return xs", "read_lines", LONG]
 
 @pytest.fixture
 def static(tmp_path, model, tokenizer, profile):
-    """A static encoder, and the folder that holds it."""
+    """Returns a static encoder and the folder that it was exported to."""
     encoder = distilled(Encoder(model, tokenizer, profile), count_words(TEXTS * 2), 16)
     export_encoder(encoder.model, encoder.tokenizer, encoder.profile, tmp_path)
     return encoder, tmp_path
@@ -141,7 +141,7 @@ def test_only_the_vectors_are_trained(static):
 
 
 def test_a_checkpoint_leaves_no_tensor_unread(static):
-    """Trainer reports unread tensors when it resumes, as if weights were not loaded."""
+    """When training resumes, Trainer would report an unread tensor as if weights had not been loaded."""
     encoder, folder = static
     model = static_model(len(encoder.tokenizer), encoder.dimensions, 0)
     report = model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)

@@ -1,4 +1,4 @@
-"""Search with a static encoder, which needs neither torch nor transformers."""
+"""A search with a static encoder imports neither torch nor transformers."""
 
 import json
 import os
@@ -34,14 +34,14 @@ TEXTS = [
 
 @pytest.fixture
 def folder(model, tokenizer, profile, tmp_path):
-    """A static encoder that is distilled from the tests' RoBERTa."""
+    """Distils a static encoder from the tests' RoBERTa and returns its folder."""
     encoder = distilled(Encoder(model, tokenizer, profile), count_words(TEXTS * 2), 16)
     return export_encoder(encoder.model, encoder.tokenizer, encoder.profile, tmp_path / "distilled")
 
 
 @pytest.fixture
 def from_scratch(tmp_path):
-    """A static encoder with random vectors and a tokenizer of its own."""
+    """Makes a static encoder with random vectors and a tokenizer trained for it, and returns its folder."""
     profile = PROFILES["static"].replace(query_length=8, code_length=12)
     tokenizer = train_tokenizer(TEXTS * 3, profile, 300, ends=False)
     return export_encoder(random_model("32x0", tokenizer, profile), tokenizer, profile, tmp_path / "scratch")

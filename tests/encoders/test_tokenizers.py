@@ -1,4 +1,4 @@
-"""Tokenizers of all kinds: without padding, with an end token, written in Python, cutting or padding on the left."""
+"""Tokenizers without padding, with an end token, in pure Python, or that pad or truncate on the left all work."""
 
 import json
 
@@ -28,7 +28,7 @@ TEXTS = ["read a file", "write", "sort a list of numbers " * 9]
 
 @pytest.fixture
 def decoder_tokenizer(rows):
-    """A tokenizer like that of Qwen3-Embedding: it ends every text with a token, and has none to pad with."""
+    """Returns a tokenizer like Qwen3-Embedding's: it ends every text with a token, and has no padding token."""
     words = sorted({word for row in rows for word in (*row["docstring_tokens"], *row["code_tokens"])})
     backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(["<unk>", END, *words])}, "<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

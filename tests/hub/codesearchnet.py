@@ -1,4 +1,4 @@
-"""CodeSearchNet as the Hub serves it: Parquet files with a card, or a loading script and a branch of Parquet files."""
+"""CodeSearchNet in the forms in which the Hub serves it: Parquet with a card, or a script and a branch of Parquet."""
 
 import io
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ SPLITS = ("train", "validation", "test")
 
 
 def card(*configs: str) -> dict[str, bytes]:
-    """Returns a card that names the files of each configuration and split, as `push_to_hub` writes it."""
+    """Returns a data set card that lists the files of each configuration and split, as `push_to_hub` writes it."""
     files = {config: [{"split": split, "path": f"{config}/{split}-*"} for split in SPLITS] for config in configs}
     header = {"configs": [{"config_name": config, "data_files": parts} for config, parts in files.items()]}
     return {"README.md": f"---\n{yaml.safe_dump(header)}---\n".encode()}
 
 
 def parquet_files(parts: Sequence[list[dict]], layout: str, *configs: str) -> dict[str, bytes]:
-    """Returns a Parquet file of each configuration and split, in the Hub's columns, all in Ruby."""
+    """Returns a Parquet file for each configuration and split, with the Hub's columns and all rows in Ruby."""
     theirs = {ours: column for column, ours in HUB_COLUMNS.items()}
     files = {}
     for split, part in zip(SPLITS, parts, strict=True):
@@ -45,7 +45,7 @@ def publish(url: str, files: dict[str, bytes], branch: str | None = None) -> Non
     commit = [CommitOperationAdd(name, content) for name, content in files.items()]
     if branch:
         api.create_branch(NAME, branch=branch, repo_type="dataset")
-        # The Hub's own branch shares no file with main.
+        # The branch for Parquet files has no file in common with main.
         copied = {*api.list_repo_files(NAME, repo_type="dataset")} - files.keys() - {".gitattributes"}
         commit += [CommitOperationDelete(name) for name in copied]
     api.create_commit(NAME, commit, commit_message="Data", repo_type="dataset", revision=branch)

@@ -1,4 +1,4 @@
-"""The loopback Hub as a fixture, and tiny encoders to push to it."""
+"""Fixtures for a Hub on the loopback address, and tiny encoders to push to it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ TINY = {
 
 
 class LoopbackHub:
-    """A running server with its address, its faults and clients that know no other Hub."""
+    """A Hub server in another process, with methods to inject faults and to run clients that know only this Hub."""
 
     def __init__(self):
         self.process = subprocess.Popen([sys.executable, SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.url = f"http://127.0.0.1:{int(self.process.stdout.readline())}"
 
     def reset(self, home: Path) -> None:
-        """Forgets everything and gives clients an empty home."""
+        """Deletes everything on the Hub and gives clients the empty home `home`."""
         self.home = home
         self.request("POST", "/-/reset")
 
@@ -44,34 +44,34 @@ class LoopbackHub:
             return json.load(response)
 
     def fault(self, **times: int) -> dict[str, int]:
-        """Orders faults by number of times (-1 for ever); returns how many of each are left."""
+        """Makes the next requests fail, for example `cut_upload=2` (-1 for all). Returns the faults that are left."""
         return self.request("POST", "/-/faults", times)
 
     def requests(self, containing: str) -> list[str]:
-        """Returns the requests so far whose method and path contain a text."""
+        """Returns the requests so far whose method and path contain a text, such as "POST /api/repos"."""
         return [line for line in self.request("GET", "/-/log") if containing in line]
 
     def remove(self, repo: str) -> None:
-        """Deletes a model repository."""
+        """Deletes a model repository from the Hub."""
         self.request("DELETE", f"/-/repos/models/{repo}")
 
     def holding(self, text: str) -> list[str]:
-        """Returns the files of all commits, the objects and the requests that contain a text."""
+        """Returns the files in all commits, the stored objects and the requests that contain a text."""
         return self.request("GET", f"/-/holding/{text}")
 
     def run(self, *arguments: str | Path, token: str | None = None) -> subprocess.CompletedProcess:
-        """Runs Python with these arguments as a client of this Hub."""
+        """Runs Python with these arguments in a process that knows only this Hub."""
         command = [sys.executable, *map(str, arguments)]
         return subprocess.run(command, env=self.environment(token), capture_output=True, text=True, timeout=300)
 
     def environment(self, token: str | None = None) -> dict[str, str]:
-        """Returns the environment of a client of this Hub: with an empty home and only this token."""
+        """Returns the environment variables for a client of this Hub, with an empty home and only this token."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
         hub = {"HF_ENDPOINT": self.url, "HF_HOME": str(self.home), "HF_HUB_DISABLE_XET": "1", "PYTHONPATH": str(ROOT)}
         return kept | hub | {"OMP_NUM_THREADS": "1"} | ({"HF_TOKEN": token} if token else {})
 
     def train(self, token: str, **options) -> subprocess.CompletedProcess:
-        """Runs the script as a client of this Hub: a tiny training with these options."""
+        """Runs the training script in a process that knows only this Hub, with tiny settings and these options."""
         return self.run(SCRIPT, *as_argv(TINY | options), token=token)
 
     @property
@@ -79,7 +79,7 @@ class LoopbackHub:
         return self.process.poll() is None
 
     def stop(self) -> None:
-        """Takes the Hub down."""
+        """Stops the server, so that clients get no answer."""
         self.process.stdin.close()
         self.process.wait(10)
         self.process.stdout.close()
@@ -87,7 +87,7 @@ class LoopbackHub:
 
 @pytest.fixture(scope="session")
 def servers():
-    """The servers started so far. If a test stops its server, the next test starts another."""
+    """Keeps the started servers for all tests. If a test stops its server, the next test starts another."""
     started: list[LoopbackHub] = []
     yield started
     for server in started:
@@ -97,7 +97,7 @@ def servers():
 
 @pytest.fixture
 def hub(servers, tmp_path):
-    """An empty Hub in a separate process, with an empty `HF_HOME` for its clients."""
+    """Provides an empty Hub in a separate process, with an empty `HF_HOME` for its clients."""
     if not servers or not servers[-1].running:
         servers.append(LoopbackHub())
     servers[-1].reset(tmp_path / "hf_home")
@@ -106,7 +106,7 @@ def hub(servers, tmp_path):
 
 @pytest.fixture
 def here(hub, monkeypatch):
-    """Lets the clients of this process talk to the loopback Hub; `push` does not wait between attempts."""
+    """Makes clients in this process use the loopback Hub. `push` does not wait between attempts."""
     from huggingface_hub import constants
     from huggingface_hub.utils import _http
 
@@ -127,14 +127,14 @@ def here(hub, monkeypatch):
 
 
 class Train:
-    """Calls the script in this process and keeps its output, so that tests can look for tokens in it."""
+    """Runs the training script in this process and keeps its output, so that tests can search it for tokens."""
 
     def __init__(self, script, hub: LoopbackHub, folder: Path, data_dir: Path, capfd, caplog):
         self.script, self.hub, self.folder, self.data_dir = script, hub, folder, data_dir
         self._capfd, self._caplog, self.said = capfd, caplog, ""
 
     def __call__(self, **options) -> tuple[int, str]:
-        """Runs a tiny training with these options; returns its exit code and the line of the error, if any."""
+        """Runs a tiny training with these options. Returns its exit code and its error line, or ""."""
         own, code = {"data_dir": self.data_dir, "output_dir": self.folder}, 0
         try:
             with exit_on_user_error():
@@ -148,7 +148,7 @@ class Train:
         return code, "".join(errors)
 
     def places_of(self, text: str) -> list[str]:
-        """Lists the places of a text: files here, files on the Hub, and the output ("said")."""
+        """Returns where a text occurs: in files here, in files on the Hub, or in the output ("said")."""
         files = [path for folder in (self.folder, self.hub.home) for path in folder.rglob("*") if path.is_file()]
         here = [str(path) for path in files if text.encode() in path.read_bytes()]
         there = self.hub.holding(text) if self.hub.running else []
@@ -157,7 +157,7 @@ class Train:
 
 @pytest.fixture
 def train(script_module, here, data_dir, tmp_path, monkeypatch, capfd, caplog):
-    """Runs the script in this process with the loopback Hub and a token that may write to it."""
+    """Provides `Train` with the loopback Hub and a token that may write to it."""
     import datasets
 
     monkeypatch.setenv("HF_TOKEN", WRITE_TOKEN)

@@ -1,10 +1,10 @@
-"""A Hub on the loopback: the part of its HTTP API that the official clients call, in memory, with faults on order.
+"""A Hub on the loopback address: the HTTP API that the official clients call, in memory, with injected faults.
 
     python server.py            prints its port and serves until its standard input closes
 
-Only tests use the paths below `/-/`. `POST /-/faults` sets how many times a fault strikes (-1 for ever), `GET /-/log`
-lists the requests so far, `GET /-/holding/{text}` lists the places of a text, and `DELETE /-/repos/{type}s/{id}`
-removes a repository.
+Only tests use the paths below `/-/`. `POST /-/faults` sets how often a fault occurs (-1 for ever), `GET /-/log` lists
+the requests so far, `GET /-/holding/{text}` lists where a text occurs, and `DELETE /-/repos/{type}s/{id}` deletes a
+repository.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ LOCK = threading.RLock()
 
 
 def oids(content: bytes) -> tuple[str, str]:
-    """Returns the names of a content in git, and in git's storage of large files."""
+    """Returns the hashes of a content in git and in git LFS."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest(), hashlib.sha256(content).hexdigest()
 
 
@@ -89,7 +89,7 @@ def described(path: str, content: bytes) -> dict:
 
 
 def strikes(fault: str) -> bool:
-    """Returns whether this fault is due now, and counts it down."""
+    """Returns True if a fault occurs now, and counts it down."""
     with LOCK:
         left = FAULTS.get(fault, 0)
         FAULTS[fault] = left - 1 if left > 0 else left
@@ -125,7 +125,7 @@ class Hub(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = handle_any
 
     def cut(self):
-        """Drops the connection without a response."""
+        """Closes the connection without a response."""
         self.close_connection = True
         self.connection.close()
 

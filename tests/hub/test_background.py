@@ -1,4 +1,4 @@
-"""Writes, pushes and reads the rows of a run as a data set."""
+"""A run's rows are written, pushed and read again as a data set."""
 
 import json
 import shutil

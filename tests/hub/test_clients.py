@@ -1,4 +1,4 @@
-"""The real clients against the loopback Hub: separate processes with an empty home, and `load_encoder`."""
+"""The official clients and `load_encoder` load pushed repositories from the loopback Hub, in separate processes."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ from soft_trainer.options.fields import DataArguments
 
 REPO = "ann/encoder"
 TEXTS = ["read a file line by line", "def f(x): return x", "much too long " * 30]
-# Every library loads the repository, then the snippets of its card run as they are printed.
+# Every library loads the repository, and the code snippets of its card run as printed.
 EVERY_LIBRARY = """
 import json, re, sys
 from huggingface_hub import ModelCard
@@ -148,7 +148,7 @@ def test_warm_cache_loads_when_the_hub_is_down(here, encoder, folder, monkeypatc
 
 @pytest.mark.slow
 def test_datasets_and_evaluate_load_what_is_pushed(here, data_dir, rows, tmp_path):
-    """Mined codebases have empty lists of tokens, and a reader cannot tell the type of an empty list."""
+    """Mined codebases have empty lists of tokens. A reader cannot infer a type from an empty list."""
     data = load_folder(data_dir)
     blank, features = {"docstring": "", "docstring_tokens": []}, data["codebase"].features
     data["codebase"] = data["codebase"].map(lambda row: blank, features=features)

@@ -1,4 +1,4 @@
-"""The first hour on a GPU is rehearsed with tiny encoders under the names of the real ones."""
+"""The benchmark script for a first GPU runs with tiny encoders that have the names of the real ones."""
 
 import json
 import os
@@ -25,7 +25,7 @@ OPTIONS = {
 
 
 def ruby_rows(number: int) -> list[dict]:
-    """Returns rows that GraphCodeBERT's filters keep."""
+    """Returns rows that GraphCodeBERT's filters do not drop."""
     verbs = ("select", "reject", "count", "double", "print", "store", "load", "merge")
     nouns = ("numbers", "words", "users", "files", "orders", "prices", "colours", "events", "tokens", "lines", "keys")
     rows = []
@@ -52,7 +52,7 @@ def ruby_rows(number: int) -> list[dict]:
 
 @pytest.fixture
 def there(here, encoder_of, tmp_path):
-    """Publishes rows with a loading script, and tiny encoders, under the names that the script asks for."""
+    """Publishes rows with a loading script, and tiny encoders, under the names that the script loads."""
     rows = ruby_rows(120)
     publish(here.url, SCRIPT)
     publish(here.url, parquet_files((rows[:80], rows[80:100], rows[100:]), ON_BRANCH, "ruby"), PARQUET_BRANCH)

@@ -42,7 +42,7 @@ def record():
 
 @pytest.fixture
 def card_of(encoder_of, record, tmp_path):
-    """Exports an encoder with a profile, writes its card from a record, and returns header and body."""
+    """Returns a function that writes the card of an exported encoder, and returns the card's header and text."""
 
     def write(profile, **changes):
         folder = exported(encoder_of(profile), tmp_path / "encoder")
@@ -169,7 +169,7 @@ def test_card_before_training_has_no_results_and_data_flow_is_said_to_be_ours_al
 
 def test_failure_only_warns(record, tmp_path, caplog):
     assert write_model_card(tmp_path / "no" / "encoder", record) is None
-    assert "No model card in" in caplog.text
+    assert "Could not write the model card in" in caplog.text
 
 
 def test_card_is_valid_for_the_client_and_the_hub(here, encoder_of, record, tmp_path):

@@ -1,4 +1,4 @@
-"""CodeSearchNet is read from the Hub, whichever way the Hub has it."""
+"""CodeSearchNet is read from the Hub in each of the forms in which the Hub has served it."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ from soft_trainer.encoders.loading import load_encoder
 
 @pytest.fixture(autouse=True)
 def reads_there(here, monkeypatch):
-    """Lets `datasets` read from the loopback Hub."""
+    """Makes `datasets` read from the loopback Hub."""
     monkeypatch.setattr(datasets.config, "HF_ENDPOINT", here.url)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", here.home / "datasets")
@@ -31,7 +31,7 @@ def parts(rows):
 
 
 def check_rows() -> None:
-    """Checks that the splits are those that were published, in our columns."""
+    """Checks that CodeSearchNet on the loopback Hub has the published splits, with the package's columns."""
     splits = load_rows(NAME, language="ruby")
     assert {name: len(split) for name, split in splits.items()} == {"train": 16, "valid": 4, "test": 4}
     assert splits["train"].queries["docstring"][0] == "sort a list with quick sort"

@@ -56,7 +56,7 @@ COMPLETE = {"README.md", "model.safetensors", "1_Pooling/config.json", RESULTS}
 
 
 def test_only_what_an_encoder_needs_is_pushed(here, folder):
-    """Everything else in the folder holds a canary, as a run or its user may have left it there."""
+    """All other files, as a run or its user may leave them there, contain a canary that must not be pushed."""
     private = (
         *("log.txt", "recipe.yaml", "cell.json", "training_args.json", "trainer_state.json", "notes.json", ".env"),
         *("ranks-test-trained.parquet", "data/train.jsonl.gz", "pushed_rows/train.jsonl.gz", "unmerged/config.json"),
@@ -84,7 +84,7 @@ def test_only_what_an_encoder_needs_is_pushed(here, folder):
 
 
 def fetched(name, folder):
-    """Returns a JSON file of the repository."""
+    """Returns the content of a JSON file in the repository on the Hub."""
     return json.loads(Path(hf_hub_download(REPO, name, cache_dir=folder / ".cache")).read_text())
 
 
@@ -132,7 +132,7 @@ FORMS = ("canary{}/end", "../canary{}/end", "file:///srv/canary{}/end", "~/canar
 
 @pytest.mark.parametrize("form", FORMS)
 def test_no_form_of_a_path_in_any_option_is_in_a_record(form, tmp_path, monkeypatch):
-    """Thirty names and more, one for each option that can hold a path and each form of a path."""
+    """More than thirty options can hold a path. Each gets a path in this form, and the record must not contain it."""
     monkeypatch.chdir(tmp_path)
     args = SoftInfoNCETrainingArguments(output_dir="out", use_cpu=True)
     parts = (ModelArguments(), DataArguments(), args)
@@ -245,10 +245,10 @@ def test_invalid_names(here):
     ("repo", "token", "words"),
     [
         (REPO, None, ["no token", "hf auth login"]),
-        (REPO, "hf_wrong", ["token is not valid", "settings/tokens"]),
-        (REPO, READ_TOKEN, ["may not write", "'read'", "belongs to ann"]),
-        ("bob/encoder", WRITE_TOKEN, ["may not write", "one of these as USER: ann, lab"]),
-        (REPO, FINE_TOKEN, ["may not write", "'fineGrained'"]),
+        (REPO, "hf_wrong", ["token is invalid", "settings/tokens"]),
+        (REPO, READ_TOKEN, ["not allowed to write", "'read'", "belongs to ann"]),
+        ("bob/encoder", WRITE_TOKEN, ["not allowed to write", "one of these as USER: ann, lab"]),
+        (REPO, FINE_TOKEN, ["not allowed to write", "'fineGrained'"]),
     ],
     ids=["no token", "wrong token", "read-only token", "foreign namespace", "token for another repository"],
 )
@@ -264,7 +264,7 @@ def test_may_push_to_what_the_token_may_write(here):
     for repo, token in ((REPO, WRITE_TOKEN), ("lab/encoder", WRITE_TOKEN), (FINE_REPO, FINE_TOKEN)):
         check_push(repo, token)
         check_push(repo, token)
-    with refused("may not write"):
+    with refused("not allowed to write"):
         check_push(REPO, READ_TOKEN)
 
 
@@ -341,7 +341,7 @@ def test_command_that_the_message_names_works_in_a_new_process(hub, folder):
     command = ["-m", "soft_trainer.cli", *later_command(folder, REPO, revision="dev").split()[1:]]
     failed = hub.run(*command, token="hf_wrong")
     assert failed.returncode == 2 and len(failed.stderr.splitlines()) == 1
-    assert "token is not valid" in failed.stderr
+    assert "token is invalid" in failed.stderr
     pushed = hub.run(*command, token=WRITE_TOKEN)
     assert pushed.returncode == 0, pushed.stderr
     assert WRITE_TOKEN not in pushed.stdout + pushed.stderr

@@ -1,4 +1,4 @@
-"""Runs of the script that push to the loopback Hub: every strategy and every failure."""
+"""Training pushes to the loopback Hub, with every `hub_strategy` and every failure."""
 
 import json
 import shutil
@@ -37,7 +37,7 @@ def pushed(repo=REPO, **kwargs) -> set[str]:
 
 
 def check_whole(folder: Path, revision: str | None = None) -> None:
-    """Checks that the repository equals the folder and that both load."""
+    """Checks that the repository has the files of the folder, and that both load."""
     assert COMPLETE | {"README.md", "all_results.json", "run.json"} <= pushed(revision=revision)
     here, there = (load_encoder(name, at, "cpu") for name, at in ((folder, None), (REPO, revision)))
     assert torch.equal(here.encode_queries(TEXTS), there.encode_queries(TEXTS))
@@ -148,14 +148,14 @@ def test_an_estimator_by_name_and_revision(train, encoder_of, tmp_path, monkeypa
     "token, options, says",
     [
         (None, PUSH, "no token"),
-        ("hf_wrong", PUSH, "token is not valid"),
-        (READ_TOKEN, PUSH, "may not write"),
-        (WRITE_TOKEN, PUSH | {"hub_model_id": "bob/tiny"}, "may not write"),
-        (WRITE_TOKEN, PUSH | {"hub_model_id": "tiny"}, "write USER/NAME"),
-        ("hf_wrong", ROWS, "token is not valid"),
-        (READ_TOKEN, ROWS, "may not write"),
-        (WRITE_TOKEN, ROWS | {"push_data_to_hub": "bob/rows"}, "may not write"),
-        (WRITE_TOKEN, ROWS | {"push_data_to_hub": "rows"}, "push_data_to_hub='rows': write USER/NAME"),
+        ("hf_wrong", PUSH, "token is invalid"),
+        (READ_TOKEN, PUSH, "not allowed to write"),
+        (WRITE_TOKEN, PUSH | {"hub_model_id": "bob/tiny"}, "not allowed to write"),
+        (WRITE_TOKEN, PUSH | {"hub_model_id": "tiny"}, "expected USER/NAME"),
+        ("hf_wrong", ROWS, "token is invalid"),
+        (READ_TOKEN, ROWS, "not allowed to write"),
+        (WRITE_TOKEN, ROWS | {"push_data_to_hub": "bob/rows"}, "not allowed to write"),
+        (WRITE_TOKEN, ROWS | {"push_data_to_hub": "rows"}, "push_data_to_hub='rows': expected USER/NAME"),
         (WRITE_TOKEN, ROWS | {"source_dir": None}, "set source_dir, history or data_dir"),
     ],
 )
@@ -218,7 +218,7 @@ LORA = {"from_scratch": None, "vocabulary_size": None, "lora_r": 4, "learning_ra
 
 @pytest.fixture
 def base(here, train, encoder_of, tmp_path):
-    """A base on the Hub; the folder that was pushed."""
+    """Pushes an encoder as the base of an adapter. Returns the folder that was pushed."""
     encoder = encoder_of(EncoderProfile(query_length=16, code_length=32, score_function="cosine", score_scale=20.0))
     folder = export_encoder(encoder.model, encoder.tokenizer, encoder.profile, tmp_path / "base")
     push_folder(folder, BASE)
@@ -226,7 +226,7 @@ def base(here, train, encoder_of, tmp_path):
 
 
 def check_loaded_by_name(folder: Path) -> None:
-    """Checks that every library loads the repository with the embeddings of the folder."""
+    """Checks that every library loads the repository and computes the same embeddings as for the folder."""
     from sentence_transformers import SentenceTransformer
 
     expected = load_encoder(folder, device="cpu").encode_queries(TEXTS)

@@ -1,8 +1,8 @@
-"""A `datasets` cache that is removed with the test."""
+"""Gives the tests of mining a `datasets` cache that is removed after each test."""
 
 import pytest
 
 
 @pytest.fixture(autouse=True)
 def _cache(own_cache):
-    """Gives every test in this folder its own cache."""
+    """Gives every test in this folder an empty `datasets` cache."""

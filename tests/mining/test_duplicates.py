@@ -25,7 +25,7 @@ def test_near_duplicates_are_all_but_the_first():
 
 
 def test_the_same_as_datasketch():
-    """The index of datasketch finds the same duplicates; a code is compared with those alone that are kept."""
+    """An index of datasketch finds the same duplicates. Each code is compared only with the codes that are kept."""
     rng, codes = np.random.default_rng(0), []
     for _ in range(40):
         code = rng.integers(0, 50, 80)

@@ -34,7 +34,7 @@ def sizes(mined):
 
 
 def numbered(numbers, value="value += {}"):
-    """Files of functions f0, f1, ...; each adds its number."""
+    """Returns source files with the functions f0, f1, ..., each of which adds its number."""
     return {f"src/f{i}.py": function(f"f{i}", value.format(number)) for i, number in numbers}
 
 
@@ -68,7 +68,7 @@ def test_nothing_from_after_a_cut_reaches_what_is_before_it(tmp_path):
     repository = grown(tmp_path, 12)
     base = repository.git.head.target
     late, later = ({"src/g.py": function("g", f"value += {number}")} for number in (7777, 8888))
-    # A branch that starts long before the cut of the test queries, and is merged after it.
+    # A branch that starts long before the cut of the test queries, and is merged after the cut.
     side = repository.commit("Add a function on a branch", late, [base], branch="refs/heads/side")
     side = repository.commit("Change the function on the branch", later, [side], branch="refs/heads/side")
     files = {}
@@ -120,7 +120,7 @@ def test_commits_without_a_change_to_search_for_are_left_out(repository, message
 
 
 def overloaded(*overloads):
-    """A Java class whose method `put` has these parameters, each with a body."""
+    """Returns a Java class with one method `put` for each of these parameter lists and bodies."""
     methods = "".join(f"  void put({parameters}) {{\n    {body}\n  }}\n" for parameters, body in overloads)
     return {"src/Box.java": f"class Box {{\n{methods}}}\n"}
 
@@ -185,7 +185,7 @@ def test_renamed_files_keep_their_functions(repository):
 def test_queries_whose_subject_or_patch_occurs_before_the_cut_are_dropped(repository):
     files = numbered((i, 5) for i in range(5))
     repository.commit("Make the sum number 3 larger", files)
-    # the patch of an earlier commit once more
+    # the same patch as an earlier commit
     for number, subject in ((1005, "Go back to what it was"), (1010, "Set it to the greater number")):
         changed = function("f0", f"value += {number}", document="Adds the 0th number.")
         repository.commit(subject, files | {"src/f0.py": changed})
@@ -312,8 +312,8 @@ def test_commits_and_files_that_lack_an_object_are_left_out_and_counted(tmp_path
     remove(repository, f"{whole.cut}:src/f1.py")
     mined = mine_history(tmp_path, "python", tmp_path, workers)
     err = capsys.readouterr().err
-    assert f"{tmp_path}: 4 of 41 commits are excluded, since they lack an object; `git fetch" in err
-    assert "1 source files of the trees are excluded, since they are missing" in err
+    assert f"{tmp_path}: 4 of 41 commits are skipped, because they lack an object; `git fetch" in err
+    assert "1 source files of the trees are skipped, because they are missing" in err
     assert mined.commits["an object is missing"] == 4 and mined.cut == whole.cut
     assert {row["path"] for row in mined.rows["codebase"]} == {f"src/f{i}.py" for i in (0, 2, 3, 4)}
     assert {row["path"] for row in mined.rows["train"] if row["source"] == "documentation"} >= {"src/f0.py"}
@@ -327,8 +327,8 @@ def test_places_without_a_history_get_one_line(tmp_path, capsys):
     remove(damaged, "HEAD~8")
     for name, message in {
         "empty": "has no commit",
-        "folder": "no readable git repository",
-        "missing": "no readable git repository",
+        "folder": "not a readable git repository",
+        "missing": "not a readable git repository",
         "short": "only 2 of 3 commits change python functions",
         "damaged": "clone it again",
     }.items():

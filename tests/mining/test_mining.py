@@ -1,4 +1,4 @@
-"""Trees to rows: splits, rules, what is skipped, and the command."""
+"""Source trees are mined into rows: the splits, the rules, the skipped files, and the command."""
 
 import gc
 import os
@@ -16,7 +16,7 @@ from soft_trainer.mining.tree import each_in_order, mine, mine_to, mining_table
 
 
 def python_tree(folder, packages=12):
-    """A tree of small packages with two pairs and an undocumented function each."""
+    """Writes a tree of small packages, each with two documented functions and an undocumented one."""
     source = """
 def first{0}(a):
     'Give the first of {0}.'
@@ -224,7 +224,7 @@ def test_command_line_and_workers_change_nothing(tmp_path, capsys):
 
 
 class Threaded:
-    """An object whose end would wait for threads that a forked process does not have."""
+    """An object that records the processes in which it is freed. A forked process must not free it."""
 
     def __init__(self, path):
         self.path = path

@@ -1,4 +1,4 @@
-"""A line names the options that have no effect given the other options, and no others."""
+"""A run warns about exactly those options that have no effect with the other options."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from soft_trainer.options.option_spec import Values, option_specs, unread_option
 from soft_trainer.options.resolve import resolve
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 
-# An option with a value that is not its default, options that give it no effect, and others that give it one.
+# Each row: an option with a changed value, options with which it has no effect, and options with which it has one.
 TRAINING = [
     ("alpha", 2.0, {"loss": "info_nce"}, {}),
     ("beta", 2.0, {"weighting": "positive_aware"}, {}),
@@ -74,7 +74,7 @@ def test_every_condition_is_tried_and_defaults_are_silent():
 
 def test_a_training_says_so(trainer_of, capsys):
     trainer_of(loss="info_nce", alpha=2.0, max_steps=1).train()
-    assert "warning: alpha=2.0 has no effect: neither the loss nor its weights read it" in capsys.readouterr().err
+    assert "warning: alpha=2.0 has no effect: neither the loss nor its weighting uses it" in capsys.readouterr().err
 
 
 def test_an_encoder_for_an_estimator_that_takes_none(capsys):

@@ -1,4 +1,4 @@
-"""The defaults of a training come from its encoder, wherever its options come from."""
+"""The defaults of a training depend on the encoder, and are the same for the shell, recipes and Python."""
 
 import copy
 import json
@@ -35,7 +35,7 @@ CHOSEN |= {"learning_rate": 6e-5, "num_train_epochs": 1, "warmup_steps": 0.1}
 
 @pytest.fixture
 def options_after(tmp_path, encoder_dir):
-    """Returns the options of a run after its defaults were chosen, only those of the recipe."""
+    """Returns a function that parses options, applies the encoder's defaults, and returns the options in `names`."""
 
     def choose(*words: str, model=encoder_dir, names=CHOSEN) -> dict:
         words = [*words, *(["--model_name_or_path", str(model)] if model else []), "--use_cpu", "true"]
@@ -60,7 +60,7 @@ def test_what_is_given_stays(options_after):
     assert options_after("--distill_weight", "0.3") == CHOSEN
 
 
-# A batch of 8 has no two groups of similar rows.
+# A batch of 8 cannot hold two groups of similar rows.
 OWN_CHOICE = {"estimator": "none", "alpha": "1.3", "train_sampling_strategy": "random", "negatives_per_query": "1"}
 OWN_CHOICE |= {"score_function": "dot", "per_device_train_batch_size": "8", "do_predict": "true"}
 
@@ -90,7 +90,7 @@ def teacher(encoder_dir, tmp_path):
 
 @pytest.fixture
 def static(teacher, tmp_path):
-    """A static encoder that remembers its teacher."""
+    """Distils a static encoder, whose profile records the teacher."""
     return distil_static(teacher, tmp_path / "static", 8, vocabulary_size=300)
 
 
@@ -99,7 +99,7 @@ def test_a_distilled_encoder_learns_from_its_teacher_and_a_line_says_so(options_
     assert options_after(model=static, names=expected) == expected
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("This encoder learns from its teacher by default: ")
-    assert f"teacher={teacher}" in line and line.endswith("turns this off.")
+    assert f"teacher={teacher}" in line and line.endswith("to turn this off.")
     given = {"distill_weight": 1.0, "num_train_epochs": 2}
     words = ("--distill_weight", "1.0", "--epochs", "2")
     assert options_after(*words, model=static, names=expected) == expected | given
@@ -139,7 +139,7 @@ def test_an_encoder_from_scratch_gets_a_rate_that_moves_it(options_after, capsys
 
 @pytest.fixture
 def encoders(encoder_dir, static, teacher, tmp_path):
-    """Folders by kind of encoder. None is an encoder from scratch."""
+    """Returns the folder of one encoder of each type. None is an encoder from scratch."""
     folders = {"search": encoder_dir, "distilled": static, "from scratch": None}
     folders["plain"] = shutil.copytree(encoder_dir, tmp_path / "plain")
     (folders["plain"] / "modules.json").unlink()

@@ -1,4 +1,4 @@
-"""Every option that is declared with choices or a range takes the values on its border, and no others."""
+"""Every option with choices or a range accepts the values at its limits, and refuses the values just outside."""
 
 import math
 
@@ -16,7 +16,7 @@ DECLARED = {name: each for kind in KINDS for name, each in option_specs(kind).it
 
 
 def border(declared: OptionSpec) -> tuple[list, list]:
-    """Values that an option takes, and values that it refuses."""
+    """Returns values at the limits that an option accepts, and values just outside that it refuses."""
     taken, refused = [None, *declared.choices], ["nonsense"] if declared.choices else []
     for limit, outside in ((declared.least, -1), (declared.most, 1)):
         if limit is not None:

@@ -1,4 +1,4 @@
-"""Options, recipes and errors as one line."""
+"""Options are parsed from the command line and recipes, and every error is one line."""
 
 import errno
 import importlib

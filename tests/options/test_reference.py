@@ -1,4 +1,4 @@
-"""The signature, the docstrings, the stub and the page of options follow from the declarations."""
+"""The signature, docstrings, stub and options page are generated from the declarations of the options."""
 
 import dataclasses
 import inspect
@@ -48,12 +48,12 @@ def test_the_page_has_every_option_once():
     others = {field.name for field in dataclasses.fields(SoftInfoNCETrainingArguments)} - set(names)
     assert not [name for name in others if page.count(f"\n| `{name}` |") != 1]
     assert "\n| `learning_rate`, `lr` | Peak learning rate" in page
-    assert "Read only with `cancel=ratio`." in page
+    assert "Applies only with `cancel=ratio`." in page
 
 
 @pytest.mark.parametrize("name", ["alpha", "beta", "floor", "temperature", "margin", "infonce_weight", "kl_weight"])
 def test_the_condition_in_words_is_the_condition(name):
-    """Names the losses and weightings that read an option, and compares them with the words."""
+    """The losses and weightings that read an option are those that the condition's text `when` describes."""
     condition = option_specs(SoftInfoNCETrainingArguments)[name].applies_if
     readers = {
         (loss, weighting)

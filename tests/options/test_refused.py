@@ -1,6 +1,6 @@
-"""Every option of `TrainingArguments` and every argument of `Trainer`: it works, is refused or named, or is untouched.
+"""Every option of `TrainingArguments` and every argument of `Trainer` works, is refused, or has no role here.
 
-A field of the installed version that is in none of the tables fails the test; one of a newer version warns.
+A field of the installed version that is in none of the tables fails the test. A field of a newer version only warns.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from soft_trainer.options.training import SoftInfoNCETrainingArguments
 TESTS = Path(__file__).parents[1]
 READ = Version("5.23")  # the tables were written with this version at hand
 
-# Options that work: test_what_works_is_used_in_a_test.
+# Options that work. test_what_works_is_used_in_a_test checks that a test uses each.
 WORKS = """
     output_dir per_device_train_batch_size num_train_epochs max_steps learning_rate lr_scheduler_type
     lr_scheduler_kwargs optim gradient_accumulation_steps bf16 activation_checkpointing gradient_checkpointing
@@ -39,15 +39,15 @@ WORKS = """
     train_sampling_strategy ddp_broadcast_buffers ddp_find_unused_parameters do_train do_eval do_predict
     resume_from_checkpoint
 """.split()
-# Options some of whose values are refused: those of tests/test_bad_inputs.py.
+# Options of which some values are refused, as tests/test_bad_inputs.py shows.
 REFUSED_VALUES = {"dataloader_persistent_workers", "accelerator_config", "fp16", "report_to"}
-# Options of evaluations by batches, of labels, tokens and kernels for other models: nothing here reads them.
+# Options for batch-wise evaluation, labels, tokens and kernels of other models. Nothing here reads them.
 UNREAD = """
     batch_eval_metrics use_liger_kernel enable_jit_checkpoint dataloader_in_order
     eval_do_concat_batches
     eval_use_gather_object label_names length_column_name average_tokens_across_devices liger_kernel_config
 """.split()
-# Options that only `Trainer` deals with: neither read nor affected here.
+# Options that only `Trainer` reads. This package neither reads nor affects them.
 UNTOUCHED = """
     warmup_steps optim_args weight_decay adam_beta1 adam_beta2 adam_epsilon optim_target_modules max_grad_norm tf32
     activation_checkpointing_kwargs gradient_checkpointing_kwargs torch_compile_mode use_cache log_on_each_node
@@ -55,8 +55,10 @@ UNTOUCHED = """
     trackio_static_space_id eval_delay save_on_each_node ignore_data_skip full_determinism fsdp torch_empty_cache_steps
     dataloader_pin_memory ddp_bucket_cap_mb ddp_backend ddp_timeout deepspeed debug skip_memory_metrics local_rank
 """.split()
-# Refused unless every process has its own batch (test_processes_that_share_a_batch_are_refused); set by a launcher
-# (test_sharded_weights_train_and_evaluate_as_whole_ones); on by default (test_early_stopping_resumes_where_it_was).
+# Three options that other tests cover: refused unless every process has its batch
+# (test_processes_that_share_a_batch_are_refused), set by a launcher
+# (test_sharded_weights_train_and_evaluate_as_whole_ones), and on by default
+# (test_early_stopping_resumes_where_it_was).
 SHOWN_ELSEWHERE = {"parallelism_config", "fsdp_config", "restore_callback_states_from_checkpoint"}
 
 # Arguments of `Trainer` that work.
@@ -67,7 +69,7 @@ ARGUMENTS = """
 
 
 def check_classified(names: set[str], classes: list) -> None:
-    """Checks that each name is in one class, or warns if this version of `transformers` is newer than the classes."""
+    """Checks that each name is in exactly one class. If transformers is newer than the classes, it only warns."""
     strangers = {name for name in names if sum(name in classified for classified in classes) != 1}
     if Version(transformers.__version__).release[:2] > READ.release[:2]:
         if strangers:

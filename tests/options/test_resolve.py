@@ -1,4 +1,4 @@
-"""Options and an estimator become a training plan, or one line that says what cannot work."""
+"""Options and an estimator are resolved into a training plan, or refused in one line with the reason."""
 
 import dataclasses
 
@@ -84,8 +84,8 @@ def test_settings_without_an_effect_are_not_named(tmp_path):
 
 
 def test_a_loss_without_negatives_promises_no_masks(tmp_path):
-    """The signature of an own function says what it can do."""
-    with refused("cancel=top_k: loss=own_losses:info_nce takes no `negatives`"):
+    """A loss without the parameter `negatives` can neither cancel nor mask, and the plan reports this."""
+    with refused("cancel=top_k: loss=own_losses:info_nce has no argument `negatives`"):
         resolve(args_of(tmp_path, loss="own_losses:info_nce", cancel="top_k"), BM25Estimator())
     plan = resolve(args_of(tmp_path, loss="own_losses:info_nce"))
     assert plan.effective_batches["false_negatives"] == "not masked (`info_nce` takes no negatives)"
@@ -97,7 +97,7 @@ def test_a_loss_without_negatives_promises_no_masks(tmp_path):
     [
         ({"save_steps": 20}, "save_steps=20: has no effect with save_strategy=epoch"),
         ({"eval_steps": 20}, "eval_steps=20: has no effect with eval_strategy=no"),
-        ({"dataloader_persistent_workers": True, "dataloader_num_workers": 0}, "there are no workers"),
+        ({"dataloader_persistent_workers": True, "dataloader_num_workers": 0}, "there are no data workers"),
         ({"seed": -1}, "seed=-1: must be 0 or more"),
         ({"learning_rate": -1.0}, "learning_rate=-1: must be 0 or more"),
     ],

@@ -91,7 +91,7 @@ def test_a_short_name_for_folders(values, label):
         ({"from_scratch": "32x1", "pooling": "pooler", "include_prompt": False}, "include_prompt=False: the model's"),
         (
             {"from_scratch": "32x1", "profile": "graphcodebert", "pooling": "cls", "include_prompt": False},
-            "include_prompt=False: data flow is always read with the prompt",
+            "include_prompt=False: data flow always includes the prompt",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""A tree to index, a stub for an encoder, and the commands without the package's own front end."""
+"""Provides a tree to index, a stub for an encoder, and the commands as functions."""
 
 import argparse
 import importlib
@@ -18,13 +18,13 @@ def tree(tmp_path):
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """The user's cache directory, a new one for each test."""
+    """Provides a new cache directory of the user for each test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "soft_trainer" / "search"
 
 
 class StubEncoder:
-    """Embeds a text as counts of letters, so that similar texts have similar embeddings; counts what it encodes."""
+    """An encoder whose embeddings are counts of letters, so similar texts are similar. It records what it encodes."""
 
     encoded: list = []
     weights, code_side = 1.0, ""
@@ -60,7 +60,7 @@ class StubEncoder:
 
 @pytest.fixture
 def stub(monkeypatch):
-    """Replaces the encoder by the stub; returns the stub's class."""
+    """Replaces the encoder of indexes by the stub, and returns the stub's class."""
     monkeypatch.setattr(text_encoder, "open_encoder", lambda name, dim=None, **way: StubEncoder(name, dim))
     StubEncoder.encoded, StubEncoder.weights, StubEncoder.code_side = [], 1.0, ""
     return StubEncoder
@@ -68,7 +68,7 @@ def stub(monkeypatch):
 
 @pytest.fixture
 def command(capsys):
-    """Runs `soft-trainer NAME ...` in this process; returns exit code, standard output and standard error."""
+    """Runs `soft-trainer NAME ...` in this process. Returns the exit code, standard output and standard error."""
 
     def run(name, *words):
         module = importlib.import_module(f"soft_trainer.cli.{name.replace('-', '_')}")

@@ -1,4 +1,4 @@
-"""The commands: their output and exit codes."""
+"""The commands `index`, `search` and `evaluate-search`: their output and exit codes."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from soft_trainer.search.index import store, vectors
 from soft_trainer.search.ranking.results import SearchResult, query_terms
 from soft_trainer.search.serving.examples import example_queries
 
-ALONE = "a score compares results of this search alone\n"
+ALONE = "compare scores only within this search\n"
 
 
 def test_index_and_search(command, tree):
@@ -110,7 +110,7 @@ def test_bad_input_is_one_line_and_exit_code_2(command, tree, tmp_path):
     assert code == 2 and "query is empty" in err
     (tmp_path / "empty").mkdir()
     code, out, err = command("index", tmp_path / "empty")
-    assert code == 1 and not out and "no file with text" in err
+    assert code == 1 and not out and "no text files" in err
     assert "no such folder" in command("search", "--folder", tmp_path / "missing", "x")[2]
 
 
@@ -324,7 +324,7 @@ def test_a_stopped_page_says_what_is_kept(command, tree, monkeypatch):
     monkeypatch.setattr("soft_trainer.search.serving.server.PageServer.serve_forever", stop)
     code, _, err = command("search", "--folder", tree, "--serve")
     assert code == 130 and err.count("\n") == 1
-    assert f"the index is kept; `soft-trainer search --folder {tree} --serve` starts it again" in err
+    assert f"the index is kept; `soft-trainer search --folder {tree} --serve` serves it again" in err
 
 
 @pytest.mark.slow
@@ -390,7 +390,10 @@ def test_an_index_that_an_evaluation_keeps_is_used_again(command, tree, stub, tm
         (["--folder", "tree", "--truncate_dim", "8"], "truncate_dim: has no effect without --model"),
         (["--folder", "missing"], "missing: the folder cannot be read (No such file or directory)"),
         (["--folder", "tree", "--output", "file/out.jsonl"], "output=file/out.jsonl: "),
-        (["--queries", "file", "--trees", "tree"], "tree/absent: no such folder; --trees has one for each repo"),
+        (
+            ["--queries", "file", "--trees", "tree"],
+            "tree/absent: no such folder; --trees needs a subfolder for each repo",
+        ),
     ],
 )
 def test_an_evaluation_that_cannot_end_is_refused_before_anything_is_indexed(

@@ -1,4 +1,4 @@
-"""Several indexes that are searched as one, and chunks like another."""
+"""Several indexes are searched as one, and chunks similar to a chunk are found."""
 
 import json
 
@@ -84,10 +84,10 @@ def test_updates_notices_and_encoders_of_several_indexes(tree, tmp_path, stub):
 
 
 def test_no_index_at_all_is_refused(tmp_path):
-    with refused("expected one or more"):
+    with refused("expected at least one"):
         Search([])
     (tmp_path / "a").mkdir()
-    with refused("no file is indexed", "--skipped` indexes again and lists the files that are skipped"):
+    with refused("no file is indexed", "--skipped` indexes again and lists the skipped files"):
         Search([CodeIndex.build(tmp_path / "a")]).search("x")
 
 

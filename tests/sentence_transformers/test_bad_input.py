@@ -55,7 +55,11 @@ def test_data_sets_that_cannot_be_labelled_or_have_no_usable_labels(numbered, da
         (BM25Estimator(), {"false_negatives": "drop"}, "false_negatives='drop': use one of mask, positives, ignore"),
         (BM25Estimator(), {"scale": 0}, "scale=0: must be above 0"),
         (None, {"loss": "soft_info_nce"}, "loss=soft_info_nce needs an estimator"),
-        (BM25Estimator(), {"teacher": "a/b"}, "teacher=a/b: a teacher is the estimator, so it cannot be combined"),
+        (
+            BM25Estimator(),
+            {"teacher": "a/b"},
+            "teacher=a/b: a teacher is the estimator, so it cannot be combined",
+        ),
         (InitialModelEstimator(), {}, "use SentenceTransformerEstimator()"),
         (BM25Estimator, {}, "estimator: expected an object such as BM25Estimator(), not <class"),
         ("bm25", {}, "estimator: expected an object such as BM25Estimator(), not 'bm25'"),
@@ -108,7 +112,7 @@ def test_batches_that_do_not_fit(kind, train_dataset, sentence_transformer, feat
     ):
         with refused(words):
             loss(features, wrong)
-    with refused("a query is compared with N=4 codes, too few", "the smallest N that works is 5"):
+    with refused("each query is compared with N=4 codes, too few", "the smallest N that works is 5"):
         loss(*small)
     for given in (features[:1], [*features, features[1]]):
         with refused(f"the batch has {len(given)} columns of texts, but the loss's train_dataset", "has 2"):

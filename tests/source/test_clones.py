@@ -1,4 +1,4 @@
-"""Clones as people and CI make them lack objects, and nothing fetches them."""
+"""Shallow and partial clones lack objects. They are read as far as possible, and nothing is fetched."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ def git(*words, cwd):
 
 @pytest.fixture
 def clone(tmp_path, monkeypatch):
-    """Clones a repository with these options. The repository is gone afterwards, unless it is kept."""
+    """Returns a function that clones a repository with these options, and deletes the original unless it is kept."""
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 

@@ -1,4 +1,4 @@
-"""Source files to functions with their documentation."""
+"""Functions and their documentation are found in source files of every language."""
 
 import re
 
@@ -12,7 +12,7 @@ from soft_trainer.source.functions import FileFunctions, functions
 from soft_trainer.source.grammars import parses
 from soft_trainer.source.languages import SOURCE_LANGUAGES
 
-# language -> source, and its rows: name, query, code, documentation
+# language -> source, and its expected rows: name, query, code, documentation
 # fmt: off
 SOURCES = {
     "python": ('''
@@ -173,7 +173,7 @@ func helper() {}
         ("helper", "", "func helper() {}", ""),
     ]),
 }
-# language without data flow -> source, and the name and the query of its function
+# language without data flow -> source, and the name and query of its function
 SHORT_SOURCES = {
     "typescript": ("/** Adds numbers. */\nexport const add = (a: number) => { return a }\n", "add", "Adds numbers."),
     "tsx": ("/** Shows it. */\nexport function View(p: P) { return <div>{p.a}</div> }\n", "View", "Shows it."),
@@ -185,7 +185,7 @@ SHORT_SOURCES = {
              "Adds one."),
     "kotlin": ("/**\n * Adds one.\n * @param x y\n */\nfun add(x: Int): Int { return x }\n", "add", "Adds one."),
 }
-# language -> functions with an empty body, without documentation
+# language -> functions with an empty body and no documentation
 EMPTY_BODIES = {
     "python": ["def f():", "def f():\n    # nothing\n", "class A:\n    def f(self):\n"],
     "ruby": ["def f\nend", "def f\n  # nothing\nend"],

@@ -1,4 +1,4 @@
-"""Output folders of runs that never ran: a record, a log and ranks, as `Run` and the trainer write them."""
+"""Makes output folders of runs without training: a record, a log and ranks, as `Run` and the trainer write them."""
 
 import json
 from functools import partial
@@ -17,7 +17,7 @@ POOL = 60
 
 
 def _write_ranks(path: Path, ranks, pool: int = POOL, other: int = 0) -> None:
-    """Writes a file of ranks: query q's own code is row q of the pool; the codes around it fill the other ranks.
+    """Writes a file of ranks. The positive of query q is row q of the pool. Neighbouring codes fill the other ranks.
 
     `other` changes the ids of that many codes at the end of the pool.
     """
@@ -34,7 +34,7 @@ def _write_ranks(path: Path, ranks, pool: int = POOL, other: int = 0) -> None:
 def _write_run(
     outputs, name, ranks, loss=None, seed=1, language="ruby", system="trained", split="test", **changes
 ) -> Path:
-    """Writes a run's folder below `outputs`; `changes` are keys of its record."""
+    """Writes the output folder of a finished run below `outputs`. `changes` replaces keys of the record."""
     folder = outputs / name
     _write_ranks(folder / f"ranks-{split}-{system}.parquet", ranks)
     metrics = {**retrieval_metrics(torch.tensor(np.array(ranks)), POOL), "queries": len(ranks)}
@@ -65,13 +65,13 @@ def write_run():
 
 @pytest.fixture
 def make_run(tmp_path):
-    """Writes a run's folder below `tmp_path / "outputs"`."""
+    """Returns `_write_run` for the folder `outputs` in `tmp_path`."""
     return partial(_write_run, tmp_path / "outputs")
 
 
 @pytest.fixture(scope="session")
 def soft():
-    """The loss of a Soft-InfoNCE record with BM25, changed by keywords."""
+    """Returns a function that makes the loss settings of a record: Soft-InfoNCE with BM25, changed by keywords."""
 
     def loss(**changes):
         settings = {"alpha": 1.5, "beta": 0.5, "temperature": 1.0, "floor": 0.1}

@@ -1,4 +1,4 @@
-"""Comparing two runs by their files of ranks, and two methods over several sets and seeds."""
+"""Two runs are compared by their files of ranks, and two methods over several sets and seeds."""
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -23,7 +23,7 @@ def shuffled(ranked: RankedQueries, seed: int) -> RankedQueries:
 
 @pytest.fixture
 def ranked(make_run):
-    """Writes runs with these ranks, and reads each back from its folder."""
+    """Writes runs with these ranks, and reads the ranks back from each folder."""
 
     def make(*runs, **options):
         folders = [make_run(f"run-{number}", ranks, **options) for number, ranks in enumerate(runs)]
@@ -103,7 +103,7 @@ def test_what_cannot_be_paired_is_refused(make_run, write_ranks, tmp_path):
     }.items():
         with refused(says):
             run_command(["compare", str(folder), str(tmp_path / name)])
-    with refused("no ranks of valid by the trained encoder; files of ranks: ranks-test-trained"):
+    with refused("no ranks of valid by trained; files of ranks: ranks-test-trained"):
         run_command(["compare", str(folder), str(folder), "--split", "valid"])
 
 
@@ -121,7 +121,7 @@ def test_a_file_of_ranks_stands_for_a_run_but_not_that_of_another_version(make_r
 
 @pytest.fixture
 def study(make_run, tmp_path):
-    """Two methods, two seeds, and two sets, of which the second has one more query."""
+    """Writes runs of two methods with two seeds on two sets. The second set has one more query."""
     ranks = {
         ("ruby", "ours"): ([1, 2, 4], [1, 1, 4]),
         ("ruby", "other"): ([1, 4, 4], [2, 2, 4]),
@@ -163,7 +163,7 @@ def test_corpora_of_equal_size_are_sets_apart_and_a_run_without_a_partner_is_nam
     assert sets == [("go/0/test", 1), ("go/1/test", 1), ("ruby/test", 2)]
     make_run("php/ours/0", [1, 2])
     for other, words in (
-        ("*/other/*", ["php/ours/0: no run of ", "other", " matches it"]),
+        ("*/other/*", ["php/ours/0: has no partner among the runs of ", "other"]),
         ("*/nothing/*", ["nothing/", ": no such folders"]),
         ("ruby/other/0", ["write * in place"]),
     ):
@@ -188,7 +188,7 @@ def test_a_set_that_some_runs_have_is_taken_from_those(study, write_ranks):
 
 
 def saved(path, columns=("docstring",), **changes):
-    """Writes and reads the ranks of three queries; `changes` are columns of the queries or of the corpus."""
+    """Writes the ranks of three queries and reads them. `changes` replaces columns of the queries or the corpus."""
     urls = {"url": ["a", "b", "c"]}
     queries = urls | {"docstring": ["read a", "read b", "read c"], "docstring_tokens": [["read"], ["b"], ["c"]]}
     corpus = urls | {"code": ["def a(): 1", "def b(): 2", "def c(): 3"]}

@@ -1,4 +1,4 @@
-"""Ranks belong to the encoder that made them."""
+"""Files of ranks are read only with the encoder that made them."""
 
 import shutil
 
@@ -14,7 +14,7 @@ from soft_trainer.hub.push import _contents, written_files
 from soft_trainer.studies.compare import ranks_of
 from soft_trainer.studies.report import ReportedRun, compare_with
 
-# What changes in the folder of a run, and whether its ranks are then those of another encoder.
+# A file that changes in a run's folder, and True if the ranks then belong to another encoder.
 BESIDE_RANKS = {
     "model.safetensors": True,
     "config.json": True,
@@ -29,7 +29,7 @@ BESIDE_RANKS = {
 
 @pytest.fixture
 def ranked(encoder_dir, dataset, tmp_path):
-    """The folder of a run, with its encoder and the ranks that it made."""
+    """Writes the folder of a run with its encoder and the encoder's ranks."""
     folder = tmp_path / "ranked"
     shutil.copytree(encoder_dir, folder)
     (folder / "README.md").write_text("# Card\n")

@@ -1,4 +1,4 @@
-"""A report reads finished runs and compares methods over the seeds that both have."""
+"""A report reads finished runs, and compares methods over the seeds that both methods have."""
 
 import json
 
@@ -21,7 +21,7 @@ BAD = [2, 4, 3, 1] * 6
 
 @pytest.fixture
 def study(make_run, tmp_path, soft):
-    """Two methods, of which one lacks a seed."""
+    """Writes runs of two methods, one of which lacks a seed."""
     for seed in (1, 2, 3):
         make_run(f"infonce/{seed}", BAD, seed=seed)
     for seed in (1, 2):
@@ -37,7 +37,7 @@ def test_a_method_is_the_folder_of_its_seeds(study):
     }
     assert choose_baseline(methods, None) == "infonce"
     assert choose_baseline(methods, "bm25") == "bm25"
-    with refused("baseline=nothing: no such method; there are bm25, infonce"):
+    with refused("baseline=nothing: no such method; the methods are bm25, infonce"):
         choose_baseline(methods, "nothing")
 
 
@@ -97,7 +97,7 @@ def test_runs_that_cannot_be_read_are_named(make_run, tmp_path):
     assert len(excluded) == 2
     with refused("no such folder"):
         find_runs([tmp_path / "nothing"])
-    with refused("no finished run was found"):
+    with refused("no finished run found"):
         find_runs([unfinished])
 
 

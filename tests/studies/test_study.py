@@ -1,4 +1,4 @@
-"""A study makes a list of runs under several seeds, skips what is done, and notices what changed."""
+"""A study starts runs with several seeds, skips finished runs, and detects changed settings."""
 
 import json
 import os
@@ -23,7 +23,7 @@ STUDIES = [path for path in sorted(RECIPES.rglob("*.yaml")) if "runs" in read_re
 
 @pytest.fixture
 def study_file(tmp_path):
-    """Writes a study of two methods and two seeds, changed by keywords."""
+    """Returns a function that writes a study of two methods and two seeds, changed by keywords."""
 
     def write(**changes):
         content = {
@@ -43,14 +43,14 @@ def study_file(tmp_path):
 
 
 def fingerprint_of(study, run):
-    """Returns the fingerprint that a run of a study stores."""
+    """Returns the run fingerprint that a run of a study stores in its record."""
     model_args, data_args, args = check_options(run)
     complete_options(model_args, data_args, args, build_profile(model_args))
     return run_fingerprint(model_args, data_args, args, apart=study.folder(run))
 
 
 def finish(study, run, mrr=0.5, **changes):
-    """Writes what a finished run leaves in its folder."""
+    """Writes the files that a finished run leaves in its folder."""
     folder = study.folder(run)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.safetensors").write_text("weights")
@@ -61,7 +61,7 @@ def finish(study, run, mrr=0.5, **changes):
 
 
 def state(study, number=0):
-    """Returns the state of a run and what changed."""
+    """Returns the state of a run, and the settings that changed."""
     found = state_of_run(study, study.runs[number])
     return found.name, list(found.changes)
 
@@ -95,8 +95,8 @@ def test_a_run_starts_from_a_recipe_whose_options_the_others_override(study_file
         ({"runs": {"a": "b"}}, "a: expected a mapping of options"),
         ({"runs": {"a": {"config": 3}}}, "cannot be read"),
         ({"runs": {"a": {"data_dir": "{nothing}"}}}, "no option or run has this name"),
-        ({"runs": {"a": {"seed": 7}}}, "a: seed: the study's `seeds` decide"),
-        ({"runs": {"a": {"output_dir": "b"}}}, "a: output_dir: the study's `output_dir` decides"),
+        ({"runs": {"a": {"seed": 7}}}, "a: seed: set the study's `seeds` instead"),
+        ({"runs": {"a": {"output_dir": "b"}}}, "a: output_dir: set the study's `output_dir` instead"),
     ],
 )
 def test_what_is_no_study_is_refused(study_file, changes, words):
@@ -263,7 +263,7 @@ def test_the_plan_and_a_choice_of_runs(study_file, capsys):
     assert "| frozen/1 " in printed
     with refused("only=infonc: no such run; did you mean 'infonce'?"):
         run_command(["study", "--config", str(study_file()), "--only", "infonc", "--dry_run"])
-    with refused("seed: the study's `seeds` decide"):
+    with refused("seed: set the study's `seeds` instead"):
         run_command(["study", "--config", str(study_file()), "--set", "seed=7", "--dry_run"])
 
 

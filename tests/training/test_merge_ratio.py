@@ -92,5 +92,5 @@ def test_a_run_of_the_command_line_records_the_merging(script, data_dir, tmp_pat
     assert code == 0, lines
     record = json.loads((out / "run.json").read_text())
     assert record["merging"]["models"] == ["unmerged"] and record["merging"]["ratio"] == 0.5
-    assert "Every weight is 0.5 x that of the trained encoder" in (out / "README.md").read_text()
+    assert "Every weight is 0.5 x its value in the trained encoder" in (out / "README.md").read_text()
     assert (out / "unmerged" / "model.safetensors").exists()

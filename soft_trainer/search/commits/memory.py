@@ -32,7 +32,7 @@ DEPTH = 100  # chunks to consider when a weight is chosen
 
 
 class Votes(NamedTuple):
-    """The votes of commits for chunks.
+    """The votes of past commits for the chunks that may answer a query.
 
     Args:
         shares: float32[chunks], each chunk's votes, or None if commits did not vote.
@@ -47,7 +47,7 @@ NO_VOTES = Votes(None, {})
 
 
 class CommitMemory:
-    """The commits stored in an index. `reading.py` reads them from the repository.
+    """The commits in an index, which vote for chunks. `reading.py` reads them from the repository.
 
     Attributes:
         weight: the weight of the votes in the ranking, or 0 if they do not help.
@@ -108,7 +108,7 @@ class CommitMemory:
         return found
 
     def commit(self, number: int) -> Commit:
-        """Returns a commit in the form that results display."""
+        """Returns the short hash, date and subject of a commit, for display with a result."""
         query = "SELECT id, date, subject FROM commits WHERE number = ?"
         name, date, subject = self.database.execute(query, (number,)).fetchone()
         return Commit(name[:10], time.strftime("%Y-%m-%d", time.gmtime(date)), subject)
@@ -134,7 +134,7 @@ class CommitMemory:
         return scores, perfect
 
     def _postings(self, term: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the positions of the commits whose subject contains a term, in ascending order, and its counts."""
+        """Returns the positions of the commits whose subject contains a term, in order, and its count in each."""
         row = self.database.execute(
             "SELECT width, chunks, counts FROM commit_postings WHERE term = ?", (term,)
         ).fetchone()
@@ -180,7 +180,7 @@ class CommitMemory:
         return None
 
     def _exists(self, path: str) -> bool:
-        """Returns True if a file exists. A file outside the indexed folder is taken to exist."""
+        """Returns True if a file is in the index. A file outside the indexed folder is assumed to exist."""
         if not path.startswith(self.folder):
             return True
         path = path.removeprefix(self.folder)
@@ -201,7 +201,7 @@ class CommitMemory:
 
 
 class Choice(NamedTuple):
-    """The chosen weight, the number of queries, and the MRR for each weight."""
+    """The chosen weight of the commits' votes, the number of queries, and the MRR for each weight."""
 
     weight: float
     queries: int
@@ -209,7 +209,7 @@ class Choice(NamedTuple):
 
 
 def choose_weight(database: sqlite3.Connection) -> Choice:
-    """Returns the smallest weight whose MRR is within one standard error of the best.
+    """Chooses the weight of the commits' votes: the smallest one with an MRR within one standard error of the best.
 
     With fewer than 50 queries, the weight is 0.
     """
@@ -230,7 +230,7 @@ def choose_weight(database: sqlite3.Connection) -> Choice:
 def _queries(database: sqlite3.Connection, memory: CommitMemory) -> list[tuple[int, str, set[int]]]:
     """Returns (number, subject, chunks) for the newest commits that changed functions that still exist.
 
-    As in mining, a commit is skipped if an earlier one has the same subject, because the memory would find that one.
+    As in mining, a commit is skipped if an earlier commit has the same subject, because the memory would find that.
     """
     rows = database.execute("SELECT number, subject FROM commits ORDER BY number DESC").fetchall()
     firsts = {subject.casefold(): number for number, subject in rows}

@@ -27,7 +27,7 @@ from soft_trainer.terminal import Progress
 MAX_SUBJECT = 300  # characters
 PARSE_SECONDS = 2.0  # a file that takes longer is treated as having no functions
 MIN_SHOWN = 200  # fewer commits are read without a progress bar
-MAX_GROWTH = 0.1  # the weight is chosen again when the number of commits has grown by this share
+MAX_GROWTH = 0.1  # the weight is chosen again when the number of commits has grown by this fraction
 LATEST_DATE = 253_402_300_799  # the end of the year 9999; a commit may claim any date
 _AT_ONCE = 200  # commits to write in one transaction
 
@@ -37,8 +37,8 @@ class State:
     """The progress of reading a repository's commits.
 
     Attributes:
-        head, target, done: all commits reachable from `head` have been read, and so have the first `done` of those
-            that only `target` reaches.
+        head, target, done: all commits reachable from `head` have been read. Of the commits that only `target`
+            reaches, the first `done` have been read.
         source: the folder in the repository, and the commits at which a shallow clone ends.
         read: the number of commits that have been read.
         kept: the number of commits that can vote.
@@ -79,7 +79,7 @@ def remember(
     repository: str | None = None,
     tip: str | None = None,
 ) -> list[str]:
-    """Reads new commits from a folder's repository. If their number has changed a lot, the weight is chosen again.
+    """Reads new commits from a folder's repository. Chooses the weight again if the number of commits changed a lot.
 
     If history is turned off for this index, all commits are forgotten.
 
@@ -100,11 +100,11 @@ def remember(
     try:
         read_commits(database, *place, tip, progress)
     except UserError as error:
-        problems.append(f"Commits were not read again: {error}")
+        problems.append(f"New commits were not read: {error}")
     database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     state = State.of(database)
     if state and state.unreadable:
-        lacking = f"{state.unreadable:,} of {state.read:,} commits are excluded, since they lack an object"
+        lacking = f"{state.unreadable:,} of {state.read:,} commits are skipped, because they lack an object"
         problems.append(f"{lacking}; {git.REFETCH}, then index with history=False and with history=True")
     if state and (state.measured is None or abs(state.kept - state.weighed) > MAX_GROWTH * state.weighed):
         choice = choose_weight(database)
@@ -159,7 +159,7 @@ def forget(database: sqlite3.Connection) -> None:
 
 
 def _turn_to(tip: str, opened, database: sqlite3.Connection, state: State) -> None:
-    """Sets the commit to read up to. Commits that it does not reach, for example after a rebase, are forgotten."""
+    """Makes `tip` the commit to read up to. Stored commits that it does not reach, as after a rebase, are deleted."""
     gone = git.commits_oldest_first(opened, state.head, tip) if state.head else []
     with store.transaction(database):
         for table in ("commits", "renames"):
@@ -171,7 +171,7 @@ def _turn_to(tip: str, opened, database: sqlite3.Connection, state: State) -> No
 
 
 def _read_to_target(reader: ChangeReader, database: sqlite3.Connection, state: State, progress: bool) -> None:
-    """Reads the commits between `head` and `target` in groups, so that little is lost if it is interrupted."""
+    """Reads the commits between `head` and `target` in groups, so that an interruption loses little work."""
     waiting = git.commits_oldest_first(reader.repository, state.target, state.head)[state.done :]
     label = "Reading commits" if progress and len(waiting) >= MIN_SHOWN else None
     with Progress(label, len(waiting), "commit") as bar:

@@ -162,7 +162,7 @@ def _with_comments(lines: list[bytes], start: int, least: int) -> int:
 
 
 def _definitions(source: bytes, language: str) -> list[Chunk]:
-    """Returns functions, classes and types in order. Outer definitions come before those that they contain.
+    """Returns functions, classes and types as chunks, in order. An outer definition comes before the inner ones.
 
     A function nested in a function of at most `MAX_LINES` lines does not become a chunk. It stays in the outer one.
     """

@@ -17,7 +17,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.search.index.store import cache_dir
 from soft_trainer.source.repositories import common_dir, git_dir, repository_of
 
-SECONDS = 10.0  # a git that takes longer counts as no git
+SECONDS = 10.0  # if git takes longer, it has failed
 # A path that begins with a slash, or that has the part `.`, `..` or "".
 _LEADS_OUT = re.compile(r"(?:\A|[/\0])(?:\.{0,2}/|\.{1,2}\0)")
 _SIGNS = ("\0/", "//", "./", ".\0")  # every output with such a path has one of them, and looking for them is faster
@@ -51,7 +51,7 @@ def list_ignored(folder: str) -> list[str]:
 
 
 def _list_below(folder: str) -> tuple[str, list[str] | None]:
-    """Returns the working tree whose rules apply in a folder, and the files that git lists in the folder.
+    """Returns the working tree whose ignore files apply in a folder, and the files that git lists in the folder.
 
     If the enclosing repository lists nothing there, as in `.venv/lib`, the user wants to index ignored files. The
     folder then counts as a separate tree.
@@ -76,7 +76,7 @@ def _ls_files(top: str, folder: str, options: tuple[str, ...]) -> list[str] | No
             listed = _run_git(top, folder, words, {"GIT_INDEX_FILE": index})
             if listed is not None:
                 return listed
-        # Without the index, or with one that git cannot read, tracked files are files like any others.
+        # Without a readable index, git lists tracked files like any other files.
         return _run_git(top, folder, words, {})
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -19,7 +19,7 @@ _NARROW = {STAR: "[^/]*?"}
 
 @lru_cache(maxsize=256)
 def path_filter(pattern: str) -> re.Pattern[str]:
-    """Compiles a path pattern.
+    """Compiles a path pattern, such as `src/**`, to a regular expression.
 
     `**` matches across folders; `*` and `?` do not. A pattern without `/` matches a file or folder at any depth.
     Brackets are ordinary characters, because some projects use them in folder names.
@@ -41,7 +41,7 @@ def path_filter(pattern: str) -> re.Pattern[str]:
 
 
 def expression(tokens: list[str], wildcards: dict[str, str] = _WIDE, at_end: bool = True) -> str:
-    """Returns a regular expression for tokens, by default for a whole path.
+    """Returns the regular expression for the tokens of a pattern, by default one that matches a whole path.
 
     Args:
         wildcards: the wildcards to split the tokens at, with their expressions.

@@ -1,4 +1,4 @@
-"""Lists the files in a tree that are worth indexing: those that git lists, judged by their names.
+"""Lists the files in a tree that are worth indexing: files that git lists, unless their names rule them out.
 
 Git is run in an empty repository, so that nothing in the tree is run (see `git_listing`). Links are not followed.
 """
@@ -27,7 +27,7 @@ _SECRET, _HARMLESS = (
     for names in (_SECRETS, ".env[._-]example .env[._-]sample .env[._-]template .env[._-]dist *.pub")
 )
 _SECRET_PATHS = ("/.docker/config.json", "/.kube/config")
-# Kinds of files that contain no code worth finding, with the endings of their names.
+# Types of files that contain no code worth finding, with the endings of their names.
 _KINDS = {
     "lock file": ("package-lock.json", "npm-shrinkwrap.json", "pnpm-lock.yaml", "go.sum", ".lock"),
     "minified": (".min.js", ".min.css", ".min.mjs", ".min.html", ".js.map", ".css.map"),
@@ -43,8 +43,8 @@ _VENDORED = frozenset(
     third-party thirdparty 3rdparty 3rd_party""".split()
 )
 _MAYBE_VENDORED = frozenset("external externals extern deps".split())
-# Most names in a tree are like these, which no pattern above matches. Checking this one first makes a walk faster by a
-# third.
+# Most names in a tree match this pattern, and no pattern above matches such a name. Checking it first makes a walk
+# faster by a third.
 _ORDINARY = re.compile(
     "(?!id_)[A-Za-z0-9_]+[.](?:py|pyi|go|js|jsx|ts|tsx|java|rb|rs|php|c|h|cc|cpp|hpp|cs|kt|md|rst)", re.ASCII
 )
@@ -55,12 +55,12 @@ Stat = tuple[int, int]  # the size in bytes, and the time of the last change in 
 
 @dataclass
 class Listing:
-    """The files in a tree: those to read, and those to skip, with the reasons.
+    """The files in a tree: the files to index, and the skipped files with the reasons.
 
     A skipped path that ends with a slash stands for a whole folder. Files that git ignores are in neither.
 
     Attributes:
-        without_git: True if git is missing or failed, so that nothing was ignored.
+        without_git: True if git is missing or failed, so that ignore files had no effect.
     """
 
     files: dict[str, Stat] = field(default_factory=dict)
@@ -73,7 +73,7 @@ def list_tree(root: str, exclude: Sequence[str] = (), include: Sequence[str] = (
 
     Args:
         exclude: patterns for files and folders to skip; see `path_filter`.
-        include: patterns for files to list although their kind, their folder or an ignore file would exclude them.
+        include: patterns for files to list although their type, their folder or an ignore file would exclude them.
             Secrets are never listed.
 
     Raises:
@@ -83,7 +83,7 @@ def list_tree(root: str, exclude: Sequence[str] = (), include: Sequence[str] = (
 
 
 class _Lister:
-    """Judges the files in a tree."""
+    """Walks a tree, and decides for every file whether it is listed or skipped."""
 
     def __init__(self, root: str, exclude: Sequence[str], include: Sequence[str]):
         self.root = root
@@ -98,7 +98,7 @@ class _Lister:
             if "/" in pattern and head:
                 self.include_deep.append(path_filter(pattern))
                 self.include_heads.append(head)
-        self.reasons: dict[str, str] = {"": ""}  # against each folder
+        self.reasons: dict[str, str] = {"": ""}  # the reason to skip each folder, or ""
 
     def run(self) -> Listing:
         """Lists the tree and the repositories in it."""
@@ -123,7 +123,7 @@ class _Lister:
         return self.listing
 
     def _add(self, path: str) -> bool:
-        """Adds a path to the listing, or the reason to skip it. Returns True if the path is a repository."""
+        """Lists a path, or records the reason to skip it. Returns True if the path is a repository in the tree."""
         folder, _, name = path.rpartition("/")
         against = self.reasons.get(folder)
         if against is None:
@@ -150,7 +150,7 @@ class _Lister:
         return False
 
     def _add_ignored(self, prefix: str, ignored: list[str]) -> None:
-        """Adds the files that git ignores and a pattern includes."""
+        """Lists the files that git ignores but that match a pattern to include."""
         for name in ignored:
             path = prefix + name
             if not path.endswith("/"):
@@ -162,7 +162,7 @@ class _Lister:
                         self._add(path + below)
 
     def _walk(self, prefix: str) -> list[str]:
-        """Returns the files below a folder, with paths relative to it, as far as no folder is skipped."""
+        """Returns the paths of the files below a folder, relative to it. Skipped folders are not entered."""
         found = []
         stack = [prefix]
         while stack:
@@ -204,7 +204,7 @@ class _Lister:
             return "data of a repository"  # the second one is bare; its configuration may hold passwords too
         if path.count("/") >= MAX_DEPTH:
             return "too deep"
-        if os.path.islink(f"{self.root}/{path}"):  # it has taken the place of a tracked folder
+        if os.path.islink(f"{self.root}/{path}"):  # a link that has replaced a tracked folder
             return "link"
         if _matches(path, self.exclude):
             return "excluded"
@@ -243,7 +243,7 @@ def _reason_against_name(name: str) -> str:
 
 
 def _kind(lower: str, size: int) -> str:
-    """Returns the kind of a file that contains no code, or "". Its name is in lower case."""
+    """Returns the type of a file that contains no code, such as "lock file", or "". `lower` is its lower-case name."""
     for kind, ends in _KINDS.items():
         if lower.endswith(ends):
             return kind

@@ -50,7 +50,7 @@ def _written(notebook: dict) -> tuple[bytes, str]:
 
 
 def cells(text: bytes) -> Iterator[tuple[int, str, bytes]]:
-    """Yields each cell's text, preceded by the number of lines above that text and the kind of cell."""
+    """Yields each cell of a notebook's text, as (number of lines above, type, text)."""
     marks = list(_CELL.finditer(text))
     ends = [*(mark.start() for mark in marks[1:]), len(text)]
     for mark, end in zip(marks, ends, strict=False):

@@ -22,7 +22,7 @@ from soft_trainer.search.index.words import WORD, source_words, stem, terms, who
 from soft_trainer.source.names import identifier_words, is_test_path
 from soft_trainer.source.source_files import MAX_FILE_BYTES, is_generated, read_regular, readable
 
-# The prefix of a term says where it occurs. Terms from the text have no prefix.
+# The prefix of a term tells where the term occurs. Terms from the text have no prefix.
 DEFINED = "="
 NAME = "@"
 PATH = "/"

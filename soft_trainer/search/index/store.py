@@ -34,7 +34,7 @@ MEMORY_LOCK = "memory.lock"
 FORMAT = 12
 # The end of a message about a missing index.
 HOW_TO_INDEX = "`soft-trainer index DIR` makes one"
-DAMAGED = "damaged"  # the name of a file next to a damaged database; empty, or with the settings
+DAMAGED = "damaged"  # a file next to a damaged database, empty or with the settings of the index
 # A file's traits: 1 if it is a test; the number of folders above it; the number of words in its file name; 1 if it is
 # text rather than source code; 1 if its folder may contain third-party code; 1 if it is generated.
 TRAITS = ("test", "depth", "name_parts", "text", "vendored", "generated")
@@ -63,7 +63,7 @@ _WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
 def real_folder(folder: str | os.PathLike[str]) -> str:
-    """Returns the absolute path of a folder, without links. Raises UserError if there is no such folder."""
+    """Returns the absolute path of a folder, with links resolved. Raises UserError if there is no such folder."""
     real = ""
     if os.path.isdir(folder):  # "", such as an unset variable of a shell, is not the current folder
         with suppress(FileNotFoundError):  # the current folder has been removed
@@ -81,7 +81,7 @@ def default_index_dir(folder: str | os.PathLike[str]) -> Path:
 
 
 def find_index_dir(folder: str | os.PathLike[str]) -> Path | None:
-    """Returns the index of a folder or of its nearest indexed parent, or None. Raises UserError without a folder."""
+    """Returns the index of a folder or its nearest indexed parent, or None. Raises UserError for a missing folder."""
     real = Path(real_folder(folder))
     for parent in (real, *real.parents):
         if (place := default_index_dir(parent) / DATABASE).is_file():
@@ -96,7 +96,7 @@ def make_index_dir(index_dir: Path, folder: str) -> None:
         UserError: the folder is inside the tree, belongs to another user, or cannot be created.
     """
     if os.path.commonpath([os.path.realpath(index_dir), folder]) == folder:
-        place = "it lies in the tree that is indexed"
+        place = "it is inside the indexed tree"
         raise UserError(f"index_dir={index_dir}: {place}; choose a folder outside {folder}")
     try:
         index_dir.parent.mkdir(parents=True, exist_ok=True)
@@ -104,7 +104,7 @@ def make_index_dir(index_dir: Path, folder: str) -> None:
         _check_owner(index_dir)
     except OSError as error:
         reason = error.strerror
-        raise UserError(f"{index_dir}: no index can be written there ({reason}); choose another index_dir") from error
+        raise UserError(f"{index_dir}: cannot write an index there ({reason}); choose another index_dir") from error
 
 
 def _check_owner(index_dir: Path) -> None:
@@ -118,7 +118,7 @@ def _check_owner(index_dir: Path) -> None:
             links |= file.is_symlink()
     if links or owners != {os.geteuid()}:
         raise UserError(
-            f"{index_dir}: a link, or owned by another user, so it is not trusted; choose another index_dir"
+            f"{index_dir}: is a link or belongs to another user, so it is not trusted; choose another index_dir"
         )
 
 
@@ -138,7 +138,7 @@ def write_lock(index_dir: Path, wait: bool = True, name: str = LOCK) -> Iterator
 
 
 def connect(index_dir: Path, create: bool = False) -> sqlite3.Connection:
-    """Opens the database.
+    """Opens the database of an index.
 
     Args:
         create: whether to make the tables if they do not exist or have an older format.
@@ -211,7 +211,7 @@ def _open(path: Path, mode: str) -> tuple[sqlite3.Connection, int]:
 
 
 def _make_tables(database: sqlite3.Connection, settings: dict) -> None:
-    """Replaces tables of an older format by empty ones, and stores the settings."""
+    """Replaces the tables of an older format with empty ones, and stores the settings."""
     database.execute("PRAGMA auto_vacuum = INCREMENTAL")
     database.execute("PRAGMA journal_mode = WAL")
     with transaction(database):
@@ -237,7 +237,7 @@ def _settings(database: sqlite3.Connection) -> dict:
 
 
 class DamagedIndex(UserError):
-    """An index with content that the package would never write."""
+    """The error for an index with content that the package would never write."""
 
     def __init__(self, index_dir: Path):
         super().__init__(f"{index_dir}: damaged: `soft-trainer index` makes it again")
@@ -320,7 +320,7 @@ def transaction(database: sqlite3.Connection) -> Iterator[None]:
 
 
 def storable(text: str) -> str:
-    """Returns a path or a query in UTF-8, which is all that SQLite stores. No indexed path has other bytes."""
+    """Replaces characters that UTF-8 cannot represent, because SQLite cannot store them. No indexed path has any."""
     return text.encode(errors="replace").decode()
 
 
@@ -331,7 +331,7 @@ def get_meta(database: sqlite3.Connection, key: str, default=None):
 
 
 def set_meta(database: sqlite3.Connection, key: str, value) -> None:
-    """Stores a value as JSON."""
+    """Stores a value under a key, as JSON."""
     database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value)))
 
 
@@ -379,7 +379,7 @@ def insert_postings(
 
 
 def unpack(width: int, chunks: bytes) -> np.ndarray:
-    """Decodes a term's chunks in one segment. They are in ascending order, int64[n]."""
+    """Decodes the numbers of the chunks that contain a term, in one segment and in ascending order, int64[n]."""
     first = np.frombuffer(chunks, "<u4", 1)
     differences = np.frombuffer(chunks, _WIDTHS[width], offset=4)
     return np.cumsum(np.concatenate([first, differences]), dtype=np.int64)
@@ -595,5 +595,5 @@ def joined_segments(parts: tuple[Segments, ...]) -> Segments | JoinedSegments:
 
 
 def joined_arrays(parts: Sequence, name: str) -> np.ndarray:
-    """Concatenates an attribute of several objects."""
+    """Concatenates the arrays that several objects have under the same attribute."""
     return np.concatenate([getattr(part, name) for part in parts])

@@ -44,7 +44,7 @@ class Changes(NamedTuple):
 
 
 def find_changes(database: sqlite3.Connection, folder: str) -> Changes:
-    """Compares the sizes and times of a tree's files with those in the index."""
+    """Compares the sizes and modification times of a tree's files with those in the index."""
     listing = list_tree(folder, **store.get_meta(database, "patterns", {}))
     listing.skipped = {store.storable(path): why for path, why in listing.skipped.items()}
     rows = database.execute("SELECT path, size, changed FROM files")
@@ -67,7 +67,7 @@ def find_changes(database: sqlite3.Connection, folder: str) -> Changes:
 
 
 def apply_changes(database: sqlite3.Connection, folder: str, changes: Changes, progress: bool) -> None:
-    """Writes changed files segment by segment. The index is consistent after every commit."""
+    """Writes changed files to the index, segment by segment. The index is consistent after every commit."""
     with store.transaction(database):
         _remove(database, changes.removed)
         database.execute("DELETE FROM skipped WHERE size IS NULL")

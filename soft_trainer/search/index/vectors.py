@@ -49,7 +49,7 @@ def embedded_text(path: str, name: str, text: str) -> str:
 def embed_chunks(database: sqlite3.Connection, index_dir: Path, encoder: TextEncoder, progress: bool) -> None:
     """Encodes every chunk that has no embedding yet. If it is interrupted, a later call continues.
 
-    `start_encoding` comes first. Other processes and threads may change the index at the same time, but only one at a
+    Call `start_encoding` first. Other processes and threads may change the index at the same time, but only one at a
     time may encode.
     """
     state = get_meta(database, "vectors")
@@ -93,7 +93,7 @@ def unencoded(database: sqlite3.Connection) -> int:
 
 
 def lightest(database: sqlite3.Connection, encoder: TextEncoder) -> TextEncoder:
-    """Returns an ONNX encoder, in int8 if its embeddings stay close to the float32 embeddings."""
+    """Returns the int8 version of an ONNX encoder if its embeddings stay close to float32, otherwise the encoder."""
     texts = _sample(database)
     if encoder.runtime != "onnx" or not texts:
         return encoder
@@ -131,7 +131,7 @@ def start_encoding(database: sqlite3.Connection, name: str, truncate_dim: int | 
 
 
 def _sample(database: sqlite3.Connection) -> list[str]:
-    """Returns chunks from all over the index, about as many as `SAMPLE`."""
+    """Returns the texts of up to `SAMPLE` chunks from all over the index."""
     (files,) = database.execute("SELECT count(*) FROM files").fetchone()
     step = max(1, files // SAMPLE)
     texts = []
@@ -245,9 +245,9 @@ def open_vectors(index_dir: Path, state: dict) -> np.ndarray:
 def similarities(vectors: np.ndarray, query: np.ndarray) -> np.ndarray:
     """Computes the dot product of every row with the normalised embedding of a query, float32[rows].
 
-    If torch is loaded already, for the query's encoder, it multiplies in float16. NumPy cannot do that, and it is five
-    times as fast. To order near ties correctly, the best thousand are computed again. NumPy adds up in float64, which
-    is as fast as float32 here, so that a product does not depend on the row's position in the file.
+    If the query's encoder has loaded torch, torch multiplies in float16. NumPy cannot do that, and it is five times
+    as fast. To order near ties correctly, the best thousand are computed again. NumPy adds up in float64, which is as
+    fast as float32 here, so that a product does not depend on the row's position in the file.
     """
     query = query.astype(np.float64) / max(float(np.linalg.norm(query)), 1e-9)
     torch = sys.modules.get("torch")

@@ -41,7 +41,7 @@ class Place(NamedTuple):
 
 
 class Measures(NamedTuple):
-    """The reciprocal rank of the first relevant code, nDCG@10, and the share of relevant codes among the first ten."""
+    """Metrics of one ranking: the reciprocal rank of the first relevant code, nDCG@10 and recall@10."""
 
     mrr: float
     ndcg: float
@@ -49,7 +49,7 @@ class Measures(NamedTuple):
 
 
 def measures(ranked: Iterable[Hashable], targets: frozenset[str]) -> Measures:
-    """Evaluates a ranking.
+    """Computes the metrics of a ranking, given the relevant `targets`.
 
     A target is credited only at its first position. If it is repeated, it still takes up a position.
     """
@@ -66,7 +66,7 @@ def measures(ranked: Iterable[Hashable], targets: frozenset[str]) -> Measures:
 
 
 def _gain(places: np.ndarray) -> float:
-    """Returns the discounted gain of relevant codes at these positions, which start at 1."""
+    """Returns the discounted cumulative gain of relevant codes at these ranks, which start at 1."""
     return float(np.sum(1 / np.log2(places + 1)))
 
 
@@ -77,7 +77,7 @@ class JudgedQuery(NamedTuple):
         tree: the name of the tree to search.
         query: the text of the query.
         targets: the paths of the relevant codes, or function ids if the query is a commit's subject.
-        groups: the groups of queries that it belongs to. A mean is reported for each group.
+        groups: the groups of the query, such as "language python". A mean is reported for each group.
     """
 
     tree: str
@@ -110,7 +110,7 @@ def read_queries(path: str | os.PathLike[str]) -> list[JudgedQuery]:
                     raise UserError(f'{place}: {key}={row[key]!r}: expected a list of paths, such as ["src/dates.py"]')
             for key in ("repo", "query"):
                 if not (isinstance(row[key], str) and row[key].strip()):
-                    raise UserError(f"{place}: {key}={row[key]!r}: expected a text")
+                    raise UserError(f"{place}: {key}={row[key]!r}: expected a non-empty string")
             if row["repo"].startswith("/") or ".." in row["repo"].split("/"):  # an index would be written there
                 raise UserError(f"{place}: repo={row['repo']!r}: expected the name of a folder inside the trees")
             targets = frozenset([*row["relevant"], *row.get("secondary", [])])
@@ -168,7 +168,7 @@ def _without_comments(source: bytes, language: str, path: str) -> tuple[list[str
 
 
 def ask(index: CodeIndex, queries: Iterable[JudgedQuery], lexical: bool) -> list[QueryOutcome]:
-    """Runs queries on an open index.
+    """Runs queries on an open index, and returns the metrics and the time of each.
 
     The measured time is for a search for ten results. If several results are in one file, only the first is used.
     """
@@ -219,9 +219,9 @@ def history_queries(
 def score_search(
     queries: Sequence[JudgedQuery], mined: MinedHistory, search: Callable[[str], Iterable[Place]]
 ) -> dict[str, list[Measures]]:
-    """Runs queries on the tree's index, and returns the measures of each query for files and for functions.
+    """Runs queries with a search function, and returns each query's metrics for files and for functions.
 
-    A result is credited with every function whose lines it covers. One that covers no function still takes up a
+    A result is credited with every function whose lines it covers. A result that covers no function still takes up a
     position, but a function that was already found does not.
     """
     places: dict[str, list[tuple[int, int, str]]] = defaultdict(list)

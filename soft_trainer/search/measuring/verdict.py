@@ -1,4 +1,4 @@
-"""Compares searches on a repository's latest commits: by words, by commits, by encoders and by external programs."""
+"""Compares searches by words, commits, encoders and external programs on a repository's newest commits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Search = Callable[[str], Sequence[Place]]
 
 
 class Verdict(NamedTuple):
-    """The outcome of a comparison.
+    """The outcome of comparing several searches on the same queries.
 
     Args:
         queries: the queries.
@@ -54,7 +54,9 @@ def compare_searches(
     external: str | None = None,
     index_dir: str | os.PathLike[str] | None = None,
 ) -> Verdict:
-    """Searches the tree before the newest commits for the functions that they changed, with their subjects as queries.
+    """Compares searches for the functions that the newest commits changed, with the commits' subjects as queries.
+
+    All of them search the tree before these commits.
 
     Args:
         language: the language of the functions. By default, the most common one in the repository.
@@ -97,7 +99,7 @@ def _systems(index: CodeIndex, models: Sequence[str], truncate_dim: int | None) 
 
 
 def with_memory(model: str) -> str:
-    """Returns the name of the system that searches by words, by an encoder and by commits."""
+    """Returns the name of the system that adds the votes of commits to an encoder, such as "base + memory"."""
     return f"{model} + memory"
 
 
@@ -138,7 +140,7 @@ class ExternalSearch:
             )
         program = shutil.which(self.words[0])
         if program is None:
-            raise UserError(f"external={command!r}: there is no program {self.words[0]!r}")
+            raise UserError(f"external={command!r}: program {self.words[0]!r} not found")
         self.words[0] = os.path.abspath(program)
         self.name = Path(program).name
         self.failures = 0

@@ -24,10 +24,10 @@ from soft_trainer.source.names import identifier_words
 K1 = 1.2
 B = 0.75
 FILE_TEXT = 1.0  # BM25 of the whole file, for words that are spread over several chunks
-OWN_NAME_WORDS = 0.5  # the share of the query that is in the file's name
-OWN_NAME_COVERED = 1.0  # the share of the file's name that is in the query
-FOLDER_WORDS = 0.3  # the share of the query that is in the names of its folders
-DEFINED_WORDS = 0.5  # the share of the query that is in the names that the file defines
+OWN_NAME_WORDS = 0.5  # the fraction of the query that is in the file's name
+OWN_NAME_COVERED = 1.0  # the fraction of the file's name that is in the query
+FOLDER_WORDS = 0.3  # the fraction of the query that is in the names of its folders
+DEFINED_WORDS = 0.5  # the fraction of the query that is in the names that the file defines
 DEFINED_NAME = 0.25  # the file defines a word of the query, which may be chance: `result = ...`
 DEFINED_SYMBOL = 1.0  # the same if the word can only be a name: `parseDate`, `parse_date`, or the whole query
 DEFINED_MEMBER = 2.0  # the same for the query `Parser.parse`, if the file defines `parse` in `Parser`
@@ -41,13 +41,13 @@ DISCOUNTS = {
     "generated": 0.5,  # written by a program, from something that people wrote
 }
 # A chunk's score within its file adds up BM25, a weight for defining a word of the query (as for the file), and these.
-CHUNK_WORDS = 1.0  # the share of the query that is in the chunk
-CHUNK_NAME = 1.0  # the share of the query that is in its name and in the enclosing names
-CHUNK_SUMMARY = 0.25  # the share of the query that is in the first paragraph of its documentation
+CHUNK_WORDS = 1.0  # the fraction of the query that is in the chunk
+CHUNK_NAME = 1.0  # the fraction of the query that is in its name and in the enclosing names
+CHUNK_SUMMARY = 0.25  # the fraction of the query that is in the first paragraph of its documentation
 LINES_DISCOUNT = 0.7  # imports and constants repeat the words of the relevant code
 CLASS_DISCOUNT = 0.8  # so does the head of a class; not used if the query is a name
 JOINED_WORDS = 0.5  # "route group" finds `RouteGroup`, but this may be chance
-BEST_CHUNK = 0.3  # the share of a file's score that depends on how good its best chunk is
+BEST_CHUNK = 0.3  # the fraction of a file's score that depends on how good its best chunk is
 FURTHER_CHUNKS = 0.7  # a factor on the score of a file's second-best chunk, squared for the third, and so on
 # The weight of an encoder's similarity. It says little about a symbol and much about a sentence.
 SIMILARITY = {"symbol": 0.5, "words": 1.0, "sentence": 1.5}
@@ -76,7 +76,7 @@ class Query(NamedTuple):
 
 
 def parse_query(text: str) -> Query:
-    """Parses a query. The query may be empty."""
+    """Parses the text of a query, which may be empty, into its kind, its words and its weighted terms."""
     typed = WORD.findall(text)
     known = set(islice(dict.fromkeys(typed), MAX_WORDS))
     typed = [word for word in typed if word in known]
@@ -157,7 +157,7 @@ def score(
 
 
 def _members(words: tuple[str, ...], segments: Segments) -> tuple[np.ndarray, np.ndarray]:
-    """Finds the chunks that define the last word of a qualified name, such as `Parser.parse`, in the words before it.
+    """Finds the chunks that define a qualified name such as `Parser.parse`: `parse` in a class or module `Parser`.
 
     A word before it is in the chunk's own qualified name or, as a module, in the name of the file. The first words may
     be in neither, as in `shop.orders.Parser.parse`.
@@ -203,7 +203,7 @@ def _share(similarity: np.ndarray) -> np.ndarray:
     """Rescales similarities to 1 for the most similar chunk, and 0 for the median and everything below it.
 
     Encoders disagree on what a similarity of 0.5 means, but with any of them a chunk may stand out from the others.
-    The result is multiplied by the share of chunks that have an embedding.
+    The result is multiplied by the fraction of chunks that have an embedding.
     """
     known = similarity[~np.isnan(similarity)]
     if not len(known):
@@ -238,7 +238,7 @@ class _Gathered:
         self.containing: dict[str, tuple[np.ndarray, ...]] = {}
 
     def add(self, term: str, weight: float) -> None:
-        """Adds one term's contribution."""
+        """Adds the contribution of one term to all features of files and chunks."""
         postings = self.segments.postings
         chunks, counts = postings(term)
         named, own, folders, summary = (postings(sign + term)[0] for sign in (NAME, OWN_NAME, PATH, SUMMARY))
@@ -386,7 +386,7 @@ def _norms(segments: Segments) -> tuple[np.ndarray, np.ndarray]:
 
 
 def length_norm(lengths: np.ndarray) -> np.ndarray:
-    """Computes BM25's length normalisation."""
+    """Computes BM25's length normalisation for texts of these lengths."""
     # Summed in float64, in which the order of the files makes no difference.
     mean = max(float(lengths.sum(dtype=np.float64)) / max(len(lengths), 1), 1e-9)
     return K1 * (1 - B + B * lengths / mean)

@@ -15,7 +15,7 @@ SHOWN_LINES = 4
 
 @dataclass(frozen=True)
 class Commit:
-    """A commit that changed the chunk: its short hash, its date and its subject."""
+    """A commit that changed a search result: its short hash, its date and its subject."""
 
     hash: str
     date: str
@@ -34,7 +34,7 @@ class SearchResult:
         score: higher is better. Scores of different queries cannot be compared.
         text: the text of the lines.
         commits: the commits that changed the chunk and whose subjects resemble the query.
-        weak: True if the result may be there by chance: its file contains a single word of the query, or none.
+        weak: True if the result may match by chance: its file contains a single word of the query, or none.
     """
 
     path: str
@@ -107,5 +107,5 @@ def parse_place(place: str) -> tuple[str, int]:
 
 
 def query_terms(query: str) -> set[str]:
-    """Returns the terms to highlight in a result."""
+    """Returns the terms of a query to highlight in its results."""
     return set(telling_terms(query))

@@ -19,7 +19,7 @@ from soft_trainer.search.ranking.ranking import Query, Scores, ordering, parse_q
 
 NEAR = 10  # a file of rank r scores 1 / (NEAR + r); a larger number brings the first ranks closer together
 TEST_DISCOUNT = 0.5  # unless the first line mentions tests
-SAME_NAME = 3  # a path that fits more files says nothing
+SAME_NAME = 3  # a path that matches more files is ignored
 _LETTERS_OF_PATHS = re.compile(r"[\w./\\-]+")
 _PATH = re.compile(r"[\w./\\-]*\w\.\w+")  # only tried at the start of such letters: elsewhere it takes quadratic time
 
@@ -40,7 +40,7 @@ def fuse(
     segments: Segments,
     allowed: np.ndarray | None,
 ) -> Scores:
-    """Fuses the scores of a text's queries with the files mentioned in the text.
+    """Fuses the rankings of a text's queries and the ranking of the files mentioned in the text.
 
     Args:
         named: the numbers of these files, the best first.

@@ -1,7 +1,8 @@
-"""Recognises results that may be there by chance.
+"""Recognises results that may match by chance.
 
-If a query asks for something that the index does not contain, a stray word of it usually occurs somewhere. A result is
-weak if its file contains a single part of the query, or none. `docs/search.md` says how often this is wrong.
+If a query asks for something that the index does not contain, one of its words usually occurs somewhere anyway. A
+result is weak if its file contains a single part of the query, or none. `docs/search.md` reports how often this is
+wrong.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from soft_trainer.search.ranking.ranking import Query, Scores
 from soft_trainer.search.ranking.results import Commit
 
 ENOUGH = 2  # the number of parts that a strong result contains, if the query has as many
-FEW = 16  # words of a long text that usually contain enough of them
+FEW = 16  # the first words of a long text, which usually contain enough parts
 
 
 def is_weak(query: Query, scores: Scores, file: int, commits: Iterable[Commit] = ()) -> bool:
@@ -39,7 +40,7 @@ def is_weak(query: Query, scores: Scores, file: int, commits: Iterable[Commit] =
 
 
 def count_found(words: Sequence[str], contains: Callable[[str], bool]) -> tuple[int, int]:
-    """Counts the parts of a query that something contains, and all of its parts.
+    """Returns how many parts of a query a text contains, and how many parts the query has.
 
     A part is a word, or a word within an identifier: `parse_date` has two. A text that contains the whole identifier
     contains its parts. If it contains `RouteGroup`, it contains "route group".

@@ -62,5 +62,5 @@ def _functions(database: sqlite3.Connection, prefix: str) -> Iterator[tuple[str,
                     found.append((own, sentence[0]))
                 else:
                     found.append((own, ""))
-        # One with a sentence is the better example.
+        # A function with a sentence is a better example.
         yield from sorted(found, key=lambda pair: not pair[1])[:1]

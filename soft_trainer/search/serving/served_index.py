@@ -38,7 +38,7 @@ class ServedIndex:
         self.keepers = [_Keeper(member, update, lexical, model) for member in index.members]
 
     def search(self, query: str, limit: int, **filters: str | None) -> tuple[list[SearchResult], list[str]]:
-        """Returns results and notices, without waiting for an encoder."""
+        """Returns results and notices. Until the encoder is loaded, the search uses only words."""
         return self._answer(partial(self.index.search, query, limit, **filters))
 
     def similar(self, path: str, line: int, limit: int) -> tuple[list[SearchResult], list[str]]:
@@ -103,7 +103,7 @@ class _Keeper:
         return [f"new chunks are not encoded: {self.problem}"] if self.problem else []
 
     def refresh(self) -> None:
-        """Reads changed files, unless it did so a moment ago. In a large tree, looking for changes takes long."""
+        """Reads changed files, unless it has just done so. Looking for changes in a large tree is slow."""
         self._start_encoder()
         started = time.monotonic()
         if self.update and started >= self.next_check:
@@ -115,7 +115,7 @@ class _Keeper:
 
     def _remember(self) -> None:
         """Reads new commits in a separate process, so that no search has to wait."""
-        if self.reader and self.reader.is_alive():  # it reads the commits up to an earlier one
+        if self.reader and self.reader.is_alive():  # it still reads earlier commits
             return
         place = repository_of(self.index.folder)
         moved = head_time(place[0]) if place else -1

@@ -21,7 +21,7 @@ PAGE = Path(__file__).with_name("page.html")
 MAX_RESULTS = 50
 MAX_QUERY = 2_000
 EDITOR = "vscode://file/{path}:{line}"
-_NO_TOKEN = b"This address lacks its token: take the whole address that `soft-trainer search --serve` printed.\n"
+_NO_TOKEN = b"This address lacks its token: use the whole address that `soft-trainer search --serve` printed.\n"
 
 
 class PageServer(ThreadingHTTPServer):
@@ -57,7 +57,7 @@ class PageServer(ThreadingHTTPServer):
             if result.path not in texts:
                 texts[result.path] = self.served.text_of(result.path) or ""
             lines = [number for number, _ in result.telling_lines(wanted)]
-            path = quote(os.fsencode(self.served.index.full_path(result.path)))  # may be other than UTF-8
+            path = quote(os.fsencode(self.served.index.full_path(result.path)))  # may not be UTF-8
             link = self.editor.replace("{path}", path).replace("{line}", str(result.start_line))
             rows.append(result.as_dict() | {"lines": lines, "editor": link})
         notices += weak_notices(results)
@@ -156,7 +156,7 @@ def serve_page(served: ServedIndex, query: str = "", port: int = 0, editor: str 
     try:
         server = PageServer(served, port, editor)
     except (OSError, OverflowError) as error:
-        raise UserError(f"port={port}: {str(error).rstrip('.')}; choose another, or 0 for any that is free") from error
+        raise UserError(f"port={port}: {str(error).rstrip('.')}; choose another, or 0 for any free port") from error
     with server:
         sys.stdout.write(f"{server.url}{query and f'#q={quote(query)}'}\nStop with Ctrl+C.\n")
         sys.stdout.flush()

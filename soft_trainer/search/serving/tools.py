@@ -23,7 +23,7 @@ _UNTRUSTED = (
 
 
 def tool_server(served: ServedIndex):
-    """Creates the server and its tools. Raises UserError if the extra `mcp` is not installed."""
+    """Creates the MCP server with its tools, such as `search`. Raises UserError without the extra `mcp`."""
     try:
         from mcp.server import MCPServer  # an optional dependency
         from mcp.server.mcpserver.exceptions import ToolError
@@ -75,7 +75,7 @@ def _searches(served: ServedIndex) -> tuple[Callable[..., str], ...]:
         limited"), or to find where a name is defined. Use grep, not this, for every use of an exact name or string:
         this gives the few best places, not all of them. Each result has path, lines, name and signature; as many of
         the best as fit into max_tokens have their text, and `read` gives the lines of the others. A result marked
-        "(weak)" has a single word of the query, or none, and may be there by chance; it is given without its text.
+        "(weak)" has a single word of the query, or none, and may match by chance; it is given without its text.
 
         Args:
             query: a symbol such as parse_date, or a description such as "how dates are parsed".
@@ -111,8 +111,8 @@ def _reader(served: ServedIndex) -> Callable[..., str]:
         Args:
             path: the path of a search result, relative to the repository.
             start_line: the first line, counted from 1.
-            end_line: the last line; at most 400 lines and 40,000 letters are returned.
-            start_column: the first letter of the first line, counted from 1.
+            end_line: the last line; at most 400 lines and 40,000 characters are returned.
+            start_column: the first character of the first line, counted from 1.
         """
         text = served.text_of(path)  # from the index, so that a path of the agent never opens a file
         if text is None:
@@ -125,7 +125,9 @@ def _reader(served: ServedIndex) -> Callable[..., str]:
             given = f"start_line={start_line}, end_line={end_line}"
             raise UserError(f"{given}: not a range of lines; the file has {len(lines)}")
         if not 1 <= start_column <= max(len(lines[start_line - 1]), 1):
-            raise UserError(f"start_column={start_column}: line {start_line} has {len(lines[start_line - 1])} letters")
+            raise UserError(
+                f"start_column={start_column}: line {start_line} has {len(lines[start_line - 1])} characters"
+            )
         wanted = lines[start_line - 1 : min(end_line, start_line + MAX_LINES - 1)]
         wanted[0] = wanted[0][start_column - 1 :]
         left = MAX_LETTERS
@@ -148,7 +150,7 @@ def _reader(served: ServedIndex) -> Callable[..., str]:
         rest = f"start_line={next_line}, end_line={end_line}"
         if next_column > 1:
             rest += f", start_column={next_column}"
-        return f"{answer}\n\nCut off here; `read` with {rest} reads on."
+        return f"{answer}\n\nCut off here; `read` with {rest} continues."
 
     return read
 
@@ -188,7 +190,7 @@ def _within(results: list[SearchResult], max_tokens: int) -> list[str]:
 
 @contextmanager
 def _tool_errors():
-    """Decorates a tool so that a UserError is reported as an error of the protocol."""
+    """Decorates a tool so that a UserError is reported as a `ToolError` of the protocol."""
     from mcp.server.mcpserver.exceptions import ToolError  # an optional dependency
 
     try:

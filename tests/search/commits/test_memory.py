@@ -1,4 +1,4 @@
-"""Commits vote for the functions that they changed."""
+"""In a search, commits vote for the functions that they changed."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from soft_trainer.search.serving import served_index, tools
 
 
 class Tree(Repository):
-    """A repository with a working tree, whose functions say nothing of what commits say of them."""
+    """A repository with a working tree. Its functions and its commits use different words for the same subject."""
 
     def __init__(self, path):
         super().__init__(path)
@@ -47,12 +47,12 @@ def tree(tmp_path):
 
 @pytest.fixture(autouse=True)
 def weight(monkeypatch):
-    """Gives the votes a weight that so few commits would not have."""
+    """Gives the commits' votes a weight, which so few commits would not get."""
     monkeypatch.setattr(reading, "choose_weight", lambda _: Choice(1.0, 60, {"0.0": 0.4, "1.0": 0.5}))
 
 
 def found(index, query):
-    """Names of the functions that are found, and whether commits voted for each."""
+    """Returns the name of each function that a query finds, and True if commits voted for it."""
     return [(result.name, bool(result.commits)) for result in index.search(query)]
 
 
@@ -218,7 +218,7 @@ def test_a_missing_object_costs_its_commit_alone(tree, command):
     tree.change(1, "Sew the orchard into a coat of autumn")
     (tree.path / ".git/objects" / str(blob)[:2] / str(blob)[2:]).unlink()
     code, _, err = command("index", tree.path)
-    assert code == 0 and "2 of 4 commits are excluded, since they lack an object" in err
+    assert code == 0 and "2 of 4 commits are skipped, because they lack an object" in err
     index = CodeIndex.open(store.find_index_dir(tree.path))
     assert index.search("lantern") == [] and found(index, "orchard") == [("f1", True)] and index.search("f3")
 
@@ -226,7 +226,7 @@ def test_a_missing_object_costs_its_commit_alone(tree, command):
 def test_a_repository_that_cannot_be_opened_is_one_line(tree, command):
     (tree.path / ".git/config").write_text("[core\n")
     code, _, err = command("index", tree.path)
-    assert code == 0 and err.count("\n") == 1 and "Commits were not read again" in err
+    assert code == 0 and err.count("\n") == 1 and "New commits were not read" in err
     assert command("search", "--folder", tree.path, "f2")[0] == 0
     (tree.path / "empty").mkdir()
     Repository(tree.path / "empty")
@@ -296,7 +296,7 @@ def test_before_a_commit_its_words_are_not_known(tree):
     [
         (np.tile([0.5, 0.5, 0.5, 0.5], (60, 1)), 0.0),
         (np.tile([0.2, 0.3, 0.5, 0.4], (60, 1)), 1.0),
-        # the best is 2, but 0.5 differs from it by less than chance does
+        # the best weight is 2, but 0.5 is within one standard error of it
         (np.array([[0.1, 0.5, 0.1, 0.6], [0.1, 0.5, 0.1, 0.42]] * 30), 0.5),
         (np.tile([0.2, 0.3, 0.5, 0.4], (49, 1)), 0.0),
     ],

@@ -1,4 +1,4 @@
-"""Files to chunks."""
+"""Files are split into functions, classes and blocks of lines."""
 
 import time
 

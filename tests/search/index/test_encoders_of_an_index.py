@@ -1,4 +1,4 @@
-"""The encoder of an index: a transformer runs on ONNX Runtime, without torch, if it can."""
+"""An index runs its encoder on ONNX Runtime, without torch, if the encoder can be exported."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def folder(model, tokenizer, profile, tmp_path):
 
 def test_an_index_exports_once_and_a_search_needs_no_torch(tree, folder, cache, capsys):
     index = CodeIndex.build(tree, model=folder)
-    assert "exporting to ONNX, once" in capsys.readouterr().err
+    assert "exporting to ONNX (only once)" in capsys.readouterr().err
     code = (
         "import sys, json; from soft_trainer.search import CodeIndex; "
         f"index = CodeIndex.build({str(tree)!r}); found = index.search('parse a date'); "

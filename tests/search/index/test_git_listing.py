@@ -1,4 +1,4 @@
-"""Git lists the files of a tree, and a repository can neither start a program nor hide what it holds."""
+"""Git lists the files of a tree. A repository's settings can neither start a program nor hide files."""
 
 import os
 import random
@@ -18,7 +18,7 @@ PERSON = ("-c", "user.name=Ann", "-c", "user.email=ann@example.org", "-c", "prot
 
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
-    """A home without settings of git, and a program that leaves a trace."""
+    """Makes a home without git settings, and a program that leaves a trace if it is run."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for name in ("XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL", "GIT_DIR"):
         monkeypatch.delenv(name, raising=False)
@@ -31,7 +31,7 @@ def git(folder, *words):
 
 @pytest.fixture
 def repository(tmp_path):
-    """A repository with a tracked file, a tracked file that is ignored, an untracked file and an ignored file."""
+    """Makes a repository with a tracked file, a tracked but ignored file, an untracked file and an ignored file."""
     tree = write_tree(tmp_path / "repository", {".gitignore": "*.log\nbuild/\n", "a.py": "x", "kept.log": "x"})
     write_tree(tree, {"new.py": "x", "debug.log": "x", "build/b.py": "x"})
     git(tree, "init", "-q")
@@ -45,7 +45,7 @@ EXPECTED = {"a.py", "kept.log", "new.py"}
 
 
 def listed(folder, **choice):
-    """Lists a tree without its ignore files."""
+    """Returns the listed files of a tree, without `.gitignore` files."""
     return {path for path in list_tree(str(folder), **choice).files if not path.endswith(".gitignore")}
 
 
@@ -54,7 +54,7 @@ def test_tracked_files_and_those_that_are_not_ignored_are_listed(repository):
 
 
 def program(tmp_path, name="owned"):
-    """A program that leaves a trace."""
+    """Writes a program that creates a file when it is run, and returns its path."""
     script = write_tree(tmp_path, {"program": f"#!/bin/sh\ntouch {tmp_path / name}\n"}) / "program"
     script.chmod(0o755)
     return str(script)
@@ -283,7 +283,7 @@ def test_rules_beside_the_tree(repository, home):
     assert listed(repository) == {*EXPECTED, "three.py"}
     write_tree(home, {".gitconfig": "[core]\nexcludesFile = ~/mine\n", "mine": "three.py\n"})
     assert listed(repository) == {*EXPECTED, "two.py"}
-    # a setting of the repository does not count, since nothing of its configuration does
+    # this setting has no effect, because the repository's configuration is not read
     git(repository, "config", "core.excludesFile", str(home / ".config/git/ignore"))
     assert listed(repository) == {*EXPECTED, "two.py"}
 

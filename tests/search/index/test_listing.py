@@ -1,4 +1,4 @@
-"""Trees that are not trusted."""
+"""Trees that are not trusted are listed safely: links, pipes, secrets and slow patterns."""
 
 import os
 import random
@@ -87,7 +87,7 @@ def test_links_and_special_files_are_not_opened(tmp_path):
         listing = list_tree(str(folder))
     assert set(listing.files) == {"a.py"}
     assert listing.skipped == dict.fromkeys(["link.py", "loop", "out"], "link")  # git lists no special file
-    # they may come in the place of a file after the listing
+    # a link or a pipe may replace a file after the listing
     assert read_text(str(folder), "link.py") == "link"
     assert read_text(str(folder), "pipe.py") == "not a regular file"
 
@@ -201,7 +201,7 @@ def test_patterns_exclude_and_include(tree, exclude, include, added, removed):
 
 
 def plain_filter(pattern):
-    """A path filter as one would write it without thinking of its time."""
+    """Compiles a path pattern in the simplest form, which may backtrack exponentially."""
     wild = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     expression = "".join(wild.get(part, re.escape(part)) for part in re.split(r"(\*\*/|\*\*|\*|\?)", pattern))
     if "/" not in pattern:

@@ -1,4 +1,4 @@
-"""Notebooks are read cell by cell."""
+"""Notebooks are split into cells and keep their line numbers."""
 
 import json
 

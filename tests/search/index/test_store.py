@@ -1,4 +1,4 @@
-"""A process that writes an index is killed, again and again: the index opens and answers each time."""
+"""If a process that writes an index is killed at any time, the index still opens and answers queries."""
 
 import os
 import random
@@ -13,7 +13,7 @@ from trees import write_tree
 from soft_trainer.search import CodeIndex
 from soft_trainer.search.index import store
 
-# Embeds slowly and commits often, so that kills hit every part of the work.
+# Embeds slowly and commits often, so that kills hit every stage of the work.
 WRITER = """
 import sys, time
 import numpy as np
@@ -33,7 +33,7 @@ CodeIndex.build(sys.argv[1], sys.argv[2], model="stub")
 
 
 def change(tree, number):
-    """Rewrites forty files."""
+    """Rewrites forty files of a tree."""
     text = "def stable_name_{n}(x):\n    return x\n\n\ndef version_{v}_{n}(y):\n    return y + {v}\n"
     write_tree(tree, {f"src/m{n}.py": text.format(n=n, v=number) for n in range(40)})
 

@@ -1,4 +1,4 @@
-"""An index with embeddings, mostly those of a stub."""
+"""An index with embeddings, which in most tests come from a stub encoder."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from soft_trainer.search import CodeIndex
 from soft_trainer.search.index import store, vectors
 from soft_trainer.search.ranking import ranking
 
-# The letters of README.md, so that the stub finds it, and no word of it.
+# The letters of README.md without any of its words, so that only the stub's embedding finds it.
 BACKWARDS = "pohssllssgnihtredivorptnemyapasdeentuokcehceht"
 
 
@@ -114,7 +114,7 @@ def test_another_model_and_other_weights_are_noticed(tree, stub):
     count = len(stub.encoded)
     CodeIndex.build(tree, model="another")
     assert len(stub.encoded) == 2 * count and index.model == "another"
-    # the second leaves the embeddings of queries as they were
+    # the second change does not affect the embeddings of queries
     for number, (name, value) in enumerate({"weights": 5.0, "code_side": "another prompt for codes"}.items(), 3):
         setattr(stub, name, value)
         assert index.search("parse date") and "has changed" in index.notices[-1]

@@ -1,4 +1,4 @@
-"""Text to terms."""
+"""Texts are split into stemmed terms."""
 
 import pytest
 from trees import write_tree

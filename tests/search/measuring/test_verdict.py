@@ -22,7 +22,7 @@ WORDS = ["lantern", "harbour", "meadow", "thimble", "orchard"]
 
 
 def repository_of_words(path):
-    """Each function contains a word that commits mention; the newest commits change lantern and harbour."""
+    """Makes a repository whose functions contain words that commits mention. The newest commits change two of them."""
     repository, numbers = Repository(path), [0] * 5
 
     def files():
@@ -90,7 +90,7 @@ def test_the_command_prints_files_and_functions(tmp_path, capsys):
     )
     first = json.loads((tmp_path / "out.jsonl").read_text().splitlines()[0])
     assert first["reciprocal_ranks"]["words"] == 1.0 and first["functions"] == ["kit/one.py#f1"]
-    with pytest.raises(UserError, match="give --queries and --trees, or --folder, or --history"):
+    with pytest.raises(UserError, match="give one of --queries .*--folder or --history"):
         run_command(["evaluate-search", "--history", "x", "--folder", "y"])
     for option in ("--language", "--external"):
         with pytest.raises(UserError, match="no effect without --history"):
@@ -98,7 +98,7 @@ def test_the_command_prints_files_and_functions(tmp_path, capsys):
 
 
 def verdict_of(models=(), **ranks):
-    """A verdict whose systems have these reciprocal ranks."""
+    """Returns a verdict whose systems have these reciprocal ranks."""
     measured = {
         name.replace("_", " + "): {
             level: [Measures(rank, 0.0, 0.0) for rank in own] for level in ("files", "functions")
@@ -138,9 +138,9 @@ def test_each_step_is_compared_with_the_step_before_it():
         ({"relevant": ["a.py"], "secondary": [1]}, "queries.jsonl, row 2: secondary=[1]: expected a list of paths"),
         ({"relevant": []}, "queries.jsonl, row 2: relevant=[]: expected at least one path"),
         ({}, "queries.jsonl, row 2: expected a judged query with repo, query and relevant: 'relevant'"),
-        ({"relevant": ["a.py"], "query": 5}, "queries.jsonl, row 2: query=5: expected a text"),
-        ({"relevant": ["a.py"], "query": " "}, "queries.jsonl, row 2: query=' ': expected a text"),
-        ({"relevant": ["a.py"], "repo": ["a"]}, "queries.jsonl, row 2: repo=['a']: expected a text"),
+        ({"relevant": ["a.py"], "query": 5}, "queries.jsonl, row 2: query=5: expected a non-empty string"),
+        ({"relevant": ["a.py"], "query": " "}, "queries.jsonl, row 2: query=' ': expected a non-empty string"),
+        ({"relevant": ["a.py"], "repo": ["a"]}, "queries.jsonl, row 2: repo=['a']: expected a non-empty string"),
         ({"relevant": ["a.py"], "repo": "../a"}, "row 2: repo='../a': expected the name of a folder inside the trees"),
         ({"relevant": ["a.py"], "repo": "/a"}, "row 2: repo='/a': expected the name of a folder inside the trees"),
     ],
@@ -168,7 +168,7 @@ def test_commits_after_the_cut_do_not_vote(tmp_path, monkeypatch):
 
 
 def external(tmp_path, body, words="{query}"):
-    """A search by a program, with the tree that it is started in."""
+    """Returns the search function of a program with this body, which runs in `tmp_path`."""
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(body))
     return ExternalSearch(f"{sys.executable} {program} {words}").bound_to(str(tmp_path))
@@ -204,7 +204,7 @@ def test_a_program_that_fails_or_hangs_finds_nothing_and_is_counted(tmp_path, mo
     ("command", "message"),
     [
         ("rg words", r"has no \{query\}"),
-        ("no_such_program_here {query}", "there is no program"),
+        ("no_such_program_here {query}", "program .no_such_program_here. not found"),
         ("rg '{query}", "No closing quotation"),
         ("", r"has no \{query\}"),
     ],

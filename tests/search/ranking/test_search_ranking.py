@@ -1,4 +1,4 @@
-"""The chunk of a file that is shown, and the files that come late."""
+"""A search shows the chunk of a file that answers, finds qualified names, and ranks code of others low."""
 
 import pytest
 from trees import write_tree
@@ -115,7 +115,9 @@ def test_folders_that_may_hold_code_of_others_rank_low_and_are_counted(tmp_path,
     found = [result.path for result in index.search("growing delay after an upload failed")]
     assert found.index("src/deep/down/below/uploads.py") < found.index(f"{folder}/uploads.py")
     assert index.search("repeat")[0].path == f"{folder}/uploads.py"
-    assert "in folders such as external/ or deps/, whose files rank low: 1\n" in command("index", tree)[1]
+    assert (
+        "files that rank low, because they are in folders such as external/ or deps/: 1\n" in command("index", tree)[1]
+    )
 
 
 MEMBERS = {

@@ -1,4 +1,4 @@
-"""A text of several lines is searched by its first line, its opening, as a whole, and by the files that it names."""
+"""A text of several lines is searched by its first line, its opening, the whole text, and the files it mentions."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Results that are there by chance are called weak."""
+"""Results that match by chance are marked as weak."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Example queries are made from the index and find what they are made from."""
+"""Example queries come from the index, and each finds the function that it comes from."""
 
 import pytest
 from trees import write_tree

@@ -1,4 +1,4 @@
-"""Serving an index: changes are seen, and no search waits for an encoder."""
+"""A served index notices changes, and no search waits for an encoder."""
 
 import threading
 import time
@@ -13,7 +13,7 @@ from soft_trainer.search.serving.served_index import ServedIndex
 
 
 def until(condition, seconds=20):
-    """Waits until a condition holds; returns the seconds that it took."""
+    """Waits until a condition holds, and returns the seconds that it took."""
     started = time.monotonic()
     while not condition():
         assert time.monotonic() - started < seconds
@@ -49,7 +49,7 @@ def test_searches_go_by_words_until_the_encoder_is_loaded_and_chunks_are_encoded
 
 
 def test_the_first_start_waits_for_words_alone(command, tree, stub, monkeypatch):
-    """An agent gives up after ten seconds, and all commits of flask take 24 s to read."""
+    """Embeddings and commits come later: an agent gives up after ten seconds, but flask's commits take 24 s."""
     monkeypatch.setattr(CodeIndex, "remember", lambda *_, **options: pytest.fail("commits are read first"))
     may_load, load = threading.Event(), stub.__init__
     monkeypatch.setattr(stub, "__init__", lambda *arguments: load(*arguments) if may_load.wait() else None)

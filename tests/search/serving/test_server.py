@@ -1,4 +1,4 @@
-"""The search page: its address, its headers, and trees that try to break out of it."""
+"""The search page needs its token, has strict headers, and shows hostile file names and texts safely."""
 
 import http.client
 import json
@@ -77,7 +77,7 @@ def test_the_page_and_its_data(server):
 )
 def test_odd_requests_are_answered_and_those_of_others_refused(server, path, host, status):
     found, _, body = get(server, path.replace("{}", server.token), host)
-    assert found == status and (status != 404 or "take the whole address" in body)
+    assert found == status and (status != 404 or "use the whole address" in body)
 
 
 def test_a_folder_whose_path_is_not_utf_8_is_served(tree, command):
@@ -137,7 +137,7 @@ def test_every_text_has_enough_contrast_on_every_background_it_can_have(mode):
     for text in TEXTS:
         for back in BACKGROUNDS - ({"mark"} if text in ("dim", "accent") else set()):
             assert contrast(colours[text], colours[back]) >= 4.5, (text, back)
-    # No colour but these, and none of the browser's own: its placeholder is too pale.
+    # Only these colours are used, and none of the browser's defaults: its placeholder is too pale.
     rules = re.sub(r":root \{[^}]*\}", "", style)
     assert set(re.findall(r"[^-]color: ([^;}]+)", rules)) <= {f"var(--{name})" for name in TEXTS} | {"inherit"}
     assert set(re.findall(r"background: ([^;}]+)", rules)) <= {f"var(--{name})" for name in BACKGROUNDS} | {"none"}
@@ -158,7 +158,7 @@ def test_the_page_in_a_browser(server):
     assert dom.index("src/shop/dates.py:1") < dom.index("open in the editor") and "server.go" not in dom
     assert 'href="vscode://file/' in dom and "<script>alert" not in dom
     assert '<span class="comment">Parse</span>' in dom.replace("<mark>", "").replace("</mark>", "")
-    # the second chunk of a long function starts inside its docstring, where `for` is no keyword
+    # the second chunk of a long function starts inside its docstring, where `for` is not a keyword
     lines = "".join(f"    Wanted words for line {n}.\n" for n in range(90))
     write_tree(
         Path(server.served.index.folder), {"long.py": f'def long():\n    """Say.\n\n{lines}    """\n    pass\n'}
@@ -181,7 +181,7 @@ def test_commits_below_a_result_have_a_label(tmp_path, monkeypatch):
         words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", "--virtual-time-budget=4000"]
         dom = subprocess.run([*words, f"{server.url}#q=harbour"], capture_output=True, text=True, check=True).stdout
         server.shutdown()
-    label = dom.index("changed by commits whose subjects are like the query</div>")
+    label = dom.index("changed by commits with subjects similar to the query</div>")
     assert label < dom.index("Light the lantern") and dom.count('class="commit label"') == 1
 
 

@@ -1,4 +1,4 @@
-"""The tool server, with the real client library."""
+"""Agents call the tool server through the official client library."""
 
 import json
 import re
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def call(index, *calls):
-    """Calls the tools with `(name, arguments)`; returns whether each answer is an error, and its text."""
+    """Calls tools with `(name, arguments)`. Returns whether each answer is an error, and the answer's text."""
     import anyio
     from mcp import Client
 
@@ -64,7 +64,7 @@ def test_search_and_read(tree):
         ("search", {"query": "x", "lang": "go"}, "lang: Extra inputs are not permitted. search takes query, limit,"),
         ("search", {}, "query: Field required"),
         ("search", {"query": "x", "limit": 2.5}, "limit: Input should be a valid integer"),
-        ("read", {"path": "src/server.go", "start_column": 90}, "start_column=90: line 1 has 12 letters"),
+        ("read", {"path": "src/server.go", "start_column": 90}, "start_column=90: line 1 has 12 characters"),
         ("read", {"path": "src/server.go", "start_line": 0}, "not a range of lines"),
         ("read", {"path": "src/server.go", "start_line": 9, "end_line": 3}, "not a range of lines"),
         ("read", {"path": "src/server.go", "start_line": 900}, "not a range of lines"),
@@ -90,7 +90,7 @@ def test_a_long_answer_says_how_to_read_on(tree):
             ((error, text),) = call(index, ("read", arguments))
             assert not error and len(text) < tools.MAX_LETTERS + 300
             body = "\n".join(text.split("\n")[2:]).partition("\nUNTRUSTED FILE TEXT")[0]
-            rest = re.search(r"Cut off here; `read` with (.*) reads on\.$", text)
+            rest = re.search(r"Cut off here; `read` with (.*) continues\.$", text)
             arguments = {}
             if rest:
                 arguments = {"path": path} | {k: int(v) for k, v in re.findall(r"(\w+)=(\d+)", rest[1])}
@@ -118,7 +118,7 @@ def test_no_text_of_a_repository_stands_outside_the_fence(tree, monkeypatch):
     }
     write_tree(tree, {"n.ipynb": json.dumps(notebook)})
     index = CodeIndex.build(tree)
-    index.notify("Commits were not read again: ref run-this")
+    index.notify("New commits were not read: ref run-this")
     (language_error, language), (_, found) = call(
         index, ("search", {"query": "x", "language": "cobol"}), ("search", {"query": "zzzzz"})
     )
