@@ -189,7 +189,7 @@ def check_codes_have_queries(estimator, split: Split, codes: np.ndarray) -> None
     without = np.unique(codes[split.judgments.first_queries()[codes] < 0])
     if len(without):
         raise UserError(
-            f"negatives: {len(without):,} codes have no query, but {type(estimator).__name__} compares queries; use "
+            f"negatives: {len(without):,} without a query, but {type(estimator).__name__} compares queries; use "
             f"{COMPARE_CODES}"
         )
 

@@ -71,7 +71,7 @@ def warn_of_changes(fingerprint: Mapping, checkpoint: str | None) -> None:
     then = read_json(Path(checkpoint) / MARKER)[DEPENDS_ON].get("versions", {})
     for name, version in fingerprint["versions"].items():
         if then.get(name) != version:
-            print_on_main(f"warning: {checkpoint}: {name} was {then.get(name)}, now {version}. Results may change")
+            print_on_main(f"warning: {checkpoint}: {name} was {then.get(name)}, is now {version}. Results may change")
     for name, value in fingerprint.items():
         if value == NOT_COMPARED:
             print_on_main(f"warning: {checkpoint}: {name} cannot be compared: make sure that it has not changed")

@@ -109,7 +109,7 @@ def test_a_row_of_another_source_s_test_is_not_trained_on(tmp_path, capsys):
     assert {name: pairs for name, (_, _, pairs) in train.sources.items()} == {"own": 19, "general": 20}
     assert values(train, "docstring").isdisjoint({f"adds {n}" for n in (0, 24, 25, 26, 27)})
     said = capsys.readouterr().err
-    assert "own: 1 training pairs" in said and "general: 4 training pairs" in said
+    assert "own: dropped 1 training pairs" in said and "general: dropped 4 training pairs" in said
 
 
 def test_rows_in_a_file_without_a_split_are_divided_whatever_else_is_measured(tmp_path):

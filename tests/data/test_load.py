@@ -192,7 +192,7 @@ def test_an_evaluation_set_is_all_rows(pairs, tmp_path):
         ("a.csv", "q,c\nx,y\n", {}, "a.csv: no column for the query: the rows have q, c"),
         ("a.csv", "q,c\nx,y\n", {"query_column": "no"}, "query_column=no: no such column; the rows have q, c"),
         ("a.csv", "query,code\nx,y\n", {"query_column": "qurey"}, "the rows have query, code; did you mean 'query'?"),
-        ("a.jsonl", '{"query": "x", "code": 1}\n', {}, "column 'code' holds int64; expected text"),
+        ("a.jsonl", '{"query": "x", "code": 1}\n', {}, "column 'code' contains int64; expected text"),
         ("a.jsonl", '{"query": "x"\n', {}, "a.jsonl: cannot be read: "),
         ("a.csv", "query,code\nx,y\nz,a\n", {}, "a.csv: 2 rows (2 distinct) are too few to split"),
         (

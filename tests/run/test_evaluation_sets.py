@@ -148,8 +148,8 @@ def test_cosqa_plus_reads_files_of_one_set_of_names(cosqa_plus):
 @pytest.mark.parametrize(
     ("files", "place", "content", "words"),
     [
-        ("cosqa", 0, None, ["CoSQA needs code_idx_map.txt"]),
-        ("cosqa", 1, None, ["CoSQA needs cosqa-retrieval-dev*.json"]),
+        ("cosqa", 0, None, ["CoSQA also needs code_idx_map.txt"]),
+        ("cosqa", 1, None, ["CoSQA also needs cosqa-retrieval-dev*.json"]),
         ("cosqa", 0, "{", ["code_idx_map.txt: not valid JSON"]),
         ("cosqa", 0, "[]", ["code_idx_map.txt: expected a mapping, not []"]),
         ("cosqa", 0, "5", ["code_idx_map.txt: expected a mapping, not 5"]),
@@ -158,18 +158,23 @@ def test_cosqa_plus_reads_files_of_one_set_of_names(cosqa_plus):
         ("cosqa", 1, "[]", ["no rows"]),
         ("cosqa", 1, "5", [f"{COSQA_FILES[1]}: expected a list, not 5"]),
         ("cosqa", 1, '[{"docstring": "x"}]', ["entry 1", "'doc'"]),
-        ("cosqa", 1, '[{"doc": 3, "retrieval_idx": 0}]', ["entry 1", "not as published"]),
+        ("cosqa", 1, '[{"doc": 3, "retrieval_idx": 0}]', ["entry 1", "not in the published format"]),
         ("cosqa", 1, '[{"doc": "x", "retrieval_idx": 9}]', ["entry 1: retrieval_idx 9 is not in code_idx_map"]),
         ("cosqa", 1, '[{"doc": " ", "retrieval_idx": 0}]', ["entry 1: the query is blank"]),
-        ("cosqa_plus", 0, None, ["CoSQA+ needs", PLUS_FILES[0]]),
-        ("cosqa_plus", 2, None, ["CoSQA+ needs", PLUS_FILES[2]]),
+        ("cosqa_plus", 0, None, ["CoSQA+ also needs", PLUS_FILES[0]]),
+        ("cosqa_plus", 2, None, ["CoSQA+ also needs", PLUS_FILES[2]]),
         ("cosqa_plus", 0, '[{"query": "x"}]', ["entry 1", "query-idx"]),
         ("cosqa_plus", 0, '[{"query-idx": 0, "query": null}]', ["entry 1: query is None, expected a string"]),
         ("cosqa_plus", 1, "[]", [f"{PLUS_FILES[1]}: no rows"]),
         ("cosqa_plus", 1, "null", [f"{PLUS_FILES[1]}: expected a list, not None"]),
         ("cosqa_plus", 1, '[{"code-idx": 0, "code": 3}]', ["entry 1: code is 3, expected a string"]),
         ("cosqa_plus", 1, '[{"code-idx": 1, "code": "a"}, {"code-idx": 1, "code": "b"}]', ["the same code-idx"]),
-        ("cosqa_plus", 2, '[{"query-idx": 0, "code-idx": [1], "label": 1}]', ["entry 1", "not as published"]),
+        (
+            "cosqa_plus",
+            2,
+            '[{"query-idx": 0, "code-idx": [1], "label": 1}]',
+            ["entry 1", "not in the published format"],
+        ),
         ("cosqa_plus", 2, '[{"query-idx": 0, "code-idx": 1, "label": 0}]', ["none of 3 queries has a relevant code"]),
         ("tmp_path", 0, "{", ["row 1: not valid JSON"]),
         ("tmp_path", 0, '{"query": "x", "url": "y"}', ["row 1: not in the published format: KeyError('relevance')"]),
@@ -232,7 +237,7 @@ def test_judged_queries_have_the_mean_grade_of_each_code(tmp_path, rows, pool, c
     assert not found.split.judgments.relevant.shape[0] > 2 and found.split.judgments.negatives is None
     said = capsys.readouterr().err
     assert "ignored 1 judged codes" in said and "1 of 3 queries" in said
-    assert "judged: 2 queries (relevance) over 24 codes" in said
+    assert "judged: 2 queries (relevance) and 24 codes" in said
 
 
 def test_codesearchnet_annotations_of_one_language(tmp_path, rows, pool):
@@ -264,7 +269,7 @@ def test_a_wrong_folder_is_told_what_was_looked_for(tmp_path):
     (tmp_path / "wrong").mkdir()
     (tmp_path / "wrong" / "train.jsonl").touch()
     names = ("cosqa-retrieval-dev", "code_idx_map.txt", "annotationStore.csv", "relevance.jsonl", "test.jsonl")
-    with refused(*names, "it holds train.jsonl"):
+    with refused(*names, "the folder contains train.jsonl"):
         load(tmp_path / "wrong")
 
 

@@ -323,7 +323,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_the_earlier_encoder(script, 
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == weights
     assert state_of(tmp_path / "out", json.loads((tmp_path / "out" / "run.json").read_text())[DEPENDS_ON]).name == DONE
     code, said = script(**run | {"seed": 7})
-    assert code == 0 and any("Continues from" in line for line in said), said
+    assert code == 0 and any("Continuing from" in line for line in said), said
     assert (tmp_path / "out" / "model.safetensors").read_bytes() != weights
 
 
@@ -352,7 +352,7 @@ def test_the_same_command_after_an_interruption_continues(script, data_dir, tmp_
     code, said = script(**run, output_dir=tmp_path / "out")
     assert code == 0, said
     checkpoint = tmp_path / "out" / "checkpoint-2"
-    assert any(f"Continues from {checkpoint}; overwrite=true starts from the beginning" in line for line in said)
+    assert any(f"Continuing from {checkpoint}; overwrite=true starts from the beginning" in line for line in said)
     for name, tensor in load_file(tmp_path / "whole" / "model.safetensors").items():
         assert (load_file(tmp_path / "out" / "model.safetensors")[name] == tensor).all(), name
     assert state(tmp_path / "out")["train_loss"] == pytest.approx(state(tmp_path / "whole")["train_loss"], rel=1e-6)

@@ -97,7 +97,7 @@ def test_any_language_will_do_where_nothing_is_parsed(write_folder, rows, tmp_pa
     assert code == 2 and "rust" not in lines[-1] and "batch" in lines[-1]
 
 
-KNOWN = "knows only ruby, python, java, javascript, php, go"
+KNOWN = "supports only ruby, python, java, javascript, php, go"
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_another_tree_is_only_trained_on_and_gives_no_copies(tmp_path):
     ("words", "message"),
     [
         (["--source_dir", "nowhere"], "source_dir=nowhere: no such folder"),
-        (["--source_dir", ".", "--language", "pyhton"], "mining knows only ruby"),
+        (["--source_dir", ".", "--language", "pyhton"], "mining supports only ruby"),
         (["--data_dir", "no/such/rows"], "data_dir=no/such/rows: no such folder or file"),
         (["--data_dir", ".", "--eval_data_dir", "no/such/set"], "eval_data_dir=no/such/set: no such folder or file"),
     ],

@@ -74,7 +74,7 @@ def test_options_that_cannot_work(estimator, options, words, sentence_transforme
 
 def test_negatives_without_a_query_need_an_estimator_of_codes(sentence_transformer):
     train_dataset = with_rows(data(negative=["g h", "x y"]))
-    with refused("1 of them", "have no query, but BM25Estimator compares queries; use an encoder", ", or bm25"):
+    with refused("1 without a query, but BM25Estimator compares queries; use an encoder", ", or bm25"):
         SoftInfoNCELoss(sentence_transformer, BM25Estimator(), train_dataset)
     SoftInfoNCELoss(sentence_transformer, None, train_dataset)
 

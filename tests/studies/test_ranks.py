@@ -55,7 +55,7 @@ def test_ranks_of_another_encoder_are_refused_and_a_push_names_it(file, ranked, 
     if BESIDE_RANKS[file]:
         with refused(f"the encoder in {ranked} has changed since these ranks were computed: evaluate again"):
             ranks_of(ranked, "test")
-        with refused("has changed since these ranks were made"):
+        with refused("has changed since these ranks were computed"):
             ranks_of(ranked / "ranks-test-trained.parquet", "test")
     else:
         ranks_of(ranked, "test")
@@ -70,7 +70,7 @@ def test_a_report_names_ranks_of_another_encoder(ranked, tmp_path):
     assert len(differences) == 1 and not problems
     (ranked / "model.safetensors").write_text("of another training")
     (differences, problems) = compare_with("baseline", methods, "test")
-    assert not differences and "has changed since these ranks were made" in problems[0]
+    assert not differences and "has changed since these ranks were computed" in problems[0]
 
 
 def test_ranks_outlive_their_encoder_and_name_one_elsewhere(ranked, dataset, tmp_path, capsys):

@@ -169,7 +169,7 @@ def test_a_url_that_is_no_code_is_named_with_its_row(make_trainer, rows):
 def test_codes_without_a_query_need_an_estimator_that_reads_codes(make_trainer, rows):
     column = with_column(rows[:8], [["def further(x): return 1"]] * 8)
     options = {"negatives_per_query": 1, "num_train_epochs": 1}
-    with pytest.raises(UserError, match="1 codes have no query, but BM25Estimator compares"):
+    with pytest.raises(UserError, match="1 without a query, but BM25Estimator compares"):
         make_trainer(BM25Estimator(), column, **options).train()
     make_trainer(BM25Estimator(), column, loss="info_nce", **options).train()
     make_trainer(initial(), column, **options).train()

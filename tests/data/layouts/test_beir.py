@@ -65,7 +65,7 @@ def test_a_folder_is_an_evaluation_set(folder):
     assert [each.name for each in load_evaluation_sets(arguments, EncoderProfile())] == ["beir-dev", "beir-test"]
     for name in ("dev", "test"):
         (folder / "qrels" / f"{name}.tsv").unlink()
-    with refused("judgments only for training"):
+    with refused("judgments only for train,"):
         load_evaluation_sets(arguments, EncoderProfile())
 
 
