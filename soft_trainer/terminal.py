@@ -201,7 +201,8 @@ def one_line_errors(until: Callable[[], bool] = bool) -> Iterator[None]:
         if "Traceback (most recent call last)" in text:  # from a data worker; the last line is the message
             text = text.strip().splitlines()[-1]
         words = " ".join(text.split())
-        last = traceback.extract_tb(error.__traceback__)[-1]
+        frames = traceback.extract_tb(error.__traceback__)
+        last = next((frame for frame in reversed(frames) if "site-packages" not in frame.filename), frames[-1])
         raise UserError(
             f"{type(error).__name__}: {words} ({last.filename}:{last.lineno}; {TRACEBACK}=1 shows the traceback)"
         ) from error

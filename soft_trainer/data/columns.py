@@ -14,7 +14,7 @@ from xxhash import xxh3_128_hexdigest
 from soft_trainer.data.split import CODE_COLUMNS
 from soft_trainer.data.tokens import columns_in
 from soft_trainer.errors import UserError
-from soft_trainer.terminal import nearest, print_on_main
+from soft_trainer.terminal import nearest, print_on_main, shortened
 
 # The recognised names of query and code columns.
 PAIRS = (("query", "code"), ("anchor", "positive"), ("question", "answer"), ("text", "function"))
@@ -104,8 +104,10 @@ def _as_text(rows: Dataset, name: str | None, targets: tuple[str, str], source: 
     feature = rows.features[name]
     tokens = isinstance(feature, List)
     if (feature.feature if tokens else feature) not in (Value("string"), Value("large_string"), Value("null")):
-        kind = getattr(feature, "dtype", type(feature).__name__)
-        raise UserError(f"{source}: column {name!r} contains {kind}; expected text")
+        kinds = (str, list, type(None)) if tokens else (str, type(None))
+        wrong = [(row, value) for row, value in enumerate(rows[name][:], 1) if not isinstance(value, kinds)]
+        row, value = next(iter(wrong), (1, feature))
+        raise UserError(f"{source}, row {row}: column {name!r} contains {shortened(repr(value))}; expected text")
     others = {*targets}
     if targets == CODES:
         others |= {*CODE_COLUMNS}  # an encoder with data flow would read `original_string` first

@@ -35,7 +35,7 @@ from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import columns_in, side_texts
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.terminal import print_on_main
+from soft_trainer.terminal import nearest, print_on_main
 
 Sources = Mapping[str, Mapping[str, Split]]  # the splits of each source
 
@@ -90,6 +90,12 @@ def load_rows(
     names = ColumnNames(query_column, code_column, id_column)
     options = {"needed": needed, "check": check, "divide": divide, "one_of_several": True}
     if isinstance(source, Mapping) and not source.keys() <= SPLIT_NAMES.keys():
+        if both := source.keys() & SPLIT_NAMES.keys():
+            unknown = min(map(str, source.keys() - both))
+            raise UserError(
+                f"the dict has {min(both)!r}, which is a split, and {unknown!r}, which is not"
+                f"{nearest(unknown, SPLIT_NAMES)}: pass either splits or sources with other names"
+            )
         parts = {}
         for name, part in source.items():
             parts[name] = load_rows(part, *names, codebase, language, revision, **options)
@@ -186,7 +192,10 @@ def make_splits(
                     f"{places[name]}: no corpus to rank for these queries: the rows have {known}; set code_column, or "
                     "add a corpus: codebase.jsonl in the folder, or codebase= in Python"
                 )
-            raise UserError(f"{places[name]}: no column for the {side}: the rows have {known}; set {side}_column")
+            hint = f"; set {side}_column"
+            if len(rows.column_names) == 1 and (separator := next(filter(known.__contains__, ";\t|"), None)):
+                hint = f"; a CSV file must be separated by commas, not by {separator!r}"
+            raise UserError(f"{places[name]}: no column for the {side}: the rows have {known}{hint}")
     called = source_names(tables, names, columns)
     tables = with_text_ids(renamed(with_ids(tables, columns, names.id, places), columns, place))
     corpus = tables.pop("codebase", None)

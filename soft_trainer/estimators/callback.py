@@ -84,11 +84,19 @@ class EstimatorCallback(TrainerCallback):
 
 
 def with_estimators(callbacks) -> list:
-    """Wraps each estimator among a trainer's callbacks in an `EstimatorCallback`. Other callbacks stay unchanged."""
+    """Wraps each estimator among a trainer's callbacks in an `EstimatorCallback`. Other callbacks stay unchanged.
+
+    Raises:
+        UserError: a callback is a string.
+    """
     wrapped = []
     for callback in callbacks or ():
         if callable(getattr(callback, "similarity", None)) and callable(getattr(callback, "fit", None)):
             callback = EstimatorCallback(callback)
+        if isinstance(callback, str):
+            raise UserError(
+                f"callbacks: expected an estimator, such as BM25Estimator(), or a callback, not {callback!r}"
+            )
         wrapped.append(callback)
     return wrapped
 

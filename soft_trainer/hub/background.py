@@ -38,7 +38,10 @@ def check_pushes(data: DataArguments, args: TrainingArguments) -> None:
 
 
 def _model_id(args: TrainingArguments) -> str:
-    return args.hub_model_id or Path(args.output_dir).absolute().name
+    """Returns the repository to push to. Raises UserError if it is not set."""
+    if not args.hub_model_id:
+        raise UserError("hub_model_id is not set: set it to USER/NAME, the repository to push to")
+    return args.hub_model_id
 
 
 class Publisher:

@@ -161,7 +161,7 @@ def mining_table(mined: NamedTuple) -> str:
     for kind, counts in mined._asdict().items():
         if isinstance(counts, Counter):
             lines += [[kind, *each] for each in counts.most_common()]
-    return table(["", "mined", "count"], lines)
+    return table(["", "split or outcome", "count"], lines)
 
 
 def explained(counts: Counter[str]) -> str:

@@ -15,7 +15,8 @@ from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main
 
 SCRATCH_RATE = 1e-3
-STATIC_RATE = 3e-3  # chosen on valid in benchmarks/static_study.md
+# The rate was chosen on valid in benchmarks/static_study.md, which also compares batches of 128, 512 and 4,096.
+STATIC = {"learning_rate": 3e-3, "per_device_train_batch_size": 512, "dataloader_drop_last": False}
 RECIPE = "hard_batches.yaml"
 DISTILLED_RECIPE = "distilled.yaml"
 
@@ -31,10 +32,10 @@ def apply_defaults(
     """Sets the options whose defaults depend on the encoder or the teacher, and prints them.
 
     An encoder that `soft-trainer distil` made gets `recipes/distilled.yaml`, if its teacher can be loaded. Other
-    static encoders, and encoders from scratch, get a higher learning rate. Search encoders get
-    `recipes/hard_batches.yaml`: these are other pretrained encoders with sentence-transformers files and cosine
-    scores, which can find and weight similar rows before training. No recipe is used if the user set any option for
-    batches or weights. Options that the user set keep their values.
+    static encoders get a higher learning rate and batches of 512, and encoders from scratch a higher learning rate.
+    Search encoders get `recipes/hard_batches.yaml`: these are other pretrained encoders with sentence-transformers
+    files and cosine scores, which can find and weight similar rows before training. No recipe is used if the user set
+    any option for batches or weights. Options that the user set keep their values.
 
     Args:
         model: the folder or Hub name of the pretrained encoder, or None for an encoder from scratch.
@@ -76,8 +77,13 @@ def apply_defaults(
                 f"This encoder trains without its teacher, because of {options}; to use the teacher anyway, set "
                 f"teacher={profile.teacher}"
             )
-        if "learning_rate" not in given:
-            _set_rate(args, profile)
+        kind = "An encoder from scratch"
+        options = {"learning_rate": SCRATCH_RATE}
+        if profile.name == "static":
+            kind = "A static encoder"
+            options = STATIC
+        if changed := _set_options(options, (args,), given):
+            print_on_main(f"{kind} gets {changed} by default.")
     elif suits and args.per_device_train_batch_size * args.world_size >= 2 * args.group_size:
         options = _set_options(read_recipe(RECIPES / RECIPE), (data_args, args), given)
         print_on_main(f"This encoder gets hard batches by default: {options}. Set estimator=none to turn this off.")
@@ -100,16 +106,6 @@ def _set_teacher(
     data_args.estimator = "trained_model"
     data_args.estimator_model = teacher
     _set_options(OF_TEACHER, (args,), given)
-
-
-def _set_rate(args: SoftInfoNCETrainingArguments, profile: EncoderProfile) -> None:
-    """Sets and prints the learning rate of a static encoder or an encoder from scratch. 2e-5 would hardly train it."""
-    args.learning_rate = SCRATCH_RATE
-    kind = "An encoder from scratch"
-    if profile.name == "static":
-        args.learning_rate = STATIC_RATE
-        kind = "A static encoder"
-    print_on_main(f"{kind} gets learning_rate={args.learning_rate} by default.")
 
 
 def loadable_teacher(profile: EncoderProfile) -> str | None:

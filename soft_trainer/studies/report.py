@@ -189,7 +189,8 @@ def write_report(folders: Sequence[str | Path], output_dir: str | Path, baseline
         excluded += problems
     p_values = [randomisation_test(each.comparison.differences.mean(0)) for each in differences]
     p_of = dict(zip(differences, holm(p_values), strict=True))
-    parts = ["# Results", f"{len(runs)} runs of {len(methods)} methods, compared with {baseline}."]
+    summary = f"{len(runs)} runs of {len(methods)} methods, compared with {baseline}; `--baseline` chooses another."
+    parts = ["# Results", summary]
     for name in names:
         parts += [f"## MRR on {name}", results_table(name, methods, compared[name], p_of)]
     if differences:
@@ -224,7 +225,7 @@ def results_table(
         measured = [run.results[name]["trained"]["mrr"] for run in runs if "trained" in run.results.get(name, {})]
         if not measured:
             continue
-        row = [method, len(measured), float(np.mean(measured))]
+        row = [method, len(measured), float(np.mean(measured)), _corpus(runs, name, "trained")]
         if method in by_name:
             difference = by_name[method]
             delta = float(difference.comparison.differences.mean())
@@ -233,8 +234,14 @@ def results_table(
         else:
             row += [None, None, None]
         rows.append(row)
-    headers = ["method", "seeds", "MRR", "difference (95 %)", "p", "seeds without a partner"]
-    return table(headers, rows, floats=".4f", text=["p"])
+    headers = ["method", "seeds", "MRR", "codes in the corpus", "difference (95 %)", "p", "seeds without a partner"]
+    return table(headers, rows, floats=".4f", text=["p", "codes in the corpus"])
+
+
+def _corpus(runs: Sequence[ReportedRun], name: str, system: str) -> str:
+    """Returns the sizes of the corpora that a method was evaluated on, as text. MRR over others is not comparable."""
+    sizes = {run.results.get(name, {}).get(system, {}).get("pool_size") for run in runs}
+    return ", ".join(f"{size:,.0f}" for size in sorted(sizes - {None}))
 
 
 def _before_training(methods: Mapping[str, Sequence[ReportedRun]], name: str, system: str) -> list[list]:
@@ -245,9 +252,13 @@ def _before_training(methods: Mapping[str, Sequence[ReportedRun]], name: str, sy
         if found:
             measured[method] = found
     values = {round(value, 4) for value in chain.from_iterable(measured.values())}
-    if len(values) == 1:
-        return [[LABELS[system], None, values.pop()]]
-    return [[f"{LABELS[system]} of {method}", len(found), float(np.mean(found))] for method, found in measured.items()]
+    sizes = {method: _corpus(methods[method], name, system) for method in measured}
+    if len(values) == 1 and len(set(sizes.values())) == 1:
+        return [[LABELS[system], None, values.pop(), *set(sizes.values())]]
+    return [
+        [f"{LABELS[system]} of {method}", len(found), float(np.mean(found)), sizes[method]]
+        for method, found in measured.items()
+    ]
 
 
 def runs_table(runs: Sequence[ReportedRun]) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 from torch.utils.data import BatchSampler
 
 from soft_trainer.errors import UserError
+from soft_trainer.terminal import nearest
 from soft_trainer.training.sampler import GlobalBatchSampler, GlobalRows
 
 SEEDS_APART = 1_000_003  # the difference between the seeds of two sources
@@ -107,8 +108,12 @@ def _shares(available: Mapping[str, int], sampling: str) -> dict[str, float]:
     shares = {}
     for part in sampling.split(","):
         name, _, value = (word.strip() for word in part.partition("="))
-        if name not in available or name in shares:
-            sources = ", ".join(available)
+        sources = ", ".join(available)
+        if name not in available:
+            raise UserError(
+                f"source_sampling={sampling}: no source {name!r}; the sources are {sources}{nearest(name, available)}"
+            )
+        if name in shares:
             raise UserError(f"source_sampling={sampling}: list each source once; the sources are {sources}")
         try:
             shares[name] = float(value)

@@ -1,5 +1,6 @@
 """Loading rows as users have them: any format, column names, splits and urls, and unusable rows."""
 
+import gzip
 import json
 
 import pyarrow as pa
@@ -192,8 +193,15 @@ def test_an_evaluation_set_is_all_rows(pairs, tmp_path):
         ("a.csv", "q,c\nx,y\n", {}, "a.csv: no column for the query: the rows have q, c"),
         ("a.csv", "q,c\nx,y\n", {"query_column": "no"}, "query_column=no: no such column; the rows have q, c"),
         ("a.csv", "query,code\nx,y\n", {"query_column": "qurey"}, "the rows have query, code; did you mean 'query'?"),
-        ("a.jsonl", '{"query": "x", "code": 1}\n', {}, "column 'code' contains int64; expected text"),
-        ("a.jsonl", '{"query": "x"\n', {}, "a.jsonl: cannot be read: "),
+        ("a.jsonl", '{"query": "x", "code": 1}\n', {}, "row 1: column 'code' contains 1; expected text"),
+        ("a.jsonl", '{"query": "x"\n', {}, "a.jsonl, row 1: not valid JSON: "),
+        (
+            "a.jsonl",
+            '{"query": "x", "code": "y"}\n{"query": 5, "code": "y"}\n',
+            {},
+            "row 2: column 'query' contains 5; expected text",
+        ),
+        ("a.csv", "query;code\nx;y\n", {}, "a CSV file must be separated by commas, not by ';'"),
         ("a.csv", "query,code\nx,y\nz,a\n", {}, "a.csv: 2 rows (2 distinct) are too few to split"),
         (
             "a.csv",
@@ -213,3 +221,31 @@ def test_what_cannot_be_read_is_named(tmp_path, name, content, arguments, messag
         path.write_text(content)
     with refused(message):
         load(path.parent if name and "/" in name else path, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("train.jsonl", "tset.jsonl"), "tset.jsonl: this name is not a split's; did you mean test.jsonl?"),
+        (("trian.jsonl.gz", "test.jsonl"), "trian.jsonl: this name is not a split's; did you mean train.jsonl?"),
+        (("train.jsonl", "test.jsonl", "tests.jsonl", "notes.jsonl"), None),
+        (("rest.jsonl", "best.jsonl"), None),  # no file is named after a split
+    ],
+)
+def test_a_misspelt_split_is_refused_if_that_split_is_missing(tmp_path, names, message):
+    for number, name in enumerate(names):
+        opened = gzip.open if name.endswith(".gz") else open
+        with opened(tmp_path / name, "wt") as file:
+            for row in range(30):
+                file.write(json.dumps({"query": f"q{number} {row}", "code": f"c{number} {row}"}) + "\n")
+    if message is None:
+        load_rows(tmp_path)
+    else:
+        with refused(message):
+            load_rows(tmp_path)
+
+
+def test_a_dict_has_either_splits_or_sources():
+    rows = [{"query": f"q{row}", "code": f"c{row}"} for row in range(30)]
+    with refused("the dict has 'test', which is a split, and 'trian', which is not; did you mean 'train'?"):
+        load_rows({"trian": rows, "test": rows})

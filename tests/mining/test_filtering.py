@@ -118,10 +118,10 @@ def test_a_column_that_a_rule_needs_is_named_with_the_rule(rule):
     rows = [row(), row(query="a b c d")]
     assert COLUMNS[rule]
     for column in COLUMNS[rule]:
-        with pytest.raises(UserError, match=f"^valid: no column '{column}', which the filter {rule} needs$"):
+        with pytest.raises(UserError, match=f"^valid: no column '{column}', which the filter {rule!r} needs$"):
             filter_rows(Dataset.from_list(rows).remove_columns(column), [rule], name="valid")
         holes = Dataset.from_list([rows[0], rows[1] | {column: None}])
-        with pytest.raises(UserError, match=f"^rows: row 2 has no '{column}', which the filter {rule} needs$"):
+        with pytest.raises(UserError, match=f"^rows: row 2 has no '{column}', which the filter {rule!r} needs$"):
             filter_rows(holes, [rule])
         filter_rows(holes.select([0]), [rule])
     filter_rows(Dataset.from_list(rows).select_columns([*COLUMNS[rule]]), [rule])

@@ -60,7 +60,7 @@ def test_the_shares_of_batches():
 @pytest.mark.parametrize(
     ("sampling", "words"),
     [
-        ("d=0.5", "list each source once; the sources are a, b, c"),
+        ("d=0.5", "no source 'd'; the sources are a, b, c"),
         ("a=0.5,a=0.1", "list each source once"),
         ("a=2", "the share of a must be a number between 0 and 1"),
         ("a", "the share of a must be a number"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +45,28 @@ def files_of_splits(folder: Path, split_of: Callable[[str], str | None]) -> dict
     for split, paths in found.items():
         check_shards(paths, split)
     return found
+
+
+def check_spelling(folder: Path, split_of: Callable[[str], str | None]) -> None:
+    """Checks the names of the row files beside files named after splits, such as `tset.jsonl` beside `train.jsonl`.
+
+    Args:
+        split_of: returns the split of a file from its name without `.gz`, "" for a file of rows with another name, or
+            None for other files.
+
+    Raises:
+        UserError: a name is close to the name of a missing split.
+    """
+    splits = {name: split_of(name) for name in files_of(folder)}
+    found = set(filter(None, splits.values()))
+    if not found:
+        return
+    missing = [name for name, split in SPLIT_NAMES.items() if split not in found]
+    for name, split in splits.items():
+        base, _, ending = name.partition(".")
+        near = difflib.get_close_matches(base.lower(), missing, n=1, cutoff=0.75) if split == "" else []
+        if near:
+            raise UserError(f"{folder / name}: this name is not a split's; did you mean {near[0]}.{ending}?")
 
 
 def check_shards(paths: list[Path], split: str) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import glob
 import itertools
+import logging
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +16,9 @@ from datasets import Dataset, Features, LargeList, List, Value, concatenate_data
 from datasets.exceptions import DatasetGenerationError
 
 from soft_trainer.data.array_cache import cached_dataset
-from soft_trainer.data.layouts.files import SHARD, SPLIT_NAMES, files_of_splits
+from soft_trainer.data.layouts.files import SHARD, SPLIT_NAMES, check_spelling, files_of_splits
 from soft_trainer.errors import UserError
+from soft_trainer.files import read_json_lines
 from soft_trainer.fingerprints import file_fingerprint, fingerprint
 
 FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
@@ -28,6 +31,7 @@ WITHOUT_ROWS = (
     "No columns to parse",
     "BatchSize must be greater than 0",
 )
+logging.getLogger("datasets.packaged_modules").setLevel(logging.CRITICAL)  # it raises what it logs
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -135,6 +139,7 @@ def row_files(source: Path) -> dict[str, list[Path]]:
         return {split: [source]} if format_of(source.name) else {}
     named = files_of_splits(source, split_of)
     if named:
+        check_spelling(source, lambda name: split_of(name) or (_base(name) and ""))
         return named
     unnamed = list(itertools.chain.from_iterable(files_of_splits(source, _base).values()))
     return {"train": unnamed} if unnamed else {}
@@ -165,4 +170,9 @@ def _read_file(path: Path) -> Dataset:
         return load_dataset(reader, data_files=glob.escape(str(path)), split="train", **kept, **options)
 
     with _reading(path):
-        return with_plain_text(cached_dataset(made_from, build))
+        try:
+            return with_plain_text(cached_dataset(made_from, build))
+        except DatasetGenerationError:
+            if ".jsonl" in path.name.lower():
+                deque(read_json_lines(path), maxlen=0)  # raises an error with the row, which Arrow counts from 0
+            raise

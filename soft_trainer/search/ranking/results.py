@@ -88,7 +88,9 @@ def weak_notices(results: Sequence[SearchResult]) -> list[str]:
 def check_query(query: str, limit: int) -> None:
     """Raises UserError if a query is empty or a limit is not a whole number of at least 1."""
     if not query.strip():
-        raise UserError('the query is empty; describe what to look for, such as "parse a date"')
+        raise UserError(
+            'the query is empty; say what to look for, such as "parse a date"; path, language and name only filter'
+        )
     check_limit(limit)
 
 

@@ -131,7 +131,7 @@ CHANGES = {  # to the rows of test
 TWICE = ALL | {"test": 6}
 NO_CORPUS = "no corpus to rank for these queries"
 FEW = "column 'answer' is missing or empty (1 of 5 rows)"
-NUMBERS = "column 'answer' contains int64; expected text"
+NUMBERS = ", row 1: column 'answer' contains "
 EXPECTED = {
     "json lines": (
         "test.jsonl: cannot be read: it has no rows",
