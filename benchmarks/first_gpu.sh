@@ -39,7 +39,7 @@ title "4 of 7: the runs"
 "${study[@]}" --dry_run
 "${study[@]}"
 
-title "5 of 7: seconds a step, memory, the share of the weights"
+title "5 of 7: seconds per step, memory, the share of the weights"
 python "$tools/first_gpu.py" steps "$folder"
 
 title "6 of 7: a run that is stopped and resumed, against one that is not"

@@ -1,4 +1,4 @@
-"""Exchanges data between the processes of a distributed run. With a single process, data is returned unchanged."""
+"""Exchanges data between the processes of a distributed run. With a single process, functions return their input."""
 
 from __future__ import annotations
 

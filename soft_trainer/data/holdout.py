@@ -152,7 +152,7 @@ def without_held_out(train: Split, evaluated: Iterable[Split], corpora: bool = F
 
 
 def warn_of_overlap(evaluated: Mapping[str, Split], train: Split) -> None:
-    """Warns if pairs of an evaluation split have the id, query or code of a training pair, and how many do."""
+    """Warns how many pairs of each evaluation split share an id, a query or a code with a training pair, if any."""
     trained = row_hashes(train.to_pairs()) if evaluated else {}
     for name, split in evaluated.items():
         equal = equal_rows(row_hashes(split.to_pairs()), [trained])

@@ -222,7 +222,7 @@ def make_splits(
 
 
 def join_sources(sources: Sources, profile: EncoderProfile) -> dict[str, Split]:
-    """Joins the training pairs of several sources to one split, and renames their other splits to `test-NAME` etc.
+    """Joins the training pairs of several sources, and gives their other splits names such as `test-NAME`.
 
     In train, one column has the text that the encoder reads from the queries, and another has the text of the codes.
     Training pairs that also occur in another source's valid or test are dropped, and their number is printed.

@@ -121,7 +121,7 @@ class Judgments:
         return np.stack([queries, codes], axis=1).astype(np.int64)
 
     def among(self, queries: np.ndarray, codes: np.ndarray) -> Judgments:
-        """Selects queries and codes by their int64 indices, and returns the judgments between them, in this order."""
+        """Returns the judgments between selected queries and codes (int64 indices), in the order of the indices."""
         relevant = self.stored
         if isinstance(relevant, EqualIds):
             relevant = EqualIds(relevant.queries[queries], relevant.codes[codes])

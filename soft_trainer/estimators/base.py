@@ -20,7 +20,7 @@ Rows = Sequence[int] | np.ndarray | Tensor
 
 
 class Estimator:
-    """Base class for estimators: they compute how similar the queries and codes of the training split are.
+    """Base class for estimators, which compute how similar the queries and codes of the training split are.
 
     Subclasses implement `fit` and `similarity`. A row is an index into the queries or the corpus of the split passed
     to `fit`. Estimators return raw similarities; `soft_trainer.weights` applies softmax, temperature, alpha, beta and

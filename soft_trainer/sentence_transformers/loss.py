@@ -330,7 +330,7 @@ class SentenceTransformerEstimator(Estimator):
 
 
 def _own_estimator(estimator, model: SentenceTransformer, teacher: str | None):
-    """Returns the estimator of a loss: a copy of the user's, or one for the teacher, or None.
+    """Returns the estimator for a loss: a copy of the user's estimator, a new one for the teacher, or None.
 
     A `SentenceTransformerEstimator` without a model gets the model to be trained.
 

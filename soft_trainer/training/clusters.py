@@ -72,7 +72,7 @@ class _Batches:
         self.room[batch] -= 1
 
     def put_near(self, row: int, near: np.ndarray) -> bool:
-        """Adds a pair to the batch that contains the nearest of the codes in `near`, among batches with room.
+        """Adds a pair to a batch that has room and contains one of the codes in `near`, preferably the nearest.
 
         Returns:
             False if there is no such batch.
@@ -147,7 +147,7 @@ def _candidates(seed: int, group: list[int], left: _FreePairs, neighbours: np.nd
 
 
 def _slots(room: np.ndarray, size: int, generator: np.random.Generator) -> list[int]:
-    """Returns the batch that each full group goes to. Each round visits all batches with room in random order."""
+    """Distributes full groups evenly over the batches with room, at random. Returns the batch of each group."""
     places = room // size
     slots = []
     for taken in range(max(places, default=0)):

@@ -16,7 +16,7 @@ class NotFiniteError(RuntimeError):
 
 
 class DelayedNumber:
-    """A copy of a scalar tensor that is made asynchronously, so that reading it one step later needs no waiting."""
+    """Copies a scalar tensor to the CPU asynchronously, so that reading the copy one step later takes no time."""
 
     def __init__(self, scalar: Tensor):
         self._event = None

@@ -15,7 +15,7 @@ from soft_trainer.training.checkpoints import newest_complete
 
 
 def how_to_continue(args, step: int) -> str:
-    """Returns the end of an interruption's message: which checkpoint is newest, and how to resume from it.
+    """Returns advice to print after an interruption: which checkpoint is newest, and how to resume from it.
 
     Args:
         args: the training arguments.
@@ -33,7 +33,7 @@ def how_to_continue(args, step: int) -> str:
 
 @contextlib.contextmanager
 def explaining_interruption(args, step: Callable[[], int]) -> Iterator[None]:
-    """Gives a KeyboardInterrupt from the body a message: the step, the newest checkpoint, and how to resume.
+    """Adds a message to a KeyboardInterrupt from the body: the step, the newest checkpoint, and how to resume.
 
     Args:
         args: the training arguments.

@@ -34,7 +34,7 @@ class HardNegatives:
         )
 
     def columns(self, queries: np.ndarray, codes: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Draws the hard negatives of a batch, and records which queries each was drawn for.
+        """Draws the hard negatives of a batch, and records which queries each negative was drawn for.
 
         Args:
             queries, codes: the indices of the batch's queries and of their positives, int64[B] each.

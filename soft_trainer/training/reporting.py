@@ -193,7 +193,7 @@ class QuietBar(ProgressCallback):
     """A progress bar that does not print logged metrics as dicts. `ProgressLines` prints them instead."""
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        """Does nothing, where `ProgressCallback` prints a dict of metrics."""
+        """Prints nothing, unlike `ProgressCallback`, which prints a dict of metrics."""
 
 
 class ProgressLines(TrainerCallback):

@@ -58,7 +58,7 @@ from soft_trainer.source.git import open_repository
 from soft_trainer.source.languages import SOURCE_LANGUAGES
 from soft_trainer.source.source_files import SKIPPED_FOLDERS, source_folder
 
-FORMAT = 3  # the version of the checkpoint format and of drawing batches
+FORMAT = 3  # increases when checkpoints or the way batches are drawn become incompatible
 KINDS = (ModelArguments, DataArguments, TrainingOptions)
 NO_SOURCE = "unknown, because its source cannot be read"
 NOT_COMPARED = "not compared"  # a setting without a hash

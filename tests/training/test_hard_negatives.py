@@ -196,4 +196,4 @@ def test_the_script_takes_the_column_of_a_file(script, write_folder, rows, tmp_p
     assert [record["loss"][name] for name in names] == ["soft_info_nce", "positive_aware", 0.5, 1.0]
     assert "alpha" not in record["loss"]
     code, said = script(**common, negatives_per_query=1, overwrite=True)
-    assert code == 2 and "have no query" in said[-1] and not any("training" in line for line in said[:-1])
+    assert code == 2 and "without a query" in said[-1] and not any("training" in line for line in said[:-1])
