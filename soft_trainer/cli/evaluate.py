@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from pathlib import Path
 
 from soft_trainer.cli.shared_options import add_shared_options
 from soft_trainer.options.fields import CODESEARCHNET, DataArguments, TrainingOptions
@@ -67,7 +68,7 @@ def _measure(options: Options, keep: bool) -> None:
     from soft_trainer.encoders.loading import profile_warnings
     from soft_trainer.evaluation.results import LABELS, metrics_table
     from soft_trainer.run.building import build_model, build_tokenizer, model_label
-    from soft_trainer.run.folder import RunFolder
+    from soft_trainer.run.folder import RunFolder, record_of
     from soft_trainer.run.opening import load_run, open_run
     from soft_trainer.run.record import Run
 
@@ -79,6 +80,9 @@ def _measure(options: Options, keep: bool) -> None:
         tokenizer = build_tokenizer(model_args, profile, None)
         model = build_model(model_args, profile, tokenizer)
         trainer = SoftInfoNCETrainer(model, args, processing_class=tokenizer, encoder=profile)
+        mined = record_of(Path(model_args.model_name_or_path)).get("options", {}).get("mining_keep")
+        if data_args.source_dir and mined and data_args.mining_keep is None:
+            print_on_main(f"The encoder's rows were mined with mining_keep={mined}; here no rule is ignored")
         for warning in profile_warnings(trainer.model, profile):
             print_on_main(warning)
         for line in unread_options([data_args, model_args], Values(data_args, model_args, args)):

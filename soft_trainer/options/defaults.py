@@ -15,8 +15,7 @@ from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main
 
 SCRATCH_RATE = 1e-3
-# The rate was chosen on valid in benchmarks/static_study.md, which also compares batches of 128, 512 and 4,096.
-STATIC = {"learning_rate": 3e-3, "per_device_train_batch_size": 512, "dataloader_drop_last": False}
+STATIC = {"learning_rate": 3e-3, "per_device_train_batch_size": 128}  # chosen on valid, see benchmarks/static_study.md
 RECIPE = "hard_batches.yaml"
 DISTILLED_RECIPE = "distilled.yaml"
 
@@ -32,7 +31,7 @@ def apply_defaults(
     """Sets the options whose defaults depend on the encoder or the teacher, and prints them.
 
     An encoder that `soft-trainer distil` made gets `recipes/distilled.yaml`, if its teacher can be loaded. Other
-    static encoders get a higher learning rate and batches of 512, and encoders from scratch a higher learning rate.
+    static encoders get a higher learning rate and batches of 128, and encoders from scratch a higher learning rate.
     Search encoders get `recipes/hard_batches.yaml`: these are other pretrained encoders with sentence-transformers
     files and cosine scores, which can find and weight similar rows before training. No recipe is used if the user set
     any option for batches or weights. Options that the user set keep their values.
