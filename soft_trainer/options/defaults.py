@@ -15,7 +15,8 @@ from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main
 
 SCRATCH_RATE = 1e-3
-STATIC = {"learning_rate": 3e-3, "per_device_train_batch_size": 128}  # chosen on valid, see benchmarks/static_study.md
+# Rate and batch were chosen on valid in benchmarks/static_study.md. There may be fewer rows than in a batch.
+STATIC = {"learning_rate": 3e-3, "per_device_train_batch_size": 128, "dataloader_drop_last": False}
 RECIPE = "hard_batches.yaml"
 DISTILLED_RECIPE = "distilled.yaml"
 

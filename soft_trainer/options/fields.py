@@ -379,7 +379,7 @@ class TrainingOptions(SoftInfoNCEOptions):
     )
     per_device_train_batch_size: int = training_option(
         32,
-        "Batch size per process, in pairs. Default: 32; 128 for static encoders; 512 if these learn from their teacher.",
+        "Batch size per process, in pairs. Default: 32; 128 if static; 512 for static encoders with a stored teacher.",
         aliases=("batch_size",),
     )
     per_device_eval_batch_size: int = not_in_results(

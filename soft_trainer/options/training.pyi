@@ -18,8 +18,8 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
 
     Args:
         output_dir: Output folder. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR.
-        per_device_train_batch_size: Batch size per process, in pairs. Default: 32; 128 for static encoders; 512 if
-            these learn from their teacher.
+        per_device_train_batch_size: Batch size per process, in pairs. Default: 32; 128 if static; 512 for static
+            encoders with a stored teacher.
         num_train_epochs: Passes over the training rows. Default: 10; 1 for search encoders.
         learning_rate: Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 if static; 1e-3 from
             scratch.
@@ -93,8 +93,7 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     output_dir: str | None = None
     """Output folder. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR."""
     per_device_train_batch_size: int = 32
-    """Batch size per process, in pairs. Default: 32; 128 for static encoders; 512 if these learn from their
-    teacher."""
+    """Batch size per process, in pairs. Default: 32; 128 if static; 512 for static encoders with a stored teacher."""
     num_train_epochs: float = 10.0
     """Passes over the training rows. Default: 10; 1 for search encoders."""
     learning_rate: float = 2e-05
