@@ -149,7 +149,7 @@ def test_a_name_that_no_recipe_has_lists_those_near_it(monkeypatch, capsys):
     for name, words in {
         "quikstart": "did you mean quickstart?",
         "unixcoder": "did you mean smoke/unixcoder or paper/unixcoder/base?",
-        "nothing-like-it": "there are distilled, encoders/base, ",
+        "nothing-like-it": "the recipes are distilled, encoders/base, ",
         "accelerate/fspd": "neither a file nor the name of a recipe",
     }.items():
         with refused(f"{name}: neither a file", words):
