@@ -147,6 +147,8 @@ def mine_to(
     check_writable(output_dir, f"output_dir={output_dir}")
     mined = mine(source_dir, language, **options)
     write_rows(mined.rows, output_dir)
+    if "codebase" not in mined.rows:
+        (Path(output_dir) / "codebase.jsonl.gz").unlink(missing_ok=True)  # of an earlier run
     (Path(output_dir) / MINED_JUDGMENTS).unlink(missing_ok=True)  # of a history that was mined to the same folder
     return mined
 
