@@ -8,6 +8,7 @@ LOSSES = {
     "bce": "binary_cross_entropy",
     "kl_regularization": "kl_regularized_info_nce",
 }
+WITHOUT_ESTIMATOR = ("info_nce",)  # the losses that use no similarity
 # name -> the function in `weights.py`
 WEIGHTINGS = {"linear": "negative_weights", "positive_aware": "positive_aware_weights"}
 # name -> the class in `estimators/`, in the order of the paper's tables. Each constructor takes `cache_dir`.

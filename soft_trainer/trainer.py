@@ -443,7 +443,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             return  # this trainer has already measured the encoder before training
         self.report = None
         # A run from the command line measures by itself.
-        if getattr(self.args, "report", False) and not hasattr(self.args, "given") and trial is None:
+        if getattr(self.args, "report", False) and not hasattr(self.args, "from_command_line") and trial is None:
             sets = self.eval_dataset if isinstance(self.eval_dataset, Mapping) else {"eval": self.eval_dataset}
             warn_of_overlap(sets, self.train_split)
             self.report = Measurements(self, sets)

@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 import numpy as np
 from datasets import Dataset
 
+from soft_trainer.dataflow.rules import DATA_FLOW_RULES
 from soft_trainer.errors import UserError
 from soft_trainer.source.languages import CODESEARCHNET_LANGUAGES, LANGUAGE_OF_ENDING, SOURCE_LANGUAGES
 from soft_trainer.terminal import nearest
@@ -25,8 +26,10 @@ def check_languages(languages: Sequence[str], reader: str | None = "CodeSearchNe
     """
     if reader == "mining":
         known = tuple(SOURCE_LANGUAGES)
-    else:
+    elif reader == "CodeSearchNet":
         known = CODESEARCHNET_LANGUAGES
+    else:  # data flow, or filters that remove comments
+        known = tuple(DATA_FLOW_RULES)
     for name in languages:
         if not name or languages.count(name) > 1:
             raise UserError(f"language={name!r}: list each language once, separated by commas")

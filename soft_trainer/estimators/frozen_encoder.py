@@ -35,9 +35,14 @@ class EncodedRowsEstimator(NeighbourEstimator):
             only.
         batch_size: the number of texts to encode at once.
         trust_remote_code: whether to run code that comes with the encoder. Read that code first.
+
+    Attributes:
+        encoder_identity: the hash of the encoder's content, or None before `fit`. A resumed run compares this hash
+            instead of the encoder's path.
     """
 
     in_workers = True
+    encoder_identity: str | None = None
     _scale = 1.0  # the factor on the dot products of `_queries` and `_codes`; `fit` sets it
     _code_values = CodeValues()
 

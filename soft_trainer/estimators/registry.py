@@ -119,7 +119,7 @@ def default_estimators(
     Raises:
         UserError: `args` has a teacher, and the callbacks have another estimator.
     """
-    if not isinstance(args, SoftInfoNCETrainingArguments) or hasattr(args, "given"):  # from the command line
+    if not isinstance(args, SoftInfoNCETrainingArguments) or hasattr(args, "from_command_line"):
         return []
     data_args = DataArguments()
     other = None

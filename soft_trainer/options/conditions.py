@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from soft_trainer.choices import WITHOUT_ESTIMATOR
 from soft_trainer.options.option_spec import AppliesIf
 
 # The losses and weightings that read an option, in words.
@@ -13,7 +14,7 @@ KL = "with loss=kl_regularization"
 
 def reads_estimator(o) -> bool:
     """Returns True if the loss, the batches or additional negatives may use the estimator."""
-    loss = o.loss != "info_nce" or o.cancel != "none" or o.distill_weight > 0
+    loss = o.loss not in WITHOUT_ESTIMATOR or o.cancel != "none" or o.distill_weight > 0
     return loss or o.train_sampling_strategy == "similar" or o.negatives_per_query > 0
 
 

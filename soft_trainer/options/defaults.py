@@ -52,7 +52,7 @@ def apply_defaults(
     if "distill_weight" in given and args.distill_weight == 0:
         chosen.append("distill_weight")
     # In Python, `train` trains even without do_train. Only options from the command line have `given`.
-    measures = not args.do_train and hasattr(args, "given")
+    measures = not args.do_train and hasattr(args, "from_command_line")
     if measures:
         return
     suits = model and not chosen and estimator is None and profile.score_function == "cosine"

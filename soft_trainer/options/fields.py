@@ -381,11 +381,12 @@ class TrainingOptions(SoftInfoNCEOptions):
         32,
         "Batch size per process, in pairs. Default: 32; 128 if static; 512 for static encoders with a stored teacher.",
         aliases=("batch_size",),
+        least=1,
     )
     per_device_eval_batch_size: int = not_in_results(
-        64, "Number of texts that each process encodes at once during evaluation.", evaluation=True
+        64, "Number of texts that each process encodes at once during evaluation.", evaluation=True, least=1
     )
-    seed: int = training_option(42, "Random seed for rows, batches, dropout and new weights.")
+    seed: int = training_option(42, "Random seed for rows, batches, dropout and new weights.", least=0)
     bf16: bool = training_option(False, "Train and encode in bfloat16.", evaluation=True)
     use_cpu: bool = not_in_results(False, "Use the CPU even if there is a GPU.", evaluation=True)
     push_to_hub: bool = output_option(False, "Push the encoder to the Hub at the end.", common=True)
@@ -396,9 +397,10 @@ class TrainingOptions(SoftInfoNCEOptions):
         2e-5,
         "Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 if static; 1e-3 from scratch.",
         aliases=("lr",),
+        least=0,
     )
     num_train_epochs: float = training_option(
-        10.0, "Passes over the training rows. Default: 10; 1 for search encoders.", aliases=("epochs",)
+        10.0, "Passes over the training rows. Default: 10; 1 for search encoders.", aliases=("epochs",), least=0
     )
     train_sampling_strategy: str = option(
         "random",

@@ -110,3 +110,11 @@ class ModelArguments:
         for name in ("lora_alpha", "lora_dropout", "lora_target_modules"):
             if self.lora_r is None and getattr(self, name) is not None:
                 raise UserError(f"{name}: has no effect without lora_r; set lora_r=16, for example")
+        if self.from_scratch is None:
+            return
+        if self.model_name_or_path:
+            raise UserError("from_scratch and model_name_or_path: set only one of them")
+        if self.dtype or self.attn_implementation:
+            raise UserError("dtype and attn_implementation do not apply with from_scratch; drop them")
+        if self.lora_r is not None:
+            raise UserError("lora_r: an encoder from scratch has no trained weights to freeze; drop lora_r")

@@ -61,7 +61,7 @@ def parse(
         options = read_recipe(recipe_path(named.config))
     options = _checked_recipe(options or {}, actions, place)
     argv = [*as_argv(options), *argv]
-    given = _given_words(argv, actions)
+    named = _named_options(argv, actions)
     with one_line_errors():
         try:
             *parsed, rest = parser.parse_args_into_dataclasses(
@@ -75,20 +75,16 @@ def parse(
             raise UserError(f"unknown option {word}{_near(word.lstrip('-'), actions)}")
         raise UserError(f"unexpected {word!r}: put the option's name before the value, as in --config quickstart")
     for instance in parsed:
-        instance.given = given
-        instance.named = frozenset(given)
+        instance.named = named
+        instance.from_command_line = True
     return tuple(parsed[: len(dataclass_types)])
 
 
-def _given_words(argv: Sequence[str], actions: Mapping) -> dict[str, str]:
-    """Returns the first word of the value of each option on a command line, such as `{"epochs": "3"}`."""
-    given = {}
-    for word, following in zip(argv, [*argv[1:], ""], strict=False):
-        if word.startswith("--"):
-            name, _, value = word.removeprefix("--").partition("=")
-            # The parser also accepts --learning-rate for --learning_rate, and --epochs for --num_train_epochs.
-            given[actions[name].dest if name in actions else name] = value or following
-    return given
+def _named_options(argv: Sequence[str], actions: Mapping) -> frozenset[str]:
+    """Returns the names of the options on a command line: `num_train_epochs` for `--epochs 3`."""
+    words = [word.removeprefix("--").partition("=")[0] for word in argv if word.startswith("--")]
+    # The parser also accepts --learning-rate for --learning_rate, and --epochs for --num_train_epochs.
+    return frozenset(actions[word].dest if word in actions else word for word in words)
 
 
 def _checked_recipe(options: Mapping, actions: Mapping, place: str) -> dict:

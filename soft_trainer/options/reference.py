@@ -55,8 +55,6 @@ from transformers import TrainingArguments
 
 from soft_trainer.options.fields import TrainingOptions
 
-OF_TRANSFORMERS: tuple[str, ...]
-
 @dataclass
 class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
 '''

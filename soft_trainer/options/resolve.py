@@ -11,7 +11,7 @@ from soft_trainer.criterion import Criterion
 from soft_trainer.encoders.encoding import parse_dims
 from soft_trainer.errors import UserError
 from soft_trainer.files import check_writable
-from soft_trainer.options.fields import LossOptions, SoftInfoNCEOptions
+from soft_trainer.options.fields import LossOptions, SoftInfoNCEOptions, TrainingOptions
 from soft_trainer.options.option_spec import (
     OptionSpec,
     Values,
@@ -40,18 +40,13 @@ REFUSED_OF_ACCELERATOR = {
 SHARED_BATCH = ("tp_size", "cp_size", "sp_size")
 FALLING = ("reduce_lr_on_plateau", "greedy")  # schedules that by default expect the metric to fall
 
-# The ranges of `transformers` options whose invalid values would fail late or be replaced silently.
+# The ranges of further options of `transformers` whose invalid values would fail late or be replaced silently.
 RANGES = {
-    "num_train_epochs": OptionSpec(least=0),
-    "per_device_train_batch_size": OptionSpec(least=1),
-    "per_device_eval_batch_size": OptionSpec(least=1),
     "gradient_accumulation_steps": OptionSpec(least=1),
-    "seed": OptionSpec(least=0),
     "data_seed": OptionSpec(least=0),
     "adam_beta1": OptionSpec(least=0, below=1),
     "adam_beta2": OptionSpec(least=0, below=1),
     "neftune_noise_alpha": OptionSpec(least=0),
-    "learning_rate": OptionSpec(least=0),
 }
 
 
@@ -205,9 +200,10 @@ def check_options(args: TrainingArguments) -> None:
     Raises:
         UserError: a value is out of range, or an option is not supported. The message lists what works.
     """
-    check_values(args)
-    for name, declared in RANGES.items():
-        declared.check(name, getattr(args, name, None))
+    # Plain `TrainingArguments` have some of these options.
+    for name, declared in (option_specs(SoftInfoNCEOptions) | option_specs(TrainingOptions) | RANGES).items():
+        if hasattr(args, name):
+            declared.check(name, getattr(args, name))
     accelerator = getattr(args, "accelerator_config", None)
     for options, owner, prefix in ((REFUSED, args, ""), (REFUSED_OF_ACCELERATOR, accelerator, "accelerator_config.")):
         for name, reason in options.items():

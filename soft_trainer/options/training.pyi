@@ -6,8 +6,6 @@ from transformers import TrainingArguments
 
 from soft_trainer.options.fields import TrainingOptions
 
-OF_TRANSFORMERS: tuple[str, ...]
-
 @dataclass
 class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     """The arguments of `transformers`, extended with options for the loss, the batches and the negatives.
@@ -19,15 +17,16 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     Args:
         output_dir: Output folder. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR.
         per_device_train_batch_size: Batch size per process, in pairs. Default: 32; 128 if static; 512 for static
-            encoders with a stored teacher.
-        num_train_epochs: Passes over the training rows. Default: 10; 1 for search encoders.
+            encoders with a stored teacher. Values: 1 or more.
+        num_train_epochs: Passes over the training rows. Default: 10; 1 for search encoders. Values: 0 or more.
         learning_rate: Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 if static; 1e-3 from
-            scratch.
+            scratch. Values: 0 or more.
         bf16: Train and encode in bfloat16. Default: False.
         disable_tqdm: Print lines instead of progress bars. Default: only without a terminal.
-        per_device_eval_batch_size: Number of texts that each process encodes at once during evaluation. Default: 64.
+        per_device_eval_batch_size: Number of texts that each process encodes at once during evaluation. Values: 1 or
+            more. Default: 64.
         push_to_hub: Push the encoder to the Hub at the end. Default: False.
-        seed: Random seed for rows, batches, dropout and new weights. Default: 42.
+        seed: Random seed for rows, batches, dropout and new weights. Values: 0 or more. Default: 42.
         use_cpu: Use the CPU even if there is a GPU. Default: False.
         train_sampling_strategy: How rows are grouped into batches: random, sequential, no_duplicates (no query or
             code twice), group_by_length, one_language, or similar (groups of rows that the estimator finds similar).
@@ -93,21 +92,23 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     output_dir: str | None = None
     """Output folder. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR."""
     per_device_train_batch_size: int = 32
-    """Batch size per process, in pairs. Default: 32; 128 if static; 512 for static encoders with a stored teacher."""
+    """Batch size per process, in pairs. Default: 32; 128 if static; 512 for static encoders with a stored teacher.
+    Values: 1 or more."""
     num_train_epochs: float = 10.0
-    """Passes over the training rows. Default: 10; 1 for search encoders."""
+    """Passes over the training rows. Default: 10; 1 for search encoders. Values: 0 or more."""
     learning_rate: float = 2e-05
-    """Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 if static; 1e-3 from scratch."""
+    """Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 if static; 1e-3 from scratch. Values:
+    0 or more."""
     bf16: bool = False
     """Train and encode in bfloat16. Default: False."""
     disable_tqdm: bool | None = None
     """Print lines instead of progress bars. Default: only without a terminal."""
     per_device_eval_batch_size: int = 64
-    """Number of texts that each process encodes at once during evaluation. Default: 64."""
+    """Number of texts that each process encodes at once during evaluation. Values: 1 or more. Default: 64."""
     push_to_hub: bool = False
     """Push the encoder to the Hub at the end. Default: False."""
     seed: int = 42
-    """Random seed for rows, batches, dropout and new weights. Default: 42."""
+    """Random seed for rows, batches, dropout and new weights. Values: 0 or more. Default: 42."""
     use_cpu: bool = False
     """Use the CPU even if there is a GPU. Default: False."""
     train_sampling_strategy: str = "random"

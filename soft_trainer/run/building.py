@@ -13,7 +13,6 @@ from soft_trainer.encoders.hub_files import base_of, published_name, reading, re
 from soft_trainer.encoders.loading import load_config, load_model, load_tokenizer
 from soft_trainer.encoders.profiles import EncoderProfile, check_lengths, resolve_profile
 from soft_trainer.encoders.scratch import kept_tokenizer, parse_size, random_model
-from soft_trainer.errors import UserError
 from soft_trainer.fingerprints import rows_fingerprint
 from soft_trainer.options.model import ModelArguments
 
@@ -29,12 +28,6 @@ def build_profile(arguments: ModelArguments) -> EncoderProfile:
         UserError: a value is not valid for a profile, or the model cannot be loaded.
     """
     if arguments.from_scratch:
-        if arguments.model_name_or_path:
-            raise UserError("from_scratch and model_name_or_path: set only one of them")
-        if arguments.dtype or arguments.attn_implementation:
-            raise UserError(
-                "dtype and attn_implementation apply only to a pretrained encoder; drop them with from_scratch"
-            )
         _, layers = parse_size(arguments.from_scratch)
         usual = "auto" if layers else "static"
         profile = resolve_profile("", name=arguments.profile or usual)

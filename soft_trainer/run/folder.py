@@ -43,7 +43,7 @@ from soft_trainer.fingerprints import file_fingerprint
 from soft_trainer.options.option_spec import references
 from soft_trainer.terminal import print_on_main
 from soft_trainer.training.checkpoints import MARKER, UNFINISHED, last_checkpoint, newest_complete
-from soft_trainer.training.run_fingerprint import FOLDER, KINDS, changes, option_values, run_fingerprint
+from soft_trainer.training.run_fingerprint import KINDS, MAY_DIFFER_IN_FOLDER, changes, option_values, run_fingerprint
 
 ASIDE = ".encoder"  # the subfolder of a new encoder until it replaces the encoder of an earlier run
 NEW, STOPPED, DONE, OTHER = "new", "stopped", "done", "other"
@@ -65,7 +65,7 @@ class State:
     changes: tuple[str, ...] = ()
 
 
-def state_of(folder: str | Path, fingerprint: Mapping, may_change: Iterable[str] = FOLDER) -> State:
+def state_of(folder: str | Path, fingerprint: Mapping, may_change: Iterable[str] = MAY_DIFFER_IN_FOLDER) -> State:
     """Compares the run in an output folder with the current run.
 
     Args:

@@ -139,10 +139,7 @@ def check_new_adapter(model_args: ModelArguments, merge: bool) -> None:
     saved = None
     if new:
         adapters.import_peft()
-    if model_args.from_scratch:
-        if new:
-            raise UserError("lora_r: an encoder from scratch has no trained weights to freeze; drop lora_r")
-    else:
+    if not model_args.from_scratch:
         name = model_name(model_args)
         saved = saved_adapter(name, model_args.model_revision)
         if new and saved:

@@ -16,7 +16,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.files import DEPENDS_ON, read_json, reporting_disk_errors, write_json
 from soft_trainer.fingerprints import plain_settings
 from soft_trainer.terminal import print_on_main
-from soft_trainer.training.run_fingerprint import NO_SOURCE, NOT_COMPARED, RESUME, changes
+from soft_trainer.training.run_fingerprint import MAY_DIFFER_ON_RESUME, NO_SOURCE, NOT_COMPARED, changes
 
 MARKER = "complete.json"
 UNFINISHED = "unfinished"  # a file in a checkpoint that is being written
@@ -56,7 +56,7 @@ def _problem(checkpoint: str, now: Mapping) -> str | None:
     unknown = [name for name, value in now.items() if value == NO_SOURCE]
     if unknown:
         return f"{checkpoint}: {unknown[0]} is {NO_SOURCE}: define it in a module to resume"
-    if changed := changes(then, now, RESUME):
+    if changed := changes(then, now, MAY_DIFFER_ON_RESUME):
         return (
             f"{checkpoint}: {'; '.join(changed[:3])}. A run must resume with its original settings; "
             "resume_from_checkpoint=false starts a new run"

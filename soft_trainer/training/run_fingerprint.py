@@ -7,8 +7,9 @@ The keys of the mapping are
     processes, precision, versions, format
     the ...             loaded objects that only a trainer has: rows, tokenizer, encoder, criterion, estimator
 
-Checkpoints and `run.json` store the mapping. `changes` compares two mappings, and FOLDER, STUDY and RESUME list the
-keys that may differ. Caches depend on less and compare the hashes in `fingerprints.py`.
+Checkpoints and `run.json` store the mapping. `changes` compares two mappings, and MAY_DIFFER_IN_FOLDER,
+MAY_DIFFER_IN_STUDY and MAY_DIFFER_ON_RESUME list the keys that may differ. Caches depend on less and compare the
+hashes in `fingerprints.py`.
 """
 
 from __future__ import annotations
@@ -66,14 +67,18 @@ NOT_COMPARED = "not compared"  # a setting without a hash
 # ---- The keys that may differ ----
 
 # For a run that writes to the output folder of an earlier run.
-FOLDER = frozenset({"versions"})
+MAY_DIFFER_IN_FOLDER = frozenset({"versions"})
 # For a study, which does not know what its launcher decides.
 BY_LAUNCHER = ("processes", "precision")
-STUDY = FOLDER.union(BY_LAUNCHER)
+MAY_DIFFER_IN_STUDY = MAY_DIFFER_IN_FOLDER.union(BY_LAUNCHER)
 # For a run that resumes from a checkpoint, perhaps for longer. Instead of the options, it compares what they produced:
 # the rows, the encoder, the criterion and the estimator.
-RESUME = FOLDER | {"num_train_epochs", "max_steps", "do_train", "do_eval", "do_predict", "ignore_data_skip"}
-RESUME |= option_specs(ModelArguments).keys() | option_specs(DataArguments).keys() | option_specs(LossOptions).keys()
+MAY_DIFFER_ON_RESUME = MAY_DIFFER_IN_FOLDER.union(
+    ("num_train_epochs", "max_steps", "do_train", "do_eval", "do_predict", "ignore_data_skip"),
+    option_specs(ModelArguments),
+    option_specs(DataArguments),
+    option_specs(LossOptions),
+)
 
 
 def changes(then: Mapping, now: Mapping, may_change: Iterable[str]) -> list[str]:
@@ -281,8 +286,8 @@ def _tree(root: Path, apart: str | os.PathLike | None) -> str:
 _UNREAD_PROFILE = ("name", "matryoshka_dims", "teacher", "teacher_identity")
 # Settings that cannot be read from an adapter's weights.
 _ADAPTER = ("peft_type", "r", "lora_alpha", "lora_dropout", "use_rslora")
-# Arguments of estimators that do not affect similarities, or that the fingerprint of the encoder covers.
-_UNREAD_ESTIMATOR = {"cache_dir", "batch_size", "trust_remote_code", "model_name_or_path"}
+# Arguments of estimators that do not affect similarities.
+_UNREAD_ESTIMATOR = ("cache_dir", "batch_size", "trust_remote_code")
 
 
 def _described(loaded: Loaded) -> dict[str, object]:
@@ -336,7 +341,9 @@ def _object(kind: str, own) -> dict[str, object]:
     if not owner.__module__.startswith(("soft_trainer.", "transformers.")):  # these libraries' versions are compared
         found[f"code of {kind}"] = own_code(owner) or NO_SOURCE
     for name in inspect.signature(owner).parameters:
-        if name not in _UNREAD_ESTIMATOR:
+        # An estimator with `encoder_identity` is compared by the content of its encoder, whose folder may move.
+        by_content = name == "model_name_or_path" and hasattr(own, "encoder_identity")
+        if name not in _UNREAD_ESTIMATOR and not by_content:
             found[f"the {kind}'s {name}"] = _setting(getattr(own, name, inspect.Parameter.empty))
     return found
 

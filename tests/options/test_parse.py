@@ -65,7 +65,7 @@ def test_short_names_stand_for_long_ones(recipe):
     for words in (["--model", "here", "--epochs=3"], ["--config", recipe("model: here\nepochs: 3\n")]):
         model, training = parse((ModelArguments, TrainingOptions), words)
         assert (model.model_name_or_path, training.num_train_epochs) == ("here", 3)
-        assert {"model_name_or_path", "num_train_epochs"} <= model.given.keys()
+        assert {"model_name_or_path", "num_train_epochs"} <= model.named
     assert "--num_train_epochs VALUE, --epochs VALUE" in short_help((TrainingOptions,)).format_help()
 
 
@@ -270,4 +270,4 @@ def test_help_all_lists_the_options_of_transformers_too(capsys):
 @pytest.mark.parametrize("alias, name", [("lr", "learning_rate"), ("batch_size", "per_device_train_batch_size")])
 def test_short_names_of_common_options(alias, name):
     *_, args = parse(OF_A_RUN, [f"--{alias}", "1"])
-    assert getattr(args, name) == 1 and name in args.given
+    assert getattr(args, name) == 1 and name in args.named

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from soft_trainer.choices import LOSSES, WEIGHTINGS
+from soft_trainer.choices import LOSSES, WEIGHTINGS, WITHOUT_ESTIMATOR
 from soft_trainer.criterion import Criterion
 from soft_trainer.options import conditions
 from soft_trainer.options.fields import DataArguments
@@ -64,7 +64,9 @@ def test_the_condition_in_words_is_the_condition(name):
     expected = {
         conditions.LINEAR: {("soft_info_nce", "linear")},
         conditions.POSITIVE_AWARE: {("soft_info_nce", "positive_aware")},
-        conditions.SIMILARITIES: {(loss, each) for loss in LOSSES if loss != "info_nce" for each in WEIGHTINGS},
+        conditions.SIMILARITIES: {
+            (loss, each) for loss in LOSSES if loss not in WITHOUT_ESTIMATOR for each in WEIGHTINGS
+        },
         conditions.KL: {("kl_regularization", each) for each in WEIGHTINGS},
     }
     assert readers == expected[condition.when]

@@ -86,7 +86,7 @@ def test_a_short_name_for_folders(values, label):
         ({"dtype": "half"}, "dtype='half': use one of float32, bfloat16, float16"),
         (
             {"from_scratch": "32x1", "dtype": "bfloat16"},
-            "dtype and attn_implementation apply only to a pretrained encoder",
+            "dtype and attn_implementation do not apply with from_scratch",
         ),
         ({"from_scratch": "32x1", "pooling": "pooler", "include_prompt": False}, "include_prompt=False: the model's"),
         (

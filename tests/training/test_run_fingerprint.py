@@ -34,7 +34,14 @@ from soft_trainer.options.training import (
     SoftInfoNCETrainingArguments,
 )
 from soft_trainer.training.checkpoints import compared, mark_complete, warn_of_changes
-from soft_trainer.training.run_fingerprint import FOLDER, NO_SOURCE, RESUME, STUDY, changes, run_fingerprint
+from soft_trainer.training.run_fingerprint import (
+    MAY_DIFFER_IN_FOLDER,
+    MAY_DIFFER_IN_STUDY,
+    MAY_DIFFER_ON_RESUME,
+    NO_SOURCE,
+    changes,
+    run_fingerprint,
+)
 
 BEST = {"load_best_model_at_end": True, "save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps"}
 BEST |= {"eval_steps": 2}
@@ -111,11 +118,11 @@ def check(lines: list[str], expected: str | None) -> None:
 @pytest.mark.parametrize("change", OPTIONS)
 def test_a_changed_option(change, trainer_of):
     before, changed, early, resumed = OPTIONS[change]
-    for reader in (FOLDER, STUDY):
+    for reader in (MAY_DIFFER_IN_FOLDER, MAY_DIFFER_IN_STUDY):
         check(changes(command(**before), command(**before | changed), reader), early)
     then, now = (fingerprint_of(trainer_of(**options)) for options in (before, before | changed))
-    check(changes(then, now, RESUME), resumed)
-    assert changes(then, copy.deepcopy(then), RESUME) == []
+    check(changes(then, now, MAY_DIFFER_ON_RESUME), resumed)
+    assert changes(then, copy.deepcopy(then), MAY_DIFFER_ON_RESUME) == []
 
 
 # name: (changes on another machine or version, message of a folder, of a study, of a resumed run)
@@ -132,7 +139,8 @@ ELSEWHERE = {
 def test_a_change_of_what_the_process_sees(change):
     changed, folder, study, resumed = ELSEWHERE[change]
     now = command()
-    for reader, expected in ((FOLDER, folder), (STUDY, study), (RESUME, resumed)):
+    readers = (MAY_DIFFER_IN_FOLDER, MAY_DIFFER_IN_STUDY, MAY_DIFFER_ON_RESUME)
+    for reader, expected in zip(readers, (folder, study, resumed), strict=True):
         check(changes(now | changed, now, reader), expected)
 
 
@@ -196,14 +204,14 @@ def test_changed_content(file, place):
         Repository(place / file).commit("amended", {"a.py": "def a():\n    return 2\n"})
     else:
         (place / file).write_text("second = 2\n")
-    for reader in (FOLDER, STUDY):
+    for reader in (MAY_DIFFER_IN_FOLDER, MAY_DIFFER_IN_STUDY):
         check(changes(then, command(**REFERRING), reader), CONTENT[file])
 
 
 def test_content_that_moved_is_the_same_and_no_path_is_stored(place):
     then = command(**REFERRING)
     (place / "rows").rename(place / "moved")
-    assert changes(then, command(**REFERRING | {"data_dir": str(place / "moved")}), FOLDER) == []
+    assert changes(then, command(**REFERRING | {"data_dir": str(place / "moved")}), MAY_DIFFER_IN_FOLDER) == []
     stored = json.dumps(command(**{name: str(place / value) for name, value in REFERRING.items() if ":" not in value}))
     assert str(place) not in stored
 
@@ -212,9 +220,9 @@ def test_the_base_of_an_adapter_counts(place):
     (place / "adapter").mkdir()
     (place / "adapter" / "adapter_config.json").write_text('{"base_model_name_or_path": "encoder"}')
     then = command(model_name_or_path="adapter")
-    assert changes(then, command(model_name_or_path="adapter"), FOLDER) == []
+    assert changes(then, command(model_name_or_path="adapter"), MAY_DIFFER_IN_FOLDER) == []
     (place / "encoder" / "model.safetensors").write_text("second = 2")
-    assert changes(then, command(model_name_or_path="adapter"), FOLDER) == ["model_name_or_path changed"]
+    assert changes(then, command(model_name_or_path="adapter"), MAY_DIFFER_IN_FOLDER) == ["model_name_or_path changed"]
 
 
 def test_no_path_of_an_own_object_is_stored(own, trainer_of, tmp_path):
@@ -283,7 +291,7 @@ def test_a_change_of_what_a_trainer_has(change, trainer_of):
     trainer = trainer_of(**options)
     parts = {name: getattr(trainer, name) for name in ("model", "processing_class", "encoder", "train_dataset")}
     other = trainer_of(**options, arguments=changed(parts))
-    check(changes(fingerprint_of(trainer), fingerprint_of(other), RESUME), expected)
+    check(changes(fingerprint_of(trainer), fingerprint_of(other), MAY_DIFFER_ON_RESUME), expected)
 
 
 # ---- Objects from the user's code ----
@@ -300,6 +308,12 @@ class Estimator:
 
     def similarity(self, query_rows, code_rows):
         return (query_rows[:, None] == code_rows[None]).float()
+
+
+class OfEncoder(Estimator):
+    def __init__(self, model_name_or_path):
+        super().__init__([])
+        self.model_name_or_path = model_name_or_path
 
 
 class Keywords(Estimator):
@@ -340,6 +354,12 @@ def own(tmp_path, monkeypatch):
 
 # name: (options, the trainer's arguments before and after, the message of a resumed run)
 OBJECTS = {
+    "an estimator's encoder": (
+        {},
+        lambda own: {"estimator": own.OfEncoder("USER/ONE")},
+        lambda own: {"estimator": own.OfEncoder("USER/OTHER")},
+        "the estimator's model_name_or_path was USER/ONE, is now USER/OTHER",
+    ),
     "estimator's list": (
         {},
         lambda own: {"estimator": own.Estimator(["a"])},
@@ -437,7 +457,7 @@ OBJECTS = {
 def test_a_change_of_the_user_s_own_objects(change, own, trainer_of):
     options, before, after, expected = OBJECTS[change]
     then, now = (fingerprint_of(trainer_of(**options, **each(own))) for each in (before, after))
-    check(changes(then, now, RESUME), expected)
+    check(changes(then, now, MAY_DIFFER_ON_RESUME), expected)
 
 
 def test_the_code_of_an_own_object_counts(own, trainer_of, tmp_path):
@@ -446,7 +466,7 @@ def test_the_code_of_an_own_object_counts(own, trainer_of, tmp_path):
 
     then = now()
     (tmp_path / "fingerprint_own.py").write_text(OWN + "SIZE = 2\n")
-    assert changes(then, now(), RESUME) == ["code of estimator changed", "code of collator changed"]
+    assert changes(then, now(), MAY_DIFFER_ON_RESUME) == ["code of estimator changed", "code of collator changed"]
 
 
 def test_a_stop_that_reads_metrics_makes_evaluations_count(trainer_of):
@@ -457,7 +477,7 @@ def test_a_stop_that_reads_metrics_makes_evaluations_count(trainer_of):
 
     rows = trainer_of().train_dataset
     then = now(1, rows)
-    lines = changes(then, now(2, rows.select(range(9)), eval_delay=1), RESUME)
+    lines = changes(then, now(2, rows.select(range(9)), eval_delay=1), MAY_DIFFER_ON_RESUME)
     assert "eval_delay was 0, is now 1" in lines and "the evaluation rows changed" in lines
     assert "the early stop's early_stopping_patience was 1, is now 2" in lines
 
@@ -466,14 +486,14 @@ def test_evaluations_that_now_choose_are_not_called_changed(trainer_of):
     evaluates = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
     best = evaluates | {"load_best_model_at_end": True}
     for then, now in (({"do_eval": True} | evaluates, best), (best, evaluates)):
-        (line,) = changes(command(**then), command(**now), FOLDER | {"do_eval"})
+        (line,) = changes(command(**then), command(**now), MAY_DIFFER_IN_FOLDER | {"do_eval"})
         assert line.startswith("load_best_model_at_end was")
     arguments = {"eval_dataset": trainer_of().train_dataset}
     then = fingerprint_of(trainer_of(**evaluates, arguments=arguments))
     trainer = trainer_of(**evaluates, arguments=arguments)
     trainer.add_callback(EarlyStoppingCallback(1))
     lines = ["the early stop was None, is now EarlyStoppingCallback"]
-    assert changes(then, fingerprint_of(trainer), RESUME) == lines
+    assert changes(then, fingerprint_of(trainer), MAY_DIFFER_ON_RESUME) == lines
 
 
 def test_what_cannot_be_compared_is_named(own, trainer_of, tmp_path, capsys):
@@ -544,7 +564,7 @@ def test_an_unknown_option_counts_only_where_it_differs_from_its_default():
     parts = parts_of()
     plain = parts[-1].to_dict
     parts[-1].to_dict = lambda: plain() | {"of_a_later_version": None}
-    assert changes(command(), run_fingerprint(*parts, apart="tree/out"), FOLDER) == []
+    assert changes(command(), run_fingerprint(*parts, apart="tree/out"), MAY_DIFFER_IN_FOLDER) == []
     parts[-1].to_dict = lambda: plain() | {"of_a_later_version": 3}
     assert run_fingerprint(*parts)["of_a_later_version"] == 3
 
@@ -563,7 +583,7 @@ def test_the_content_of_a_configuration_of_transformers_counts(tmp_path):
     args.deepspeed = str(path)
     before = run_fingerprint(model, data, args)
     path.write_text('{"fp16": true}')
-    assert changes(before, run_fingerprint(model, data, args), FOLDER) == ["deepspeed changed"]
+    assert changes(before, run_fingerprint(model, data, args), MAY_DIFFER_IN_FOLDER) == ["deepspeed changed"]
 
 
 def test_code_beside_an_encoder_counts_if_the_encoder_names_it(encoder_dir, tmp_path):
