@@ -358,7 +358,7 @@ OBJECTS = {
         {},
         lambda own: {"estimator": own.OfEncoder("USER/ONE")},
         lambda own: {"estimator": own.OfEncoder("USER/OTHER")},
-        "the estimator's model_name_or_path was USER/ONE, is now USER/OTHER",
+        "the estimator's model_name_or_path changed",
     ),
     "estimator's list": (
         {},
