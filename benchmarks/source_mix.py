@@ -1,4 +1,4 @@
-"""Compares training on own rows alone, merged half-way, and with general rows; `source_mix.md` has the protocol.
+"""Compares training on own rows alone, merged halfway, and with general rows; `source_mix.md` has the protocol.
 
 python benchmarks/source_mix.py MODEL OWN GENERAL COSQA > source_mix.jsonl
 """
@@ -26,7 +26,7 @@ SETTINGS = {
 }
 ARMS = {
     "own rows alone": {},
-    "merged half-way": {"merge_ratio": 0.5},
+    "merged halfway": {"merge_ratio": 0.5},
     "general rows, share 0.2": {"source_sampling": "{general}=0.2"},
     "general rows, share 0.5": {"source_sampling": "{general}=0.5"},
 }
