@@ -9,7 +9,7 @@ from __future__ import annotations
 class UserError(ValueError):
     """A problem that the user can fix: a missing file, a bad row, an impossible setting, a failed push or a full disk.
 
-    The message states the problem, its location (file and row, or argument and allowed values), and a remedy.
+    The message states the problem, where it is (file and row, or argument and allowed values), and how to fix it.
     """
 
 
