@@ -1,7 +1,7 @@
-"""Implements the BM25 estimator, and BM25 weights of sparse term counts, which lexical search uses too.
+"""Implements the BM25 estimator, and BM25 weights of sparse term counts, which lexical search also uses.
 
-rank_bm25 and bm25s would have to build an index in every step, because the statistics change with each batch. For 256
-queries, they take 83 and 12 times as long (`benchmarks/bm25.py`).
+The libraries rank_bm25 and bm25s would have to build an index in every step, because the statistics change with each
+batch. For 256 queries, they take 83 and 12 times as long (`benchmarks/bm25.py`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class BM25Estimator(NeighbourEstimator):
             at whitespace.
         document_column: the column with the tokens of documents. By default, `column`. With `code_tokens`, queries are
             scored against codes, another possible reading of the paper.
-        k1, b: the parameters for saturation and for length normalisation.
+        k1, b: the parameters of saturation and of length normalisation.
         idf: "okapi" (as in rank_bm25, a negative idf is raised to a quarter of the mean), "robertson" (the published
             formula, negative for a token in more than half of the documents) or "lucene" (always positive).
         scope: the documents from which document frequencies and the mean length are computed. "batch" uses the
@@ -139,7 +139,7 @@ class BM25Estimator(NeighbourEstimator):
     ) -> Neighbours:
         """Finds the k codes with the highest BM25 score for each query. Raises UserError before `fit`.
 
-        The scores use Lucene's idf and the statistics of all searched codes, whatever `idf` and `scope` are.
+        The scores always use Lucene's idf and the statistics of all searched codes, regardless of `idf` and `scope`.
         """
         check_fitted(self, "_queries")
 
@@ -160,7 +160,7 @@ class BM25Estimator(NeighbourEstimator):
 
 
 def _column(dataset: Dataset, name: str, side: str) -> pa.ChunkedArray:
-    """Returns a column of tokens or text, such as `code_tokens`. If there is none, returns `code` instead.
+    """Returns a column of tokens or text, such as `code_tokens`. If the column is missing, returns `code` instead.
 
     Raises:
         UserError: both columns are missing, or the column has missing values or contains neither tokens nor text.

@@ -16,7 +16,7 @@ class NotFiniteError(RuntimeError):
 
 
 class DelayedNumber:
-    """Copies a scalar tensor to the CPU asynchronously, so that reading the copy one step later takes no time."""
+    """Copies a scalar tensor to the CPU asynchronously, so that it can be read one step later without waiting."""
 
     def __init__(self, scalar: Tensor):
         self._event = None
@@ -32,10 +32,10 @@ class DelayedNumber:
 
 
 class FiniteGuard:
-    """Checks that every loss is finite, one step late, so that no step waits for the device.
+    """Checks that every loss is finite. Each check runs one step late, so that no step waits for the device.
 
     Args:
-        rows: the training rows. The error message lists the batch's rows with their urls.
+        rows: the training rows. The error message lists the rows of the batch with their urls.
     """
 
     def __init__(self, rows: Dataset):
@@ -98,7 +98,7 @@ class FiniteGuard:
 
 
 class OverflowCounter(TrainerCallback):
-    """A callback that counts steps skipped because fp16 gradients overflowed. Too many in a row stop training.
+    """A callback that counts the steps skipped because of fp16 overflows, and stops training after too many in a row.
 
     A fused optimizer does not report skipped steps, so this callback watches the loss scale, which falls only after an
     overflow. The scale is read one step late, so that no step waits for the device.

@@ -1,4 +1,4 @@
-"""Draws hard negatives for each query, anew in every epoch."""
+"""Draws new hard negatives for each query in every epoch."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from soft_trainer.estimators.neighbours import Neighbours
 
 @dataclass(frozen=True)
 class HardNegatives:
-    """Draws hard negatives for each query in addition to the in-batch negatives, anew in every epoch.
+    """Draws new hard negatives for each query in every epoch, in addition to the in-batch negatives.
 
     Args:
         candidates (`csr[Q, C]`): the codes that may be drawn for each query.
-        number: the number of codes to draw per query. A query with fewer candidates gets them all.
+        number: the number of codes to draw per query. A query with fewer candidates gets all of them.
         seed: a draw depends on this seed, the epoch and the query.
     """
 

@@ -29,7 +29,7 @@ def check_rows_of(plan: Plan, args, estimator, split: Split) -> None:
     """Checks that the rows fill a batch, that the estimator can read them, and that hard negatives exist if needed.
 
     Raises:
-        UserError: a check fails. The message states what is missing, or a batch size that works.
+        UserError: a check fails. The message says what is missing, or suggests a batch size that works.
     """
     strategy = plan.train_sampling_strategy
     if strategy == "similar" and not isinstance(estimator, NeighbourEstimator):
@@ -116,7 +116,7 @@ def check_adapter(model: PreTrainedModel, args) -> None:
         args: the training arguments, with or without `merge_lora`.
 
     Raises:
-        UserError: a check fails. The message states the reason and a remedy.
+        UserError: a check fails. The message says why, and how to fix it.
     """
     merge = getattr(args, "merge_lora", False)
     if not adapters.has_adapter(model):
@@ -177,7 +177,7 @@ def _check_loadable(model: PreTrainedModel, pushes: bool) -> None:
 
 
 def check_evaluated(args, eval_dataset) -> None:
-    """Raises UserError if the arguments request an evaluation and there are no evaluation rows."""
+    """Raises UserError if the arguments request an evaluation but there are no evaluation rows."""
     if eval_dataset is None and (args.eval_strategy != "no" or args.eval_on_start):
         raise UserError("eval_strategy, eval_on_start: pass eval_dataset= (rows with a url and a query)")
     if eval_dataset is None and getattr(args, "report", False) and not hasattr(args, "given"):
@@ -191,7 +191,7 @@ def check_start(estimator, rows, checkpoint: str | None, step: int) -> None:
         step: the number of steps that this trainer has already trained.
 
     Raises:
-        UserError: `rows` is None, or the estimator needs the encoder as it was before training.
+        UserError: `rows` is None, or the estimator needs the encoder before training, which is no longer available.
     """
     if rows is None:
         raise UserError("train_dataset is missing: pass the training rows")
@@ -206,7 +206,7 @@ def first_encoder(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, EncoderProfile]:
     """Turns the `model` or `model_init` that a user passes to the trainer into an encoder, a tokenizer and a profile.
 
-    A tokenizer without a padding token gets one. `model_init` is called once, and replaced among the arguments by a
+    A tokenizer without a padding token gets one. `model_init` is called once, and then replaced in `arguments` with a
     function that returns plain encoders.
 
     Args:
@@ -236,7 +236,7 @@ def first_encoder(
 
 
 def _made_model(make: Callable, trial=None) -> PreTrainedModel:
-    """Calls a user's `model_init`, with the trial if it takes an argument, and returns the plain encoder."""
+    """Calls a user's `model_init`, passing the trial if the function takes an argument. Returns the plain encoder."""
     if number_of_arguments(make):
         model = make(trial)
     else:

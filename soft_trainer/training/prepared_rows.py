@@ -1,4 +1,4 @@
-"""Prepares the training rows before the first step: finds hard negatives and similar pairs, and makes the loader."""
+"""Prepares the training rows before the first step: finds hard negatives and similar pairs, and creates the loader."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class PreparedRows:
 
 
 def prepare_rows(split: Split, plan: Plan, estimator, encoder: EncoderProfile, seed: int) -> PreparedRows:
-    """Computes what the plan needs before the first step: relevant codes by text, hard negatives and similar pairs.
+    """Computes the relevant codes by text, hard negatives and similar pairs that the plan needs before the first step.
 
     Args:
         estimator: the estimator, fitted on `split`, or None.

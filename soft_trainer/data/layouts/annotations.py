@@ -1,4 +1,4 @@
-"""Reads graded relevance judgments: the CodeSearchNet challenge's `annotationStore.csv`, and `relevance.jsonl`."""
+"""Reads graded relevance judgments from the CodeSearchNet challenge's `annotationStore.csv` or `relevance.jsonl`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_RELEVANCE = 1000  # above, nDCG's gain of 2^relevance would overflow
 
 
 def read_annotations(path: Path, languages: Sequence[str]) -> list[Judgment]:
-    """Reads the CodeSearchNet challenge's judgments in `languages`. Queries are lower-cased, as published."""
+    """Reads the CodeSearchNet challenge's judgments in `languages`. Queries are lower-cased, as in the challenge."""
     known = languages or CODESEARCHNET_LANGUAGES
 
     def read(row: dict) -> Judgment | None:
