@@ -150,7 +150,7 @@ def check_free(folder: str | Path, patterns: Iterable[str]) -> None:
     if held:
         more = f" and {len(held) - 4} more" if len(held) > 4 else ""
         raise UserError(
-            f"output_dir={folder}: has {', '.join(held[:4])}{more}, which would be overwritten: set another "
+            f"output_dir={folder}: has {', '.join(held[:4])}{more}, which would be overwritten; set another "
             "output_dir, or overwrite=true"
         )
 
@@ -192,9 +192,9 @@ def read_json(path: str | Path, kind: type = dict):
         with open_text(path) as file:
             values = _parsed(file.read())
     except json.JSONDecodeError as error:
-        raise UserError(f"{path}: not valid JSON: {error}") from error
+        raise UserError(f"{path}: not valid JSON ({error})") from error
     except UNREADABLE as error:
-        raise UserError(f"{path}: cannot be read as JSON in UTF-8: {error}") from error
+        raise UserError(f"{path}: cannot be read as JSON in UTF-8 ({error})") from error
     if not isinstance(values, kind):
         raise UserError(f"{path}: expected a {'list' if kind is list else 'mapping'}, not {values!r:.40}")
     return values
@@ -220,9 +220,9 @@ def read_json_lines(path: str | Path) -> Iterator[tuple[str, dict]]:
                         raise UserError(f"{place}: expected a JSON object, not {type(value).__name__}")
                     yield place, value
     except json.JSONDecodeError as error:
-        raise UserError(f"{place}: not valid JSON: {error}") from None
+        raise UserError(f"{place}: not valid JSON ({error})") from None
     except UNREADABLE as error:
-        raise UserError(f"{path}: cannot be read as JSON lines in UTF-8: {error}") from None
+        raise UserError(f"{path}: cannot be read as JSON lines in UTF-8 ({error})") from None
 
 
 def _parsed(text: str):
@@ -250,5 +250,5 @@ def reporting_disk_errors(folder: str | Path) -> Iterator[None]:
             raise
         raise UserError(
             f"cannot save to {folder}: {str(error).splitlines()[0]} ({free:,.0f} MiB free). Everything saved earlier "
-            "is intact: free some space, or choose another output_dir"
+            "is intact. Free some space, or choose another output_dir"
         ) from error

@@ -112,7 +112,7 @@ def merge_encoders(
     else:
         own, _ = adapter
         if published_name(base) != published_name(own) and Path(base).resolve() != Path(own).resolve():
-            raise UserError(f"{models[0]}: the adapter belongs to {own}: pass {own} as the base, not {base}")
+            raise UserError(f"{models[0]}: the adapter belongs to {own}; pass {own} as the base, not {base}")
         merged = load_model(models[0], profile, trust_remote_code=trust_remote_code)
         adapters.set_adapter_state(merged, scale_adapter(merged, ratio), models[0])
     export_encoder(merged, tokenizer, profile, folder)

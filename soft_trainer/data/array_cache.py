@@ -44,7 +44,7 @@ def cached_dataset(made_from: str, build: Callable[[Path], Dataset]) -> Dataset:
 
 
 def flat(rows: Dataset) -> Dataset:
-    """Removes the index mapping that `select` or `shuffle` left, which slows down every read, by copying the rows."""
+    """Copies rows that have an index mapping (from `select` or `shuffle`), which would slow down every read."""
     if rows._indices is None:
         return rows
     made_from = fingerprint(rows_fingerprint(rows), "flat")

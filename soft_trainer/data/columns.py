@@ -137,7 +137,7 @@ def with_ids(
         places: where the rows of each split come from, for messages.
 
     Raises:
-        UserError: a row has no id, or rows with the same id have different codes. CodeSearchNet's rows may differ,
+        UserError: a row has no id, or rows with the same id have different codes. CodeSearchNet's rows are exempt,
             because one url can have several versions of a code.
     """
     names = set().union(*(rows.column_names for rows in data.values()))

@@ -90,7 +90,7 @@ def filter_split(split: Split, rules: Sequence[str], name: str) -> tuple[Split, 
     The rule `comments` also removes comments from the corpus.
 
     Returns:
-        The split, then the counts for the pairs and the counts for the corpus, two dicts as in `filter_rows`.
+        The remaining split, and two dicts of counts as in `filter_rows`, one for the pairs and one for the corpus.
     """
     pairs = split.to_pairs()
     numbered = pairs.add_column("pair", list(range(len(pairs))))

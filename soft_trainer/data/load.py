@@ -56,9 +56,9 @@ def load_rows(
 ) -> dict[str, Split]:
     """Loads the splits train, valid and test of a data source, each with queries, corpus and judgments.
 
-    The column names in `PAIRS` are detected. If there are only training rows, they are divided: by the column
-    `partition` if it contains at least two splits, otherwise by repository, or at random if there are fewer than three
-    repositories. Training rows whose id, query or code is also in valid or test are then dropped. The id of a code is
+    Columns with a name in `PAIRS` are detected automatically. If there are only training rows, they are divided by the
+    column `partition` (if it contains at least two splits), by repository, or at random (if there are fewer than three
+    repositories). Training rows whose id, query or code is also in valid or test are then dropped. The id of a code is
     its `url` in rows with CodeSearchNet's columns, otherwise its text. The corpus of valid and test is `codebase` or,
     without one, the codes of both splits. Columns are renamed to CodeSearchNet's names; `repr(split)` lists the old
     and the new names.
@@ -241,7 +241,7 @@ def join_sources(sources: Sources, profile: EncoderProfile) -> dict[str, Split]:
                 others += [split for key, split in parts.items() if key != "train"]
         train = without_held_out(splits["train"], others)
         if dropped := len(splits["train"].judgments) - len(train.judgments):
-            print_on_main(f"{name}: dropped {dropped:,} training pairs that are also in another source's valid or test")
+            print_on_main(f"{name}: dropped {dropped:,} training pairs that occur in another source's valid or test")
         queries = _common_columns(train.queries, "query", profile)
         trains[name] = dataclasses.replace(
             train, queries=queries, corpus=_common_columns(train.corpus, "code", profile)
@@ -254,7 +254,7 @@ def join_sources(sources: Sources, profile: EncoderProfile) -> dict[str, Split]:
 
 
 def _common_columns(rows: Dataset, side: str, profile: EncoderProfile) -> Dataset:
-    """Keeps only the text that the encoder reads as query or code (`side`), `language` and `url`."""
+    """Reduces rows to `language`, `url` and the text that the encoder reads as query or code (`side`)."""
     columns = getattr(profile, f"{side}_columns")
     usual = {"query": "docstring", "code": "code"}[side]
     target = usual if usual in columns else columns[0]
@@ -284,7 +284,7 @@ def training_split(
             raise UserError(f"{name}: the dict contains no data set")
         if "train" in rows and len(SPLIT_NAMES.keys() & rows.keys()) > 1:
             raise UserError(
-                f"{name}: the dict has the splits {', '.join(rows)}: pass only the training rows, rows['train']"
+                f"{name}: the dict has the splits {', '.join(rows)}; pass only the training rows, rows['train']"
             )
         parts = {key: {"train": training_split(part, f"{name}[{key!r}]", names)} for key, part in rows.items()}
         return join_sources(parts, profile)["train"]

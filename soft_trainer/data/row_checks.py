@@ -75,7 +75,9 @@ def check_labels(rows: Dataset, place: str) -> None:
                 f"counts as relevant to its query: keep only the rows with {column} 1"
             )
     if unread := columns_in(rows, UNREAD):
-        print_on_main(f"{place}: column {unread[0]!r} is ignored: every row's code counts as relevant to its query")
+        print_on_main(
+            f"{place}: ignoring column {unread[0]!r}, because every row's code counts as relevant to its query"
+        )
 
 
 def _check_relevant(split: Split, places: Mapping[str, str]) -> None:

@@ -454,7 +454,7 @@ def _without(rows: Dataset, columns: Sequence[str]) -> Dataset:
 
 
 def _column(rows: Dataset, name: str) -> np.ndarray:
-    """Returns a column's values, object[rows]. Missing or empty values are None, as are all if there is no column."""
+    """Returns a column's values, object[rows]. Missing or empty values are None. Without the column, all are None."""
     if name not in rows.column_names:
         return np.full(len(rows), None, dtype=object)
     values = pd.Series(rows[name][:], dtype=object)
@@ -462,7 +462,7 @@ def _column(rows: Dataset, name: str) -> np.ndarray:
 
 
 def _matrix(pairs: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> sparse.csr_matrix:
-    """Returns a sparse matrix, with int32 indices, of values at (row, column) pairs. Sums repeated pairs."""
+    """Makes a sparse matrix with int32 indices from values at (row, column) pairs. Sums repeated pairs."""
     indices = pairs.astype(np.int32)
     matrix = sparse.csr_matrix((values, (indices[:, 0], indices[:, 1])), shape=shape)
     matrix.sort_indices()

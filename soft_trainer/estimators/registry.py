@@ -52,7 +52,7 @@ def choose_estimator(
     else:
         estimator = _known(name, arguments, query_columns, trust_remote_code)
     if model and name not in DEFAULT_MODELS:
-        print_on_main(f"warning: estimator_model={model} has no effect: estimator={name} takes no model")
+        print_on_main(f"warning: estimator_model={model} has no effect, because estimator={name} takes no model")
     return estimator
 
 

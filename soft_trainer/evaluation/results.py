@@ -138,7 +138,7 @@ class RankedQueries:
         now = encoder_files_fingerprint(folder)
         if self.encoder is None or now is None or now.encode() == self.encoder:
             return
-        problem = f"{self.path}: the encoder in {folder} has changed since these ranks were computed: evaluate again"
+        problem = f"{self.path}: the encoder in {folder} has changed since these ranks were computed; evaluate again"
         if folder == os.path.normpath(self.path.parent):
             raise UserError(problem)
         print_on_main(f"warning: {problem}")
@@ -162,10 +162,10 @@ def load_ranks(path: str | Path) -> RankedQueries:
     try:
         rows = pq.read_table(path)
     except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{path}: cannot be read: {' '.join(str(error).split())}") from error
+        raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())})") from error
     columns = {"url", "rank", "top_urls", "query", "top_codes", "key"}
     if not columns <= {*rows.column_names} or not len(rows):
-        raise UserError(f"{path}: not the ranks of a run, or written by another version: evaluate the encoder again")
+        raise UserError(f"{path}: not the ranks of a run, or written by another version; evaluate the encoder again")
     return RankedQueries(path, rows)
 
 

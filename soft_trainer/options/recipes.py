@@ -47,7 +47,7 @@ def read_recipe(path: str | Path, readers: tuple[Path, ...] = ()) -> dict:
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     except yaml.YAMLError as error:
-        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+        raise UserError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from error
     if not isinstance(options, dict):
         raise UserError(f"{path}: expected a mapping of options")
     base = options.pop("base", None)

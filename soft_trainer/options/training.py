@@ -111,7 +111,7 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
                 try:
                     json.loads(value)
                 except ValueError as error:
-                    raise UserError(f"{name}={value}: not valid JSON: {error}") from error
+                    raise UserError(f"{name}={value}: not valid JSON ({error})") from error
         if self.bf16 and not torch.accelerator.is_available():
             self.use_cpu = True  # otherwise, `transformers` refuses bf16
         folder = self.output_dir

@@ -153,7 +153,7 @@ class SoftInfoNCELoss(nn.Module):
         if given < 2 or (given != expected and torch.is_grad_enabled()):
             raise UserError(
                 f"{type(self).__name__}: the batch has {given} columns of texts, but the loss's train_dataset has "
-                f"{expected}: pass the same data set to the loss and the trainer"
+                f"{expected}. Pass the same data set to the loss and the trainer"
             )
         queries, *codes = map(at_least_float32, embeddings)
         codes = torch.cat(codes)

@@ -34,13 +34,13 @@ def with_rows(train_dataset: Dataset) -> Dataset:
     if not isinstance(train_dataset, Dataset):
         kind = type(train_dataset).__name__
         raise UserError(
-            f"with_rows: expected one datasets.Dataset, not {kind}: call it for each data set in a "
+            f"with_rows: expected one datasets.Dataset, not {kind}. Call it for each data set in a "
             "dict, and load a stream into a Dataset first"
         )
     for name in LABEL_COLUMNS:
         if name in train_dataset.column_names:
             raise UserError(
-                f"with_rows: the data set already has a column {name!r}, which the loss needs for hashes: keep only "
+                f"with_rows: the data set already has a column {name!r}, which the loss needs for hashes. Keep only "
                 f"the rows with a relevant code, then call train_dataset.remove_columns({name!r})"
             )
     return train_dataset.add_column(LABEL, _hashes(_texts_of(train_dataset)))
@@ -61,14 +61,14 @@ class LabelledRows:
     def __init__(self, train_dataset: Dataset):
         if LABEL not in getattr(train_dataset, "column_names", ()) or not len(train_dataset):
             raise UserError(
-                f"train_dataset: no column {LABEL!r} with a hash of each row: call train_dataset = "
+                f"train_dataset: no column {LABEL!r} with a hash of each row. Call train_dataset = "
                 "with_rows(train_dataset) first, and create a separate loss for each data set"
             )
         columns = _texts_of(train_dataset)
         labels = _hashes(columns)
         if train_dataset[LABEL][:] != labels.tolist():
             raise UserError(
-                f"train_dataset: column {LABEL!r} does not contain the hashes of the texts: call "
+                f"train_dataset: column {LABEL!r} does not contain the hashes of the texts. Call "
                 "with_rows(train_dataset) again after changing the texts"
             )
         self.labels, self.first_rows = np.unique(labels, return_index=True)
@@ -85,14 +85,14 @@ class LabelledRows:
         if not whole or labels.shape != (batch_size,):
             raise UserError(
                 f"SoftInfoNCELoss: the batch of {batch_size} rows has no hashes in the column {LABEL!r}, which the "
-                "loss needs to find weights: call train_dataset = with_rows(train_dataset) first"
+                "loss needs to find weights. Call train_dataset = with_rows(train_dataset) first"
             )
         given = labels.numpy(force=True)
         places = np.searchsorted(self.labels, given).clip(max=len(self.labels) - 1)
         unknown = self.labels[places] != given
         if unknown.any():
             raise UserError(
-                f"SoftInfoNCELoss: no row of the loss's train_dataset has label {given[unknown.argmax()]}: pass the "
+                f"SoftInfoNCELoss: no row of the loss's train_dataset has label {given[unknown.argmax()]}. Pass the "
                 "same data set to the loss and the trainer, and create a separate loss for each data set"
             )
         return self.first_rows[places]

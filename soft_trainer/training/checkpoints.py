@@ -55,7 +55,7 @@ def _problem(checkpoint: str, now: Mapping) -> str | None:
     then = marker[DEPENDS_ON]
     unknown = [name for name, value in now.items() if value == NO_SOURCE]
     if unknown:
-        return f"{checkpoint}: {unknown[0]} is {NO_SOURCE}: define it in a module to resume"
+        return f"{checkpoint}: {unknown[0]} is {NO_SOURCE}; define it in a module to resume"
     if changed := changes(then, now, RESUME):
         return (
             f"{checkpoint}: {'; '.join(changed[:3])}. A run must resume with its original settings; "

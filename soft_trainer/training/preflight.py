@@ -136,7 +136,7 @@ def _check_saved(model: PreTrainedModel) -> None:
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     if not trained:
         raise UserError(
-            "model: the adapter is frozen, because AutoModel freezes adapters that it loads: load the base, "
+            "model: the adapter is frozen, because AutoModel freezes adapters that it loads. Load the base, "
             "then call model.load_adapter(FOLDER, is_trainable=True), or make it trainable with requires_grad_"
         )
     adapter = adapters.active_adapter(model)
@@ -148,7 +148,7 @@ def _check_saved(model: PreTrainedModel) -> None:
             names.add(name.replace(own, ""))
         if names.isdisjoint(saved):
             raise UserError(
-                f"model: {name} is trained but is not part of the adapter, so it would not be saved: freeze it, or "
+                f"model: {name} is trained but is not part of the adapter, so it would not be saved; freeze it, or "
                 "add its module to modules_to_save"
             )
 
@@ -161,17 +161,17 @@ def _check_loadable(model: PreTrainedModel, pushes: bool) -> None:
             pooler = ", or pooling=mean" if missing.startswith("pooler.") else ""
             raise UserError(
                 f"model: the base has no weights for {missing}, which therefore start at random and are not saved "
-                f"with an adapter: set merge_lora=True{pooler}"
+                f"with an adapter; set merge_lora=True{pooler}"
             )
     base = adapters.base_name(model)
     if not base:
         raise UserError(
-            "model: the base has neither a folder nor a name on the Hub, so the saved adapter could not be loaded: "
-            "save and load the base first, or set merge_lora"
+            "model: the base has neither a folder nor a name on the Hub, so the saved adapter could not be loaded. "
+            "Save and load the base first, or set merge_lora"
         )
     if pushes and Path(base).is_dir():
         raise UserError(
-            f"push_to_hub: the adapter needs its base, {base}, which exists only on this machine: set "
+            f"push_to_hub: the adapter needs its base, {base}, which exists only on this machine; set "
             "merge_lora=True, or push the base and train from its name on the Hub"
         )
 

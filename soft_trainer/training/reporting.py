@@ -167,7 +167,7 @@ def warnings_of(args: TrainingArguments, plan: Plan, encoder: EncoderProfile, mo
     if half:
         name = str(half.pop()).removeprefix("torch.")
         warnings.append(
-            f"warning: the trained weights are stored in {name}, so small updates are lost: load the model in float32 "
+            f"warning: the trained weights are stored in {name}, so small updates are lost; load the model in float32 "
             "(dtype=float32) and set bf16=True or fp16=True instead"
         )
     warnings += profile_warnings(model, encoder)
@@ -177,13 +177,13 @@ def warnings_of(args: TrainingArguments, plan: Plan, encoder: EncoderProfile, mo
     if revision and not getattr(args, "merge_lora", False):
         warnings.append(
             f"warning: the adapter belongs to revision {revision} of its base, but AutoModel and SentenceTransformer "
-            "load the base's main branch: use load_encoder, or set merge_lora=True"
+            "load the base's main branch; use load_encoder, or set merge_lora=True"
         )
     dims = plan.dims
     size = model.config.hidden_size
     if dims and dims[0] < size:
         warnings.append(
-            f"warning: matryoshka_dims lacks {size}, so the dimensions after the first {dims[0]} are not trained: add "
+            f"warning: matryoshka_dims lacks {size}, so the dimensions after the first {dims[0]} are not trained; add "
             f"{size}, unless you need only shorter embeddings"
         )
     return warnings

@@ -349,7 +349,7 @@ def test_rows_without_a_codebase_are_ranked_against_the_codes_of_valid_and_test(
     urls = [json.loads(line)["url"] for split in ("valid", "test") for line in lines[split].splitlines()]
     assert len(found.split.queries) == 4 and found.split.corpus["url"][:] == urls
     queries = lines_of(*({"docstring": row["docstring"], "url": row["url"]} for row in rows))
-    with refused("test.jsonl: no corpus to rank for these queries"):
+    with refused("test.jsonl: these queries have no corpus to rank"):
         load(written(tmp_path / "queries", **{"test.jsonl": queries}))
 
 

@@ -275,7 +275,7 @@ def test_only_a_data_set_or_a_list_of_dicts_are_rows(rows):
         loading.as_rows(rows, "rows")
     with refused("rows: there are no rows"):
         loading.as_rows([], "rows")
-    with refused("rows=pairs.csv: expected rows, not a name: load it with load_rows"):
+    with refused("rows=pairs.csv: expected rows, not a name; load them with load_rows"):
         loading.as_rows("pairs.csv", "rows")
 
 

@@ -16,15 +16,15 @@ def data(**columns) -> Dataset:
     return Dataset.from_dict(PAIR | columns)
 
 
-NO_LABELS = "no column 'label' with a hash of each row: call train_dataset = with_rows"
-OTHER_LABELS = "column 'label' does not contain the hashes of the texts: call with_rows(train_dataset)"
+NO_LABELS = "no column 'label' with a hash of each row. Call train_dataset = with_rows"
+OTHER_LABELS = "column 'label' does not contain the hashes of the texts. Call with_rows(train_dataset)"
 
 
 @pytest.mark.parametrize(
     ("numbered", "dataset", "words"),
     [
         (True, DatasetDict(train=data()), "with_rows: expected one datasets.Dataset, not DatasetDict"),
-        (True, {"a": data()}, "not dict: call it for each data set in a dict"),
+        (True, {"a": data()}, "not dict. Call it for each data set in a dict"),
         (True, data().to_iterable_dataset(), "not IterableDataset"),
         (True, data(score=[0.1, 0.2]), "with_rows: the data set already has a column 'score'"),
         (True, with_rows(data()), "with_rows: the data set already has a column 'label'"),

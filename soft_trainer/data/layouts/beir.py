@@ -28,7 +28,7 @@ def load_beir(folder: str | Path) -> dict[str, Split]:
     """Reads train, valid and test from a BEIR folder. A split without judgments is skipped.
 
     A code's title, if any, is put before its text. A split contains the queries that have at least one relevant code.
-    Valid and test use the whole corpus. The corpus of train has only the codes that train judges, so that relevant
+    Valid and test use the whole corpus. The corpus of train has only the codes in train's judgments, so that relevant
     codes from other splits never become negatives.
 
     Raises:
@@ -119,4 +119,4 @@ def _lines(path: Path) -> Iterator[tuple[str, tuple[str, str, float]]]:
                     raise UserError(f"{place}: the score {values[2]!r} is not a number")
                 yield place, (values[0], values[1], score)
     except UNREADABLE as error:
-        raise UserError(f"{path}: cannot be read in UTF-8: {error}") from error
+        raise UserError(f"{path}: cannot be read in UTF-8 ({error})") from error
