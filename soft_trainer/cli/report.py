@@ -1,4 +1,4 @@
-"""Report on finished runs: a Markdown page with tables, paired tests and figures.
+"""Report on finished runs in a Markdown page with tables, paired tests and figures.
 
 soft-trainer report outputs/my-study
 soft-trainer report outputs/my-study --baseline infonce --output_dir report

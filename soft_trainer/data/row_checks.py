@@ -72,7 +72,7 @@ def check_labels(rows: Dataset, place: str) -> None:
         if len(wrong):
             raise UserError(
                 f"{place}, {_listed(wrong)}: column {column!r} is {rows[column][int(wrong[0])]}, but every row's code "
-                f"counts as relevant to its query: keep only the rows with {column} 1"
+                f"counts as relevant to its query; keep only the rows with {column} 1"
             )
     if unread := columns_in(rows, UNREAD):
         print_on_main(

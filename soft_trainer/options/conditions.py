@@ -1,4 +1,4 @@
-"""Defines the conditions of the options in `fields.py`: `cancel_k` applies only with cancel=top_k, for example."""
+"""Defines when the options in `fields.py` apply. For example, `cancel_k` applies only with cancel=top_k."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KL = "with loss=kl_regularization"
 
 
 def reads_estimator(o) -> bool:
-    """Returns True if the loss, the batches or additional negatives may use the estimator."""
+    """Returns True if the loss, the batches or the additional negatives may use the estimator."""
     loss = o.loss != "info_nce" or o.cancel != "none" or o.distill_weight > 0
     return loss or o.train_sampling_strategy == "similar" or o.negatives_per_query > 0
 
@@ -44,7 +44,7 @@ DISTILLED = AppliesIf(lambda o: o.distill_weight > 0, "distill_weight is 0", "wi
 
 
 def loss_reads(name: str, when: str) -> AppliesIf:
-    """Returns a condition that holds if the loss function or its weighting function takes the argument `name`."""
+    """Returns a condition that is true if the loss function or its weighting function takes the argument `name`."""
     return AppliesIf(lambda o: name in o.reads, "neither the loss nor its weighting uses it", when)
 
 

@@ -32,7 +32,7 @@ PARTS = ("do_train", "do_eval", "do_predict")  # the parts of a run
 @documented
 @dataclass
 class DataArguments:
-    """Options for the rows to train and evaluate on, and for the estimator that supplies the weights.
+    """Options for the rows to train and evaluate on, and the estimator that supplies the weights.
 
     Args:
     OPTIONS
@@ -159,12 +159,12 @@ class DataArguments:
 
     @property
     def languages(self) -> list[str]:
-        """The languages of the run, which are trained on together. Empty if the rows give their languages."""
+        """The languages of the run, which are trained together. Empty if the language comes from each row."""
         return [] if self.language is None else self.language.split(",")
 
     @property
     def sources(self) -> dict[str, str]:
-        """The comma-separated sources in `data_dir`, as `{name: path}`. Empty if it is a single source."""
+        """The comma-separated sources in `data_dir`, as `{name: path}`. Empty if there is only one source."""
         if not self.data_dir or "," not in self.data_dir or os.path.exists(self.data_dir):
             return {}
         places = [place.strip() for place in self.data_dir.split(",") if place.strip()]
@@ -195,7 +195,7 @@ class DataArguments:
 
     @property
     def rows_name(self) -> str:
-        """The rows' name on the Hub, or the name of the folder that they come from."""
+        """The name of the rows on the Hub, or the name of the folder that the rows come from."""
         own = self.data_dir or self.history or self.source_dir
         if self.push_data_to_hub or not own:
             return self.push_data_to_hub or self.dataset_name
@@ -218,7 +218,7 @@ weighing_default = functools.partial(estimator_default, group="weights")
 
 @dataclass
 class LossOptions:
-    """Options for the loss and its weights. They are the fields of `soft_trainer.criterion.Criterion`."""
+    """Options for the loss and its weights, which are the fields of `soft_trainer.criterion.Criterion`."""
 
     loss: str | None = weighing(
         None,

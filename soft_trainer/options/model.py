@@ -27,7 +27,7 @@ PRETRAINED = AppliesIf(
 class ModelArguments:
     """Options for the encoder, for the texts that it encodes, and for LoRA.
 
-    A setting of the encoder's profile that is None here keeps the profile's value.
+    A profile setting that is None here keeps the value in the encoder's profile.
 
     Args:
     OPTIONS

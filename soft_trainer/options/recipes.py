@@ -31,7 +31,7 @@ def recipe_path(name: str | Path) -> Path:
 
 
 def read_recipe(path: str | Path, readers: tuple[Path, ...] = ()) -> dict:
-    """Reads a recipe and its `base`, and returns their options. The recipe's values override the values of its base.
+    """Reads a recipe and its `base`, and returns their options. The recipe's values override the base's values.
 
     Args:
         readers: the recipes that led to this one through `base`, to detect a cycle.

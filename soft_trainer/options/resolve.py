@@ -1,4 +1,4 @@
-"""Checks the arguments of a run and resolves them into a frozen `Plan`. Code that reads the plan need not check it."""
+"""Checks a run's arguments and resolves them into a frozen `Plan`, which no other code needs to check."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Plan:
 
     @property
     def global_batch_size(self) -> int:
-        """N, the number of codes that each query is compared with in a step."""
+        """N, the number of codes that each query is compared with in each step."""
         if self.gathers:
             return self.batch_size * self.processes
         return self.batch_size
@@ -107,7 +107,7 @@ class Plan:
         return self.options.false_negatives != "ignore" and self.criterion.can_exclude
 
     def unread(self, args: TrainingArguments) -> list[str]:
-        """Returns a warning for each training option that was given but has no effect."""
+        """Returns a warning for each training option that was set but has no effect."""
         return unread_options([args], Values(self.criterion, self.options, self))
 
 
@@ -191,7 +191,7 @@ def check_codes(loss: Criterion, codes: int) -> None:
         settings += f", alpha={loss.alpha:g}, beta={loss.beta:g} (beta must be above alpha / (N - 1))"
     if codes < least:
         raise UserError(
-            f"each query is compared with N={codes} codes, too few for {settings}: the smallest N that works is "
+            f"each query is compared with N={codes} codes, too few for {settings}. The smallest N that works is "
             f"{least}; raise per_device_train_batch_size"
         )
 
@@ -200,7 +200,7 @@ def check_codes(loss: Criterion, codes: int) -> None:
 
 
 def check_options(args: TrainingArguments) -> None:
-    """Checks all options that can be checked without rows or an encoder.
+    """Checks every option that can be checked without rows or an encoder.
 
     Raises:
         UserError: a value is out of range, or an option is not supported. The message lists what works.

@@ -1,6 +1,6 @@
-"""Loads the additional evaluation sets of a run (`--eval_data_dir`): published benchmarks, or rows of another project.
+"""Loads the additional evaluation sets of a run (`--eval_data_dir`): published benchmarks, or another project's rows.
 
-`--eval_data_dir` accepts any rows that `load_rows` reads (test is measured, or else valid, or else all rows), and
+`--eval_data_dir` accepts any rows that `load_rows` reads (test is measured, otherwise valid, otherwise all rows), and
 folders with one or more of these files:
 
     cosqa-retrieval-dev*.json, cosqa-retrieval-test*.json   CoSQA: a JSON list whose `doc` is the query and whose
@@ -109,7 +109,7 @@ def load_evaluation_sets(
 
 
 def trained_rows(arguments: DataArguments, encoder: str | None) -> set[str]:
-    """Returns the hashes of the rows that an encoder was trained on, from `run.json` in its folder.
+    """Returns the hashes of the rows that an encoder was trained on, from the `run.json` in the encoder's folder.
 
     The result is empty if there is no record, or if `eval_data_dir` is not set.
     """
@@ -117,7 +117,7 @@ def trained_rows(arguments: DataArguments, encoder: str | None) -> set[str]:
 
 
 def warn_of_trained_rows(arguments: DataArguments, encoder: str | None) -> None:
-    """Warns about each source of `data_dir` that an encoder was trained on entirely, without held-out rows."""
+    """Warns about each source in `data_dir` whose rows, including test, were all used to train the encoder."""
     record = _record(encoder)
     if {*(record.get("statistics") or ())} != {"train"}:
         return
@@ -128,7 +128,7 @@ def warn_of_trained_rows(arguments: DataArguments, encoder: str | None) -> None:
 
 
 def _record(encoder: str | None) -> dict:
-    """Reads the record of the run that trained an encoder from its folder. Returns {} if there is none."""
+    """Reads the record of the run that trained an encoder from the encoder's folder. Returns {} if there is none."""
     if encoder and (Path(encoder) / RECORD).is_file():
         return read_json(Path(encoder) / RECORD, dict)
     return {}
@@ -141,13 +141,13 @@ def _trained_rows(record: dict) -> set[str]:
 
 
 def _set_of_rows(source: Path, arguments: DataArguments, profile: EncoderProfile) -> tuple[str, Split]:
-    """Loads the split to measure from a source of rows: test, or else valid, or else all rows.
+    """Loads the split to measure from a source of rows: test, otherwise valid, otherwise all rows.
 
     Returns:
         The split's name and the split.
 
     Raises:
-        UserError: the rows cannot be loaded. For a folder, the message lists the files that were looked for.
+        UserError: the rows cannot be loaded. For a folder, the message lists the files that would be accepted.
     """
     try:
         checked = not arguments.drop_unusable
@@ -191,7 +191,7 @@ def _judged_sets(folder: Path, arguments: DataArguments, codebase: Dataset | Non
         if name in files:
             corpus = load_folder(folder, ("codebase",)).get("codebase", codebase)
             if corpus is None:
-                raise UserError(f"{folder}: no corpus for {name}: neither the folder nor the run has a codebase")
+                raise UserError(f"{folder}: no corpus for {name}; neither the folder nor the run has a codebase")
             if "url" not in corpus.column_names:
                 raise UserError(f"{folder}: {name} refers to codes by url, but the codebase has no urls")
             languages = arguments.languages or languages_in({"codebase": corpus})

@@ -1,4 +1,4 @@
-"""Identifies the training rows in a batch by hashes of their texts, and finds the codes to compare queries with."""
+"""Identifies the training rows in a batch by hashes of texts, and finds the codes to compare the queries with."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def with_rows(train_dataset: Dataset) -> Dataset:
     The result may be shuffled, filtered, split or concatenated with other data sets, but its texts must not change.
 
     Raises:
-        UserError: the argument is not a `Dataset`, a column does not contain text, or there already are labels or
+        UserError: the argument is not a `Dataset`, a column does not contain text, or there are already labels or
             scores.
     """
     if not isinstance(train_dataset, Dataset):
@@ -50,7 +50,8 @@ class LabelledRows:
     """The training rows as a `Split`, with a look-up of rows by their labels (hashes).
 
     Attributes:
-        split: the queries, and a corpus of all rows' codes, followed by negatives that are not the code of any row.
+        split: the queries, and a corpus with the codes of all rows, followed by negatives that are not the code of any
+            row.
         codes: int64[n, 1 + k], the corpus indices of each query's positive and k negatives.
         answers: a look-up of relevant codes by text.
 
@@ -99,7 +100,7 @@ class LabelledRows:
 
 
 def _hashes(columns: Sequence[Sequence[str]]) -> np.ndarray:
-    """Hashes the texts of each row, over all columns, to int64[n] from 0 to 2**63 - 1."""
+    """Hashes the texts in all columns of each row. Returns int64[n], from 0 to 2**63 - 1."""
     hashes = [xxhash.xxh3_64_intdigest("\0".join(texts).encode()) for texts in zip(*columns, strict=True)]
     return (np.array(hashes, dtype=np.uint64) >> 1).astype(np.int64)
 
@@ -108,7 +109,7 @@ def _numbered(codes: Sequence[str], negatives: Sequence[Sequence[str]]) -> tuple
     """Numbers the codes of all rows, then the negatives that are not the code of any row.
 
     Returns:
-        The numbers of each row's code and k negatives, int64[n, 1 + k], and the texts of the added negatives.
+        The numbers of each row's code and k negatives, int64[n, 1 + k], and the texts of negatives that were added.
     """
     number_of = {code: row for row, code in reversed(list(enumerate(codes)))}
     added = []
@@ -151,7 +152,7 @@ class Columns:
 
     Args:
         code_rows: int64[N], the corpus index of each column's code.
-        places: LongTensor[N], the position of each column's code among the encoded codes of all processes.
+        places: LongTensor[N], the position of each column's code in the encoded codes of all processes.
         positives: LongTensor[B], the column of each query's positive.
     """
 
@@ -161,7 +162,7 @@ class Columns:
 
 
 def columns_of(table: LabelledRows, rows_of: Sequence[np.ndarray], rank: int) -> Columns:
-    """Returns the codes to compare the queries of process `rank` with. A repeated code gets a single column.
+    """Returns the codes to compare the queries of process `rank` with. A repeated code gets only one column.
 
     Args:
         rows_of: the training rows on each process. The encoded codes are ordered by process. Within a process, the

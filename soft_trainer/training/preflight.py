@@ -61,7 +61,7 @@ def check_metric(args, dims: Iterable[int], eval_dataset) -> None:
     """Checks that evaluation computes `metric_for_best_model`.
 
     Args:
-        dims: the shorter embedding sizes to measure in addition to full embeddings.
+        dims: the truncated embedding sizes to measure in addition to full embeddings.
         eval_dataset: the evaluation rows, or a dict of several sets, each with its own metrics.
 
     Raises:

@@ -112,7 +112,7 @@ def test_a_wrong_pair_is_refused_and_negatives_have_the_names_of_sentence_transf
         with refused(f"column 'label' is {labels[1] if labels[0] != 0.9 else 0.9}"):
             training_split(rows.assign(label=labels))
     training_split(rows.assign(label=["bug", "feature"], score=[3, -1]))
-    assert "column 'score' is ignored" in capsys.readouterr().err
+    assert "ignoring column 'score'" in capsys.readouterr().err
 
 
 def test_names_of_columns_are_for_the_sources_that_have_them(tmp_path):
