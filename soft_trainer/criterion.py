@@ -308,7 +308,7 @@ class PositiveRows:
 
 
 def excluding(columns: Tensor | None, excluded: Tensor) -> Tensor:
-    """Removes `excluded` from `columns`, both BoolTensor[B, N] masks. None for `columns` means all columns."""
+    """Returns the mask `columns` without the mask `excluded`, BoolTensor[B, N]. If `columns` is None, it means all."""
     if columns is None:
         return ~excluded
     return columns & ~excluded

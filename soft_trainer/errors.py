@@ -14,5 +14,5 @@ class UserError(ValueError):
 
 
 def extra_needed(what: str, extra: str) -> str:
-    """Returns the message for a missing optional dependency, with the command that installs it in a clone."""
+    """Returns the message for a missing optional dependency, with the command to install it in a source clone."""
     return f"{what} needs the extra: pip install -c constraints.txt -e '.[{extra}]'"

@@ -80,7 +80,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             any of these. The trainer converts them to splits.
         codebase: the corpus to rank for the queries, as rows with a `url` and a code, or as a dict with the keys of
             `eval_dataset`. By default, the codes of `eval_dataset`.
-        processing_class: the tokenizer. By default, it is loaded together with a model that is passed by name.
+        processing_class: the tokenizer. By default, the tokenizer of a model that is passed by name.
         encoder: pooling, score, prompts and maximum lengths. By default, they are inferred from the model.
         data_collator: turns features with `query_ids` and `code_ids` into `{"query": inputs, "code": inputs}`. A
             custom collator works only with a single process.

@@ -29,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--truncate_dim",
         type=int,
         metavar="N",
-        help="keep the first N dimensions of each embedding, for an encoder trained with --matryoshka_dims; another N "
-        "than before encodes everything again (default: the index's N, or all)",
+        help="keep the first N dimensions of each embedding, for an encoder trained with --matryoshka_dims; a new N "
+        "encodes everything again (default: the index's N, or all)",
     )
     parser.add_argument(
         "--exclude",

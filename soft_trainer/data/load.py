@@ -93,8 +93,8 @@ def load_rows(
         if both := source.keys() & SPLIT_NAMES.keys():
             unknown = min(map(str, source.keys() - both))
             raise UserError(
-                f"the dict has {min(both)!r}, which is a split, and {unknown!r}, which is not"
-                f"{nearest(unknown, SPLIT_NAMES)}: pass either splits or sources with other names"
+                f"pass a dict of either splits or sources: {min(both)!r} is the name of a split, but {unknown!r} is "
+                f"not{nearest(unknown, SPLIT_NAMES)}"
             )
         parts = {}
         for name, part in source.items():

@@ -112,7 +112,7 @@ def _check_relevant(split: Split, places: Mapping[str, str]) -> None:
 
 
 def drop_unusable_rows(split: Split, name: str, profile: EncoderProfile) -> tuple[Split, tuple[int, int]]:
-    """Drops queries and codes without a text, and then queries that have lost all of their relevant codes.
+    """Drops queries and codes without text, and then queries that have no relevant code left.
 
     Args:
         name: the split's name. For "train", the function drops pairs.

@@ -102,7 +102,7 @@ class NeighbourEstimator(Estimator):
 
 
 def checked_similarity(estimator, query_rows: Rows, code_rows: Rows) -> Tensor:
-    """Calls `estimator.similarity` without gradient and checks the result, Tensor[Q, C] in float32 or higher.
+    """Calls `estimator.similarity` without gradients and checks the result, Tensor[Q, C] in float32 or higher.
 
     Raises:
         UserError: the estimator did not return a Tensor[Q, C], or returned NaN.

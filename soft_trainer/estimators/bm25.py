@@ -64,7 +64,7 @@ class BM25Estimator(NeighbourEstimator):
             formula, negative for a token in more than half of the documents) or "lucene" (always positive).
         scope: the documents from which document frequencies and the mean length are computed. "batch" uses the
             documents of `code_rows`, as published. "corpus" uses the whole training set.
-        average_length: the mean length of a document. By default, it is computed from the documents in scope.
+        average_length: the mean length of a document. By default, the mean over the documents in scope.
         cache_dir: the folder in which to cache neighbours for later runs. None keeps them in memory only.
 
     Raises:
@@ -249,8 +249,8 @@ def bm25_weights(
         idf: a key of `IDFS`.
         k1: the saturation parameter for term counts.
         b: the strength of the length normalisation, from 0 to 1.
-        average_length: the mean length of a document. By default, it is computed from `counts`.
-        term_idf (`float64[T]`): the idf of each term. By default, it is computed from `counts` with `idf`.
+        average_length: the mean length of a document. By default, the mean in `counts`.
+        term_idf (`float64[T]`): the idf of each term. By default, computed from `counts` with `idf`.
     """
     lengths = np.diff(np.r_[0.0, np.cumsum(counts.data, dtype=np.float64)][counts.indptr])
     if average_length is None:

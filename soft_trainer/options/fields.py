@@ -44,8 +44,8 @@ class DataArguments:
     )
     dataset_name: str = option(
         CODESEARCHNET,
-        "Data set on the Hub: CodeSearchNet, or one that --push_data_to_hub pushed. With --do_predict, none "
-        "evaluates only the sets of --eval_data_dir.",
+        "Data set on the Hub: CodeSearchNet, or a data set that --push_data_to_hub pushed. With --do_predict, "
+        "the value none evaluates only the sets in --eval_data_dir.",
         applies_if=conditions.FROM_HUB,
         refers_to="rows",
     )
@@ -159,7 +159,7 @@ class DataArguments:
 
     @property
     def languages(self) -> list[str]:
-        """The languages of the run, which are trained together. Empty if the language comes from each row."""
+        """The languages of the run. One encoder is trained on all of them. Empty if the rows have their language."""
         return [] if self.language is None else self.language.split(",")
 
     @property
@@ -270,7 +270,9 @@ class LossOptions:
         least=0,
     )
     distill_temperature: float | None = estimator_default(
-        "Temperature of the estimator's softmax in that loss.", above=0, applies_if=conditions.DISTILLED
+        "Temperature of the estimator's softmax in the loss that distill_weight adds.",
+        above=0,
+        applies_if=conditions.DISTILLED,
     )
     infonce_weight: float = weighing(
         1.3,
@@ -293,7 +295,7 @@ class LossOptions:
     )
     cancel_ratio: float = weighing(
         0.5,
-        "cancel=ratio excludes negatives whose similarity is above this fraction of the positive's.",
+        "cancel=ratio excludes negatives whose similarity is above this fraction of the positive's similarity.",
         least=0,
         applies_if=conditions.RATIO,
     )
@@ -411,7 +413,7 @@ class TrainingOptions(SoftInfoNCEOptions):
     report: bool = output_option(
         False,
         "In Python: evaluate eval_dataset before and after training and with lexical BM25, and print a table of the "
-        "results at the end. The command line always does.",
+        "results at the end. The command line always does this.",
     )
     merge_lora: bool = output_option(False, "Save the whole encoder, with the adapter merged into its weights.")
     merge_ratio: float | None = unset(

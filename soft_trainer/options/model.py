@@ -64,7 +64,7 @@ class ModelArguments:
         "architecture, else all-linear."
     )
     model_name_or_path: str | None = unset(
-        "Encoder to train: a Hub name, a folder, or base (in the package). Default: microsoft/unixcoder-base.",
+        "Encoder to train: a Hub name, a folder, or 'base' (in the package). Default: microsoft/unixcoder-base.",
         aliases=("model",),
         group="model",
         refers_to="encoder",
@@ -86,8 +86,8 @@ class ModelArguments:
     )
     profile: str | None = of_profile(f"Encoder profile: {', '.join(PROFILES)}. Default: inferred from the model.")
     pooling: str | None = of_profile(f"How token vectors become one embedding: {', '.join(POOLINGS)}.")
-    query_prompt: str | None = of_profile("Text to put before each query, after special tokens of the encoder.")
-    code_prompt: str | None = of_profile("Text to put before each code, after special tokens of the encoder.")
+    query_prompt: str | None = of_profile("Text to put before each query, after the encoder's special tokens.")
+    code_prompt: str | None = of_profile("Text to put before each code, after the encoder's special tokens.")
     include_prompt: bool | None = of_profile("Include the tokens of prompts and prefixes in pooling. Default: yes.")
     query_length: int | None = of_profile(
         "Maximum number of tokens in a query, including special tokens.", group="model", common=True

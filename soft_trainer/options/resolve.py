@@ -170,7 +170,7 @@ def resolve_loss(options: SoftInfoNCEOptions, estimator=None) -> Criterion:
         raise UserError(f"cancel={loss.cancel}: loss={loss.loss} has no argument `negatives` to exclude codes")
     if loss.needs_similarity and estimator is None:
         raise UserError(
-            f"{loss.settings_that_need_similarity} needs an estimator: set estimator=bm25 (a trainer in Python: "
+            f"{loss.settings_that_need_similarity} needs an estimator: set estimator=bm25 (in Python, pass "
             "callbacks=[EstimatorCallback(BM25Estimator())]), or loss=info_nce"
         )
     if aware and not getattr(estimator, "compares_codes", True):
@@ -254,7 +254,7 @@ def _check_together(args) -> None:
     if args.n_gpu > 1:
         raise UserError(
             f"{args.n_gpu} GPUs without a launcher would be wrapped in DataParallel, which splits the negatives of a "
-            "batch: start with `accelerate launch`, or use one GPU with CUDA_VISIBLE_DEVICES=0"
+            "batch. Start with `accelerate launch`, or use one GPU with CUDA_VISIBLE_DEVICES=0"
         )
     # `args.mixed_precision` includes the launcher's choice.
     if args.mixed_precision == "fp16" and args.device.type == "cpu":

@@ -16,8 +16,8 @@ folders with one or more of these files:
     test.jsonl                                              rows in CodeSearchNet's columns, as in `--data_dir`
 
 Each file may be gzipped. CoSQA+ has also been published as `query.json`, `gpt4o_augment_codebase.json` and
-`gpt4o_augment_query_code_pairs_for_search.json`. The files of pairs without `_true` and `_for_search` also contain
-irrelevant pairs (label 0).
+`gpt4o_augment_query_code_pairs_for_search.json`. Files of pairs without `_true` or `_for_search` in the name also
+contain irrelevant pairs (label 0).
 
 The corpus of CoSQA is `code_idx_map` (.txt or .json), and the corpus of CoSQA+ is the file above. Other sets use the
 folder's codebase.jsonl. Without this file, the corpus for test.jsonl consists of the codes of valid and test, and the

@@ -51,7 +51,7 @@ def public_options(*options) -> dict[str, object]:
 
 
 def flat_results(results: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, float]:
-    """Flattens `{set: {system: metrics}}` to `SET_METRIC` for the trained encoder, `SET_SYSTEM_METRIC` for others."""
+    """Flattens `{set: {system: metrics}}` to keys `SET_SYSTEM_METRIC`, or `SET_METRIC` for the trained encoder."""
     flat = {}
     for name, systems in results.items():
         for system, metrics in systems.items():

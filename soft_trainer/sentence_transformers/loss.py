@@ -1,4 +1,4 @@
-"""Defines Soft-InfoNCE as a loss for sentence-transformers, with and without gradient caching, and an estimator."""
+"""Defines Soft-InfoNCE losses for sentence-transformers, with and without gradient caching, and an estimator."""
 
 from __future__ import annotations
 
@@ -331,7 +331,7 @@ class SentenceTransformerEstimator(Estimator):
 
 
 def _own_estimator(estimator, model: SentenceTransformer, teacher: str | None):
-    """Returns the estimator for a loss: a copy of the user's estimator, a new one for the teacher, or None.
+    """Returns the estimator for a loss: a copy of the user's estimator, a new estimator for the teacher, or None.
 
     A `SentenceTransformerEstimator` without a model gets the model to be trained.
 

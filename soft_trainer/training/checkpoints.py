@@ -92,7 +92,7 @@ class ResumedState(TrainerCallback):
         if state.global_step > state.max_steps:
             raise UserError(
                 f"{self._checkpoint()} is at step {state.global_step}, but this training ends at step "
-                f"{state.max_steps}: increase num_train_epochs or max_steps"
+                f"{state.max_steps}; increase num_train_epochs or max_steps"
             )
         if self._checkpoint() and state.best_global_step:
             best = Path(self._checkpoint()).with_name(f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}")

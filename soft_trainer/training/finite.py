@@ -133,7 +133,7 @@ class OverflowCounter(TrainerCallback):
         if self._in_a_row >= self.MOST:
             steps = f"{self._in_a_row} steps in a row, up to step {state.global_step}"
             raise NotFiniteError(
-                f"fp16 gradients overflowed in {steps}, and the loss scale fell to {scale:g}: train in bf16 "
+                f"fp16 gradients overflowed in {steps}, and the loss scale fell to {scale:g}. Train in bf16 "
                 "(bf16=True, fp16=False) or float32, or lower the learning rate"
             )
         self._pending = DelayedNumber(self._scaler()._get_scale_async())

@@ -101,7 +101,7 @@ class Measurements:
             metrics = systems.get("trained", {})
             if CHANGE in metrics and abs(metrics[CHANGE]) < metrics[MARGIN]:
                 lines.append(
-                    f"{name}: {metrics['queries']:,} queries cannot show a change below {metrics[MARGIN]:.3f}"
+                    f"{name}: {metrics['queries']:,} queries are too few to show a change below {metrics[MARGIN]:.3f}"
                 )
         return "\n".join(lines)
 

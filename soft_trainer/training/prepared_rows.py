@@ -80,7 +80,7 @@ def find_neighbours(
     """Finds the k codes most similar to each query, among the codes from the same source.
 
     Args:
-        excluded: the codes that are not neighbours, such as a query's positive.
+        excluded: the codes that must not be returned, such as a query's positive.
         codes: the sorted indices of the codes to search. By default, all codes.
     """
     if not split.sources:

@@ -70,7 +70,7 @@ class GlobalBatchSampler(BatchSampler):
         if drop_last and min(counts) < batch_size:
             raise UserError(
                 f"{min(counts)}{smallest} training rows do not fill one batch of {batch_size} (per-process batch x "
-                "processes): set a smaller per_device_train_batch_size, or "
+                "processes); set a smaller per_device_train_batch_size, or "
                 "dataloader_drop_last=False"
             )
         self.batches = sum(count // batch_size if drop_last else -(-count // batch_size) for count in counts)

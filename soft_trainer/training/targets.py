@@ -51,7 +51,7 @@ class TargetMaker:
         return Targets(positives, excluding(met, known), known if self.keeps_positives else None), number
 
     def weighed(self, targets: Targets, queries: np.ndarray, codes: np.ndarray) -> Targets:
-        """Adds the similarities and weights that the loss needs to targets, on the targets' device.
+        """Returns the targets with the similarities and weights that the loss needs, on the targets' device.
 
         The tensors are float32: float64 would double what a data worker sends, and some devices don't support it.
         """

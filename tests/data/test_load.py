@@ -247,5 +247,5 @@ def test_a_misspelt_split_is_refused_if_that_split_is_missing(tmp_path, names, m
 
 def test_a_dict_has_either_splits_or_sources():
     rows = [{"query": f"q{row}", "code": f"c{row}"} for row in range(30)]
-    with refused("the dict has 'test', which is a split, and 'trian', which is not; did you mean 'train'?"):
+    with refused("'test' is the name of a split, but 'trian' is not; did you mean 'train'?"):
         load_rows({"trian": rows, "test": rows})

@@ -119,7 +119,7 @@ def test_cosqa_plus_has_several_right_codes_for_a_query(cosqa_plus, capsys):
         ("largest number python", "0", 1, 1.0),
     ]
     printed = capsys.readouterr().err
-    assert "ignored 1 judged codes, which are not in the corpus; skipped 1 of 3 queries" in printed
+    assert "ignored 1 judged codes that are not in the corpus, and skipped 1 of 3 queries" in printed
 
 
 def test_cosqa_does_not_hide_cosqa_plus(cosqa, cosqa_plus):

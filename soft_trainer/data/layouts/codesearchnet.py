@@ -212,7 +212,7 @@ def select_by_urls(splits: Mapping[str, Split], folder: str | Path) -> dict[str,
         urls = dict.fromkeys(filter(None, map(str.strip, path.read_text().splitlines())))
         numbers = [first[url] for url in urls if url in first]
         if dropped := len(urls) - len(numbers):
-            print_on_main(f"{path.name}: dropped {dropped:,} of {len(urls):,} urls, which have no row")
+            print_on_main(f"{path.name}: dropped {dropped:,} of {len(urls):,} urls, because they have no row")
         chosen[split] = rows.select(numbers)
     corpus = flat(chosen.pop("codebase"))
     found = {"train": Split.from_pairs(chosen.pop("train"))}

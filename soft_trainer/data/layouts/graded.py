@@ -75,14 +75,14 @@ def graded_split(
             rows.append(query_row(text, language))
     if not rows:
         raise UserError(
-            f"{path}: none of {len(grades):,} queries has a relevant code in the corpus of {len(corpus):,} codes; "
-            "judgments must use the urls of the corpus, and annotationStore.csv is read only for the given language"
+            f"{path}: none of {len(grades):,} queries has a relevant code in the corpus of {len(corpus):,} codes. "
+            "Judgments must use the corpus's urls. In annotationStore.csv, they must be in the run's language"
         )
     if absent or len(rows) < len(grades):
         without = len(grades) - len(rows)
         print_on_main(
-            f"{path.name}: ignored {absent:,} judged codes, which are not in the corpus; skipped {without:,} of "
-            f"{len(grades):,} queries, which have no relevant code there"
+            f"{path.name}: ignored {absent:,} judged codes that are not in the corpus, and skipped {without:,} of "
+            f"{len(grades):,} queries that have no relevant code there"
         )
     return Split.from_grades(Dataset.from_list(rows), corpus, np.array(pairs), means, gain)
 
