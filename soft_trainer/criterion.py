@@ -65,13 +65,13 @@ class Criterion:
         weighting: the function that turns similarities into weights: a key of `WEIGHTINGS`, or a user's function as
             `module:name`.
         alpha, beta, temperature, floor: the parameters of Eq. 4 and of the softmax before it.
-        margin: the margin of positive-aware weights, whose temperature is `temperature`.
+        margin: the margin of positive-aware weights. They also use `temperature`.
         infonce_weight, kl_weight: the weights of the two terms in `kl_regularization`.
         cancel: false-negative cancellation (Section 4.4): "none", "top_k" or "ratio".
-        cancel_k: the number of most similar negatives that "top_k" cancels.
+        cancel_k: how many of the most similar negatives "top_k" cancels.
         cancel_ratio: "ratio" cancels a negative whose similarity exceeds this ratio times the positive's similarity.
         distill_weight: the weight of an additional loss, the KL divergence from the estimator. 0 turns it off.
-        distill_temperature: the temperature of the estimator's softmax in that loss.
+        distill_temperature: the temperature of the estimator's softmax in the additional loss.
 
     Example:
         >>> criterion = Criterion("soft_info_nce", alpha=1.5, beta=0.5)
@@ -202,12 +202,12 @@ class Criterion:
 
     @functools.cached_property
     def read_by_loss(self) -> frozenset[str]:
-        """The argument names of the loss function."""
+        """The names of the loss function's arguments."""
         return frozenset(inspect.signature(self.loss_function).parameters)
 
     @property
     def reads(self) -> frozenset[str]:
-        """The argument names of the loss function and, if the loss uses weights, of the weighting function."""
+        """The names of the arguments of the loss function and, if the loss uses weights, of the weighting function."""
         if not self.uses_weights:
             return self.read_by_loss
         return self.read_by_loss.union(inspect.signature(self.weighting_function).parameters)
@@ -329,7 +329,7 @@ def _find(option: str, name: str, known: Mapping[str, Callable]) -> Callable[...
 
 
 def _shape(value) -> str:
-    """Describes a value by its type and, for a tensor, its shape, such as `Tensor[3, 5]`."""
+    """Returns a value's type and, for a tensor, its shape, such as `Tensor[3, 5]`."""
     if isinstance(value, Tensor):
         return f"Tensor{list(value.shape)}"
     return type(value).__name__

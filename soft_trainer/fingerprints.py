@@ -150,7 +150,7 @@ def encoder_fingerprint(model, tokenizer, profile) -> str:
 
 
 def model_fingerprint(model, weights: Mapping) -> str:
-    """Hashes a model's configuration and the weights that the caller passes. It takes about 0.1 s per GB."""
+    """Hashes a model's configuration and the weights that the caller passes. This takes about 0.1 s per GB."""
     import torch  # loaded already, because there is a model
 
     digest = xxhash.xxh3_128()
@@ -174,7 +174,7 @@ def _without(settings: dict, unread: set[str]) -> dict:
 
 
 def file_fingerprint(path: str | os.PathLike) -> str:
-    """Hashes a file's bytes. It takes about 0.1 s per GB if the file is in the system's cache.
+    """Hashes a file's bytes. This takes about 0.1 s per GB if the file is in the system's cache.
 
     Raises:
         OSError: the file cannot be read.

@@ -277,7 +277,7 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     @property
     def target_maker(self) -> TargetMaker:
-        """The object that computes positives, negatives and weights for a batch. It needs the prepared rows."""
+        """The object that computes a batch's positives, negatives and weights. Requires the prepared rows."""
         false_negatives = self.plan.options.false_negatives
         relevant = None if false_negatives == "ignore" else self._rows.answers
         return TargetMaker(self.criterion, self.estimator, relevant, keeps_positives=false_negatives == "positives")
@@ -569,7 +569,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         return dataclasses.replace(output, metrics=metrics)
 
     def hyperparameter_search(self, hp_space=None, compute_objective=None, n_trials=20, direction=None, **kwargs):
-        """Searches hyperparameters like `Trainer`. By default, it maximises `metric_for_best_model`, or else MRR."""
+        """Searches hyperparameters as `Trainer` does. By default, maximises `metric_for_best_model`, otherwise MRR."""
         name = (self.args.metric_for_best_model or "mrr").removeprefix("eval_")
         objective = compute_objective or (lambda metrics: metrics[f"eval_{name}"])
         return super().hyperparameter_search(hp_space, objective, n_trials, direction or "maximize", **kwargs)
@@ -607,7 +607,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         return comparable(self.encoder, embeddings)
 
     def use_averaged_weights(self) -> None:
-        """Switches a schedule-free optimizer to its averaged weights, which are the ones to evaluate."""
+        """Switches a schedule-free optimizer to its averaged weights, because evaluation uses these weights."""
         if callable(getattr(self.optimizer, "eval", None)):
             self.optimizer.eval()
 

@@ -107,7 +107,7 @@ def smallest_batch(alpha: float, beta: float) -> int:
 def cancel_top_k(similarity: Tensor, k: int, positives: Tensor | None = None) -> Tensor:
     """Cancels the k negatives most similar to each query, because they are likely false negatives (Section 4.4).
 
-    Exactly k are cancelled. Ties are broken in favour of cancelling the first columns.
+    Exactly k are cancelled. Of tied columns, the first are cancelled.
 
     Returns:
         BoolTensor[B, N], True on the negatives that are kept. The positive is False, because it is not a negative.
@@ -120,7 +120,7 @@ def cancel_top_k(similarity: Tensor, k: int, positives: Tensor | None = None) ->
 
 
 def cancel_above_ratio(similarity: Tensor, ratio: float, positives: Tensor | None = None) -> Tensor:
-    """Cancels negatives that are too similar compared with the query's positive (Section 4.4).
+    """Cancels negatives that are too similar to the query, relative to the query's positive (Section 4.4).
 
     A negative is cancelled if its similarity exceeds `ratio` times s, the similarity of the query's positive. If s is
     below 0, the threshold is s - (1 - ratio) abs(s).

@@ -75,7 +75,7 @@ def parse_command(argv: Sequence[str]) -> tuple[ModuleType, tuple]:
     """Parses `argv`. Returns the command's module and the arguments for its `run`.
 
     Raises:
-        UserError: the command or an option is unknown (the message suggests the nearest), or a value is invalid.
+        UserError: the command or an option is unknown (the message suggests a similar name), or a value is invalid.
     """
     name, *words = argv
     if name not in COMMANDS:

@@ -4,7 +4,7 @@ soft-trainer export DIR --onnx
 soft-trainer export DIR --onnx --int8
 soft-trainer export USER/NAME --onnx --output_dir DIR
 
-It writes DIR/onnx/model.onnx, and with --int8 also a smaller and faster model with 8-bit integer weights.
+This writes DIR/onnx/model.onnx and, with --int8, also a smaller and faster model with 8-bit integer weights.
 `load_encoder(DIR, backend="onnx")` loads the smaller model if there is one. So does `SentenceTransformer(DIR,
 backend="onnx")`, which needs the package optimum-onnx. An index exports its encoder automatically.
 """

@@ -60,8 +60,8 @@ def load_rows(
     column `partition` (if it contains at least two splits), by repository, or at random (if there are fewer than three
     repositories). Training rows whose id, query or code is also in valid or test are then dropped. The id of a code is
     its `url` in rows with CodeSearchNet's columns, otherwise its text. The corpus of valid and test is `codebase` or,
-    without one, the codes of both splits. Columns are renamed to CodeSearchNet's names; `repr(split)` lists the old
-    and the new names.
+    if there is none, the codes of both splits. Columns are renamed to CodeSearchNet's names; `repr(split)` lists the
+    old and the new names.
 
     Args:
         source: a file or a folder of JSON Lines, CSV or Parquet, a folder written by `save_to_disk`, a folder in the

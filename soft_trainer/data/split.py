@@ -76,7 +76,7 @@ class Judgments:
     Args:
         relevant (`csr[Q, C]` or `EqualIds`): the grade of each relevant code, above 0, or 1 if there are no grades.
             `EqualIds` are turned into a matrix only when `relevant` is read, because one id may have many rows.
-        negatives (`csr[Q, C]`, *optional*): codes known not to answer a query, with the score of the pair or NaN.
+        negatives (`csr[Q, C]`, *optional*): codes that do not answer a query, with the score of the pair or NaN.
         examples (`int64[P, 2]`, *optional*): the (query, code) pairs to train on. By default, all relevant pairs.
         gain: how nDCG computes the gain of a grade g. "linear" is g, as in trec_eval. "exponential" is 2^g - 1, as in
             the CodeSearchNet challenge. None means that there are no grades.
@@ -351,7 +351,7 @@ class Split:
 
 
 class RelevantCodes:
-    """Looks up the relevant codes of queries by judgments and equal texts.
+    """Looks up queries' relevant codes, by judgments and by equal texts.
 
     A code is relevant to a query if the judgments contain a relevant pair with the same two texts. Texts are compared
     as the encoder reads them.

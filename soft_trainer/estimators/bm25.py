@@ -62,14 +62,14 @@ class BM25Estimator(NeighbourEstimator):
         k1, b: the parameters of saturation and of length normalisation.
         idf: "okapi" (as in rank_bm25, a negative idf is raised to a quarter of the mean), "robertson" (the published
             formula, negative for a token in more than half of the documents) or "lucene" (always positive).
-        scope: the documents from which document frequencies and the mean length are computed. "batch" uses the
+        scope: the documents to compute document frequencies and the mean length from. "batch" uses the
             documents of `code_rows`, as published. "corpus" uses the whole training set.
         average_length: the mean length of a document. By default, the mean over the documents in scope.
         cache_dir: the folder in which to cache neighbours for later runs. None keeps them in memory only.
 
     Raises:
-        UserError: the idf or scope is unknown. `check` and `fit` raise it if a column is missing or contains neither
-            tokens nor text.
+        UserError: the idf or scope is unknown. `check` and `fit` also raise UserError if a column is missing or
+            contains neither tokens nor text.
     """
 
     alpha = 1.5

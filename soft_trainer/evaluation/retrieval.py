@@ -87,7 +87,7 @@ def answer_pairs(judgments: Judgments) -> tuple[Tensor, Tensor]:
 
 
 def best_answers(judgments: Judgments) -> np.ndarray:
-    """Returns the index of each query's relevant code with the highest grade, int64[Q]. The first one wins ties."""
+    """Returns the index of each query's relevant code with the highest grade (the first in a tie), int64[Q]."""
     right = judgments.relevant.tocoo()
     pairs = pd.DataFrame({"query": right.row, "grade": right.data})
     return right.col[pairs.groupby("query")["grade"].idxmax()].astype(np.int64)

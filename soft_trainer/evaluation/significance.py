@@ -1,7 +1,7 @@
 """Tests whether one system ranks the same queries better than another, and by how much.
 
-Each query contributes the difference between the two systems' reciprocal ranks, whose mean is the difference in MRR.
-Only these differences, `ArrayLike[Q]`, are resampled. The results are deterministic.
+Each query contributes the difference between the two systems' reciprocal ranks. The mean of these differences is the
+difference in MRR. Only the differences, `ArrayLike[Q]`, are resampled. The results are deterministic.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def holm(p_values: Sequence[float]) -> np.ndarray:
 
 
 def compare_paired(a: ArrayLike, b: ArrayLike) -> Comparison:
-    """Compares systems a and b by a value for each query, such as the reciprocal rank averaged over several runs.
+    """Compares systems a and b on one value per query, such as the reciprocal rank averaged over several runs.
 
     Raises:
         UserError: there are fewer than two queries, or the systems have different numbers of queries.

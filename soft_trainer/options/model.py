@@ -10,7 +10,7 @@ from soft_trainer.options.option_spec import AppliesIf, check_values, documented
 
 
 def of_profile(help: str, **declared):
-    """Declares an option whose default comes from the encoder's profile. `soft-trainer evaluate` accepts it too."""
+    """Declares an option of `train` and `evaluate` whose default comes from the encoder's profile."""
     if "Default:" not in help:
         help += " Default: the encoder's."
     return unset(help, evaluation=True, **declared)

@@ -137,7 +137,7 @@ def option(default, help: str, *, aliases: Sequence[str] = (), **declared):
             `applies_if`: an `AppliesIf`, for an option that only some runs use.
             `of_estimator`: for an option whose default is the estimator's attribute with the same name. This is the
                 default if the estimator lacks the attribute.
-            `results=False`: the option does not affect results, only what is printed or kept, or the speed.
+            `results=False`: the option affects only the speed or what is printed or kept, not the results.
             `group`: the heading in `--help`. All options that choose weights or batches are in "weights" or "batches".
             `refers_to`: what the value refers to: "rows", an "encoder", "code" (a function or class as module:name, or
                 a source tree), a "repository" or another "place". With `several=True`, it is a comma-separated list.

@@ -25,7 +25,7 @@ def parse(
     prog: str | None = None,
     options: Mapping | None = None,
 ) -> tuple:
-    """Creates option dataclasses from the command line and from the recipe given by `--config`.
+    """Creates option dataclasses from the command line and from the recipe that `--config` selects.
 
     The command line takes precedence over the recipe. A recipe is a flat mapping from options to values. The key
     `base` may give the path of another recipe, relative to the recipe's folder. This base recipe supplies the options

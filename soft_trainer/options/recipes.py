@@ -34,7 +34,7 @@ def read_recipe(path: str | Path, readers: tuple[Path, ...] = ()) -> dict:
     """Reads a recipe and its `base`, and returns their options. The recipe's values override the base's values.
 
     Args:
-        readers: the recipes that led to this one through `base`, to detect a cycle.
+        readers: the recipes whose `base` led to this recipe, to detect a cycle.
 
     Raises:
         UserError: the recipe cannot be read.

@@ -229,7 +229,7 @@ class RunFolder:
         self.close()
 
     def close(self) -> None:
-        """Unlocks the folder, and removes it if this run created it and has written nothing to it."""
+        """Unlocks the folder. Removes the folder if this run created it but wrote nothing to it."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None

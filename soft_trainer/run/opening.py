@@ -36,7 +36,7 @@ def open_run(
     """Checks that data sources exist, reads the rows of `data_dir`, and finds the encoder's profile.
 
     Returns:
-        The profile, and the splits of each source, or None without `data_dir`.
+        The profile, and the splits of each source (None if `data_dir` is not set).
 
     Raises:
         UserError: rows or an encoder cannot be found or read.

@@ -174,7 +174,7 @@ class Run(Measurements):
         print_on_main(f"{title}:\n\n{text}\n")
 
     def record(self) -> dict:
-        """Returns the run's record, from which the model card and the report are written; see `hub.model_card`."""
+        """Returns the run's record, which the model card and the report are written from (see `hub.model_card`)."""
         trainer = self.trainer
         args = self.trainer.args
         model = self.model_args

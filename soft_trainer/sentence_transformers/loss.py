@@ -70,7 +70,7 @@ class SoftInfoNCELoss(nn.Module):
         options: fields of `SoftInfoNCEOptions`, with the same defaults: `loss`, `weighting` ("linear" or
             "positive_aware"), `alpha`, `beta`, `temperature`, `floor`, `margin`, `cancel`, `cancel_k`, `cancel_ratio`,
             `distill_weight`, `distill_temperature`, `infonce_weight`, `kl_weight`, `false_negatives`, and `teacher`,
-            the folder or name of a stronger encoder to learn from, in place of an estimator.
+            the folder or name of a stronger encoder to learn from, instead of an estimator.
 
     Raises:
         UserError: the options, rows and estimator are incompatible. The first step also raises UserError if the batch

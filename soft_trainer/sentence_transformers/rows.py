@@ -127,7 +127,7 @@ def _texts_of(dataset: Dataset) -> list[list[str]]:
     """Returns the columns that sentence-transformers reads as texts: queries, codes and negatives, in this order.
 
     Raises:
-        UserError: there are fewer than two such columns, or a column contains missing values or no text.
+        UserError: there are fewer than two such columns, or a column has missing values or is not text.
     """
     names = [name for name in dataset.column_names if name not in NO_TEXTS]
     if len(names) < 2:

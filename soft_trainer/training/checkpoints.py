@@ -153,7 +153,7 @@ def losses_before(checkpoint: str | None) -> float:
 
 
 def _written(folder: Path) -> float | None:
-    """Returns the time when a checkpoint was marked complete, or None if a file is missing or changed in size."""
+    """Returns the time when a checkpoint was marked complete, or None if a file is missing or has changed in size."""
     with suppress(OSError, UserError, KeyError, AttributeError):  # a missing file, or a marker of another version
         marker = read_json(folder / MARKER)
         whole = all((folder / name).stat().st_size == size for name, size in marker["sizes"].items())

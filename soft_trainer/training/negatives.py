@@ -40,8 +40,8 @@ class HardNegatives:
             queries, codes: the indices of the batch's queries and of their positives, int64[B] each.
 
         Returns:
-            The codes to add to the batch, int64[E], in the order of the draws, without duplicates and without codes
-            that are in the batch already. Then bool[B, E], True where a code was drawn for a query.
+            The codes to add to the batch, int64[E], in the order of the draws, without duplicates or codes that are
+            already in the batch. Then bool[B, E], True where a code was drawn for a query.
         """
         drawn = [self.draw(int(query), epoch) for query in queries]
         owners = np.repeat(np.arange(len(queries)), list(map(len, drawn)))

@@ -1,4 +1,4 @@
-"""Checks before training that the settings fit the rows and the encoder. `options` checks the settings alone."""
+"""Checks the settings against the rows and the encoder before training. `options` checks the settings alone."""
 
 from __future__ import annotations
 

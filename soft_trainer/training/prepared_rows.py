@@ -46,7 +46,7 @@ def prepare_rows(split: Split, plan: Plan, estimator, encoder: EncoderProfile, s
         seed: the seed for drawing each epoch's negatives.
 
     Raises:
-        UserError: no code that the estimator finds scores low enough for `negative_ratio`.
+        UserError: every code that the estimator finds scores too high for `negative_ratio`.
     """
     options = plan.options
     strategy = plan.train_sampling_strategy
@@ -106,7 +106,7 @@ def find_neighbours(
 def train_loader(
     batches: TrainBatches, rows: PreparedRows, plan: Plan, args: TrainingArguments, split: Split
 ) -> EpochDataLoader:
-    """Returns the data loader for training. It yields this process's `Batch` of each global batch.
+    """Returns the training data loader, which yields this process's `Batch` of each global batch.
 
     Args:
         split: the training rows. The strategy "one_language" reads their languages.

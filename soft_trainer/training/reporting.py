@@ -51,7 +51,7 @@ def setup_table(args: TrainingArguments, plan: Plan, model: PreTrainedModel, pre
 
 
 def adapter_settings(model: PreTrainedModel) -> dict[str, object]:
-    """Returns the adapter's type, settings and number of trained parameters, or an empty dict without an adapter."""
+    """Returns the adapter's type, settings and number of trained parameters, or {} if there is no adapter."""
     if not has_adapter(model):
         return {}
     config = model.peft_config[active_adapter(model)]

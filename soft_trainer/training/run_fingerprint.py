@@ -79,7 +79,7 @@ RESUME |= option_specs(ModelArguments).keys() | option_specs(DataArguments).keys
 def changes(then: Mapping, now: Mapping, may_change: Iterable[str]) -> list[str]:
     """Lists the differences between two run fingerprints, such as "seed was 42, is now 7".
 
-    A missing option has its default value. Options in AFFECT_CHOICES and all other keys, except the format, are
+    A missing option counts as its default value. Options in AFFECT_CHOICES and all other keys, except the format, are
     compared only if both fingerprints have them.
 
     Args:

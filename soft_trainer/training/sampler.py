@@ -139,7 +139,8 @@ class GlobalBatchSampler(BatchSampler):
         return (generator.permutation(batch).tolist() for batch in batches)
 
     def _group_by_length(self, generator: np.random.Generator) -> Iterator[list[int]]:
-        """Yields batches of rows of similar length: shuffles all rows, then sorts every SORTED_TOGETHER batches."""
+        """Yields batches of rows of similar length: shuffles all rows, then sorts SORTED_TOGETHER batches at a
+        time."""
         order = generator.permutation(self.rows)
         size = SORTED_TOGETHER * self.batch_size
         parts = (order[start : start + size] for start in range(0, self.rows, size))
@@ -224,7 +225,7 @@ def shared_texts(text_ids: Sequence[np.ndarray]) -> dict[int, set]:
 
 
 def data_seed(args: TrainingArguments) -> int:
-    """Returns the seed for drawing batches and hard negatives: `data_seed`, or else `seed`."""
+    """Returns the seed for drawing batches and hard negatives: `data_seed` if it is set, otherwise `seed`."""
     if args.data_seed is None:
         return args.seed
     return args.data_seed

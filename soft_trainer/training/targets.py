@@ -53,7 +53,8 @@ class TargetMaker:
     def weighed(self, targets: Targets, queries: np.ndarray, codes: np.ndarray) -> Targets:
         """Returns the targets with the similarities and weights that the loss needs, on the targets' device.
 
-        The tensors are float32: float64 would double what a data worker sends, and some devices don't support it.
+        The tensors are float32, because float64 would double what a data worker sends and some devices don't support
+        float64.
         """
         similarity = None
         if self.criterion.needs_similarity:

@@ -51,10 +51,10 @@ def split_of(name: str) -> str | None:
 
 
 def _base(name: str) -> str | None:
-    """Strips endings and shard number from a file name: `train-00000-of-00002.parquet` becomes `train`.
+    """Strips the endings and the shard number from a file name: `train-00000-of-00002.parquet` becomes `train`.
 
     Returns:
-        None if the file is not a file of rows.
+        The rest of the name, or None if the file does not contain rows.
     """
     if format_of(name):
         return SHARD.sub("", name.split(".")[0])
