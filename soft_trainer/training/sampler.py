@@ -139,8 +139,7 @@ class GlobalBatchSampler(BatchSampler):
         return (generator.permutation(batch).tolist() for batch in batches)
 
     def _group_by_length(self, generator: np.random.Generator) -> Iterator[list[int]]:
-        """Yields batches of rows of similar length: shuffles all rows, then sorts SORTED_TOGETHER batches at a
-        time."""
+        """Yields batches of rows of similar length, by sorting shuffled rows for SORTED_TOGETHER batches at a time."""
         order = generator.permutation(self.rows)
         size = SORTED_TOGETHER * self.batch_size
         parts = (order[start : start + size] for start in range(0, self.rows, size))
