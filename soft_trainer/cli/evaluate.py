@@ -4,7 +4,7 @@ soft-trainer evaluate MODEL --data_dir DIR
 soft-trainer evaluate outputs/quickstart --source_dir ~/src/my_project --language python
 soft-trainer evaluate USER/NAME --eval_data_dir COSQA --output_dir outputs/cosqa
 
-The encoder and lexical BM25 each rank the corpus for every test query. If only --eval_data_dir is given, only its sets
+The encoder and lexical BM25 each rank the corpus for every test query. If only --eval_data_dir is set, only its sets
 are evaluated.
 """
 

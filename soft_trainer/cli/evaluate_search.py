@@ -174,7 +174,7 @@ def _answers(verdict: Verdict) -> list[str]:
     before = ""
     for model in verdict.models:
         if before:
-            question = f"Does {safe(model)} find more than {safe(before)}, the model before it"
+            question = f"Does {safe(model)} find more than {safe(before)}, the previous model"
             steps.append((question, with_memory(model), with_memory(before)))
         else:
             steps.append((f"Does {safe(model)} add to words and memory", with_memory(model), MEMORY))

@@ -25,7 +25,7 @@ ESTIMATOR = AppliesIf(
 BM25 = AppliesIf(lambda o: o.estimator == "bm25", "the estimator is not bm25", "with estimator=bm25")
 OWN_ROWS = AppliesIf(
     lambda o: bool(o.data_dir or o.eval_data_dir),
-    "neither data_dir nor eval_data_dir is given",
+    "neither data_dir nor eval_data_dir is set",
     "with data_dir or eval_data_dir",
 )
 FROM_HUB = AppliesIf(

@@ -191,7 +191,7 @@ def check_codes(loss: Criterion, codes: int) -> None:
         settings += f", alpha={loss.alpha:g}, beta={loss.beta:g} (beta must be above alpha / (N - 1))"
     if codes < least:
         raise UserError(
-            f"each query is compared with N={codes} codes, too few for {settings}. The smallest N that works is "
+            f"each query is compared with N={codes} codes, too few for {settings}: the smallest N that works is "
             f"{least}; raise per_device_train_batch_size"
         )
 

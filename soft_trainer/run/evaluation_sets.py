@@ -166,9 +166,9 @@ def _set_of_rows(source: Path, arguments: DataArguments, profile: EncoderProfile
         if source.is_dir():
             names = sorted(path.name for path in source.iterdir())
             looked_for = (
-                "; no evaluation set; looked for CoSQA's cosqa-retrieval-dev*.json or -test*.json with "
+                ". No evaluation set found: expected CoSQA's cosqa-retrieval-dev*.json or -test*.json with "
                 "code_idx_map.txt, CoSQA+'s test_agent_query.json, annotationStore.csv, relevance.jsonl, or "
-                "test.jsonl, each also as .gz; the folder contains "
+                "test.jsonl, plain or as .gz. The folder contains "
                 f"{', '.join(names[:8]) or 'nothing'}{' ...' if len(names) > 8 else ''}"
             )
         raise UserError(f"eval_data_dir={error}{looked_for}") from None

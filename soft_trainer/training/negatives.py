@@ -29,8 +29,8 @@ class HardNegatives:
     def __str__(self) -> str:
         counts = np.diff(self.candidates.indptr)
         return (
-            f"hard negatives: {counts.mean():.1f} candidates per query, {int((counts == 0).sum()):,} of "
-            f"{len(counts):,} queries have none; up to {self.number} are drawn per query in each epoch"
+            f"hard negatives: {counts.mean():.1f} candidates per query, and {int((counts == 0).sum()):,} of "
+            f"{len(counts):,} queries have none. Up to {self.number} per query are drawn in each epoch"
         )
 
     def columns(self, queries: np.ndarray, codes: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:

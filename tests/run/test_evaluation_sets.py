@@ -254,7 +254,7 @@ def test_codesearchnet_annotations_of_one_language(tmp_path, rows, pool):
     assert found.split.judgments.gain == "exponential"
     (both,) = load(tmp_path, pool, language="go,python")
     assert [number for _, _, number, _ in graded_rows(both)] == [0, 0, 1]
-    with pytest.raises(UserError, match="none of 0 queries .* given language"):
+    with pytest.raises(UserError, match="none of 0 queries .* the run's language"):
         load(tmp_path, pool, language="ruby")
 
 
