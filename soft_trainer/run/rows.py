@@ -114,7 +114,7 @@ def read_sources(
             raise UserError(f"data_dir={arguments.data_dir}: several sources work only with one language")
         if "{language}" not in arguments.data_dir:
             raise UserError(f"data_dir={arguments.data_dir}: several languages need {{language}} in the path")
-    # With options that drop rows, unusable rows are no error yet.
+    # With options that drop rows, unusable rows are not an error yet.
     check = not (arguments.split_urls or arguments.filters or arguments.drop_unusable)
     names = column_names(arguments)
     sources = {}
