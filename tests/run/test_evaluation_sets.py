@@ -269,7 +269,7 @@ def test_a_wrong_folder_is_told_what_was_looked_for(tmp_path):
     (tmp_path / "wrong").mkdir()
     (tmp_path / "wrong" / "train.jsonl").touch()
     names = ("cosqa-retrieval-dev", "code_idx_map.txt", "annotationStore.csv", "relevance.jsonl", "test.jsonl")
-    with refused(*names, "the folder contains train.jsonl"):
+    with refused(*names, "The folder contains train.jsonl"):
         load(tmp_path / "wrong")
 
 

@@ -305,7 +305,7 @@ def test_what_is_not_needed_may_be_absent_but_queries_need_a_pool(data_dir, tmp_
     made = load_data(arguments, EncoderProfile(), tmp_path, needed=("train",))
     assert made["test"].corpus["url"][:] == made["test"].queries["url"][:]
     (folder / "test.jsonl").write_text('{"docstring": "x", "url": "u"}')
-    with pytest.raises(UserError, match="test.jsonl: these queries have no corpus .* codebase.jsonl in the folder"):
+    with pytest.raises(UserError, match="test.jsonl: these queries have no corpus .*codebase.jsonl in the folder"):
         load_data(arguments, EncoderProfile(), tmp_path, needed=("train",))
 
 
