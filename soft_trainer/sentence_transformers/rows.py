@@ -132,8 +132,8 @@ def _texts_of(dataset: Dataset) -> list[list[str]]:
     names = [name for name in dataset.column_names if name not in NO_TEXTS]
     if len(names) < 2:
         raise UserError(
-            f"train_dataset: columns {', '.join(dataset.column_names)}: expected a column of queries, then a column "
-            "of codes, then optional columns of negatives"
+            "train_dataset: expected a column of queries, then a column of codes, then optional columns of negatives, "
+            f"but the columns are {', '.join(dataset.column_names)}"
         )
     columns = []
     for name in names:

@@ -33,7 +33,7 @@ OTHER_LABELS = "column 'label' does not contain the hashes of the texts. Call wi
         (False, data(label=[1, 1]), OTHER_LABELS),
         (False, data(label=["0", "1"]), OTHER_LABELS),
         (False, with_rows(data()).select([]), NO_LABELS),
-        (False, data(label=[0, 1]).remove_columns("positive"), "columns anchor, label: expected a column of queries"),
+        (False, data(label=[0, 1]).remove_columns("positive"), "but the columns are anchor, label"),
         (False, data(label=[0, 1], length=[3, 4]), "column 'length' does not contain text"),
         (False, data(label=[0, 1], negative=["x", None]), "column 'negative' has no text in row 2"),
         (False, {"a": data(label=[0, 1])}, "create a separate loss for each data set"),
