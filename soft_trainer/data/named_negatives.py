@@ -20,7 +20,7 @@ def with_negative_columns(rows: Dataset, place: str) -> Dataset:
     names = [name for name in rows.column_names if COLUMN.fullmatch(name)]
     if not names or NEGATIVES in rows.column_names:
         return rows
-    print_on_main(f"{place}: {', '.join(names)} contains hard negatives, used only if negatives_per_query is set")
+    print_on_main(f"{place}: hard negatives in {', '.join(names)} are used only if negatives_per_query is set")
     values = zip(*(rows[name][:] for name in names), strict=True)
     negatives = [[text for text in texts if text] for texts in values]
     return rows.remove_columns(names).add_column(NEGATIVES, negatives)

@@ -164,7 +164,7 @@ def test_what_a_run_lacks_is_told_before_a_model_is_built(script, folders):
     empty = human / "empty"
     empty.mkdir()
     code, lines = script(data_dir=pairs, eval_data_dir=empty, **SMALL, **HERE)
-    assert code == 2 and str(empty) in lines[-1] and "the folder contains nothing" in lines[-1]
+    assert code == 2 and str(empty) in lines[-1] and "The folder contains nothing" in lines[-1]
 
 
 @pytest.mark.slow

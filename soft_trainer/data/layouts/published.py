@@ -76,6 +76,6 @@ def reading_hub(name: str) -> Iterator[None]:
                 cause = error.__cause__ or error
             reason = shortened(str(cause), 200) or type(error).__name__
             raise UserError(
-                f"{name} cannot be read from the Hub: {reason}. Set HF_TOKEN for a private data set, or train without "
-                "the Hub (set data_dir to a folder of rows, or source_dir to a source tree)"
+                f"{name} cannot be read from the Hub ({reason}). Set HF_TOKEN for a private data set, or train "
+                "without the Hub (set data_dir to a folder of rows, or source_dir to a source tree)"
             ) from error
