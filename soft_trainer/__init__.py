@@ -1,4 +1,4 @@
-"""Fine-tune code-search encoders with Soft-InfoNCE: InfoNCE whose in-batch negatives carry weights."""
+"""Fine-tune code-search encoders with Soft-InfoNCE, a version of InfoNCE with weighted in-batch negatives."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Lists the built-in losses, weightings and estimators by name. It imports no library, so that `--help` is fast."""
+"""Lists the names of the built-in losses, weightings and estimators. Imports no libraries, to keep `--help` fast."""
 
 # name -> the function in `losses.py`
 LOSSES = {

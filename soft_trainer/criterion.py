@@ -1,4 +1,4 @@
-"""Defines `Criterion`, the loss of a run with its settings, and `Targets`, the positives and negatives of a batch."""
+"""Defines `Criterion`, a training loss with its settings, and `Targets`, the positives and negatives of a batch."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ NEED_SIMILARITY = {"cancel": "none", "distill_weight": 0}
 class Targets:
     """Labels for B queries and the N codes in a batch: the positives, the negatives and their weights.
 
-    `Criterion.targets` computes them before any score exists. `targets[block]` selects some of the queries.
+    `Criterion.targets` computes the targets before the scores are known. `targets[block]` selects some queries.
 
     Args:
         positives: LongTensor[B], the column of each query's positive.
-        negatives: BoolTensor[B, N], True where a column is a negative, after masks and cancellation. None means all
-            columns except the positive.
+        negatives: BoolTensor[B, N], True where a column is a negative, after masks and cancellation are applied. None
+            means all columns except the positive.
         extra_positives: BoolTensor[B, N], True where a column is another positive, or None if there are none.
-        similarity: Tensor[B, N], the estimator's raw similarities, or None if the loss does not read them.
-        weights: Tensor[B, N], the weights w_ij, or None if the loss does not read them.
+        similarity: Tensor[B, N], the estimator's raw similarities, or None if the loss does not use them.
+        weights: Tensor[B, N], the weights w_ij, or None if the loss does not use them.
     """
 
     positives: Tensor
@@ -52,7 +52,7 @@ class Targets:
         return self.mapped(lambda tensor: tensor[block])
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Targets:
-        """Applies `change` to every tensor, such as a move to another device, and returns the new targets."""
+        """Returns new targets with `change` applied to every tensor, for example to move them to another device."""
         return Targets(**{name: change(tensor) for name, tensor in vars(self).items() if tensor is not None})
 
 
@@ -62,15 +62,16 @@ class Criterion:
 
     Args:
         loss: a key of `LOSSES`, or a user's function as `module:name`.
-        weighting: how similarities become weights: a key of `WEIGHTINGS`, or a user's function as `module:name`.
+        weighting: the function that turns similarities into weights: a key of `WEIGHTINGS`, or a user's function as
+            `module:name`.
         alpha, beta, temperature, floor: the parameters of Eq. 4 and of the softmax before it.
-        margin: the margin of positive-aware weights, whose temperature is `temperature`.
+        margin: the margin of positive-aware weights. They also use `temperature`.
         infonce_weight, kl_weight: the weights of the two terms in `kl_regularization`.
         cancel: false-negative cancellation (Section 4.4): "none", "top_k" or "ratio".
-        cancel_k: the number of most similar negatives that "top_k" cancels.
+        cancel_k: how many of the most similar negatives "top_k" cancels.
         cancel_ratio: "ratio" cancels a negative whose similarity exceeds this ratio times the positive's similarity.
         distill_weight: the weight of an additional loss, the KL divergence from the estimator. 0 turns it off.
-        distill_temperature: the temperature of the estimator's softmax in that loss.
+        distill_temperature: the temperature of the estimator's softmax in the additional loss.
 
     Example:
         >>> criterion = Criterion("soft_info_nce", alpha=1.5, beta=0.5)
@@ -102,16 +103,16 @@ class Criterion:
         extra_positives: Tensor | None = None,
         similarity: Tensor | None = None,
     ) -> Targets:
-        """Returns a batch's targets. Cancels likely false negatives and turns the similarities into weights.
+        """Cancels likely false negatives, turns the similarities into weights, and returns the batch's targets.
 
         Args:
             positives: LongTensor[B], the column of each query's positive.
-            negatives: BoolTensor[B, N], True where a column is a negative. By default, all but the positive.
+            negatives: BoolTensor[B, N], True where a column is a negative. By default, all columns but the positive.
             extra_positives: BoolTensor[B, N], True where a column is another positive and therefore not a negative.
             similarity: Tensor[B, N], the estimator's raw similarities. Required if `needs_similarity`.
 
         Raises:
-            ValueError: the loss needs `similarity`, which is None.
+            ValueError: the loss needs `similarity`, but it is None.
         """
         if self.needs_similarity and similarity is None:
             raise ValueError(f"{self.settings_that_need_similarity}: similarity is missing")
@@ -182,7 +183,7 @@ class Criterion:
         return weights.scatter(1, positives.unsqueeze(1), 1.0)
 
     def _call(self, function: Callable[..., Tensor], batch: Mapping[str, Tensor | None]) -> Tensor:
-        """Calls a loss or weighting function with the tensors and settings that its signature names."""
+        """Calls a loss or weighting function with the tensors and settings that are among its arguments."""
         values = {**vars(self), **batch}
         names = inspect.signature(function).parameters
         return function(**{name: values[name] for name in names if name in values})
@@ -191,22 +192,22 @@ class Criterion:
 
     @functools.cached_property
     def loss_function(self) -> Callable[..., Tensor]:
-        """The loss function that the setting `loss` refers to by key or `module:name`."""
+        """The function that the setting `loss` refers to, by key or as `module:name`."""
         return _find("loss", self.loss, LOSSES)
 
     @functools.cached_property
     def weighting_function(self) -> Callable[..., Tensor]:
-        """The weighting function that the setting `weighting` refers to by key or `module:name`."""
+        """The function that the setting `weighting` refers to, by key or as `module:name`."""
         return _find("weighting", self.weighting, WEIGHTINGS)
 
     @functools.cached_property
     def read_by_loss(self) -> frozenset[str]:
-        """The argument names of the loss function."""
+        """The names of the loss function's arguments."""
         return frozenset(inspect.signature(self.loss_function).parameters)
 
     @property
     def reads(self) -> frozenset[str]:
-        """The argument names of the loss function and, if the loss uses weights, of the weighting function."""
+        """The names of the arguments of the loss function and, if the loss uses weights, of the weighting function."""
         if not self.uses_weights:
             return self.read_by_loss
         return self.read_by_loss.union(inspect.signature(self.weighting_function).parameters)
@@ -231,7 +232,7 @@ class Criterion:
 
     @property
     def can_exclude(self) -> bool:
-        """True if the loss can exclude columns, through `negatives` or zero weights, as masks and cancellation do."""
+        """True if the loss can exclude columns, by `negatives` or zero weights, as masks and cancellation require."""
         return not self.read_by_loss.isdisjoint(("negatives", "weights"))
 
     @property
@@ -250,10 +251,10 @@ class Criterion:
         return cancelled + 2
 
     def try_out(self) -> None:
-        """Checks the loss and weighting functions on two small batches, one of them with masks and extra positives.
+        """Tests the loss and weighting functions on two small batches, one of which has masks and extra positives.
 
         Raises:
-            UserError: a function raised an error, or its result has the wrong shape.
+            UserError: a function raised an error or returned a tensor of the wrong shape.
         """
         grid = torch.linspace(-1, 1, 15).reshape(3, 5)
         positives = torch.arange(3)
@@ -268,7 +269,7 @@ class Criterion:
             except Exception as error:
                 names = f"loss={self.loss}, weighting={self.weighting}"
                 raise UserError(
-                    f"{names}: failed on a test batch of 3 queries and 5 codes: {type(error).__name__}: {error}"
+                    f"{names} failed on a test batch of 3 queries and 5 codes. {type(error).__name__}: {error}"
                 ) from error
             if not isinstance(loss, Tensor) or loss.shape or not loss.requires_grad:
                 raise UserError(
@@ -307,7 +308,7 @@ class PositiveRows:
 
 
 def excluding(columns: Tensor | None, excluded: Tensor) -> Tensor:
-    """Removes `excluded` from `columns`, both BoolTensor[B, N] masks. None for `columns` means all columns."""
+    """Returns the mask `columns` without the mask `excluded`, BoolTensor[B, N]. If `columns` is None, it means all."""
     if columns is None:
         return ~excluded
     return columns & ~excluded
@@ -328,7 +329,7 @@ def _find(option: str, name: str, known: Mapping[str, Callable]) -> Callable[...
 
 
 def _shape(value) -> str:
-    """Describes a value by its type and, for a tensor, its shape, such as `Tensor[3, 5]`."""
+    """Returns a value's type and, for a tensor, its shape, such as `Tensor[3, 5]`."""
     if isinstance(value, Tensor):
         return f"Tensor{list(value.shape)}"
     return type(value).__name__

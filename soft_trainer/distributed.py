@@ -1,4 +1,4 @@
-"""Exchanges data between the processes of a distributed run. With a single process, functions return their input."""
+"""Exchanges data between the processes of a distributed run. With one process, the functions return their input."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """Returns this process's rank and the number of processes, (0, 1) without a process group."""
+    """Returns this process's rank and the number of processes, or (0, 1) if there is no process group."""
     if _is_distributed():
         return (dist.get_rank(), dist.get_world_size())
     return (0, 1)
@@ -31,7 +31,7 @@ def device() -> torch.device:
 
 
 def use_the_cores() -> None:
-    """Divides a CPU-only machine's cores among its processes. `accelerate launch` gives each process one thread."""
+    """Divides a CPU-only machine's cores among its processes, which `accelerate launch` limits to one thread each."""
     launched = "ACCELERATE_MIXED_PRECISION" in os.environ
     if launched and device().type == "cpu" and torch.get_num_threads() == 1:
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
@@ -62,7 +62,7 @@ def shard(length: int, rank: int, processes: int) -> slice:
 
 
 def gather_with_gradient(local: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Concatenates each process's Tensor[B_r, d] to Tensor[sum(sizes), d] on every process, with gradient.
+    """Concatenates the processes' Tensor[B_r, d] into Tensor[sum(sizes), d] on every process, keeping gradients.
 
     The backward pass sums the gradients from all processes' copies. Each process averages the loss over its own B_r
     queries and scales it by `processes x B_r / N`. An averaging all-reduce then gives the gradient that a single
@@ -74,7 +74,7 @@ def gather_with_gradient(local: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def gather(local: Tensor) -> Tensor:
-    """Concatenates each process's Tensor[n_r, ...] on every process, without gradient. The n_r may differ."""
+    """Concatenates the processes' Tensor[n_r, ...] on every process, without gradients. The n_r may differ."""
     if not _is_distributed():
         return local
     sizes = [torch.zeros(1, dtype=torch.long, device=local.device) for _ in range(dist.get_world_size())]
@@ -83,7 +83,7 @@ def gather(local: Tensor) -> Tensor:
 
 
 def from_main(value):
-    """Broadcasts `value` from the main process and returns it on every process. It must be small and picklable."""
+    """Returns the main process's `value` on every process. The value must be small and picklable."""
     if not _is_distributed():
         return value
     box = [value]
@@ -101,7 +101,7 @@ def any_process(flag: bool) -> bool:
 
 
 def gather_numbers(number: int) -> list[int]:
-    """Returns a list with each process's `number`, in the order of the ranks, on every process."""
+    """Returns a list of all processes' `number`, ordered by rank, on every process."""
     if _is_distributed():
         return gather(torch.tensor([number], device=device())).tolist()
     return [number]
@@ -112,7 +112,7 @@ def _is_distributed() -> bool:
 
 
 def _joined(local: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Concatenates the shards of all processes. Pads them to the longest, because gloo and NCCL need equal shapes."""
+    """Concatenates all processes' shards. Pads them while gathering, because gloo and NCCL need equal shapes."""
     padded = local.new_zeros((max(sizes), *local.shape[1:]))
     padded[: len(local)] = local
     shards = [torch.empty_like(padded) for _ in sizes]

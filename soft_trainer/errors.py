@@ -9,10 +9,10 @@ from __future__ import annotations
 class UserError(ValueError):
     """A problem that the user can fix: a missing file, a bad row, an impossible setting, a failed push or a full disk.
 
-    The message states the problem, its location (file and row, or argument and allowed values), and a remedy.
+    The message states the problem, where it is (file and row, or argument and allowed values), and how to fix it.
     """
 
 
 def extra_needed(what: str, extra: str) -> str:
-    """Returns the message for a missing optional dependency, with the command that installs it in a clone."""
+    """Returns the message for a missing optional dependency, with the command to install it in a source clone."""
     return f"{what} needs the extra: pip install -c constraints.txt -e '.[{extra}]'"

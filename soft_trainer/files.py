@@ -74,10 +74,10 @@ def cache_dir() -> Path:
 
 @contextmanager
 def written_aside(path: str | Path) -> Iterator[Path]:
-    """Yields a temporary path next to `path` for the body to write to, then renames the file to `path`.
+    """Yields a temporary path next to `path` for the `with` block to write to, then renames the file to `path`.
 
-    Readers see either the old file or the complete new one. If the body raises, `path` stays unchanged and the
-    temporary file is removed.
+    Readers see either the old file or the complete new one. If the block raises an exception, `path` stays unchanged
+    and the temporary file is removed.
     """
     path = Path(path)
     aside = path.with_name(f".{path.name}.{platform.node()}-{os.getpid()}.tmp")
@@ -98,7 +98,7 @@ def check_writable(folder: str | Path, named: str) -> None:
     """Raises UserError if a folder cannot be created or written to.
 
     Args:
-        named: the start of the message: an option and its value, such as `output_dir=runs/a`.
+        named: the start of the error message, an option and its value such as `output_dir=runs/a`.
     """
     absolute = Path(folder).absolute()
     # `Path.exists` would raise an error below a folder that the user may not enter.
@@ -115,10 +115,10 @@ def write_json(path: str | Path, value) -> None:
 
 
 def write_results(folder: str | Path, make_record: Callable[[], Mapping], **parts: Mapping[str, float]) -> None:
-    """Writes a run's metrics and its record to a folder. The file names are those of the `transformers` examples.
+    """Writes a run's metrics and its record to a folder, with the same file names as the `transformers` examples.
 
-    `PART_results.json` has the metrics of one part, such as `train` or `eval`, and `all_results.json` the metrics of
-    all parts. The record, `run.json`, is written last and lists the run's files, so a folder with this list is
+    `PART_results.json` has the metrics of one part, such as `train` or `eval`, and `all_results.json` has the metrics
+    of all parts. The record, `run.json`, is written last and lists the run's files, so a folder with this list is
     complete.
     """
     folder = Path(folder)
@@ -150,13 +150,13 @@ def check_free(folder: str | Path, patterns: Iterable[str]) -> None:
     if held:
         more = f" and {len(held) - 4} more" if len(held) > 4 else ""
         raise UserError(
-            f"output_dir={folder}: has {', '.join(held[:4])}{more}, which would be overwritten: set another "
+            f"output_dir={folder}: has {', '.join(held[:4])}{more}, which would be overwritten; set another "
             "output_dir, or overwrite=true"
         )
 
 
 def listed_files(folder: str | Path) -> dict[str, str] | None:
-    """Reads the list of files in a folder's `run.json`, as a dict from path to hash. None if there is no list."""
+    """Returns the files that a folder's `run.json` lists, as a dict from path to hash, or None if there is no list."""
     path = Path(folder) / RECORD
     listed = None
     if path.is_file():
@@ -165,7 +165,7 @@ def listed_files(folder: str | Path) -> dict[str, str] | None:
 
 
 def write_rows(rows: Mapping[str, Iterable[dict]], folder: str | Path) -> None:
-    """Writes rows to `folder` as `SPLIT.jsonl.gz`, such as `train.jsonl.gz`. No file appears until all are written."""
+    """Writes rows to `folder`, one file per split such as `train.jsonl.gz`. No file appears until all are complete."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
@@ -178,7 +178,7 @@ def write_rows(rows: Mapping[str, Iterable[dict]], folder: str | Path) -> None:
 
 
 def open_text(path: str | Path, newline: str | None = None) -> TextIO:
-    """Opens a UTF-8 text file, plain or gzipped, for reading. Reading from it can raise any error in UNREADABLE."""
+    """Opens a plain or gzipped UTF-8 text file for reading. Reading the file can raise any error in UNREADABLE."""
     if str(path).endswith(".gz"):
         opener = gzip.open
     else:
@@ -187,26 +187,27 @@ def open_text(path: str | Path, newline: str | None = None) -> TextIO:
 
 
 def read_json(path: str | Path, kind: type = dict):
-    """Reads a JSON file, plain or gzipped. Raises UserError unless it contains a `kind`: a dict or a list."""
+    """Reads a plain or gzipped JSON file. Raises UserError unless the file contains a `kind`, a dict or a list."""
     try:
         with open_text(path) as file:
             values = _parsed(file.read())
     except json.JSONDecodeError as error:
-        raise UserError(f"{path}: not valid JSON: {error}") from error
+        raise UserError(f"{path}: not valid JSON ({error})") from error
     except UNREADABLE as error:
-        raise UserError(f"{path}: cannot be read as JSON in UTF-8: {error}") from error
+        raise UserError(f"{path}: cannot be read as JSON in UTF-8 ({error})") from error
     if not isinstance(values, kind):
         raise UserError(f"{path}: expected a {'list' if kind is list else 'mapping'}, not {values!r:.40}")
     return values
 
 
 def read_json_lines(path: str | Path) -> Iterator[tuple[str, dict]]:
-    """Yields (location, object) for each line of a JSON Lines file, plain or gzipped.
+    """Yields (location, object) for each line of a plain or gzipped JSON Lines file.
 
     The location, such as `train.jsonl, row 3`, is for error messages.
 
     Raises:
-        UserError: the file cannot be read as UTF-8, or a line is not a JSON object. The message gives file and row.
+        UserError: the file cannot be read as UTF-8, or a line is not a JSON object. The message gives the file and the
+            row.
     """
     place = path
     try:
@@ -219,13 +220,13 @@ def read_json_lines(path: str | Path) -> Iterator[tuple[str, dict]]:
                         raise UserError(f"{place}: expected a JSON object, not {type(value).__name__}")
                     yield place, value
     except json.JSONDecodeError as error:
-        raise UserError(f"{place}: not valid JSON: {error}") from None
+        raise UserError(f"{place}: not valid JSON ({error})") from None
     except UNREADABLE as error:
-        raise UserError(f"{path}: cannot be read as JSON lines in UTF-8: {error}") from None
+        raise UserError(f"{path}: cannot be read as JSON lines in UTF-8 ({error})") from None
 
 
 def _parsed(text: str):
-    """Parses JSON. A lone surrogate, which remains where a text was cut within a character, becomes `?`."""
+    """Parses JSON. Replaces a lone surrogate, left where a text was cut in the middle of a character, with `?`."""
     value = json.loads(text)
     if "\\ud" in text.lower():
         value = json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
@@ -234,10 +235,10 @@ def _parsed(text: str):
 
 @contextmanager
 def reporting_disk_errors(folder: str | Path) -> Iterator[None]:
-    """Turns an error of writing to `folder` into a one-line UserError that states the free disk space.
+    """Turns an error while writing to `folder` into a one-line UserError that gives the free disk space.
 
     Raises:
-        UserError: the body failed to write.
+        UserError: a write in the `with` block failed.
     """
     try:
         yield
@@ -249,5 +250,5 @@ def reporting_disk_errors(folder: str | Path) -> Iterator[None]:
             raise
         raise UserError(
             f"cannot save to {folder}: {str(error).splitlines()[0]} ({free:,.0f} MiB free). Everything saved earlier "
-            "is intact: free some space, or choose another output_dir"
+            "is intact. Free some space, or choose another output_dir"
         ) from error

@@ -1,7 +1,7 @@
-"""Computes fingerprints: hashes of the content of rows, encoders, files and code, independent of name and location.
+"""Computes fingerprints: hashes of the content of rows, encoders, files and code, whatever their name or location.
 
 Caches, checkpoints, rank files and indexes store the fingerprint of what they were made from: rows, encoder,
-tokenizer, settings and code. Readers compare this fingerprint before they use the contents.
+tokenizer, settings and code. Before the contents are used, this fingerprint is compared with the current one.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def plain_settings(settings):
 
 
 def _plain(value):
-    """Converts a value for JSON: a set to a sorted list, because set order varies by process, others to a string."""
+    """Converts a set to a sorted list, because a set's order varies by process, and any other value to a string."""
     if isinstance(value, set | frozenset):
         return sorted(value, key=repr)
     return str(value)
@@ -99,7 +99,7 @@ def _plain(value):
 
 
 def rows_fingerprint(rows, columns: Sequence[str] | None = None) -> str:
-    """Hashes the values of a `datasets.Dataset`, in all columns or only in `columns`."""
+    """Hashes the values in all columns of a `datasets.Dataset`, or only in `columns`."""
     import pyarrow as pa  # slow to import, and a search has no rows
 
     digest = xxhash.xxh3_128()
@@ -150,7 +150,7 @@ def encoder_fingerprint(model, tokenizer, profile) -> str:
 
 
 def model_fingerprint(model, weights: Mapping) -> str:
-    """Hashes a model's configuration and the weights that the caller passes. It takes about 0.1 s per GB."""
+    """Hashes a model's configuration and the weights that the caller passes. This takes about 0.1 s per GB."""
     import torch  # loaded already, because there is a model
 
     digest = xxhash.xxh3_128()
@@ -174,7 +174,7 @@ def _without(settings: dict, unread: set[str]) -> dict:
 
 
 def file_fingerprint(path: str | os.PathLike) -> str:
-    """Hashes a file's bytes. It takes about 0.1 s per GB if the file is in the system's cache.
+    """Hashes a file's bytes. This takes about 0.1 s per GB if the file is in the system's cache.
 
     Raises:
         OSError: the file cannot be read.
@@ -231,15 +231,15 @@ def source_fingerprint(source: str | os.PathLike) -> str:
 
 
 def encoder_files_fingerprint(folder: str | os.PathLike) -> str | None:
-    """Hashes the files of the encoder in a folder, without loading it. Returns None if there is no encoder."""
+    """Hashes the encoder files in a folder, without loading the encoder. Returns None if there is no encoder."""
     files = encoder_file_hashes(folder)
     return fingerprint(files) if files else None
 
 
 def encoder_file_hashes(folder: str | os.PathLike) -> dict[str, str]:
-    """Hashes each file of the encoder in a folder. Returns a dict from path, relative to the folder, to hash.
+    """Hashes each encoder file in a folder. Returns a dict from path, relative to the folder, to hash.
 
-    Logs and results in the folder of a run are skipped.
+    Logs and results that a run wrote to the folder are skipped.
     """
     root = Path(folder)
     paths = {path for pattern in _ENCODER_FILES for path in root.glob(pattern)}
@@ -251,7 +251,7 @@ def encoder_file_hashes(folder: str | os.PathLike) -> dict[str, str]:
 
 
 def list_files(folder: str | os.PathLike, paths: Sequence[Path]) -> None:
-    """Adds files with their hashes to the list in a folder's `run.json`, if any, and drops files that are gone."""
+    """Adds files with their hashes to the list in a folder's `run.json`, if there is one. Removes missing files."""
     folder = Path(folder)
     if listed_files(folder) is None:
         return
@@ -262,9 +262,9 @@ def list_files(folder: str | os.PathLike, paths: Sequence[Path]) -> None:
 
 
 def kept_files(record: Path, made_from: str) -> list[Path] | None:
-    """Returns the cached files that a record lists, or None if they must be made again.
+    """Returns the cached files that a record lists, or None if they must be rebuilt.
 
-    They must be made again if the fingerprint differs, or if a file is missing or damaged.
+    They must be rebuilt if the fingerprint differs, or if a file is missing or damaged.
 
     Args:
         record: the JSON file that `keep_files` wrote.
@@ -278,12 +278,12 @@ def kept_files(record: Path, made_from: str) -> list[Path] | None:
         if all(file_fingerprint(path) == known for path, known in files.items()):
             return list(files)
     if record.exists():
-        print_on_main(f"warning: {record}: the cached files are damaged and will be made again")
+        print_on_main(f"warning: {record}: the cached files are damaged and will be rebuilt")
     return None
 
 
 def keep_files(record: Path, made_from: str, files: Sequence[Path]) -> None:
-    """Writes the record that `kept_files` reads: the fingerprint and the hash of each file. Call it after the files.
+    """Writes the record that `kept_files` reads: a fingerprint and the hashes of the files, which must exist already.
 
     Raises:
         OSError: a file cannot be read or the record cannot be written.
@@ -297,7 +297,7 @@ def keep_files(record: Path, made_from: str, files: Sequence[Path]) -> None:
 
 @cache
 def code_fingerprint(*modules: str) -> str:
-    """Hashes the source code of modules and packages. The hash serves as the version of their output.
+    """Hashes the source code of modules and packages, so that the hash can act as a version number of their output.
 
     Args:
         modules: full names, such as "soft_trainer.dataflow".
@@ -312,10 +312,10 @@ def code_fingerprint(*modules: str) -> str:
 
 
 def own_code(owner: str | Callable | type) -> str | None:
-    """Hashes the code of a user's function or class: the file of its module, or all files of its package.
+    """Hashes the code of a user's function or class: its module's file, or all files of its package.
 
-    For a function or class that a script or notebook defines, only its source is hashed, because users edit a script
-    to resume it.
+    If a script or notebook defines the function or class, only its source is hashed, because users edit a script
+    before resuming it.
 
     Args:
         owner: a function, a class, or `module:name`, which is not imported.

@@ -1,6 +1,6 @@
-"""Defines the paper's losses as pure functions of scores, without a model, a process group or a tokenizer.
+"""Defines the paper's losses as pure functions of scores, which need no model, process group or tokenizer.
 
-`criterion.py` calls them. The losses take these arguments, and some also take `weights` or `similarity`.
+`criterion.py` calls these functions. They take the arguments below, and some also take `weights` or `similarity`.
 `soft_info_nce` has no argument `negatives`, because a weight of 0 excludes a column.
 
     scores      Tensor[B, N], the scores of B queries against the N codes of the global batch
@@ -9,8 +9,8 @@
     reduction   "mean" for the mean over queries, "none" for the loss of each query, Tensor[B]
 
 A column that is neither the positive nor a negative is excluded from every softmax and every mean, and gets no
-gradient. All computation is in float32 or higher. `benchmarks/theory.md` contains theorems about these losses, and
-corrections to published statements.
+gradient. All computation is in float32 or higher. `benchmarks/theory.md` has theorems about these losses and corrects
+some published statements.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def kl_regularized_info_nce(
 
 
 def _inputs(scores: Tensor, positives: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Converts the scores to float32 or higher, and fills in the default positives, `arange(B)`."""
+    """Returns the scores in float32 or higher, and the positives, which default to `arange(B)`."""
     if positives is None:
         positives = torch.arange(len(scores), device=scores.device)
     if scores.dtype != torch.float64:
@@ -171,7 +171,7 @@ def _log_of_the_rest(scores: Tensor) -> Tensor:
 
 
 def _reduced(losses: Tensor, reduction: str) -> Tensor:
-    """Returns the losses of the queries unchanged for "none", or else their mean."""
+    """Returns the queries' losses unchanged if `reduction` is "none", otherwise their mean."""
     if reduction == "none":
         return losses
     return losses.mean()

@@ -1,6 +1,6 @@
 """Merges encoders by interpolating between the weights before and after training.
 
-Training on one kind of query improves an encoder on similar queries but can make it worse on others. Interpolating
+Training on one kind of query improves an encoder on similar queries but can make it worse on others. Interpolation
 keeps most of the gain and undoes most of the harm (`docs/training.md`).
 """
 
@@ -39,8 +39,8 @@ from soft_trainer.terminal import print_on_main
 def interpolate(base: Mapping[str, Tensor], models: Sequence[Mapping[str, Tensor]], ratio: float) -> dict[str, Tensor]:
     """Computes (1 - ratio) x base + ratio x mean(models) for all floating-point weights, in float32 or higher.
 
-    A ratio of 0 gives exactly the base. A ratio of 1 with a single model gives exactly that model. Integer tensors and
-    the dtype of each weight come from the first model.
+    A ratio of 0 returns exactly the base. A ratio of 1 with a single model returns exactly that model. Integer tensors
+    and the dtype of each weight come from the first model.
 
     Args:
         base, models: weights keyed by name, with the same names and shapes.
@@ -70,9 +70,9 @@ def merge_encoders(
 ) -> Path:
     """Writes an encoder whose weights are (1 - ratio) x base + ratio x mean(models).
 
-    Everything else, such as tokenizer, pooling, lengths and prompts, comes from the first model. A single LoRA adapter
-    on `base` stays an adapter: scaling it by the ratio gives the same encoder. Several adapters are first merged into
-    their base, and then the whole encoders are averaged.
+    Everything else, such as the tokenizer, pooling, lengths and prompts, comes from the first model. A single LoRA
+    adapter on `base` stays an adapter, because scaling it by the ratio gives the same encoder. Several adapters are
+    first merged into their base, and then the whole encoders are averaged.
 
     Args:
         base: the encoder before training, as a folder or a name on the Hub.
@@ -86,7 +86,7 @@ def merge_encoders(
 
     Raises:
         UserError: the ratio is out of range, the folder is not empty, the encoders' weights or tokenizers are not
-            compatible, or an adapter belongs to another base.
+            compatible, or an adapter has a different base.
     """
     if isinstance(models, str | Path):
         models = [models]
@@ -112,7 +112,7 @@ def merge_encoders(
     else:
         own, _ = adapter
         if published_name(base) != published_name(own) and Path(base).resolve() != Path(own).resolve():
-            raise UserError(f"{models[0]}: the adapter belongs to {own}: pass {own} as the base, not {base}")
+            raise UserError(f"{models[0]}: the adapter belongs to {own}; pass {own} as the base, not {base}")
         merged = load_model(models[0], profile, trust_remote_code=trust_remote_code)
         adapters.set_adapter_state(merged, scale_adapter(merged, ratio), models[0])
     export_encoder(merged, tokenizer, profile, folder)
@@ -122,7 +122,7 @@ def merge_encoders(
 
 
 def scale_adapter(model: PreTrainedModel, ratio: float) -> dict[str, Tensor]:
-    """Returns the weights of the model's adapter, scaled by a ratio. LoRA adds the product B A, so only B is scaled.
+    """Returns the adapter's weights, scaled by a ratio. LoRA adds the product B A, so only B is multiplied.
 
     Raises:
         UserError: the adapter is not plain LoRA.
@@ -142,7 +142,7 @@ def _merged_model(
     """Loads the base and the models, and returns the first model with the merged weights.
 
     Raises:
-        UserError: the models are not compatible, or a file lacks weights.
+        UserError: the models are incompatible, or their files lack some weights.
     """
     names = [*models, base]
     loaded = []
@@ -178,7 +178,7 @@ def _difference(one: tuple[PreTrainedModel, dict], other: tuple[PreTrainedModel,
 
 
 def _record(base: str | Path, models: Sequence[str | Path], ratio: float) -> dict:
-    """Returns a merge's record: the first model's record, if any, with the merged models but without results."""
+    """Returns the record of a merge: the first model's record, if any, with the merged models added and no results."""
     known = {}
     path = Path(models[0], RECORD)
     if path.is_file() and read_json(path).get("format") == RECORD_FORMAT:  # older records may have local paths
@@ -202,7 +202,7 @@ def _record(base: str | Path, models: Sequence[str | Path], ratio: float) -> dic
 
 
 def weights_to_merge(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Copies the model's weights before training, or only the adapter's if there is one, to merge with afterwards.
+    """Copies the model's weights, or only its adapter's weights, before training, so that they can be merged later.
 
     Raises:
         UserError: the adapter cannot be scaled, or it has already been trained.
@@ -219,7 +219,7 @@ def weights_to_merge(model: PreTrainedModel) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def merge(model: PreTrainedModel, before: Mapping[str, Tensor], ratio: float) -> dict:
-    """Interpolates in place between the weights in `before` and the model's weights. An adapter is scaled instead.
+    """Interpolates between the weights in `before` and the model's weights, in place. Scales an adapter instead.
 
     Returns:
         The ratio, the base and the unmerged encoder's folder, for the run's record.
@@ -230,5 +230,5 @@ def merge(model: PreTrainedModel, before: Mapping[str, Tensor], ratio: float) ->
         model.load_state_dict(interpolate(before, [model.state_dict()], ratio))
     print_on_main(f"Merged: {ratio:g} x the weights after training + {1 - ratio:g} x the weights before training.")
     if ratio == 0:
-        print_on_main(f"warning: this is the encoder before training; {UNMERGED} has the trained one")
+        print_on_main(f"warning: this is the encoder before training; the trained encoder is in {UNMERGED}")
     return {"ratio": ratio, "base": model.config._name_or_path or "the start", "models": [UNMERGED]}

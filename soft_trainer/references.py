@@ -1,4 +1,4 @@
-"""Converts between a user's function or class and its reference as text, `module:name`."""
+"""Converts between a user's function or class and a text that refers to it, `module:name`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from soft_trainer.errors import UserError
 
 
 def name_functions(options) -> None:
-    """Replaces functions in the options `loss` and `weighting` by their names, `module:name`.
+    """Replaces functions in the options `loss` and `weighting` with their names (`module:name`).
 
-    A name can be stored as JSON. Data workers, other processes and resumed runs import the function by its name.
+    Unlike a function, a name can be stored as JSON, and data workers, other processes and resumed runs can import the
+    function by it.
 
     Args:
-        options: an object with these two attributes, such as training arguments.
+        options: an object that has these two attributes, such as the training arguments.
 
     Raises:
         UserError: a function is not defined at the top level of a module.
@@ -32,7 +33,7 @@ def name_functions(options) -> None:
 
 
 def import_reference(option: str, reference: str):
-    """Imports the object that an option specifies as `module:name`. The module may be in the current folder.
+    """Imports the object that an option refers to as `module:name`. The module may be in the current folder.
 
     Raises:
         UserError: the module does not exist or has no object with this name.

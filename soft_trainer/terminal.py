@@ -21,7 +21,7 @@ LINE_SECONDS = 10  # between two progress lines, if no progress bar is shown
 
 
 def shows_bars() -> bool:
-    """Returns True if a progress bar is readable, because standard error is a terminal or a notebook cell."""
+    """Returns True if standard error is a terminal or a notebook cell, where a progress bar is readable."""
     return sys.stderr.isatty() or in_notebook()
 
 
@@ -32,9 +32,9 @@ def in_notebook() -> bool:
 
 
 def quiet_libraries() -> None:
-    """Silences a needless warning from `transformers` and, without a terminal, the libraries' progress bars.
+    """Silences a needless warning from `transformers` and, if there is no terminal, the libraries' progress bars.
 
-    Call it before those libraries are imported. Only `huggingface_hub` may be imported earlier.
+    Call this function before importing those libraries. Only `huggingface_hub` may be imported earlier.
     """
     if not shows_bars():
         for name in ("TQDM_DISABLE", "HF_DATASETS_DISABLE_PROGRESS_BARS", "HF_HUB_DISABLE_PROGRESS_BARS"):
@@ -71,7 +71,7 @@ def _display(text: str) -> None:
 
 
 class Progress:
-    """A context manager that shows progress, as a bar on a terminal or else as a line at most every ten seconds.
+    """A context manager that shows progress: a bar on a terminal, otherwise a line at most every ten seconds.
 
     Only the main process shows progress.
 
@@ -94,7 +94,7 @@ class Progress:
         self._next_line = self._start + LINE_SECONDS
 
     def update(self, count: int) -> None:
-        """Adds `count` finished items to the progress."""
+        """Advances the progress by `count` finished items."""
         self._bar.update(count)
         self.done += count
         now = time.monotonic()
@@ -123,7 +123,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence], floats: str = ".3f",
 
     Args:
         floats: the format of floats, by default three decimals.
-        text: the headers of columns whose values are kept as text even if they look like numbers.
+        text: the headers of columns to treat as text, even if the values look like numbers.
     """
     from tabulate import tabulate  # slow to import
 
@@ -136,7 +136,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence], floats: str = ".3f",
 
 
 def shortened(text: str, width: int = 100) -> str:
-    """Shortens a text to one line of at most `width` characters. A URL keeps its end, the more informative part."""
+    """Shortens a text to one line of at most `width` characters. A URL is cut at its start: the end says more."""
     # `textwrap.shorten` drops a long text without spaces, such as a url or a Chinese docstring.
     text = " ".join(text.split())
     if len(text) <= width:
@@ -156,10 +156,10 @@ def duration(seconds: float) -> str:
 
 
 def nearest(name, known: Iterable[str], otherwise: str = "", number: int = 1) -> str:
-    """Suggests known names close to a misspelt `name`, as the end of an error message: `; did you mean 'bm25'?`.
+    """Suggests known names similar to a misspelt `name`, as the end of an error message: `; did you mean 'bm25'?`.
 
     Args:
-        otherwise: the text to return if no name is close, without the semicolon.
+        otherwise: the text to return if no name is similar, without the semicolon.
         number: the maximum number of suggestions. With more than one, `otherwise` follows them.
     """
     near = difflib.get_close_matches(str(name), list(known), n=number)
@@ -172,7 +172,7 @@ def nearest(name, known: Iterable[str], otherwise: str = "", number: int = 1) ->
 
 
 def nearest_file(path: str) -> str:
-    """Returns the end of a message about a missing file: the closest name in its folder, or "" if there is none."""
+    """Returns the end of a message about a missing file: a similar name in its folder, or "" if there is none."""
     folder, name = os.path.split(path)
     siblings = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
     near = difflib.get_close_matches(name, siblings, n=1)
@@ -187,8 +187,8 @@ def one_line_errors(until: Callable[[], bool] = bool) -> Iterator[None]:
     """Turns any exception into a one-line UserError. Once `until()` is true, exceptions pass through unchanged.
 
     Raises:
-        UserError: the body raised an exception, and SOFT_TRAINER_TRACEBACK is not set. The message has the exception's
-            type and text, and the file and line of the last frame.
+        UserError: the `with` block raised an exception, and SOFT_TRAINER_TRACEBACK is not set. The message has the
+            exception's type and text, and the file and line of the last frame.
     """
     try:
         yield
@@ -214,7 +214,7 @@ WRONG_PLACE = (FileExistsError, NotADirectoryError, IsADirectoryError, Permissio
 
 @contextlib.contextmanager
 def exit_on_user_error() -> Iterator[None]:
-    """Prints an error that the user can fix as one line, and exits.
+    """Prints an error that the user can fix on one line, then exits.
 
     The exit code is 2 for a UserError, a full disk or a path that cannot be written to. Ctrl-C exits with code 130
     and prints the message of the KeyboardInterrupt.
@@ -237,7 +237,7 @@ def exit_on_user_error() -> Iterator[None]:
 
 
 def _tell_launcher(line: str) -> None:
-    """Writes an error line to TORCHELASTIC_ERROR_FILE, from which `torchrun` reads the error that it reports."""
+    """Writes an error to TORCHELASTIC_ERROR_FILE, where `torchrun` looks for the error to report."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path and _is_main():
         details = {"py_callstack": line, "timestamp": str(int(time.time()))}

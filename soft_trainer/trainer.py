@@ -10,7 +10,7 @@
     evaluate -> predict                        embeds the queries and the corpus, and ranks the corpus for each query
 
 Each process handles its shard of a global batch, of the texts to encode, and of the queries to rank, and
-`distributed.py` gathers the results. Only the main process prints and compares a checkpoint with the settings.
+`distributed.py` gathers the results. Only the main process prints and checks checkpoints.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     Args:
         model: a plain `PreTrainedModel` encoder, so that the saved folder loads with `AutoModel`. It may have an
-            adapter (`model.add_adapter`). A `PeftModel` is unwrapped. A `SentenceTransformer` is unwrapped too if an
+            adapter (`model.add_adapter`). A `PeftModel` is unwrapped, and so is a `SentenceTransformer` if an
             `EncoderProfile` can describe its modules. A folder or a name on the Hub is loaded with its tokenizer.
         args: `SoftInfoNCETrainingArguments` or plain `transformers.TrainingArguments`. Without an estimator among the
             callbacks, `SoftInfoNCETrainingArguments` select the command line's default estimator, and plain
@@ -80,16 +80,16 @@ class SoftInfoNCETrainer(SavingTrainer):
             any of these. The trainer converts them to splits.
         codebase: the corpus to rank for the queries, as rows with a `url` and a code, or as a dict with the keys of
             `eval_dataset`. By default, the codes of `eval_dataset`.
-        processing_class: the tokenizer. By default, it is loaded together with a model that is passed by name.
+        processing_class: the tokenizer. By default, the tokenizer of a model that is passed by name.
         encoder: pooling, score, prompts and maximum lengths. By default, they are inferred from the model.
         data_collator: turns features with `query_ids` and `code_ids` into `{"query": inputs, "code": inputs}`. A
             custom collator works only with a single process.
         callbacks: the trainer's callbacks. An estimator or an `EstimatorCallback` among them supplies the weights.
         query_column, code_column, id_column: the names of the rows' columns, if `load_rows` does not recognise them.
-        kwargs: other arguments for `transformers.Trainer`.
+        kwargs: any other arguments of `transformers.Trainer`.
 
     Raises:
-        UserError: the settings and the data are incompatible. It is raised before training begins.
+        UserError: the settings and the data are incompatible. This is raised before training begins.
     """
 
     # InfoNCE is a mean over a batch: without this, accumulation would log a multiple of the loss.
@@ -162,7 +162,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.resolve()
 
     def _show_progress(self) -> None:
-        """Adds progress lines, above a progress bar on a terminal. A notebook keeps the table of `transformers`."""
+        """Adds progress lines, above the bar if there is a terminal. Notebooks keep the table of `transformers`."""
         shown = self.pop_callback(ProgressCallback)
         if self.args.disable_tqdm or not shows_bars():
             self.remove_callback(PrinterCallback)
@@ -173,12 +173,12 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.add_callback(ProgressLines(lambda: self._guard.mean_loss()))
 
     def _bind_estimator(self) -> None:
-        """Passes the encoder to the estimator, because the estimator's default settings may depend on it."""
+        """Passes the encoder to the estimator, whose default settings may depend on the encoder."""
         if isinstance(self.estimator, Estimator):
             self.estimator.bind(Encoder(self.model, self.processing_class, self.encoder))
 
     def add_callback(self, callback) -> None:
-        """Adds a callback. If it is an estimator or an `EstimatorCallback`, it supplies the weights from now on."""
+        """Adds a callback. An estimator or an `EstimatorCallback` supplies the weights from now on."""
         (callback,) = with_estimators([callback])
         super().add_callback(callback)
         if isinstance(callback, EstimatorCallback):
@@ -189,7 +189,7 @@ class SoftInfoNCETrainer(SavingTrainer):
     # ---- Settings ----
 
     def resolve(self) -> None:
-        """Derives the training plan from the current `args`, and checks that the rows and the encoder can follow it.
+        """Derives the training plan from the current `args`, and checks the plan against the rows and the encoder.
 
         Raises:
             UserError: the settings are incompatible.
@@ -231,7 +231,7 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     @property
     def precision(self) -> str:
-        """The number format of the forward pass, as set by the launcher, the arguments or the model."""
+        """The number format of the forward pass, which depends on the launcher, the arguments and the model."""
         if self.accelerator.mixed_precision == "no":
             return str(self.model.dtype).removeprefix("torch.")
         return self.accelerator.mixed_precision
@@ -239,7 +239,7 @@ class SoftInfoNCETrainer(SavingTrainer):
     # ---- Batches ----
 
     def get_train_dataloader(self) -> EpochDataLoader:
-        """Returns the loader of training batches. A process's data workers collate its shard of each global batch."""
+        """Returns the training data loader. Each process's data workers collate its shard of each global batch."""
         self.resolve()  # `auto_find_batch_size` may have made the batches smaller
         batches = self._train_batches()
         return train_loader(batches, self._rows, self.plan, self.args, self.train_split)
@@ -251,7 +251,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         self._rows = prepare_rows(self.train_split, self.plan, self.estimator, self.encoder, data_seed(self.args))
 
     def _train_batches(self) -> TrainBatches:
-        """Returns the data set from which data workers build training batches: token ids, judgments and weights."""
+        """Returns the data set that data workers build training batches from: token ids, judgments and weights."""
         if self._rows is None:
             self.prepare_rows()
         split = self.train_split
@@ -277,7 +277,7 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     @property
     def target_maker(self) -> TargetMaker:
-        """The object that computes positives, negatives and weights for a batch. It needs the prepared rows."""
+        """The object that computes a batch's positives, negatives and weights. Requires the prepared rows."""
         false_negatives = self.plan.options.false_negatives
         relevant = None if false_negatives == "ignore" else self._rows.answers
         return TargetMaker(self.criterion, self.estimator, relevant, keeps_positives=false_negatives == "positives")
@@ -301,7 +301,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         return loss
 
     def _prepare_inputs(self, inputs: Batch) -> Batch:
-        """Moves a batch to this process's device, and adds the weights if the data workers could not compute them."""
+        """Moves a batch to this process's device, and adds the weights if data workers could not compute them."""
         inputs = inputs.to(self.args.device)
         if self._workers_weigh or not len(inputs.targets):
             return inputs
@@ -320,7 +320,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         return loss
 
     def embeddings(self, model, side: Side) -> Tensor:
-        """Embeds the queries or the codes of a batch. Returns Tensor[B, d] in the batch's order."""
+        """Embeds the queries or the codes of a batch, in the batch's order. Returns Tensor[B, d]."""
         return torch.cat([encode(model, self.encoder, chunk) for chunk in side.chunks])[side.order]
 
     def block_loss(self, queries: Tensor, codes: Tensor, batch: Batch, block: slice) -> Tensor:
@@ -328,7 +328,7 @@ class SoftInfoNCETrainer(SavingTrainer):
 
         Args:
             queries: Tensor[B, d], this process's queries.
-            codes: Tensor[N, d], the codes of all processes, or of this process if the plan does not gather.
+            codes: Tensor[N, d], the codes of all processes, or of this process if the plan does not gather codes.
             batch: the batch, on the device of the embeddings.
             block: the rows of `queries` to compute the loss of.
         """
@@ -362,10 +362,10 @@ class SoftInfoNCETrainer(SavingTrainer):
         return loss.to(self.args.device)
 
     def _get_num_items_in_batch(self, batch_samples: list, device) -> None:
-        """Returns None: the loss is a mean over a batch, not over tokens."""
+        """Returns None, because the loss is a mean over a batch, not over tokens."""
 
     def floating_point_ops(self, inputs: Batch) -> int:
-        """Estimates a batch's operations as 6 x parameters x tokens. Padding counts, because it is computed too."""
+        """Estimates a batch's floating-point operations as 6 x parameters x tokens, including padding tokens."""
         return 6 * inputs.count_tokens(padding=True) * self.model.num_parameters(exclude_embeddings=True)
 
     def _track_num_input_tokens(self, inputs: Batch) -> None:
@@ -376,7 +376,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             self.state.num_input_tokens_seen += sum(distributed.gather_numbers(tokens))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Logs metrics. Adds statistics of weights, masked false negatives and fp16 overflows to a training loss."""
+        """Logs metrics. With a training loss, also logs statistics of weights, masked negatives and fp16 overflows."""
         if "loss" in logs:
             if self.estimator_callback is not None:
                 logs |= self.estimator_callback.statistics()
@@ -399,7 +399,7 @@ class SoftInfoNCETrainer(SavingTrainer):
                 in `output_dir`.
 
         Raises:
-            UserError: the settings and the data are incompatible, or the checkpoint belongs to another run.
+            UserError: the settings and the data are incompatible, or the checkpoint is from another run.
             NotFiniteError: the loss became NaN or infinite.
             SystemExit: SIGTERM stopped training after a checkpoint was saved. The code is 143.
             KeyboardInterrupt: Ctrl-C stopped training. The message says what was saved and how to continue.
@@ -424,7 +424,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         return output._replace(training_loss=output.metrics["train_loss"])
 
     def _stop(self) -> None:
-        """Saves the last step in a checkpoint if needed, then exits with code 143 because of SIGTERM."""
+        """After SIGTERM, saves a checkpoint of the last step if needed, then exits with code 143."""
         step = self.state.global_step
         if not (self._checkpoint_folder(self.args.output_dir) / MARKER).is_file():  # the signal came after that step
             self._tr_loss = torch.zeros_like(self._tr_loss)  # training has added it to the total already
@@ -435,7 +435,7 @@ class SoftInfoNCETrainer(SavingTrainer):
     def _hp_search_setup(self, trial) -> None:
         """Sets the hyperparameters of a trial, then prepares training.
 
-        `Trainer.train` always calls it after the model exists and before a checkpoint is loaded.
+        `Trainer.train` always calls this method after the model exists and before a checkpoint is loaded.
         """
         super()._hp_search_setup(trial)
         self._prepare_training()
@@ -450,7 +450,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             self.report.measure("untrained")
 
     def _prepare_training(self) -> None:
-        """Checks the settings, compares them with those of a checkpoint to resume from, and prepares the rows."""
+        """Checks the settings, compares them with the checkpoint to resume from, if any, and prepares the rows."""
         self._bind_estimator()
         self.resolve()
         checkpoint = self._checkpoint
@@ -473,7 +473,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         self._false_negatives_masked = 0
 
     def fingerprint(self) -> dict[str, object]:
-        """Returns the run fingerprint: what the results depend on, without what only a fitted estimator knows."""
+        """Returns the run fingerprint, except for values that only a fitted estimator has."""
         early_stops = [each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
         metrics_choose = bool(early_stops) or choose_by_metrics(self.args)
         own = {
@@ -513,9 +513,9 @@ class SoftInfoNCETrainer(SavingTrainer):
             codebase: the corpus, or a dict of corpora with the same keys. By default, the trainer's corpus.
 
         Returns:
-            `PREFIX_mrr`, `PREFIX_recall@1` (5, 10), `PREFIX_pool_size` and so on, equal on all processes. If 256 is
-            among `evaluated_dims`, also `PREFIX_mrr_256`. For a dict of data sets, `PREFIX_KEY_mrr` and so on, and the
-            mean over the sets as `PREFIX_mrr`.
+            `PREFIX_mrr`, `PREFIX_recall@1` (5, 10), `PREFIX_pool_size` and so on, the same on all processes. If
+            `evaluated_dims` contains 256, also `PREFIX_mrr_256`. For a dict of data sets, `PREFIX_KEY_mrr` and so on,
+            and the mean over the sets as `PREFIX_mrr`.
         """
         if isinstance(eval_dataset, str):
             eval_dataset = {eval_dataset: self.eval_dataset[eval_dataset]}
@@ -540,14 +540,14 @@ class SoftInfoNCETrainer(SavingTrainer):
         codes: Tensor | None = None,
         queries: Tensor | None = None,
     ) -> RetrievalOutput:
-        """Ranks the corpus for each query in `dataset`, and returns ranks and metrics, equal on all processes.
+        """Ranks the corpus for each query in `dataset`, and returns ranks and metrics, the same on all processes.
 
         Args:
             dataset: rows with a `url` and a query, or a `Split`, which has its own corpus.
             codebase: the corpus, as rows with a `url` and a code. By default, the trainer's corpus.
             metric_key_prefix: the first part of each metric's name.
-            codes, queries: the results of `embed_rows(codebase, "code")` and `embed_rows(dataset, "query")`, if they
-                have been computed already.
+            codes, queries: the results of `embed_rows(codebase, "code")` and `embed_rows(dataset, "query")`, if you
+                have already computed them.
 
         Raises:
             UserError: the corpus is missing, or it lacks a query's relevant code.
@@ -569,7 +569,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         return dataclasses.replace(output, metrics=metrics)
 
     def hyperparameter_search(self, hp_space=None, compute_objective=None, n_trials=20, direction=None, **kwargs):
-        """Searches hyperparameters like `Trainer`. By default, it maximises `metric_for_best_model`, or else MRR."""
+        """Searches hyperparameters as `Trainer` does. By default, maximises `metric_for_best_model`, otherwise MRR."""
         name = (self.args.metric_for_best_model or "mrr").removeprefix("eval_")
         objective = compute_objective or (lambda metrics: metrics[f"eval_{name}"])
         return super().hyperparameter_search(hp_space, objective, n_trials, direction or "maximize", **kwargs)
@@ -587,9 +587,9 @@ class SoftInfoNCETrainer(SavingTrainer):
         return evaluation_splits(sets, codebase, name, self.columns)
 
     def embed_rows(self, rows: Dataset, side: str) -> Tensor:
-        """Embeds the queries or codes in `rows` (`side`) as Tensor[n, d] on every process.
+        """Embeds the queries or codes in `rows`. Returns Tensor[n, d] on every process. `side` is "query" or "code".
 
-        Dot products of the embeddings are the encoder's scores without its scale.
+        The dot products of the embeddings are the encoder's scores, before multiplication by the score scale.
         """
         self.use_averaged_weights()
         # FSDP and DeepSpeed move the model to the device only when training begins.
@@ -607,12 +607,12 @@ class SoftInfoNCETrainer(SavingTrainer):
         return comparable(self.encoder, embeddings)
 
     def use_averaged_weights(self) -> None:
-        """Switches a schedule-free optimizer to its averaged weights, which are the ones to evaluate."""
+        """Switches a schedule-free optimizer to its averaged weights, because evaluation uses these weights."""
         if callable(getattr(self.optimizer, "eval", None)):
             self.optimizer.eval()
 
     def _tokens(self, rows: Dataset, side: str) -> TokenColumn | GraphColumn:
-        """Tokenises the queries or codes in `rows`. One process per machine does it; the others read the cache."""
+        """Tokenises the queries or codes in `rows`, in one process per machine. The other processes read the cache."""
         with self.args.main_process_first(desc=f"tokenising {side}"):
             return column_of(rows, side, self.encoder, self.processing_class)
 
@@ -630,5 +630,5 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     @property
     def merging(self) -> dict | None:
-        """The record of the last training's merge: ratio, base and unmerged encoder. None if nothing was merged."""
+        """The ratio, base and unmerged encoder of the merge after the last training, or None if nothing was merged."""
         return self._merging.record

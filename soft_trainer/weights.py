@@ -1,4 +1,4 @@
-"""Turns an estimator's similarities into weights w_ij of negatives, and cancels likely false negatives."""
+"""Turns an estimator's similarities into the negatives' weights w_ij, and cancels likely false negatives."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def negative_weights(
     at least n.
 
     Eq. 4 divides by zero or changes sign for a query with n <= alpha / beta negatives. Such a query gets weights of 1,
-    which is plain InfoNCE. `smallest_batch` returns the batch size from which Eq. 4 applies.
+    which is plain InfoNCE. `smallest_batch` returns the smallest batch size at which Eq. 4 applies.
 
     Args:
         similarity: Tensor[B, N], raw similarities; larger means more similar.
@@ -73,7 +73,7 @@ def positive_aware_weights(
 
     Args:
         similarity: Tensor[B, N], raw similarities without gradient; larger means more similar.
-        margin: in units of `similarity`. With a margin below 0, a negative slightly more similar than the positive
+        margin: in units of `similarity`. If it is below 0, a negative that is slightly more similar than the positive
             still has weight 1.
         temperature: at least 0, in units of `similarity`.
         positives, negatives: see `negative_weights`.
@@ -105,9 +105,9 @@ def smallest_batch(alpha: float, beta: float) -> int:
 
 
 def cancel_top_k(similarity: Tensor, k: int, positives: Tensor | None = None) -> Tensor:
-    """Cancels the k negatives most similar to each query (Section 4.4), as likely false negatives.
+    """Cancels the k negatives most similar to each query, because they are likely false negatives (Section 4.4).
 
-    Exactly k are cancelled. Ties are broken in favour of cancelling the first columns.
+    Exactly k are cancelled. Of tied columns, the first are cancelled.
 
     Returns:
         BoolTensor[B, N], True on the negatives that are kept. The positive is False, because it is not a negative.
@@ -120,7 +120,7 @@ def cancel_top_k(similarity: Tensor, k: int, positives: Tensor | None = None) ->
 
 
 def cancel_above_ratio(similarity: Tensor, ratio: float, positives: Tensor | None = None) -> Tensor:
-    """Cancels negatives that are too similar compared with the query's positive (Section 4.4).
+    """Cancels negatives that are too similar to the query, relative to the query's positive (Section 4.4).
 
     A negative is cancelled if its similarity exceeds `ratio` times s, the similarity of the query's positive. If s is
     below 0, the threshold is s - (1 - ratio) abs(s).
@@ -134,14 +134,14 @@ def cancel_above_ratio(similarity: Tensor, ratio: float, positives: Tensor | Non
 
 
 def _check(*settings: tuple[str, float, str, bool]) -> None:
-    """Raises ValueError if a setting, passed as (name, value, range in words, is in range), is invalid."""
+    """Raises ValueError if any setting is out of range. A setting is (name, value, range in words, is in range)."""
     for name, value, allowed, fits in settings:
         if not (fits and math.isfinite(value)):
             raise ValueError(f"{name}={value:g}: must be {allowed}")
 
 
 def _negatives(similarity: Tensor, positives: Tensor | None, negatives: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Fills in defaults. Returns the negatives, BoolTensor[B, N], and the positive's column, LongTensor[B, 1]."""
+    """Fills in defaults. Returns the negatives, BoolTensor[B, N], and the positives' columns, LongTensor[B, 1]."""
     if positives is None:
         positives = torch.arange(len(similarity), device=similarity.device)
     column = positives.unsqueeze(1)

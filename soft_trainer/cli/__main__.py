@@ -75,7 +75,7 @@ def parse_command(argv: Sequence[str]) -> tuple[ModuleType, tuple]:
     """Parses `argv`. Returns the command's module and the arguments for its `run`.
 
     Raises:
-        UserError: the command or an option is unknown (the message suggests the nearest), or a value is invalid.
+        UserError: the command or an option is unknown (the message suggests a similar name), or a value is invalid.
     """
     name, *words = argv
     if name not in COMMANDS:
@@ -92,7 +92,7 @@ def parse_command(argv: Sequence[str]) -> tuple[ModuleType, tuple]:
 
 
 def run_command(argv: Sequence[str]) -> int:
-    """Runs the command in `argv` and returns its exit code. Raises UserError for an error that the user can fix."""
+    """Runs the command in `argv` and returns the exit code. Raises UserError for errors that the user can fix."""
     if not argv or argv[0].startswith("-"):
         parser = overview()
         parser.parse_args(argv[:1])  # --help and --version end here

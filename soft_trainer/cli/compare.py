@@ -1,10 +1,11 @@
-"""Compare two runs query by query: how much better one ranks, how certain that is, and which queries changed most.
+"""Compare two runs query by query: how much better one run ranks, how certain that is, and which queries changed most.
 
 soft-trainer compare RUN_A RUN_B
 soft-trainer compare 'outputs/study/*/ours/*' 'outputs/study/*/baseline/*'
 
 RUN_A and RUN_B are output folders of runs, or files of ranks in them. Positive differences favour RUN_A. Two patterns
-compare two methods over all sets and seeds of a study: two runs are paired if each * matches the same text in both.
+compare two methods over all sets and seeds of a study. Two runs are paired if each * matches the same text in both
+paths.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Prints how two runs compare, and the queries whose reciprocal ranks differ most."""
+    """Prints a comparison of two runs, and the queries whose reciprocal ranks differ most."""
     # Imported here, so that --help does not wait for torch.
     from soft_trainer.studies.compare import Pairing, change_text, compare_patterns, describe, ranks_of, verdict
 

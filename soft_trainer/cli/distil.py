@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Distils an encoder into a static one and prints the output folder."""
+    """Distils an encoder into a static encoder and prints the output folder."""
     from soft_trainer.encoders.distilling import distil_static  # imports torch, which takes seconds
 
     options = vars(arguments)

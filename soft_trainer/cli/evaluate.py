@@ -4,7 +4,7 @@ soft-trainer evaluate MODEL --data_dir DIR
 soft-trainer evaluate outputs/quickstart --source_dir ~/src/my_project --language python
 soft-trainer evaluate USER/NAME --eval_data_dir COSQA --output_dir outputs/cosqa
 
-The encoder and lexical BM25 each rank the corpus for every test query. If only --eval_data_dir is given, only its sets
+The encoder and lexical BM25 each rank the corpus for every test query. If only --eval_data_dir is set, only its sets
 are evaluated.
 """
 
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def training_arguments(arguments: argparse.Namespace, folder: str) -> Options:
-    """Returns the arguments of a run that only evaluates an encoder, with `folder` as the output folder."""
+    """Returns the training arguments of a run that only evaluates an encoder, with `folder` as the output folder."""
     from soft_trainer.options.training import SoftInfoNCETrainingArguments  # imports torch
 
     def given(kind: type) -> dict[str, object]:
@@ -82,7 +82,7 @@ def _measure(options: Options, keep: bool) -> None:
         trainer = SoftInfoNCETrainer(model, args, processing_class=tokenizer, encoder=profile)
         mined = record_of(Path(model_args.model_name_or_path)).get("options", {}).get("mining_keep")
         if data_args.source_dir and mined and data_args.mining_keep is None:
-            print_on_main(f"The encoder's rows were mined with mining_keep={mined}; here no rule is ignored")
+            print_on_main(f"The encoder's rows were mined with mining_keep={mined}, but this run ignores no rule")
         for warning in profile_warnings(trainer.model, profile):
             print_on_main(warning)
         for line in unread_options([data_args, model_args], Values(data_args, model_args, args)):

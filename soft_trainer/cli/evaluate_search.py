@@ -1,12 +1,12 @@
-"""Evaluate the search of indexed trees: nDCG@10, MRR, times and memory.
+"""Evaluate search in indexed source trees: nDCG@10, MRR, time and memory.
 
-There are three kinds of queries:
+The queries come from one of three sources:
 - judged queries for several source trees (--queries, --trees);
 - the documentation of a tree's functions, which must be found in a copy of the tree without comments (--folder);
 - the subjects of a repository's newest commits, which should find the functions that these commits changed, in the
-  tree before them (--history). This compares search by words and by each model, with and without the memory of
-  earlier commits. It reports whether the memory helps, whether the first model finds more, and whether each
-  further model finds more than the one before it, so list the encoder before training first.
+  tree before them (--history). This compares word search and search with each model, with and without the memory of
+  earlier commits. It reports whether the memory helps, whether the first model finds more, and whether each additional
+  model finds more than the previous model, so list the encoder before training first.
 
 soft-trainer evaluate-search --queries queries.jsonl.gz --trees DIR
 soft-trainer evaluate-search --folder DIR
@@ -102,7 +102,7 @@ def _files(arguments: argparse.Namespace) -> tuple[str, list[dict]]:
 
 
 def _measured_files(arguments: argparse.Namespace, scratch: str) -> tuple[str, list[dict]]:
-    """Runs queries on one or several indexed trees. Returns the table, and the results of each query."""
+    """Runs queries on one or more indexed trees. Returns the table, and the results of each query."""
     if arguments.folder:
         queries = judged.documentation_queries(
             arguments.folder, f"{scratch}/tree", arguments.max_queries or _MAX_QUERIES
@@ -127,7 +127,7 @@ def _measured_files(arguments: argparse.Namespace, scratch: str) -> tuple[str, l
 
 
 def _history(arguments: argparse.Namespace) -> tuple[str, list[dict]]:
-    """Compares search by words, commit memory and models. The queries are a repository's newest commits.
+    """Compares word search, commit memory and models. The queries come from a repository's newest commits.
 
     Returns:
         The table with the verdict, and the results of each query.
@@ -158,7 +158,7 @@ def _history(arguments: argparse.Namespace) -> tuple[str, list[dict]]:
 
 
 def _difference(verdict: Verdict, name: str, other: str, level: str) -> tuple[Interval, str]:
-    """Returns the paired interval of the difference in MRR between two systems, and its description."""
+    """Returns the paired interval of the difference in MRR between two systems, and a description of the interval."""
     ranks = [[one.mrr for one in verdict.measured[system][level]] for system in (name, other)]
     differences = np.subtract(*ranks)
     interval = paired_bootstrap(differences)
@@ -166,15 +166,15 @@ def _difference(verdict: Verdict, name: str, other: str, level: str) -> tuple[In
 
 
 def _answers(verdict: Verdict) -> list[str]:
-    """Returns one line each on whether memory helps, the first encoder adds to it, and further encoders add more.
+    """Returns lines on whether the memory helps, the first encoder adds to it, and each additional encoder adds more.
 
-    Each system is compared with the system before it. The best of several is never compared with the first.
+    Each system is compared with the previous system. The best of several systems is never compared with the first.
     """
     steps = [("Does commit memory help", MEMORY, WORDS)]
     before = ""
     for model in verdict.models:
         if before:
-            question = f"Does {safe(model)} find more than {safe(before)}, the model before it"
+            question = f"Does {safe(model)} find more than {safe(before)}, the previous model"
             steps.append((question, with_memory(model), with_memory(before)))
         else:
             steps.append((f"Does {safe(model)} add to words and memory", with_memory(model), MEMORY))

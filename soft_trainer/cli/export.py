@@ -4,8 +4,8 @@ soft-trainer export DIR --onnx
 soft-trainer export DIR --onnx --int8
 soft-trainer export USER/NAME --onnx --output_dir DIR
 
-It writes DIR/onnx/model.onnx, and with --int8 also a smaller and faster model with 8-bit integer weights.
-`load_encoder(DIR, backend="onnx")` loads the smaller model if there is one, and so does `SentenceTransformer(DIR,
+This writes DIR/onnx/model.onnx and, with --int8, also a smaller and faster model with 8-bit integer weights.
+`load_encoder(DIR, backend="onnx")` loads the smaller model if there is one. So does `SentenceTransformer(DIR,
 backend="onnx")`, which needs the package optimum-onnx. An index exports its encoder automatically.
 """
 
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Exports an encoder to ONNX and prints each written file with its size."""
+    """Exports an encoder to ONNX and prints the name and size of each file written."""
     if not arguments.onnx:
         raise UserError("export: choose a format with --onnx")
     from soft_trainer.encoders.onnx_export import export_onnx  # imports torch, which takes seconds

@@ -29,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--truncate_dim",
         type=int,
         metavar="N",
-        help="keep the first N dimensions of each embedding, for an encoder trained with --matryoshka_dims; another N "
-        "than before encodes everything again (default: the index's N, or all)",
+        help="keep the first N dimensions of each embedding, for an encoder trained with --matryoshka_dims; a new N "
+        "encodes everything again (default: the index's N, or all)",
     )
     parser.add_argument(
         "--exclude",
@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int | None:
 
 
 def _memory(commits: dict) -> str:
-    """Returns a line on the commit memory: the number of commits, the weight of their votes, and the gain in MRR."""
+    """Returns a line about the commit memory: how many commits it has, the weight of their votes, and the MRR gain."""
     weight, queries, mrr = (commits["measured"][name] for name in ("weight", "queries", "mrr"))
     text = f"{commits['read']:,} commits read, {commits['kept']:,} of them can vote for functions"
     if not mrr:  # see MIN_QUERIES
@@ -112,7 +112,7 @@ def _memory(commits: dict) -> str:
 
 
 def _stopped(arguments: argparse.Namespace) -> str:
-    """Describes how much work an interrupted `index` has saved, with the command that continues it."""
+    """Describes how much work an interrupted `index` has saved, and gives the command to continue it."""
     # Imported here, so that --help stays fast.
     from soft_trainer.errors import UserError
     from soft_trainer.search import CodeIndex

@@ -4,8 +4,8 @@ soft-trainer mine SOURCE_DIR --output_dir DIR
 soft-trainer mine --history REPOSITORY --language go --output_dir DIR
 
 The rows are written to DIR as train, valid, test and codebase (.jsonl.gz), for `soft-trainer train --data_dir DIR`.
-With --history, relevance.jsonl.gz also lists every relevant function of each test query, for --eval_data_dir. With a
-SOURCE_DIR and --history of the same repository, training rows come from both documentation and commits.
+With --history, relevance.jsonl.gz also lists every relevant function of each test query, for --eval_data_dir. If
+SOURCE_DIR and --history are the same repository, training rows come from both documentation and commits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Mines rows, and prints how many functions or commits became rows, and how many each rule dropped."""
+    """Mines rows, and prints how many functions or commits became rows and how many each rule dropped."""
     options = {name: value for name, value in vars(arguments).items() if value is not None}
     if not options.pop("overwrite"):
         check_free(arguments.output_dir, (*ROW_FILES, MINED_JUDGMENTS))

@@ -1,4 +1,4 @@
-"""Report on finished runs: a Markdown page with tables, paired tests and figures.
+"""Report on finished runs in a Markdown page with tables, paired tests and figures.
 
 soft-trainer report outputs/my-study
 soft-trainer report outputs/my-study --baseline infonce --output_dir report
@@ -14,7 +14,7 @@ from pathlib import Path
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `soft-trainer report` to a parser."""
     add = parser.add_argument
-    add("folders", metavar="OUTPUT_DIRS", nargs="+", help="output folders of runs, or folders of such folders")
+    add("folders", metavar="OUTPUT_DIRS", nargs="+", help="output folders of runs, or folders that contain them")
     add("--baseline", metavar="NAME", help="method to compare the others with (default: InfoNCE)")
     add("--output_dir", help="output folder (default: the folder `report` in the first of OUTPUT_DIRS)")
 

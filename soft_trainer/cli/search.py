@@ -1,4 +1,4 @@
-"""Search an indexed folder by name, by words, or with a sentence.
+"""Search an indexed folder by name, by words or by a sentence.
 
 soft-trainer search "parse a date"
 soft-trainer search parse_date --path 'src/**' --json
@@ -125,7 +125,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _opened(arguments: argparse.Namespace, words_only: bool = False) -> Search:
-    """Opens the indexes of the folders to search. A folder without an index is indexed.
+    """Opens the indexes of the folders to search. Indexes a folder that has no index yet.
 
     Args:
         words_only: True if a server will compute embeddings and read commits later, in the background.
@@ -169,7 +169,7 @@ def _print(results: list[SearchResult], arguments: argparse.Namespace, query: st
 
 
 def _serve(index: Search, arguments: argparse.Namespace, query: str) -> int:
-    """Serves the search page, or the tools for an agent. Returns 130 when the user stops it."""
+    """Serves the search page, or the tools for an agent. Returns 130 when the user stops the server."""
     # Imported here, so that a plain search does not wait for the server.
     from soft_trainer.search.serving.served_index import ServedIndex
     from soft_trainer.search.serving.server import EDITOR, serve_page
@@ -190,17 +190,17 @@ def _serve(index: Search, arguments: argparse.Namespace, query: str) -> int:
         for folder in arguments.folder or []:
             place += ["--folder", folder]
         command = shlex.join(["soft-trainer", "search", *place, "--mcp" if arguments.mcp else "--serve"])
-        print_on_main(f"stopped: the index is kept; `{command}` serves it again")
+        print_on_main(f"stopped; the index is kept, and `{command}` serves it again")
         return 130
 
 
 def safe(text: str) -> str:
-    """Returns text as one line without control characters. Tabs become four spaces."""
+    """Returns the text as one line without control characters. Tabs become four spaces."""
     return _UNSAFE.sub("\ufffd", text.replace("\t", "    "))
 
 
 def format_results(results: Iterable[SearchResult], query: str, colour: bool) -> str:
-    """Formats each result's path, line, name and score (and "weak"), and the lines with the most query terms."""
+    """Formats each result: path, line, name, score, a mark if it is weak, and the lines with the most query terms."""
     wanted = query_terms(query)
     blocks = []
     for result in results:

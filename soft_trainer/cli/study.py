@@ -1,4 +1,4 @@
-"""Run a list of configurations with several seeds. Finished runs are skipped, and interrupted ones are resumed.
+"""Run a list of configurations with several seeds. Finished runs are skipped, and interrupted runs are resumed.
 
 soft-trainer study --config paper/overall --dry_run
 soft-trainer study --config paper/overall --set language=python --only unixcoder-infonce,unixcoder-bm25
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _chosen(study, names: list[str]):
-    """Returns the study with only the runs of these names. Raises UserError for an unknown name."""
+    """Returns the study with only the runs in `names`. Raises UserError for an unknown name."""
     chosen = []
     known = set()
     for run in study.runs:

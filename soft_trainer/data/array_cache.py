@@ -1,4 +1,4 @@
-"""Caches arrays and data sets in memory-mapped files, each with a fingerprint of the inputs it was computed from."""
+"""Caches arrays and data sets in memory-mapped files, each with a fingerprint of its inputs."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ DEFAULT_FOLDER = Path(HF_HOME) / "soft_trainer" / "rows"
 
 
 def cached_dataset(made_from: str, build: Callable[[Path], Dataset]) -> Dataset:
-    """Returns the data set cached under a fingerprint, or builds and caches it.
+    """Returns the data set cached under a fingerprint, or builds and caches the data set.
 
     Args:
         made_from: the fingerprint of everything that determines the rows.
-        build: returns the rows. It may write them to its argument, a path. Rows that stay in memory are not cached.
+        build: returns the rows. The function may write them to its argument, a path. Rows that stay in memory are not
+            cached.
     """
     record = Path(datasets.config.HF_DATASETS_CACHE) / "soft_trainer" / f"{made_from}.json"
     files = kept_files(record, made_from)
@@ -43,7 +44,7 @@ def cached_dataset(made_from: str, build: Callable[[Path], Dataset]) -> Dataset:
 
 
 def flat(rows: Dataset) -> Dataset:
-    """Copies rows that `select` or `shuffle` left with an index mapping, because the mapping slows down every read."""
+    """Copies rows that have an index mapping (from `select` or `shuffle`), which would slow down every read."""
     if rows._indices is None:
         return rows
     made_from = fingerprint(rows_fingerprint(rows), "flat")
@@ -54,7 +55,7 @@ def flat(rows: Dataset) -> Dataset:
 
 @contextlib.contextmanager
 def no_bar_for_few(rows: Dataset) -> Iterator[None]:
-    """Hides the progress bars of `datasets` for fewer than 20,000 rows, which take a few seconds at most."""
+    """Hides the progress bars of `datasets` for fewer than 20,000 rows, which take at most a few seconds."""
     hidden = len(rows) < BAR_ROWS and not datasets.are_progress_bars_disabled()
     if hidden:
         datasets.disable_progress_bars()
@@ -76,7 +77,7 @@ def load_arrays(folder: str | Path | None, key: str) -> dict[str, np.ndarray] | 
 
 
 def store_arrays(folder: str | Path, key: str, arrays: Mapping[str, np.ndarray]) -> bool:
-    """Stores arrays under `key`, for `load_arrays`. Returns False, after a warning, if they cannot be written."""
+    """Stores arrays under `key` for `load_arrays`. If the arrays cannot be written, warns and returns False."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         for name, values in arrays.items():
@@ -97,8 +98,8 @@ def _path(folder: str | Path, key: str, name: str) -> Path:
 def cached_rows(folder: str | Path | None, key: str, dtype: np.dtype, build: Callable[[], Tensor]) -> np.ndarray:
     """Returns the array stored under `key`, or calls `build` and stores the result.
 
-    A damaged file is rebuilt, with a warning. Either all processes call `build`, or none does. One process on each
-    machine checks and writes the file, because machines may not share a disk.
+    A damaged file is rebuilt, with a warning. Either all processes call `build` or none of them does. One process on
+    each machine checks and writes the file, because machines may not share a disk.
 
     Args:
         folder: the cache folder. If None or not writable, the array stays in memory only.

@@ -26,7 +26,7 @@ COLUMNS_OF = {"query": QUERIES, "code": CODES}
 
 
 class ColumnNames(NamedTuple):
-    """The names of the query, code and id columns that a user has set. None means that they are recognised."""
+    """The query, code and id columns that a user has named. A column that is None is detected automatically."""
 
     query: str | None = None
     code: str | None = None
@@ -39,7 +39,7 @@ ANY_COLUMNS = ColumnNames()
 def chosen_columns(
     data: dict[str, Dataset], query: str | None, code: str | None, source: str, quiet: bool = False
 ) -> dict[str, Sequence[str]]:
-    """Chooses the columns to read queries and codes from, and prints recognised names such as `anchor`.
+    """Chooses the columns to read queries and codes from, and prints detected names such as `anchor`.
 
     Args:
         data: the rows, keyed by split.
@@ -48,7 +48,7 @@ def chosen_columns(
         quiet: True to print nothing.
 
     Returns:
-        Candidate columns in order of preference, keyed by "query" and "code".
+        The candidate columns in order of preference, keyed by "query" and "code".
 
     Raises:
         UserError: a column that the user has set does not exist.
@@ -66,7 +66,7 @@ def chosen_columns(
 
 
 def renamed(data: dict[str, Dataset], columns: Mapping[str, Sequence[str]], source: str) -> dict[str, Dataset]:
-    """Renames the query and code columns to CodeSearchNet's names, such as `docstring`, and drops their alternatives.
+    """Renames the query and code columns to CodeSearchNet's names, such as `docstring`. Drops alternative columns.
 
     Args:
         data: the rows, keyed by split.
@@ -98,7 +98,7 @@ def source_names(
 
 
 def _as_text(rows: Dataset, name: str | None, targets: tuple[str, str], source: str) -> Dataset:
-    """Renames a column, if it exists, to the first of `targets`, or to the second if it contains lists of tokens."""
+    """Renames a column, if it exists, to the first of `targets`, or to the second if it contains token lists."""
     if name not in rows.column_names:
         return rows
     feature = rows.features[name]
@@ -128,7 +128,7 @@ def with_ids(
 ) -> dict[str, Dataset]:
     """Renames the id column to `url`, or drops an unrelated `url` column so that the code's text becomes the id.
 
-    `url` remains the id in rows with CodeSearchNet's columns, and if a split has only queries or only codes.
+    `url` remains the id if the rows have CodeSearchNet's columns, or if a split has only queries or only codes.
 
     Args:
         data: the rows, keyed by split.
@@ -137,8 +137,8 @@ def with_ids(
         places: where the rows of each split come from, for messages.
 
     Raises:
-        UserError: a row has no id, or rows with the same id have different codes. This is allowed in CodeSearchNet,
-            where one url can have several versions of a code.
+        UserError: a row has no id, or rows with the same id have different codes. CodeSearchNet's rows are exempt,
+            because one url can have several versions of a code.
     """
     names = set().union(*(rows.column_names for rows in data.values()))
     of_text = {*columns["code"]}
@@ -182,7 +182,7 @@ def _check_one_code(
 
 
 def with_text_ids(data: Mapping[str, Dataset]) -> dict[str, Dataset]:
-    """Adds a column `url` where there is none: a hash of the code's text, so that equal codes have equal ids."""
+    """Adds a missing `url` column, with a hash of each code's text so that equal codes have equal ids."""
     with_urls = dict(data)
     for name, rows in data.items():
         if "url" not in rows.column_names and columns_in(rows, CODES):
@@ -192,7 +192,7 @@ def with_text_ids(data: Mapping[str, Dataset]) -> dict[str, Dataset]:
 
 
 def texts_of(rows: Dataset, columns: Sequence[str]) -> list[Hashable]:
-    """Returns the text of each row from the first of `columns` that exists. Joins tokens; missing texts are None."""
+    """Returns each row's text from the first of `columns` that exists. Joins tokens. Missing texts are None."""
     texts = rows[columns_in(rows, columns)[0]][:]
     if not any(isinstance(text, list) for text in texts):
         return texts

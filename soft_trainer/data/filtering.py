@@ -1,4 +1,4 @@
-"""Filters rows by the rules of CodeSearchNet and GraphCodeBERT, and counts the rows that each rule drops."""
+"""Filters rows with the rules of CodeSearchNet and GraphCodeBERT, and counts the rows that each rule drops."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def filter_rows(
         name: the name of the rows in messages.
 
     Returns:
-        The remaining rows in order, and a dict from rule to the number of rows that this rule was the first to drop.
-        For `comments`, the dict has the number of changed rows.
+        The remaining rows in order, and a dict from each rule to the number of rows that it was the first to drop. For
+        `comments`, the dict has the number of changed rows.
 
     Raises:
         UserError: a rule is unknown, or a row lacks a value that a rule needs.
@@ -90,7 +90,7 @@ def filter_split(split: Split, rules: Sequence[str], name: str) -> tuple[Split, 
     The rule `comments` also removes comments from the corpus.
 
     Returns:
-        The split, then two dicts of counts as from `filter_rows`, for the pairs and for the corpus.
+        The remaining split, and two dicts of counts as in `filter_rows`, one for the pairs and one for the corpus.
     """
     pairs = split.to_pairs()
     numbered = pairs.add_column("pair", list(range(len(pairs))))
@@ -105,7 +105,7 @@ def filter_split(split: Split, rules: Sequence[str], name: str) -> tuple[Split, 
 
 
 def _without_comments(table: pa.Table) -> pa.Table:
-    """Removes comments from `code` and `code_tokens`. The column `had_comments` tells which rows changed."""
+    """Removes comments from `code` and `code_tokens`. Adds a column `had_comments` that marks the changed rows."""
     rows = []
     for row in table.to_pylist():
         bare = dataflow.remove_comments(row["code"], row["language"])
@@ -119,7 +119,7 @@ def _without_comments(table: pa.Table) -> pa.Table:
 
 
 def _judge(table: pa.Table, rules: Sequence[str]) -> pa.Table:
-    """Returns for each row the first rule that it breaks and, if duplicates are dropped, hashes of its tokens."""
+    """Returns the first rule that each row breaks and, if duplicates are dropped, a hash of each row's tokens."""
     rows = table.to_pylist()
     row_rules = [rule for rule in ROW_RULES if rule in rules]
     verdicts = []

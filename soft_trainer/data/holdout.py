@@ -1,4 +1,4 @@
-"""Divides pairs into train, valid and test, and drops training pairs that are also in valid or test."""
+"""Divides pairs into train, valid and test, and drops training pairs that also occur in valid or test."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ BLANK = text_ids([""])[0]
 def divided(split: Split, random: bool = True) -> dict[str, Split]:
     """Divides pairs into train, valid and test, and prints the size of each.
 
-    The column `partition` decides if it contains at least two splits. Otherwise, about 80 % become train, 10 % valid
+    If the column `partition` contains at least two splits, it decides. Otherwise, about 80 % become train, 10 % valid
     and 10 % test, and all rows of a repository go to the same split. With fewer than three repositories, rows with the
     same id, query or code go to the same split instead. Finally, training rows whose id, query or code is in valid or
     test are dropped.
 
     Args:
-        random: whether to divide pairs without a usable `partition`. If False, they all become train.
+        random: whether to divide pairs without a usable `partition`. If False, all of them become train.
 
     Raises:
         UserError: there are too few rows.
@@ -96,9 +96,9 @@ def _divided_at_random(rows: Dataset, hashes: Mapping[str, np.ndarray]) -> tuple
 
 
 def held_out(split: Split, parts: Mapping[str, np.ndarray]) -> dict[str, Split]:
-    """Makes evaluation splits from some of a split's pairs. They share one corpus: the codes of these pairs.
+    """Makes evaluation splits from some of a split's pairs. The new splits share a corpus, the codes of these pairs.
 
-    Codes with equal ids occur only once in the corpus.
+    Each id occurs only once in the corpus.
 
     Args:
         parts: the indices of the pairs, keyed by the new split's name.
@@ -140,7 +140,7 @@ def without_held_out(train: Split, evaluated: Iterable[Split], corpora: bool = F
     """Drops the training pairs whose id, query or code also occurs in a pair of an evaluation split.
 
     Args:
-        corpora: whether to drop also pairs whose code or id occurs anywhere in the evaluation corpora.
+        corpora: whether to also drop pairs whose code or id occurs anywhere in the evaluation corpora.
     """
     others = []
     for split in evaluated:
@@ -152,7 +152,7 @@ def without_held_out(train: Split, evaluated: Iterable[Split], corpora: bool = F
 
 
 def warn_of_overlap(evaluated: Mapping[str, Split], train: Split) -> None:
-    """Warns how many pairs of each evaluation split share an id, a query or a code with a training pair, if any."""
+    """Warns if pairs of an evaluation split share an id, a query or a code with a training pair. Prints how many."""
     trained = row_hashes(train.to_pairs()) if evaluated else {}
     for name, split in evaluated.items():
         equal = equal_rows(row_hashes(split.to_pairs()), [trained])

@@ -40,7 +40,7 @@ def check_languages(languages: Sequence[str], reader: str | None = "CodeSearchNe
 def languages_in(data: Mapping[str, Dataset]) -> list[str]:
     """Returns the programming languages in several data sets, most common first.
 
-    A row's language comes from the column `language` or, without that column, from the file extension in `path`.
+    A row's language comes from the column `language` or, if that column is missing, from the extension of `path`.
     """
     counts: Counter[str] = Counter()
     for rows in data.values():

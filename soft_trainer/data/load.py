@@ -56,27 +56,27 @@ def load_rows(
 ) -> dict[str, Split]:
     """Loads the splits train, valid and test of a data source, each with queries, corpus and judgments.
 
-    The column names in `PAIRS` are recognised. If there are only training rows, they are divided: by the column
-    `partition` if it contains at least two splits, otherwise by repository, or at random if there are fewer than three
-    repositories. Training rows whose id, query or code is also in valid or test are then dropped. The id of a code is
+    Columns with a name in `PAIRS` are detected automatically. If there are only training rows, they are divided by the
+    column `partition` (if it contains at least two splits), by repository, or at random (if there are fewer than three
+    repositories). Training rows whose id, query or code is also in valid or test are then dropped. The id of a code is
     its `url` in rows with CodeSearchNet's columns, otherwise its text. The corpus of valid and test is `codebase` or,
-    without one, the codes of both splits. Columns are renamed to CodeSearchNet's names; `repr(split)` lists the old
-    and the new names.
+    if there is none, the codes of both splits. Columns are renamed to CodeSearchNet's names; `repr(split)` lists the
+    old and the new names.
 
     Args:
         source: a file or a folder of JSON Lines, CSV or Parquet, a folder written by `save_to_disk`, a folder in the
             layout of BEIR, CoSQA or CoSQA+, a name on the Hub, a data frame, a list of dicts, or a `Dataset`. A dict
             maps either splits to rows, or names to several such sources.
-        query_column, code_column: the names of these columns, if they are not recognised.
+        query_column, code_column: the names of these columns, if they are not detected.
         id_column: the column with the code's id. The default is described above.
-        codebase: the corpus, as a data frame, a list of dicts or a `Dataset`, if the source has none.
+        codebase: the corpus, as a data frame, a list of dicts or a `Dataset`, if the source has no corpus.
         language: the configuration of a data set on the Hub, such as "ruby" for CodeSearchNet.
         revision: the branch, tag or commit of a data set on the Hub.
-        needed: the splits that the caller uses. Rows of train alone are divided if valid or test is needed. If train
-            is not needed, it is skipped unless there is no other split.
+        needed: the splits that the caller uses. If valid or test is needed but there is only train, train is divided.
+            If train is not needed, it is skipped unless there is no other split.
         check: whether to raise an error for rows without a text or without a relevant code.
-        divide: whether to divide rows whose file or key is not named after a split. If False, they become train, or
-            test if train is not needed.
+        divide: whether to divide rows whose file or key is not named after a split. If False, these rows become train,
+            or test if train is not needed.
         one_of_several: whether the column names apply to several sources, so that this source may lack the columns.
 
     Returns:
@@ -93,8 +93,8 @@ def load_rows(
         if both := source.keys() & SPLIT_NAMES.keys():
             unknown = min(map(str, source.keys() - both))
             raise UserError(
-                f"the dict has {min(both)!r}, which is a split, and {unknown!r}, which is not"
-                f"{nearest(unknown, SPLIT_NAMES)}: pass either splits or sources with other names"
+                f"pass a dict of either splits or sources: {min(both)!r} is the name of a split, but {unknown!r} is "
+                f"not{nearest(unknown, SPLIT_NAMES)}"
             )
         parts = {}
         for name, part in source.items():
@@ -147,7 +147,7 @@ def load_rows(
 
 
 def _files_of(path: Path) -> dict[str, str]:
-    """Returns the path of each split's file, for messages. Splits with several files are skipped."""
+    """Returns the path of each split's file, for messages. Skips splits with several files."""
     if is_saved(path):
         return {}
     return {split: str(files[0]) for split, files in row_files(path).items() if len(files) == 1}
@@ -165,9 +165,9 @@ def make_splits(
     Args:
         tables: the rows, keyed by split. The rows of `codebase` are the corpus of all splits except train.
         place: where the rows come from, for messages.
-        names: the column names that the user has set.
+        names: the column names set by the user.
         check: whether to raise an error for rows without a text or without a relevant code.
-        files: the paths of some splits, for messages.
+        files: the paths of some splits' files, for messages.
 
     Raises:
         UserError: a table is empty, a column is missing or is not text, there is no corpus, or `check_split` fails.
@@ -189,8 +189,8 @@ def make_splits(
             known = ", ".join(rows.column_names)
             if side == "code" and name not in ("train", "codebase"):
                 raise UserError(
-                    f"{places[name]}: no corpus to rank for these queries: the rows have {known}; set code_column, or "
-                    "add a corpus: codebase.jsonl in the folder, or codebase= in Python"
+                    f"{places[name]}: these queries have no corpus to rank. The rows have {known}. Set code_column, "
+                    "or add a corpus (codebase.jsonl in the folder, or codebase= in Python)"
                 )
             hint = f"; set {side}_column"
             if len(rows.column_names) == 1 and (separator := next(filter(known.__contains__, ";\t|"), None)):
@@ -224,8 +224,8 @@ def make_splits(
 def join_sources(sources: Sources, profile: EncoderProfile) -> dict[str, Split]:
     """Joins the training pairs of several sources, and gives their other splits names such as `test-NAME`.
 
-    In train, one column has the text that the encoder reads from the queries, and another has the text of the codes.
-    Training pairs that also occur in another source's valid or test are dropped, and their number is printed.
+    In train, one column has the query text that the encoder reads, and another has the code text. Training pairs that
+    also occur in another source's valid or test are dropped, and the number of dropped pairs is printed.
 
     Raises:
         UserError: a source lacks the columns that the encoder reads.
@@ -241,7 +241,7 @@ def join_sources(sources: Sources, profile: EncoderProfile) -> dict[str, Split]:
                 others += [split for key, split in parts.items() if key != "train"]
         train = without_held_out(splits["train"], others)
         if dropped := len(splits["train"].judgments) - len(train.judgments):
-            print_on_main(f"{name}: dropped {dropped:,} training pairs that are in another source's valid or test")
+            print_on_main(f"{name}: dropped {dropped:,} training pairs that occur in another source's valid or test")
         queries = _common_columns(train.queries, "query", profile)
         trains[name] = dataclasses.replace(
             train, queries=queries, corpus=_common_columns(train.corpus, "code", profile)
@@ -254,7 +254,7 @@ def join_sources(sources: Sources, profile: EncoderProfile) -> dict[str, Split]:
 
 
 def _common_columns(rows: Dataset, side: str, profile: EncoderProfile) -> Dataset:
-    """Reduces rows to the text that the encoder reads (as query or as code), `language` and `url`."""
+    """Reduces rows to `language`, `url` and the text that the encoder reads as query or code (`side`)."""
     columns = getattr(profile, f"{side}_columns")
     usual = {"query": "docstring", "code": "code"}[side]
     target = usual if usual in columns else columns[0]
@@ -270,7 +270,7 @@ def _common_columns(rows: Dataset, side: str, profile: EncoderProfile) -> Datase
 def training_split(
     rows, name: str = "train_dataset", names: ColumnNames = ANY_COLUMNS, profile: EncoderProfile | None = None
 ) -> Split | None:
-    """Makes a split from a trainer's `train_dataset`: a `Dataset`, a data frame, a list, or a dict of several sources.
+    """Makes a split from a trainer's `train_dataset`, a `Dataset`, a data frame, a list, or a dict of several sources.
 
     A `Split` is returned unchanged.
 
@@ -284,7 +284,7 @@ def training_split(
             raise UserError(f"{name}: the dict contains no data set")
         if "train" in rows and len(SPLIT_NAMES.keys() & rows.keys()) > 1:
             raise UserError(
-                f"{name}: the dict has the splits {', '.join(rows)}: pass only the training rows, rows['train']"
+                f"{name}: the dict has the splits {', '.join(rows)}; pass only the training rows, rows['train']"
             )
         parts = {key: {"train": training_split(part, f"{name}[{key!r}]", names)} for key, part in rows.items()}
         return join_sources(parts, profile)["train"]
@@ -331,7 +331,7 @@ def evaluation_splits(
 
 
 def as_rows(rows, name: str) -> Dataset:
-    """Converts a list of dicts, a data frame or a `Dataset` to a `Dataset` without a format.
+    """Converts a list of dicts, a data frame or a `Dataset` to a `Dataset` that has no format set.
 
     Raises:
         UserError: the list is empty, two columns of a data frame have the same name, a column mixes types, or the rows
@@ -343,7 +343,7 @@ def as_rows(rows, name: str) -> Dataset:
         frame = rows.set_axis(rows.columns.map(str), axis=1)
         repeated = frame.columns[frame.columns.duplicated()]
         if len(repeated):
-            raise UserError(f"{name}: two columns are called {repeated[0]!r}: rename one of them")
+            raise UserError(f"{name}: two columns are called {repeated[0]!r}; rename one of them")
         try:
             return with_plain_text(Dataset.from_pandas(frame, preserve_index=False))
         except pa.ArrowException as error:
@@ -355,7 +355,7 @@ def as_rows(rows, name: str) -> Dataset:
         columns = dict.fromkeys(chain.from_iterable(rows))
         return Dataset.from_list([dict.fromkeys(columns) | row for row in rows])
     if isinstance(rows, str | Path):
-        raise UserError(f"{name}={rows}: expected rows, not a name: load it with load_rows first")
+        raise UserError(f"{name}={rows}: expected rows, not a name; load them with load_rows first")
     raise UserError(
         f"{name}: expected a datasets.Dataset, a data frame or a list of dicts, not {type(rows).__name__}; "
         "collect the rows of a stream first, because rows are identified by their index"
@@ -379,6 +379,6 @@ def load_judged(folder: Path) -> dict[str, Split]:
         splits = load_cosqa(folder, files)
     if has_cosqa_plus(files):
         if "test" in splits:
-            raise UserError(f"{folder}: both CoSQA and CoSQA+ have test queries: put them into separate folders")
+            raise UserError(f"{folder}: both CoSQA and CoSQA+ have test queries; put them into separate folders")
         splits["test"] = load_cosqa_plus(folder, files)
     return splits

@@ -1,4 +1,4 @@
-"""Reads the column `negatives`, which lists hard negatives: codes that do not answer the row's query."""
+"""Reads the column `negatives`, which lists each row's hard negatives, codes that do not answer the query."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ URL = re.compile(r"code:[0-9a-f]{32}$|https?://\S+$")  # such a value is an id, 
 
 
 def with_negative_columns(rows: Dataset, place: str) -> Dataset:
-    """Merges the columns `negative`, `negative_1` and so on of sentence-transformers into one column `negatives`."""
+    """Merges sentence-transformers columns (`negative`, `negative_1` and so on) into one column `negatives`."""
     names = [name for name in rows.column_names if COLUMN.fullmatch(name)]
     if not names or NEGATIVES in rows.column_names:
         return rows
-    print_on_main(f"{place}: {', '.join(names)}: hard negatives, used only if negatives_per_query is set")
+    print_on_main(f"{place}: hard negatives in {', '.join(names)} are used only if negatives_per_query is set")
     values = zip(*(rows[name][:] for name in names), strict=True)
     negatives = [[text for text in texts if text] for texts in values]
     return rows.remove_columns(names).add_column(NEGATIVES, negatives)
 
 
 def with_negatives(rows: Dataset, corpus: Dataset, urls: np.ndarray) -> tuple[Dataset, np.ndarray]:
-    """Resolves the column `negatives` to codes in the corpus, and adds codes that are not there yet.
+    """Finds the codes that the column `negatives` lists in the corpus, and adds the missing codes to the corpus.
 
     Args:
         rows: training rows with the column `negatives`.
@@ -78,14 +78,14 @@ def _names(names, row: int) -> list[str]:
 
 
 def _code_texts(corpus: Dataset) -> list[str]:
-    """Returns the text of each code in the corpus, for comparison with negatives. Joins tokens by spaces."""
+    """Returns the text of each code in the corpus, for comparison with negatives. Joins tokens with spaces."""
     if "code" in corpus.column_names:
         return [code or "" for code in corpus["code"]]
     return [" ".join(tokens or ()) for tokens in corpus["code_tokens"]]
 
 
 def _code_row(code: str, corpus: Dataset, row: int) -> dict:
-    """Makes a corpus row for a negative that is not in the corpus yet, in the language of the row that lists it."""
+    """Makes a corpus row for a negative that is not in the corpus yet, with the language of the row that lists it."""
     values = {"original_string": code, "code": code, "code_tokens": code.split()}
     if "language" in corpus.column_names:
         values["language"] = corpus[row]["language"]

@@ -31,11 +31,11 @@ def check_split(
     Args:
         name: the name of the split in messages. For "train", relevant codes are not checked.
         profile: the encoder that reads the rows. If None, a row needs a text in any query or code column.
-        files: where queries and codes come from, for messages, keyed by "query" and "code".
+        files: the files that queries and codes come from, for messages, keyed by "query" and "code".
 
     Raises:
         UserError: the split is empty, a column is missing, rows have no text, or a query has no relevant code. The
-            message lists the file and the row numbers.
+            message gives the file and the row numbers.
     """
     places = {"query": name, "code": "train" if name == "train" else "codebase"} | (files or {})
     for side, rows in (("query", split.queries), ("code", split.corpus)):
@@ -72,10 +72,12 @@ def check_labels(rows: Dataset, place: str) -> None:
         if len(wrong):
             raise UserError(
                 f"{place}, {_listed(wrong)}: column {column!r} is {rows[column][int(wrong[0])]}, but every row's code "
-                f"counts as relevant to its query: keep only the rows with {column} 1"
+                f"counts as relevant to its query; keep only the rows with {column} 1"
             )
     if unread := columns_in(rows, UNREAD):
-        print_on_main(f"{place}: column {unread[0]!r} is ignored: every row's code counts as relevant to its query")
+        print_on_main(
+            f"{place}: ignoring column {unread[0]!r}, because every row's code counts as relevant to its query"
+        )
 
 
 def _check_relevant(split: Split, places: Mapping[str, str]) -> None:
@@ -105,19 +107,20 @@ def _check_relevant(split: Split, places: Mapping[str, str]) -> None:
     if counts.sum() > MOST_RELEVANT * (len(split.queries) + len(split.corpus)):
         raise UserError(
             f"{places['query']}, row {counts.argmax() + 1} shares its id with {counts.max():,} codes, and so do most "
-            "rows: each code needs a unique id"
+            "other rows. Each code needs a unique id"
         )
 
 
 def drop_unusable_rows(split: Split, name: str, profile: EncoderProfile) -> tuple[Split, tuple[int, int]]:
-    """Drops queries and codes without a text, and then queries that have lost all of their relevant codes.
+    """Drops queries and codes without text, and then queries that have no relevant code left.
 
     Args:
         name: the split's name. For "train", the function drops pairs.
         profile: the encoder that reads the rows.
 
     Returns:
-        The remaining split, and two counts of training pairs or queries: the original number and the dropped number.
+        The remaining split, and two numbers of training pairs or queries: how many there were, and how many were
+            dropped.
 
     Raises:
         UserError: the split lacks a column.
@@ -145,7 +148,7 @@ def _with_text(rows: Dataset, side: str, profile: EncoderProfile) -> np.ndarray:
 
 
 def blank_rows(rows: Dataset, columns: list[str]) -> np.ndarray:
-    """Returns the indices of rows whose values in all of `columns` are missing, blank or empty lists, int64[n].
+    """Returns the indices of rows in which all of `columns` are missing, blank or empty lists, int64[n].
 
     Raises:
         UserError: a column does not contain text.

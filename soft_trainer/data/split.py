@@ -1,6 +1,6 @@
 """Defines `Split`: queries, a corpus of codes, and relevance judgments, for training and evaluation.
 
-Judgments alone connect queries and codes; positions mean nothing. Rows are never merged: every query row is ranked
+Only judgments connect queries with codes. Positions mean nothing. Rows are never merged, so every query row is ranked
 against every row of the corpus.
 """
 
@@ -29,7 +29,7 @@ CODE_COLUMNS = ("original_string", "code", "code_tokens")
 
 @dataclass(frozen=True)
 class EqualIds:
-    """Relevance by equal ids: a code is relevant to the queries with the same id. Needs no Q x C matrix.
+    """Relevance by equal ids: a code is relevant to the queries with the same id. This needs no Q x C matrix.
 
     Args:
         queries (`int32[Q]`), codes (`int32[C]`): each row's id as a number. Equal ids have equal numbers.
@@ -40,7 +40,7 @@ class EqualIds:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The number of queries and the number of codes, (Q, C)."""
+        """The numbers of queries and codes, (Q, C)."""
         return len(self.queries), len(self.codes)
 
     @property
@@ -50,7 +50,7 @@ class EqualIds:
 
     @classmethod
     def joined(cls, parts: Sequence[EqualIds]) -> EqualIds:
-        """Concatenates the ids of several sources, renumbered so that no two sources share an id."""
+        """Concatenates the ids of several sources, and renumbers them so that no two sources share an id."""
         queries = []
         codes = []
         start = 0
@@ -71,12 +71,12 @@ class EqualIds:
 
 
 class Judgments:
-    """Relevance judgments for Q queries and C codes: which codes are relevant, which are negatives.
+    """Relevance judgments for Q queries and C codes: which codes are relevant and which are negatives.
 
     Args:
         relevant (`csr[Q, C]` or `EqualIds`): the grade of each relevant code, above 0, or 1 if there are no grades.
-            `EqualIds` become a matrix only when `relevant` is read, because one id may have many rows.
-        negatives (`csr[Q, C]`, *optional*): codes known not to answer a query, with the score of the pair or NaN.
+            `EqualIds` are turned into a matrix only when `relevant` is read, because one id may have many rows.
+        negatives (`csr[Q, C]`, *optional*): codes that do not answer a query, with the score of the pair or NaN.
         examples (`int64[P, 2]`, *optional*): the (query, code) pairs to train on. By default, all relevant pairs.
         gain: how nDCG computes the gain of a grade g. "linear" is g, as in trec_eval. "exponential" is 2^g - 1, as in
             the CodeSearchNet challenge. None means that there are no grades.
@@ -188,7 +188,7 @@ class Split:
         return f"Split({sizes}; {'; '.join(columns)})"
 
     def to_pandas(self) -> pd.DataFrame:
-        """Returns a data frame with a query and a relevant code per row, and a column `grade` if there are grades."""
+        """Returns a data frame with one query and relevant code per row, and their `grade` if there are grades."""
         sides = dataclasses.replace(
             self, queries=_without(self.queries, CODE_COLUMNS), corpus=_without(self.corpus, QUERY_COLUMNS)
         )
@@ -240,7 +240,8 @@ class Split:
 
         Args:
             pairs (`int64[P, 2]`): distinct pairs of row indices in `queries` and `corpus`.
-            grades (`float[P]`): the grade of each pair. Above 0, the code is relevant, otherwise a negative.
+            grades (`float[P]`): the grade of each pair. A code is relevant if its grade is above 0, otherwise a
+                negative.
             gain: see `Judgments`.
         """
         pairs = np.asarray(pairs, dtype=np.int64).reshape(-1, 2)
@@ -258,7 +259,7 @@ class Split:
     def joined(cls, parts: Mapping[str, Split]) -> Split:
         """Concatenates the splits of several sources, keyed by name. The sources must have the same columns.
 
-        Equal ids in different sources do not make a code relevant. Equal texts still do, in `RelevantCodes`.
+        Equal ids in different sources do not make a code relevant. Equal texts still do (see `RelevantCodes`).
         """
         judged = [part.judgments for part in parts.values()]
         if all(isinstance(each.stored, EqualIds) for each in judged):
@@ -284,7 +285,7 @@ class Split:
         return cls(queries, corpus, Judgments(relevant, negatives, np.concatenate(pairs)), counts)
 
     def select(self, queries: np.ndarray | None = None, codes: np.ndarray | None = None) -> Split:
-        """Selects queries and codes by their int64 indices, whose order becomes the new order. None selects all.
+        """Selects queries and codes by int64 indices, in the order of the indices. None selects all.
 
         Judgments and pairs of other queries or codes are dropped.
         """
@@ -303,8 +304,8 @@ class Split:
     def keep(self, pairs: np.ndarray) -> Split:
         """Selects training pairs by their indices in `judgments.pairs()`, in ascending order.
 
-        Queries without a remaining pair are dropped. A code is dropped if it had pairs, has lost them all, and is not
-        a negative of a remaining query.
+        Queries without a remaining pair are dropped. A code is dropped if it has lost all of its pairs and is not a
+        negative of a remaining query.
         """
         every = self.judgments.pairs()
         kept = every[pairs]
@@ -350,7 +351,7 @@ class Split:
 
 
 class RelevantCodes:
-    """Looks up the relevant codes of queries by judgments and equal texts.
+    """Looks up queries' relevant codes, by judgments and by equal texts.
 
     A code is relevant to a query if the judgments contain a relevant pair with the same two texts. Texts are compared
     as the encoder reads them.
@@ -389,11 +390,11 @@ class RelevantCodes:
 
     @property
     def key(self) -> list:
-        """The arrays that determine all look-ups, for a cache key."""
+        """The arrays that determine the result of every look-up, for use in a cache key."""
         return [self.of_texts, self.ids_of_texts, self.query_texts, self.code_texts]
 
     def restricted(self, codes: np.ndarray) -> RelevantCodes:
-        """Returns a look-up among selected codes, int64 indices. Their order becomes the new numbering."""
+        """Returns a look-up for selected codes only (int64 indices), renumbered in the order of the indices."""
         part = copy.copy(self)
         part.code_texts = self.code_texts[codes]
         vars(part).pop("_order", None)
@@ -453,7 +454,7 @@ def _without(rows: Dataset, columns: Sequence[str]) -> Dataset:
 
 
 def _column(rows: Dataset, name: str) -> np.ndarray:
-    """Returns the values of a column, object[rows]. Missing and empty values, or all without the column, are None."""
+    """Returns a column's values, object[rows]. Missing or empty values are None. Without the column, all are None."""
     if name not in rows.column_names:
         return np.full(len(rows), None, dtype=object)
     values = pd.Series(rows[name][:], dtype=object)
@@ -461,7 +462,7 @@ def _column(rows: Dataset, name: str) -> np.ndarray:
 
 
 def _matrix(pairs: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> sparse.csr_matrix:
-    """Returns a sparse matrix with values at (row, column) pairs and int32 indices. Sums values of repeated pairs."""
+    """Makes a sparse matrix with int32 indices from values at (row, column) pairs. Sums repeated pairs."""
     indices = pairs.astype(np.int32)
     matrix = sparse.csr_matrix((values, (indices[:, 0], indices[:, 1])), shape=shape)
     matrix.sort_indices()
@@ -474,7 +475,7 @@ def _marks(pairs: np.ndarray, shape: tuple[int, int]) -> sparse.csr_matrix:
 
 
 def _numbered(ids: np.ndarray) -> np.ndarray:
-    """Replaces ids by numbers, int32[n]. Equal ids get equal numbers, and each None gets a unique number."""
+    """Replaces ids with numbers, int32[n]. Equal ids get equal numbers, and each None gets a unique number."""
     numbers, known = pd.factorize(ids)
     missing = numbers < 0
     numbers[missing] = len(known) + np.arange(missing.sum())

@@ -27,9 +27,9 @@ def data_statistics(splits: Mapping[str, Split], profile: EncoderProfile, tokeni
 
     Returns:
         `{split: {"rows": int, "query": {"mean", "p95", "cut", "duplicates"}, "code": {...}}}`. Valid and test have
-        only "query"; their corpus is the split "codebase". Lengths are in tokens before truncation, including special
-        tokens. `cut` is the fraction of truncated texts. `duplicates` is the number of texts that repeat an earlier
-        text.
+        only "query", because their corpus is the split "codebase". Lengths are in tokens before truncation, including
+        special tokens. `cut` is the fraction of truncated texts. `duplicates` is the number of texts that repeat an
+        earlier text.
     """
     read = {}
     corpora = {}
@@ -62,8 +62,8 @@ def statistics_table(statistics: dict[str, dict], paper_language: str | None = N
     """Formats the result of `data_statistics` as a Markdown table.
 
     Args:
-        paper_language: a language of CodeSearchNet, whose row counts in the paper are added as a column.
-        complete: True if `statistics` covers all splits of the data, so that the table lists missing splits.
+        paper_language: a language of CodeSearchNet. The paper's row counts for this language become a column.
+        complete: True if `statistics` covers all splits of the data. The table then also lists missing splits.
     """
     paper = {}
     if paper_language is not None:

@@ -1,4 +1,4 @@
-"""Tokenises all queries and all codes once, and keeps the token ids in memory-mapped files."""
+"""Tokenises all queries and codes once, and keeps the token ids in memory-mapped files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TOKENIZED_BY_PROCESS = 20_000  # the rows that make another process worthwhile; 
 class TokenColumn:
     """The token ids of all rows, one array per row, read from a data set without copying.
 
-    Sending a column to another process is cheap: for a data set on disk, its pickle contains only the file's path.
+    Sending a column to another process is cheap. If the data set is on disk, the pickle contains only the file's path.
 
     Args:
         dataset: rows without an index mapping.
@@ -84,12 +84,12 @@ class GraphColumn:
 
 
 def columns_in(dataset: Dataset, columns: Iterable[str]) -> list[str]:
-    """Returns those of `columns` that the data set has, in the order of `columns`."""
+    """Returns the columns in `columns` that the data set has, in the order of `columns`."""
     return [name for name in columns if name in dataset.column_names]
 
 
 def text_column(dataset: Dataset, columns: Sequence[str], side: str) -> str:
-    """Returns the first of `columns` that the data set has: the column with the text of queries or codes.
+    """Returns the first column in `columns` that the data set has, to read the text of queries or codes from.
 
     Args:
         side: "query" or "code", for messages.
@@ -108,7 +108,7 @@ def text_column(dataset: Dataset, columns: Sequence[str], side: str) -> str:
 
 
 def check_language_column(rows: Dataset, name: str) -> None:
-    """Raises UserError if there is no column `language`. `name` is the name of the rows in the message."""
+    """Raises UserError if there is no column `language`. The message calls the rows `name`."""
     if "language" not in rows.column_names:
         remedy = "add it to the rows, or set language"
         raise UserError(f"{name}: no column 'language', which an encoder with data flow needs to parse code: {remedy}")
@@ -154,7 +154,7 @@ def column_of(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -
         A `GraphColumn` for codes if the encoder reads data flow, otherwise a `TokenColumn`.
 
     Raises:
-        UserError: the rows lack the text columns, or the encoder reads data flow and they lack `language`.
+        UserError: the rows lack the text columns, or lack `language` although the encoder reads data flow.
     """
     if side == "code" and profile.data_flow_length:
         graphs = _with_data_flow(dataset, profile, tokenizer)
@@ -163,7 +163,7 @@ def column_of(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -
 
 
 def _with_data_flow(dataset: Dataset, profile: EncoderProfile, tokenizer) -> Dataset:
-    """Parses all codes on all cores. Returns rows with token ids, positions, and the data flow's nodes and edges."""
+    """Parses all codes, on all CPU cores. Returns rows with token ids, positions, and data-flow nodes and edges."""
     check_language_column(dataset, "rows")
     column = text_column(dataset, profile.code_columns, "code")
     lengths = profile.code_length, profile.data_flow_length
@@ -180,9 +180,9 @@ def _with_data_flow(dataset: Dataset, profile: EncoderProfile, tokenizer) -> Dat
 
 
 def processes_for(rows: int, least: int) -> int | None:
-    """Returns `num_proc` for `Dataset.map`: at most one process per core, and at least `least` rows per process.
+    """Returns `num_proc` for `Dataset.map`: at most one process per core, each with at least `least` rows.
 
-    None means that no process is started.
+    The result is None if no process should be started.
     """
     processes = min(os.cpu_count() or 1, rows // least)
     if processes > 1:
@@ -191,7 +191,7 @@ def processes_for(rows: int, least: int) -> int | None:
 
 
 def mapped(dataset: Dataset, columns: list[str], run, features: Features, made_from: list, **options) -> Dataset:
-    """Applies `run` to batches of some columns, as Arrow tables. For data sets on disk, the result is cached.
+    """Applies `run` to batches of some columns, as Arrow tables. If the data set is on disk, the result is cached.
 
     Args:
         columns: the columns that `run` reads.
@@ -212,7 +212,7 @@ def mapped(dataset: Dataset, columns: list[str], run, features: Features, made_f
 
 
 def tokenized(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -> Dataset:
-    """Tokenises all queries or all codes (`side`). For data sets on disk, the result is cached.
+    """Tokenises all queries or all codes (`side`). If the data set is on disk, the result is cached.
 
     Returns:
         The columns `ids` (truncated), `length` (in tokens before truncation) and `text` (see `text_ids`).

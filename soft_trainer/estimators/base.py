@@ -23,8 +23,8 @@ class Estimator:
     """Base class for estimators, which compute how similar the queries and codes of the training split are.
 
     Subclasses implement `fit` and `similarity`. A row is an index into the queries or the corpus of the split passed
-    to `fit`. Estimators return raw similarities; `soft_trainer.weights` applies softmax, temperature, alpha, beta and
-    floor.
+    to `fit`. Estimators return raw similarities. `soft_trainer.weights` applies the softmax, temperature, alpha, beta
+    and floor.
 
     Attributes:
         alpha, beta, temperature: the default settings for this similarity (Table 7).
@@ -33,10 +33,10 @@ class Estimator:
         distill_temperature: the default temperature for `distill_weight`. At this temperature, the softmax of the
             similarities is the distribution that the underlying encoder was trained to produce.
         compares_codes: True if queries are compared with codes, so that a code may be more similar to a query than the
-            query's positive. False if queries are compared with queries. Positive-aware weights then do not apply,
-            because the positive always has the largest similarity.
-        in_workers: True if data workers may call `similarity` ahead of the step. In that case, it must not need a GPU,
-            and the fitted estimator must be picklable.
+            query's positive. False if queries are compared with queries. In that case, positive-aware weights do not
+            apply, because the positive always has the largest similarity.
+        in_workers: True if data workers may call `similarity` before the step. In that case, the method must not need
+            a GPU, and the fitted estimator must be picklable.
     """
 
     alpha: float = 1.0
@@ -49,7 +49,7 @@ class Estimator:
     in_workers: bool = False
 
     def __repr__(self) -> str:
-        """Formats the estimator as a constructor call with the arguments that differ from their defaults."""
+        """Formats the estimator as a constructor call with all arguments that differ from their defaults."""
         changed = []
         for name, parameter in inspect.signature(type(self)).parameters.items():
             value = getattr(self, name, parameter.default)
@@ -67,7 +67,7 @@ class Estimator:
         """Receives the encoder to be trained, before training. Most estimators ignore it."""
 
     def fit(self, split: Split) -> None:
-        """Prepares the estimator for the queries and the corpus of a split. Runs before the first step."""
+        """Prepares the estimator for a split's queries and corpus. Runs before the first step."""
         raise NotImplementedError
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
@@ -89,8 +89,8 @@ class NeighbourEstimator(Estimator):
     ) -> Neighbours:
         """Finds the k codes most similar to each query, except excluded codes.
 
-        Every process calls this method after `fit`. The built-in estimators compute the neighbours on the main
-        process only (`cached_neighbours`) and share the result. A user's implementation runs on every process.
+        Every process calls this method after `fit`. The built-in estimators compute the neighbours only on the main
+        process (`cached_neighbours`) and share the result. A user's implementation runs on every process.
 
         Args:
             k: the number of neighbours per query.
@@ -102,7 +102,7 @@ class NeighbourEstimator(Estimator):
 
 
 def checked_similarity(estimator, query_rows: Rows, code_rows: Rows) -> Tensor:
-    """Calls `estimator.similarity` without gradient and checks the result, Tensor[Q, C] in float32 or higher.
+    """Calls `estimator.similarity` without gradients and checks the result, Tensor[Q, C] in float32 or higher.
 
     Raises:
         UserError: the estimator did not return a Tensor[Q, C], or returned NaN.
@@ -147,7 +147,7 @@ class CodeValues:
         """Returns the matrix row that represents each code, int64.
 
         Raises:
-            UserError: queries represent codes, and a code has no query.
+            UserError: queries represent codes, but a code has no query.
         """
         rows = as_array(code_rows)
         if self.first is not None:
@@ -165,7 +165,8 @@ class CodeValues:
             values: the matrix of values.
             codes: the sorted indices of the codes to search. By default, all codes.
             excluded: the codes that cannot be neighbours of a query.
-            find: returns the neighbours, given the matrix rows of the codes to search, and `excluded` for these codes.
+            find: returns the neighbours. The arguments are the matrix rows of the codes to search, and `excluded` for
+                these codes.
         """
         if self.first is not None:
             with_query = np.flatnonzero(self.first >= 0)

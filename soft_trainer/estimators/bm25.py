@@ -1,7 +1,7 @@
-"""Implements the BM25 estimator, and BM25 weights of sparse term counts, which lexical search uses too.
+"""Implements the BM25 estimator, and BM25 weights of sparse term counts, which lexical search also uses.
 
-rank_bm25 and bm25s would have to build an index in every step, because the statistics change with each batch. For 256
-queries, they take 83 and 12 times as long (`benchmarks/bm25.py`).
+The libraries rank_bm25 and bm25s would have to build an index in every step, because the statistics change with each
+batch. For 256 queries, they take 83 and 12 times as long (`benchmarks/bm25.py`).
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ class BM25Estimator(NeighbourEstimator):
             at whitespace.
         document_column: the column with the tokens of documents. By default, `column`. With `code_tokens`, queries are
             scored against codes, another possible reading of the paper.
-        k1, b: the parameters for saturation and for length normalisation.
+        k1, b: the parameters of saturation and of length normalisation.
         idf: "okapi" (as in rank_bm25, a negative idf is raised to a quarter of the mean), "robertson" (the published
             formula, negative for a token in more than half of the documents) or "lucene" (always positive).
-        scope: the documents from which document frequencies and the mean length are computed. "batch" uses the
+        scope: the documents to compute document frequencies and the mean length from. "batch" uses the
             documents of `code_rows`, as published. "corpus" uses the whole training set.
-        average_length: the mean length of a document. By default, it is computed from the documents in scope.
+        average_length: the mean length of a document. By default, the mean over the documents in scope.
         cache_dir: the folder in which to cache neighbours for later runs. None keeps them in memory only.
 
     Raises:
-        UserError: the idf or scope is unknown. `check` and `fit` raise it if a column is missing or contains neither
-            tokens nor text.
+        UserError: the idf or scope is unknown. `check` and `fit` also raise UserError if a column is missing or
+            contains neither tokens nor text.
     """
 
     alpha = 1.5
@@ -139,7 +139,7 @@ class BM25Estimator(NeighbourEstimator):
     ) -> Neighbours:
         """Finds the k codes with the highest BM25 score for each query. Raises UserError before `fit`.
 
-        The scores use Lucene's idf and the statistics of all searched codes, whatever `idf` and `scope` are.
+        The scores always use Lucene's idf and the statistics of all searched codes, regardless of `idf` and `scope`.
         """
         check_fitted(self, "_queries")
 
@@ -160,7 +160,7 @@ class BM25Estimator(NeighbourEstimator):
 
 
 def _column(dataset: Dataset, name: str, side: str) -> pa.ChunkedArray:
-    """Returns a column of tokens or text, such as `code_tokens`. If there is none, returns `code` instead.
+    """Returns a column of tokens or text, such as `code_tokens`. If the column is missing, returns `code` instead.
 
     Raises:
         UserError: both columns are missing, or the column has missing values or contains neither tokens nor text.
@@ -249,8 +249,8 @@ def bm25_weights(
         idf: a key of `IDFS`.
         k1: the saturation parameter for term counts.
         b: the strength of the length normalisation, from 0 to 1.
-        average_length: the mean length of a document. By default, it is computed from `counts`.
-        term_idf (`float64[T]`): the idf of each term. By default, it is computed from `counts` with `idf`.
+        average_length: the mean length of a document. By default, the mean in `counts`.
+        term_idf (`float64[T]`): the idf of each term. By default, computed from `counts` with `idf`.
     """
     lengths = np.diff(np.r_[0.0, np.cumsum(counts.data, dtype=np.float64)][counts.indptr])
     if average_length is None:

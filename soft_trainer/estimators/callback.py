@@ -19,7 +19,7 @@ class EstimatorCallback(TrainerCallback):
     """A callback that supplies an estimator to the trainer, fits it before training, and logs the weights.
 
     `SoftInfoNCETrainer` looks for this callback and calls `fit`. A subclass may fit the estimator again later, in any
-    callback event. Data workers (`Estimator.in_workers`) see the change from the next epoch on.
+    callback event. Data workers (`Estimator.in_workers`) use the new estimator from the next epoch on.
 
     Args:
         estimator: an object with `fit(split)` and `similarity(query_rows, code_rows)`.
@@ -37,14 +37,14 @@ class EstimatorCallback(TrainerCallback):
         self._last: dict | None = None
 
     def fit(self, split: Split) -> None:
-        """Fits the estimator on the training split, and prints how long it took."""
+        """Fits the estimator on the training split, and prints how long that took."""
         start = time.perf_counter()
         name = type(self.estimator).__name__
         self.estimator.fit(split)
         print_on_main(f"{name} fitted on {len(split.queries):,} rows in {time.perf_counter() - start:.1f} s")
 
     def observe(self, targets: Targets, scores: Tensor, floor: float) -> None:
-        """Stores a step's targets and scores, Tensor[B, N], for `statistics`, without waiting for the device."""
+        """Stores a step's targets and scores, Tensor[B, N], for `statistics`. Does not wait for the device."""
         self._last = {"targets": targets, "scores": scores.detach(), "floor": floor}
 
     def statistics(self) -> dict[str, float]:
@@ -52,7 +52,7 @@ class EstimatorCallback(TrainerCallback):
 
         Returns:
             The mean and the minimum of the weights, and the fractions of weights at the floor and below one half.
-            `weight_entropy` is the entropy of a query's weights, relative to the entropy of equal weights.
+            `weight_entropy` is the entropy of a query's weights divided by the entropy of equal weights.
             `score_margin` is the positive's score minus the hardest negative's score. Both are means over queries.
         """
         if self._last is None:
@@ -105,7 +105,7 @@ def find_estimator_callback(callbacks) -> EstimatorCallback | None:
     """Returns the `EstimatorCallback` among a trainer's callbacks, or None.
 
     Raises:
-        UserError: several callbacks have an estimator.
+        UserError: more than one callback has an estimator.
     """
     chosen = [callback for callback in callbacks or () if isinstance(callback, EstimatorCallback)]
     if len(chosen) > 1:

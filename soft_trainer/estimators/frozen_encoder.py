@@ -60,7 +60,7 @@ class EncodedRowsEstimator(NeighbourEstimator):
         self._name, self._revision = split_revision(self.model_name_or_path)
 
     def __getstate__(self) -> dict:
-        """Returns the state for pickling, with paths instead of memory-mapped arrays, which data workers map again."""
+        """Returns the state to pickle. Memory-mapped arrays become paths, which data workers map again."""
         mapped = {name: str(value.filename) for name, value in vars(self).items() if isinstance(value, np.memmap)}
         return vars(self) | {"_mapped": mapped} | dict.fromkeys(mapped)
 
@@ -73,7 +73,7 @@ class EncodedRowsEstimator(NeighbourEstimator):
         return load_encoder(self._name, self._revision, distributed.device(), self.trust_remote_code)
 
     def encode_rows(self, dataset, side: str, encoder: Encoder) -> np.ndarray:
-        """Encodes all queries or all codes of a data set as array [rows, d], to be compared by dot product.
+        """Encodes all queries or all codes of a data set as an array [rows, d], to be compared by dot product.
 
         The embeddings are cached if the estimator has a cache folder. A GPU encodes in half precision, preferably
         bfloat16, because float16 can overflow.
@@ -82,8 +82,8 @@ class EncodedRowsEstimator(NeighbourEstimator):
             side: "query" or "code".
 
         Raises:
-            UserError: an embedding contains NaN, infinity or a value that is too large to store. In that case, nothing
-                is cached.
+            UserError: an embedding contains NaN, infinity or a value that is too large to store. Nothing is cached in
+                that case.
         """
         model = encoder.model
         profile = encoder.profile
@@ -145,7 +145,7 @@ class EncodedRowsEstimator(NeighbourEstimator):
 class SimCSEEstimator(EncodedRowsEstimator):
     """Estimates the similarity of queries and codes by the cosine of two query embeddings (Section 3.2, "SimCSE").
 
-    The query in a code's first training pair represents the code. The sentence encoder is a sentence-transformers
+    A code is represented by the query in its first training pair. The sentence encoder is a sentence-transformers
     model with its pooling, or a plain `AutoModel` with mean pooling. The paper fine-tunes `registry.PAPER_MODEL` for
     this estimator; `examples/simcse.py` shows how.
     """
@@ -166,7 +166,7 @@ class SimCSEEstimator(EncodedRowsEstimator):
 
 
 class TrainedModelEstimator(EncodedRowsEstimator):
-    """Estimates similarities with the scores of an encoder trained with InfoNCE (Section 3.2, "Trained Model").
+    """Estimates similarities as the scores of an encoder trained with InfoNCE (Section 3.2, "Trained Model").
 
     The tokenizer, lengths, pooling, score function and score scale come from that encoder's folder. They may differ
     from the settings of the encoder that is being trained.
@@ -195,7 +195,7 @@ class TrainedModelEstimator(EncodedRowsEstimator):
 
 
 class InitialModelEstimator(TrainedModelEstimator):
-    """Estimates similarities with the scores of the encoder before training, so that no other model is needed.
+    """Estimates similarities as the scores of the encoder before training, so that no other model is needed.
 
     The trainer passes its encoder to `bind`. The estimator is fitted before the first step and before a checkpoint is
     loaded, so a resumed run gets the same scores.
@@ -226,6 +226,6 @@ class InitialModelEstimator(TrainedModelEstimator):
         return self._encoder
 
     def __getstate__(self) -> dict:
-        """Returns the state for pickling, without model and tokenizer, which a fitted estimator no longer needs."""
+        """Returns the state to pickle, without the model and tokenizer, which a fitted estimator no longer needs."""
         profile_only = self._encoder and dataclasses.replace(self._encoder, model=None, tokenizer=None)
         return super().__getstate__() | {"_encoder": profile_only}

@@ -48,8 +48,8 @@ class Neighbours:
     """The k codes most similar to each of n queries, except the query's positive.
 
     Args:
-        rows (`int64[n, k]`): the indices of these codes, nearest first, padded with -1.
-        scores (`float32[n, k]`): the similarities of these codes, padded with -inf.
+        rows (`int64[n, k]`): the indices of the codes, nearest first, padded with -1.
+        scores (`float32[n, k]`): the similarities of the codes, padded with -inf.
         own (`float32[n]`): the similarity between each query and its positive.
     """
 
@@ -111,14 +111,14 @@ class Excluded:
         return own_scores
 
     def contain(self, queries: np.ndarray, codes: np.ndarray) -> np.ndarray:
-        """Tests which of K codes per query, int64[B, K], are excluded for the B queries, bool[B, K]."""
+        """Tests whether codes are excluded for their query: int64[B] queries and int64[B, K] codes give bool[B, K]."""
         found = codes == self.own[queries][:, None]
         if self.answers is None:
             return found
         return found | self.answers.contain(queries, codes)
 
     def among(self, codes: np.ndarray) -> Excluded:
-        """Returns the exclusions renumbered for a subset of codes, which must be sorted and contain all positives."""
+        """Renumbers the exclusions for a subset of the codes. The subset must be sorted and contain all positives."""
         answers = None
         if self.answers is not None:
             answers = self.answers.restricted(codes)
@@ -137,9 +137,9 @@ def nearest_rows(
 ) -> Neighbours:
     """Finds the k codes with the largest dot product with each query's vector.
 
-    With more than `exact_up_to` codes, a CPU takes candidates from a faiss index and scores them exactly. It searches
-    enough cells of the index to find 95 % of the ten nearest codes for a sample of queries, and prints the recall. A
-    GPU always computes all products.
+    A GPU always computes all products. So does a CPU for up to `exact_up_to` codes. For more codes, a CPU takes
+    candidates from a faiss index and scores them exactly. The search visits enough cells of the index to find 95 % of
+    the ten nearest codes for a sample of queries, and the recall is printed.
 
     Args:
         queries: [n, d], float32 or float16, in memory or memory-mapped.
@@ -166,10 +166,10 @@ def cached_neighbours(
 
     Args:
         folder: the cache folder. If None, neighbours stay in memory only.
-        inputs: everything that the neighbours depend on, such as the vectors of rows.
+        inputs: everything that the neighbours depend on, such as the embeddings.
 
     Raises:
-        UserError: `build` raised a UserError. Every process raises it again.
+        UserError: `build` raised a UserError. Every process raises the same error.
     """
     key = fingerprint(k, list(inputs), code_fingerprint(*MODULES))
     neighbours = problem = None
@@ -216,7 +216,7 @@ def exact_neighbours(
     entries: int = ENTRIES,
     threads: int = 1,
 ) -> Neighbours:
-    """Finds the neighbours of selected queries by scoring all codes.
+    """Finds the neighbours of selected queries by scoring every code.
 
     Args:
         score: computes the scores of a block of queries, Tensor[block, codes]. The result may be overwritten.
@@ -240,14 +240,14 @@ def exact_neighbours(
 
 
 def _padded(codes: Tensor, scores: Tensor, own: Tensor, k: int) -> Neighbours:
-    """Turns codes and scores, best first, into `Neighbours`: pads to k, and drops codes with a score of -inf."""
+    """Turns codes and scores, best first, into `Neighbours`. Drops codes with a score of -inf, and pads to k codes."""
     missing = (0, k - scores.shape[1])
     codes = F.pad(codes.masked_fill(scores == -torch.inf, -1), missing, value=-1)
     return Neighbours(codes.numpy(), F.pad(scores, missing, value=-torch.inf).numpy(), own.numpy())
 
 
 def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Returns `scores.topk(k)`, faster: only the k groups of columns with the largest maxima can contain results."""
+    """Returns `scores.topk(k)`, but faster: it searches only the k groups of columns with the largest maxima."""
     rows, width = scores.shape
     groups = width // GROUP
     if groups <= k:
@@ -261,7 +261,7 @@ def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _through_index(queries, codes, k, excluded, progress) -> Neighbours:
-    """Finds the neighbours of all queries: takes candidates from an index of compressed codes, then scores exactly."""
+    """Finds all queries' neighbours by exact scoring of candidates from an index of compressed codes."""
     generator = np.random.default_rng(0)
     index = _index(codes, generator)
     sample = np.sort(generator.choice(len(queries), min(SAMPLE, len(queries)), replace=False))
@@ -278,7 +278,7 @@ def _through_index(queries, codes, k, excluded, progress) -> Neighbours:
 
 
 def _index(codes: np.ndarray, generator: np.random.Generator):
-    """Builds a faiss index of all codes: an inverted file with k-means cells, at four bits per two dimensions."""
+    """Builds a faiss index of all codes: an inverted file with k-means cells and four bits per two dimensions."""
     try:
         import faiss  # an optional dependency
     except ImportError as error:
@@ -337,6 +337,6 @@ def recall_of(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 def blocks(rows: np.ndarray, width: int, entries: int) -> Iterator[np.ndarray]:
-    """Splits `rows` into blocks such that a matrix [block, width] has at most `entries` entries."""
+    """Splits `rows` into blocks, so that a matrix [block, width] has at most `entries` entries."""
     size = max(1, entries // max(width, 1))
     return (rows[start : start + size] for start in range(0, len(rows), size))

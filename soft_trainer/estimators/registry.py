@@ -38,7 +38,7 @@ def choose_estimator(
         trust_remote_code: whether to run code that comes with the encoder of `--estimator_model`.
 
     Returns:
-        The estimator, or None for "none".
+        The estimator, or None if the option is "none".
 
     Raises:
         UserError: the name is unknown, the module or class cannot be imported, or the encoder cannot be loaded.
@@ -52,7 +52,7 @@ def choose_estimator(
     else:
         estimator = _known(name, arguments, query_columns, trust_remote_code)
     if model and name not in DEFAULT_MODELS:
-        print_on_main(f"warning: estimator_model={model} has no effect: estimator={name} takes no model")
+        print_on_main(f"warning: estimator_model={model} has no effect, because estimator={name} takes no model")
     return estimator
 
 
@@ -114,10 +114,10 @@ def default_estimators(
 
     Returns:
         A list with the default estimator. The list is empty for plain `TrainingArguments`, for a run from the command
-        line, if there is an estimator already, or if no option needs an estimator.
+        line, if there already is an estimator, or if no option needs an estimator.
 
     Raises:
-        UserError: `args` has a teacher, and the callbacks have another estimator.
+        UserError: `args` has a teacher, but the callbacks have another estimator.
     """
     if not isinstance(args, SoftInfoNCETrainingArguments) or hasattr(args, "from_command_line"):
         return []

@@ -1,4 +1,4 @@
-"""Finds the documents with the highest score for each query by multiplying sparse matrices, such as BM25 weights."""
+"""Finds each query's highest-scoring documents by multiplying sparse matrices, such as BM25 weights."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _compare_all(queries, documents, rows: np.ndarray, k: int, excluded, progres
 
 
 def _rarest(queries: sparse.csr_matrix, postings: sparse.csr_matrix, visited: int) -> sparse.csr_matrix:
-    """Keeps the rarest terms of each query that together occur in at most `visited` documents, at least one term."""
+    """Keeps each query's rarest terms, up to `visited` documents in total, but always at least one term."""
     row = np.repeat(np.arange(queries.shape[0]), np.diff(queries.indptr))
     having = np.diff(postings.indptr)[queries.indices]
     order = np.lexsort((having, row))
@@ -95,7 +95,7 @@ def _rarest(queries: sparse.csr_matrix, postings: sparse.csr_matrix, visited: in
 
 
 def _compare_some(rare, postings, queries, documents, rows, k, excluded, progress: str | None = None) -> Neighbours:
-    """Finds the neighbours of the queries `rows` among the documents with a term in `rare`, scoring all terms."""
+    """Finds the neighbours of the queries `rows` among documents with a term in `rare`. Scores all terms."""
 
     def nearest(block: np.ndarray) -> Neighbours:
         """Finds the neighbours of a block of queries."""

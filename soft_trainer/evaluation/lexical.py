@@ -1,4 +1,4 @@
-"""Ranks a corpus by words with BM25, alone and combined with an encoder, as baselines for trained encoders."""
+"""Ranks a corpus by words with BM25, alone or combined with an encoder, as a baseline for trained encoders."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def lexical_rankings(
     embeddings: tuple[Tensor, Tensor],
     top_k: int = 10,
 ) -> dict[str, Ranking]:
-    """Ranks the corpus for each query, by BM25 on words and by the sum of BM25 scores and an encoder's scores.
+    """Ranks the corpus for each query twice: by BM25 on words, and by the sum of BM25 scores and an encoder's scores.
 
-    Queries and codes are split into words in the same way (`split_identifiers`). A word that n of C codes contain has
-    Lucene's idf, `ln(1 + (C - n + 0.5) / (n + 0.5))`, which is never negative. `k1` is 1.2 and `b` is 0.75. A word
-    that occurs twice in a query counts twice. Ties are broken against the query's positive, even for codes that share
-    no word with the query. Scores are float64, and codes with the same words get bit-identical scores.
+    `split_identifiers` splits both queries and codes into words. A word that occurs in n of C codes has Lucene's idf,
+    `ln(1 + (C - n + 0.5) / (n + 0.5))`, which is never negative. `k1` is 1.2 and `b` is 0.75. A word that occurs twice
+    in a query counts twice. Ties are broken against the query's positive, even for codes that share no word with the
+    query. Scores are float64, and codes with the same words get bit-identical scores.
 
     For the sum, BM25 scores and encoder scores are standardised over the codes of a query (mean 0, deviation 1), so
     that both have the same influence. An encoder whose scores differ only by rounding errors adds nothing.
@@ -42,7 +42,7 @@ def lexical_rankings(
         top_k (`int`, *optional*, defaults to 10): the number of best codes to return, at most `C`.
 
     Returns:
-        A dict with the rankings "lexical" (BM25) and "combined" (the sum).
+        A dict with two rankings, "lexical" (BM25) and "combined" (the sum).
 
     Raises:
         UserError: no code contains a word.
@@ -67,7 +67,7 @@ def lexical_rankings(
 
 
 def _standardised(scores: Tensor, noise: Tensor | float = 0.0) -> Tensor:
-    """Standardises each query's scores, Tensor[B, C], to mean 0 and deviation 1, or to 0 if they vary only by noise.
+    """Standardises each query's scores, Tensor[B, C], to mean 0 and deviation 1, or sets them to 0 if all is noise.
 
     Args:
         noise: the largest deviation that counts as noise.

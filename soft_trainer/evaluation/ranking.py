@@ -35,7 +35,7 @@ class Ranking:
 
 
 class Corpus:
-    """Scores a corpus of embeddings so that identical embeddings get bit-identical scores and therefore tie.
+    """Scores a corpus of embeddings. Identical embeddings get bit-identical scores, so they tie.
 
     Args:
         code_embeddings (`Tensor[C, d]`): the embeddings, of any floating-point type.
@@ -68,8 +68,8 @@ def rank_codes(
     """Ranks the corpus for each query by dot product. For cosine similarity, normalise the embeddings first.
 
     A rank is 1, plus the number of codes with a higher score than the query's positive, plus the number of other codes
-    with the same score. Scores are computed in float64 on the embeddings' device, whatever the precision settings.
-    Memory grows with `Q + C` and the size of a block, never with `Q * C`.
+    with the same score. Scores are always computed in float64, on the embeddings' device, regardless of precision
+    settings. Memory grows with `Q + C` and the size of a block, never with `Q * C`.
 
     Args:
         query_embeddings (`Tensor[Q, d]`): the queries, of any floating-point type.

@@ -1,4 +1,4 @@
-"""Formats and stores a run's results: a table of metrics, example queries, and files with the rank of each query."""
+"""Formats and stores a run's results: a table of metrics, example queries, and files with each query's rank."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def save_ranks(
 ) -> None:
     """Writes each query's `url`, `rank` (starting at 1) and top codes to a Parquet file.
 
-    The file also contains texts, so that a report can be written without the data set: `query`, its relevant `code`
-    and the first three `top_codes`, each shortened to a line of at most 300 characters. `code` is the relevant code
-    with the highest grade.
+    So that a report can be written without the data set, the file also contains each `query`, its relevant `code` and
+    the first three `top_codes`, each shortened to a line of at most 300 characters. `code` is the relevant code with
+    the highest grade.
 
     Args:
         query_columns, code_columns: the columns that may contain the texts. The first one that exists is used.
         by_query: other measures of each query, float64[Q] each.
-        encoder: the folder of the encoder that produced the ranks, if any, so that its fingerprint can be stored.
+        encoder: the folder of the encoder that produced the ranks, if any. Its fingerprint is stored in the file.
     """
     urls = np.array(split.corpus["url"][:], dtype=object)
     query = text_column(split.queries, query_columns, "query")
@@ -92,8 +92,8 @@ def save_ranks(
 def _identity(split: Split, query_columns: Sequence[str], code_columns: Sequence[str]) -> tuple[list[str], str]:
     """Returns a fingerprint of each query with its relevant codes, and a fingerprint of the corpus.
 
-    Two runs on the same data get the same fingerprints, whatever the order of the corpus and whichever columns their
-    encoders read.
+    Two runs on the same data get the same fingerprints, regardless of the order of the corpus and of the columns that
+    their encoders read.
     """
     query = text_column(split.queries, (*QUERY_COLUMNS, *query_columns), "query")
     code = text_column(split.corpus, (*CODE_COLUMNS, *code_columns), "code")
@@ -127,9 +127,9 @@ class RankedQueries:
         self.encoder: bytes | None = rows.schema.metadata.get(b"encoder")  # the fingerprint of the encoder's files
 
     def check_encoder(self) -> None:
-        """Checks that the encoder has not changed since it produced these ranks. A missing encoder passes the check.
+        """Checks that the encoder has not changed since it produced these ranks. A missing encoder is fine.
 
-        If an encoder in another folder has changed, a warning is printed.
+        If the encoder is in another folder and has changed, this prints a warning instead of raising.
 
         Raises:
             UserError: the encoder in the folder of the ranks has changed.
@@ -138,7 +138,7 @@ class RankedQueries:
         now = encoder_files_fingerprint(folder)
         if self.encoder is None or now is None or now.encode() == self.encoder:
             return
-        problem = f"{self.path}: the encoder in {folder} has changed since these ranks were computed: evaluate again"
+        problem = f"{self.path}: the encoder in {folder} has changed since these ranks were computed; evaluate again"
         if folder == os.path.normpath(self.path.parent):
             raise UserError(problem)
         print_on_main(f"warning: {problem}")
@@ -148,7 +148,7 @@ class RankedQueries:
         return self.rows["query"][row].as_py()
 
     def top(self, row: int) -> list[tuple[bool, str]]:
-        """Returns a query's top three codes, best first, as (is relevant, text). `row` is the query's row number."""
+        """Returns a query's top three codes, best first, as (is relevant, text), from the query's row number."""
         urls = self.rows["top_urls"][row].as_py()[:_SHOWN]
         codes = self.rows["top_codes"][row].as_py()
         return [(url == self.urls[row], code) for url, code in zip(urls, codes, strict=True)]
@@ -162,10 +162,10 @@ def load_ranks(path: str | Path) -> RankedQueries:
     try:
         rows = pq.read_table(path)
     except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{path}: cannot be read: {' '.join(str(error).split())}") from error
+        raise UserError(f"{path}: cannot be read ({' '.join(str(error).split())})") from error
     columns = {"url", "rank", "top_urls", "query", "top_codes", "key"}
     if not columns <= {*rows.column_names} or not len(rows):
-        raise UserError(f"{path}: not the ranks of a run, or written by another version: evaluate the encoder again")
+        raise UserError(f"{path}: not the ranks of a run, or written by another version; evaluate the encoder again")
     return RankedQueries(path, rows)
 
 
@@ -176,7 +176,8 @@ def change_of_mrr(before: ArrayLike, after: ArrayLike) -> dict[str, float]:
         before, after: int[Q], the ranks of Q queries, starting at 1.
 
     Returns:
-        `mrr_change` and `mrr_change_margin`, half the width of the interval. Empty if there is only one query.
+        A dict with `mrr_change` and `mrr_change_margin`, half the width of the interval. The dict is empty if there is
+        only one query.
     """
     differences = 1 / np.asarray(after, dtype=np.float64) - 1 / np.asarray(before, dtype=np.float64)
     if len(differences) < 2:
@@ -189,7 +190,7 @@ def metrics_table(results: dict[str, dict[str, dict]], labels: Mapping[str, str]
     """Formats `{split: {system: metrics}}` as a Markdown table with a row for each split and system.
 
     Args:
-        labels: the names of systems in the table, in order. Other systems are skipped.
+        labels: the titles of the systems in the table, in order. Other systems are skipped.
     """
     measured = []
     everything: dict[str, float] = {}

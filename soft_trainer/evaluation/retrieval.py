@@ -1,4 +1,4 @@
-"""Evaluates retrieval: several relevant codes per query, graded judgments, Matryoshka embeddings, several sets."""
+"""Evaluates retrieval, with support for several relevant codes per query, grades, and Matryoshka embeddings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RetrievalOutput:
     Args:
         ranking: the rank of each query's best-ranked relevant code, and the top codes.
         metrics: the metrics of this ranking, keyed by name.
-        shorter: the rankings with truncated Matryoshka embeddings, keyed by their number of dimensions.
+        shorter: the rankings with truncated Matryoshka embeddings, keyed by the number of dimensions.
         by_query: if there are grades, the average precision and nDCG of each query, float64[Q] each.
     """
 
@@ -58,7 +58,7 @@ def rank_corpus(
 
     Args:
         queries, codes: the embeddings of the queries and of the corpus, to be compared by dot product.
-        dims: the shorter embedding sizes to measure in addition to full embeddings.
+        dims: the truncated embedding sizes to measure in addition to full embeddings.
     """
     judgments = split.judgments
     pool_size = len(split.corpus)
@@ -72,7 +72,7 @@ def rank_corpus(
 
 
 def _rank_answers(queries: Tensor, codes: Tensor, judgments: Judgments, score_scale: float) -> Ranking:
-    """Ranks all relevant codes of all queries. Each process ranks a shard, and receives the ranks of all shards."""
+    """Ranks every query's relevant codes. Each process ranks a shard and receives the ranks from all shards."""
     rows, targets = answer_pairs(judgments)
     shard = distributed.shard(len(rows), *distributed.rank_and_world_size())
     asked = queries[rows[shard].to(queries.device)]
@@ -87,18 +87,18 @@ def answer_pairs(judgments: Judgments) -> tuple[Tensor, Tensor]:
 
 
 def best_answers(judgments: Judgments) -> np.ndarray:
-    """Returns the index of each query's relevant code with the highest grade, int64[Q]. The first one wins ties."""
+    """Returns the index of each query's relevant code with the highest grade (the first in a tie), int64[Q]."""
     right = judgments.relevant.tocoo()
     pairs = pd.DataFrame({"query": right.row, "grade": right.data})
     return right.col[pairs.groupby("query")["grade"].idxmax()].astype(np.int64)
 
 
 def by_query(ranking: Ranking, judgments: Judgments) -> tuple[Ranking, dict[str, np.ndarray]]:
-    """Reduces the ranks of all relevant codes to the best rank per query, and computes average precision and nDCG.
+    """Reduces the ranks of all relevant codes to each query's best rank, and computes average precision and nDCG.
 
-    In nDCG, a code at rank p gains its grade (or 2^grade - 1, depending on `judgments.gain`) / log2(p + 1). The sum
-    over the first ten ranks is divided by the best possible sum. Ties are broken against the query: among codes with
-    the same score, irrelevant codes come first, then codes with lower grades.
+    In nDCG, the gain of a code at rank p is its grade (or 2^grade - 1, depending on `judgments.gain`) divided by
+    log2(p + 1). The sum over the first ten ranks is divided by the best possible sum. Ties are broken against the
+    query: among codes with the same score, irrelevant codes come first, then codes with lower grades.
 
     Args:
         ranking: the ranking of the P pairs from `answer_pairs`. Every query has at least one pair.
@@ -155,7 +155,7 @@ def _average_precision(pairs: pd.DataFrame) -> np.ndarray:
 
 
 def mean_over_sets(metrics: dict[str, float], prefix: str, keys: tuple[str, ...]) -> dict[str, float]:
-    """Averages the metrics that all sets have in common, except counts and times.
+    """Averages the metrics that every set has, except counts and times.
 
     Args:
         metrics: metrics named `PREFIX_KEY_NAME`.

@@ -1,7 +1,7 @@
-"""Tests whether one of two systems ranks the same queries better than the other, and by how much.
+"""Tests whether one system ranks the same queries better than another, and by how much.
 
-Each query contributes the difference between the two systems' reciprocal ranks, whose mean is the difference in MRR.
-Only these differences, `ArrayLike[Q]`, are resampled. The results are deterministic.
+Each query contributes the difference between the two systems' reciprocal ranks. The mean of these differences is the
+difference in MRR. Only the differences, `ArrayLike[Q]`, are resampled. The results are deterministic.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NUMBERS = 2**22  # resampled numbers in memory at once, 32 MB
 
 
 class Interval(NamedTuple):
-    """A 95 % confidence interval for the mean difference between systems a and b, a - b."""
+    """A 95 % confidence interval for the mean difference a - b between systems a and b."""
 
     low: float
     high: float
@@ -54,7 +54,7 @@ def reciprocal_ranks(ranks: ArrayLike) -> np.ndarray:
 
 
 def paired_bootstrap(differences: ArrayLike) -> Interval:
-    """Computes the percentile bootstrap interval of the mean difference, from 10,000 resamples of the queries."""
+    """Computes the percentile bootstrap interval of the mean difference from 10,000 resamples of the queries."""
     batch = max(1, _NUMBERS // len(differences))
     rng = np.random.default_rng(0)
     settings = {"n_resamples": RESAMPLES, "confidence_level": 1 - 2 * TAIL, "method": "percentile"}
@@ -65,7 +65,7 @@ def paired_bootstrap(differences: ArrayLike) -> Interval:
 def stratified_bootstrap(strata: Sequence[ArrayLike]) -> Interval:
     """Computes the percentile bootstrap interval of the mean difference over the queries of several sets and seeds.
 
-    Each resample draws both seeds and queries within every set, because both would differ in a repeated experiment.
+    Each resample draws both seeds and queries within every set, because both would vary in a repeated experiment.
     SciPy's `bootstrap` resamples only one dimension.
 
     Args:
@@ -125,7 +125,7 @@ def holm(p_values: Sequence[float]) -> np.ndarray:
 
 
 def compare_paired(a: ArrayLike, b: ArrayLike) -> Comparison:
-    """Compares systems a and b by a value for each query, such as the reciprocal rank averaged over several runs.
+    """Compares systems a and b on one value per query, such as the reciprocal rank averaged over several runs.
 
     Raises:
         UserError: there are fewer than two queries, or the systems have different numbers of queries.

@@ -1,4 +1,4 @@
-"""Defines the conditions of the options in `fields.py`: `cancel_k` applies only with cancel=top_k, for example."""
+"""Defines when the options in `fields.py` apply. For example, `cancel_k` applies only with cancel=top_k."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KL = "with loss=kl_regularization"
 
 
 def reads_estimator(o) -> bool:
-    """Returns True if the loss, the batches or additional negatives may use the estimator."""
+    """Returns True if the loss, the batches or the additional negatives may use the estimator."""
     loss = o.loss not in WITHOUT_ESTIMATOR or o.cancel != "none" or o.distill_weight > 0
     return loss or o.train_sampling_strategy == "similar" or o.negatives_per_query > 0
 
@@ -26,7 +26,7 @@ ESTIMATOR = AppliesIf(
 BM25 = AppliesIf(lambda o: o.estimator == "bm25", "the estimator is not bm25", "with estimator=bm25")
 OWN_ROWS = AppliesIf(
     lambda o: bool(o.data_dir or o.eval_data_dir),
-    "neither data_dir nor eval_data_dir is given",
+    "neither data_dir nor eval_data_dir is set",
     "with data_dir or eval_data_dir",
 )
 FROM_HUB = AppliesIf(
@@ -45,7 +45,7 @@ DISTILLED = AppliesIf(lambda o: o.distill_weight > 0, "distill_weight is 0", "wi
 
 
 def loss_reads(name: str, when: str) -> AppliesIf:
-    """Returns a condition that holds if the loss function or its weighting function takes the argument `name`."""
+    """Returns a condition that is true if the loss function or its weighting function takes the argument `name`."""
     return AppliesIf(lambda o: name in o.reads, "neither the loss nor its weighting uses it", when)
 
 

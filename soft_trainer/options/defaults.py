@@ -1,4 +1,4 @@
-"""Chooses the defaults that depend on the encoder, for the command line, recipes and Python."""
+"""Chooses the default options that depend on the encoder, for the command line, recipes and Python."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def apply_defaults(
     """Sets the options whose defaults depend on the encoder or the teacher, and prints them.
 
     An encoder that `soft-trainer distil` made gets `recipes/distilled.yaml`, if its teacher can be loaded. Other
-    static encoders get a higher learning rate and batches of 128, and encoders from scratch a higher learning rate.
-    Search encoders get `recipes/hard_batches.yaml`: these are other pretrained encoders with sentence-transformers
-    files and cosine scores, which can find and weight similar rows before training. No recipe is used if the user set
-    any option for batches or weights. Options that the user set keep their values.
+    static encoders get a higher learning rate and batches of 128. Encoders from scratch get a higher learning rate.
+    Search encoders get `recipes/hard_batches.yaml`. These are other pretrained encoders with sentence-transformers
+    files and cosine scores, which can find and weight similar rows before training. If the user set any option for
+    batches or weights, no recipe is used. Options that the user set keep their values.
 
     Args:
         model: the folder or Hub name of the pretrained encoder, or None for an encoder from scratch.
         estimator: the name of the estimator passed to a trainer in Python, or None.
 
     Raises:
-        UserError: the options choose both a teacher and another estimator.
+        UserError: the options set both a teacher and another estimator.
     """
     given = args.named | changed_options(args).keys() | changed_options(data_args).keys()
     if args.teacher is not None:
@@ -95,7 +95,7 @@ def _set_teacher(
     given: Collection[str],
     estimator: str | None = None,
 ) -> None:
-    """Sets the estimator and loss that `args.teacher` implies. Raises UserError if another estimator was chosen."""
+    """Sets the estimator and loss that `args.teacher` implies. Raises UserError if another estimator is set."""
     teacher = args.teacher
     if "estimator" in given and data_args.estimator != "trained_model":
         estimator = data_args.estimator
@@ -111,7 +111,7 @@ def _set_teacher(
 def loadable_teacher(profile: EncoderProfile) -> str | None:
     """Returns the name of the teacher that an encoder was distilled from, or None if it cannot be used.
 
-    If the teacher cannot be loaded, or has changed since, this prints the reason.
+    If the teacher cannot be loaded, or has changed since the distillation, this prints the reason.
     """
     if not profile.teacher:
         return None
@@ -130,7 +130,7 @@ def loadable_teacher(profile: EncoderProfile) -> str | None:
 
 
 def _set_options(values: dict, targets: tuple, given: set[str]) -> str:
-    """Sets a recipe's options, except those in `given`. Returns the changes as text: "cancel=ratio, floor=0"."""
+    """Sets a recipe's options, except the options in `given`. Returns the changes as text: "cancel=ratio, floor=0"."""
     changed = []
     for name, value in values.items():
         target = next((target for target in targets if hasattr(target, name)), None)

@@ -32,7 +32,7 @@ PARTS = ("do_train", "do_eval", "do_predict")  # the parts of a run
 @documented
 @dataclass
 class DataArguments:
-    """Options for the rows to train and evaluate on, and for the estimator that supplies the weights.
+    """Options for the rows to train and evaluate on, and the estimator that supplies the weights.
 
     Args:
     OPTIONS
@@ -44,8 +44,8 @@ class DataArguments:
     )
     dataset_name: str = option(
         CODESEARCHNET,
-        "Data set on the Hub: CodeSearchNet, or one that --push_data_to_hub pushed. With --do_predict, none "
-        "evaluates only the sets of --eval_data_dir.",
+        "Data set on the Hub: CodeSearchNet, or a data set that --push_data_to_hub pushed. With --do_predict, "
+        "the value none evaluates only the sets in --eval_data_dir.",
         applies_if=conditions.FROM_HUB,
         refers_to="rows",
     )
@@ -159,12 +159,12 @@ class DataArguments:
 
     @property
     def languages(self) -> list[str]:
-        """The languages of the run, which are trained on together. Empty if the rows give their languages."""
+        """The languages of the run. One encoder is trained on all of them. Empty if the rows have their language."""
         return [] if self.language is None else self.language.split(",")
 
     @property
     def sources(self) -> dict[str, str]:
-        """The comma-separated sources in `data_dir`, as `{name: path}`. Empty if it is a single source."""
+        """The comma-separated sources in `data_dir`, as `{name: path}`. Empty if there is only one source."""
         if not self.data_dir or "," not in self.data_dir or os.path.exists(self.data_dir):
             return {}
         places = [place.strip() for place in self.data_dir.split(",") if place.strip()]
@@ -195,7 +195,7 @@ class DataArguments:
 
     @property
     def rows_name(self) -> str:
-        """The rows' name on the Hub, or the name of the folder that they come from."""
+        """The name of the rows on the Hub, or the name of the folder that the rows come from."""
         own = self.data_dir or self.history or self.source_dir
         if self.push_data_to_hub or not own:
             return self.push_data_to_hub or self.dataset_name
@@ -218,7 +218,7 @@ weighing_default = functools.partial(estimator_default, group="weights")
 
 @dataclass
 class LossOptions:
-    """Options for the loss and its weights. They are the fields of `soft_trainer.criterion.Criterion`."""
+    """Options for the loss and its weights, which are the fields of `soft_trainer.criterion.Criterion`."""
 
     loss: str | None = weighing(
         None,
@@ -270,7 +270,9 @@ class LossOptions:
         least=0,
     )
     distill_temperature: float | None = estimator_default(
-        "Temperature of the estimator's softmax in that loss.", above=0, applies_if=conditions.DISTILLED
+        "Temperature of the estimator's softmax in the loss that distill_weight adds.",
+        above=0,
+        applies_if=conditions.DISTILLED,
     )
     infonce_weight: float = weighing(
         1.3,
@@ -293,7 +295,7 @@ class LossOptions:
     )
     cancel_ratio: float = weighing(
         0.5,
-        "cancel=ratio excludes negatives whose similarity is above this fraction of the positive's.",
+        "cancel=ratio excludes negatives whose similarity is above this fraction of the positive's similarity.",
         least=0,
         applies_if=conditions.RATIO,
     )
@@ -413,7 +415,7 @@ class TrainingOptions(SoftInfoNCEOptions):
     report: bool = output_option(
         False,
         "In Python: evaluate eval_dataset before and after training and with lexical BM25, and print a table of the "
-        "results at the end. The command line always does.",
+        "results at the end. The command line always does this.",
     )
     merge_lora: bool = output_option(False, "Save the whole encoder, with the adapter merged into its weights.")
     merge_ratio: float | None = unset(

@@ -10,7 +10,7 @@ from soft_trainer.options.option_spec import AppliesIf, check_values, documented
 
 
 def of_profile(help: str, **declared):
-    """Declares an option whose default comes from the encoder's profile. `soft-trainer evaluate` accepts it too."""
+    """Declares an option of `train` and `evaluate` whose default comes from the encoder's profile."""
     if "Default:" not in help:
         help += " Default: the encoder's."
     return unset(help, evaluation=True, **declared)
@@ -27,7 +27,7 @@ PRETRAINED = AppliesIf(
 class ModelArguments:
     """Options for the encoder, for the texts that it encodes, and for LoRA.
 
-    A setting of the encoder's profile that is None here keeps the profile's value.
+    A profile setting that is None here keeps the value in the encoder's profile.
 
     Args:
     OPTIONS
@@ -64,7 +64,7 @@ class ModelArguments:
         "architecture, else all-linear."
     )
     model_name_or_path: str | None = unset(
-        "Encoder to train: a Hub name, a folder, or base (in the package). Default: microsoft/unixcoder-base.",
+        "Encoder to train: a Hub name, a folder, or 'base' (in the package). Default: microsoft/unixcoder-base.",
         aliases=("model",),
         group="model",
         refers_to="encoder",
@@ -86,8 +86,8 @@ class ModelArguments:
     )
     profile: str | None = of_profile(f"Encoder profile: {', '.join(PROFILES)}. Default: inferred from the model.")
     pooling: str | None = of_profile(f"How token vectors become one embedding: {', '.join(POOLINGS)}.")
-    query_prompt: str | None = of_profile("Text to put before each query, after special tokens of the encoder.")
-    code_prompt: str | None = of_profile("Text to put before each code, after special tokens of the encoder.")
+    query_prompt: str | None = of_profile("Text to put before each query, after the encoder's special tokens.")
+    code_prompt: str | None = of_profile("Text to put before each code, after the encoder's special tokens.")
     include_prompt: bool | None = of_profile("Include the tokens of prompts and prefixes in pooling. Default: yes.")
     query_length: int | None = of_profile(
         "Maximum number of tokens in a query, including special tokens.", group="model", common=True

@@ -1,4 +1,4 @@
-"""Defines `option`, which declares an option: default, help text, limits, and the condition under which it applies."""
+"""Defines `option`, which declares an option with its default, help text, limits, and when it applies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEFAULT_OF_ESTIMATOR = " Default: the estimator's."
 
 
 class Values:
-    """Looks up options in several objects: `values.alpha` is the `alpha` of the first object that has one."""
+    """Looks up options in several objects: `values.alpha` is the `alpha` of the first object with this attribute."""
 
     def __init__(self, *sources):
         self._sources = sources
@@ -39,8 +39,8 @@ class AppliesIf:
     """The condition under which an option has an effect.
 
     Args:
-        holds: takes the `Values` of a run and returns True if the run reads the option.
-        otherwise: the reason that a warning gives if the run does not read the option.
+        holds: takes a run's `Values` and returns True if the run uses the option.
+        otherwise: the reason that a warning gives if the run does not use the option.
         when: the condition in words, such as "with cancel=ratio", for the documentation.
     """
 
@@ -119,7 +119,7 @@ class OptionSpec:
 
 
 class Help(str):
-    """An option's help text, with its `OptionSpec` attached, because argparse keeps no other metadata."""
+    """An option's help text with the `OptionSpec` attached, because argparse keeps no other metadata."""
 
     declared: OptionSpec
 
@@ -134,13 +134,13 @@ def option(default, help: str, *, aliases: Sequence[str] = (), **declared):
         declared: any of the following.
             `choices`: the valid strings. With `own=True`, a user's `module:name` is valid too.
             `least`, `above`, `most`, `below`: the limits of a number.
-            `applies_if`: an `AppliesIf`, for an option that only some runs read.
-            `of_estimator`: for an option whose default is the estimator's attribute of the same name, the default if
-                the estimator has no such attribute.
-            `results=False`: the option does not affect results, only what is printed or kept, or the speed.
+            `applies_if`: an `AppliesIf`, for an option that only some runs use.
+            `of_estimator`: for an option whose default is the estimator's attribute with the same name. This is the
+                default if the estimator lacks the attribute.
+            `results=False`: the option affects only the speed or what is printed or kept, not the results.
             `group`: the heading in `--help`. All options that choose weights or batches are in "weights" or "batches".
             `refers_to`: what the value refers to: "rows", an "encoder", "code" (a function or class as module:name, or
-                a source tree), a "repository" or another "place". With `several=True`, it is a list with commas.
+                a source tree), a "repository" or another "place". With `several=True`, it is a comma-separated list.
             `chooses_rows=True`: the option excludes rows from an evaluation set.
             `common=True`: `--help` shows the option. `--help_all` shows all options.
             `evaluation=True`: `soft-trainer evaluate` has the option too.
@@ -159,7 +159,7 @@ unset = functools.partial(option, None)  # the actual default is chosen elsewher
 
 
 def option_specs(kind) -> dict[str, OptionSpec]:
-    """Returns the `OptionSpec` of every declared option of a dataclass or of an instance, keyed by name."""
+    """Returns the `OptionSpec` of each option that a dataclass or its instance declares, keyed by name."""
     declared = {}
     for field in dataclasses.fields(kind):
         text = field.metadata.get("help")
@@ -186,7 +186,7 @@ def references(kinds: Iterable, options: Mapping[str, object]) -> list[Reference
     """Returns a `Reference` for each option that refers to rows, an encoder, code, a repository or a file.
 
     Args:
-        kinds: the dataclasses, or instances of them, that declare the options. The result is in their order.
+        kinds: the dataclasses, or instances of them, that declare the options. The result has the same order.
         options: the values, keyed by name. Options that are None or missing are skipped.
     """
     found = {}
@@ -205,9 +205,9 @@ def references(kinds: Iterable, options: Mapping[str, object]) -> list[Reference
 
 
 def option_facts(field: dataclasses.Field) -> list[str]:
-    """Returns sentences that document an option: its help, valid values, default, and when it applies.
+    """Returns sentences that document an option: the help, valid values, default, and when the option applies.
 
-    The command line's `--name` becomes `name`, which is the option's name in Python and in recipes.
+    The command line's `--name` becomes `name`, the option's name in Python and in recipes.
     """
     text = field.metadata["help"]
     declared = text.declared
@@ -272,7 +272,7 @@ def unread_options(options: Sequence, values: Values) -> list[str]:
 
 
 def effective_options(kind, values: Values) -> dict[str, object]:
-    """Returns the options declared in `kind` that have an effect in a run, as `{name: value}`.
+    """Returns the options of `kind` that have an effect in a run, as `{name: value}`.
 
     An option with a condition (`applies_if`) is included if the condition holds. Any other option is included if it
     differs from its default. Options that are None are excluded.

@@ -25,20 +25,20 @@ def parse(
     prog: str | None = None,
     options: Mapping | None = None,
 ) -> tuple:
-    """Creates option dataclasses from the command line and from the recipe given by `--config`.
+    """Creates option dataclasses from the command line and from the recipe that `--config` selects.
 
-    The command line takes precedence over the recipe. A recipe is a flat mapping from options to values. Its key
-    `base` may give the path of another recipe, relative to the recipe's folder. That recipe supplies the options that
-    this one does not set. If the value of `--config` is both a file and the name of one of the package's recipes, the
-    file is read. A list is joined with commas if the option takes a single string.
+    The command line takes precedence over the recipe. A recipe is a flat mapping from options to values. The key
+    `base` may give the path of another recipe, relative to the recipe's folder. This base recipe supplies the options
+    that the recipe does not set. If the value of `--config` is both a file and the name of one of the package's
+    recipes, the file is read. A list is joined with commas if the option takes a single string.
 
     Args:
         dataclass_types: the dataclasses. `TrainingOptions` becomes `SoftInfoNCETrainingArguments`; see `whole`.
-        options: the options of a recipe that has already been read. They are ignored if `--config` is given.
+        options: the options of a recipe that has already been read. Ignored if the command line has `--config`.
 
     Returns:
-        One instance of each dataclass. The attribute `given` of each instance maps every option that was set, in any
-        dataclass, to the first word of its value.
+        One instance of each dataclass. Each instance has an attribute `given`, which maps every option that was set,
+        in any dataclass, to the first word of its value.
 
     Raises:
         SystemExit: `--help` or `--help_all` was printed.
@@ -110,7 +110,7 @@ def _near(name: str, actions: Mapping) -> str:
 
 
 class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """A help formatter that keeps the description's line breaks and does not repeat a default that the help gives."""
+    """A help formatter that keeps the description's line breaks and does not repeat defaults in the help text."""
 
     def _get_help_string(self, action):
         if action.default is None or "Default:" in action.help:
@@ -123,9 +123,9 @@ CONFIG = {"metavar": "FILE", "help": "YAML file or name of a recipe. Options on 
 
 
 def short_help(dataclass_types: Sequence[type], prog: str | None = None, description: str | None = None):
-    """Returns a parser that only prints `--help`. Of a training run's options, the help lists the common ones.
+    """Returns a parser that only prints `--help`, which lists only the common options of a training run.
 
-    It does not import `transformers`, which would take seconds.
+    The parser does not import `transformers`, which would take seconds.
     """
     usage = f"{prog or '%(prog)s'} [--OPTION VALUE ...]"
     parser = argparse.ArgumentParser(usage=usage, description=description, formatter_class=_Formatter, add_help=False)
@@ -158,7 +158,7 @@ def whole(kind: type) -> type:
 
 @functools.cache
 def make_parser(dataclass_types: tuple[type, ...], **settings) -> argparse.ArgumentParser:
-    """Returns a parser for these dataclasses and `--config`. It is cached because building it is slow.
+    """Returns a parser for these dataclasses and `--config`. The parser is cached, because building it is slow.
 
     Args:
         settings: keyword arguments for `argparse.ArgumentParser`.

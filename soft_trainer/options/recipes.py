@@ -31,10 +31,10 @@ def recipe_path(name: str | Path) -> Path:
 
 
 def read_recipe(path: str | Path, readers: tuple[Path, ...] = ()) -> dict:
-    """Reads a recipe and its `base`, and returns their options. The recipe's values override the values of its base.
+    """Reads a recipe and its `base`, and returns their options. The recipe's values override the base's values.
 
     Args:
-        readers: the recipes that led to this one through `base`, to detect a cycle.
+        readers: the recipes whose `base` led to this recipe, to detect a cycle.
 
     Raises:
         UserError: the recipe cannot be read.
@@ -47,7 +47,7 @@ def read_recipe(path: str | Path, readers: tuple[Path, ...] = ()) -> dict:
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     except yaml.YAMLError as error:
-        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+        raise UserError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from error
     if not isinstance(options, dict):
         raise UserError(f"{path}: expected a mapping of options")
     base = options.pop("base", None)

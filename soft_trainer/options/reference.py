@@ -1,4 +1,4 @@
-"""Generates the reference of options from their declarations: a stub for editors, and the page `docs/options.md`.
+"""Generates the option reference from the declarations: a stub for editors, and the page `docs/options.md`.
 
 `python -m soft_trainer.options.reference` writes both.
 """
@@ -87,7 +87,7 @@ def options_page() -> str:
 
 
 def option_fields(kind: type) -> Iterator[tuple[dataclasses.Field, OptionSpec]]:
-    """Yields the fields of a dataclass that the package declares, with their declarations."""
+    """Yields the fields that this package declares in a dataclass, with their declarations."""
     declared = option_specs(kind)
     for field in dataclasses.fields(kind):
         if field.name in declared:
@@ -95,7 +95,7 @@ def option_fields(kind: type) -> Iterator[tuple[dataclasses.Field, OptionSpec]]:
 
 
 def annotation(kind: type, name: str) -> str:
-    """Returns a field's type as written in its class, because `HfArgumentParser` changes the types of fields."""
+    """Returns a field's type as written in the class, because `HfArgumentParser` changes the types of fields."""
     for owner in kind.__mro__:
         spelled = vars(owner).get("__annotations__", {}).get(name)
         if spelled is not None:
@@ -104,7 +104,7 @@ def annotation(kind: type, name: str) -> str:
 
 
 def _row(field: dataclasses.Field, declared: OptionSpec) -> str:
-    """Returns an option's row in a Markdown table: its names and its documentation."""
+    """Returns an option's row in a Markdown table, with its names and documentation."""
     names = [f"`{name.removeprefix('--')}`" for name in (field.name, *field.metadata.get("aliases", ()))]
     facts = option_facts(field)
     if declared.default is None and "Default:" not in facts[0]:
@@ -116,7 +116,7 @@ def _row(field: dataclasses.Field, declared: OptionSpec) -> str:
 
 
 def _table_of_transformers() -> str:
-    """Returns a table of the options that `transformers` declares, with the defaults of this package."""
+    """Returns a table of the options that `transformers` declares, with this package's defaults."""
     ours = option_specs(SoftInfoNCETrainingArguments)
     original = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
     lines = ["## Options of transformers\n", "| option | default | note |", "|:--|:--|:--|"]

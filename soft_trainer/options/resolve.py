@@ -1,4 +1,4 @@
-"""Checks the arguments of a run and resolves them into a frozen `Plan`. Code that reads the plan need not check it."""
+"""Checks a run's arguments and resolves them into a frozen `Plan`, which no other code needs to check."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Plan:
 
     @property
     def global_batch_size(self) -> int:
-        """N, the number of codes that each query is compared with in a step."""
+        """N, the number of codes that each query is compared with in each step."""
         if self.gathers:
             return self.batch_size * self.processes
         return self.batch_size
@@ -102,7 +102,7 @@ class Plan:
         return self.options.false_negatives != "ignore" and self.criterion.can_exclude
 
     def unread(self, args: TrainingArguments) -> list[str]:
-        """Returns a warning for each training option that was given but has no effect."""
+        """Returns a warning for each training option that was set but has no effect."""
         return unread_options([args], Values(self.criterion, self.options, self))
 
 
@@ -165,7 +165,7 @@ def resolve_loss(options: SoftInfoNCEOptions, estimator=None) -> Criterion:
         raise UserError(f"cancel={loss.cancel}: loss={loss.loss} has no argument `negatives` to exclude codes")
     if loss.needs_similarity and estimator is None:
         raise UserError(
-            f"{loss.settings_that_need_similarity} needs an estimator: set estimator=bm25 (a trainer in Python: "
+            f"{loss.settings_that_need_similarity} needs an estimator: set estimator=bm25 (in Python, pass "
             "callbacks=[EstimatorCallback(BM25Estimator())]), or loss=info_nce"
         )
     if aware and not getattr(estimator, "compares_codes", True):
@@ -195,7 +195,7 @@ def check_codes(loss: Criterion, codes: int) -> None:
 
 
 def check_options(args: TrainingArguments) -> None:
-    """Checks all options that can be checked without rows or an encoder.
+    """Checks every option that can be checked without rows or an encoder.
 
     Raises:
         UserError: a value is out of range, or an option is not supported. The message lists what works.
@@ -250,7 +250,7 @@ def _check_together(args) -> None:
     if args.n_gpu > 1:
         raise UserError(
             f"{args.n_gpu} GPUs without a launcher would be wrapped in DataParallel, which splits the negatives of a "
-            "batch: start with `accelerate launch`, or use one GPU with CUDA_VISIBLE_DEVICES=0"
+            "batch. Start with `accelerate launch`, or use one GPU with CUDA_VISIBLE_DEVICES=0"
         )
     # `args.mixed_precision` includes the launcher's choice.
     if args.mixed_precision == "fp16" and args.device.type == "cpu":

@@ -1,4 +1,4 @@
-"""Defines the training arguments: the options declared in `fields.py`, and the arguments of `transformers`."""
+"""Defines the training arguments: the options declared in `fields.py` and the arguments of `transformers`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ AFFECT_NOTHING = """
 
 
 def _default(name: str, value):
-    """Returns a dataclass field for an option of `transformers`, with another default."""
+    """Returns a dataclass field for an option of `transformers` with a different default."""
     return field(default=value, metadata=TrainingArguments.__dataclass_fields__[name].metadata)
 
 
@@ -62,7 +62,7 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     """The arguments of `transformers`, extended with options for the loss, the batches and the negatives.
 
     Some defaults differ from the defaults of `transformers`: batches of 32, 10 epochs and a `learning_rate` of 2e-5.
-    The last incomplete batch is dropped, the best model is the one with the highest `mrr`, NaN losses appear in the
+    The last incomplete batch is dropped, the best model is the model with the highest `mrr`, NaN losses appear in the
     log, and DDP does not broadcast buffers. For some encoders, `options/defaults.py` chooses other defaults.
 
     Args:
@@ -111,7 +111,7 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
                 try:
                     json.loads(value)
                 except ValueError as error:
-                    raise UserError(f"{name}={value}: not valid JSON: {error}") from error
+                    raise UserError(f"{name}={value}: not valid JSON ({error})") from error
         if self.bf16 and not torch.accelerator.is_available():
             self.use_cpu = True  # otherwise, `transformers` refuses bf16
         folder = self.output_dir

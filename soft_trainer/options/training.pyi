@@ -11,7 +11,7 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     """The arguments of `transformers`, extended with options for the loss, the batches and the negatives.
 
     Some defaults differ from the defaults of `transformers`: batches of 32, 10 epochs and a `learning_rate` of 2e-5.
-    The last incomplete batch is dropped, the best model is the one with the highest `mrr`, NaN losses appear in the
+    The last incomplete batch is dropped, the best model is the model with the highest `mrr`, NaN losses appear in the
     log, and DDP does not broadcast buffers. For some encoders, `options/defaults.py` chooses other defaults.
 
     Args:
@@ -47,8 +47,8 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
             Default: the estimator's. Applies only with loss=soft_info_nce and weighting=positive_aware.
         distill_weight: Weight of an additional loss, the KL divergence between the estimator's scores and the
             encoder's over the negatives. 0 turns it off. Default: 0.3 with a teacher, otherwise 0. Values: 0 or more.
-        distill_temperature: Temperature of the estimator's softmax in that loss. Default: the estimator's. Values:
-            above 0. Applies only with distill_weight above 0.
+        distill_temperature: Temperature of the estimator's softmax in the loss that distill_weight adds. Default: the
+            estimator's. Values: above 0. Applies only with distill_weight above 0.
         infonce_weight: Weight of InfoNCE in kl_regularization. Values: 0 or more. Default: 1.3. Applies only with
             loss=kl_regularization.
         kl_weight: Weight of the divergence in kl_regularization. Values: 0 or more. Default: 0.7. Applies only with
@@ -56,8 +56,8 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
         cancel: False-negative cancellation: none, top_k or ratio. Default: 'none'.
         cancel_k: Number of negatives that cancel=top_k excludes: the most similar ones. Values: 0 or more. Default:
             3. Applies only with cancel=top_k.
-        cancel_ratio: cancel=ratio excludes negatives whose similarity is above this fraction of the positive's.
-            Values: 0 or more. Default: 0.5. Applies only with cancel=ratio.
+        cancel_ratio: cancel=ratio excludes negatives whose similarity is above this fraction of the positive's
+            similarity. Values: 0 or more. Default: 0.5. Applies only with cancel=ratio.
         teacher: A stronger encoder to learn from: a folder, a Hub name, or NAME@REVISION. Short for
             estimator=trained_model, estimator_model=NAME, loss=info_nce and distill_weight=0.3.
         false_negatives: What to do with a negative whose query or code has the same text as the positive's: mask
@@ -79,7 +79,7 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
         overwrite: Start over and replace the run in the output folder, instead of continuing it or stopping with an
             error. Default: False.
         report: In Python: evaluate eval_dataset before and after training and with lexical BM25, and print a table of
-            the results at the end. The command line always does. Default: False.
+            the results at the end. The command line always does this. Default: False.
         merge_lora: Save the whole encoder, with the adapter merged into its weights. Default: False.
         merge_ratio: At the end, average the weights before and after training. The ratio, from 0 to 1, is the weight
             of the trained encoder. OUTPUT_DIR/unmerged keeps the trained encoder.
@@ -139,8 +139,8 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     """Weight of an additional loss, the KL divergence between the estimator's scores and the encoder's over the
     negatives. 0 turns it off. Default: 0.3 with a teacher, otherwise 0. Values: 0 or more."""
     distill_temperature: float | None = None
-    """Temperature of the estimator's softmax in that loss. Default: the estimator's. Values: above 0. Applies only
-    with distill_weight above 0."""
+    """Temperature of the estimator's softmax in the loss that distill_weight adds. Default: the estimator's. Values:
+    above 0. Applies only with distill_weight above 0."""
     infonce_weight: float = 1.3
     """Weight of InfoNCE in kl_regularization. Values: 0 or more. Default: 1.3. Applies only with
     loss=kl_regularization."""
@@ -153,8 +153,8 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     """Number of negatives that cancel=top_k excludes: the most similar ones. Values: 0 or more. Default: 3. Applies
     only with cancel=top_k."""
     cancel_ratio: float = 0.5
-    """cancel=ratio excludes negatives whose similarity is above this fraction of the positive's. Values: 0 or more.
-    Default: 0.5. Applies only with cancel=ratio."""
+    """cancel=ratio excludes negatives whose similarity is above this fraction of the positive's similarity. Values: 0
+    or more. Default: 0.5. Applies only with cancel=ratio."""
     teacher: str | None = None
     """A stronger encoder to learn from: a folder, a Hub name, or NAME@REVISION. Short for estimator=trained_model,
     estimator_model=NAME, loss=info_nce and distill_weight=0.3."""
@@ -185,7 +185,7 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     Default: False."""
     report: bool = False
     """In Python: evaluate eval_dataset before and after training and with lexical BM25, and print a table of the
-    results at the end. The command line always does. Default: False."""
+    results at the end. The command line always does this. Default: False."""
     merge_lora: bool = False
     """Save the whole encoder, with the adapter merged into its weights. Default: False."""
     merge_ratio: float | None = None

@@ -22,7 +22,7 @@ DEFAULT_MODEL = "microsoft/unixcoder-base"
 def build_profile(arguments: ModelArguments) -> EncoderProfile:
     """Returns the encoder profile of the model, or the profile that the option `profile` selects.
 
-    Options with the name of a profile field, such as `pooling`, override that field.
+    An option named like a field of the profile, such as `pooling`, overrides that field.
 
     Raises:
         UserError: a value is not valid for a profile, or the model cannot be loaded.
@@ -42,7 +42,7 @@ def build_profile(arguments: ModelArguments) -> EncoderProfile:
 
 
 def build_tokenizer(arguments: ModelArguments, profile: EncoderProfile, train: Split | None):
-    """Loads the tokenizer of the pretrained model or, for a model from scratch, trains one on the training rows.
+    """Loads the pretrained model's tokenizer or, for a model from scratch, trains a tokenizer on the training rows.
 
     Raises:
         UserError: the tokenizer cannot be loaded, or the profile's lengths exceed the model's positions.
@@ -73,10 +73,10 @@ def pretrained_config(arguments: ModelArguments):
 
 
 def build_model(arguments: ModelArguments, profile: EncoderProfile, tokenizer):
-    """Loads the pretrained model, or creates one with random weights. Adds a LoRA adapter if `lora_r` is set.
+    """Loads the pretrained model, or creates a model with random weights. Adds a LoRA adapter if `lora_r` is set.
 
     Raises:
-        UserError: the model cannot be loaded, or it lacks a target module of LoRA.
+        UserError: the model cannot be loaded, or it lacks a module that LoRA should target.
     """
     if arguments.from_scratch:
         return random_model(arguments.from_scratch, tokenizer, profile)

@@ -1,6 +1,6 @@
-"""Loads the additional evaluation sets of a run (`--eval_data_dir`): published benchmarks, or rows of another project.
+"""Loads the additional evaluation sets of a run (`--eval_data_dir`): published benchmarks, or another project's rows.
 
-`--eval_data_dir` accepts any rows that `load_rows` reads (test is measured, or else valid, or else all rows), and
+`--eval_data_dir` accepts any rows that `load_rows` reads (test is measured, otherwise valid, otherwise all rows), and
 folders with one or more of these files:
 
     cosqa-retrieval-dev*.json, cosqa-retrieval-test*.json   CoSQA: a JSON list whose `doc` is the query and whose
@@ -16,8 +16,8 @@ folders with one or more of these files:
     test.jsonl                                              rows in CodeSearchNet's columns, as in `--data_dir`
 
 Each file may be gzipped. CoSQA+ has also been published as `query.json`, `gpt4o_augment_codebase.json` and
-`gpt4o_augment_query_code_pairs_for_search.json`. The files of pairs without `_true` and `_for_search` also contain
-irrelevant pairs (label 0).
+`gpt4o_augment_query_code_pairs_for_search.json`. Files of pairs without `_true` or `_for_search` in the name also
+contain irrelevant pairs (label 0).
 
 The corpus of CoSQA is `code_idx_map` (.txt or .json), and the corpus of CoSQA+ is the file above. Other sets use the
 folder's codebase.jsonl. Without this file, the corpus for test.jsonl consists of the codes of valid and test, and the
@@ -109,7 +109,7 @@ def load_evaluation_sets(
 
 
 def trained_rows(arguments: DataArguments, encoder: str | None) -> set[str]:
-    """Returns the hashes of the rows that an encoder was trained on, from `run.json` in its folder.
+    """Returns the hashes of the rows that an encoder was trained on, from the `run.json` in the encoder's folder.
 
     The result is empty if there is no record, or if `eval_data_dir` is not set.
     """
@@ -117,7 +117,7 @@ def trained_rows(arguments: DataArguments, encoder: str | None) -> set[str]:
 
 
 def warn_of_trained_rows(arguments: DataArguments, encoder: str | None) -> None:
-    """Warns about each source of `data_dir` that an encoder was trained on entirely, without held-out rows."""
+    """Warns about each source in `data_dir` whose rows, including test, were all used to train the encoder."""
     record = _record(encoder)
     if {*(record.get("statistics") or ())} != {"train"}:
         return
@@ -128,7 +128,7 @@ def warn_of_trained_rows(arguments: DataArguments, encoder: str | None) -> None:
 
 
 def _record(encoder: str | None) -> dict:
-    """Reads the record of the run that trained an encoder from its folder. Returns {} if there is none."""
+    """Reads the record of the run that trained an encoder from the encoder's folder. Returns {} if there is none."""
     if encoder and (Path(encoder) / RECORD).is_file():
         return read_json(Path(encoder) / RECORD, dict)
     return {}
@@ -141,13 +141,13 @@ def _trained_rows(record: dict) -> set[str]:
 
 
 def _set_of_rows(source: Path, arguments: DataArguments, profile: EncoderProfile) -> tuple[str, Split]:
-    """Loads the split to measure from a source of rows: test, or else valid, or else all rows.
+    """Loads the split to measure from a source of rows: test, otherwise valid, otherwise all rows.
 
     Returns:
         The split's name and the split.
 
     Raises:
-        UserError: the rows cannot be loaded. For a folder, the message lists the files that were looked for.
+        UserError: the rows cannot be loaded. For a folder, the message lists the files that would be accepted.
     """
     try:
         checked = not arguments.drop_unusable
@@ -166,9 +166,9 @@ def _set_of_rows(source: Path, arguments: DataArguments, profile: EncoderProfile
         if source.is_dir():
             names = sorted(path.name for path in source.iterdir())
             looked_for = (
-                "; no evaluation set; looked for CoSQA's cosqa-retrieval-dev*.json or -test*.json with "
+                ". No evaluation set found: expected CoSQA's cosqa-retrieval-dev*.json or -test*.json with "
                 "code_idx_map.txt, CoSQA+'s test_agent_query.json, annotationStore.csv, relevance.jsonl, or "
-                "test.jsonl, each also as .gz; the folder contains "
+                "test.jsonl, plain or as .gz. The folder contains "
                 f"{', '.join(names[:8]) or 'nothing'}{' ...' if len(names) > 8 else ''}"
             )
         raise UserError(f"eval_data_dir={error}{looked_for}") from None
@@ -191,7 +191,7 @@ def _judged_sets(folder: Path, arguments: DataArguments, codebase: Dataset | Non
         if name in files:
             corpus = load_folder(folder, ("codebase",)).get("codebase", codebase)
             if corpus is None:
-                raise UserError(f"{folder}: no corpus for {name}: neither the folder nor the run has a codebase")
+                raise UserError(f"{folder}: no corpus for {name}; neither the folder nor the run has a codebase")
             if "url" not in corpus.column_names:
                 raise UserError(f"{folder}: {name} refers to codes by url, but the codebase has no urls")
             languages = arguments.languages or languages_in({"codebase": corpus})

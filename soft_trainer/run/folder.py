@@ -1,8 +1,8 @@
 """Opens a run's output folder, and decides whether the run starts, continues, or is already done.
 
 A finished run is not repeated, and an interrupted run continues. A folder with any other file that the run would
-overwrite is refused unless `overwrite` is set. At its end, a run lists the files that it wrote in `run.json`; `push`,
-`compare` and `report` read only listed files.
+overwrite is refused unless `overwrite` is set. When a run ends, it lists the files that it wrote in `run.json`, and
+`push`, `compare` and `report` read only listed files.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def record_of(folder: Path) -> dict:
 
 
 def rows_not_mined(folder: Path) -> list[str]:
-    """Returns the files of rows below `data` that no run has mined and that must be kept, relative to the folder."""
+    """Returns the files of rows in `data` that must be kept because no run mined them, relative to the folder."""
     found = []
     for path in folder.glob("data/**/*.jsonl.gz"):
         if not (path.parent / MINED_FROM).exists():
@@ -143,11 +143,11 @@ def lock_file(file) -> bool:
 
 
 class RunFolder:
-    """A run's output folder, which is locked until the run ends.
+    """A run's output folder. The folder is locked until the run ends.
 
     Args:
         path: the folder.
-        fingerprint: the run fingerprint before rows and encoder are loaded. Empty except on the main process.
+        fingerprint: the run fingerprint before the rows and the encoder are loaded. Empty on all but the main process.
         state: NEW, STOPPED (with the checkpoint to resume from) or DONE.
         overwrite: whether to replace the files of an earlier run.
         trains: True if the run trains, False if it only evaluates.
@@ -168,8 +168,8 @@ class RunFolder:
         """Opens and locks the output folder in the options. The main process decides, and broadcasts the decision.
 
         Raises:
-            UserError: the folder has files of another origin that the run would overwrite, the run reads its encoder
-                or rows from the folder, or another run has the folder open.
+            UserError: the run would overwrite files that it did not write, it reads its encoder or rows from the
+                folder, or another run is using the folder.
         """
         (args,) = (part for part in options if isinstance(part, TrainingArguments))
         folder = cls(Path(args.output_dir), {}, State(NEW), args.overwrite, args.do_train)
@@ -187,7 +187,7 @@ class RunFolder:
         return folder
 
     def _decide(self, args: TrainingArguments, options: Sequence) -> None:
-        """Locks the folder, and decides whether the run is done, continues or starts. Raises the errors of `open`."""
+        """Locks the folder, and decides whether the run starts, continues or is done. Raises UserError like `open`."""
         self._made = [path for path in (self.path, *self.path.parents) if not path.exists()]
         with reporting_disk_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -229,7 +229,7 @@ class RunFolder:
         self.close()
 
     def close(self) -> None:
-        """Unlocks the folder, and removes it if this run created it and has written nothing to it."""
+        """Unlocks the folder. Removes the folder if this run created it but wrote nothing to it."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -257,7 +257,7 @@ class RunFolder:
         trainer.save_state()
 
     def clear(self) -> None:
-        """Removes the files of an earlier run that this run will write. An edited model card is renamed instead."""
+        """Removes an earlier run's files that this run will replace, but only renames a model card that was edited."""
         listed = {}
         with suppress(UserError):
             listed = listed_files(self.path) or {}
@@ -271,7 +271,7 @@ class RunFolder:
 
 
 class RemoveEarlierCheckpoints(TrainerCallback):
-    """A callback that removes unfinished checkpoints and, with `overwrite`, an earlier run's at the first step."""
+    """A callback that removes unfinished checkpoints and, with `overwrite`, an earlier run's checkpoints."""
 
     def __init__(self, folder: RunFolder):
         self._folder = folder
@@ -288,12 +288,12 @@ class RemoveEarlierCheckpoints(TrainerCallback):
 
 
 def check_apart(output_dir: str | Path, options: Sequence) -> None:
-    """Raises UserError if an option refers to an encoder or rows inside the output folder, which may be replaced."""
+    """Raises UserError if an option refers to an encoder or rows in the output folder, which the run may replace."""
     output = Path(output_dir).resolve()
     for reference in references(KINDS, option_values(*options)):
         for value in reference.values:
             if reference.kind != "place" and os.path.exists(value) and Path(value).resolve().is_relative_to(output):
                 raise UserError(
-                    f"{reference.option}={value} is inside output_dir={output_dir}, so the run might replace it: set "
+                    f"{reference.option}={value} is inside output_dir={output_dir}, so the run might replace it; set "
                     "another output_dir"
                 )

@@ -1,6 +1,7 @@
-"""Prepares a command-line run: reads the rows, finds the encoder's profile, and checks options before loading a model.
+"""Prepares a command-line run: reads the rows, finds the encoder's profile, and checks the options.
 
-Local rows are read before the Hub is contacted, so that mistakes show up early.
+Local rows are read before the Hub is contacted, and options are checked before the model is loaded, so that mistakes
+show up early.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def open_run(
     """Checks that data sources exist, reads the rows of `data_dir`, and finds the encoder's profile.
 
     Returns:
-        The profile, and the splits of each source, or None without `data_dir`.
+        The profile, and the splits of each source (None if `data_dir` is not set).
 
     Raises:
         UserError: rows or an encoder cannot be found or read.
@@ -51,7 +52,7 @@ def open_run(
 def complete_options(
     model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions, profile: EncoderProfile
 ) -> None:
-    """Sets options that have not been set: the defaults that depend on the encoder, and the output folder."""
+    """Fills in options that are not set: the defaults that depend on the encoder, and the output folder."""
     pretrained = None if model_args.from_scratch else model_name(model_args)
     apply_defaults(data_args, args, profile, pretrained, model_args.model_revision)
     args.output_dir = args.output_dir or default_output_dir(model_args, data_args, args)
@@ -73,13 +74,13 @@ def load_run(
     profile: EncoderProfile,
     sources: Sources | None,
 ) -> tuple[dict[str, Split], list[EvaluationSet]]:
-    """Loads a run's splits and its evaluation sets. The main process reads first; the others use its caches.
+    """Loads a run's splits and evaluation sets. The main process reads first, and the others use its caches.
 
     Args:
         sources: the splits that `open_run` returned, or None.
 
     Raises:
-        UserError: the rows cannot be read, or are unusable.
+        UserError: the rows cannot be read or are unusable.
     """
     needed = needed_splits(data_args, args, bool(model_args.from_scratch))
     with args.main_process_first(desc="loading data"):

@@ -42,7 +42,7 @@ PLOTTED = {"loss": "training loss", "eval_mrr": "MRR on valid"}  # keys of the t
 
 
 def public_options(*options) -> dict[str, object]:
-    """Returns the options that affect results, for publication: a local path is reduced to its last part."""
+    """Returns the options that affect results, in a form to publish: a local path is reduced to its last part."""
     values = {name: value for name, value in option_values(*options).items() if affects_results(name)}
     for reference in references(KINDS, values):
         on_hub = reference.kind in ("rows", "encoder")
@@ -51,7 +51,7 @@ def public_options(*options) -> dict[str, object]:
 
 
 def flat_results(results: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, float]:
-    """Flattens `{set: {system: metrics}}` to `SET_METRIC` for the trained encoder, `SET_SYSTEM_METRIC` for others."""
+    """Flattens `{set: {system: metrics}}` to keys `SET_SYSTEM_METRIC`, or `SET_METRIC` for the trained encoder."""
     flat = {}
     for name, systems in results.items():
         for system, metrics in systems.items():
@@ -103,8 +103,8 @@ class Run(Measurements):
 
         Args:
             system: the name of these weights in the results: "untrained" or "trained".
-            lexical: whether to rank also with lexical BM25, a baseline without training, and with both combined. This
-                is slow for a large corpus, so do it only once.
+            lexical: whether to also rank with lexical BM25, a baseline that needs no training, and with both combined.
+                This is slow for a large corpus, so do it only once.
         """
         self.encoder_folder = self.model_args.model_name_or_path
         if system == "trained" and self.trainer.args.do_train:
@@ -112,7 +112,7 @@ class Run(Measurements):
         super().measure(system, lexical)
 
     def follow(self) -> None:
-        """Logs the MRR on each additional evaluation set during training, and its change since the start."""
+        """Logs the MRR on each additional evaluation set during training, and the change since the start."""
         for evaluation_set in self.evaluation_sets:
             name = evaluation_set.name
             output = self.trainer.predict(evaluation_set.split, metric_key_prefix=f"eval_{name}")
@@ -141,7 +141,7 @@ class Run(Measurements):
         if checkpoints := list(self.folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*")):
             size = sum(path.stat().st_size for folder in checkpoints for path in folder.rglob("*"))
             print_on_main(
-                f"{self.folder}/{PREFIX_CHECKPOINT_DIR}-* takes {size / 2**20:,.0f} MiB with the optimizer: keep it "
+                f"{self.folder}/{PREFIX_CHECKPOINT_DIR}-* takes {size / 2**20:,.0f} MiB with the optimizer; keep it "
                 "for resume_from_checkpoint=last, or delete it"
             )
         if (source := self.data_args.source_dir or self.data_args.history) and has_encoder:
@@ -149,11 +149,11 @@ class Run(Measurements):
             print_on_main(f'To search the same tree: {command} "what the code does"')
 
     def write(self, record: Mapping, **parts: Mapping[str, float]) -> None:
-        """Writes the ranks, the metrics and, last, the record, which lists the run's files.
+        """Writes the ranks and the metrics, and then the record, which lists the run's files.
 
         Args:
-            record: the record to write, without the list.
-            parts: metrics in addition to the evaluation's, keyed by part, such as `train`.
+            record: the record to write, without the list of files.
+            parts: metrics in addition to the evaluation metrics, keyed by part, such as `train`.
         """
         if not self.files.trains:
             self.files.clear()
@@ -163,7 +163,7 @@ class Run(Measurements):
         write_results(self.folder, lambda: {**record, LISTED: written_files(self.folder)}, **parts)
 
     def _print_examples(self) -> None:
-        """Prints sample queries with their top codes, from test if it was measured."""
+        """Prints some queries with their top codes. The queries come from test if test was measured."""
         shown = min(self.sets, key=lambda each: not each.name.startswith("test"))
         split = shown.split
         profile = self.trainer.encoder
@@ -174,7 +174,7 @@ class Run(Measurements):
         print_on_main(f"{title}:\n\n{text}\n")
 
     def record(self) -> dict:
-        """Returns the run's record, from which the model card and the report are written; see `hub.model_card`."""
+        """Returns the run's record, which the model card and the report are written from (see `hub.model_card`)."""
         trainer = self.trainer
         args = self.trainer.args
         model = self.model_args
@@ -212,7 +212,7 @@ class Run(Measurements):
         }
 
     def _samples(self) -> list[tuple[str, str]]:
-        """Returns the first training pairs, shortened, for the model card, or [] if the data set is not public."""
+        """Returns the first training pairs, shortened for the model card, or [] if the data set is not public."""
         split = self.trainer.train_split
         if split is None or not self.data_args.from_hub:
             return []
@@ -264,8 +264,8 @@ def draw_training(folder: Path, history: Sequence[Mapping]) -> Path | None:
         history: the trainer's log.
 
     Returns:
-        The path of the file. None without matplotlib (the extra `plots`), or if the log has fewer than two losses and
-        fewer than two MRRs.
+        The path of the file, or None if matplotlib (the extra `plots`) is missing, or if the log has fewer than two
+        losses and fewer than two MRRs.
     """
     points = {name: [(entry["step"], entry[name]) for entry in history if name in entry] for name in PLOTTED}
     drawn = [name for name in PLOTTED if len(points[name]) > 1]

@@ -29,7 +29,7 @@ from soft_trainer.terminal import nearest_file, print_on_main, table
 
 
 def needed_splits(arguments: DataArguments, args: TrainingArguments, from_scratch: bool = False) -> tuple[str, ...]:
-    """Returns the splits that a run needs, according to its options.
+    """Returns the splits that a run with these options needs.
 
     Valid is needed only if it is evaluated during training, or if nothing else is measured. With `eval_data_dir`, test
     is not needed.
@@ -42,7 +42,7 @@ def needed_splits(arguments: DataArguments, args: TrainingArguments, from_scratc
 
 
 def check_sources(arguments: DataArguments) -> None:
-    """Checks languages and folders in the options before the Hub is contacted, and sets a missing language.
+    """Checks the languages and folders in the options before contacting the Hub, and sets a missing language.
 
     Raises:
         UserError: a language is not supported, or a folder does not exist. The message starts with the option.
@@ -100,10 +100,10 @@ def read_sources(
         mined_dir: the folder for pairs mined from `source_dir` and `history`.
 
     Returns:
-        The splits of each source or language, keyed by name. A single source has the name "".
+        The splits of each source or language, keyed by name. If there is only one source, its name is "".
 
     Raises:
-        UserError: the rows cannot be read, or the corpus lacks the code for a query.
+        UserError: the rows cannot be read, or the corpus lacks a query's code.
     """
     for mined in ("source_dir", "history"):
         if arguments.data_dir and getattr(arguments, mined):
@@ -114,7 +114,7 @@ def read_sources(
             raise UserError(f"data_dir={arguments.data_dir}: several sources work only with one language")
         if "{language}" not in arguments.data_dir:
             raise UserError(f"data_dir={arguments.data_dir}: several languages need {{language}} in the path")
-    # With options that drop rows, unusable rows are no error yet.
+    # With options that drop rows, unusable rows are not an error yet.
     check = not (arguments.split_urls or arguments.filters or arguments.drop_unusable)
     names = column_names(arguments)
     sources = {}
@@ -159,7 +159,7 @@ def load_data(
         called `valid-NAME` and `test-NAME`.
 
     Raises:
-        UserError: the rows cannot be read, or are unusable for training or evaluation (see `check_split`).
+        UserError: the rows cannot be read or used for training or evaluation (see `check_split`).
     """
     _choose_language(arguments)
     check_languages(arguments.languages, _reader(arguments, profile))
@@ -197,7 +197,7 @@ def load_data(
 def _chosen(
     splits: Mapping[str, Split], arguments: DataArguments, profile: EncoderProfile, language: str | None
 ) -> dict[str, Split]:
-    """Applies the options `split_urls` and `filters`, and adds a column `language` if it is needed and missing."""
+    """Applies the options `split_urls` and `filters`, and adds a column `language` if it is needed but missing."""
     if arguments.split_urls:
         splits = select_by_urls(splits, arguments.split_urls)
     splits = dict(splits)
@@ -219,7 +219,7 @@ def _chosen(
 
 
 def _check_needed(splits: Mapping[str, Split], needed: Sequence[str], language: str, sources: Sources) -> None:
-    """Raises UserError if a split in `needed` is missing, or if valid or test is missing for some languages only.
+    """Raises UserError if a split in `needed` is missing, or if only some languages have valid or test.
 
     Args:
         splits: the splits of one source or language.
@@ -258,7 +258,7 @@ def _shorten(sources: Mapping[str, dict[str, Split]], limit: int, shared: bool) 
 
 
 def _joined_languages(sources: Sources) -> dict[str, Split]:
-    """Joins the training rows of several languages, and renames their valid and test to names such as `test-ruby`."""
+    """Joins the training rows of several languages, and gives their valid and test names such as `test-ruby`."""
     joined = {}
     trains = {name: splits["train"] for name, splits in sources.items() if "train" in splits}
     if trains:
@@ -271,13 +271,13 @@ def _joined_languages(sources: Sources) -> dict[str, Split]:
 
 
 def evaluated(splits: Mapping[str, Split], name: str) -> Split | dict[str, Split] | None:
-    """Returns the split `name`, or a dict of splits such as `test-ruby`, keyed by language or source, or None."""
+    """Returns the split `name`, a dict of splits such as `test-ruby` keyed by language or source, or None."""
     parts = {key.removeprefix(f"{name}-"): split for key, split in splits.items() if key.startswith(f"{name}-")}
     return splits.get(name) or parts or None
 
 
 def _reader(arguments: DataArguments, profile: EncoderProfile | None = None) -> str | None:
-    """Returns the part of the run that limits the languages, such as "mining", or None if all languages work."""
+    """Returns what limits the languages of a run, such as "mining", or None if all languages work."""
     if arguments.filters:
         return "filters"
     if profile and profile.data_flow_length:
@@ -290,7 +290,7 @@ def _reader(arguments: DataArguments, profile: EncoderProfile | None = None) -> 
 
 
 def _filtered(splits: Mapping[str, Split], filters: str) -> dict[str, Split]:
-    """Drops rows from all splits by the rules in `filters`, and prints how many rows each rule dropped.
+    """Drops the rows of all splits that break a rule in `filters`, and prints how many rows each rule dropped.
 
     The corpus keeps all of its rows, because users may search for any of them. Only comments are removed.
     """
@@ -319,7 +319,7 @@ def _filtered(splits: Mapping[str, Split], filters: str) -> dict[str, Split]:
 
 
 def _mined(arguments: DataArguments, language: str, folder: Path, codebase: bool = True) -> Path:
-    """Mines pairs from a source tree or a Git history into a folder, unless it has the pairs already.
+    """Mines pairs from a source tree or a Git history into a folder, unless the folder already has the pairs.
 
     If the source has changed, the pairs are mined again.
 
@@ -358,7 +358,7 @@ def _mined(arguments: DataArguments, language: str, folder: Path, codebase: bool
 
 
 def _mined_splits(arguments: DataArguments, language: str, folder: Path) -> dict[str, Split]:
-    """Mines splits from a source tree or history, and adds functions from `extra_source_dir` to train.
+    """Mines splits from a source tree or Git history, and adds functions from `extra_source_dir` to train.
 
     Copies of functions in valid, test or the corpus are not added.
     """

@@ -1,4 +1,4 @@
-"""Soft-InfoNCE as a loss for `SentenceTransformerTrainer`."""
+"""Provides Soft-InfoNCE as a loss for `SentenceTransformerTrainer`."""
 
 from soft_trainer.sentence_transformers.loss import (
     CachedSoftInfoNCELoss,

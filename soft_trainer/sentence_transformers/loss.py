@@ -1,4 +1,4 @@
-"""Defines Soft-InfoNCE as a loss for sentence-transformers, with and without gradient caching, and an estimator."""
+"""Defines Soft-InfoNCE losses for sentence-transformers, with and without gradient caching, and an estimator."""
 
 from __future__ import annotations
 
@@ -48,19 +48,20 @@ CITATION = """
 class SoftInfoNCELoss(nn.Module):
     """InfoNCE with weighted negatives, as a loss for `SentenceTransformerTrainer`.
 
-    `MultipleNegativesRankingLoss` treats all other codes in a batch as equally irrelevant. This loss gives a smaller
-    weight to negatives that an estimator finds similar to the query (Li et al., 2023). The estimator is frozen. It is
-    fitted on the training rows when the loss is created.
+    `MultipleNegativesRankingLoss` treats all other codes in a batch as equally irrelevant. This loss gives smaller
+    weights to negatives that an estimator finds similar to the query (Li et al., 2023). The estimator is frozen, and
+    is fitted on the training rows when the loss is created.
 
-    Without gradients, as in evaluation, the loss is plain InfoNCE, because the estimator knows only training rows.
-    Labels are then ignored.
+    When gradients are off, as in evaluation, the loss is plain InfoNCE and ignores labels, because the estimator is
+    fitted only on training rows.
 
-    `docs/sentence_transformers.md` lists what only `SoftInfoNCETrainer` does, such as resuming with the same batches.
+    `docs/sentence_transformers.md` lists what only `SoftInfoNCETrainer` can do, such as resume with the same batches.
 
     Args:
         model: the `SentenceTransformer` to train.
         estimator: for example `BM25Estimator()`, `SimCSEEstimator(NAME)`, `TrainedModelEstimator(NAME)`, or
-            `SentenceTransformerEstimator()` for the model before training. None means InfoNCE. The loss fits a copy.
+            `SentenceTransformerEstimator()` for the model before training. None means InfoNCE. The loss fits a copy of
+            the estimator.
         train_dataset: the result of `with_rows`, with columns for queries, codes, and optionally negatives. Pass the
             same data set to the trainer.
         scale: the factor by which similarities are multiplied.
@@ -69,11 +70,11 @@ class SoftInfoNCELoss(nn.Module):
         options: fields of `SoftInfoNCEOptions`, with the same defaults: `loss`, `weighting` ("linear" or
             "positive_aware"), `alpha`, `beta`, `temperature`, `floor`, `margin`, `cancel`, `cancel_k`, `cancel_ratio`,
             `distill_weight`, `distill_temperature`, `infonce_weight`, `kl_weight`, `false_negatives`, and `teacher`,
-            the folder or name of a stronger encoder to learn from, in place of an estimator.
+            the folder or name of a stronger encoder to learn from, instead of an estimator.
 
     Raises:
-        UserError: the options, rows and estimator are incompatible. The first step raises it if the batch is too
-            small, and any step raises it if a row is not in `train_dataset`.
+        UserError: the options, rows and estimator are incompatible. The first step also raises UserError if the batch
+            is too small, and any step does if a row is not in `train_dataset`.
 
     Example:
         >>> train_dataset = with_rows(train_dataset)
@@ -125,7 +126,7 @@ class SoftInfoNCELoss(nn.Module):
         self._batch_checked = False
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None) -> Tensor:
-        """Computes the mean loss of a batch from the tokenised queries, codes and, if any, negatives."""
+        """Computes the mean loss of a batch from the tokenised queries, codes and optional negatives."""
         return self.compute_loss_from_embeddings(embed_columns(self.model, list(sentence_features)), labels)
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor | None) -> Tensor:
@@ -153,7 +154,7 @@ class SoftInfoNCELoss(nn.Module):
         if given < 2 or (given != expected and torch.is_grad_enabled()):
             raise UserError(
                 f"{type(self).__name__}: the batch has {given} columns of texts, but the loss's train_dataset has "
-                f"{expected}: pass the same data set to the loss and the trainer"
+                f"{expected}. Pass the same data set to the loss and the trainer"
             )
         queries, *codes = map(at_least_float32, embeddings)
         codes = torch.cat(codes)
@@ -164,12 +165,12 @@ class SoftInfoNCELoss(nn.Module):
         return queries, codes, sizes, distributed.rank_and_world_size()[0]
 
     def _targets(self, labels: Tensor | None, sizes: list[int], rank: int) -> tuple[Tensor, Targets]:
-        """Finds a batch's training rows by their labels, and computes the targets.
+        """Finds a batch's training rows from the labels, and computes the targets.
 
         Codes that occur several times in a batch are merged into one of the N columns.
 
         Returns:
-            The position of each column's code among the encoded codes, LongTensor[N], and the targets.
+            The position of each column's code in the encoded codes, LongTensor[N], and the targets.
 
         Raises:
             UserError: the first batch is too small for the weights, or a label belongs to no row.
@@ -212,7 +213,7 @@ class SoftInfoNCELoss(nn.Module):
 
 
 class CachedSoftInfoNCELoss(CachedLossMixin, SoftInfoNCELoss):
-    """`SoftInfoNCELoss` with gradient caching: exact gradients of a large batch in the memory of a mini-batch.
+    """`SoftInfoNCELoss` with gradient caching: exact gradients of a large batch, using the memory of a mini-batch.
 
     Every text is encoded twice, so a step takes at least 1.3 times as long.
 
@@ -223,7 +224,7 @@ class CachedSoftInfoNCELoss(CachedLossMixin, SoftInfoNCELoss):
         model, estimator, train_dataset, settings: see `SoftInfoNCELoss`.
 
     Raises:
-        UserError: the model has static embeddings, or one of the errors of `SoftInfoNCELoss` occurs.
+        UserError: the model has static embeddings, or `SoftInfoNCELoss` would raise an error.
     """
 
     def __init__(
@@ -280,8 +281,8 @@ class CachedSoftInfoNCELoss(CachedLossMixin, SoftInfoNCELoss):
 class SentenceTransformerEstimator(Estimator):
     """Estimates the similarity of queries and codes with a frozen sentence-transformers model.
 
-    All rows are encoded once, when the loss is created, with the model's prompts for queries and documents. The
-    similarity function is the model's; cosines are multiplied by 20.
+    All rows are encoded once, when the loss is created, with the model's prompts for queries and documents.
+    Similarities come from the model's similarity function. Cosines are multiplied by 20.
 
     Args:
         model: the frozen model. By default, the model to be trained, with its weights before training.
@@ -330,12 +331,12 @@ class SentenceTransformerEstimator(Estimator):
 
 
 def _own_estimator(estimator, model: SentenceTransformer, teacher: str | None):
-    """Returns the estimator for a loss: a copy of the user's estimator, a new one for the teacher, or None.
+    """Returns the estimator for a loss: a copy of the user's estimator, a new estimator for the teacher, or None.
 
     A `SentenceTransformerEstimator` without a model gets the model to be trained.
 
     Raises:
-        UserError: there are both an estimator and a teacher, or the estimator does not work with this loss.
+        UserError: both an estimator and a teacher are set, or the estimator does not work with this loss.
     """
     if teacher is not None and estimator is not None:
         raise UserError(
@@ -356,7 +357,7 @@ def _own_estimator(estimator, model: SentenceTransformer, teacher: str | None):
 
 
 def _name(estimator) -> str | None:
-    """Returns an estimator's class name, with the document column if BM25 has one, or None without an estimator."""
+    """Returns an estimator's class name, plus BM25's document column if set, or None if there is no estimator."""
     if estimator is None:
         return None
     name = type(estimator).__name__

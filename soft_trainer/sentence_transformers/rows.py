@@ -1,4 +1,4 @@
-"""Identifies the training rows in a batch by hashes of their texts, and finds the codes to compare queries with."""
+"""Identifies the training rows in a batch by hashes of texts, and finds the codes to compare the queries with."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def with_rows(train_dataset: Dataset) -> Dataset:
     The result may be shuffled, filtered, split or concatenated with other data sets, but its texts must not change.
 
     Raises:
-        UserError: the argument is not a `Dataset`, a column does not contain text, or there already are labels or
+        UserError: the argument is not a `Dataset`, a column does not contain text, or there are already labels or
             scores.
     """
     if not isinstance(train_dataset, Dataset):
         kind = type(train_dataset).__name__
         raise UserError(
-            f"with_rows: expected one datasets.Dataset, not {kind}: call it for each data set in a "
+            f"with_rows: expected one datasets.Dataset, not {kind}. Call it for each data set in a "
             "dict, and load a stream into a Dataset first"
         )
     for name in LABEL_COLUMNS:
         if name in train_dataset.column_names:
             raise UserError(
-                f"with_rows: the data set already has a column {name!r}, which the loss needs for hashes: keep only "
+                f"with_rows: the data set already has a column {name!r}, which the loss needs for hashes. Keep only "
                 f"the rows with a relevant code, then call train_dataset.remove_columns({name!r})"
             )
     return train_dataset.add_column(LABEL, _hashes(_texts_of(train_dataset)))
@@ -50,7 +50,8 @@ class LabelledRows:
     """The training rows as a `Split`, with a look-up of rows by their labels (hashes).
 
     Attributes:
-        split: the queries, and a corpus of all rows' codes, followed by negatives that are not the code of any row.
+        split: the queries, and a corpus with the codes of all rows, followed by negatives that are not the code of any
+            row.
         codes: int64[n, 1 + k], the corpus indices of each query's positive and k negatives.
         answers: a look-up of relevant codes by text.
 
@@ -61,14 +62,14 @@ class LabelledRows:
     def __init__(self, train_dataset: Dataset):
         if LABEL not in getattr(train_dataset, "column_names", ()) or not len(train_dataset):
             raise UserError(
-                f"train_dataset: no column {LABEL!r} with a hash of each row: call train_dataset = "
+                f"train_dataset: no column {LABEL!r} with a hash of each row. Call train_dataset = "
                 "with_rows(train_dataset) first, and create a separate loss for each data set"
             )
         columns = _texts_of(train_dataset)
         labels = _hashes(columns)
         if train_dataset[LABEL][:] != labels.tolist():
             raise UserError(
-                f"train_dataset: column {LABEL!r} does not contain the hashes of the texts: call "
+                f"train_dataset: column {LABEL!r} does not contain the hashes of the texts. Call "
                 "with_rows(train_dataset) again after changing the texts"
             )
         self.labels, self.first_rows = np.unique(labels, return_index=True)
@@ -85,21 +86,21 @@ class LabelledRows:
         if not whole or labels.shape != (batch_size,):
             raise UserError(
                 f"SoftInfoNCELoss: the batch of {batch_size} rows has no hashes in the column {LABEL!r}, which the "
-                "loss needs to find weights: call train_dataset = with_rows(train_dataset) first"
+                "loss needs to find weights. Call train_dataset = with_rows(train_dataset) first"
             )
         given = labels.numpy(force=True)
         places = np.searchsorted(self.labels, given).clip(max=len(self.labels) - 1)
         unknown = self.labels[places] != given
         if unknown.any():
             raise UserError(
-                f"SoftInfoNCELoss: no row of the loss's train_dataset has label {given[unknown.argmax()]}: pass the "
+                f"SoftInfoNCELoss: no row of the loss's train_dataset has label {given[unknown.argmax()]}. Pass the "
                 "same data set to the loss and the trainer, and create a separate loss for each data set"
             )
         return self.first_rows[places]
 
 
 def _hashes(columns: Sequence[Sequence[str]]) -> np.ndarray:
-    """Hashes the texts of each row, over all columns, to int64[n] from 0 to 2**63 - 1."""
+    """Hashes the texts in all columns of each row. Returns int64[n], from 0 to 2**63 - 1."""
     hashes = [xxhash.xxh3_64_intdigest("\0".join(texts).encode()) for texts in zip(*columns, strict=True)]
     return (np.array(hashes, dtype=np.uint64) >> 1).astype(np.int64)
 
@@ -108,7 +109,7 @@ def _numbered(codes: Sequence[str], negatives: Sequence[Sequence[str]]) -> tuple
     """Numbers the codes of all rows, then the negatives that are not the code of any row.
 
     Returns:
-        The numbers of each row's code and k negatives, int64[n, 1 + k], and the texts of the added negatives.
+        The numbers of each row's code and k negatives, int64[n, 1 + k], and the texts of negatives that were added.
     """
     number_of = {code: row for row, code in reversed(list(enumerate(codes)))}
     added = []
@@ -126,13 +127,13 @@ def _texts_of(dataset: Dataset) -> list[list[str]]:
     """Returns the columns that sentence-transformers reads as texts: queries, codes and negatives, in this order.
 
     Raises:
-        UserError: there are fewer than two such columns, or a column contains missing values or no text.
+        UserError: there are fewer than two such columns, or a column has missing values or is not text.
     """
     names = [name for name in dataset.column_names if name not in NO_TEXTS]
     if len(names) < 2:
         raise UserError(
-            f"train_dataset: columns {', '.join(dataset.column_names)}: expected a column of queries, then a column "
-            "of codes, then optional columns of negatives"
+            "train_dataset: expected a column of queries, then a column of codes, then optional columns of negatives, "
+            f"but the columns are {', '.join(dataset.column_names)}"
         )
     columns = []
     for name in names:
@@ -151,7 +152,7 @@ class Columns:
 
     Args:
         code_rows: int64[N], the corpus index of each column's code.
-        places: LongTensor[N], the position of each column's code among the encoded codes of all processes.
+        places: LongTensor[N], the position of each column's code in the encoded codes of all processes.
         positives: LongTensor[B], the column of each query's positive.
     """
 
@@ -161,7 +162,7 @@ class Columns:
 
 
 def columns_of(table: LabelledRows, rows_of: Sequence[np.ndarray], rank: int) -> Columns:
-    """Returns the codes to compare the queries of process `rank` with. A repeated code gets a single column.
+    """Returns the codes to compare the queries of process `rank` with. A repeated code gets only one column.
 
     Args:
         rows_of: the training rows on each process. The encoded codes are ordered by process. Within a process, the

@@ -1,4 +1,4 @@
-"""Builds one process's shard of a global batch in a data worker: model inputs, positives, negatives and weights."""
+"""Builds one process's shard of each global batch in data workers: model inputs, positives, negatives and weights."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from soft_trainer.training.targets import TargetMaker
 class Batch:
     """A training batch on one process: B queries, and the N codes that the loss compares them with.
 
-    If negatives are gathered, the N codes are those of all processes, in the order of the ranks.
+    If negatives are gathered, the N codes come from all processes, ordered by rank.
 
     Args:
         query, code: the model inputs for this process's queries and codes.
         targets: the positives, negatives and weights of the B queries.
-        rows: int64[B], the index of each query's training pair. NumPy arrays stay on the host.
+        rows: int64[B], the index of each query's training pair. This and other NumPy arrays stay on the host.
         query_rows: int64[B], the index of each query in the split's queries.
         code_rows: int64[N], the index of each column's code in the corpus.
         sizes: the number of queries on each process.
@@ -63,10 +63,11 @@ class Batch:
         return dataclasses.replace(self, **parts)
 
     def loss_scale(self, queries: int) -> float:
-        """Returns the factor for the mean loss over a block of this process's queries.
+        """Returns the factor by which to multiply the mean loss over a block of this process's queries.
 
-        The factor is the block's number of queries, times the number of processes, divided by the number of queries in
-        the global batch. Averaged over processes, the scaled gradients then equal the gradient of the global batch.
+        The factor is the number of queries in the block, times the number of processes, divided by the number of
+        queries in the global batch. The average of the scaled gradients over all processes is then the gradient of the
+        global batch.
 
         Args:
             queries: the number of queries in the block.
@@ -74,7 +75,7 @@ class Batch:
         return queries * len(self.sizes) / sum(self.sizes)
 
     def count_tokens(self, padding: bool) -> int:
-        """Counts the tokens of the queries and codes on this process, with or without padding."""
+        """Counts the tokens in the queries and codes on this process, with or without padding."""
         total = 0
         for chunk in (*self.query.chunks, *self.code.chunks):
             mask = chunk["attention_mask"]
@@ -111,15 +112,15 @@ class Share:
 class TrainBatches(Dataset):
     """A data set that turns the indices of a global batch's training pairs into one process's `Batch`.
 
-    Data workers receive a pickled copy, so the process's rank is an argument.
+    The process's rank is an argument, because data workers receive a pickled copy of this object.
 
     Args:
         tokens: the token ids of each query, under "query", and of each code in the corpus, under "code".
         pairs: int64[P, 2], the query and the code of each training pair.
         collator: turns token ids into model inputs.
         target_maker: computes positives, negatives and weights.
-        weighs: True to compute the weights here, in data workers, False to leave them to the training step.
-        gather: True to use the codes of all processes as negatives, False to use only this process's codes.
+        weighs: True to compute the weights here, in data workers, or False to leave them to the training step.
+        gather: True to use the codes of all processes as negatives, or False to use only this process's codes.
         hard_negatives: draws additional negatives for each query, or None.
         rank, world_size: this process's rank and the number of processes.
     """
@@ -159,7 +160,7 @@ class TrainBatches(Dataset):
         return self.tokens["query"].lengths.astype(np.int64)[queries] + self.tokens["code"].lengths[codes]
 
     def __getitems__(self, global_rows: Sequence[int]) -> Batch:
-        """Builds this process's `Batch` from the pairs of a global batch, passed as `GlobalRows`."""
+        """Builds this process's `Batch` from a global batch, passed as `GlobalRows`."""
         shares = self._shares(np.asarray(global_rows), getattr(global_rows, "epoch", 0))
         own = shares[self.rank]
         met = shares if self.gather else [own]
@@ -203,11 +204,11 @@ class TrainBatches(Dataset):
         ]
 
     def _divided(self, values: np.ndarray) -> list[np.ndarray]:
-        """Splits an array over a global batch into one shard per process."""
+        """Splits an array with one value per pair of a global batch into one shard per process."""
         return [values[distributed.shard(len(values), rank, self.world_size)] for rank in range(self.world_size)]
 
     def _met(self, own: Share, met: Sequence[Share]) -> Tensor | None:
-        """Returns which columns each query is compared with, BoolTensor[B, N]. None means all columns.
+        """Returns the columns that each query is compared with, BoolTensor[B, N], or None for all columns.
 
         A query is compared only with the hard negatives that were drawn for it.
         """
@@ -219,7 +220,7 @@ class TrainBatches(Dataset):
         return torch.from_numpy(columns)
 
     def _sides(self, shares: Sequence[Share]) -> dict[str, Side]:
-        """Collates the model inputs of queries and codes into the same number of chunks on every process."""
+        """Collates the queries and the codes into model inputs, with the same number of chunks on every process."""
         if not isinstance(self.collator, PairCollator):  # a custom collator, which works only in one process
             inputs = self.collator([self[int(row)] for row in shares[0].rows])
             if not isinstance(inputs, Mapping) or not {*SIDES} <= inputs.keys():
@@ -242,7 +243,7 @@ class TrainBatches(Dataset):
 
 
 def relevant_codes(split: Split, profile: EncoderProfile) -> RelevantCodes:
-    """Returns a look-up of relevant codes among the training rows. Rows match if the encoder reads equal texts."""
+    """Returns a look-up of relevant codes among the training rows, by the texts that the encoder reads."""
     queries = text_ids(side_texts(split.queries, "query", profile))
     codes = text_ids(side_texts(split.corpus, "code", profile))
     return RelevantCodes(split.judgments.stored, queries, codes)

@@ -23,9 +23,9 @@ UNFINISHED = "unfinished"  # a file in a checkpoint that is being written
 
 
 def compared(fingerprint: Callable[[], Mapping], checkpoint: str | None) -> dict[str, object]:
-    """Computes the run fingerprint, and compares it with the checkpoint to resume from.
+    """Computes the run fingerprint, and compares it with the fingerprint of the checkpoint to resume from.
 
-    Only the main process does this, because other processes may not have the weights or the folder. They return an
+    Only the main process does this, because the others may not have the weights or the folder. The others return an
     empty dict.
 
     Args:
@@ -33,7 +33,7 @@ def compared(fingerprint: Callable[[], Mapping], checkpoint: str | None) -> dict
         checkpoint: the folder of the checkpoint to resume from, or None.
 
     Raises:
-        UserError: the checkpoint belongs to a run with other settings or data, or contains only weights.
+        UserError: the checkpoint is from a run with other settings or data, or contains only weights.
     """
     found = {}
     problem = None
@@ -55,7 +55,7 @@ def _problem(checkpoint: str, now: Mapping) -> str | None:
     then = marker[DEPENDS_ON]
     unknown = [name for name, value in now.items() if value == NO_SOURCE]
     if unknown:
-        return f"{checkpoint}: {unknown[0]} is {NO_SOURCE}: define it in a module to resume"
+        return f"{checkpoint}: {unknown[0]} is {NO_SOURCE}; define it in a module to resume"
     if changed := changes(then, now, MAY_DIFFER_ON_RESUME):
         return (
             f"{checkpoint}: {'; '.join(changed[:3])}. A run must resume with its original settings; "
@@ -65,7 +65,7 @@ def _problem(checkpoint: str, now: Mapping) -> str | None:
 
 
 def warn_of_changes(fingerprint: Mapping, checkpoint: str | None) -> None:
-    """Warns about library versions that differ from the checkpoint's, and about settings that cannot be compared."""
+    """Warns about library versions that differ from the checkpoint, and about settings that cannot be compared."""
     if checkpoint is None or not fingerprint:
         return
     then = read_json(Path(checkpoint) / MARKER)[DEPENDS_ON].get("versions", {})
@@ -74,11 +74,11 @@ def warn_of_changes(fingerprint: Mapping, checkpoint: str | None) -> None:
             print_on_main(f"warning: {checkpoint}: {name} was {then.get(name)}, is now {version}. Results may change")
     for name, value in fingerprint.items():
         if value == NOT_COMPARED:
-            print_on_main(f"warning: {checkpoint}: {name} cannot be compared: make sure that it has not changed")
+            print_on_main(f"warning: {checkpoint}: cannot compare {name}; make sure that it has not changed")
 
 
 class ResumedState(TrainerCallback):
-    """A callback that checks a resumed run's step, and finds the best checkpoint again if the output folder has moved.
+    """A callback that checks a resumed run's step, and corrects the best checkpoint's path if the folder has moved.
 
     Args:
         checkpoint: returns the folder of the checkpoint to resume from, or None.
@@ -92,7 +92,7 @@ class ResumedState(TrainerCallback):
         if state.global_step > state.max_steps:
             raise UserError(
                 f"{self._checkpoint()} is at step {state.global_step}, but this training ends at step "
-                f"{state.max_steps}: increase num_train_epochs or max_steps"
+                f"{state.max_steps}; increase num_train_epochs or max_steps"
             )
         if self._checkpoint() and state.best_global_step:
             best = Path(self._checkpoint()).with_name(f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}")
@@ -105,10 +105,10 @@ class ResumedState(TrainerCallback):
 
 @contextmanager
 def saving_checkpoint(folder: str | Path) -> Iterator[None]:
-    """A context in which to write a checkpoint's folder. If an error occurs, the folder is removed.
+    """A context manager for writing a checkpoint's folder. If an error occurs, the folder is removed.
 
-    Disk errors become a UserError. The folder contains a file UNFINISHED until `mark_complete`, so that a checkpoint
-    left by a killed process is ignored.
+    Disk errors become a UserError. The folder contains a file UNFINISHED until `mark_complete` is called, so that a
+    checkpoint left by a killed process is ignored.
     """
     folder = Path(folder)
     try:
@@ -146,14 +146,14 @@ def mark_complete(
 
 
 def losses_before(checkpoint: str | None) -> float:
-    """Reads from a checkpoint the sum of the losses of all steps so far. Returns 0 without a checkpoint."""
+    """Returns the sum of the losses of all steps up to a checkpoint, or 0 if there is no checkpoint."""
     if checkpoint is None:
         return 0.0
     return read_json(Path(checkpoint) / MARKER).get("losses") or 0.0
 
 
 def _written(folder: Path) -> float | None:
-    """Returns the time when a checkpoint was marked complete, or None if a file is missing or changed in size."""
+    """Returns the time when a checkpoint was marked complete, or None if a file is missing or has changed in size."""
     with suppress(OSError, UserError, KeyError, AttributeError):  # a missing file, or a marker of another version
         marker = read_json(folder / MARKER)
         whole = all((folder / name).stat().st_size == size for name, size in marker["sizes"].items())
@@ -165,8 +165,9 @@ def _written(folder: Path) -> float | None:
 def newest_complete(output_dir: str | Path) -> str | None:
     """Returns the path of the newest complete checkpoint in `output_dir`, or None. Warns about incomplete ones.
 
-    The newest checkpoint is the one written last. It need not have the highest step, because an earlier run may have
-    written to the same folder. The marker's time counts, because copying a folder changes modification times.
+    The newest checkpoint is the last one that was written. It may not have the highest step, because an earlier run
+    may have written to the same folder. The time comes from the marker, because copying a folder changes modification
+    times.
     """
     times: dict[str, float] = {}
     for checkpoint in sort_checkpoints(str(output_dir), PREFIX_CHECKPOINT_DIR):
@@ -179,7 +180,7 @@ def newest_complete(output_dir: str | Path) -> str | None:
 
 
 def last_checkpoint(wanted: str | bool | None, output_dir: str | Path) -> str | None:
-    """Turns the value of `resume_from_checkpoint` into the folder of a complete checkpoint.
+    """Finds the complete checkpoint that `resume_from_checkpoint` refers to.
 
     Args:
         wanted: the value of `resume_from_checkpoint`: a checkpoint's folder, "last" or "true" for the newest complete

@@ -15,18 +15,18 @@ def similar_batches(
     group_size: int = 8,
     drop_last: bool = True,
 ) -> list[list[int]]:
-    """Builds the batches of one epoch, with similar pairs in the same batch. No pair is in two batches.
+    """Builds the batches of one epoch, with similar pairs in the same batch. Each pair is in at most one batch.
 
-    Pairs are visited in random order. A pair without a group starts a new group. The group grows by free pairs whose
-    codes are nearest to its query, then by pairs whose codes are nearest to the new members' queries. Full groups are
-    spread evenly over the batches. A pair from an incomplete group joins a batch that has room and contains a similar
-    code, or else any batch with room.
+    Pairs are visited in random order. A pair without a group starts a new group. Free pairs whose codes are nearest to
+    its query join the group, then pairs whose codes are nearest to the new members' queries. Full groups are spread
+    evenly over the batches. A pair from an incomplete group joins a batch that has room and contains a similar code,
+    or else any batch with room.
 
     Args:
         pairs: int64[P, 2], the query and the code of each training pair.
         neighbours: int64[Q, k], the codes nearest to each query, nearest first, padded with -1.
         batch_size: the number of pairs in a batch.
-        generator: the random generator for all draws.
+        generator: the source of randomness.
         group_size: the number of pairs in a group.
         drop_last: if True, random pairs are dropped so that all batches are full. If False, the last batch may be
             short.
@@ -85,7 +85,7 @@ class _Batches:
 
 
 class _FreePairs:
-    """Keeps track of the pairs that are not in a group yet, and of the first free pair of each code."""
+    """The pairs that are not in a group yet, with the first free pair of each code."""
 
     def __init__(self, pairs: np.ndarray, codes: int, order: np.ndarray):
         self.pairs = pairs
@@ -140,14 +140,14 @@ def _groups(
 
 
 def _candidates(seed: int, group: list[int], left: _FreePairs, neighbours: np.ndarray) -> Iterator[int]:
-    """Yields the first pair of a group, then free pairs similar to each member. `group` grows meanwhile."""
+    """Yields the first pair of a group, then free pairs similar to each member. `group` grows during the iteration."""
     yield seed
     for member in group:
         yield from left.near(neighbours[left.pairs[member, 0]])
 
 
 def _slots(room: np.ndarray, size: int, generator: np.random.Generator) -> list[int]:
-    """Distributes full groups evenly over the batches with room, at random. Returns the batch of each group."""
+    """Distributes full groups randomly and evenly over the batches that have room. Returns each group's batch."""
     places = room // size
     slots = []
     for taken in range(max(places, default=0)):

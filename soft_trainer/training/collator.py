@@ -29,7 +29,7 @@ class ChunkCost:
 
     Args:
         overhead: the fixed cost of a chunk (kernel launches, small matrices).
-        attention: the additional cost for each token that a token attends to.
+        attention: the additional cost per token for each token that it attends to.
     """
 
     overhead: float = 64.0
@@ -52,11 +52,11 @@ class ChunkCost:
 def chunk_by_length(
     lengths: np.ndarray, cost: ChunkCost | None, largest: int | None = None, number: int = 1
 ) -> list[np.ndarray]:
-    """Splits rows into chunks of similar length, such that the estimated cost of encoding all chunks is minimal.
+    """Splits rows into chunks of similar length, to minimise the estimated cost of encoding all chunks.
 
     Args:
         lengths: int[B], the number of tokens in each row.
-        cost: the cost to minimise. With None, all rows form a single chunk in their order.
+        cost: the cost to minimise. If None, all rows form a single chunk in their original order.
         largest: the maximum number of rows in a chunk.
         number: the minimum number of chunks, at most one per row. The largest chunks are split to reach this number.
 
@@ -79,7 +79,7 @@ def chunk_by_length(
 
 
 def _cheapest(lengths: np.ndarray, cost: ChunkCost) -> list[np.ndarray]:
-    """Finds the cheapest division of rows into chunks, by dynamic programming over the distinct lengths."""
+    """Finds the cheapest way to divide rows into chunks, by dynamic programming over the distinct lengths."""
     rows = np.argsort(-lengths, kind="stable")
     steps = -(-lengths[rows] // STEP)
     starts = np.flatnonzero(np.diff(steps, prepend=steps[0] + 1))  # first row of each distinct length
@@ -102,7 +102,7 @@ def _cheapest(lengths: np.ndarray, cost: ChunkCost) -> list[np.ndarray]:
 
 @dataclass
 class Side:
-    """The model inputs of a batch's queries or of its codes, in chunks that are encoded one after another.
+    """The model inputs of a batch's queries or codes, in chunks that are encoded one after another.
 
     Args:
         chunks: the model inputs for each chunk.
@@ -114,7 +114,7 @@ class Side:
     order: Tensor
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Side:
-        """Applies `change` to every tensor, such as a move to another device, and returns the new object."""
+        """Returns a copy with `change` applied to every tensor, for example to move them to another device."""
         chunks = []
         for chunk in self.chunks:
             chunks.append({name: change(tensor) for name, tensor in chunk.items()})
@@ -151,7 +151,7 @@ class PairCollator:
         return sides
 
     def side(self, token_ids: Sequence[np.ndarray], passes: int = 1, name: str = "query") -> Side:
-        """Collates the token ids of queries or of codes into the cheapest chunks, at least `passes` of them.
+        """Collates the token ids of queries or codes into at least `passes` chunks, at the lowest cost.
 
         Args:
             name: "query" or "code".
@@ -170,7 +170,7 @@ class PairCollator:
         return Side(padded, torch.from_numpy(order))
 
     def count_chunks(self, lengths: np.ndarray) -> int:
-        """Counts the chunks that `side` makes of rows with these lengths, int64[B]. Without rows, it is one chunk."""
+        """Counts the chunks that `side` makes for rows with these lengths, int64[B]. No rows make one chunk."""
         if len(lengths):
             return len(chunk_by_length(lengths, self.cost, self.largest_chunk))
         return 1

@@ -16,7 +16,7 @@ class NotFiniteError(RuntimeError):
 
 
 class DelayedNumber:
-    """Copies a scalar tensor to the CPU asynchronously, so that reading the copy one step later takes no time."""
+    """Copies a scalar tensor to the CPU asynchronously, so that it can be read one step later without waiting."""
 
     def __init__(self, scalar: Tensor):
         self._event = None
@@ -32,10 +32,10 @@ class DelayedNumber:
 
 
 class FiniteGuard:
-    """Checks that every loss is finite, one step late, so that no step waits for the device.
+    """Checks that every loss is finite. Each check runs one step late, so that no step waits for the device.
 
     Args:
-        rows: the training rows. The error message lists the batch's rows with their urls.
+        rows: the training rows. The error message lists the rows of the batch with their urls.
     """
 
     def __init__(self, rows: Dataset):
@@ -98,7 +98,7 @@ class FiniteGuard:
 
 
 class OverflowCounter(TrainerCallback):
-    """A callback that counts steps skipped because fp16 gradients overflowed. Too many in a row stop training.
+    """A callback that counts the steps skipped because of fp16 overflows, and stops training after too many in a row.
 
     A fused optimizer does not report skipped steps, so this callback watches the loss scale, which falls only after an
     overflow. The scale is read one step late, so that no step waits for the device.
@@ -133,7 +133,7 @@ class OverflowCounter(TrainerCallback):
         if self._in_a_row >= self.MOST:
             steps = f"{self._in_a_row} steps in a row, up to step {state.global_step}"
             raise NotFiniteError(
-                f"fp16 gradients overflowed in {steps}, and the loss scale fell to {scale:g}: train in bf16 "
+                f"fp16 gradients overflowed in {steps}, and the loss scale fell to {scale:g}. Train in bf16 "
                 "(bf16=True, fp16=False) or float32, or lower the learning rate"
             )
         self._pending = DelayedNumber(self._scaler()._get_scale_async())

@@ -53,8 +53,9 @@ def cached_backward(
     Args:
         encode: returns the embeddings of one chunk of model inputs.
         batch: the batch, divided into chunks.
-        loss_of: returns the loss of a block of queries, from the embeddings of this process's queries, the embeddings
-            of all codes, and the block as a slice of the queries. The losses of all blocks add up to the batch's loss.
+        loss_of: returns the loss of a block of queries. The arguments are the embeddings of this process's queries,
+            the embeddings of all codes, and the block as a slice of the queries. The losses of all blocks add up to
+            the batch's loss.
         backward: runs the backward pass of a loss, with fp16 loss scaling if needed.
         gathers: True to compare queries with the codes of all processes.
         block_size: the number of queries whose scores are in memory at the same time.
@@ -92,7 +93,7 @@ def loss_in_blocks(
     backward: Callable[[Tensor], None],
     block_size: int,
 ) -> Tensor:
-    """Computes the loss of a batch block by block, and backpropagates it to the embeddings and through their graph.
+    """Computes a batch's loss block by block, and backpropagates the loss through the graph of the embeddings.
 
     Args:
         queries: Tensor[B, d], the embeddings of this process's queries, with a graph.

@@ -15,7 +15,7 @@ from soft_trainer.training.checkpoints import newest_complete
 
 
 def how_to_continue(args, step: int) -> str:
-    """Returns advice to print after an interruption: which checkpoint is newest, and how to resume from it.
+    """Returns the text to print after an interruption: the newest checkpoint, and how to resume from it.
 
     Args:
         args: the training arguments.
@@ -33,14 +33,14 @@ def how_to_continue(args, step: int) -> str:
 
 @contextlib.contextmanager
 def explaining_interruption(args, step: Callable[[], int]) -> Iterator[None]:
-    """Adds a message to a KeyboardInterrupt from the body: the step, the newest checkpoint, and how to resume.
+    """If the `with` block is interrupted, adds the step, the newest checkpoint and resume instructions to the error.
 
     Args:
         args: the training arguments.
         step: returns the current step.
 
     Raises:
-        KeyboardInterrupt: the body was interrupted.
+        KeyboardInterrupt: the `with` block was interrupted.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Measures an encoder on evaluation sets before and after training, and compares it with lexical BM25."""
+"""Measures an encoder on evaluation sets before and after training, with lexical BM25 for comparison."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Measurements:
 
     Args:
         trainer: a `SoftInfoNCETrainer`.
-        sets: the evaluation sets by name.
+        sets: the evaluation sets, keyed by name.
 
     Attributes:
         results: `{set: {system: metrics}}`. A system is "untrained" (before training), "trained", "lexical" (BM25) or
@@ -46,8 +46,8 @@ class Measurements:
 
         Args:
             system: the name of these weights in the results: "untrained" or "trained".
-            lexical: whether to rank also with lexical BM25, a baseline without training, and with both combined. This
-                is slow for a large corpus, so do it only once.
+            lexical: whether to also rank with lexical BM25, a baseline that needs no training, and with both combined.
+                This is slow for a large corpus, so do it only once.
         """
         with_corpus = defaultdict(dict)  # each corpus is encoded once
         for name, split in self.measured.items():
@@ -63,7 +63,7 @@ class Measurements:
                     self._measure_lexical(name, split, queries, codes)
 
     def _measure_lexical(self, name: str, split: Split, embedded: Tensor, codes: Tensor) -> None:
-        """Ranks a set with lexical BM25, and with BM25 and the encoder combined. Skips a corpus without words."""
+        """Ranks a corpus with lexical BM25, and with BM25 and the encoder combined. Skips a corpus without words."""
         profile = self.trainer.encoder
         columns = profile.code_columns
         if profile.data_flow_length:
@@ -76,7 +76,7 @@ class Measurements:
         try:
             rankings = lexical_rankings(asked, words, targets, (embedded.cpu()[rows], codes))
         except UserError as error:
-            print_on_main(f"{name}: no results for lexical BM25. {error}")
+            print_on_main(f"{name}: skipped lexical BM25. {error}")
             return
         for system, of_pairs in rankings.items():
             ranking, measured = by_query(of_pairs, split.judgments)
@@ -84,7 +84,7 @@ class Measurements:
             self.add(name, system, RetrievalOutput(ranking, metrics, by_query=measured))
 
     def add(self, name: str, system: str, output: RetrievalOutput) -> None:
-        """Stores a set's ranking and metrics. After training, adds the change in MRR to the metrics."""
+        """Stores a set's ranking and metrics. After training, also adds the change in MRR to the metrics."""
         metrics = output.metrics
         if system == "untrained":
             self.ranks_before[name] = output.ranking.ranks
@@ -101,7 +101,7 @@ class Measurements:
             metrics = systems.get("trained", {})
             if CHANGE in metrics and abs(metrics[CHANGE]) < metrics[MARGIN]:
                 lines.append(
-                    f"{name}: {metrics['queries']:,} queries cannot show a change below {metrics[MARGIN]:.3f}"
+                    f"{name}: {metrics['queries']:,} queries are too few to show a change below {metrics[MARGIN]:.3f}"
                 )
         return "\n".join(lines)
 

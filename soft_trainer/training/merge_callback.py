@@ -15,14 +15,14 @@ from soft_trainer.merging import merge, weights_to_merge
 
 
 class MergeCallback(TrainerCallback):
-    """A callback that copies the weights before training, and merges them with the final weights after the last step.
+    """A callback that copies the weights before training, and merges the copy with the final weights.
 
     Args:
         trainer: a `SoftInfoNCETrainer`, which calls `keep` before it loads a checkpoint.
 
     Attributes:
         before: the weights before training, or None if nothing will be merged.
-        record: the ratio, the base and the unmerged encoder of the last merge, or None if there was none.
+        record: the ratio, the base and the unmerged encoder of the last merge, or None if nothing was merged.
     """
 
     def __init__(self, trainer):
@@ -47,7 +47,7 @@ class MergeCallback(TrainerCallback):
             raise UserError("merge_ratio: this trainer has already trained the encoder; resume with a new trainer")
 
     def on_train_end(self, args, state, control, **kwargs) -> None:
-        """Saves the trained encoder to a subfolder, then merges the weights in the model, unless SIGTERM came."""
+        """Saves the trained encoder to a subfolder, then merges the model's weights. Does nothing after SIGTERM."""
         trainer = self._trainer
         self.record = None
         trainer.check_finite()

@@ -1,4 +1,4 @@
-"""Draws hard negatives for each query, anew in every epoch."""
+"""Draws new hard negatives for each query in every epoch."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from soft_trainer.estimators.neighbours import Neighbours
 
 @dataclass(frozen=True)
 class HardNegatives:
-    """Draws hard negatives for each query in addition to the in-batch negatives, anew in every epoch.
+    """Draws new hard negatives for each query in every epoch, in addition to the in-batch negatives.
 
     Args:
         candidates (`csr[Q, C]`): the codes that may be drawn for each query.
-        number: the number of codes to draw per query. A query with fewer candidates gets them all.
+        number: the number of codes to draw per query. A query with fewer candidates gets all of them.
         seed: a draw depends on this seed, the epoch and the query.
     """
 
@@ -29,8 +29,8 @@ class HardNegatives:
     def __str__(self) -> str:
         counts = np.diff(self.candidates.indptr)
         return (
-            f"hard negatives: {counts.mean():.1f} candidates per query, {int((counts == 0).sum()):,} of "
-            f"{len(counts):,} queries have none; up to {self.number} are drawn per query in each epoch"
+            f"hard negatives: {counts.mean():.1f} candidates per query, and {int((counts == 0).sum()):,} of "
+            f"{len(counts):,} queries have none. Up to {self.number} per query are drawn in each epoch"
         )
 
     def columns(self, queries: np.ndarray, codes: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
@@ -40,8 +40,8 @@ class HardNegatives:
             queries, codes: the indices of the batch's queries and of their positives, int64[B] each.
 
         Returns:
-            The codes to add to the batch, int64[E], in the order of the draws, without duplicates and without codes
-            that are in the batch already. Then bool[B, E], True where a code was drawn for a query.
+            The codes to add to the batch, int64[E], in the order of the draws, without duplicates or codes that are
+            already in the batch. Then bool[B, E], True where a code was drawn for a query.
         """
         drawn = [self.draw(int(query), epoch) for query in queries]
         owners = np.repeat(np.arange(len(queries)), list(map(len, drawn)))

@@ -1,4 +1,4 @@
-"""Checks before training that the settings fit the rows and the encoder. `options` checks the settings alone."""
+"""Checks the settings against the rows and the encoder before training. `options` checks the settings alone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check_rows_of(plan: Plan, args, estimator, split: Split) -> None:
     """Checks that the rows fill a batch, that the estimator can read them, and that hard negatives exist if needed.
 
     Raises:
-        UserError: a check fails. The message states what is missing, or a batch size that works.
+        UserError: a check fails. The message says what is missing, or suggests a batch size that works.
     """
     strategy = plan.train_sampling_strategy
     if strategy == "similar" and not isinstance(estimator, NeighbourEstimator):
@@ -61,7 +61,7 @@ def check_metric(args, dims: Iterable[int], eval_dataset) -> None:
     """Checks that evaluation computes `metric_for_best_model`.
 
     Args:
-        dims: the shorter embedding sizes to measure in addition to full embeddings.
+        dims: the truncated embedding sizes to measure in addition to full embeddings.
         eval_dataset: the evaluation rows, or a dict of several sets, each with its own metrics.
 
     Raises:
@@ -116,7 +116,7 @@ def check_adapter(model: PreTrainedModel, args) -> None:
         args: the training arguments, with or without `merge_lora`.
 
     Raises:
-        UserError: a check fails. The message states the reason and a remedy.
+        UserError: a check fails. The message says why, and how to fix it.
     """
     merge = getattr(args, "merge_lora", False)
     if not adapters.has_adapter(model):
@@ -136,7 +136,7 @@ def _check_saved(model: PreTrainedModel) -> None:
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     if not trained:
         raise UserError(
-            "model: the adapter is frozen, because AutoModel freezes adapters that it loads: load the base, "
+            "model: the adapter is frozen, because AutoModel freezes adapters that it loads. Load the base, "
             "then call model.load_adapter(FOLDER, is_trainable=True), or make it trainable with requires_grad_"
         )
     adapter = adapters.active_adapter(model)
@@ -148,7 +148,7 @@ def _check_saved(model: PreTrainedModel) -> None:
             names.add(name.replace(own, ""))
         if names.isdisjoint(saved):
             raise UserError(
-                f"model: {name} is trained but is not part of the adapter, so it would not be saved: freeze it, or "
+                f"model: {name} is trained but is not part of the adapter, so it would not be saved; freeze it, or "
                 "add its module to modules_to_save"
             )
 
@@ -161,23 +161,23 @@ def _check_loadable(model: PreTrainedModel, pushes: bool) -> None:
             pooler = ", or pooling=mean" if missing.startswith("pooler.") else ""
             raise UserError(
                 f"model: the base has no weights for {missing}, which therefore start at random and are not saved "
-                f"with an adapter: set merge_lora=True{pooler}"
+                f"with an adapter; set merge_lora=True{pooler}"
             )
     base = adapters.base_name(model)
     if not base:
         raise UserError(
-            "model: the base has neither a folder nor a name on the Hub, so the saved adapter could not be loaded: "
-            "save and load the base first, or set merge_lora"
+            "model: the base has neither a folder nor a name on the Hub, so the saved adapter could not be loaded. "
+            "Save and load the base first, or set merge_lora"
         )
     if pushes and Path(base).is_dir():
         raise UserError(
-            f"push_to_hub: the adapter needs its base, {base}, which exists only on this machine: set "
+            f"push_to_hub: the adapter needs its base, {base}, which exists only on this machine; set "
             "merge_lora=True, or push the base and train from its name on the Hub"
         )
 
 
 def check_evaluated(args, eval_dataset) -> None:
-    """Raises UserError if the arguments request an evaluation and there are no evaluation rows."""
+    """Raises UserError if the arguments request an evaluation but there are no evaluation rows."""
     if eval_dataset is None and (args.eval_strategy != "no" or args.eval_on_start):
         raise UserError("eval_strategy, eval_on_start: pass eval_dataset= (rows with a url and a query)")
     if eval_dataset is None and getattr(args, "report", False) and not hasattr(args, "from_command_line"):
@@ -191,7 +191,7 @@ def check_start(estimator, rows, checkpoint: str | None, step: int) -> None:
         step: the number of steps that this trainer has already trained.
 
     Raises:
-        UserError: `rows` is None, or the estimator needs the encoder as it was before training.
+        UserError: `rows` is None, or the estimator needs the encoder before training, which is no longer available.
     """
     if rows is None:
         raise UserError("train_dataset is missing: pass the training rows")
@@ -206,7 +206,7 @@ def first_encoder(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, EncoderProfile]:
     """Turns the `model` or `model_init` that a user passes to the trainer into an encoder, a tokenizer and a profile.
 
-    A tokenizer without a padding token gets one. `model_init` is called once, and replaced among the arguments by a
+    A tokenizer without a padding token gets one. `model_init` is called once, and then replaced in `arguments` with a
     function that returns plain encoders.
 
     Args:
@@ -236,7 +236,7 @@ def first_encoder(
 
 
 def _made_model(make: Callable, trial=None) -> PreTrainedModel:
-    """Calls a user's `model_init`, with the trial if it takes an argument, and returns the plain encoder."""
+    """Calls a user's `model_init`, passing the trial if the function takes an argument. Returns the plain encoder."""
     if number_of_arguments(make):
         model = make(trial)
     else:

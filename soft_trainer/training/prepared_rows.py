@@ -1,4 +1,4 @@
-"""Prepares the training rows before the first step: finds hard negatives and similar pairs, and makes the loader."""
+"""Prepares the training rows before the first step: finds hard negatives and similar pairs, and creates the loader."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class PreparedRows:
 
 
 def prepare_rows(split: Split, plan: Plan, estimator, encoder: EncoderProfile, seed: int) -> PreparedRows:
-    """Computes what the plan needs before the first step: relevant codes by text, hard negatives and similar pairs.
+    """Computes the relevant codes by text, hard negatives and similar pairs that the plan needs before the first step.
 
     Args:
         estimator: the estimator, fitted on `split`, or None.
         seed: the seed for drawing each epoch's negatives.
 
     Raises:
-        UserError: no code that the estimator finds scores low enough for `negative_ratio`.
+        UserError: every code that the estimator finds scores too high for `negative_ratio`.
     """
     options = plan.options
     strategy = plan.train_sampling_strategy
@@ -80,7 +80,7 @@ def find_neighbours(
     """Finds the k codes most similar to each query, among the codes from the same source.
 
     Args:
-        excluded: the codes that are not neighbours, such as a query's positive.
+        excluded: the codes that must not be returned, such as a query's positive.
         codes: the sorted indices of the codes to search. By default, all codes.
     """
     if not split.sources:
@@ -106,7 +106,7 @@ def find_neighbours(
 def train_loader(
     batches: TrainBatches, rows: PreparedRows, plan: Plan, args: TrainingArguments, split: Split
 ) -> EpochDataLoader:
-    """Returns the data loader for training. It yields this process's `Batch` of each global batch.
+    """Returns the training data loader, which yields this process's `Batch` of each global batch.
 
     Args:
         split: the training rows. The strategy "one_language" reads their languages.

@@ -51,7 +51,7 @@ def setup_table(args: TrainingArguments, plan: Plan, model: PreTrainedModel, pre
 
 
 def adapter_settings(model: PreTrainedModel) -> dict[str, object]:
-    """Returns the adapter's type, settings and number of trained parameters, or an empty dict without an adapter."""
+    """Returns the adapter's type, settings and number of trained parameters, or {} if there is no adapter."""
     if not has_adapter(model):
         return {}
     config = model.peft_config[active_adapter(model)]
@@ -67,7 +67,7 @@ def adapter_settings(model: PreTrainedModel) -> dict[str, object]:
 
 
 def course_table(args: TrainingArguments, state: TrainerState) -> dict[str, object]:
-    """Returns the finished epochs and steps of a run, and its duration unless it resumed from a checkpoint."""
+    """Returns the numbers of finished epochs and steps, and the duration unless the run resumed from a checkpoint."""
     # `max_steps` or early stopping may make these fewer than planned.
     course = {"epochs": round(state.epoch, 2), "steps": state.global_step}
     if best := best_step(args, state):
@@ -80,7 +80,7 @@ def course_table(args: TrainingArguments, state: TrainerState) -> dict[str, obje
 
 
 def rows_table(splits: Mapping[str, Split], profile: EncoderProfile, tokenizer) -> dict[str, object]:
-    """Returns the sections of a record about the rows: the training rows' languages, and statistics of each split."""
+    """Returns the record's sections about rows: the training rows' languages, and statistics of each split."""
     trained = {name: split.corpus for name, split in splits.items() if name == "train"}
     return {
         "dataset": None,
@@ -110,7 +110,7 @@ def measured_results(
     """Returns the metrics of each evaluation set as `{set: {"untrained" | "trained": metrics}}`.
 
     Args:
-        evaluations: for each evaluation, the step, True if it ran during training, and the metrics.
+        evaluations: for each evaluation, its step, whether it ran during training, and its metrics.
         final_step: the step of the final weights.
         merged: True if the final weights are merged, so that no evaluation during training measured them.
     """
@@ -161,13 +161,13 @@ def warnings_of(args: TrainingArguments, plan: Plan, encoder: EncoderProfile, mo
         warnings.append(f"warning: hub_model_id={args.hub_model_id}: log in with `hf auth login` before pushing")
     if encoder.score_function == "cosine" and encoder.score_scale == 1:
         warnings.append(
-            "warning: unscaled cosines differ too little for a softmax to learn from: set score_scale, for example 20"
+            "warning: unscaled cosines differ too little for a softmax to learn from; set score_scale, such as to 20"
         )
     half = {p.dtype for p in model.parameters() if p.requires_grad} & {torch.float16, torch.bfloat16}
     if half:
         name = str(half.pop()).removeprefix("torch.")
         warnings.append(
-            f"warning: the trained weights are stored in {name}, so small updates are lost: load the model in float32 "
+            f"warning: the trained weights are stored in {name}, so small updates are lost; load the model in float32 "
             "(dtype=float32) and set bf16=True or fp16=True instead"
         )
     warnings += profile_warnings(model, encoder)
@@ -177,32 +177,32 @@ def warnings_of(args: TrainingArguments, plan: Plan, encoder: EncoderProfile, mo
     if revision and not getattr(args, "merge_lora", False):
         warnings.append(
             f"warning: the adapter belongs to revision {revision} of its base, but AutoModel and SentenceTransformer "
-            "load the base's main branch: use load_encoder, or set merge_lora=True"
+            "load the base's main branch; use load_encoder, or set merge_lora=True"
         )
     dims = plan.dims
     size = model.config.hidden_size
     if dims and dims[0] < size:
         warnings.append(
-            f"warning: matryoshka_dims lacks {size}, so the dimensions after the first {dims[0]} are not trained: add "
+            f"warning: matryoshka_dims lacks {size}, so the dimensions after the first {dims[0]} are not trained; add "
             f"{size}, unless you need only shorter embeddings"
         )
     return warnings
 
 
 class QuietBar(ProgressCallback):
-    """A progress bar that does not print logged metrics as dicts. `ProgressLines` prints them instead."""
+    """A progress bar that does not print logged metrics as dicts, because `ProgressLines` prints them."""
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        """Prints nothing, unlike `ProgressCallback`, which prints a dict of metrics."""
+        """Does nothing, unlike `ProgressCallback`, which prints a dict of metrics."""
 
 
 class ProgressLines(TrainerCallback):
-    """A callback that prints step, loss, speed and time left, at most every ten seconds, and metrics when evaluated.
+    """A callback that prints the step, loss, speed and time left at most every ten seconds, and evaluation metrics.
 
     On a terminal, the lines appear above the progress bar.
 
     Args:
-        loss: returns the mean loss since its last call, or None if there was no step.
+        loss: returns the mean loss since the last call, or None if there were no steps.
     """
 
     def __init__(self, loss: Callable[[], float | None]):

@@ -1,6 +1,6 @@
 """Computes the fingerprint of a run: everything that the results depend on, as one flat mapping of JSON values.
 
-The keys of the mapping are
+The mapping has these keys:
 
     NAME                an option that affects results and differs from its default; a local file becomes its hash
     code of NAME        the hash of a user's loss, weighting, estimator, collator or metrics
@@ -8,8 +8,8 @@ The keys of the mapping are
     the ...             loaded objects that only a trainer has: rows, tokenizer, encoder, criterion, estimator
 
 Checkpoints and `run.json` store the mapping. `changes` compares two mappings, and MAY_DIFFER_IN_FOLDER,
-MAY_DIFFER_IN_STUDY and MAY_DIFFER_ON_RESUME list the keys that may differ. Caches depend on less and compare the
-hashes in `fingerprints.py`.
+MAY_DIFFER_IN_STUDY and MAY_DIFFER_ON_RESUME list the keys that may differ. Caches depend on fewer inputs, so they
+compare hashes from `fingerprints.py` instead.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ MAY_DIFFER_ON_RESUME = MAY_DIFFER_IN_FOLDER.union(
 def changes(then: Mapping, now: Mapping, may_change: Iterable[str]) -> list[str]:
     """Lists the differences between two run fingerprints, such as "seed was 42, is now 7".
 
-    A missing option has its default value. Options in AFFECT_CHOICES and all other keys, except the format, are
+    A missing option counts as its default value. Options in AFFECT_CHOICES and all other keys, except the format, are
     compared only if both fingerprints have them.
 
     Args:
@@ -114,12 +114,12 @@ def changes(then: Mapping, now: Mapping, may_change: Iterable[str]) -> list[str]
 
 @dataclass(frozen=True)
 class Loaded:
-    """The objects of a trainer that the results depend on, as input of `run_fingerprint`.
+    """The trainer's objects that the results depend on, as input for `run_fingerprint`.
 
     Args:
         weights_before: the weights to merge with after training, or None.
         evaluated: the queries and corpora ranked during training, if their metrics select the final weights.
-        own: other objects that affect results, keyed by name: a data collator, metrics, an early-stopping callback.
+        own: other objects that affect results, keyed by name, such as a data collator or an early-stopping callback.
     """
 
     plan: Plan
@@ -140,9 +140,9 @@ def run_fingerprint(
 
     Args:
         options: the dataclass instances with the options. One of them has the training arguments.
-        apart: a folder whose content does not count, because the run writes to it.
-        metrics_choose: True if evaluation metrics affect the weights for a reason that the options don't show, such as
-            an early-stopping callback.
+        apart: a folder to ignore, because the run writes to it.
+        metrics_choose: True if evaluation metrics affect the weights in a way that the options don't show, such as
+            through an early-stopping callback.
         loaded: the objects of the trainer, or None before a trainer exists.
     """
     values = option_values(*options)
@@ -176,7 +176,7 @@ def choose_by_metrics(args: TrainingArguments) -> bool:
 
 @functools.cache
 def affects_results(name: str) -> bool:
-    """Returns True if an option affects results. An unknown option, from another version, counts as True."""
+    """Returns True if an option affects results, or is unknown because it comes from another version."""
     for kind in KINDS:
         if name in option_specs(kind):
             return option_specs(kind)[name].results
@@ -198,12 +198,12 @@ def _defaults() -> dict[str, object]:
 
 
 def _or_none(value):
-    """Turns an empty string or container, which `transformers` stores instead of None, into None."""
+    """Turns an empty string or container into None, because `transformers` stores these instead of None."""
     return None if isinstance(value, str | list | dict | tuple) and not value else value
 
 
 def option_values(*parts) -> dict[str, object]:
-    """Returns the options of several dataclass instances as one dict from name to value."""
+    """Combines the options of several dataclass instances into one dict from name to value."""
     values = {}
     for part in parts:
         if isinstance(part, TrainingArguments):
@@ -217,7 +217,7 @@ def option_values(*parts) -> dict[str, object]:
 
 
 def _content(options: Mapping[str, object], apart: str | os.PathLike | None) -> dict[str, object]:
-    """Replaces options that refer to files or code by hashes of the content, and keeps names on the Hub.
+    """Replaces options that refer to files or code with hashes of their content. Names on the Hub stay unchanged.
 
     Returns:
         The replaced values keyed by option, and hashes keyed by `code of OPTION` for a user's functions.
@@ -236,7 +236,7 @@ def _content(options: Mapping[str, object], apart: str | os.PathLike | None) -> 
 
 
 def _of(reference: Reference, value: str, apart: str | os.PathLike | None) -> str:
-    """Returns the hash of the local file or folder in an option's value, or the name if it is on the Hub."""
+    """Returns the hash of the local file or folder that an option refers to, or the name if it is on the Hub."""
     if reference.kind == "encoder":
         value = str(located(value))
     folder = Path(source_folder(value))
@@ -258,7 +258,7 @@ def _of(reference: Reference, value: str, apart: str | os.PathLike | None) -> st
 
 
 def _repository(folder: Path) -> str:
-    """Hashes the id of a repository's current commit, which determines the history that rows are mined from."""
+    """Hashes the id of a repository's current commit, which determines the history to mine rows from."""
     try:
         return fingerprint(str(open_repository(folder).head.target))
     except UserError:  # the run itself will report the problem
@@ -291,7 +291,7 @@ _UNREAD_ESTIMATOR = ("cache_dir", "batch_size", "trust_remote_code")
 
 
 def _described(loaded: Loaded) -> dict[str, object]:
-    """Describes the trainer's objects, such as rows, tokenizer, encoder, criterion and estimator, by hash or value."""
+    """Describes the trainer's objects by hash or value: rows, tokenizer, encoder, criterion, estimator and so on."""
     model = loaded.model
     frozen = {name: tensor for name, tensor in model.named_parameters() if not tensor.requires_grad}
     adapter = model.peft_config[active_adapter(model)] if has_adapter(model) else None
@@ -349,7 +349,7 @@ def _object(kind: str, own) -> dict[str, object]:
 
 
 def _setting(value) -> object:
-    """Returns a number or a text unchanged, and the hash of any other value or of a text that may be a local path."""
+    """Returns a number or text unchanged, but hashes any other value, or a text that may be a local path."""
     if isinstance(value, int | float | None) or (isinstance(value, str) and value == public_name(value, on_hub=False)):
         return value
     try:

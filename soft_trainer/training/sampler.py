@@ -1,4 +1,4 @@
-"""Draws global batches: the training rows that all processes together use in one step."""
+"""Draws global batches, each of which contains the training rows that all processes use in one step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SORTED_TOGETHER = 50  # the rows of this many batches are sorted by length toget
 
 
 class GlobalRows(list):
-    """A list of the row indices of a global batch, with its epoch as an attribute."""
+    """The row indices of a global batch, as a list with the epoch as an attribute."""
 
     def __init__(self, rows: Iterable[int], epoch: int):
         super().__init__(rows)
@@ -25,10 +25,11 @@ class GlobalRows(list):
 
 
 class GlobalBatchSampler(BatchSampler):
-    """A sampler that yields the row indices of each global batch, depending only on the seed and the epoch.
+    """A sampler that yields the row indices of each global batch. The batches depend only on the seed and the epoch.
 
-    Every process draws the same batches and takes its shard of each (`distributed.shard`). A process therefore knows
-    the rows of all others without communication, and a strategy such as "no_duplicates" applies to the global batch.
+    Every process draws the same batches and takes its shard of each batch (`distributed.shard`). Each process
+    therefore knows all other processes' rows without communication, and a strategy such as "no_duplicates" applies to
+    the global batch.
 
     Args:
         rows: the number of training rows.
@@ -69,7 +70,7 @@ class GlobalBatchSampler(BatchSampler):
         if drop_last and min(counts) < batch_size:
             raise UserError(
                 f"{min(counts)}{smallest} training rows do not fill one batch of {batch_size} (per-process batch x "
-                "processes): set a smaller per_device_train_batch_size, or "
+                "processes); set a smaller per_device_train_batch_size, or "
                 "dataloader_drop_last=False"
             )
         self.batches = sum(count // batch_size if drop_last else -(-count // batch_size) for count in counts)
@@ -104,7 +105,7 @@ class GlobalBatchSampler(BatchSampler):
             yield GlobalRows(rows, self.epoch)
 
     def _split(self, order: Sequence[int]) -> Iterator[list[int]]:
-        """Cuts a sequence of rows into batches, in its order. An incomplete batch is dropped if `drop_last`."""
+        """Cuts a sequence of rows into batches, in order. Drops an incomplete last batch if `drop_last` is set."""
         for start in range(0, len(order), self.batch_size):
             batch = list(order[start : start + self.batch_size])
             if len(batch) == self.batch_size or not self.drop_last:
@@ -126,7 +127,7 @@ class GlobalBatchSampler(BatchSampler):
         return self._split(range(self.rows))
 
     def _no_duplicates(self, generator: np.random.Generator) -> Iterator[list[int]]:
-        """Yields random batches in which no query text or code text repeats. A row that fits nowhere is skipped."""
+        """Yields random batches without repeated query or code texts. Rows that fit into no batch are skipped."""
         places = np.minimum(self.batch_size, self.rows - self.batch_size * np.arange(len(self)))
         texts_of = shared_texts(self.text_ids)
         order = generator.permutation(self.rows).tolist()
@@ -138,20 +139,20 @@ class GlobalBatchSampler(BatchSampler):
         return (generator.permutation(batch).tolist() for batch in batches)
 
     def _group_by_length(self, generator: np.random.Generator) -> Iterator[list[int]]:
-        """Yields batches of rows of similar length: shuffles all rows, then sorts every SORTED_TOGETHER batches."""
+        """Yields batches of rows of similar length, by sorting shuffled rows for SORTED_TOGETHER batches at a time."""
         order = generator.permutation(self.rows)
         size = SORTED_TOGETHER * self.batch_size
         parts = (order[start : start + size] for start in range(0, self.rows, size))
         return self._split_parts((part[np.argsort(-self.lengths[part])] for part in parts), generator)
 
     def _one_language(self, generator: np.random.Generator) -> Iterator[list[int]]:
-        """Yields random batches whose rows are all in one language. Batches of all languages come in random order."""
+        """Yields random batches, each in a single language, with the languages in random order."""
         order = generator.permutation(self.rows)
         parts = (order[self.languages[order] == language] for language in range(len(self.names)))
         return self._split_parts(parts, generator)
 
     def _similar(self, generator: np.random.Generator) -> Iterator[list[int]]:
-        """Yields batches made of small groups of similar rows, in random order."""
+        """Yields batches of small groups of similar rows, in random order."""
         options = {"batch_size": self.batch_size, "generator": generator, "drop_last": self.drop_last}
         return _shuffled(similar_batches(**options, **self.similar), generator)
 
@@ -168,7 +169,7 @@ def _placed_apart(
     Args:
         rows: the rows to assign.
         texts_of: the ids of each row's texts.
-        places: the number of rows that each batch has room for.
+        places: the number of rows that fit into each batch.
 
     Returns:
         The rows of each batch. A row that fits into no batch is skipped.
@@ -223,7 +224,7 @@ def shared_texts(text_ids: Sequence[np.ndarray]) -> dict[int, set]:
 
 
 def data_seed(args: TrainingArguments) -> int:
-    """Returns the seed for drawing batches and hard negatives: `data_seed`, or else `seed`."""
+    """Returns the seed for drawing batches and hard negatives: `data_seed` if it is set, otherwise `seed`."""
     if args.data_seed is None:
         return args.seed
     return args.data_seed

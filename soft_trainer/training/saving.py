@@ -24,13 +24,13 @@ from soft_trainer.training.checkpoints import mark_complete, saving_checkpoint
 
 
 class SavingTrainer(Trainer):
-    """A `Trainer` that saves folders which `AutoModel` and sentence-transformers load, and pushes only complete ones.
+    """A `Trainer` that saves folders for `AutoModel` and sentence-transformers, and pushes only complete folders.
 
     Attributes:
         encoder: the profile to save with the encoder.
         plan: the training plan. Its Matryoshka dimensions are saved in the profile.
         run_fingerprint: everything that the results depend on (`run_fingerprint.py`), on the main process only.
-        evaluations: for each evaluation, the step, True if it ran during training, and the metrics.
+        evaluations: for each evaluation, its step, whether it ran during training, and its metrics.
         writes_card: True if `push_to_hub` writes the model card, or False if the card has already been written.
     """
 
@@ -43,7 +43,7 @@ class SavingTrainer(Trainer):
     _is_saving_checkpoint = False  # checkpoints keep adapters unmerged, so that a resumed run is exact
 
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
-        """Saves the encoder with tokenizer and profile. In a checkpoint, an adapter always stays unmerged."""
+        """Saves the encoder with its tokenizer and profile. In a checkpoint, an adapter always stays unmerged."""
         if self.args.should_save:
             merge = getattr(self.args, "merge_lora", False) and not self._is_saving_checkpoint
             self.export(output_dir or self.args.output_dir, state_dict, merge)
@@ -82,7 +82,7 @@ class SavingTrainer(Trainer):
         return Path(run) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
-        """Loads the weights or the adapter of a checkpoint. `Trainer` loads an adapter only into a `PeftModel`."""
+        """Loads the weights or the adapter of a checkpoint. `Trainer` can load an adapter only into a `PeftModel`."""
         if has_adapter(self.model) and not self.is_fsdp_enabled:
             self._load_adapter(resume_from_checkpoint)
         else:
@@ -104,7 +104,7 @@ class SavingTrainer(Trainer):
         return plain_encoder(super().call_model_init(trial))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Saves the encoder with tokenizer and profile. Unlike in `Trainer`, this never pushes to the Hub."""
+        """Saves the encoder with its tokenizer and profile. Unlike `Trainer.save_model`, never pushes to the Hub."""
         super().save_model(output_dir, _internal_call=True)
 
     # ---- The card and the Hub ----
@@ -124,7 +124,7 @@ class SavingTrainer(Trainer):
         return write_model_card(self.args.output_dir, record)
 
     def describe(self) -> dict:
-        """Returns sections of a run's record: model id, loss, training, environment and, if merged, merging."""
+        """Returns sections of a run's record: model id, loss, training, environment and, after a merge, merging."""
         loss = reporting.loss_table(self.plan, self.estimator)
         if self.plan.options.teacher is not None:
             loss["teacher"] = public_name(self.plan.options.teacher)
@@ -156,7 +156,7 @@ class SavingTrainer(Trainer):
         """Saves the encoder with its model card, and pushes the output folder to the Hub.
 
         Returns:
-            The URL of the commit on the main process, None on other processes.
+            The URL of the commit on the main process, or None on other processes.
         """
         if self.hub_model_id is None:
             self.init_hf_repo()

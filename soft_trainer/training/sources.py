@@ -18,17 +18,18 @@ class SourceSampler(BatchSampler):
     """A sampler of global batches from several sources. Rows of different sources never share a batch.
 
     Negatives from another source would be too easy. Within a source, a `GlobalBatchSampler` draws the batches. An
-    epoch ends when a source has too few batches left for its share. All draws depend only on the seed and the epoch.
+    epoch ends when a source has too few batches left for its fraction. All draws depend only on the seed and the
+    epoch.
 
     Args:
         sources: the number of rows in each source, keyed by name. The rows of a source are adjacent, in this order.
         sampling: "proportional" (every row once per epoch), "round_robin" (one batch from each source in turn), or
             fractions of the batches, such as "general=0.2". Other sources divide the remaining fraction in proportion
             to their numbers of batches.
-        rest: other arguments of `GlobalBatchSampler`. Arrays have one value per row, over all sources.
+        rest: other arguments of `GlobalBatchSampler`. Arrays have one value for each row of all sources.
 
     Raises:
-        UserError: a share is not valid, or a source has too few rows.
+        UserError: a fraction is invalid, or a source has too few rows.
     """
 
     def __init__(self, sources: Mapping[str, int], sampling: str, batch_size: int, strategy: str, seed: int, **rest):
@@ -86,7 +87,7 @@ def batches_of(available: Mapping[str, int], sampling: str) -> list[int]:
         sampling: see `SourceSampler`.
 
     Raises:
-        UserError: a share is not valid.
+        UserError: a fraction is invalid.
     """
     if sampling == "proportional":
         return [*available.values()]
@@ -131,7 +132,7 @@ def _shares(available: Mapping[str, int], sampling: str) -> dict[str, float]:
 
 
 def _restricted(arguments: Mapping, rows: slice) -> dict:
-    """Cuts the per-row arrays among the arguments of `GlobalBatchSampler` to the rows of one source."""
+    """Reduces the per-row arrays among the arguments of `GlobalBatchSampler` to the rows of one source."""
     own = dict(arguments)
     if len(own.get("text_ids", ())):
         own["text_ids"] = tuple(ids[rows] for ids in own["text_ids"])

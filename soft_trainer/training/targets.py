@@ -20,8 +20,8 @@ class TargetMaker:
     Args:
         criterion: the loss with its settings.
         estimator: an object with `similarity(query_rows, code_rows)`, or None.
-        relevant: finds relevant codes in a batch. If None, only a query's paired code counts as positive.
-        keeps_positives: True to keep other known positives as extra positives, False to exclude them.
+        relevant: finds relevant codes in a batch. If None, only the code paired with a query counts as positive.
+        keeps_positives: True to keep other known positives as extra positives, or False to exclude them.
     """
 
     criterion: Criterion
@@ -32,7 +32,7 @@ class TargetMaker:
     def of_rows(
         self, queries: np.ndarray, codes: np.ndarray, positives: Tensor, met: Tensor | None = None
     ) -> tuple[Targets, int]:
-        """Returns targets without similarities and weights, and the number of other known positives among the columns.
+        """Returns targets that have no similarities or weights, and the total number of other known positives.
 
         Args:
             queries: int64[B], the index of each query.
@@ -51,9 +51,10 @@ class TargetMaker:
         return Targets(positives, excluding(met, known), known if self.keeps_positives else None), number
 
     def weighed(self, targets: Targets, queries: np.ndarray, codes: np.ndarray) -> Targets:
-        """Adds the similarities and weights that the loss needs to targets, on the targets' device.
+        """Returns the targets with the similarities and weights that the loss needs, on the targets' device.
 
-        The tensors are float32: float64 would double what a data worker sends, and some devices don't support it.
+        The tensors are float32, because float64 would double what a data worker sends and some devices don't support
+        float64.
         """
         similarity = None
         if self.criterion.needs_similarity:

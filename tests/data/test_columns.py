@@ -107,12 +107,12 @@ def test_a_wrong_pair_is_refused_and_negatives_have_the_names_of_sentence_transf
     split = training_split(rows)
     assert split.corpus["code"][:] == ["f", "g", "h"]
     assert split.judgments.negatives.nonzero()[1].tolist() == [1, 2]
-    assert "negative, negative_1: hard negatives" in capsys.readouterr().err
+    assert "hard negatives in negative, negative_1" in capsys.readouterr().err
     for labels in (["1", "0"], [True, False], [0.9, 0.1], ["True", "False"]):
         with refused(f"column 'label' is {labels[1] if labels[0] != 0.9 else 0.9}"):
             training_split(rows.assign(label=labels))
     training_split(rows.assign(label=["bug", "feature"], score=[3, -1]))
-    assert "column 'score' is ignored" in capsys.readouterr().err
+    assert "ignoring column 'score'" in capsys.readouterr().err
 
 
 def test_names_of_columns_are_for_the_sources_that_have_them(tmp_path):

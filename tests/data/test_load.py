@@ -194,7 +194,7 @@ def test_an_evaluation_set_is_all_rows(pairs, tmp_path):
         ("a.csv", "q,c\nx,y\n", {"query_column": "no"}, "query_column=no: no such column; the rows have q, c"),
         ("a.csv", "query,code\nx,y\n", {"query_column": "qurey"}, "the rows have query, code; did you mean 'query'?"),
         ("a.jsonl", '{"query": "x", "code": 1}\n', {}, "row 1: column 'code' contains 1; expected text"),
-        ("a.jsonl", '{"query": "x"\n', {}, "a.jsonl, row 1: not valid JSON: "),
+        ("a.jsonl", '{"query": "x"\n', {}, "a.jsonl, row 1: not valid JSON ("),
         (
             "a.jsonl",
             '{"query": "x", "code": "y"}\n{"query": 5, "code": "y"}\n',
@@ -226,8 +226,8 @@ def test_what_cannot_be_read_is_named(tmp_path, name, content, arguments, messag
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (("train.jsonl", "tset.jsonl"), "tset.jsonl: this name is not a split's; did you mean test.jsonl?"),
-        (("trian.jsonl.gz", "test.jsonl"), "trian.jsonl: this name is not a split's; did you mean train.jsonl?"),
+        (("train.jsonl", "tset.jsonl"), "tset.jsonl: not the name of a split; did you mean test.jsonl?"),
+        (("trian.jsonl.gz", "test.jsonl"), "trian.jsonl: not the name of a split; did you mean train.jsonl?"),
         (("train.jsonl", "test.jsonl", "tests.jsonl", "notes.jsonl"), None),
         (("rest.jsonl", "best.jsonl"), None),  # no file is named after a split
     ],
@@ -247,5 +247,5 @@ def test_a_misspelt_split_is_refused_if_that_split_is_missing(tmp_path, names, m
 
 def test_a_dict_has_either_splits_or_sources():
     rows = [{"query": f"q{row}", "code": f"c{row}"} for row in range(30)]
-    with refused("the dict has 'test', which is a split, and 'trian', which is not; did you mean 'train'?"):
+    with refused("'test' is the name of a split, but 'trian' is not; did you mean 'train'?"):
         load_rows({"trian": rows, "test": rows})

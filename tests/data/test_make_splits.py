@@ -33,7 +33,7 @@ def test_recognised_columns_get_the_names_of_codesearchnet():
 
 def test_the_splits_of_a_source_are_not_sources():
     splits = load_rows(ROWS)
-    with refused("train_dataset: the dict has the splits train, valid, test: pass only the training rows"):
+    with refused("train_dataset: the dict has the splits train, valid, test; pass only the training rows"):
         training_split(splits)
 
 
@@ -80,7 +80,7 @@ def test_a_corpus_may_be_passed_beside_the_rows():
     corpus = [{"code": f"x + {n}", "url": f"u{n}"} for n in range(3)]
     test = load_rows({"test": queries}, codebase=corpus)["test"]
     assert test.judgments.relevant.nonzero()[1].tolist() == [1, 0] and len(test.corpus) == 3
-    with refused("the rows, test: no corpus to rank for these queries"):
+    with refused("the rows, test: these queries have no corpus to rank"):
         load_rows({"test": queries})
     with refused("the rows, test, row 1: no code in the corpus has the url, such as 'u1'"):
         load_rows({"test": queries}, codebase=corpus[:1])

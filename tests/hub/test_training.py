@@ -288,4 +288,4 @@ def test_no_path_of_this_machine_is_pushed(train, base, data_dir, tmp_path, monk
 
 def test_an_adapter_of_a_folder_is_not_pushed(train, base):
     code, error = train(**(PUSH | LORA | {"model_name_or_path": base}))
-    assert code == 2 and "which exists only on this machine: set merge_lora=True" in error
+    assert code == 2 and "which exists only on this machine; set merge_lora=True" in error

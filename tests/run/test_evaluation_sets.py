@@ -119,7 +119,7 @@ def test_cosqa_plus_has_several_right_codes_for_a_query(cosqa_plus, capsys):
         ("largest number python", "0", 1, 1.0),
     ]
     printed = capsys.readouterr().err
-    assert "ignored 1 judged codes, which are not in the corpus; skipped 1 of 3 queries" in printed
+    assert "ignored 1 judged codes that are not in the corpus, and skipped 1 of 3 queries" in printed
 
 
 def test_cosqa_does_not_hide_cosqa_plus(cosqa, cosqa_plus):
@@ -254,7 +254,7 @@ def test_codesearchnet_annotations_of_one_language(tmp_path, rows, pool):
     assert found.split.judgments.gain == "exponential"
     (both,) = load(tmp_path, pool, language="go,python")
     assert [number for _, _, number, _ in graded_rows(both)] == [0, 0, 1]
-    with pytest.raises(UserError, match="none of 0 queries .* given language"):
+    with pytest.raises(UserError, match="none of 0 queries .* the run's language"):
         load(tmp_path, pool, language="ruby")
 
 
@@ -269,7 +269,7 @@ def test_a_wrong_folder_is_told_what_was_looked_for(tmp_path):
     (tmp_path / "wrong").mkdir()
     (tmp_path / "wrong" / "train.jsonl").touch()
     names = ("cosqa-retrieval-dev", "code_idx_map.txt", "annotationStore.csv", "relevance.jsonl", "test.jsonl")
-    with refused(*names, "the folder contains train.jsonl"):
+    with refused(*names, "The folder contains train.jsonl"):
         load(tmp_path / "wrong")
 
 
@@ -349,7 +349,7 @@ def test_rows_without_a_codebase_are_ranked_against_the_codes_of_valid_and_test(
     urls = [json.loads(line)["url"] for split in ("valid", "test") for line in lines[split].splitlines()]
     assert len(found.split.queries) == 4 and found.split.corpus["url"][:] == urls
     queries = lines_of(*({"docstring": row["docstring"], "url": row["url"]} for row in rows))
-    with refused("test.jsonl: no corpus to rank for these queries"):
+    with refused("test.jsonl: these queries have no corpus to rank"):
         load(written(tmp_path / "queries", **{"test.jsonl": queries}))
 
 

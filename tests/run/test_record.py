@@ -125,7 +125,7 @@ def test_codes_without_a_word_have_no_lexical_line(make_run, dataset, capsys):
     run.measure("trained", lexical=True)
     assert list(run.results["signs"]) == ["trained"]
     assert list(run.results["words"]) == ["trained", "lexical", "combined"]
-    assert "signs: no results for lexical BM25. None of the 24 codes contains a word" in capsys.readouterr().err
+    assert "signs: skipped lexical BM25. None of the 24 codes contains a word" in capsys.readouterr().err
 
 
 def test_a_pool_is_encoded_once_for_all_its_sets(make_run, dataset, graded, monkeypatch):
@@ -164,7 +164,7 @@ def test_what_a_run_lacks_is_told_before_a_model_is_built(script, folders):
     empty = human / "empty"
     empty.mkdir()
     code, lines = script(data_dir=pairs, eval_data_dir=empty, **SMALL, **HERE)
-    assert code == 2 and str(empty) in lines[-1] and "the folder contains nothing" in lines[-1]
+    assert code == 2 and str(empty) in lines[-1] and "The folder contains nothing" in lines[-1]
 
 
 @pytest.mark.slow

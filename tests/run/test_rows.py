@@ -275,7 +275,7 @@ def test_only_a_data_set_or_a_list_of_dicts_are_rows(rows):
         loading.as_rows(rows, "rows")
     with refused("rows: there are no rows"):
         loading.as_rows([], "rows")
-    with refused("rows=pairs.csv: expected rows, not a name: load it with load_rows"):
+    with refused("rows=pairs.csv: expected rows, not a name; load them with load_rows"):
         loading.as_rows("pairs.csv", "rows")
 
 
@@ -305,7 +305,7 @@ def test_what_is_not_needed_may_be_absent_but_queries_need_a_pool(data_dir, tmp_
     made = load_data(arguments, EncoderProfile(), tmp_path, needed=("train",))
     assert made["test"].corpus["url"][:] == made["test"].queries["url"][:]
     (folder / "test.jsonl").write_text('{"docstring": "x", "url": "u"}')
-    with pytest.raises(UserError, match="test.jsonl: no corpus .* codebase.jsonl in the folder"):
+    with pytest.raises(UserError, match="test.jsonl: these queries have no corpus .*codebase.jsonl in the folder"):
         load_data(arguments, EncoderProfile(), tmp_path, needed=("train",))
 
 

@@ -324,7 +324,7 @@ def test_a_stopped_page_says_what_is_kept(command, tree, monkeypatch):
     monkeypatch.setattr("soft_trainer.search.serving.server.PageServer.serve_forever", stop)
     code, _, err = command("search", "--folder", tree, "--serve")
     assert code == 130 and err.count("\n") == 1
-    assert f"the index is kept; `soft-trainer search --folder {tree} --serve` serves it again" in err
+    assert f"the index is kept, and `soft-trainer search --folder {tree} --serve` serves it again" in err
 
 
 @pytest.mark.slow

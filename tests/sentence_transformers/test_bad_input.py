@@ -16,15 +16,15 @@ def data(**columns) -> Dataset:
     return Dataset.from_dict(PAIR | columns)
 
 
-NO_LABELS = "no column 'label' with a hash of each row: call train_dataset = with_rows"
-OTHER_LABELS = "column 'label' does not contain the hashes of the texts: call with_rows(train_dataset)"
+NO_LABELS = "no column 'label' with a hash of each row. Call train_dataset = with_rows"
+OTHER_LABELS = "column 'label' does not contain the hashes of the texts. Call with_rows(train_dataset)"
 
 
 @pytest.mark.parametrize(
     ("numbered", "dataset", "words"),
     [
         (True, DatasetDict(train=data()), "with_rows: expected one datasets.Dataset, not DatasetDict"),
-        (True, {"a": data()}, "not dict: call it for each data set in a dict"),
+        (True, {"a": data()}, "not dict. Call it for each data set in a dict"),
         (True, data().to_iterable_dataset(), "not IterableDataset"),
         (True, data(score=[0.1, 0.2]), "with_rows: the data set already has a column 'score'"),
         (True, with_rows(data()), "with_rows: the data set already has a column 'label'"),
@@ -33,7 +33,7 @@ OTHER_LABELS = "column 'label' does not contain the hashes of the texts: call wi
         (False, data(label=[1, 1]), OTHER_LABELS),
         (False, data(label=["0", "1"]), OTHER_LABELS),
         (False, with_rows(data()).select([]), NO_LABELS),
-        (False, data(label=[0, 1]).remove_columns("positive"), "columns anchor, label: expected a column of queries"),
+        (False, data(label=[0, 1]).remove_columns("positive"), "but the columns are anchor, label"),
         (False, data(label=[0, 1], length=[3, 4]), "column 'length' does not contain text"),
         (False, data(label=[0, 1], negative=["x", None]), "column 'negative' has no text in row 2"),
         (False, {"a": data(label=[0, 1])}, "create a separate loss for each data set"),

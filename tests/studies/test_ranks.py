@@ -53,7 +53,7 @@ def test_ranks_of_another_encoder_are_refused_and_a_push_names_it(file, ranked, 
     _contents(ranked, "ann/encoder", None, "model")
     assert ("changed since the run" in caplog.text and file in caplog.text) == BESIDE_RANKS[file]
     if BESIDE_RANKS[file]:
-        with refused(f"the encoder in {ranked} has changed since these ranks were computed: evaluate again"):
+        with refused(f"the encoder in {ranked} has changed since these ranks were computed; evaluate again"):
             ranks_of(ranked, "test")
         with refused("has changed since these ranks were computed"):
             ranks_of(ranked / "ranks-test-trained.parquet", "test")

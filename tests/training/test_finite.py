@@ -49,7 +49,7 @@ def test_overflows_with_good_steps_between_never_stop_a_run():
 def test_overflow_in_every_step_stops_the_run_and_says_what_to_do():
     training = Training(fused=False)
     training.step(1.0)
-    with pytest.raises(NotFiniteError, match=r"overflowed in 20 steps in a row, up to step \d+.*train in bf16"):
+    with pytest.raises(NotFiniteError, match=r"overflowed in 20 steps in a row, up to step \d+.*Train in bf16"):
         for _ in range(2 * OverflowCounter.MOST):
             training.step(float("inf"))
     assert training.state.global_step == OverflowCounter.MOST + 1

@@ -188,7 +188,7 @@ def test_the_script_takes_the_column_of_a_file(script, write_folder, rows, tmp_p
     weights = {"weighting": "positive_aware", "margin": 0.5, "false_negatives": "positives"}
     code, said = script(**common, **weights, bm25_document_column="code_tokens", negatives_per_query=1)
     assert code == 0, said
-    assert any(line.startswith("hard negatives: 0.9 candidates per query, 1 of 8 queries") for line in said)
+    assert any(line.startswith("hard negatives: 0.9 candidates per query, and 1 of 8 queries") for line in said)
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert record["options"]["negatives_per_query"] == record["training"]["negatives_per_query"] == 1
     assert record["training"]["false_negatives"] == "positives"

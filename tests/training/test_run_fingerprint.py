@@ -502,9 +502,9 @@ def test_what_cannot_be_compared_is_named(own, trainer_of, tmp_path, capsys):
     mark_complete(tmp_path / "checkpoint-1", found)
     warn_of_changes(found | {"versions": {"torch": "1.0"}}, str(tmp_path / "checkpoint-1"))
     said = capsys.readouterr().err
-    assert "the estimator's other cannot be compared" in said and "torch was " in said and ", is now 1.0" in said
+    assert "cannot compare the estimator's other" in said and "torch was " in said and ", is now 1.0" in said
     unknown = found | {"code of estimator": NO_SOURCE}
-    with refused("code of estimator is unknown, because its source cannot be read: define it in a module"):
+    with refused("code of estimator is unknown, because its source cannot be read; define it in a module"):
         compared(lambda: unknown, str(tmp_path / "checkpoint-1"))
 
 

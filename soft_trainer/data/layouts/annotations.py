@@ -1,4 +1,4 @@
-"""Reads graded relevance judgments: the CodeSearchNet challenge's `annotationStore.csv`, and `relevance.jsonl`."""
+"""Reads graded relevance judgments from `annotationStore.csv` (CodeSearchNet's challenge) or `relevance.jsonl`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_RELEVANCE = 1000  # above, nDCG's gain of 2^relevance would overflow
 
 
 def read_annotations(path: Path, languages: Sequence[str]) -> list[Judgment]:
-    """Reads the CodeSearchNet challenge's judgments in `languages`. Queries are lower-cased, as published."""
+    """Reads the CodeSearchNet challenge's judgments in `languages`. Lower-cases the queries, as published."""
     known = languages or CODESEARCHNET_LANGUAGES
 
     def read(row: dict) -> Judgment | None:
@@ -29,7 +29,7 @@ def read_annotations(path: Path, languages: Sequence[str]) -> list[Judgment]:
         with open_text(path, newline="") as file:
             rows = enumerate(list(csv.DictReader(file)), 1)
     except (*UNREADABLE, csv.Error) as error:
-        raise UserError(f"{path}: cannot be read as CSV in UTF-8: {error}") from error
+        raise UserError(f"{path}: cannot be read as CSV in UTF-8 ({error})") from error
     return list(filter(None, parsed(((f"{path}, row {number}", row) for number, row in rows), read)))
 
 

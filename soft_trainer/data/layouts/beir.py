@@ -27,8 +27,8 @@ def is_beir(folder: Path) -> bool:
 def load_beir(folder: str | Path) -> dict[str, Split]:
     """Reads train, valid and test from a BEIR folder. A split without judgments is skipped.
 
-    A code's text is its title, if any, followed by its text. A split contains the queries with at least one relevant
-    code. Valid and test use the whole corpus. Train's corpus has only the codes that train judges, so that relevant
+    A code's title, if any, is put before its text. A split contains the queries that have at least one relevant code.
+    Valid and test use the whole corpus. The corpus of train has only the codes in train's judgments, so that relevant
     codes from other splits never become negatives.
 
     Raises:
@@ -48,7 +48,7 @@ def load_beir(folder: str | Path) -> dict[str, Split]:
 
 
 def _qrels(folder: Path) -> dict[str, Path]:
-    """Returns the path of the judgments in `qrels`, keyed by split."""
+    """Returns the paths of the judgment files in `qrels`, keyed by split."""
 
     def split_of(name: str) -> str | None:
         return SPLIT_NAMES.get(name.removesuffix(".tsv")) if name.endswith(".tsv") else None
@@ -61,7 +61,7 @@ def _rows(path: Path, column: str) -> tuple[list[str], Dataset]:
     """Reads `corpus.jsonl` or `queries.jsonl`.
 
     Returns:
-        The ids, and rows with the text as `column`, its tokens and, if any row has one, the language.
+        The ids, and rows with the text in `column`, its tokens and, if any row has a language, the language.
     """
     rows = {}
     for place, row in read_json_lines(path):
@@ -119,4 +119,4 @@ def _lines(path: Path) -> Iterator[tuple[str, tuple[str, str, float]]]:
                     raise UserError(f"{place}: the score {values[2]!r} is not a number")
                 yield place, (values[0], values[1], score)
     except UNREADABLE as error:
-        raise UserError(f"{path}: cannot be read in UTF-8: {error}") from error
+        raise UserError(f"{path}: cannot be read in UTF-8 ({error})") from error

@@ -126,14 +126,14 @@ def _read_rows(path: Path) -> Iterator[dict]:
 
 
 def load_hub(name: str, configuration: str | None = None, revision: str | None = None) -> dict[str, Dataset]:
-    """Reads the splits of a data set on the Hub, including data sets that `--push_data_to_hub` pushed.
+    """Reads the splits of a data set on the Hub, which may be one that `--push_data_to_hub` pushed.
 
-    CodeSearchNet's columns on the Hub are renamed as in its JSON Lines files. If no split has a recognised name, all
+    CodeSearchNet's columns on the Hub get the names that its JSON Lines files use. If no split has a known name, all
     rows become train.
 
     Args:
-        configuration: the data set's configuration, such as a language of CodeSearchNet. If `--push_data_to_hub` made
-            the data set, it selects rows by the column `language`.
+        configuration: the data set's configuration, such as a language of CodeSearchNet. In a data set that
+            `--push_data_to_hub` made, this selects rows by the column `language`.
         revision: a branch, tag or commit.
 
     Raises:
@@ -160,7 +160,7 @@ def load_hub(name: str, configuration: str | None = None, revision: str | None =
 
 
 def _as_files(rows: Dataset) -> Dataset:
-    """Renames CodeSearchNet's columns on the Hub as in its files: `whole_func_string` becomes `original_string`."""
+    """Renames CodeSearchNet's Hub columns to the names in its files: `whole_func_string` becomes `original_string`."""
     rows = rows.rename_columns({old: new for old, new in HUB_COLUMNS.items() if old in rows.column_names})
     if FEATURES.keys() <= {*rows.column_names}:
         return rows.select_columns(list(FEATURES)).cast(FEATURES)
@@ -168,7 +168,7 @@ def _as_files(rows: Dataset) -> Dataset:
 
 
 def _pushed_folder(name: str, revision: str | None) -> Path | None:
-    """Downloads a data set with files such as `train.jsonl.gz`, or returns None if it has no such files."""
+    """Downloads a data set with files such as `train.jsonl.gz`. Returns None if there are no such files."""
     patterns = ["README.md"]  # without any match, the client would print a warning
     for split in SPLITS:
         patterns += [f"{split}.jsonl", f"{split}.jsonl.gz"]
@@ -182,7 +182,7 @@ def _pushed_folder(name: str, revision: str | None) -> Path | None:
 
 
 def corpus_of(parts: Sequence[Dataset]) -> Dataset:
-    """Concatenates data sets to a corpus, and keeps only the first row of each url."""
+    """Concatenates data sets into a corpus, keeping only the first row of each url."""
     rows = concatenate_datasets(list(parts))
     repeated = pd.Series(rows["url"][:]).duplicated().to_numpy()
     return rows.select(np.flatnonzero(~repeated))
@@ -191,7 +191,7 @@ def corpus_of(parts: Sequence[Dataset]) -> Dataset:
 def select_by_urls(splits: Mapping[str, Split], folder: str | Path) -> dict[str, Split]:
     """Regroups the rows of `splits` by lists of urls: `folder/SPLIT.txt` lists the urls that belong to SPLIT.
 
-    As in the published code, urls without a row are dropped. Their number is printed.
+    As in the published code, urls without a row are dropped. The number of dropped urls is printed.
 
     Raises:
         UserError: a list is missing.
@@ -212,7 +212,7 @@ def select_by_urls(splits: Mapping[str, Split], folder: str | Path) -> dict[str,
         urls = dict.fromkeys(filter(None, map(str.strip, path.read_text().splitlines())))
         numbers = [first[url] for url in urls if url in first]
         if dropped := len(urls) - len(numbers):
-            print_on_main(f"{path.name}: dropped {dropped:,} of {len(urls):,} urls, which have no row")
+            print_on_main(f"{path.name}: dropped {dropped:,} of {len(urls):,} urls, because they have no row")
         chosen[split] = rows.select(numbers)
     corpus = flat(chosen.pop("codebase"))
     found = {"train": Split.from_pairs(chosen.pop("train"))}

@@ -32,12 +32,12 @@ _LANGUAGE = "python"
 
 
 def has_cosqa(files: Mapping[str, Path]) -> bool:
-    """Returns True if a folder's files include a file of CoSQA."""
+    """Returns True if any of a folder's files belongs to CoSQA."""
     return any(_cosqa_name(name) or name in _COSQA_CODES for name in files)
 
 
 def has_cosqa_plus(files: Mapping[str, Path]) -> bool:
-    """Returns True if a folder's files include a file of CoSQA+."""
+    """Returns True if any of a folder's files belongs to CoSQA+."""
     return not files.keys().isdisjoint(itertools.chain(*_PLUS))
 
 
@@ -73,7 +73,7 @@ def _cosqa_split(path: Path, corpus: Dataset, row_of: Mapping[int, int], judged_
     """Reads one file of CoSQA as queries with one relevant code each. Skips pairs with label 0.
 
     Args:
-        row_of: the corpus row of each code number.
+        row_of: the corpus row of each code, keyed by the code's number.
         judged_codes: whether the corpus keeps only codes that the file mentions.
     """
 

@@ -20,7 +20,7 @@ SHARD = re.compile(r"-\d+-of-\d+$")  # in file names on the Hub, such as `train-
 
 
 def files_of(folder: Path) -> dict[str, Path]:
-    """Returns the paths of a folder's files, keyed by name without `.gz`. A plain file hides its gzipped copy."""
+    """Returns the paths of a folder's files, keyed by name without `.gz`. Prefers a plain file to its gzipped copy."""
     if not folder.is_dir():
         return {}
     paths = sorted(filter(Path.is_file, folder.iterdir()), reverse=True)
@@ -29,7 +29,7 @@ def files_of(folder: Path) -> dict[str, Path]:
 
 
 def files_of_splits(folder: Path, split_of: Callable[[str], str | None]) -> dict[str, list[Path]]:
-    """Returns the paths of a folder's files, keyed by split. A split has several files only if they are shards.
+    """Returns the paths of a folder's files, keyed by split. A split may have several files only if they are shards.
 
     Args:
         split_of: returns the split of a file from its name without `.gz`, or None for other files.
@@ -48,14 +48,14 @@ def files_of_splits(folder: Path, split_of: Callable[[str], str | None]) -> dict
 
 
 def check_spelling(folder: Path, split_of: Callable[[str], str | None]) -> None:
-    """Checks the names of the row files beside files named after splits, such as `tset.jsonl` beside `train.jsonl`.
+    """Checks for misspelt splits among a folder's files of rows, such as `tset.jsonl` next to `train.jsonl`.
 
     Args:
         split_of: returns the split of a file from its name without `.gz`, "" for a file of rows with another name, or
             None for other files.
 
     Raises:
-        UserError: a name is close to the name of a missing split.
+        UserError: a name is similar to the name of a missing split.
     """
     splits = {name: split_of(name) for name in files_of(folder)}
     found = set(filter(None, splits.values()))
@@ -66,7 +66,7 @@ def check_spelling(folder: Path, split_of: Callable[[str], str | None]) -> None:
         base, _, ending = name.partition(".")
         near = difflib.get_close_matches(base.lower(), missing, n=1, cutoff=0.75) if split == "" else []
         if near:
-            raise UserError(f"{folder / name}: this name is not a split's; did you mean {near[0]}.{ending}?")
+            raise UserError(f"{folder / name}: not the name of a split; did you mean {near[0]}.{ending}?")
 
 
 def check_shards(paths: list[Path], split: str) -> None:
@@ -78,4 +78,4 @@ def check_shards(paths: list[Path], split: str) -> None:
         kinds.add((whole, *endings, path if shards == 0 else ""))
     if len(kinds) > 1:
         names = " and ".join(path.name for path in paths[:2])
-        raise UserError(f"{paths[0].parent}: {names} both contain rows of {split}: keep one of them")
+        raise UserError(f"{paths[0].parent}: {names} both contain rows of {split}; keep only one of them")

@@ -1,4 +1,4 @@
-"""Makes splits from graded judgments, and parses the entries of files with graded judgments."""
+"""Makes splits from graded judgments, and parses the entries of judgment files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def split_of_grades(queries: Dataset, corpus: Dataset, grades: pd.DataFrame, pat
 
     Args:
         grades: a table with the columns `query` and `code`, both row indices, and `grade`.
-        path: the file with the grades, for messages.
+        path: the file that the grades come from, for messages.
         judged_codes: whether the corpus keeps only codes that occur in `grades`.
 
     Raises:
@@ -46,14 +46,14 @@ def split_of_grades(queries: Dataset, corpus: Dataset, grades: pd.DataFrame, pat
 def graded_split(
     judgments: Iterable[Judgment], corpus: Dataset, path: Path, gain: str = "linear", queries: Iterable[tuple] = ()
 ) -> Split:
-    """Makes a split from graded (query, url, grade) judgments. Averages the grades if a pair has several.
+    """Makes a split from (query, url, grade) judgments. Averages the grades if a pair has several.
 
     Judgments about codes outside the corpus are ignored. Queries without a relevant code in the corpus are skipped.
 
     Args:
-        path: the file with the judgments, for messages.
+        path: the file that the judgments come from, for messages.
         gain: how nDCG uses grades; see `Judgments`.
-        queries: queries that come first, in this order.
+        queries: the queries to put first, in this order.
 
     Raises:
         UserError: no query has a relevant code in the corpus.
@@ -75,20 +75,20 @@ def graded_split(
             rows.append(query_row(text, language))
     if not rows:
         raise UserError(
-            f"{path}: none of {len(grades):,} queries has a relevant code in the corpus of {len(corpus):,} codes; "
-            "judgments must use the urls of the corpus, and annotationStore.csv is read only for the given language"
+            f"{path}: none of {len(grades):,} queries has a relevant code in the corpus of {len(corpus):,} codes. "
+            "Judgments must use the corpus's urls. In annotationStore.csv, they must be in the run's language"
         )
     if absent or len(rows) < len(grades):
         without = len(grades) - len(rows)
         print_on_main(
-            f"{path.name}: ignored {absent:,} judged codes, which are not in the corpus; skipped {without:,} of "
-            f"{len(grades):,} queries, which have no relevant code there"
+            f"{path.name}: ignored {absent:,} judged codes that are not in the corpus, and skipped {without:,} of "
+            f"{len(grades):,} queries that have no relevant code there"
         )
     return Split.from_grades(Dataset.from_list(rows), corpus, np.array(pairs), means, gain)
 
 
 def entries_of(path: Path, kind: type):
-    """Reads a JSON file that must contain a non-empty `kind`, `list` or `dict`. Raises UserError if it does not."""
+    """Reads a JSON file. Raises UserError unless the file contains a non-empty `kind`, which is `list` or `dict`."""
     content = read_json(path, kind)
     if not content:
         raise UserError(f"{path}: no rows")

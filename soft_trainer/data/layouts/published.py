@@ -1,4 +1,4 @@
-"""Loads data sets from the Hub, either from their files or from the Hub's Parquet conversion."""
+"""Loads data sets from the Hub, from their original files or from the Hub's Parquet conversion."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def load_published(name: str, configuration: str | None = None, revision: str | 
 
 
 def _converted_files(name: str, configuration: str) -> dict[str, list[str]]:
-    """Downloads the Hub's Parquet conversion of a configuration. Returns paths keyed by split, {} if there is none."""
+    """Downloads the Hub's Parquet conversion of a configuration, if any. Returns paths keyed by split."""
     pattern = f"{configuration}/*/*.parquet"
     try:
         folder = snapshot_download(name, repo_type="dataset", revision=PARQUET_BRANCH, allow_patterns=pattern)
@@ -51,7 +51,7 @@ def _converted_files(name: str, configuration: str) -> dict[str, list[str]]:
 
 
 def is_public(name: str) -> bool:
-    """Returns True if a data set on the Hub is neither private nor gated, False otherwise or if the Hub is offline."""
+    """Returns True if a data set on the Hub is neither private nor gated. Returns False if the Hub is offline."""
     try:
         return not HfApi(token=False).dataset_info(name).gated
     except (OSError, HTTPError):  # without a token, a private data set does not seem to exist
@@ -63,7 +63,7 @@ def reading_hub(name: str) -> Iterator[None]:
     """Turns any error while reading a data set from the Hub into a one-line UserError that suggests alternatives.
 
     Raises:
-        UserError: the body raised an exception.
+        UserError: the `with` block raised an exception.
     """
     with hub_or_cache():
         try:
@@ -76,6 +76,6 @@ def reading_hub(name: str) -> Iterator[None]:
                 cause = error.__cause__ or error
             reason = shortened(str(cause), 200) or type(error).__name__
             raise UserError(
-                f"{name} cannot be read from the Hub: {reason}; set HF_TOKEN for a private data set, or train without "
-                "the Hub: set data_dir to a folder of rows, or source_dir to a source tree"
+                f"{name} cannot be read from the Hub ({reason}). Set HF_TOKEN for a private data set, or train "
+                "without the Hub (set data_dir to a folder of rows, or source_dir to a source tree)"
             ) from error

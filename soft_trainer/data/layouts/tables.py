@@ -36,12 +36,12 @@ HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def is_saved(folder: Path) -> bool:
-    """Returns True if a folder contains a data set that `Dataset.save_to_disk` wrote."""
+    """Returns True if a folder contains a data set saved with `Dataset.save_to_disk`."""
     return any((folder / name).is_file() for name in ("dataset_dict.json", "dataset_info.json"))
 
 
 def format_of(name: str) -> str | None:
-    """Returns a file's format by its name ("json", "csv" or "parquet"), or None if it is not a file of rows."""
+    """Returns the format that a file's name implies ("json", "csv" or "parquet"), or None for other files."""
     return FORMATS.get(Path(name.removesuffix(".gz")).suffix.lower())
 
 
@@ -51,10 +51,10 @@ def split_of(name: str) -> str | None:
 
 
 def _base(name: str) -> str | None:
-    """Strips endings and shard number from a file name: `train-00000-of-00002.parquet` becomes `train`.
+    """Strips the endings and the shard number from a file name: `train-00000-of-00002.parquet` becomes `train`.
 
     Returns:
-        None if the file is not a file of rows.
+        The rest of the name, or None if the file does not contain rows.
     """
     if format_of(name):
         return SHARD.sub("", name.split(".")[0])
@@ -62,7 +62,7 @@ def _base(name: str) -> str | None:
 
 
 def read_splits(path: Path) -> dict[str, Dataset]:
-    """Reads rows, keyed by split, from a file, a folder of files, or a folder written by `save_to_disk`.
+    """Reads rows from a file, a folder of files, or a folder written by `save_to_disk`. Returns them keyed by split.
 
     Raises:
         UserError: the rows cannot be read.
@@ -78,7 +78,7 @@ def read_splits(path: Path) -> dict[str, Dataset]:
 def named_splits(loaded: Mapping[str, Dataset]) -> dict[str, Dataset]:
     """Renames splits such as `dev` or `validation` to `train`, `valid`, `test` and `codebase`.
 
-    Splits with other names are skipped. If no name is recognised, all rows become `train`.
+    Splits with other names are skipped. If all names are unknown, all rows become `train`.
     """
     plain = {name: with_plain_text(rows) for name, rows in loaded.items()}
     splits = {SPLIT_NAMES[name]: rows for name, rows in plain.items() if name in SPLIT_NAMES}
@@ -118,7 +118,7 @@ def with_plain_text(rows: Dataset) -> Dataset:
 
 
 def names_splits(source: Path) -> bool:
-    """Returns True if a source has named splits: a file such as `train.csv`, a folder of these, or a `DatasetDict`."""
+    """Returns True if a source has named splits: a file such as `train.csv`, a folder of them, or a `DatasetDict`."""
     if is_saved(source):
         return (source / "dataset_dict.json").is_file()
     if source.is_dir():
@@ -132,7 +132,7 @@ def row_files(source: Path) -> dict[str, list[Path]]:
     If no file is named after a split, all files belong to train. Otherwise, files with other names are skipped.
 
     Raises:
-        UserError: two files belong to the same split without being shards, or their names differ only in the format.
+        UserError: two files belong to the same split but are not shards, or their names differ only in the format.
     """
     if not source.is_dir():
         split = split_of(source.name) or "train"

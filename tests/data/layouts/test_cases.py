@@ -129,7 +129,7 @@ CHANGES = {  # to the rows of test
     "wrong type": lambda rows: [row | {"code": int(row["id"])} for row in rows],
 }
 TWICE = ALL | {"test": 6}
-NO_CORPUS = "no corpus to rank for these queries"
+NO_CORPUS = "these queries have no corpus to rank"
 FEW = "column 'answer' is missing or empty (1 of 5 rows)"
 NUMBERS = ", row 1: column 'answer' contains "
 EXPECTED = {

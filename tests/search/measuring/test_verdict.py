@@ -127,7 +127,7 @@ def test_each_step_is_compared_with_the_step_before_it():
     memory, encoder, training = _answers(verdict_of(("base", "mine"), **ranks))
     assert memory.startswith("Does commit memory help? Yes: MRR of functions +0.100")
     assert encoder.startswith("Does base add to words and memory? Yes: MRR of functions +0.400")
-    assert training.startswith("Does mine find more than base, the model before it? No, it finds less: MRR")
+    assert training.startswith("Does mine find more than base, the previous model? No, it finds less: MRR")
     assert "list the encoder before training first" in _answers(verdict_of(("mine",), **ranks))[-1]
 
 
