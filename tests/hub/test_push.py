@@ -212,7 +212,7 @@ def test_a_card_names_the_repository_once_it_has_been_pushed(here, folder):
     card = CARD + 'load_encoder("out")\n'
     (folder / "README.md").write_text(card)
     here.fault(commit=-1)
-    with refused("nothing is lost"):
+    with refused("Nothing is lost"):
         push_folder(folder, REPO, WRITE_TOKEN)
     assert (folder / "README.md").read_text() == card
     here.fault(commit=0)

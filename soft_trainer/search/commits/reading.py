@@ -104,7 +104,7 @@ def remember(
     database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     state = State.of(database)
     if state and state.unreadable:
-        lacking = f"{state.unreadable:,} of {state.read:,} commits are skipped, because they lack an object"
+        lacking = f"skipped {state.unreadable:,} of {state.read:,} commits, because objects are missing"
         problems.append(f"{lacking}; {git.REFETCH}, then index with history=False and with history=True")
     if state and (state.measured is None or abs(state.kept - state.weighed) > MAX_GROWTH * state.weighed):
         choice = choose_weight(database)
