@@ -197,7 +197,7 @@ def test_splits():
         (["tree", "--language", "perl"], "language='perl': use one of ruby, python"),
         (["tree", "--language", "go"], "no go files to mine (.go)"),
         (["tree", "--language", "python", "--keep", "commas"], "keep=['commas']: no such rule; use short_functions"),
-        (["bare", "--language", "python"], "bare: no documented function; undocumented: 1"),
+        (["bare", "--language", "python"], "bare: no documented functions; undocumented: 1"),
         (["small", "--language", "python"], "only 2 files or packages have documented functions (package0/code, package1/code)"),
     ],
 )
