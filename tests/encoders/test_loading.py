@@ -257,7 +257,7 @@ def test_t5_gives_its_encoder_to_auto_model(tokenizer, tmp_path):
     [
         ({"include_prompt": False}, "no effect without query_prompt or code_prompt"),
         ({"include_prompt": False, "query_prefix": "q: ", "pooling": "last_token"}, "pooling=last_token never"),
-        ({"pooling": "cls"}, "pooling=cls: .*is a decoder.* attends to no other.*pooling=last_token"),
+        ({"pooling": "cls"}, "pooling=cls .*is a decoder.* attends to no other.*pooling=last_token"),
         ({"pooling": "last_token"}, None),
         ({"include_prompt": False, "query_prefix": "q: "}, None),
     ],

@@ -289,7 +289,7 @@ def test_what_cannot_be_opened_is_named(tree, tmp_path, index):
         ("no such folder", CodeIndex.build, tmp_path / "missing"),
         ("'': no such folder", CodeIndex.build, ""),
         ("no such folder", CodeIndex.build, "a\0b"),
-        ("already the index of", CodeIndex.build, tmp_path / "other", index.index_dir),
+        ("already contains the index of", CodeIndex.build, tmp_path / "other", index.index_dir),
         ("no index there", CodeIndex.open, tmp_path),
         ("damaged: `soft-trainer index` makes it again", CodeIndex.open, tmp_path / "broken"),
     ]
