@@ -291,7 +291,7 @@ def test_what_cannot_be_opened_is_named(tree, tmp_path, index):
         ("no such folder", CodeIndex.build, "a\0b"),
         ("already contains the index of", CodeIndex.build, tmp_path / "other", index.index_dir),
         ("no index there", CodeIndex.open, tmp_path),
-        ("damaged: `soft-trainer index` makes it again", CodeIndex.open, tmp_path / "broken"),
+        ("the index is damaged; `soft-trainer index` rebuilds it", CodeIndex.open, tmp_path / "broken"),
     ]
     for words, act, *places in cases:
         with refused(words):
@@ -422,7 +422,7 @@ def test_a_damaged_index_is_named_and_made_again(command, tree, share):
     code, out, err = command("search", "--folder", tree, "parse_date", "--no_update")
     assert code in (0, 2) and "Traceback" not in err
     if code:
-        assert err.count("\n") == 1 and "damaged: `soft-trainer index` makes it again" in err
+        assert err.count("\n") == 1 and "the index is damaged; `soft-trainer index` rebuilds it" in err
     assert command("index", tree)[0] == 0
     code, out, err = command("search", "--folder", tree, "parse_date")
     assert code == 0 and err.startswith("ranked by words; ") and out.startswith("src/shop/dates.py")

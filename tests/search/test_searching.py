@@ -87,7 +87,7 @@ def test_no_index_at_all_is_refused(tmp_path):
     with refused("expected at least one"):
         Search([])
     (tmp_path / "a").mkdir()
-    with refused("no file is indexed", "--skipped` indexes again and lists the skipped files"):
+    with refused("no files are indexed", "--skipped` indexes again and lists skipped files"):
         Search([CodeIndex.build(tmp_path / "a")]).search("x")
 
 
