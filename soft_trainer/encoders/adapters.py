@@ -109,9 +109,7 @@ def add_lora(model: PreTrainedModel, options, revision: str | None = None) -> No
     """
     peft = import_peft()
     if has_adapter(model):
-        raise UserError(
-            "lora_r: the encoder already has an adapter, which training continues; omit the LoRA options"
-        )
+        raise UserError("lora_r: the encoder already has an adapter, which training continues; omit the LoRA options")
     dropout = options.lora_dropout
     if dropout is None:
         dropout = 0.05

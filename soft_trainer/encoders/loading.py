@@ -240,9 +240,7 @@ def check_model(model: PreTrainedModel, profile: EncoderProfile) -> None:
     if no_pooler:
         raise UserError(f"pooling=pooler: {kind.__name__} has no pooler; use cls, mean or last_token")
     if no_mask:
-        raise UserError(
-            f"attn_implementation={attention}: does not support the mask for data flow; use sdpa or eager"
-        )
+        raise UserError(f"attn_implementation={attention}: does not support the mask for data flow; use sdpa or eager")
 
 
 def profile_warnings(model: torch.nn.Module, profile: EncoderProfile) -> list[str]:

@@ -108,7 +108,9 @@ def _by_torch(name: str | Path, truncate_dim: int | None) -> TextEncoder:
     except UserError as error:
         if "trust_remote_code" not in str(error):
             raise
-        raise UserError(f"{name}: the encoder needs code from its repository, but search never runs such code") from error
+        raise UserError(
+            f"{name}: the encoder needs code from its repository, but search never runs such code"
+        ) from error
 
 
 def _export_of(folder: Path) -> Path:

@@ -74,7 +74,9 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, outpu
     path = Path(path)
     content = read_recipe(path)
     if "runs" not in content:
-        raise UserError(f"{path}: not a study, because it has no runs. To train with it, use `soft-trainer train --config`")
+        raise UserError(
+            f"{path}: not a study, because it has no runs. To train with it, use `soft-trainer train --config`"
+        )
     for name in content:
         if name not in KEYS:
             raise UserError(f"{path}: unknown key {name!r}; the keys of a study are {', '.join(KEYS)}")

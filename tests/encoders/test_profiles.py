@@ -208,7 +208,11 @@ def test_what_is_read(folder, files, expected):
         (TEXTS, {"modality_config": "text"}, "the wrong type"),
         (SETTINGS, {"prompts": ["query: "]}, "the wrong type"),
         (SETTINGS, {"similarity_fn_name": ["dot"]}, "a profile cannot express these sentence-transformers modules"),
-        (SETTINGS, {"similarity_fn_name": "euclidean"}, "a profile cannot express these sentence-transformers modules"),
+        (
+            SETTINGS,
+            {"similarity_fn_name": "euclidean"},
+            "a profile cannot express these sentence-transformers modules",
+        ),
         ("tokenizer_config.json", {"model_max_length": "long"}, "the wrong type"),
         ("config.json", {"max_position_embeddings": "many"}, "the wrong type"),
     ],

@@ -198,7 +198,10 @@ def test_splits():
         (["tree", "--language", "go"], "no go files to mine (.go)"),
         (["tree", "--language", "python", "--keep", "commas"], "keep=['commas']: no such rule; use short_functions"),
         (["bare", "--language", "python"], "bare: no documented functions; undocumented: 1"),
-        (["small", "--language", "python"], "only 2 files or packages have documented functions (package0/code, package1/code)"),
+        (
+            ["small", "--language", "python"],
+            "only 2 files or packages have documented functions (package0/code, package1/code)",
+        ),
     ],
 )
 def test_errors_are_one_line(tmp_path, monkeypatch, arguments, message):

@@ -306,7 +306,7 @@ def test_a_folder_that_is_empty_or_gone_is_named(tmp_path, tree, index):
     (tmp_path / "empty").mkdir()
     empty = CodeIndex.build(tmp_path / "empty")
     assert empty.statistics()["files"] == 0
-    with refused("no file is indexed"):
+    with refused("no files are indexed"):
         empty.search("parse_date")
     tree.rename(tree.with_name("elsewhere"))
     with refused("folder is missing"):
@@ -464,7 +464,7 @@ def test_a_file_is_wholly_in_the_index_or_not_at_all(tmp_path, monkeypatch):
         sizes.add(len(indexed))
         assert all(index.text_of(path) for path in indexed)
         if not indexed:
-            with refused("no file is indexed", "--skipped`"):
+            with refused("no files are indexed", "--skipped`"):
                 index.search("function_3")
         else:
             found = {n: index.search(f"name_{n}_39", limit=1)[0].path for n in range(40)}

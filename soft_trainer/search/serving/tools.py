@@ -190,7 +190,7 @@ def _within(results: list[SearchResult], max_tokens: int) -> list[str]:
 
 @contextmanager
 def _tool_errors():
-    """Returns a decorator that makes a tool report a UserError as the protocol's `ToolError`."""
+    """Turns a tool's UserError into the protocol's `ToolError`. Used as a decorator."""
     from mcp.server.mcpserver.exceptions import ToolError  # an optional dependency
 
     try:
