@@ -172,7 +172,7 @@ class _Flow:
             self._set(self._source.values(target), COMES_FROM, (), True)
 
     def _branch(self, rule: Branch, node: Node) -> Iterator[Node]:
-        """Walks each arm of a branch, starting from the state before the branch, then merges the arms' final states."""
+        """Walks each arm of a branch, starting from the state before the branch, then merges the final states."""
         before = dict(self._states)
         arms = []
         armed = False

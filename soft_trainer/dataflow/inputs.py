@@ -9,8 +9,8 @@ plain `RobertaModel` (attention implementation "sdpa", the default) with the bat
         position_ids=batch["position_ids"],
     )
 
-The mask needs four dimensions, because `transformers` fails with a three-dimensional mask, which it treats as a padding
-mask. "eager" attention adds the mask to the scores. There, replace True with 0, and False with the dtype's minimum.
+The mask needs four dimensions, because `transformers` treats a three-dimensional mask as a padding mask and fails.
+"eager" attention adds the mask to the scores, so replace True with 0, and False with the lowest number of the dtype.
 """
 
 from __future__ import annotations

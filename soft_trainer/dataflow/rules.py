@@ -55,8 +55,8 @@ class Loop(NamedTuple):
     """A node that is walked twice, so that a value assigned at its end reaches its beginning.
 
     Attributes:
-        again_after: a child type. The second pass starts after the first child of this type, or at the `update` field
-            of that child. A node without such a child has no second pass. If "", the second pass covers the whole node.
+        again_after: a child type. The second pass starts after the first child of this type, or at that child's
+            `update` field. Without such a child, there is no second pass. If "", the second pass covers the whole node.
     """
 
     again_after: str = ""

@@ -63,7 +63,7 @@ def prompt_length(tokenizer, profile: EncoderProfile, side: str) -> int:
 
     The number is 0 if `profile.include_prompt` is set. Otherwise it is computed as in sentence-transformers, so that
     embeddings are equal: the prompt is tokenized without a text, and a special token at the end is not counted. If the
-    prompt ends with a space, many tokenizers join the space to the first word of the text. Pooling then skips that word.
+    prompt ends with a space, many tokenizers join the space to the text's first word, and pooling skips that word.
     """
     prefix = getattr(profile, f"{side}_prefix")
     if profile.include_prompt or not prefix:
@@ -89,8 +89,8 @@ def pad(items: Sequence[Sequence[int] | dict], pad_token_id: int, prompt_length:
         prompt_length: the number of leading tokens in each row that pooling skips.
 
     Returns:
-        `input_ids` and `attention_mask`, each LongTensor[B, L]. If `prompt_length` is not 0, also `pooling_mask`, which
-        is 0 on the prompt and the padding. For rows with data flow, see `pad_graph_features`.
+        `input_ids` and `attention_mask`, each LongTensor[B, L]. If `prompt_length` is not 0, also `pooling_mask`,
+        which is 0 on the prompt and the padding. For rows with data flow, see `pad_graph_features`.
     """
     if isinstance(items[0], dict):
         return pad_graph_features(items, pad_token_id)
@@ -307,8 +307,8 @@ class Encoder:
     def _of_codes(self) -> Encoder:
         """The same encoder with a copy of the tokenizer, for encoding codes.
 
-        A tokenizer has one maximum length at a time. If a thread that searches and a thread that encodes codes shared a
-        tokenizer, they would truncate each other's texts.
+        A tokenizer has one maximum length at a time. If a thread that searches and a thread that encodes codes shared
+        a tokenizer, they would truncate each other's texts.
         """
         return replace(self, tokenizer=copy.deepcopy(self.tokenizer))
 

@@ -123,8 +123,8 @@ def load_model(
         dtype: "float32", "bfloat16" or "float16". By default, float32, or higher if the saved weights are.
 
     Raises:
-        UserError: the folder or repository does not exist, has no safetensors weights or needs `trust_remote_code`, the
-            profile's lengths exceed the model's positions, or an adapter's base is missing.
+        UserError: the folder or repository does not exist, has no safetensors weights or needs `trust_remote_code`,
+            the profile's lengths exceed the model's positions, or an adapter's base is missing.
     """
     if adapter := hub_files.saved_adapter(name_or_path, revision):
         import_peft()
@@ -171,7 +171,7 @@ def load_config(name_or_path: str | Path, revision: str | None, trust_remote_cod
 
 @contextlib.contextmanager
 def _without_report_on_spare_weights() -> Iterator[None]:
-    """Suppresses the table that transformers prints about weights that an encoder does not need, such as a pooler's."""
+    """Suppresses transformers' table of weights that an encoder does not need, such as a pooler's weights."""
 
     def shown(record: logging.LogRecord) -> bool:
         message = record.getMessage()
@@ -267,8 +267,8 @@ def load_tokenizer(
     """Loads the tokenizer and prepares it for the profile; see `prepare_tokenizer`.
 
     Raises:
-        UserError: the folder or repository does not exist, has no tokenizer or needs `trust_remote_code`, or a token in
-            the prefixes is not in the vocabulary.
+        UserError: the folder or repository does not exist, has no tokenizer or needs `trust_remote_code`, or a token
+            in the prefixes is not in the vocabulary.
     """
     name_or_path = located(name_or_path)
     with reading(name_or_path, revision):
@@ -323,7 +323,7 @@ def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase, profile: EncoderProfil
 def add_padding_token(tokenizer: PreTrainedTokenizerBase) -> None:
     """Makes another special token, usually the end token, the padding token of a tokenizer that has none.
 
-    Padding does not affect embeddings, because every model gets an attention mask. The vocabulary size does not change.
+    Padding does not affect embeddings, because every model gets an attention mask. The vocabulary keeps its size.
 
     Raises:
         UserError: the tokenizer has no special tokens.

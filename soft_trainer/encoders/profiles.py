@@ -198,8 +198,8 @@ def resolve_profile(name_or_path: str | Path, name: str | None = None, revision:
     """Returns the profile called `name` or, by default, the profile of the encoder at `name_or_path`.
 
     The profile comes from the first of these sources that exists: `soft_trainer.json`, the full published name in
-    `KNOWN_ENCODERS`, the sentence-transformers files (pooling, normalisation, prompts, lengths, score function), or the
-    last part of the published name. Otherwise, the profile is "auto".
+    `KNOWN_ENCODERS`, the sentence-transformers files (pooling, normalisation, prompts, lengths, score function), or
+    the last part of the published name. Otherwise, the profile is "auto".
 
     Raises:
         UserError: `name` is not in `PROFILES`, or the folder or repository does not exist or has sentence-transformers
@@ -284,7 +284,7 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
 
 
 def _pooling_of(config: Mapping) -> str:
-    """Returns the pooling mode in a sentence-transformers configuration, such as "mean", or "cls+mean" for two modes."""
+    """Returns the pooling in a sentence-transformers configuration, such as "mean", or "cls+mean" for two modes."""
     used = [key for key, value in config.items() if key.startswith("pooling_mode") and value]
     modes = config.get("pooling_mode") or used
     if isinstance(modes, str):

@@ -61,8 +61,8 @@ class StaticModel(XLNetModel):
         """Returns the token vectors as `last_hidden_state`, Tensor[B, L, d].
 
         Args:
-            mean_over: BoolTensor or LongTensor[B, L], the tokens to average. If set, only each text's mean is returned,
-                as `pooler_output`, Tensor[B, d]. The mean is 0 for a text without tokens.
+            mean_over: BoolTensor or LongTensor[B, L], the tokens to average. If set, only each text's mean is
+                returned, as `pooler_output`, Tensor[B, d]. The mean is 0 for a text without tokens.
         """
         if mean_over is None:
             return BaseModelOutputWithPooling(last_hidden_state=self.word_embedding(input_ids))
@@ -169,7 +169,7 @@ def count_words(texts: Iterable[str]) -> dict[str, int]:
 
 
 def saved_tensors(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the tensors to save: the model's tensors, and a copy of the vectors under the name that model2vec uses."""
+    """Returns the tensors to save: the model's tensors, and a copy of the vectors under model2vec's name."""
     return {**state_dict, MODEL2VEC_TENSOR: state_dict["word_embedding.weight"].detach().clone()}
 
 

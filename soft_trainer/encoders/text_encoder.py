@@ -55,8 +55,8 @@ def open_encoder(
 
     Args:
         truncate_dim: the number of leading dimensions to keep. By default, the same number as for `load_encoder`.
-        light: whether to avoid torch if possible. Static encoders never need torch. Other encoders are exported to ONNX
-            if onnxruntime is installed and there is no accelerator.
+        light: whether to avoid torch if possible. Static encoders never need torch. Other encoders are exported to
+            ONNX if onnxruntime is installed and there is no accelerator.
         int8: whether to run an exported encoder with 8-bit integer weights.
 
     Raises:

@@ -52,8 +52,8 @@ def near_duplicates(rows: Sequence[int], signature: Callable[[int], np.ndarray])
 
     Args:
         rows: the row numbers of the codes, in order.
-        signature: returns the MinHash signature of the code with a row number, for example from a column on disk. It is
-            called at least twice for each code that may have a duplicate.
+        signature: returns the MinHash signature of the code with a row number, for example from a column on disk. It
+            is called at least twice for each code that may have a duplicate.
     """
     keys = np.empty((len(rows), BANDS), np.uint64)  # a hash of each band of each signature
     for index, row in enumerate(rows):

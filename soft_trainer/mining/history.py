@@ -235,7 +235,7 @@ class _History:
         wanted = kept[-size:][0]
 
         def distance(index: int) -> tuple[int, int]:
-            """Returns how many earlier commits are not a commit's ancestors, and the commit's distance from `wanted`."""
+            """Returns how many earlier commits are not a commit's ancestors, and its distance from `wanted`."""
             known = self._ancestors(index)
             unknown = sum(self.changes[other].commit not in known for other in kept if other < index)
             return unknown, abs(index - wanted)
@@ -328,7 +328,7 @@ class _History:
         return rows, places
 
     def documented(self, folder: str) -> list[Row]:
-        """Returns training rows from the documented functions in a folder, as they were before the oldest valid commit."""
+        """Returns training rows for a folder's documented functions, as they were before the oldest valid commit."""
         rows = []
         cut = self.changes[self.valid_start].parent
         for row, _ in self._tree(cut, (*CODE_RULES, *DOCUMENT_RULES), self._renamed):

@@ -81,14 +81,14 @@ class CodeIndex:
         """Indexes a folder, or updates its index.
 
         Args:
-            index_dir: where to store the index. By default, in the user's cache directory. An existing index of another
-                folder can be reused if that folder no longer exists, for example because it was moved.
-            model: the folder or Hub name of an encoder. By default, the index keeps its encoder. "" removes the encoder.
+            index_dir: where to store the index. By default, in the user's cache directory. An existing index of
+                another folder can be reused if that folder no longer exists, for example because it was moved.
+            model: the folder or Hub name of an encoder, or "" for none. By default, the index keeps its encoder.
             truncate_dim: the number of leading dimensions to keep of every embedding. See `update`.
             exclude: patterns for files and folders to skip, such as `docs/**` or `*.md`. By default, the index keeps
                 its patterns.
-            include: patterns for files to index even if an ignore file, their folder or their type (translations, data,
-                lock files) would exclude them. By default, the index keeps its patterns.
+            include: patterns for files to index even if an ignore file, their folder or their type (translations,
+                data, lock files) would exclude them. By default, the index keeps its patterns.
             history: whether to read the commits of the folder's git repository. By default, the index keeps its
                 setting, which is True for a new index.
             words_only: True to index only words. `encode` can add embeddings later, and `remember` can add commits.
@@ -152,11 +152,11 @@ class CodeIndex:
         """Opens an existing index.
 
         Args:
-            folder: a folder inside the indexed folder. Searches are limited to this folder, and paths are relative to it.
+            folder: a folder inside the indexed folder. Only its files are searched, as paths relative to it.
 
         Raises:
-            UserError: the index does not exist, cannot be read or may have been written by another user, or `folder` is
-                not in the indexed folder.
+            UserError: the index does not exist, cannot be read or may have been written by another user, or `folder`
+                is not in the indexed folder.
         """
         with _disk_errors(Path(index_dir)):
             database = store.connect(Path(index_dir))
@@ -226,8 +226,8 @@ class CodeIndex:
             True if files have changed.
 
         Raises:
-            UserError: the folder no longer exists, the disk is full, the model cannot be loaded, or the model has fewer
-                dimensions than `truncate_dim`.
+            UserError: the folder no longer exists, the disk is full, the model cannot be loaded, or the model has
+                fewer dimensions than `truncate_dim`.
         """
         if model == "":
             self._drop_encoder()
@@ -412,7 +412,7 @@ class CodeIndex:
 
     @property
     def _embeddings(self) -> dict:
-        """The stored state of the embeddings, such as the encoder's `fingerprint`, or {} if there are no embeddings."""
+        """The stored state of the embeddings, such as the encoder's `fingerprint`, or {} without embeddings."""
         return store.get_meta(self.database, "vectors", {})
 
     @property

@@ -41,8 +41,8 @@ SIMILAR_TERMS = 16  # the number of terms that represent a chunk in a search for
 class Search:
     """Searches one index, or several indexes as if they were one, so that all scores are comparable.
 
-    With several indexes, a result's path starts with the name of the indexed folder. If two folders have the same name,
-    the path starts with the folder's full path.
+    With several indexes, a result's path starts with the name of the indexed folder. If two folders have the same
+    name, the path starts with the folder's full path.
 
     A folder inside another folder is searched only once, with the outer folder's index if that index has its files.
 
@@ -293,7 +293,7 @@ class _View:
         return similarity
 
     def _has_one_encoder(self) -> bool:
-        """Returns True if all indexes have the same encoder. Adds a notice if the encoders differ or only some have one."""
+        """Returns True if all indexes have the same encoder. Adds a notice if only some have it, or encoders differ."""
         encoded = [part for part in self.parts if part.snapshot.state]
         if not encoded:
             return False

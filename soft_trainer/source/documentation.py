@@ -90,7 +90,7 @@ _INLINE_TAGS = (
 
 
 def _link(match: re.Match[str]) -> str:
-    """Returns the label of an inline link such as `{@link Map#get(Object) label}`, or the target of an unlabelled link."""
+    """Returns an inline link's label, such as `label` for `{@link Map#get(Object) label}`, or its target."""
     target = match["target"]
     label = match["label"].strip(" |")
     return label or target.lstrip("#").replace("#", ".")

@@ -73,8 +73,8 @@ class FileFunctions:
         path: the path of the file, for the rows.
 
     Attributes:
-        functions: the functions in order, keyed by unique names: `Cart.total`, `Cart.total(int count)` for an overload,
-            and `Cart.total(int count)~2` for a second function with the same parameters.
+        functions: the functions in order, keyed by unique names: `Cart.total`, `Cart.total(int count)` for an
+            overload, and `Cart.total(int count)~2` for a second function with the same parameters.
     """
 
     def __init__(self, root: Node | None, source: bytes, language: str, path: str):
@@ -102,7 +102,7 @@ class FileFunctions:
             self.functions[name] = function
 
     def _found(self, root: Node) -> Iterator[Function]:
-        """Yields the named functions that have a body. If several functions are on the same lines, yields the first."""
+        """Yields the named functions that have a body, but only the first of several functions on the same lines."""
         end = 0
         lines = set()
         for found in definitions(root, self.source, self.language):

@@ -180,7 +180,7 @@ def state_of_run(study: Study, run: PlannedRun) -> State:
 
 
 def _made(folder: Path) -> dict:
-    """Returns the launcher, processes and precision of the run that a study made in a folder, or {} if no study made it."""
+    """Returns the launcher, processes and precision that a study used for the run in a folder, or {} if unknown."""
     with suppress(UserError):
         return read_json(folder / STUDIED)
     return {}
@@ -190,7 +190,7 @@ def _made(folder: Path) -> dict:
 
 
 def plan(study: Study) -> str:
-    """Returns a table of a study's runs, their states, and the settings that differ from an earlier run in a folder."""
+    """Returns a table of a study's runs, with their states and the settings that differ from an earlier run."""
     rows = []
     for run in study.runs:
         state = state_of_run(study, run)

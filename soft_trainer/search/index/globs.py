@@ -1,7 +1,7 @@
 """Translates path patterns into regular expressions that never backtrack exponentially.
 
-The text between two wildcards is tried only at the first position where it matches, because if the rest of the pattern
-fails there, the rest fails at every later position as well. An atomic group, `(?>...)`, keeps Python from trying those.
+The text between two wildcards is tried only at the first position where it matches. If the rest of the pattern fails
+there, the rest also fails at every later position. An atomic group, `(?>...)`, keeps Python from trying those.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Stores embeddings as rows of an append-only float16 file. SQLite records how many rows are valid.
 
-A row is written before the transaction that refers to the row, and never changes afterwards. A killed process may leave
-rows that are never read, but no reader ever sees part of a row. Rows that no chunk uses are dropped the next time the
-file is rewritten under a new name.
+A row is written before the transaction that refers to the row, and never changes afterwards. A killed process may
+leave rows that are never read, but no reader ever sees part of a row. Rows that no chunk uses are dropped the next
+time the file is rewritten under a new name.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def embedded_text(path: str, name: str, text: str) -> str:
 def embed_chunks(database: sqlite3.Connection, index_dir: Path, encoder: TextEncoder, progress: bool) -> None:
     """Encodes every chunk that has no embedding yet. After an interruption, the next call continues.
 
-    Call `start_encoding` first. Other processes and threads may change the index at the same time, but only one process
-    or thread may encode.
+    Call `start_encoding` first. Other processes and threads may change the index at the same time, but only one
+    process or thread may encode.
     """
     state = get_meta(database, "vectors")
     # The rows of all encoded texts, keyed by digest, including texts from files that have changed or disappeared.
@@ -104,7 +104,7 @@ def lightest(database: sqlite3.Connection, encoder: TextEncoder) -> TextEncoder:
 
 
 def start_encoding(database: sqlite3.Connection, name: str, truncate_dim: int | None, encoder: TextEncoder) -> None:
-    """Records which encoder computes the embeddings, and deletes existing embeddings if they came from a different one.
+    """Records which encoder computes the embeddings, and deletes embeddings that came from a different encoder.
 
     Args:
         name: the folder or Hub name of the encoder.
@@ -246,8 +246,8 @@ def similarities(vectors: np.ndarray, query: np.ndarray) -> np.ndarray:
     """Computes the dot product of every row with a query's normalised embedding, float32[rows].
 
     If torch is already loaded, torch multiplies in float16, which NumPy cannot do and which is five times as fast. To
-    order near ties correctly, the best thousand products are computed again. NumPy sums in float64, which is as fast as
-    float32 here, so that a product does not depend on the row's position in the file.
+    order near ties correctly, the best thousand products are computed again. NumPy sums in float64, which is as fast
+    as float32 here, so that a product does not depend on the row's position in the file.
     """
     query = query.astype(np.float64) / max(float(np.linalg.norm(query)), 1e-9)
     torch = sys.modules.get("torch")

@@ -159,8 +159,8 @@ def score(
 def _members(words: tuple[str, ...], segments: Segments) -> tuple[np.ndarray, np.ndarray]:
     """Finds the chunks that define a qualified name such as `Parser.parse`: `parse` in a class or module `Parser`.
 
-    A qualifier must be part of the chunk's qualified name or of the file's name (a module). The first qualifiers may be
-    part of neither, as in `shop.orders.Parser.parse`.
+    A qualifier must be part of the chunk's qualified name or of the file's name (a module). The first qualifiers may
+    be part of neither, as in `shop.orders.Parser.parse`.
 
     Returns:
         The chunks that match as many qualifiers as possible, and the chunks with exactly this name.
@@ -314,7 +314,7 @@ def _largest(values: np.ndarray) -> float:
 
 
 def discounts(segments: Segments, candidates: np.ndarray) -> np.ndarray:
-    """Returns a factor for each file, which is lower for tests, text, and generated, vendored or deeply nested files."""
+    """Returns a factor for each file, which is lower for tests, texts, and generated, vendored or deep files."""
     depth = segments.traits[:, TRAITS.index("depth")].astype(np.float32)
     if candidates.any():
         depth = np.maximum(depth - depth[candidates].min(), 0)
@@ -379,7 +379,7 @@ def order_chunks(
 
 @lru_cache(maxsize=2)
 def _norms(segments: Segments) -> tuple[np.ndarray, np.ndarray]:
-    """Computes BM25's length normalisation for chunks and files. Cached, because it takes a third of a query's time."""
+    """Computes BM25's length normalisation of chunks and files. Cached, because it takes a third of a query's time."""
     chunks = segments.lengths.astype(np.float32)
     files = np.add.reduceat(chunks, segments.firsts[:-1])
     return length_norm(chunks), length_norm(files)

@@ -1,7 +1,7 @@
 """Searches with a text of several lines, such as an issue.
 
-The first line, the opening (the first line and the next paragraph) and the whole text are three queries. The files that
-the text mentions are a fourth ranking. The rankings are fused by reciprocal rank. `benchmarks/RESULTS.md` has the
+The first line, the opening (the first line and the next paragraph) and the whole text are three queries. The files
+that the text mentions are a fourth ranking. The rankings are fused by reciprocal rank. `benchmarks/RESULTS.md` has the
 results for the issues of SWE-bench.
 """
 
@@ -25,7 +25,7 @@ _PATH = re.compile(r"[\w./\\-]*\w\.\w+")  # only tried at the start of such lett
 
 
 def parse_text(text: str) -> list[Query]:
-    """Parses a query. A text of several lines becomes three queries: the first line, the opening and the whole text."""
+    """Parses a query. A text of several lines becomes three: the first line, the opening and the whole text."""
     first, _, rest = text.strip().partition("\n")
     if not rest:
         return [parse_query(text)]
