@@ -56,7 +56,7 @@ class Loop(NamedTuple):
 
     Attributes:
         again_after: a child type. The second pass starts after the first child of this type, or at that child's
-            `update` field. Without such a child, there is no second pass. If "", the second pass covers the whole node.
+            `update` field. Without such a child, there is no second pass. If "", the second pass covers everything.
     """
 
     again_after: str = ""

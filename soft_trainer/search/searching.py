@@ -293,7 +293,7 @@ class _View:
         return similarity
 
     def _has_one_encoder(self) -> bool:
-        """Returns True if all indexes have the same encoder. Adds a notice if only some have it, or encoders differ."""
+        """Returns True if all indexes have the same encoder. Adds a notice if only some do, or if encoders differ."""
         encoded = [part for part in self.parts if part.snapshot.state]
         if not encoded:
             return False

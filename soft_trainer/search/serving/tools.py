@@ -72,11 +72,11 @@ def _searches(served: ServedIndex) -> tuple[Callable[..., str], ...]:
         """Find functions, classes and texts in the repository by a name, words, or a sentence, best first.
 
         Use this tool when you know what the code does but not what it is called ("how dates are parsed", "where
-        retries are limited"), or to find where a name is defined. To find every use of an exact name or string, use
-        grep, because this tool returns only the best few results. Each result has a path, lines, a name and a
-        signature. The best results also have their text, as far as max_tokens allows; use `read` to get the others. A
-        result marked "(weak)" contains only one word of the query, or none, and may match by chance; its text is not
-        shown.
+        retries are limited"), or to find where a name is defined. Use grep, not this tool, to find every use of an
+        exact name or string, because this tool returns only the best few results. Each result has a path, lines, a
+        name and a signature. The best results also have their text, as far as max_tokens allows; `read` returns the
+        lines of the others. A result marked "(weak)" contains only one word of the query, or none, and may match by
+        chance; its text is not shown.
 
         Args:
             query: a symbol such as parse_date, or a description such as "how dates are parsed".
