@@ -109,7 +109,9 @@ def add_lora(model: PreTrainedModel, options, revision: str | None = None) -> No
     """
     peft = import_peft()
     if has_adapter(model):
-        raise UserError("lora_r: the encoder already has an adapter, which training continues; omit the LoRA options")
+        raise UserError(
+            "lora_r: the encoder already has an adapter, and training continues from it; omit the LoRA options"
+        )
     dropout = options.lora_dropout
     if dropout is None:
         dropout = 0.05
@@ -209,7 +211,7 @@ def first_difference(weights: Mapping[str, Tensor], expected: Mapping[str, Tenso
 
 
 def merge_adapter(model: PreTrainedModel) -> PreTrainedModel:
-    """Merges the adapter into the model's weights, in place. Returns the model, now without adapter and trainable."""
+    """Merges the adapter into the model's weights, in place, and returns the plain, trainable model."""
     from peft.tuners.tuners_utils import BaseTunerLayer  # peft is optional
     from peft.utils import ModulesToSaveWrapper
 

@@ -197,7 +197,7 @@ def _auto_class(config: PretrainedConfig) -> type:
 
 
 def _model_class(config: PretrainedConfig, name_or_path: str | Path, revision: str | None) -> type:
-    """Returns the class that `AutoModel` would load. Call it only if the user trusts the code in the repository."""
+    """Returns the class that `AutoModel` would load. Call this only if the user trusts the code in the repository."""
     if type(config) in MODEL_MAPPING:
         return MODEL_MAPPING[type(config)]
     reference = getattr(config, "auto_map", {}).get("AutoModel")

@@ -25,7 +25,7 @@ from soft_trainer.terminal import print_on_main, table
 
 USES = {
     "train": "pairs to train on",
-    "valid": "queries that choose the best checkpoint",
+    "valid": "queries used to choose the best checkpoint",
     "test": "queries for the reported results",
     "codebase": "the corpus: the functions that are ranked for each query",
 }

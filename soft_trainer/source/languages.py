@@ -29,7 +29,7 @@ class SourceLanguage:
             between a function and its doc comment. The value is the field with the name, or "" if there is none.
         doc_prefix: the beginnings of doc comments. Other comments (`/* ... */` in Java) are not documentation.
         docstring_in_body: True if the documentation is the first statement of the body.
-        nested: True if functions inside functions are rows too.
+        nested: True if nested functions also become rows.
         constructors: a pattern that matches the names of constructors and destructors.
         named_as_class: True if constructors are named after their class.
         magic_methods: a pattern that matches CodeSearchNet's list of methods that any class may have.

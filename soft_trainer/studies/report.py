@@ -19,8 +19,9 @@ from soft_trainer.terminal import table
 
 PAGE = "report.md"
 TEST_NOTE = (
-    "Differences are paired over queries, over the seeds that both methods have. Interval: bootstrap over seeds and "
-    "queries, 95 %. p: two-sided randomisation test over queries, after Holm's correction for all rows on this page."
+    "Differences are paired by query, over the seeds that both methods have. Intervals are 95 % bootstrap intervals "
+    "over seeds and queries. p is from a two-sided randomisation test over queries, with Holm's correction for all rows"
+    " on this page."
 )
 SETTINGS = ("loss", "estimator", "weighting", "alpha", "beta", "temperature", "floor", "margin", "cancel")
 TRAINING = ("learning rate", "epochs", "codes compared per query", "seconds per step, with evaluations")
@@ -99,7 +100,7 @@ def _read_run(folder: Path, root: Path) -> ReportedRun:
 
 
 def by_method(runs: Sequence[ReportedRun]) -> dict[str, list[ReportedRun]]:
-    """Groups runs by method: `{method: runs}`."""
+    """Groups runs by method. Returns `{method: runs}`."""
     methods: dict[str, list[ReportedRun]] = {}
     for run in runs:
         methods.setdefault(run.method, []).append(run)

@@ -137,7 +137,7 @@ def read_source(root: str, path: str) -> tuple[bytes, str] | str:
 
 
 def _chunks(path: str, source: bytes, language: str) -> Iterator[tuple[Chunk, bytes, set[str]]]:
-    """Yields each chunk of a file with its text and its marked terms, which come from names, path and comments."""
+    """Yields each chunk with its text and marked terms, which come from names, the path and documentation."""
     lines = source.split(b"\n")
     own_name, folders = _name_and_folders(path)
     # The first chunk gets the terms of the path.
