@@ -80,8 +80,8 @@ def reporting_missing_objects(path: str | os.PathLike[str]) -> Iterator[None]:
         yield
     except (pygit2.GitError, OSError) as error:
         raise UserError(
-            f"{path}: an object in the history cannot be read ({' '.join(str(error).split())}). Clone again, or try "
-            f"this: {REFETCH}"
+            f"{path}: an object in the history cannot be read ({' '.join(str(error).split())}). Clone it again. "
+            f"{REFETCH}"
         ) from error
 
 

@@ -20,8 +20,8 @@ from soft_trainer.terminal import table
 PAGE = "report.md"
 TEST_NOTE = (
     "Differences are paired by query, over the seeds that both methods have. Intervals are 95 % bootstrap intervals "
-    "over seeds and queries. p is from a two-sided randomisation test over queries, with Holm's correction for all rows"
-    " on this page."
+    "over seeds and queries. p is from a two-sided randomisation test over queries, with Holm's correction for all "
+    "rows on this page."
 )
 SETTINGS = ("loss", "estimator", "weighting", "alpha", "beta", "temperature", "floor", "margin", "cancel")
 TRAINING = ("learning rate", "epochs", "codes compared per query", "seconds per step, with evaluations")

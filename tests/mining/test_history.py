@@ -330,7 +330,7 @@ def test_places_without_a_history_get_one_line(tmp_path, capsys):
         "folder": "not a readable git repository",
         "missing": "not a readable git repository",
         "short": "only 2 of 3 commits change python functions",
-        "damaged": "clone it again",
+        "damaged": "Clone it again",
     }.items():
         for workers in (1, 2):
             with refused(message):
