@@ -278,7 +278,7 @@ class Encoder:
         if not profile.data_flow_length:
             items = tokenize(tokenizer, codes, profile.code_prefix, profile.code_length)
         elif language is None:
-            raise UserError(f"this encoder reads data flow; set language to one of {', '.join(DATA_FLOW_LANGUAGES)}")
+            raise UserError(f"this encoder reads data flow; pass language, one of {', '.join(DATA_FLOW_LANGUAGES)}")
         else:
             if isinstance(language, str):
                 languages = [language] * len(codes)
