@@ -197,7 +197,7 @@ def test_a_language_whose_files_are_gone_is_not_listed(tree, index):
     (tree / "src/server.go").unlink()
     index.update()
     assert sorted(Search([index]).languages()) == ["markdown", "python", "text"]
-    with refused("language='go': the index has markdown, python, text"):
+    with refused("language='go': no such files; the index has markdown, python, text"):
         index.search("port", language="go")
 
 

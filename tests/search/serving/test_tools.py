@@ -60,7 +60,7 @@ def test_search_and_read(tree):
     [
         ("search", {"query": " "}, "the query is empty"),
         ("search", {"query": "x", "limit": -1}, "limit=-1: expected a whole number"),
-        ("search", {"query": "x", "language": "cobol"}, "language='cobol': the index has go"),
+        ("search", {"query": "x", "language": "cobol"}, "language='cobol': no such files; the index has go"),
         ("search", {"query": "x", "lang": "go"}, "lang: Extra inputs are not permitted. search takes query, limit,"),
         ("search", {}, "query: Field required"),
         ("search", {"query": "x", "limit": 2.5}, "limit: Input should be a valid integer"),
