@@ -1,4 +1,4 @@
-"""Defines, for each language, the syntax-tree nodes through which data flows.
+"""Defines the syntax-tree nodes through which data flows in each language.
 
 The rules follow GraphCodeBERT's published extractor, which used the grammars of 2020. If a grammar has split, renamed
 or wrapped a node since then, the rules use the current node, so that `graph.py` needs no special cases.

@@ -100,7 +100,7 @@ def kept_tokenizer(
 
 
 def _special_tokens(profile: EncoderProfile) -> list[str]:
-    """Lists RoBERTa's special tokens and the prefixes' special tokens."""
+    """Returns RoBERTa's special tokens and the prefixes' special tokens."""
     return list(dict.fromkeys([*SPECIAL.values(), *profile.prefix_tokens]))
 
 

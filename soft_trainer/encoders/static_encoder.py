@@ -32,7 +32,7 @@ def default_static_folder() -> Path:
 
 
 def is_static_folder(folder: Path) -> bool:
-    """Returns True if `StaticEncoder` can run the encoder in a folder: static, with mean pooling and cosines."""
+    """Returns True if `StaticEncoder` can run a folder's encoder: static, with mean pooling and cosine scores."""
     if not all((folder / file).is_file() for file in (CONFIG, WEIGHTS, TOKENIZER, PROFILE_FILE)):
         return False
     config = read_json(folder / CONFIG)

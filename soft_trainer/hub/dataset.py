@@ -108,7 +108,7 @@ def _in_columns(rows: Dataset, columns: Features) -> Iterator[dict]:
 
 
 def _features(data: Mapping[str, Dataset]) -> Features:
-    """Returns the columns to write: CodeSearchNet's, and `source` or `negatives` if any split has them."""
+    """Returns the columns to write: CodeSearchNet's columns, plus `source` or `negatives` if any split has them."""
     given = {name for rows in data.values() for name in rows.column_names}
     return Features({name: kind for name, kind in FILE_FEATURES.items() if name in FEATURES or name in given})
 

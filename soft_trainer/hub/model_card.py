@@ -69,7 +69,7 @@ def environment() -> dict[str, str]:
 
 
 def write_model_card(folder: str | Path, record: Mapping) -> Path | None:
-    """Writes the model card, `README.md`, into the folder of an encoder.
+    """Writes the model card, `README.md`, to an encoder's folder.
 
     Test results on a data set from the Hub are also written to a file for the Hub's leaderboards.
 

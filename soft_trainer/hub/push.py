@@ -153,7 +153,7 @@ def push_folder(
 
 
 def _replaced_files(folder: Path, repo_type: str) -> tuple[str, ...]:
-    """Returns patterns for the files that a push replaces as a whole: weights, or a run's rows."""
+    """Returns patterns for the files that a push replaces completely: weights, or a run's rows."""
     if repo_type == "model":
         return (*WHOLE_FILES, *ADAPTER_FILES, *ONNX_FILES)
     if repo_type == "dataset" and folder.name == PUSHED_ROWS:  # other data sets may be pushed file by file

@@ -36,7 +36,7 @@ _AT_ONCE = 16  # how many commits a worker takes at once; neighbours change the 
 
 
 class MinedHistory(NamedTuple):
-    """Rows mined from the history of a repository, with judgments and counts.
+    """Rows mined from a repository's history, with judgments and counts.
 
     Attributes:
         rows: the rows of train, valid, test and codebase. Train begins with the newest commit.

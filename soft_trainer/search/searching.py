@@ -277,7 +277,7 @@ class _View:
         return similarity
 
     def similarity_to_chunk(self, chunk: int) -> np.ndarray | None:
-        """Computes each chunk's similarity to a given chunk.
+        """Computes the similarity of every chunk to one chunk, or NaN for a chunk without an embedding.
 
         Returns None if that chunk has no embedding, or if the indexes do not all have the same encoder.
         """

@@ -222,7 +222,7 @@ class FileFunctions:
 
 
 def _parameters(source: bytes, node: Node | None) -> str:
-    """Returns the text of a function's parameters, on one line and without brackets."""
+    """Returns a function's parameters as text, on one line and without brackets."""
     while node is not None:
         parameters = node.child_by_field_name("parameters")
         if parameters is not None:

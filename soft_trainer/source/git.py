@@ -124,7 +124,7 @@ def missing_objects_state(repository: pygit2.Repository) -> list[str]:
 
 
 def tree_files(repository: pygit2.Repository, commit: str) -> Iterator[tuple[str, pygit2.Oid]]:
-    """Yields the path and the blob id of each regular file in a commit's tree, ordered by path.
+    """Yields the path and blob id of each regular file in a commit's tree, ordered by path.
 
     Files whose names git would refuse to check out are excluded.
     """

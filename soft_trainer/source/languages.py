@@ -1,4 +1,4 @@
-"""Describes, for each language, the syntax of functions, names, comments and documentation.
+"""Describes each language's syntax for functions, names, comments and documentation.
 
 CONTRIBUTING.md lists what else to change when you add a language.
 """

@@ -1,4 +1,4 @@
-"""Splits identifiers into words, and recognises tests by their paths."""
+"""Splits identifiers into words, and detects tests by their paths."""
 
 from __future__ import annotations
 

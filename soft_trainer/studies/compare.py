@@ -293,7 +293,7 @@ def _check_partners(folders: dict[tuple, Path], partners: dict[tuple, Path], pat
 
 
 def _folders(pattern: str) -> dict[tuple[str, ...], Path]:
-    """Returns the folders that match a pattern such as `out/*/ours/*`, keyed by the texts that its stars match."""
+    """Returns the folders that match a pattern such as `out/*/ours/*`, keyed by the texts that each `*` matches."""
     if "*" not in pattern:
         raise UserError(f"{pattern}: replace the sets and seeds with *, in both patterns or in neither")
     parts = pattern.rstrip("/").split("*")  # only a star is a wildcard

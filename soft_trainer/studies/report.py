@@ -29,7 +29,7 @@ TRAINING = ("learning rate", "epochs", "codes compared per query", "seconds per 
 
 @dataclass(frozen=True, eq=False)
 class ReportedRun:
-    """A finished run, as read from its output folder."""
+    """A finished run, read from its output folder."""
 
     folder: Path
     method: str  # the path below the searched folder, without the seed at the end

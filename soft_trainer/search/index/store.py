@@ -202,7 +202,7 @@ def connect(index_dir: Path, create: bool = False) -> sqlite3.Connection:
 
 
 def _open(path: Path, mode: str) -> tuple[sqlite3.Connection, int]:
-    """Opens a database. Returns the connection and the format of the index."""
+    """Opens a database. Returns the connection and the index's format version."""
     uri = f"{path.absolute().as_uri()}?mode={mode}"
     database = sqlite3.connect(uri, uri=True, timeout=30, isolation_level=None, check_same_thread=False)
     try:
@@ -215,7 +215,7 @@ def _open(path: Path, mode: str) -> tuple[sqlite3.Connection, int]:
 
 
 def _make_tables(database: sqlite3.Connection, settings: dict) -> None:
-    """Replaces the tables of an older format with empty ones, and stores the settings."""
+    """Replaces tables in an older format with empty tables, and stores the settings."""
     database.execute("PRAGMA auto_vacuum = INCREMENTAL")
     database.execute("PRAGMA journal_mode = WAL")
     with transaction(database):

@@ -114,7 +114,7 @@ def search_of(index: CodeIndex, lexical: bool, commits: bool) -> Search:
 
 
 class ExternalSearch:
-    """Searches with another program. It must print one result per line, best first, as a path or as `path:line`.
+    """Searches with another program, which must print one result per line, best first, as a path or `path:line`.
 
     The query is passed as a single argument and never through a shell, because commit subjects are not trusted.
 

@@ -19,7 +19,7 @@ FEW = 16  # the first words of a long text, which usually contain enough parts
 
 
 def is_weak(query: Query, scores: Scores, file: int, commits: Iterable[Commit] = ()) -> bool:
-    """Returns True if a file, and the commits that voted for it, contain too few of the query's words.
+    """Returns True if a file and the commits that voted for it contain too few of the query's words.
 
     Args:
         scores: the scores for the query.

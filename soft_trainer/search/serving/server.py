@@ -42,7 +42,7 @@ class PageServer(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
     def search(self, options: dict[str, str]) -> dict:
-        """Returns the results of a query for the page."""
+        """Returns a query's results, as JSON values for the page."""
         query = options.get("q", "")[:MAX_QUERY]
         filters = {name: options[name] for name in ("path", "language") if options.get(name)}
         started = time.perf_counter()
