@@ -96,9 +96,9 @@ def decoded(source: bytes) -> str | None:
 
 
 def source_folder(name: str) -> str:
-    """Returns the folder that a name stands for: Python's standard library for `stdlib`, or any other name unchanged.
+    """Returns the folder of Python's standard library for `stdlib`, and of the installed packages for `installed`.
 
-    `installed` stands for the installed packages. An existing folder called `stdlib` or `installed` takes precedence.
+    Any other name is returned unchanged, as is `stdlib` or `installed` if a folder with this name exists.
     """
     if name == "stdlib" and not os.path.isdir(name):
         return os.path.dirname(os.__file__)

@@ -73,7 +73,7 @@ def embed_chunks(database: sqlite3.Connection, index_dir: Path, encoder: TextEnc
             if progress and first and left > LINE_SECONDS:
                 faster = ""
                 if encoder.runtime == "torch" and not has_onnxruntime():
-                    faster = ", or about a third of that after: pip install -c constraints.txt -e '.[onnx]'"
+                    faster = ", or a third of that with the extra: pip install -c constraints.txt -e '.[onnx]'"
                 print_on_main(f"encoding {total:,} chunks takes about {duration(left)}{faster}")
     with transaction(database):
         database.execute("DELETE FROM vectors WHERE file NOT IN (SELECT id FROM files)")
