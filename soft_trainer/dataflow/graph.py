@@ -1,21 +1,21 @@
-"""Builds data-flow graphs, whose edges link each value in a function to the tokens it comes from.
+"""Builds data-flow graphs, whose edges link each value in a function to the tokens that the value comes from.
 
 `extract_data_flow` returns the edges that GraphCodeBERT's published extractor finds with today's grammars. It walks
-the tree in the order that the language's rules (`rules.py`) give. During the walk, a table holds the tokens that last
+the tree in the order set by the language's rules (`rules.py`). During the walk, a table holds the tokens that last
 set each variable. The walk does not recurse, so code may be nested to any depth. Loops repeat only until `_MAX_WORK`
 is used up, so nested loops do not take exponential time.
 
-Some published rules look odd, and are kept:
+Some published rules look odd but are kept:
 
-- A token whose text equals the name of its node type counts as a sign (PHP's `$name`).
+- A token counts as a sign if its text equals the name of its node type (PHP's `$name`).
 - The body of a Python `for` with an `else` is skipped.
 - JavaScript's plain assignments and `for (let` have no rule.
 - Text that looks like a comment is removed before the code is parsed (`source.py`).
 
-Some edges differ from those under the grammars of 2020, which did not parse the code as well. They lacked later syntax
-(`??=`, `?.[`, `#private`, PHP's union types). Of Java and JavaScript methods without a class, they parsed only parts.
-Type parameters and `throws` thus became variables, and defaults lost their rule. Line ends were leaves of the Go
-grammar. The published extractor also cuts the tokens of lines with letters outside ASCII at byte positions.
+Some edges differ from the published edges, because the grammars of 2020 parsed less of the code. They lacked later
+syntax (`??=`, `?.[`, `#private`, PHP's union types). They parsed Java and JavaScript methods without a class only in
+part, so type parameters and `throws` became variables, and defaults lost their rule. In the Go grammar, line ends were
+leaves. The published extractor also cuts tokens at byte positions in lines with non-ASCII characters.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from tree_sitter import Node
 from soft_trainer.dataflow.rules import COMES_FROM, Branch, Define, First, ForEach, Label, Loop
 from soft_trainer.dataflow.source import Source
 
-# Real functions need up to 60,000 steps. Beyond this number, which loops nested ten deep reach, loops are walked once
-# and all sources of a target share one edge.
+# Real functions need up to 60,000 steps. Loops nested ten deep exceed this limit. Beyond the limit, loops are walked
+# once, and all sources of a target share one edge.
 _MAX_WORK = 100_000
 
 
 class Edge(NamedTuple):
-    """A relation between tokens: the value of `target` comes from, or is computed from, the values of `sources`.
+    """An edge between tokens: the value of `target` comes from, or is computed from, the values of `sources`.
 
     A variable's first occurrence has no sources.
     """
@@ -46,7 +46,7 @@ class Edge(NamedTuple):
 
 
 class DataFlow(NamedTuple):
-    """A function's tokens, and the edges between them, sorted by target."""
+    """A function's tokens, and the edges between the tokens, sorted by target."""
 
     tokens: list[str]
     edges: list[Edge]
@@ -58,7 +58,7 @@ def extract_data_flow(code: str, language: str) -> DataFlow:
     Comments and docstrings are excluded. If the code has syntax errors, the graph covers the parts that parse.
 
     Args:
-        code: the source of a function or of a block.
+        code: the source code of a function or a block.
         language: one of `soft_trainer.dataflow.DATA_FLOW_LANGUAGES`.
 
     Raises:
@@ -82,9 +82,9 @@ def extract_data_flow(code: str, language: str) -> DataFlow:
 
 
 class _Flow:
-    """A walk over a syntax tree: the state of each variable, and the edges found so far.
+    """A walk over a syntax tree, with the state of each variable and the edges found so far.
 
-    The method for a rule yields the nodes to walk. It resumes after each node has been walked.
+    The method for a rule yields the nodes to walk, and resumes after each node has been walked.
     """
 
     def __init__(self, source: Source):
@@ -96,7 +96,7 @@ class _Flow:
         self._work = 0
 
     def walk(self, node: Node) -> Iterator[Node]:
-        """Returns the nodes to walk below a node, in data-flow order. The value of a token is recorded at once."""
+        """Returns the nodes to walk below a node, in data-flow order. If the node is a token, records its value."""
         source = self._source
         if node.type in source.rules.atoms or not node.child_count:
             token = source.value_at.get(node.start_byte)
@@ -109,7 +109,10 @@ class _Flow:
         return _WALKS[type(rule)](self, rule, node)
 
     def _use(self, token: int, name: bool) -> None:
-        """Records that a token's value comes from the tokens that last set its variable. A new name is a variable."""
+        """Records that a token's value comes from the tokens that last set its variable.
+
+        If `name` is True, a token without a variable becomes a new variable.
+        """
         text = self._source.tokens[token]
         self._record(token, COMES_FROM, self._states.get(text, ()))
         if name:
@@ -169,7 +172,7 @@ class _Flow:
             self._set(self._source.values(target), COMES_FROM, (), True)
 
     def _branch(self, rule: Branch, node: Node) -> Iterator[Node]:
-        """Walks each arm of a branch from the state before the branch, then merges the states after the arms."""
+        """Walks each arm of a branch, starting from the state before the branch, then merges the final states."""
         before = dict(self._states)
         arms = []
         armed = False
@@ -192,7 +195,7 @@ class _Flow:
                 self._states[name] = tuple(sorted({*known, *tokens}))
 
     def _passes(self) -> Iterator[int]:
-        """Yields the number of each pass over a loop: 0 and 1, or only 0 if the work limit has been reached."""
+        """Yields the number of each pass over a loop: 0 and 1, or only 0 once the work limit has been reached."""
         self._loops += 1
         yield 0
         if self._work < _MAX_WORK:
@@ -203,7 +206,7 @@ class _Flow:
             self._merged = {}
 
     def _loop(self, rule: Loop, node: Node) -> Iterator[Node]:
-        """Walks a loop. The rule determines where its second pass starts."""
+        """Walks a loop. The rule determines where the second pass starts."""
         first = node.children
         again = []
         if not rule.again_after:
@@ -217,7 +220,7 @@ class _Flow:
             yield from again if number else first
 
     def _for_each(self, rule: ForEach, node: Node) -> Iterator[Node]:
-        """Walks a loop over a collection."""
+        """Walks a loop over a collection twice."""
         if rule.target:
             target = node.child_by_field_name(rule.target)
             origin = node.child_by_field_name(rule.source)
@@ -235,7 +238,7 @@ class _Flow:
                 yield body
 
     def _first(self, rule: First, node: Node) -> Iterator[Node]:
-        """Walks the children of the rule's type first, and then the others."""
+        """Walks the children of the type `rule.kind` first, then the other children."""
         yield from sorted(node.children, key=lambda child: child.type != rule.kind)
 
     def _label(self, rule: Label, node: Node) -> Iterator[Node]:

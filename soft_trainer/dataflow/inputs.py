@@ -1,7 +1,7 @@
 """Builds GraphCodeBERT's input: code tokens, data-flow nodes, and an attention mask between them.
 
-`graph_features` prepares a row once, as short lists of integers. `pad_graph_features` makes a batch and its mask. A
-plain `RobertaModel` (attention implementation "sdpa", the default) is then called with
+`graph_features` prepares a row once, as short lists of integers. `pad_graph_features` makes a batch and a mask. Call a
+plain `RobertaModel` (attention implementation "sdpa", the default) with the batch like this:
 
     model(
         inputs_embeds=graph_embeddings(model.get_input_embeddings(), batch),
@@ -9,8 +9,8 @@ plain `RobertaModel` (attention implementation "sdpa", the default) is then call
         position_ids=batch["position_ids"],
     )
 
-The mask needs four dimensions, because `transformers` treats a three-dimensional mask as a padding mask and
-fails. "eager" attention adds the mask to the scores, so True has to be 0, and False the lowest number of the type.
+The mask needs four dimensions, because `transformers` treats a three-dimensional mask as a padding mask and fails.
+"eager" attention adds the mask to the scores, so replace True with 0, and False with the lowest number of the dtype.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from soft_trainer.dataflow.graph import extract_data_flow
 def graph_features(
     code: str, language: str, tokenizer: PreTrainedTokenizerBase, code_length: int = 256, data_flow_length: int = 64
 ) -> dict[str, list[int]]:
-    """Converts a function to GraphCodeBERT's input, truncated as published to `code_length + data_flow_length`.
+    """Converts a function to GraphCodeBERT's input, truncated to `code_length + data_flow_length` as in the paper.
 
-    If a function has fewer than `data_flow_length` nodes, the room that is left goes to code, and vice versa. All code
-    tokens except the first are tokenized as if they followed a space. Each node is the tokenizer's unknown token.
+    If a function has fewer than `data_flow_length` nodes, code tokens use the remaining positions, and vice versa. All
+    code tokens except the first are tokenized as if they followed a space. Each node is the tokenizer's unknown token.
 
     Args:
-        code: a function.
+        code: the source code of the function.
         language: one of `soft_trainer.dataflow.DATA_FLOW_LANGUAGES`.
         tokenizer: a RoBERTa tokenizer.
         code_length: the number of code tokens, including special tokens.
@@ -45,8 +45,8 @@ def graph_features(
     Returns:
         A dictionary of lists:
         - `input_ids` and `position_ids` for `<s>`, the code, `</s>` and the nodes;
-        - `node_starts` and `node_ends`: the range of `input_ids` that identifies each node, empty if it is truncated;
-        - `edge_targets` and `edge_sources`: two nodes for each edge. The target's value comes from the source.
+        - `node_starts` and `node_ends`: the range of `input_ids` that each node stands for, empty if truncated;
+        - `edge_targets` and `edge_sources`: the two nodes of each edge. The target's value comes from the source.
 
     Raises:
         UserError: data flow is not available for this language.
@@ -87,11 +87,11 @@ def graph_features(
 
 
 def pad_graph_features(features: Sequence[dict[str, list[int]]], pad_token_id: int) -> dict[str, Tensor]:
-    """Pads rows of `graph_features` to the longest one, and adds the graph-guided mask.
+    """Pads rows of `graph_features` to the longest row, and adds the graph-guided mask.
 
-    Code tokens attend to each other. A node and the code tokens that identify it attend to each other. A node attends
-    to the nodes that it comes from. The first and the last code token attend to everything. A node whose code is
-    truncated would attend to nothing, so it attends to the whole row, as under the published additive mask.
+    Code tokens attend to each other. A node and its code tokens attend to each other. A node attends to the nodes that
+    its value comes from. The first and last code tokens attend to everything. A node whose code is truncated would
+    attend to nothing, so it attends to the whole row, as with the published additive mask.
 
     Args:
         features: B rows.
@@ -102,7 +102,7 @@ def pad_graph_features(features: Sequence[dict[str, list[int]]], pad_token_id: i
         - `input_ids` and `position_ids`, LongTensor[B, L];
         - `attention_mask`, BoolTensor[B, L, L]: True where the row attends to the column;
         - `node_mask`, BoolTensor[B, L]: True on nodes;
-        - `node_starts` and `node_ends`, LongTensor[B, L]: the range of each node, and 0 elsewhere.
+        - `node_starts` and `node_ends`, LongTensor[B, L]: each node's range of code tokens, and 0 elsewhere.
     """
     longest = max(len(row["input_ids"]) for row in features)
     shape = (len(features), longest)
@@ -127,12 +127,12 @@ def pad_graph_features(features: Sequence[dict[str, list[int]]], pad_token_id: i
 
 
 def _fill_mask(mask: np.ndarray, codes: int, row: dict[str, list[int]]) -> None:
-    """Fills the mask of one row: True where a token or node attends to another.
+    """Fills one row's mask with True where a token or node attends to another.
 
     Args:
-        mask: bool[L, N], all False. It has a row for each of L positions, some of them padding, and a column for each
-            of the N tokens and nodes.
-        codes: the number of code tokens. The nodes follow them.
+        mask: bool[L, N], all False. It has a row for each of L positions, including padding, and a column for each of
+            the N tokens and nodes.
+        codes: the number of code tokens. The nodes come after the code tokens.
         row: the result of `graph_features`.
     """
     mask[:codes, :codes] = True
@@ -147,12 +147,12 @@ def _fill_mask(mask: np.ndarray, codes: int, row: dict[str, list[int]]) -> None:
 
 
 def graph_embeddings(word_embeddings: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Returns the model's `inputs_embeds`. The vector of a node is the mean of the code tokens that identify it.
+    """Returns the model's `inputs_embeds`. A node's vector is the mean of its code tokens' vectors.
 
     If these tokens are truncated, the vector is 0.
 
     Args:
-        word_embeddings: the model's module that turns ids into vectors of d numbers.
+        word_embeddings: the model's embedding layer, which maps ids to vectors of size d.
         batch: the result of `pad_graph_features`.
 
     Returns:
@@ -167,7 +167,7 @@ def graph_embeddings(word_embeddings: nn.Module, batch: dict[str, Tensor]) -> Te
 
 
 def _pieces(tokens: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """Returns the ids of each code token. All but the first are tokenized as if they followed a space."""
+    """Returns the ids of each code token. All tokens but the first are tokenized as if they followed a space."""
     lead = len(_ids("@", tokenizer))
     pieces = [_ids(f"@ {token}", tokenizer)[lead:] for token in tokens]
     pieces[:1] = [_ids(token, tokenizer) for token in tokens[:1]]

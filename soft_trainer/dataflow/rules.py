@@ -1,7 +1,7 @@
-"""Defines, for each language, the syntax-tree nodes through which data flows.
+"""Defines the syntax-tree nodes through which data flows in each language.
 
-The rules follow GraphCodeBERT's published extractor, which used the grammars of 2020. Where a grammar has since split,
-renamed or wrapped a node, the rules use the current node, so that `graph.py` needs no special cases.
+The rules follow GraphCodeBERT's published extractor, which used the grammars of 2020. If a grammar has split, renamed
+or wrapped a node since then, the rules use the current node, so that `graph.py` needs no special cases.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Define:
         source: the field that contains the source.
         relation: `COMES_FROM` for a declaration, or `COMPUTED_FROM` for an assignment.
         grouped: True for one edge from all sources to a target, False for one edge per source.
-        pairwise: True to match `a, b = c, d` child by child if both sides have the same number of children.
-        declares: True if a target without a source declares a variable. Otherwise, a node without a source is skipped.
+        pairwise: True to match `a, b = c, d` child by child if both sides have equally many children.
+        declares: True if a target without a source declares a variable. If False, a node without a source is skipped.
     """
 
     target: str
@@ -37,13 +37,13 @@ class Define:
 class Branch(NamedTuple):
     """A node with alternative arms, such as `if`. Every arm starts from the state before the node.
 
-    After the node, a variable may have its value from any of the arms.
+    After the node, a variable's value may come from any of the arms.
 
     Attributes:
         arms: the types of the children that are arms.
-        rest: True if every child after the first arm is an arm too.
-        exhaustive: child types, such as `else`, that guarantee that one arm runs. The state before the node is then
-            dropped.
+        rest: True if all children after the first arm are also arms.
+        exhaustive: child types, such as `else`, that guarantee that one arm runs. If the node has such a child, the
+            state before the node is dropped.
     """
 
     arms: frozenset[str]
@@ -55,8 +55,8 @@ class Loop(NamedTuple):
     """A node that is walked twice, so that a value assigned at its end reaches its beginning.
 
     Attributes:
-        again_after: the type of child after which the second pass starts, or from whose `update` field it starts. A
-            node without such a child has no second pass. If "", the second pass covers the whole node.
+        again_after: a child type. The second pass starts after the first child of this type, or at that child's
+            `update` field. Without such a child, there is no second pass. If "", the second pass covers everything.
     """
 
     again_after: str = ""
@@ -69,7 +69,7 @@ class ForEach(Define):
     If the grammar has no fields, `target` and `source` are "", and the first two named children are source and target.
 
     Attributes:
-        body_type: the type that the last child must have for the body to be walked. If "", any type is accepted.
+        body_type: the body is walked only if the last child has this type. If "", the body is always walked.
     """
 
     body_type: str = ""
@@ -82,7 +82,7 @@ class First(NamedTuple):
 
 
 class Label(NamedTuple):
-    """A node whose first child is a name, if the type of that child is `kind`.
+    """A node whose first child is a name if the child's type is `kind`.
 
     Attributes:
         kind: the type of the name.
@@ -101,18 +101,18 @@ class Rules:
     """The rules of one language. Most attributes are sets of node types.
 
     Attributes:
-        nodes: the rule of each node type. A node without a rule is walked child by child.
+        nodes: the rule for each node type. A node without a rule is walked child by child.
         atoms: nodes that become a single token, whatever they contain.
         plain: strings that become a single token unless they interpolate something.
         comments: comments, which are not tokens.
-        dropped: parts of strings that are leaves in today's grammars but were not in 2020. They are not tokens.
+        dropped: parts of strings that are leaves in today's grammars but were not in 2020, and so are not tokens.
         text_comments: True if comments are removed from the text before parsing, as GraphCodeBERT does.
         signs: named leaves without a value, such as keywords and operators.
         keywords: names that are treated as signs, except after a `$`, where they are variables.
         wrappers: nodes that are skipped, so that their children become children of the node's parent.
-        heads: for a node type, how many leading children are grouped into one if more follow (`a.b` in the call
-            `a.b(c)`).
-        method_name: the type of a method's name. In a method without a class it is treated as a function's name.
+        heads: for each node type, how many leading children are grouped into one if there are more children (`a.b` in
+            the call `a.b(c)`).
+        method_name: the type of a method's name. Without a class, it counts as a function's name.
         docstring: the type of a statement that is documentation if it consists of a string.
     """
 

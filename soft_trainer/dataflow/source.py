@@ -1,4 +1,4 @@
-"""Returns the tokens of source code, or its text without comments, by the rules of GraphCodeBERT."""
+"""Splits source code into tokens, and removes comments, by GraphCodeBERT's rules."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Source:
         root: the root of the syntax tree.
         rules: the rules of the language.
         tokens: the text of each token.
-        value_at: the index of each token that is a name or a literal, keyed by the offset of its first byte. Keywords
-            and signs are excluded.
-        names: the indices of the tokens that become variables at their first occurrence.
+        value_at: the index of each name or literal, keyed by the offset of the token's first byte. Keywords and signs
+            are excluded.
+        names: the indices of the tokens that become variables the first time they occur.
 
     Raises:
         UserError: the language is not in `DATA_FLOW_LANGUAGES`.
@@ -62,7 +62,7 @@ class Source:
         return self._values[first:last]
 
     def parts(self, node: Node) -> list[list[Node]]:
-        """Returns the members of one side of an assignment, such as `a` and `b` in `a, b`. A plain name has none."""
+        """Returns the members of one side of an assignment, such as `a` and `b` in `a, b`, or [] for a plain name."""
         rules = self.rules
         if node.type in rules.atoms:
             return []
@@ -82,7 +82,7 @@ class Source:
 
 
 def code_tokens(code: str, language: str) -> list[str]:
-    """Returns the tokens that GraphCodeBERT reads: the leaves of the tree except comments and docstrings.
+    """Returns the tokens that GraphCodeBERT reads: the leaves of the syntax tree, except comments and docstrings.
 
     Raises:
         UserError: the language is not in `DATA_FLOW_LANGUAGES`.
@@ -91,9 +91,9 @@ def code_tokens(code: str, language: str) -> list[str]:
 
 
 def remove_comments(code: str, language: str) -> str:
-    """Returns `code` without comments, docstrings and blank lines.
+    """Returns `code` without comments, docstrings or blank lines.
 
-    In Python and Ruby, the syntax tree shows what is a comment. In Java, JavaScript, PHP and Go, GraphCodeBERT's rule
+    In Python and Ruby, the syntax tree identifies comments. In Java, JavaScript, PHP and Go, GraphCodeBERT's rule
     removes all text outside quotes that looks like a comment, even a `//` in a regular expression or a raw string.
 
     Raises:
@@ -110,7 +110,7 @@ def remove_comments(code: str, language: str) -> str:
 
 
 def _leaves(root: Node, rules: Rules) -> tuple[list[Node], list[Node]]:
-    """Returns the nodes of the tokens below `root`, and the nodes of the comments and docstrings."""
+    """Returns the token nodes below `root`, and the nodes of comments and docstrings, as two lists."""
     tokens = []
     comments = []
     stack = [root]
@@ -132,7 +132,7 @@ def _leaves(root: Node, rules: Rules) -> tuple[list[Node], list[Node]]:
 
 
 def _cut_comments(code: str) -> str:
-    """Returns the code without comments of the form `//` and `/* */`, and without blank lines."""
+    """Returns the code without `//` and `/* */` comments, and without blank lines."""
     return _cut_blank_lines(_COMMENT_OR_STRING.sub(lambda match: " " if match[0][0] == "/" else match[0], code))
 
 

@@ -1,4 +1,4 @@
-"""Loads, saves and merges peft adapters, such as LoRA, inside a plain `PreTrainedModel`."""
+"""Loads, saves and merges peft adapters, such as LoRA, in a plain `PreTrainedModel`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def import_peft():
 
 
 def load_adapter(model: PreTrainedModel, name_or_path: str | Path, revision: str | None = None) -> None:
-    """Loads the adapter at `name_or_path` into its base model. The adapter is trainable.
+    """Loads the adapter at `name_or_path` into its base model, ready for training.
 
     Raises:
         UserError: peft or the adapter's weights are missing.
@@ -52,7 +52,7 @@ def save_adapter(model: PreTrainedModel, folder: str | Path, state_dict: Mapping
     """Writes the model's active adapter to a folder in peft's format.
 
     Args:
-        state_dict: the weights of the whole model. Default: the model's current weights.
+        state_dict: the weights of the whole model. By default, the model's current weights.
     """
     config = copy.deepcopy(model.peft_config[active_adapter(model)])
     config.inference_mode = True
@@ -68,10 +68,10 @@ def base_name(model: PreTrainedModel) -> str:
 
 
 def check_apart_from_base(model: PreTrainedModel, folder: str | Path | None, option: str = "") -> None:
-    """Raises UserError if saving to `folder` would delete the adapter's base. The message begins with `option`."""
+    """Raises UserError if saving to `folder` would delete the adapter's base. The message starts with `option`."""
     if folder and Path(folder).is_dir() and base_name(model) == str(Path(folder).resolve()):
         raise UserError(
-            f"{option}{folder}: this folder holds the adapter's base, which saving would delete: write to another "
+            f"{option}{folder}: this folder holds the adapter's base, which saving would delete; write to another "
             "folder"
         )
 
@@ -110,7 +110,7 @@ def add_lora(model: PreTrainedModel, options, revision: str | None = None) -> No
     peft = import_peft()
     if has_adapter(model):
         raise UserError(
-            "lora_r: the encoder already has an adapter; training continues from it, so drop the LoRA options"
+            "lora_r: the encoder already has an adapter, and training continues from it; omit the LoRA options"
         )
     dropout = options.lora_dropout
     if dropout is None:
@@ -127,10 +127,10 @@ def add_lora(model: PreTrainedModel, options, revision: str | None = None) -> No
 
 
 def target_modules(model: PreTrainedModel, wanted: str | None = None) -> list[str] | str:
-    """Returns the modules that get LoRA: the modules in `wanted` or, by default, the usual ones for the architecture.
+    """Returns the names of the modules that get LoRA: `wanted` or, by default, peft's choice for the architecture.
 
     Raises:
-        UserError: a wanted module does not exist in the model.
+        UserError: a module in `wanted` does not exist in the model.
     """
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL  # peft is optional
 
@@ -160,12 +160,12 @@ def active_adapter(model: PreTrainedModel) -> str:
     """Returns the name of the active adapter. Raises UserError if there are several."""
     names = model.active_adapters()
     if len(names) != 1:
-        raise UserError(f"model: only one adapter can be trained; choose one of {', '.join(names)} with set_adapter")
+        raise UserError(f"model: only one adapter can be trained; choose it with set_adapter, from {', '.join(names)}")
     return names[0]
 
 
 def adapter_state(model: PreTrainedModel, state_dict: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Returns the active adapter's weights, keyed by names that do not contain the adapter's name.
+    """Returns the active adapter's weights. The keys do not contain the adapter's name.
 
     Args:
         state_dict: see `save_adapter`.
@@ -181,13 +181,13 @@ def set_adapter_state(model: PreTrainedModel, weights: Mapping[str, Tensor], sou
     """Copies weights into the model's active adapter.
 
     Raises:
-        UserError: the weights do not fit the model. The message begins with `source`.
+        UserError: the weights do not fit the model. The message starts with `source`.
     """
     from peft import set_peft_model_state_dict  # peft is optional
 
     weights = {name.removeprefix(PREFIX): tensor for name, tensor in weights.items()}
     if different := first_difference(weights, adapter_state(model)):
-        raise UserError(f"{source}: its adapter does not fit the model: {different}; use the same LoRA options")
+        raise UserError(f"{source}: the adapter does not fit the model ({different}); use the same LoRA options")
     set_peft_model_state_dict(model, weights, active_adapter(model))
 
 
@@ -198,7 +198,7 @@ def _shape(tensor: Tensor | None) -> str:
 
 
 def first_difference(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str | None:
-    """Describes the first weight with an unexpected shape, as in "w is 2 x 8, not 4 x 8".
+    """Describes the first weight with an unexpected shape, for example as "w is 2 x 8, not 4 x 8".
 
     Returns None if all shapes match.
     """
@@ -211,7 +211,7 @@ def first_difference(weights: Mapping[str, Tensor], expected: Mapping[str, Tenso
 
 
 def merge_adapter(model: PreTrainedModel) -> PreTrainedModel:
-    """Merges the adapter into the model's weights, in place. Returns the model, which is then plain and trainable."""
+    """Merges the adapter into the model's weights, in place, and returns the plain, trainable model."""
     from peft.tuners.tuners_utils import BaseTunerLayer  # peft is optional
     from peft.utils import ModulesToSaveWrapper
 

@@ -1,4 +1,4 @@
-"""Distils encoders into static encoders, which train in a minute on a laptop and search as fast as lexical search."""
+"""Distils encoders into static encoders, which train in a minute on a laptop and are as fast as lexical search."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ def distil_static(
 ) -> Path:
     """Distils a static encoder from `model` and writes it to a folder; see `soft_trainer.encoders.static`.
 
-    The written profile records `model` as the encoder's teacher, which training uses by default.
+    The profile records `model` as the static encoder's teacher, which training uses by default.
 
     Args:
         model: a folder or a name on the Hub, as for `load_encoder`.
         output_dir: the folder to write to.
         dimensions: the number of dimensions of an embedding.
-        texts: a file or a folder, such as a source tree, whose words become the vocabulary: parts of identifiers, in
-            lower case, that occur twice or more. By default, common words of code.
+        texts: a file or a folder, such as a source tree. The lower-case parts of identifiers that occur in it twice or
+            more become the vocabulary. By default, the vocabulary is common code words.
         vocabulary_size: the maximum number of words.
         trust_remote_code: whether to run code that comes with the model. Read it first.
-        overwrite: whether to replace an encoder in the folder, which may not be `model` itself.
+        overwrite: whether to replace an encoder in the folder. `model` itself cannot be replaced.
 
     Returns:
         The folder.
 
     Raises:
-        UserError: the encoder cannot be loaded or distilled, the texts do not exist, or the folder has an encoder, has
-            the record of a run, or cannot be written to.
+        UserError: the encoder cannot be loaded or distilled, the texts do not exist, or the folder contains an encoder
+            or the record of a run, or cannot be written to.
     """
     check_writable(output_dir, f"output_dir={output_dir}")
     if Path(model).exists() and Path(model).resolve() == Path(output_dir).resolve():
@@ -74,7 +74,7 @@ def distil_static(
 def _lines(source: Path) -> Iterator[str]:
     """Yields the lines of a file, or of all text files below a folder. Invalid UTF-8 is replaced.
 
-    Folders of version control, installed packages and caches are skipped, and so are binary files.
+    Binary files are skipped, as are version-control folders, installed packages and caches.
     """
     paths = []
     if source.is_file():

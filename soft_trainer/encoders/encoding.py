@@ -1,4 +1,4 @@
-"""Turns texts into token ids, padded batches, embeddings and, finally, scores."""
+"""Turns texts into token ids, token ids into padded batches, batches into embeddings, and embeddings into scores."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def tokenize(tokenizer, texts: Sequence[str], prefix: str = "", max_length: int 
 def tokenize_with_lengths(
     tokenizer, texts: Sequence[str], prefix: str = "", max_length: int = 256
 ) -> tuple[list[list[int]], list[int]]:
-    """Returns token ids like `tokenize`, and also the length of each text before truncation."""
+    """Returns the same token ids as `tokenize`, and the length of each text in tokens before truncation."""
     if isinstance(texts, str):
-        raise UserError(f"{texts!r:.40}: expected a list of texts, not one text")
+        raise UserError(f"{texts!r:.40}: expected a list of texts, not a single text")
     if not len(texts):
         return [], []
     texts = [prefix + text for text in texts]
@@ -59,11 +59,11 @@ def tokenize_with_lengths(
 
 
 def prompt_length(tokenizer, profile: EncoderProfile, side: str) -> int:
-    """Returns the number of leading tokens (the prompt) that pooling skips in each query or code, given by `side`.
+    """Returns how many leading tokens (the prompt) pooling skips in each text of a `side`, "query" or "code".
 
     The number is 0 if `profile.include_prompt` is set. Otherwise it is computed as in sentence-transformers, so that
-    embeddings are equal: the prompt is tokenised without a text, and a special token at its end is not counted. If the
-    prompt ends with a space, many tokenizers join this space to the first word of the text, which is then skipped too.
+    embeddings are equal: the prompt is tokenized without a text, and a special token at the end is not counted. If the
+    prompt ends with a space, many tokenizers join the space to the text's first word, and pooling skips that word.
     """
     prefix = getattr(profile, f"{side}_prefix")
     if profile.include_prompt or not prefix:
@@ -78,19 +78,19 @@ def prompt_length(tokenizer, profile: EncoderProfile, side: str) -> int:
 
 
 def token_count(item: Sequence[int] | dict) -> int:
-    """Counts a row's tokens, including data-flow nodes."""
+    """Returns the number of tokens in a row, including data-flow nodes."""
     return len(item["input_ids"] if isinstance(item, dict) else item)
 
 
 def pad(items: Sequence[Sequence[int] | dict], pad_token_id: int, prompt_length: int = 0) -> dict[str, Tensor]:
-    """Pads rows on the right to the length of the longest one.
+    """Pads rows on the right to the length of the longest row.
 
     Args:
         prompt_length: the number of leading tokens in each row that pooling skips.
 
     Returns:
-        `input_ids` and `attention_mask`, LongTensor[B, L] each. If there is a prompt length, also `pooling_mask`,
-        which is 0 on the prompt and on the padding. For rows with data flow, see `pad_graph_features`.
+        `input_ids` and `attention_mask`, each LongTensor[B, L]. If `prompt_length` is not 0, also `pooling_mask`,
+        which is 0 on the prompt and the padding. For rows with data flow, see `pad_graph_features`.
     """
     if isinstance(items[0], dict):
         return pad_graph_features(items, pad_token_id)
@@ -114,7 +114,7 @@ def pool(profile: EncoderProfile, outputs, attention_mask: Tensor) -> Tensor:
     Args:
         outputs: the model's outputs, with `pooler_output` for "pooler", otherwise `last_hidden_state`, Tensor[B, L,
             d].
-        attention_mask: Tensor[B, L], 1 on the tokens to pool. The mean of a text without tokens is 0.
+        attention_mask: Tensor[B, L], 1 on the tokens to pool. The mean is 0 for a text without tokens.
     """
     if profile.pooling == "pooler":
         embeddings = at_least_float32(outputs.pooler_output)
@@ -125,7 +125,7 @@ def pool(profile: EncoderProfile, outputs, attention_mask: Tensor) -> Tensor:
     else:
         states = outputs.last_hidden_state
         mask = attention_mask.int()
-        # `argmax` returns the first of equal values.
+        # If values are equal, `argmax` returns the first.
         if profile.pooling == "cls":
             place = mask.argmax(1)
         else:
@@ -137,10 +137,10 @@ def pool(profile: EncoderProfile, outputs, attention_mask: Tensor) -> Tensor:
 
 
 def score(profile: EncoderProfile, queries: Tensor, codes: Tensor, dim: int | None = None) -> Tensor:
-    """Computes the profile's scores of queries against codes.
+    """Scores queries against codes with the profile's score function.
 
     Args:
-        queries, codes: their embeddings, Tensor[B, d] and Tensor[N, d].
+        queries, codes: the embeddings, Tensor[B, d] and Tensor[N, d].
         dim: the number of leading dimensions to use. By default, all.
 
     Returns:
@@ -161,14 +161,14 @@ def comparable(profile: EncoderProfile, embeddings: Tensor) -> Tensor:
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
-    """Converts half precision to float32, and returns float64 unchanged."""
+    """Converts a half-precision tensor to float32. Returns a float32 or float64 tensor unchanged."""
     if tensor.dtype == torch.float64:
         return tensor
     return tensor.float()
 
 
 def encode(model: nn.Module, profile: EncoderProfile, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Computes the embeddings of a batch made by `pad`, Tensor[B, d] in float32 or higher."""
+    """Embeds a batch made by `pad`. Returns Tensor[B, d] in float32 or higher."""
     if isinstance(model, nn.parallel.DistributedDataParallel):
         plain = model.module
     else:
@@ -193,10 +193,10 @@ def encode(model: nn.Module, profile: EncoderProfile, inputs: Mapping[str, Tenso
 
 
 def parse_dims(value: str | Sequence[int] | None) -> tuple[int, ...]:
-    """Parses numbers of dimensions, given as numbers or as a string such as "768,256,64". Returns them largest first.
+    """Parses embedding sizes, which are numbers or a string such as "768,256,64". Returns the largest size first.
 
     Raises:
-        UserError: the numbers are not distinct whole numbers above 0.
+        UserError: the sizes are not distinct whole numbers above 0.
     """
     if value is None:
         words = []
@@ -210,13 +210,13 @@ def parse_dims(value: str | Sequence[int] | None) -> tuple[int, ...]:
         dims = [0]
     if min(dims, default=1) < 1 or len(set(dims)) < len(dims):
         raise UserError(
-            f"matryoshka_dims={value}: must be different whole numbers above 0, comma-separated, such as 768,256,64"
+            f"matryoshka_dims={value}: expected distinct, comma-separated whole numbers above 0, such as 768,256,64"
         )
     return tuple(sorted(dims, reverse=True))
 
 
 def check_dims(dims: Sequence[int], hidden_size: int, option: str = "matryoshka_dims") -> None:
-    """Raises UserError unless each number of dimensions is from 1 to `hidden_size`. The message gives the `option`."""
+    """Raises UserError unless each number in `dims` is from 1 to `hidden_size`. The message starts with `option`."""
     for dim in dims:
         if isinstance(dim, bool) or not isinstance(dim, int) or not 1 <= dim <= hidden_size:
             raise UserError(
@@ -225,9 +225,9 @@ def check_dims(dims: Sequence[int], hidden_size: int, option: str = "matryoshka_
 
 
 def shorten(profile: EncoderProfile, embeddings: Tensor, dim: int | None) -> Tensor:
-    """Keeps the first `dim` dimensions of embeddings, Tensor[n, d], or all if `dim` is None.
+    """Keeps the first `dim` dimensions of embeddings, Tensor[n, d], or all dimensions if `dim` is None.
 
-    If the profile normalises embeddings, shortened ones are normalised again.
+    If the profile normalises embeddings, shortened embeddings are normalised again.
     """
     if dim is None or dim >= embeddings.shape[-1]:
         return embeddings
@@ -254,7 +254,7 @@ class Encoder:
     runtime: ClassVar[str] = "torch"
 
     def encode_queries(self, queries: Sequence[str], batch_size: int = 64, progress: bool = False) -> Tensor:
-        """Embeds queries, Tensor[n, d] in float32 on the model's device."""
+        """Embeds queries. Returns Tensor[n, d] in float32 on the model's device."""
         ids = tokenize(self.tokenizer, queries, self.profile.query_prefix, self.profile.query_length)
         return self._embed(ids, "query", batch_size, progress)
 
@@ -265,10 +265,10 @@ class Encoder:
         batch_size: int = 64,
         progress: bool = False,
     ) -> Tensor:
-        """Embeds functions, Tensor[n, d] in float32 on the model's device.
+        """Embeds codes. Returns Tensor[n, d] in float32 on the model's device.
 
         Args:
-            language: one language for all codes, or one for each. Only encoders with data flow need it.
+            language: one language for all codes, or one for each code. Only encoders with data flow need languages.
 
         Raises:
             UserError: the encoder reads data flow, and `language` is missing or unknown.
@@ -278,7 +278,7 @@ class Encoder:
         if not profile.data_flow_length:
             items = tokenize(tokenizer, codes, profile.code_prefix, profile.code_length)
         elif language is None:
-            raise UserError(f"this encoder reads data flow: pass language, one of {', '.join(DATA_FLOW_LANGUAGES)}")
+            raise UserError(f"this encoder reads data flow; pass language, one of {', '.join(DATA_FLOW_LANGUAGES)}")
         else:
             if isinstance(language, str):
                 languages = [language] * len(codes)
@@ -300,20 +300,20 @@ class Encoder:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the tokenizer, the profile and the weights, computed at the first access."""
+        """A hash of the tokenizer, the profile and the weights, computed on first access."""
         return encoder_fingerprint(self.model, self.tokenizer, self.profile)
 
     @cached_property
     def _of_codes(self) -> Encoder:
         """The same encoder with a copy of the tokenizer, for encoding codes.
 
-        A tokenizer has one maximum length at a time. With a shared one, a thread that searches and one that encodes
-        codes would truncate each other's texts.
+        A tokenizer has one maximum length at a time. If a thread that searches and a thread that encodes codes shared
+        a tokenizer, they would truncate each other's texts.
         """
         return replace(self, tokenizer=copy.deepcopy(self.tokenizer))
 
     def encode(self, texts: Sequence[str], side: str, languages: Sequence[str] | None = None) -> np.ndarray:
-        """Embeds texts; see `TextEncoder`. Codes in a language without data flow are read as Python."""
+        """Embeds texts; see `TextEncoder`. Codes in a language without data-flow rules are parsed as Python."""
         if side == "query":
             embeddings = self.encode_queries(texts)
         elif languages is None:
@@ -332,12 +332,12 @@ class Encoder:
 def embed(encoder: Encoder, items: Sequence, side: str, batch_size: int = 64, progress: str | None = None) -> Tensor:
     """Embeds tokenized texts, with the model in eval mode.
 
-    The longest texts are encoded first. Batches then have little padding, and if memory is too small, the first batch
+    The longest texts are encoded first, so batches have little padding, and if memory is too small, the first batch
     fails.
 
     Args:
-        items: the token ids of each text, or its features with data flow.
-        side: "query" or "code", which determines how many leading tokens the pooling skips.
+        items: each text's token ids, or its features with data flow.
+        side: "query" or "code", which determines how many leading tokens pooling skips.
         progress: the label of the progress bar, or None for no bar.
 
     Returns:
@@ -364,14 +364,14 @@ def embed(encoder: Encoder, items: Sequence, side: str, batch_size: int = 64, pr
 
 
 def embed_sharded(encoder: Encoder, tokens, side: str, batch_size: int = 64, progress: str | None = None) -> Tensor:
-    """Embeds rows like `embed`, but divides the work among processes. Every process gets all results, Tensor[n, d].
+    """Embeds rows like `embed`, but divides the work among processes. Returns all rows' embeddings, Tensor[n, d].
 
     Args:
-        tokens: the token ids of each row, or its features with data flow. The attribute `lengths`, int64[n], has the
-            number of tokens in each row.
+        tokens: each row's token ids, or its features with data flow. The attribute `lengths`, int64[n], has the number
+            of tokens in each row.
     """
     rank, processes = distributed.rank_and_world_size()
-    # Equal texts are encoded once. In different batches, their embeddings would differ by rounding and not tie.
+    # Equal texts are encoded once. In different batches, rounding would make their embeddings differ and break ties.
     firsts, places = distinct_rows(tokens)
     # Rows are dealt out by length, so that all processes encode about the same number of tokens.
     order = np.argsort(-tokens.lengths[firsts], kind="stable")
@@ -386,10 +386,10 @@ def embed_sharded(encoder: Encoder, tokens, side: str, batch_size: int = 64, pro
 
 
 def distinct_rows(tokens) -> tuple[np.ndarray, np.ndarray]:
-    """Finds rows with equal token ids, or with equal features.
+    """Groups rows with equal token ids, or with equal features.
 
     Returns:
-        The first row of each group of equal rows, int64[D], and the group of each row, int64[n].
+        The first row of each group, int64[D], and each row's group, int64[n].
     """
     known: dict[bytes, int] = {}
     firsts = []

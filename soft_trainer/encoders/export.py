@@ -1,4 +1,4 @@
-"""Writes an encoder as a folder that `AutoModel`, `SentenceTransformer` and `soft_trainer.load_encoder` can load."""
+"""Writes an encoder to a folder that `AutoModel`, `SentenceTransformer` and `soft_trainer.load_encoder` can load."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ def export_encoder(
 ) -> Path:
     """Writes an encoder's weights, configuration, tokenizer, profile and sentence-transformers files to a folder.
 
-    If the model has an adapter, only the adapter is written, and loading it requires its base. With `merge`, the
-    merged model is written instead, with the adapter in the subfolder `adapter`.
+    If the model has an adapter, only the adapter is written, and loading the folder requires the adapter's base. With
+    `merge`, the merged model is written instead, and the adapter goes to the subfolder `adapter`.
 
-    Everything is first written to a directory inside `folder`, and then renamed into place file by file. If the disk
-    is full or writing is interrupted, the earlier files stay unchanged.
+    Everything is first written to a temporary folder inside `folder`, and then moved into place file by file. If the
+    disk is full or writing is interrupted, the earlier files stay unchanged.
 
     Args:
-        state_dict: the weights to save instead of the model's, as gathered by sharded training.
+        state_dict: the weights to save instead of the model's weights, as gathered by sharded training.
         merge: whether to merge the adapter into the model.
 
     Returns:
         The folder.
 
     Raises:
-        UserError: the disk is full, the folder cannot be written to, or it is the folder of the adapter's base.
+        UserError: the disk is full, the folder cannot be written to, or the folder contains the adapter's base.
     """
     folder = Path(folder)
     if has_adapter(model):
@@ -93,8 +93,8 @@ def _write(model, tokenizer, profile: EncoderProfile, aside: Path, state_dict, m
 def sentence_transformers_files(model: PreTrainedModel, profile: EncoderProfile) -> dict[str, object]:
     """Returns the additional files that `SentenceTransformer` reads, as JSON values keyed by file name.
 
-    `encode_query` and `encode_document` truncate to `query_length` and `code_length`, and plain `encode` truncates to
-    the longer of the two. A profile that pools with the model's pooler has no pooling module.
+    `encode_query` truncates to `query_length`, `encode_document` to `code_length`, and plain `encode` to the longer of
+    the two. A profile that pools with the model's pooler has no pooling module.
     """
     longest = max(profile.query_length, profile.code_length)
     transformer = {"max_seq_length": longest, "do_lower_case": False}

@@ -1,4 +1,4 @@
-"""Reads the files of a model or an adapter from a local folder or a repository on the Hub."""
+"""Reads a model's or an adapter's files from a local folder or a repository on the Hub."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ _why_offline: ContextVar[str] = ContextVar("why_offline", default="")
 def published_name(name_or_path: str | Path) -> str:
     """Returns `OWNER/NAME` for a snapshot in the Hub's cache (`.../models--OWNER--NAME/snapshots/HASH`).
 
-    For the folder of the packaged encoder, it returns `base`. Any other folder or name is returned unchanged, except
-    for a trailing slash.
+    Returns `base` for the packaged encoder's folder. Any other folder or name is returned unchanged, except for a
+    trailing slash.
     """
     if not name_or_path:
         return ""
@@ -55,9 +55,9 @@ def published_name(name_or_path: str | Path) -> str:
 
 
 def public_name(name_or_path: str | Path, on_hub: bool = True) -> str:
-    """Returns a Hub name unchanged, but only the last part of a local path, so that records reveal no paths.
+    """Shortens a local path to its last part, so that records reveal no paths. Hub names are returned unchanged.
 
-    Call it in the run's working folder: in any other folder, a relative path looks like a name on the Hub.
+    Call this in the run's working folder. In any other folder, a relative path looks like a name on the Hub.
 
     Args:
         on_hub: False if the name cannot be a name on the Hub.
@@ -75,7 +75,7 @@ def public_name(name_or_path: str | Path, on_hub: bool = True) -> str:
 
 
 def lasting_name(name_or_path: str | Path) -> str:
-    """Returns the Hub name of an encoder, or its folder as an absolute path, which is valid from any folder."""
+    """Returns an encoder's Hub name, or the absolute path of its folder, which is valid from any working folder."""
     name = published_name(name_or_path)
     if name and name != BASE and Path(name).is_dir():
         return str(Path(name).resolve())
@@ -83,7 +83,7 @@ def lasting_name(name_or_path: str | Path) -> str:
 
 
 def split_revision(name: str) -> tuple[str, str | None]:
-    """Splits `NAME@REVISION` into name and revision. A folder has no revision, although its path may contain `@`."""
+    """Splits `NAME@REVISION` into name and revision. A folder has no revision, even if its path contains `@`."""
     if Path(name).is_dir():
         return name, None
     base, _, revision = name.partition("@")
@@ -99,8 +99,8 @@ def repository_file(
         expected: whether to warn if the Hub cannot be reached and the file is not in the cache.
 
     Raises:
-        UserError: the folder, repository or revision does not exist, or the Hub cannot be reached and the cache has no
-            model of this name.
+        UserError: the folder, repository or revision does not exist, or the Hub cannot be reached and the model is not
+            in the cache.
     """
     name_or_path = located(name_or_path)
     if Path(name_or_path).is_dir():
@@ -123,14 +123,14 @@ def repository_file(
     return None
 
 
-# ---- The Hub, or its cache alone ----
+# ---- The Hub or only its cache ----
 
 
 @contextmanager
 def hub_or_cache() -> Iterator[None]:
     """Makes a `with` block read only from the cache, as with HF_HUB_OFFLINE=1, if the Hub does not respond.
 
-    Otherwise, the client would request every file six times in 23 seconds.
+    Without this, the client would request every file six times, which takes 23 seconds.
     """
     why = ""
     if not constants.HF_HUB_OFFLINE:
@@ -149,7 +149,7 @@ def hub_or_cache() -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def _no_answer(endpoint: str, period: float) -> str:
-    """Requests the Hub's first page, once in each period. Returns the reason if that fails, or ""."""
+    """Requests the Hub's start page, once per `period`. Returns the error as text, or "" if the Hub responds."""
     try:
         get_session().head(endpoint, timeout=HUB_SECONDS)
     except Exception as error:  # the client's errors have another base class in each of its releases
@@ -158,18 +158,18 @@ def _no_answer(endpoint: str, period: float) -> str:
 
 
 def _offline() -> str:
-    """Returns the reason why only the cache is read, such as "HF_HUB_OFFLINE is set"."""
+    """Returns why only the cache is used, such as "HF_HUB_OFFLINE is set"."""
     if constants.HF_HUB_OFFLINE:
         return _why_offline.get() or "HF_HUB_OFFLINE is set"
     return "the Hub cannot be reached"
 
 
 def not_cached(name: str) -> str:
-    """Returns the message for a Hub name that cannot be loaded offline, with a remedy."""
+    """Returns the error message, with a remedy, for a Hub name that cannot be loaded offline."""
     return (
-        f"{name}: there is no such folder, {_offline()}, and the cache does not have it{nearest(name, [BASE])}; use "
-        "folders (model=FOLDER, teacher=FOLDER, data_dir=FOLDER), or download it where the Hub can be reached, and "
-        "then set HF_HUB_OFFLINE=1"
+        f"{name}: there is no such folder, {_offline()}, and the cache does not have it{nearest(name, [BASE])}. Use "
+        "folders (model=FOLDER, teacher=FOLDER, data_dir=FOLDER), or download it on a machine that can reach the Hub "
+        "and set HF_HUB_OFFLINE=1"
     )
 
 
@@ -180,7 +180,7 @@ def saved_adapter(name_or_path: str | Path, revision: str | None = None) -> tupl
     """Returns an adapter's base and the base's revision, or None if the folder or repository has a whole model.
 
     Raises:
-        UserError: the adapter's configuration lacks the name of its base.
+        UserError: the adapter's configuration has no base, or lists the adapter as its own base.
     """
     name_or_path = located(name_or_path)
     path = repository_file(name_or_path, ADAPTER_CONFIG, revision, expected=False)
@@ -190,17 +190,17 @@ def saved_adapter(name_or_path: str | Path, revision: str | None = None) -> tupl
     base = values.get("base_model_name_or_path")
     base_revision = values.get("revision")
     if not base or not isinstance(base, str):
-        raise UserError(f"{name_or_path}: {ADAPTER_CONFIG} has no base_model_name_or_path; set it to the base")
+        raise UserError(f"{name_or_path}: {ADAPTER_CONFIG} has no base_model_name_or_path; set it to the base model")
     if Path(base).resolve() == Path(name_or_path).resolve() and (Path(base).is_dir() or base_revision == revision):
         raise UserError(
-            f"{name_or_path}: {ADAPTER_CONFIG} gives the adapter itself as its base; set "
-            "base_model_name_or_path to the base"
+            f"{name_or_path}: {ADAPTER_CONFIG} lists the adapter as its own base; set base_model_name_or_path to the "
+            "base model"
         )
     return base, base_revision
 
 
 def base_of(name_or_path: str | Path, revision: str | None = None) -> tuple[str | Path, str | None]:
-    """Returns the name and revision of an adapter's base, or of the model itself if it is not an adapter."""
+    """Returns the name and revision of an adapter's base, or of a model that is not an adapter."""
     return saved_adapter(name_or_path, revision) or (name_or_path, revision)
 
 
@@ -209,7 +209,7 @@ def base_of(name_or_path: str | Path, revision: str | None = None) -> tuple[str 
 
 @contextmanager
 def reading(name_or_path: str | Path, revision: str | None = None) -> Iterator[None]:
-    """Turns an error while reading a folder or repository into a one-line UserError."""
+    """Turns an error from reading a folder or repository into a one-line UserError."""
     if Path(located(name_or_path)).is_dir():
         source = nullcontext()
     else:
@@ -225,13 +225,13 @@ def reading(name_or_path: str | Path, revision: str | None = None) -> Iterator[N
 
 @contextmanager
 def reading_base(name_or_path: str | Path) -> Iterator[None]:
-    """Adds the adapter's name and a remedy to a UserError about the base of the adapter `name_or_path`."""
+    """Adds a remedy and the adapter's name, `name_or_path`, to a UserError about the adapter's base."""
     try:
         yield
     except UserError as error:
         raise UserError(
-            f"{name_or_path}: the base of this adapter cannot be loaded: {error}; change "
-            f"base_model_name_or_path in {ADAPTER_CONFIG} to its new folder"
+            f"{name_or_path}: the base of this adapter cannot be loaded: {error}. If the base has moved, change "
+            f"base_model_name_or_path in {ADAPTER_CONFIG}"
         ) from error
 
 
@@ -239,7 +239,7 @@ def _problem(error: Exception, folder: Path, revision: str | None) -> str:
     """Describes in one line why a model's files cannot be read, with a remedy."""
     causes = (error, error.__cause__)
     if any(isinstance(cause, errors.LocalEntryNotFoundError) for cause in causes):
-        return f"{_offline()}, and the cache lacks some of its files; download it where the Hub can be reached"
+        return f"{_offline()}, and files are missing from the cache; download it on a machine that can reach the Hub"
     if any(isinstance(cause, errors.RevisionNotFoundError) for cause in causes):
         return f"no revision {revision!r} on the Hub"
     if any(isinstance(cause, (errors.RepositoryNotFoundError, errors.HFValidationError)) for cause in causes):
@@ -250,23 +250,23 @@ def _problem(error: Exception, folder: Path, revision: str | None) -> str:
     if folder.is_dir() and not any((folder / name).is_file() for name in ("config.json", ADAPTER_CONFIG)):
         return "no config.json in it, so it is not a model's folder; check the name"
     if isinstance(error, KeyError):
-        return f"{error} in its files is not supported by the installed transformers or peft"
+        return f"the installed transformers or peft does not support {error}, which the model's files contain"
     if isinstance(error, TypeError | AttributeError):
-        return f"a value in its JSON files has the wrong type ({error})"
+        return f"a value in the model's JSON files has the wrong type ({error})"
     if "`attn_implementation=" in str(error):
         return "the model does not support this attn_implementation; use eager, sdpa or flash_attention_2"
     if "trust_remote_code" in str(error):
-        return "the model needs code from its repository: read that code, then set trust_remote_code=True"
+        return "the model needs code from its repository; read that code, then set trust_remote_code=True"
     if "backend tokenizer" in str(error):
         return no_tokenizer(folder)
     if "safetensors" in str(error):
-        return "no safetensors weights; load the model once with transformers, and write it with save_pretrained"
+        return "no safetensors weights; load the model with transformers, then save it with save_pretrained"
     return textwrap.shorten(str(error), 300, placeholder=" ...")
 
 
 def no_tokenizer(folder: str | Path) -> str:
-    """Returns the message for a model without a tokenizer, with a remedy."""
+    """Returns the error message, with a remedy, for a model without a tokenizer."""
     return (
-        "no tokenizer in it (tokenizer.json); save its base model's tokenizer there: "
+        "no tokenizer (tokenizer.json); save the base model's tokenizer to this folder: "
         f"AutoTokenizer.from_pretrained(BASE).save_pretrained({str(folder)!r})"
     )

@@ -1,4 +1,4 @@
-"""Loads encoders from a folder or the Hub: the model, its tokenizer and its profile."""
+"""Loads encoders (the model, its tokenizer and its profile) from a folder or the Hub."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ def load_encoder(
     Args:
         name_or_path: a folder, `USER/NAME` on the Hub, or `base`, which comes with the package. A folder or repository
             may contain an encoder trained with this package, a sentence-transformers encoder or a plain encoder. An
-            adapter is loaded with its base and merged into it.
+            adapter is merged into its base.
         revision: the branch, tag or commit on the Hub.
         device: the device to run on. By default, an accelerator if there is one, otherwise the CPU.
-        trust_remote_code: whether to run code that comes with the model. Read it first.
+        trust_remote_code: whether to run code that comes with the model. Read this code first.
         truncate_dim: the number of leading dimensions to keep, for an encoder that was trained for this. By default,
             the number in the sentence-transformers files, or all dimensions.
-        backend: "torch", or "onnx" for a folder that `soft-trainer export` has written to. An ONNX encoder has the
-            methods `encode_queries`, `encode_codes` and `score`.
+        backend: "torch", or "onnx" for a folder that `soft-trainer export` wrote to. An ONNX encoder has the methods
+            `encode_queries`, `encode_codes` and `score`.
 
     Raises:
-        UserError: the folder or repository does not exist, it has no tokenizer or no safetensors weights, a profile
-            cannot express its pooling, it needs `trust_remote_code`, its profile reads more tokens than it has
-            positions, or it is an adapter whose base is missing.
+        UserError: the folder or repository does not exist, has no tokenizer or no safetensors weights, pools in a way
+            that a profile cannot express, needs `trust_remote_code`, has a profile whose lengths exceed the model's
+            positions, or is an adapter whose base is missing.
 
     Example:
         >>> encoder = load_encoder("USER/NAME")
@@ -83,7 +83,7 @@ def load_encoder(
 
 
 def saved_truncate_dim(name_or_path: str | Path, revision: str | None) -> int | None:
-    """Returns the setting `truncate_dim` in an encoder's sentence-transformers files, or None if there is none."""
+    """Returns `truncate_dim` from an encoder's sentence-transformers files, or None if it is not set."""
     path = hub_files.repository_file(name_or_path, profiles.SETTINGS_FILE, revision, expected=False)
     if path:
         return read_json(path).get("truncate_dim")
@@ -91,7 +91,7 @@ def saved_truncate_dim(name_or_path: str | Path, revision: str | None) -> int | 
 
 
 def _own_snapshot(name_or_path: str | Path, revision: str | None, with_code: bool) -> Path | None:
-    """Downloads one commit of a Hub repository that has `soft_trainer.json`. Returns the folder, or else None."""
+    """Downloads a commit of a Hub repository and returns the folder, or None if it has no `soft_trainer.json`."""
     path = hub_files.repository_file(name_or_path, profiles.PROFILE_FILE, revision)
     if path is None or Path(located(name_or_path)).is_dir():
         return None
@@ -113,18 +113,18 @@ def load_model(
     attn_implementation: str | None = None,
     dtype: str | None = None,
 ) -> PreTrainedModel:
-    """Loads an encoder's weights from safetensors. A pooler is loaded only if `profile` pools with it.
+    """Loads an encoder's weights from safetensors. A pooler is loaded only if `profile` uses the pooler.
 
-    An adapter is loaded into its base and can be trained further.
+    An adapter is loaded into its base, ready for more training.
 
     Args:
-        trust_remote_code: whether to run code that comes with the model. Read it first.
+        trust_remote_code: whether to run code that comes with the model. Read this code first.
         attn_implementation: "eager", "sdpa", "flash_attention_2" and so on. By default, `transformers` chooses.
         dtype: "float32", "bfloat16" or "float16". By default, float32, or higher if the saved weights are.
 
     Raises:
-        UserError: the folder or repository does not exist, it has no safetensors weights, it needs
-            `trust_remote_code`, the profile's lengths exceed its positions, or the base of an adapter is missing.
+        UserError: the folder or repository does not exist, has no safetensors weights or needs `trust_remote_code`,
+            the profile's lengths exceed the model's positions, or an adapter's base is missing.
     """
     if adapter := hub_files.saved_adapter(name_or_path, revision):
         import_peft()
@@ -171,7 +171,7 @@ def load_config(name_or_path: str | Path, revision: str | None, trust_remote_cod
 
 @contextlib.contextmanager
 def _without_report_on_spare_weights() -> Iterator[None]:
-    """Suppresses the table that transformers prints for weights that an encoder does not need, such as a pooler's."""
+    """Suppresses transformers' table of weights that an encoder does not need, such as a pooler's weights."""
 
     def shown(record: logging.LogRecord) -> bool:
         message = record.getMessage()
@@ -186,7 +186,7 @@ def _without_report_on_spare_weights() -> Iterator[None]:
 
 
 def _auto_class(config: PretrainedConfig) -> type:
-    """Returns `AutoModel`, or a class that loads only what an encoder needs, for example without a decoder."""
+    """Returns `AutoModel`, or a class that loads only an encoder from a model that also has a decoder."""
     if is_static(config):
         return StaticModel
     whole = MODEL_MAPPING.get(type(config), None)
@@ -197,20 +197,20 @@ def _auto_class(config: PretrainedConfig) -> type:
 
 
 def _model_class(config: PretrainedConfig, name_or_path: str | Path, revision: str | None) -> type:
-    """Returns the class that `AutoModel` would load. Call it only if the user trusts the code in the repository."""
+    """Returns the class that `AutoModel` would load. Call this only if the user trusts the code in the repository."""
     if type(config) in MODEL_MAPPING:
         return MODEL_MAPPING[type(config)]
     reference = getattr(config, "auto_map", {}).get("AutoModel")
     if reference is None:
-        raise UserError(f"{name_or_path}: its code has no class for AutoModel, so it is not an encoder")
+        raise UserError(f"{name_or_path}: not an encoder, because its code has no class for AutoModel")
     return get_class_from_dynamic_module(reference, str(name_or_path), revision=revision or "main")
 
 
 def pooling_layer(model_class: type[PreTrainedModel], profile: EncoderProfile) -> dict[str, bool]:
     """Returns the keyword argument that turns the model's pooler on or off, depending on `profile`.
 
-    An unused pooler gets no gradient, which makes distributed training fail. Returns {} if `model_class` has no such
-    argument.
+    Returns {} if `model_class` has no such argument. An unused pooler must be off, because a pooler without gradients
+    makes distributed training fail.
     """
     name = "add_pooling_layer"
     if name in inspect.signature(model_class).parameters:
@@ -225,8 +225,8 @@ def check_model(model: PreTrainedModel, profile: EncoderProfile) -> None:
     """Checks that `model` can be used with `profile`.
 
     Raises:
-        UserError: the profile's lengths exceed the model's positions, the model has a decoder, it lacks the pooler
-            that the profile uses, or data flow needs a mask that its attention does not support.
+        UserError: the profile's lengths exceed the model's positions, the model has a decoder or lacks the pooler that
+            the profile uses, or the model's attention does not support the mask for data flow.
     """
     config = model.config
     kind = type(model)
@@ -240,9 +240,7 @@ def check_model(model: PreTrainedModel, profile: EncoderProfile) -> None:
     if no_pooler:
         raise UserError(f"pooling=pooler: {kind.__name__} has no pooler; use cls, mean or last_token")
     if no_mask:
-        raise UserError(
-            f"attn_implementation={attention}: this implementation does not accept a data-flow mask; use sdpa or eager"
-        )
+        raise UserError(f"attn_implementation={attention}: does not support the mask for data flow; use sdpa or eager")
 
 
 def profile_warnings(model: torch.nn.Module, profile: EncoderProfile) -> list[str]:
@@ -250,11 +248,11 @@ def profile_warnings(model: torch.nn.Module, profile: EncoderProfile) -> list[st
     warnings = []
     if profile.pooling == "cls" and any(getattr(module, "is_causal", False) for module in model.modules()):
         warnings.append(
-            f"warning: pooling=cls: {type(model).__name__} is a decoder, so its first token attends to no other "
-            f"token, and all texts with the same first token have the same embedding; use pooling=last_token"
+            f"warning: pooling=cls makes all texts with the same first token equal, because {type(model).__name__} is "
+            "a decoder, whose first token attends to no other token; use pooling=last_token"
         )
     if not profile.include_prompt and profile.pooling == "last_token":
-        warnings.append("warning: include_prompt=False has no effect: pooling=last_token does not pool the prompt")
+        warnings.append("warning: include_prompt=False has no effect, as pooling=last_token never pools the prompt")
     elif not (profile.include_prompt or profile.query_prefix or profile.code_prefix):
         warnings.append("warning: include_prompt=False has no effect without query_prompt or code_prompt")
     return warnings
@@ -269,8 +267,8 @@ def load_tokenizer(
     """Loads the tokenizer and prepares it for the profile; see `prepare_tokenizer`.
 
     Raises:
-        UserError: the folder or repository does not exist, it has no tokenizer, it needs `trust_remote_code`, or a
-            token in the prefixes is not in its vocabulary.
+        UserError: the folder or repository does not exist, has no tokenizer or needs `trust_remote_code`, or a token
+            in the prefixes is not in the vocabulary.
     """
     name_or_path = located(name_or_path)
     with reading(name_or_path, revision):
@@ -287,8 +285,8 @@ def load_tokenizer(
 def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase, profile: EncoderProfile) -> None:
     """Adapts a tokenizer to `profile`: prefix tokens, padding token, and the sides of padding and truncation.
 
-    Every `<token>` in the prefixes that is in the vocabulary becomes a special token. Others stay ordinary text. The
-    size of the vocabulary does not change.
+    Every `<token>` in the prefixes that is in the vocabulary becomes a special token. Any other text in the prefixes
+    stays ordinary text. The vocabulary size does not change.
 
     Raises:
         UserError: a token that the profile needs is not in the vocabulary, the tokenizer has no token for
@@ -301,8 +299,8 @@ def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase, profile: EncoderProfil
             tokenizer.add_special_tokens({"extra_special_tokens": [token]}, replace_extra_special_tokens=False)
         elif token in needed:
             raise UserError(
-                f"the prefix of profile {profile.name!r} has {token}, which the vocabulary of "
-                f"{tokenizer.name_or_path or 'this tokenizer'} lacks: choose the profile that fits the encoder"
+                f"the prefix of profile {profile.name!r} has {token}, which is not in the vocabulary of "
+                f"{tokenizer.name_or_path or 'this tokenizer'}; choose a profile that fits the encoder"
             )
     add_padding_token(tokenizer)
     # With padding on the left, absolute positions would include it. Every library reads this from the saved tokenizer.
@@ -317,16 +315,15 @@ def prepare_tokenizer(tokenizer: PreTrainedTokenizerBase, profile: EncoderProfil
         tokens = len(tokenizer(prefix, verbose=False)["input_ids"])
         if tokens >= length:
             raise UserError(
-                f"{side}_prompt: its {tokens} tokens (special tokens included) leave no room for a {side} in "
-                f"{side}_length={length}: shorten it, or set {side}_length higher"
+                f"{side}_prompt: {tokens} tokens, including special tokens, leave no room for a {side} in "
+                f"{side}_length={length}; shorten the prompt or increase {side}_length"
             )
 
 
 def add_padding_token(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Gives a tokenizer without a padding token another special token for padding, usually the end token.
+    """Makes another special token, usually the end token, the padding token of a tokenizer that has none.
 
-    Padding does not affect embeddings, because every model gets an attention mask. The size of the vocabulary does not
-    change.
+    Padding does not affect embeddings, because every model gets an attention mask. The vocabulary keeps its size.
 
     Raises:
         UserError: the tokenizer has no special tokens.
@@ -336,22 +333,22 @@ def add_padding_token(tokenizer: PreTrainedTokenizerBase) -> None:
     tokenizer.pad_token = tokenizer.eos_token or tokenizer.sep_token or tokenizer.unk_token or tokenizer.bos_token
     if tokenizer.pad_token is None:
         raise UserError(
-            f"{tokenizer.name_or_path or 'the tokenizer'}: no padding token, and no special token to use "
-            "instead; set tokenizer.pad_token to an entry of its vocabulary"
+            f"{tokenizer.name_or_path or 'the tokenizer'}: no padding token and no special token to use "
+            "instead; set tokenizer.pad_token to a token in its vocabulary"
         )
 
 
 def given_encoder(
     model, tokenizer: PreTrainedTokenizerBase | None = None, profile: EncoderProfile | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None, EncoderProfile]:
-    """Returns the encoder, tokenizer and profile of a model of any supported type, such as a `SentenceTransformer`.
+    """Returns the encoder, tokenizer and profile for a model of any supported type, such as a `SentenceTransformer`.
 
     Args:
         model: a `PreTrainedModel`, a `PeftModel`, a `SentenceTransformer`, a folder, or a name on the Hub.
         tokenizer, profile: the user's tokenizer and profile. By default, the model's.
 
     Raises:
-        UserError: the model has another type, cannot be loaded, or has modules that a profile cannot express.
+        UserError: the model has an unsupported type, cannot be loaded, or has modules that a profile cannot express.
     """
     if isinstance(model, str | Path):
         profile = profile or resolve_profile(model)

@@ -37,11 +37,11 @@ def has_onnxruntime() -> bool:
 
 
 class OnnxEncoder:
-    """An encoder that was exported to ONNX. It is a `TextEncoder` that runs without torch.
+    """A `TextEncoder` that was exported to ONNX and runs without torch.
 
     Args:
-        folder: the folder of the export, with the model, the tokenizer and the settings.
-        truncate_dim: the number of leading dimensions to keep. By default, as many as `load_encoder` keeps.
+        folder: the export's folder, which contains the model, the tokenizer and the settings.
+        truncate_dim: the number of leading dimensions to keep. By default, the same number as for `load_encoder`.
         int8: whether to use 8-bit integer weights.
 
     Raises:
@@ -66,7 +66,7 @@ class OnnxEncoder:
             self.fingerprint = fingerprint(self.fingerprint, self.runtime)
             file = INT8_FILE
         self._session = _session(folder / file)
-        # A tokenizer has one maximum length at a time, and one thread may search while another encodes chunks.
+        # A tokenizer has one maximum length at a time, and a thread may search while another thread encodes chunks.
         tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
         self._tokenizers = {}
         for side in ("query", "code"):
@@ -84,7 +84,7 @@ class OnnxEncoder:
     # ---- The methods of `load_encoder(..., backend="onnx")` ----
 
     def encode_queries(self, queries: Sequence[str], batch_size: int = 64, progress: bool = False) -> Tensor:
-        """Embeds queries, Tensor[n, d] in float32. `batch_size` is ignored: tokens limit a batch."""
+        """Embeds queries. Returns Tensor[n, d] in float32. `batch_size` is ignored, because tokens limit a batch."""
         import torch  # callers of this method have imported it already
 
         return torch.from_numpy(self._embed(queries, "query"))
@@ -92,7 +92,7 @@ class OnnxEncoder:
     def encode_codes(
         self, codes: Sequence[str], language=None, batch_size: int = 64, progress: bool = False
     ) -> Tensor:
-        """Embeds functions, Tensor[n, d] in float32. `language` and `batch_size` are ignored."""
+        """Embeds codes. Returns Tensor[n, d] in float32. `language` and `batch_size` are ignored."""
         import torch  # as above
 
         return torch.from_numpy(self._embed(codes, "code"))
@@ -109,7 +109,7 @@ class OnnxEncoder:
     # ---- Texts to embeddings ----
 
     def _embed(self, texts: Sequence[str], side: str) -> np.ndarray:
-        """Embeds texts in batches of similar lengths, float32[n, d]."""
+        """Embeds texts in batches of similar lengths. Returns float32[n, d]."""
         prefix = self._profile[f"{side}_prefix"]
         encodings = self._tokenizers[side].encode_batch_fast([prefix + text for text in texts])
         rows = [encoding.ids for encoding in encodings]
@@ -125,7 +125,7 @@ class OnnxEncoder:
         return embeddings
 
     def _embed_batch(self, rows: list[list[int]], side: str) -> np.ndarray:
-        """Embeds one batch of token ids, float32[B, d]."""
+        """Embeds one batch of token ids. Returns float32[B, d]."""
         lengths = np.array([len(row) for row in rows])
         positions = np.arange(max(lengths.max(), 1))
         mask = positions < lengths[:, None]
@@ -155,7 +155,7 @@ class OnnxEncoder:
 
 
 def _session(path: Path):
-    """Opens an ONNX model that runs on all cores that the process may use."""
+    """Opens an ONNX model to run on all cores available to the process."""
     import onnxruntime  # an optional dependency
 
     options = onnxruntime.SessionOptions()
@@ -168,11 +168,11 @@ def _session(path: Path):
 
 
 def lighter(encoder: OnnxEncoder, texts: Sequence[str]) -> tuple[OnnxEncoder, float]:
-    """Chooses int8 or float32 weights by comparing their embeddings of some codes.
+    """Chooses int8 or float32 weights by comparing the embeddings that both give `texts`.
 
     Returns:
-        The int8 encoder if its embeddings are close enough to float32 (`LEAST_COSINE`), otherwise `encoder`, and the
-        mean cosine between both embeddings.
+        The int8 encoder if the mean cosine of int8 and float32 embeddings reaches `LEAST_COSINE`, otherwise `encoder`.
+        The second value is this mean cosine.
     """
     small = OnnxEncoder(encoder.folder, encoder.truncate_dim, int8=True)
     cosines = normalized(small.encode(texts, "code")) * normalized(encoder.encode(texts, "code"))
@@ -183,10 +183,10 @@ def lighter(encoder: OnnxEncoder, texts: Sequence[str]) -> tuple[OnnxEncoder, fl
 
 
 def open_exported(folder: Path, truncate_dim: int | None = None) -> OnnxEncoder:
-    """Opens the ONNX export in an encoder's folder, with 8-bit integer weights if the export has them.
+    """Opens the ONNX export in an encoder's folder. Uses 8-bit integer weights if the export has them.
 
     Raises:
-        UserError: the folder has no export, its files have changed since the export, or the extra `onnx` is missing.
+        UserError: the folder has no export, the encoder has changed since the export, or the extra `onnx` is missing.
     """
     export = folder / FOLDER
     remedy = f"`soft-trainer export {folder} --onnx` writes it"
@@ -208,5 +208,5 @@ def check_dimensions(truncate_dim: int | None, available: int) -> None:
 
 
 def normalized(embeddings: np.ndarray) -> np.ndarray:
-    """Scales embeddings, float32[n, d], to length one."""
+    """Scales embeddings, float32[n, d], to unit length."""
     return embeddings / np.maximum(np.linalg.norm(embeddings, axis=1, keepdims=True), 1e-12)

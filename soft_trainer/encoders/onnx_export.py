@@ -35,30 +35,30 @@ from soft_trainer.files import ADAPTER_CONFIG, ONNX_FILES, reporting_disk_errors
 from soft_trainer.fingerprints import encoder_file_hashes, list_files
 
 OPSET = 18
-TOLERANCE = 1e-3  # the largest allowed change of an embedding, scaled to length one, by the export
+TOLERANCE = 1e-3  # how much the export may change an embedding of unit length
 PROBES = ("sort a list", "def read(path):\n    return open(path).read()  # größer 'a  b'\n", "x", "a b c " * 400)
 
 
 def export_onnx(model: str | Path, output_dir: str | Path | None = None, int8: bool = False) -> list[Path]:
     """Exports an encoder's transformer, from token ids to token vectors, as `onnx/model.onnx`.
 
-    Pooling, prompts and lengths stay in the files next to it, which sentence-transformers and this package read.
+    Pooling, prompts and lengths stay in the encoder's other files, which sentence-transformers and this package read.
 
     Args:
-        model: the encoder's folder, or a Hub name if `output_dir` is given.
-        output_dir: the folder in which to write `onnx/`. Default: the encoder's folder.
-        int8: also write the weights as 8-bit integers, one scale per channel.
+        model: the encoder's folder, or a Hub name if `output_dir` is set.
+        output_dir: the folder in which to write `onnx/`. By default, the encoder's folder.
+        int8: whether to also write the weights as 8-bit integers, with one scale per channel.
 
     Returns:
         The paths of the written ONNX models.
 
     Raises:
         UserError: the extra `onnx` is missing, the encoder is static, reads data flow or has no fast tokenizer, the
-            exported model's embeddings differ, or the folder has another encoder or cannot be written to.
+            exported model's embeddings differ, or the folder contains another encoder or cannot be written to.
     """
     folder = Path(output_dir or model)
     if output_dir is None and not folder.is_dir():
-        raise UserError(f"{model}: no such folder; an encoder on the Hub needs output_dir")
+        raise UserError(f"{model}: no such folder; to export an encoder from the Hub, set output_dir")
     encoder = load_encoder(model, device="cpu")
     check_exportable(encoder, str(model))
     config = repository_file(model, CONFIG) or repository_file(model, ADAPTER_CONFIG)
@@ -79,22 +79,22 @@ def export_onnx(model: str | Path, output_dir: str | Path | None = None, int8: b
 
 
 def check_exportable(encoder: Encoder, name: str) -> None:
-    """Raises UserError if an encoder cannot be exported to ONNX. The message gives the reason."""
+    """Raises UserError, with the reason, if an encoder cannot be exported to ONNX."""
     if not has_onnxruntime():
         raise UserError(NEEDS_EXTRA)
     if is_static(encoder.model.config):
-        raise UserError(f"{name}: a static encoder needs no export; it runs without torch as it is")
+        raise UserError(f"{name}: a static encoder does not need an export, because it already runs without torch")
     if encoder.profile.data_flow_length:
-        raise UserError(f"{name}: the encoder reads data flow, which needs torch; train it with data_flow_length=0")
+        raise UserError(f"{name}: the encoder reads data flow, which requires torch; train with data_flow_length=0")
     if not encoder.tokenizer.is_fast:
-        raise UserError(f"{name}: its tokenizer has no tokenizer.json, so it needs transformers")
+        raise UserError(f"{name}: the encoder requires transformers, because it has no tokenizer.json")
 
 
 def write_onnx(encoder: Encoder, source: Path, folder: Path, int8: bool) -> list[Path]:
-    """Writes an encoder's ONNX export to a folder, and checks the embeddings. Returns the paths of the files.
+    """Writes an encoder's ONNX export to a folder, and checks the embeddings. Returns the paths of the ONNX models.
 
     Args:
-        source: the folder of the encoder's files. The export records their hashes.
+        source: the folder with the encoder's files. The export records the hashes of these files.
 
     Raises:
         UserError: the model cannot be exported, or the embeddings differ by more than `TOLERANCE`.
@@ -138,7 +138,7 @@ def write_onnx(encoder: Encoder, source: Path, folder: Path, int8: bool) -> list
 
 
 def _settings(encoder: Encoder) -> dict[str, object]:
-    """Returns the settings that `OnnxEncoder` reads besides the model and the tokenizer."""
+    """Returns the settings that `OnnxEncoder` reads, in addition to the model and the tokenizer."""
     lengths = {side: prompt_length(encoder.tokenizer, encoder.profile, side) for side in ("query", "code")}
     return {
         "fingerprint": encoder.fingerprint,

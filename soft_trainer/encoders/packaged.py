@@ -1,8 +1,8 @@
 """Provides `base`, a static encoder that comes with the package and needs neither torch nor a download.
 
-`base` is MiniLM, distilled by `benchmarks/base_encoder.py` over common words of code. Its folder in the package holds
-its vectors as int8 with one scale per word. The first use writes a folder with float32 vectors to the user's cache,
-which every library can load.
+`base` was distilled from MiniLM over common code words by `benchmarks/base_encoder.py`. The package contains int8
+vectors with one scale per word. The first use writes a folder with float32 vectors, which every library can load, to
+the user's cache.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SCALES = "scales"
 
 
 def located(name_or_path: str | Path) -> str | Path:
-    """Returns the folder of the packaged encoder for `base`, and any other name or path (such as `./base`) unchanged.
+    """Returns the packaged encoder's folder for `base`. Any other name or path, such as `./base`, stays unchanged.
 
     Raises:
         UserError: the user's cache cannot be written to.
@@ -40,7 +40,7 @@ def located(name_or_path: str | Path) -> str | Path:
 
 @cache
 def _expanded() -> Path:
-    """Returns the folder of `base` with float32 vectors, in the user's cache. Writes the folder if it is missing."""
+    """Returns the folder of `base` in the user's cache, with float32 vectors. Creates the folder if it is missing."""
     from safetensors.numpy import load_file, save_file  # imported here, so that a search by words does not wait
 
     folder = EXPANDED / folder_fingerprint(PACKAGED)
@@ -64,13 +64,13 @@ def _expanded() -> Path:
                     raise
     except OSError as error:
         raise UserError(
-            f"{EXPANDED}: base cannot be written there ({error.strerror}); set HF_HOME to another folder"
+            f"{EXPANDED}: cannot write the encoder `base` there ({error.strerror}); set HF_HOME to another folder"
         ) from error
     return folder
 
 
 def common_words() -> dict[str, float]:
-    """Returns the vocabulary of `base`, common code words, as `{word: frequency}`. Frequencies follow Zipf's law."""
+    """Returns the words in the vocabulary of `base` as `{word: frequency}`. Frequencies follow Zipf's law."""
     vocabulary = read_json(PACKAGED / "tokenizer.json")["model"]["vocab"]
     words = [word for word in vocabulary if not word.startswith("[")]  # others are special tokens
     return {word: 1 / (rank + 1) for rank, word in enumerate(words)}

@@ -1,4 +1,4 @@
-"""Defines encoder profiles (pooling, prompts, lengths, scores), and finds the profile of an encoder."""
+"""Defines encoder profiles (pooling, prompts, lengths, scores), and finds an encoder's profile."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ class EncoderProfile:
         name: a key of `PROFILES`, or "auto" for any other encoder.
         pooling: "mean" over the tokens, "cls" (the first token), "last_token" or "pooler" (the model's
             `pooler_output`).
-        normalize: whether to scale embeddings to length one.
-        query_prefix, code_prefix: the text before each query or code. It consists of special tokens, then the prompt.
-        include_prompt: if False, pooling skips the tokens of the prefixes, as in sentence-transformers.
+        normalize: whether to scale embeddings to unit length.
+        query_prefix, code_prefix: the text before each query or code: special tokens, followed by the prompt.
+        include_prompt: False if pooling should skip the prefixes' tokens, as in sentence-transformers.
         query_length, code_length: the maximum number of tokens, including special tokens.
         data_flow_length: the maximum number of data-flow nodes after the code tokens (GraphCodeBERT), or 0 for none.
         score_function: "dot" or "cosine".
-        score_scale: the factor for every score, which is the inverse of a softmax temperature.
-        query_columns, code_columns: the columns that may contain the text. The first one that exists is read. Tokens
-            in a list are joined by single spaces.
+        score_scale: the factor by which scores are multiplied, which is the inverse of a softmax temperature.
+        query_columns, code_columns: the columns that may contain the text. The first column that exists is read. Lists
+            of tokens are joined with single spaces.
         matryoshka_dims: the numbers of leading dimensions that are trained as embeddings, largest first, or ().
-        teacher: the name on the Hub, or the folder, of the encoder that this one was distilled from, or "".
-        teacher_identity: the fingerprint of that encoder.
+        teacher: the Hub name or folder of the encoder that this encoder was distilled from, or "".
+        teacher_identity: the teacher's fingerprint.
 
     Raises:
         UserError: a value is invalid.
@@ -88,13 +88,13 @@ class EncoderProfile:
         return list(dict.fromkeys(re.findall(_SPECIAL_TOKEN, heads)))
 
     def with_prompts(self, query: str | None = None, code: str | None = None) -> EncoderProfile:
-        """Returns a copy with other prompts. Special tokens before a prompt stay. None leaves a prompt unchanged.
+        """Returns a copy with different prompts, after the same special tokens. None leaves a prompt unchanged.
 
         Raises:
-            UserError: codes are read with data flow, which does not allow a prompt.
+            UserError: `code` is set, but the encoder reads data flow, which does not allow a prompt for codes.
         """
         if code and self.data_flow_length:
-            raise UserError(f"code_prompt={code!r}: an encoder that reads data flow takes no prompt for codes")
+            raise UserError(f"code_prompt={code!r}: an encoder that reads data flow cannot use a prompt for codes")
         changes = {}
         if query is not None:
             changes["query_prefix"] = _HEAD.match(self.query_prefix)[0] + query
@@ -103,7 +103,7 @@ class EncoderProfile:
         return self.replace(**changes)
 
     def replace(self, **changes) -> EncoderProfile:
-        """Returns a copy with the values in `changes`. Values that are None are ignored."""
+        """Returns a copy with `changes` applied. Values that are None are ignored."""
         return dataclasses.replace(self, **{key: value for key, value in changes.items() if value is not None})
 
     def save(self, folder: str | Path) -> None:
@@ -115,7 +115,7 @@ class EncoderProfile:
         """Reads a profile from the file `path`. Unknown keys, for example from a later version, are ignored.
 
         Raises:
-            UserError: a value is invalid. The message gives the file.
+            UserError: a value is invalid. The message starts with the path.
         """
         values = read_json(path)
         kinds = {field.name: type(field.default) for field in dataclasses.fields(cls)}
@@ -163,8 +163,8 @@ _PROFILES = (
     EncoderProfile(),
 )
 PROFILES = {profile.name: profile for profile in _PROFILES}
-# The profiles of published names or their last parts, which copies under another owner or in a folder keep. A whole
-# name takes precedence over the repository's sentence-transformers files, which give no temperature.
+# Profiles keyed by full published name or by its last part, which a copy usually keeps under another owner or in a
+# folder. A full name takes precedence over the repository's sentence-transformers files, which give no temperature.
 KNOWN_ENCODERS = {
     "nomic-ai/CodeRankEmbed": "coderankembed",
     "Qwen/Qwen3-Embedding-0.6B": "qwen3-embedding",
@@ -177,7 +177,7 @@ KNOWN_ENCODERS = {
     "unixcoder-base-nine": "unixcoder",
 }
 SETTINGS_FILE = "config_sentence_transformers.json"
-# Our names for the poolings of sentence-transformers, including older releases.
+# Our names for sentence-transformers' pooling modes, including those of older releases.
 _POOLING_NAMES = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "cls",
@@ -187,7 +187,7 @@ _POOLING_NAMES = {
 
 
 def profile_of(model) -> EncoderProfile:
-    """Returns the profile of a loaded model, using the folder or repository that it was loaded from."""
+    """Returns a loaded model's profile, based on the folder or repository that the model came from."""
     name = model.config._name_or_path
     if name:
         return resolve_profile(name)
@@ -197,13 +197,13 @@ def profile_of(model) -> EncoderProfile:
 def resolve_profile(name_or_path: str | Path, name: str | None = None, revision: str | None = None) -> EncoderProfile:
     """Returns the profile called `name` or, by default, the profile of the encoder at `name_or_path`.
 
-    These sources are tried in turn: `soft_trainer.json`, the full published name in `KNOWN_ENCODERS`, the files of
-    sentence-transformers (pooling, normalisation, prompts, lengths, score function), and the last part of the
-    published name. If all of them fail, the profile is "auto".
+    The profile comes from the first of these sources that exists: `soft_trainer.json`, the full published name in
+    `KNOWN_ENCODERS`, the sentence-transformers files (pooling, normalisation, prompts, lengths, score function), or
+    the last part of the published name. Otherwise, the profile is "auto".
 
     Raises:
-        UserError: `name` is not in `PROFILES`, the folder or repository does not exist, or it has
-            sentence-transformers modules that a profile cannot express.
+        UserError: `name` is not in `PROFILES`, or the folder or repository does not exist or has sentence-transformers
+            modules that a profile cannot express.
     """
     if name is not None:
         if name not in PROFILES:
@@ -224,7 +224,7 @@ def resolve_profile(name_or_path: str | Path, name: str | None = None, revision:
 
 
 def _sentence_transformers_profile(name_or_path: str | Path, revision: str | None) -> EncoderProfile:
-    """Translates the files of sentence-transformers into a profile."""
+    """Converts an encoder's sentence-transformers files to a profile."""
 
     def read(file: str, kind: type = dict):
         path = repository_file(name_or_path, file, revision)
@@ -253,9 +253,9 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
         or (pooling == "pooler") != (output == "pooler_output")
     ):
         raise UserError(
-            f"{name_or_path}: its sentence-transformers modules ({', '.join(modules)}; pooling {pooling}; "
-            f"{similarity}) go beyond what a profile can express (pooling {', '.join(POOLINGS)}; cosine or dot); to "
-            f"ignore them, set profile to one of {', '.join(PROFILES)}"
+            f"{name_or_path}: a profile cannot express these sentence-transformers modules ({', '.join(modules)}; "
+            f"pooling {pooling}; {similarity}), only pooling {', '.join(POOLINGS)} with cosine or dot. To ignore the "
+            f"modules, set profile to one of {', '.join(PROFILES)}"
         )
     length = transformer.get("max_seq_length") or read("tokenizer_config.json").get("model_max_length")
     if length and length < NO_LENGTH:
@@ -280,11 +280,11 @@ def _sentence_transformers_profile(name_or_path: str | Path, revision: str | Non
             score_scale=scale,
         )
     except UserError as error:
-        raise UserError(f"{name_or_path}: its sentence-transformers files: {error}") from error
+        raise UserError(f"{name_or_path}: in its sentence-transformers files, {error}") from error
 
 
 def _pooling_of(config: Mapping) -> str:
-    """Returns the pooling of a sentence-transformers configuration, such as "mean", or "cls+mean" for two modes."""
+    """Returns the pooling in a sentence-transformers configuration, such as "mean", or "cls+mean" for two modes."""
     used = [key for key, value in config.items() if key.startswith("pooling_mode") and value]
     modes = config.get("pooling_mode") or used
     if isinstance(modes, str):
@@ -312,7 +312,7 @@ def most_tokens(config: Mapping) -> int | None:
 
 
 def check_lengths(config: Mapping, profile: EncoderProfile) -> None:
-    """Raises UserError if a profile's lengths exceed the model's positions. The message gives the largest length."""
+    """Raises UserError, with the model's maximum length, if a profile's lengths exceed the model's positions."""
     most = most_tokens(config) or math.inf
     lengths = {"query_length": profile.query_length, "code_length": profile.code_length + profile.data_flow_length}
     for name, length in lengths.items():

@@ -1,4 +1,4 @@
-"""Makes a tokenizer and a small encoder with random weights, without a download."""
+"""Creates a tokenizer and a small encoder with random weights, without downloading anything."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def parse_size(from_scratch: str) -> tuple[int, int]:
     """Parses `"256x4"` as a hidden size of 256 and 4 layers.
 
     Raises:
-        UserError: the string has another form, or the hidden size is not a multiple of 32, the size of one head.
+        UserError: the format is wrong, or the hidden size is not a multiple of 32, the size of one head.
     """
     match = re.fullmatch(r"(\d+)x(\d+)", from_scratch)
     if match:
@@ -39,7 +39,7 @@ def parse_size(from_scratch: str) -> tuple[int, int]:
         hidden, layers = (0, 0)
     if not hidden or hidden % 32:
         raise UserError(
-            f"from_scratch={from_scratch!r}: write HIDDENxLAYERS, for example 256x4, with a multiple of 32 as HIDDEN"
+            f"from_scratch={from_scratch!r}: expected HIDDENxLAYERS, such as 256x4, where HIDDEN is a multiple of 32"
         )
     return hidden, layers
 
@@ -49,7 +49,7 @@ def train_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Trains a byte-level BPE tokenizer on `texts`, with RoBERTa's special tokens and the prefixes' special tokens.
 
-    The tokenizer splits identifiers into words and converts them to lower case first.
+    The tokenizer first splits identifiers into lower-case words.
 
     Args:
         ends: whether the tokenizer puts special tokens around each text.
@@ -57,7 +57,7 @@ def train_tokenizer(
     bpe = ByteLevelBPETokenizer(add_prefix_space=True)
     # Little data would not teach a model that `readLines`, `read_lines` and "Read lines" are the same words.
     bpe.normalizer = normalizers.Sequence([normalizers.Replace(Regex(WORD_BORDER), " "), normalizers.Lowercase()])
-    if not ends:  # for a static encoder, neither the position of words nor white space has a meaning
+    if not ends:  # a static encoder ignores word positions and white space
         words = Split(Regex(r"\w+|[^\w\s]"), behavior="removed", invert=True)
         bpe._tokenizer.pre_tokenizer = Sequence([words, ByteLevel(add_prefix_space=True)])
     special = _special_tokens(profile)
@@ -74,12 +74,12 @@ def train_tokenizer(
 def kept_tokenizer(
     texts: Iterable[str], known: str, profile: EncoderProfile, vocabulary_size: int, ends: bool = True
 ) -> PreTrainedTokenizerFast:
-    """Trains a tokenizer on texts, or reads the one that an earlier run stored in `TOKENIZERS`.
+    """Trains a tokenizer on texts and stores it in `TOKENIZERS`, or reads a tokenizer that an earlier run stored.
 
-    If it cannot be stored, a warning is printed, and the next run trains it again.
+    If the tokenizer cannot be stored, a warning is printed, and the next run trains the tokenizer again.
 
     Args:
-        texts: the texts. They are read only if no tokenizer is stored.
+        texts: the texts, which are read only if no tokenizer is stored.
         known: the fingerprint of the texts.
     """
     settings = [vocabulary_size, ends, _special_tokens(profile), tokenizers.__version__]
@@ -95,12 +95,12 @@ def kept_tokenizer(
         write_text(path, tokenizer.backend_tokenizer.to_str())
         keep_files(record, made_from, [path])
     except OSError as error:
-        logger.warning("cannot write %s (%s): the next run trains its tokenizer again", path, error.strerror)
+        logger.warning("cannot write %s (%s); the next run will train its tokenizer again", path, error.strerror)
     return tokenizer
 
 
 def _special_tokens(profile: EncoderProfile) -> list[str]:
-    """Lists RoBERTa's special tokens and the prefixes' special tokens."""
+    """Returns RoBERTa's special tokens and the prefixes' special tokens."""
     return list(dict.fromkeys([*SPECIAL.values(), *profile.prefix_tokens]))
 
 
@@ -116,9 +116,9 @@ def _wrapped(tokenizer: Tokenizer, profile: EncoderProfile) -> PreTrainedTokeniz
 
 
 def random_model(from_scratch: str, tokenizer, profile: EncoderProfile) -> PreTrainedModel:
-    """Makes an encoder with random weights, of a size such as "256x4" (hidden size and layers).
+    """Creates an encoder with random weights, of a size such as "256x4" (hidden size and layers).
 
-    With 0 layers, it is a static encoder. Otherwise, it is a RoBERTa with enough positions for the profile.
+    With 0 layers, the encoder is static. Otherwise, it is a RoBERTa with enough positions for the profile.
     """
     hidden, layers = parse_size(from_scratch)
     if not layers:

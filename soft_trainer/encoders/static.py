@@ -1,7 +1,7 @@
-"""Defines static encoders, which have one vector per token. An embedding is the normalised mean of a text's vectors.
+"""Defines static encoders, which have one vector per token. A text's embedding is the normalised mean of the vectors.
 
 A static encoder's folder loads in `AutoModel`, sentence-transformers, model2vec and `load_encoder`, with equal
-embeddings. In `AutoModel`, it is an XLNet without layers, which returns the vectors of tokens at any length.
+embeddings. `AutoModel` loads an XLNet without layers, which returns the token vectors of a text of any length.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ CHARACTERS = string.ascii_lowercase + string.digits
 
 
 class StaticModel(XLNetModel):
-    """An XLNet without layers. It looks up the vectors of tokens, and ignores attention masks and positions."""
+    """An XLNet without layers, which looks up token vectors and ignores attention masks and positions."""
 
-    # In training, `encode` asks for the means, which saves the memory of a vector for every token and all padding.
+    # In training, `encode` passes `mean_over`, which saves the memory for the vectors of all tokens and padding.
     # Otherwise it computes the mean itself, which is exact to 1e-6 for 5,000 tokens; `embedding_bag` is exact to 1e-4.
     takes_means = True
     _keys_to_ignore_on_load_unexpected = [MODEL2VEC_TENSOR]
@@ -58,11 +58,11 @@ class StaticModel(XLNetModel):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, mean_over: Tensor | None = None, **kwargs
     ) -> BaseModelOutputWithPooling:
-        """Returns the vectors of the tokens as `last_hidden_state`, Tensor[B, L, d].
+        """Returns the token vectors as `last_hidden_state`, Tensor[B, L, d].
 
         Args:
-            mean_over: BoolTensor or LongTensor[B, L], the tokens to average. If given, only their means are returned,
-                as `pooler_output`, Tensor[B, d]. The mean of a text without tokens is 0.
+            mean_over: BoolTensor or LongTensor[B, L], the tokens to average. If set, only each text's mean is
+                returned, as `pooler_output`, Tensor[B, d]. The mean is 0 for a text without tokens.
         """
         if mean_over is None:
             return BaseModelOutputWithPooling(last_hidden_state=self.word_embedding(input_ids))
@@ -75,12 +75,12 @@ class StaticModel(XLNetModel):
 
 
 def is_static(config: PretrainedConfig) -> bool:
-    """Returns True if a configuration belongs to a static encoder."""
+    """Returns True if this is a static encoder's configuration."""
     return config.model_type == "xlnet" and config.n_layer == 0
 
 
 def static_model(vocabulary_size: int, dimensions: int, pad_token_id: int) -> StaticModel:
-    """Makes a static encoder with random vectors, for a vocabulary of `vocabulary_size` tokens."""
+    """Creates a static encoder with random vectors for `vocabulary_size` tokens."""
     config = XLNetConfig(
         vocab_size=vocabulary_size,
         d_model=dimensions,
@@ -102,16 +102,16 @@ def distilled(
 ) -> Encoder:
     """Distils `encoder` into a static encoder, which has one vector for each word.
 
-    The encoder embeds each word separately. PCA then reduces the embeddings, and rare words get a larger weight.
+    The encoder embeds each word separately. PCA then reduces the embeddings, and rare words get larger weights.
 
     Args:
-        words: how often each word occurs. The most frequent words become the vocabulary, together with all letters
-            and digits.
-        dimensions: the number of dimensions to keep, at most as many as the encoder has.
+        words: how often each word occurs. The vocabulary consists of the most frequent words, all letters and all
+            digits.
+        dimensions: the number of dimensions to keep, at most the encoder's.
         vocabulary_size: the maximum number of entries in the vocabulary.
 
     Raises:
-        UserError: the encoder has fewer than `dimensions`, or the vocabulary is too small.
+        UserError: the encoder has fewer than `dimensions` dimensions, or the vocabulary is too small.
     """
     # scikit-learn is slow to import.
     from sklearn.decomposition import PCA
@@ -144,13 +144,13 @@ def distilled(
 
 
 def word_tokenizer(entries: Sequence[str]) -> PreTrainedTokenizerFast:
-    """Makes a tokenizer whose tokens are lower-case words: `parseURL(self)` becomes `parse url self`.
+    """Creates a tokenizer whose tokens are lower-case words: `parseURL(self)` becomes `parse url self`.
 
-    A word outside the vocabulary is split into the longest entries that match from its start. WordPiece does this if
-    the prefix of continued words is empty.
+    A word outside the vocabulary is split from left to right into the longest entries that match. WordPiece does this
+    if `continuing_subword_prefix` is empty.
 
     Args:
-        entries: the vocabulary, which begins with the special tokens.
+        entries: the vocabulary, which starts with the special tokens.
     """
     numbers = {entry: number for number, entry in enumerate(entries)}
     backend = Tokenizer(WordPiece(numbers, unk_token=UNKNOWN, continuing_subword_prefix=""))
@@ -160,7 +160,7 @@ def word_tokenizer(entries: Sequence[str]) -> PreTrainedTokenizerFast:
 
 
 def count_words(texts: Iterable[str]) -> dict[str, int]:
-    """Counts the words in texts. Words that occur once, or have more than `LONGEST_WORD` characters, are dropped."""
+    """Counts the words in texts. Drops words that occur only once or are longer than `LONGEST_WORD` characters."""
     backend = word_tokenizer(SPECIAL).backend_tokenizer
     counts = Counter()
     for text in texts:
@@ -169,7 +169,7 @@ def count_words(texts: Iterable[str]) -> dict[str, int]:
 
 
 def saved_tensors(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the tensors to save: the model's tensors, and a second copy of the vectors under model2vec's name."""
+    """Returns the tensors to save: the model's tensors, and a copy of the vectors under model2vec's name."""
     return {**state_dict, MODEL2VEC_TENSOR: state_dict["word_embedding.weight"].detach().clone()}
 
 

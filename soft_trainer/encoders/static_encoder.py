@@ -32,7 +32,7 @@ def default_static_folder() -> Path:
 
 
 def is_static_folder(folder: Path) -> bool:
-    """Returns True if `StaticEncoder` can run the encoder in a folder: static, with mean pooling and cosines."""
+    """Returns True if `StaticEncoder` can run a folder's encoder: static, with mean pooling and cosine scores."""
     if not all((folder / file).is_file() for file in (CONFIG, WEIGHTS, TOKENIZER, PROFILE_FILE)):
         return False
     config = read_json(folder / CONFIG)
@@ -44,11 +44,11 @@ def is_static_folder(folder: Path) -> bool:
 
 
 class StaticEncoder:
-    """A static encoder that runs without torch. It is a `TextEncoder`, and its embeddings have length one.
+    """A static `TextEncoder` that runs without torch. Its embeddings have unit length.
 
     Args:
-        folder: the folder that contains its files.
-        truncate_dim: the number of leading dimensions to keep. By default, all.
+        folder: the encoder's folder.
+        truncate_dim: the number of leading dimensions to keep. By default, all dimensions.
 
     Raises:
         UserError: a file cannot be read, or the encoder has fewer dimensions than `truncate_dim`.
@@ -90,11 +90,11 @@ class StaticEncoder:
             sums = self._sums_of_words(texts)
         else:
             sums = _sums([ids[:length] for ids in self._tokenized(texts)], self._vectors)
-        # The sums need not be divided by the number of tokens, because embeddings have length one.
+        # There is no need to divide the sums by the number of tokens, because embeddings have unit length.
         return normalized(sums.reshape(len(texts), -1)[:, : self.dimensions])
 
     def _sums_of_words(self, texts: list[str]) -> np.ndarray:
-        """Returns the sum of each text's token vectors, float32[n, d]. Every distinct word is summed once."""
+        """Sums each text's token vectors. Returns float32[n, d]. The sum for a distinct word is computed only once."""
         words = [self._words(text) for text in texts]
         distinct = set(chain.from_iterable(words))
         self._learn(distinct)
@@ -103,7 +103,7 @@ class StaticEncoder:
         return _sums([list(map(number.__getitem__, text)) for text in words], word_vectors)
 
     def _tokenized(self, texts: list[str]) -> list[list[int]]:
-        """Returns the token ids of each text. Every distinct word is tokenised once, which is three times as fast."""
+        """Returns each text's token ids. Tokenizing each distinct word only once is three times as fast."""
         if not self._splits_words:
             return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts)]
         words = [self._words(text) for text in texts]
@@ -111,13 +111,13 @@ class StaticEncoder:
         return [list(chain.from_iterable(map(self._ids.__getitem__, each))) for each in words]
 
     def _words(self, text: str) -> list[str]:
-        """Splits a text into words. A text with a special token, such as `[MASK]`, is one word."""
+        """Splits a text into words. A text that contains a special token, such as `[MASK]`, counts as one word."""
         if self._added.search(text):
             return [text]
         return WORD.findall(text)
 
     def _learn(self, words: set[str]) -> None:
-        """Tokenises the words that are not in the cache yet, and adds their ids to the cache."""
+        """Tokenizes the words that are not in the cache yet, and adds their ids to the cache."""
         if len(self._ids) > KEPT_WORDS:
             self._ids.clear()
         new = sorted(word for word in words if word not in self._ids)
@@ -126,7 +126,7 @@ class StaticEncoder:
         self._add([word for word in new if word not in self._ids])
 
     def _add(self, words: list[str]) -> None:
-        """Tokenises words and caches their ids. A single call is five times as fast as one call per word."""
+        """Tokenizes words and caches their ids. A single call is five times as fast as one call per word."""
         encoding = self._tokenizer.encode(" ".join(words), add_special_tokens=False)
         starts = np.fromiter(map(itemgetter(0), encoding.offsets), np.int64, len(encoding.ids))
         ends = np.cumsum([len(word) + 1 for word in words])
@@ -137,13 +137,13 @@ class StaticEncoder:
             first = last
 
     def _splits(self) -> bool:
-        """Returns True if tokenising a text word by word gives the same ids as tokenising it at once."""
+        """Returns True if tokenizing a text word by word gives the same ids as tokenizing the whole text."""
         words = [self._tokenizer.encode(word, add_special_tokens=False).ids for word in WORD.findall(PROBE)]
         return self._tokenizer.encode(PROBE).ids == list(chain.from_iterable(words))
 
 
 def _sums(rows: Sequence[Sequence[int]], vectors: np.ndarray) -> np.ndarray:
-    """Returns, for each row, the sum of the vectors at its indices, float32[rows, d]."""
+    """Sums the vectors at each row's indices. Returns float32[rows, d]."""
     from scipy.sparse import csr_array  # slow to import, and a search has too few to need it
 
     ends = np.cumsum([0, *map(len, rows)])

@@ -1,7 +1,7 @@
-"""Opens an encoder with the lightest runtime that gives its embeddings: static, ONNX Runtime or torch.
+"""Opens an encoder with the lightest runtime that can run it: static, ONNX Runtime or torch.
 
-Static encoders and ONNX Runtime import neither torch nor transformers. The export to ONNX imports torch. It is made
-once for each encoder and kept in the user's cache under a hash of the encoder's files.
+Static encoders and ONNX Runtime import neither torch nor transformers. The export to ONNX imports torch. Each encoder
+is exported once. The export is kept in the user's cache under a hash of the encoder's files.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ FORMAT = 2  # of exports in the cache
 
 
 class TextEncoder(Protocol):
-    """The interface of an encoder for search. Dot products of its embeddings are its scores, up to a constant scale.
+    """The interface of an encoder for search. Dot products of embeddings are the scores, up to a constant factor.
 
     Attributes:
         dimensions: the number of dimensions of an embedding.
-        fingerprint: a hash that changes if any text would get another embedding.
+        fingerprint: a hash that changes if the embedding of any text would change.
         runtime: what computes the embeddings: "torch", "static", "onnx", or "int8" (ONNX with weights of 8-bit
             integers).
     """
@@ -40,23 +40,23 @@ class TextEncoder(Protocol):
     runtime: str
 
     def encode(self, texts: Sequence[str], side: str, languages: Sequence[str] | None = None) -> np.ndarray:
-        """Embeds texts, float32[n, d].
+        """Embeds texts. Returns float32[n, d].
 
         Args:
             side: "query" or "code", which determines the prompt and the maximum length.
-            languages: the language of each code. Only encoders with data flow read it.
+            languages: the language of each code. Only encoders with data flow use languages.
         """
 
 
 def open_encoder(
     name: str | Path, truncate_dim: int | None = None, light: bool = True, int8: bool = False
 ) -> TextEncoder:
-    """Opens an encoder from its folder, from the Hub, or the packaged `base`.
+    """Opens the packaged `base` or any other encoder, from its folder or the Hub.
 
     Args:
-        truncate_dim: the number of leading dimensions to keep. By default, as many as `load_encoder` keeps.
-        light: whether to avoid torch if possible: with a static encoder, or after an export to ONNX if onnxruntime is
-            installed and there is no accelerator.
+        truncate_dim: the number of leading dimensions to keep. By default, the same number as for `load_encoder`.
+        light: whether to avoid torch if possible. Static encoders never need torch. Other encoders are exported to
+            ONNX if onnxruntime is installed and there is no accelerator.
         int8: whether to run an exported encoder with 8-bit integer weights.
 
     Raises:
@@ -79,7 +79,7 @@ def open_encoder(
 
 
 def local_folder(name: str | Path) -> Path | None:
-    """Returns the folder of an encoder, or of its snapshot in the Hub's cache. None if it has not been downloaded."""
+    """Returns an encoder's folder or its snapshot in the Hub's cache, or None if it has not been downloaded."""
     folder = Path(located(name))
     if folder.is_dir():
         return folder
@@ -95,7 +95,7 @@ def local_folder(name: str | Path) -> Path | None:
 
 
 def _by_torch(name: str | Path, truncate_dim: int | None) -> TextEncoder:
-    """Loads an encoder with torch, and suppresses the progress bars and the report on weights of transformers."""
+    """Loads an encoder with torch. Suppresses transformers' progress bars and its report on weights."""
     # These import torch.
     from transformers.utils import logging
 
@@ -108,16 +108,18 @@ def _by_torch(name: str | Path, truncate_dim: int | None) -> TextEncoder:
     except UserError as error:
         if "trust_remote_code" not in str(error):
             raise
-        raise UserError(f"{name}: the encoder needs code from its repository, which a search never runs") from error
+        raise UserError(
+            f"{name}: the encoder needs code from its repository, but search never runs such code"
+        ) from error
 
 
 def _export_of(folder: Path) -> Path:
-    """Returns the folder in the cache for the ONNX export of an encoder. The folder may not exist yet."""
+    """Returns the cache folder for an encoder's ONNX export. The folder may not exist yet."""
     return cache_dir() / "onnx" / fingerprint(FORMAT, encoder_file_hashes(folder))
 
 
 def _export(encoder, name: str) -> Path | None:
-    """Exports a loaded encoder into the cache. Returns the folder, or None if torch must run the encoder."""
+    """Exports a loaded encoder to the cache. Returns the folder, or None if only torch can run the encoder."""
     # These import torch, which has been imported for the encoder.
     import torch
 

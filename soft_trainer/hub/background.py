@@ -1,4 +1,4 @@
-"""Pushes checkpoints in the background, and the output folder at the end. `dataset.py` pushes rows."""
+"""Pushes a run's checkpoints in the background, and its output folder at the end. `dataset.py` pushes the rows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _model_id(args: TrainingArguments) -> str:
 
 
 class Publisher:
-    """A background queue that pushes a run's folders to its repository on the Hub, one at a time.
+    """Pushes a run's folders to a repository on the Hub, one at a time.
 
     Raises:
         UserError: the repository cannot be pushed to. The error is raised before training begins.
@@ -60,7 +60,7 @@ class Publisher:
         self._failed: dict[str | None, tuple[str | Path, str]] = {}  # folder and message by path in the repository
 
     def push(self, folder: str | Path, message: str, path_in_repo: str | None = None) -> str:
-        """Pushes `folder` now and returns the commit's URL. Raises the same errors as `push_folder`."""
+        """Pushes `folder` immediately and returns the commit's URL. Raises the errors of `push_folder`."""
         settings = self.args.hub_token, self.args.hub_private_repo, self.args.hub_revision
         return push_folder(folder, self.hub_model_id, *settings, message, path_in_repo=path_in_repo)
 
@@ -88,11 +88,11 @@ class Publisher:
             self._fail(error, *push)
 
     def finish(self) -> None:
-        """Waits until all pushes in the background have ended."""
+        """Waits for the background pushes to finish."""
         wait(self._pushes)
 
     def conclude(self, message: str) -> str:
-        """Pushes the output folder, then retries failed checkpoints. Raises the same errors as `push_folder`.
+        """Pushes the output folder, then retries the failed pushes of checkpoints. Raises the errors of `push_folder`.
 
         Returns:
             The URL of the output folder's commit.
@@ -115,15 +115,15 @@ class Publisher:
             self._fail(error, folder, message, paths)
 
     def _fail(self, error: BaseException, folder: str | Path, message: str, paths: list[str | None]) -> None:
-        """Logs a failed push and records it, so that it is retried at the end."""
-        # The UserError suggests a command for the temporary folder, which is gone by now, so only its cause is logged.
+        """Logs a failed push, and records it to be retried at the end."""
+        # The UserError suggests a command that uses the temporary folder, which is already gone. Log only the cause.
         cause = reason(error.__cause__ or error)
-        logger.warning(f"Pushing {folder} during training failed; it will be retried at the end: {cause}")
+        logger.warning(f"Pushing {folder} during training failed and will be retried at the end: {cause}")
         self._failed |= dict.fromkeys(paths, (folder, message))
 
 
 def _link(source: str, target: str) -> None:
-    """Makes a hard link to a file, or copies the file if the file system has no hard links."""
+    """Hard-links a file, or copies the file if the file system does not support hard links."""
     try:
         os.link(source, target)
     except OSError:

@@ -25,7 +25,7 @@ from soft_trainer.terminal import print_on_main, table
 
 USES = {
     "train": "pairs to train on",
-    "valid": "queries that choose the best checkpoint",
+    "valid": "queries used to choose the best checkpoint",
     "test": "queries for the reported results",
     "codebase": "the corpus: the functions that are ranked for each query",
 }
@@ -33,7 +33,7 @@ _TEMPLATE = Path(__file__).with_name("data_card.md.jinja")
 
 
 def push_data(splits: Mapping[str, Split], arguments: DataArguments, args: TrainingArguments) -> None:
-    """Pushes a run's rows from the main process, if `--push_data_to_hub` is given.
+    """Pushes a run's rows to the Hub from the main process, if `push_data_to_hub` is set.
 
     Raises:
         UserError: the push failed; see `push_folder`.
@@ -81,9 +81,9 @@ def named_negatives(split: Split) -> list[list[str]]:
 
 
 def write_data(data: Mapping[str, Dataset], arguments: DataArguments, folder: str | Path) -> Path:
-    """Writes the rows and their card to a folder, as README.md and `SPLIT.jsonl.gz` with CodeSearchNet's columns.
+    """Writes the rows to `SPLIT.jsonl.gz` files with CodeSearchNet's columns, and their card to `README.md`.
 
-    If any split has a column `source` or `negatives`, all splits get it. Splits from an earlier run are deleted.
+    If any split has a column `source` or `negatives`, all splits get that column. An earlier run's splits are deleted.
 
     Returns:
         The folder.
@@ -108,13 +108,13 @@ def _in_columns(rows: Dataset, columns: Features) -> Iterator[dict]:
 
 
 def _features(data: Mapping[str, Dataset]) -> Features:
-    """Returns the columns to write: CodeSearchNet's, and `source` or `negatives` if any split has them."""
+    """Returns the columns to write: CodeSearchNet's columns, plus `source` or `negatives` if any split has them."""
     given = {name for rows in data.values() for name in rows.column_names}
     return Features({name: kind for name, kind in FILE_FEATURES.items() if name in FEATURES or name in given})
 
 
 def data_card(data: Mapping[str, Dataset], arguments: DataArguments) -> DatasetCard:
-    """Returns the data set's card: a header with the splits and columns for `datasets.load_dataset`, and text."""
+    """Returns the data set's card: text, and a header that tells `datasets.load_dataset` the splits and columns."""
     languages = arguments.languages or languages_in(data)
     files = [{"split": HUB_SPLITS.get(split, split), "path": f"{split}.jsonl.gz"} for split in data]
     header = DatasetCardData(

@@ -1,4 +1,4 @@
-"""Writes a run's model card from its record, so that the two always agree.
+"""Writes a run's model card from the run's record, so that card and record always agree.
 
 The record is a dict that can be written as JSON:
 
@@ -14,7 +14,7 @@ The record is a dict that can be written as JSON:
     samples         the first training pairs, (query, code)
     environment     a table {name: version}, the result of `environment()`
 
-The card omits settings that are None and sections without content. The profile comes from the folder.
+The card omits settings that are None and empty sections. The encoder's profile is read from the encoder's folder.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def environment() -> dict[str, str]:
 
 
 def write_model_card(folder: str | Path, record: Mapping) -> Path | None:
-    """Writes the model card, `README.md`, into the folder of an encoder.
+    """Writes the model card, `README.md`, to an encoder's folder.
 
     Test results on a data set from the Hub are also written to a file for the Hub's leaderboards.
 
@@ -133,7 +133,7 @@ def model_card(folder: str | Path, record: Mapping) -> ModelCard:
 
 
 def _settings_table(settings: Mapping[str, object]) -> str:
-    """Returns a Markdown table of the settings, without those that are None."""
+    """Returns a Markdown table of the settings that are not None."""
     shown = []
     for name, value in settings.items():
         if value is not None:
@@ -147,7 +147,7 @@ def _cells(rows: Iterable[Sequence[str]]) -> list[list[str]]:
 
 
 def card_data(record: Mapping, name: str, adapter: str | None = None, matryoshka: bool = False) -> ModelCardData:
-    """Returns the card's YAML header. Names of local folders are excluded, because the Hub turns names into links."""
+    """Returns the card's YAML header. Local folders are not listed, because the Hub turns names into links."""
     tags = ["sentence-transformers", "feature-extraction", "code-search", "soft-infonce"]
     tags += {"adapter": ["peft", "lora"], "merged": ["lora"], None: []}[adapter]
     if matryoshka:
@@ -171,7 +171,7 @@ def card_data(record: Mapping, name: str, adapter: str | None = None, matryoshka
 
 
 def license_of(encoder: str | None) -> str | None:
-    """Returns the license in the card of an encoder (a folder or a Hub name), or None if there is none."""
+    """Returns the license on the card of an encoder (a folder or a Hub name), or None if no license is found."""
     if not encoder:
         return None
     with suppress(ValueError):  # the card cannot be read
@@ -214,7 +214,7 @@ def _eval_results(record: Mapping) -> list[EvalResult]:
 
 
 def chosen_rows(record: Mapping) -> bool:
-    """Returns True if an option such as `filters` dropped rows, so that results are not on the whole data set."""
+    """Returns True if an option such as `filters` dropped rows, so the results do not cover the whole data set."""
     options = record.get("options") or {}
     if options.get("dataset_name") != record["dataset"]:
         return False  # the rows are the user's, and they are pushed as they were used
@@ -223,7 +223,7 @@ def chosen_rows(record: Mapping) -> bool:
 
 
 def _write_leaderboard_results(path: Path, record: Mapping) -> None:
-    """Writes the MRR on each language's test set to `path`. Without such results, deletes an earlier run's file."""
+    """Writes the MRR on each language's test set to `path`. If there are no such results, deletes an earlier file."""
     dataset = _hub_name(record["dataset"])
     languages = record["languages"] or ["default"]
     tasks = {f"test-{name}": name for name in languages}

@@ -61,7 +61,7 @@ _TOKENS_PAGE = "https://huggingface.co/settings/tokens"
 def check_push(
     hub_model_id: str, token: str | None = None, private: bool | None = None, repo_type: str = "model"
 ) -> None:
-    """Checks, before a long run, that its result can be pushed. Creates the repository if it does not exist.
+    """Checks that a push to the Hub will work, before a long run. Creates the repository if it does not exist.
 
     Args:
         hub_model_id: `USER/NAME`.
@@ -83,8 +83,8 @@ def check_push(
         if user:
             spaces = ", ".join([user["name"], *(group["name"] for group in user.get("orgs", []))])
             role = user.get("auth", {}).get("accessToken", {}).get("role", "unknown")
-            message += f". This token (role {role!r}) belongs to {user['name']}: use one with write access from "
-            message += f"{_TOKENS_PAGE}, or one of these as USER: {spaces}"
+            message += f". This token (role {role!r}) belongs to {user['name']}. Use a token with write access from "
+            message += f"{_TOKENS_PAGE}, or set USER to one of {spaces}"
         raise UserError(message) from error
 
 
@@ -100,13 +100,13 @@ def push_folder(
 ) -> str:
     """Pushes the files of `folder` in a single commit.
 
-    From an encoder's folder, only PUSHED_FILES and the model's code are pushed. Local paths of a teacher or of an
-    adapter's base are shortened to their last part. The pushed card loads the encoder from the repository. After a
-    successful push, the card in the folder does too.
+    From an encoder's folder, only PUSHED_FILES and the model's code are pushed. A local path of a teacher or of an
+    adapter's base is shortened to its last part. The snippets in the pushed card load the encoder from the repository.
+    After a successful push, the card in the folder is updated to match.
 
-    The repository and the branch are created if they do not exist. Files of an earlier push are deleted if they would
-    contradict this one: weights of the other type (an adapter or a whole encoder), and splits. Transient failures are
-    retried after the seconds in `WAITS`.
+    The repository and the branch are created if they do not exist. Files from an earlier push that would conflict with
+    this one are deleted: weights of the other type (adapter or whole encoder), and splits. Transient failures are
+    retried after the delays in `WAITS`.
 
     Args:
         token, private: see `check_push`.
@@ -118,8 +118,8 @@ def push_folder(
         The URL of the commit.
 
     Raises:
-        UserError: there is nothing to push, a file contains the token, or the push failed after all retries. In the
-            last case, the message gives the command that pushes later.
+        UserError: there is nothing to push, a file contains the token, or the push failed after all retries. The
+            message for a failed push includes a command to push later.
     """
     api = _client(hub_model_id, token, repo_type)
     folder = Path(folder)
@@ -140,7 +140,7 @@ def push_folder(
             if wait is None or not _is_retryable(cause):
                 later = later_command(folder, hub_model_id, private, repo_type=repo_type, **places)
                 what = f"pushing {folder} to {hub_model_id} failed: {reason(cause)}"
-                raise UserError(f"{what}; nothing is lost, push later with: {later}") from cause
+                raise UserError(f"{what}. Nothing is lost. To push later, run: {later}") from cause
             logger.warning("Push to %s failed (%s); retrying in %d s.", hub_model_id, reason(cause), wait)
             time.sleep(wait)
     card = contents.get(CARD)
@@ -153,7 +153,7 @@ def push_folder(
 
 
 def _replaced_files(folder: Path, repo_type: str) -> tuple[str, ...]:
-    """Returns patterns for the files that a push replaces as a whole: weights, or a run's rows."""
+    """Returns patterns for the files that a push replaces completely: weights, or a run's rows."""
     if repo_type == "model":
         return (*WHOLE_FILES, *ADAPTER_FILES, *ONNX_FILES)
     if repo_type == "dataset" and folder.name == PUSHED_ROWS:  # other data sets may be pushed file by file
@@ -170,7 +170,7 @@ def _commit(
     path_in_repo: str | None,
     **repository: str,
 ) -> str:
-    """Makes one commit, which also deletes files that match `replaced` but are not pushed. Returns its URL."""
+    """Pushes `contents` in one commit, and deletes other files that match `replaced`. Returns the commit's URL."""
     prefix = f"{path_in_repo.strip('/')}/" if path_in_repo else ""
     if revision:
         api.create_branch(branch=revision, exist_ok=True, **repository)
@@ -196,14 +196,14 @@ def _contents(folder: Path, repo_id: str, revision: str | None, repo_type: str) 
     if contents and WEIGHTS.isdisjoint(contents):
         raise UserError(f"{folder}: no weights to push (model.safetensors or adapter_model.safetensors)")
     if RECORD in contents and read_json(folder / RECORD).get("format") != RECORD_FORMAT:
-        logger.warning("%s: not pushed, because another version wrote it, maybe with local paths", folder / RECORD)
+        logger.warning("%s: not pushed: another version wrote this file, so it may have local paths", folder / RECORD)
         del contents[RECORD]
     if ADAPTER_CONFIG in contents:
         base = published_name(read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path"))
         if base and Path(base).is_dir():
             logger.warning(
-                "%s: the adapter needs its base, %s, which exists only on this machine, so nobody else can load it: "
-                "train with merge_lora=True, or push the base and train from its name",
+                "%s: the adapter's base, %s, exists only on this machine, so nobody else can load the adapter. "
+                "Train with merge_lora=True, or push the base and train from its name",
                 *(folder, base),
             )
     # Encoders need these two paths on this machine, so they are shortened only in what is pushed.
@@ -218,7 +218,7 @@ def _contents(folder: Path, repo_id: str, revision: str | None, repo_type: str) 
 
 
 def _with_public_name(path: Path, key: str) -> Path | bytes:
-    """Returns a JSON file's path, or its new content if the value of `key` is a local path, which is shortened."""
+    """Returns a JSON file's path or, if the value of `key` is a local path, new content with a shortened path."""
     content = read_json(path)
     name = content.get(key)
     if not name:
@@ -232,9 +232,9 @@ def _with_public_name(path: Path, key: str) -> Path | bytes:
 
 
 def _listed(folder: Path, paths: set[Path]) -> set[Path]:
-    """Returns the files in `paths` that `run.json` lists, or all of them if it has no list.
+    """Returns the files in `paths` that `run.json` lists, or all files in `paths` if `run.json` has no list.
 
-    Warnings report files that are not listed, and files other than the card that have changed since the run.
+    Warns about files that are not listed, and about files other than the card that have changed since the run.
     """
     listed = listed_files(folder)
     if listed is None:
@@ -247,13 +247,13 @@ def _listed(folder: Path, paths: set[Path]) -> set[Path]:
         if name != CARD and folder / name in paths and hashed != file_fingerprint(folder / name):
             changed.append(name)
     if changed:
-        what = "changed since the run, so its results may belong to another encoder"
-        logger.warning("%s: %s: %s", folder, what, ", ".join(changed))
+        what = "changed since the run, so the results may belong to another encoder"
+        logger.warning("%s: %s (%s)", folder, what, ", ".join(changed))
     return paths & known
 
 
 def encoder_files(folder: Path) -> set[Path]:
-    """Returns the files in an encoder's folder that may be shared. None of them contains a user's rows."""
+    """Returns the files in an encoder's folder that are safe to share. They never contain a user's rows."""
     from transformers.dynamic_module_utils import get_relative_import_files  # slow, and --help should not wait for it
 
     found = set()
@@ -284,7 +284,7 @@ def named_card(card: str, repo_id: str, revision: str | None) -> str:
 
 
 def _is_retryable(error: BaseException) -> bool:
-    """Returns True if a retry may succeed: after no response, a conflict, a server error or too many requests."""
+    """Returns True if a retry may succeed: on a missing response, a conflict, a server error or too many requests."""
     if isinstance(error, OfflineModeIsEnabled):
         return False
     if isinstance(error, HfHubHTTPError):
@@ -317,7 +317,10 @@ def _create(api: HfApi, repo_id: str, private: bool | None, repo_type: str) -> N
 
 
 def _client(repo_id: str, token: str | None, repo_type: str) -> HfApi:
-    """Returns a client with the given or the stored token. Raises UserError unless `repo_id` is `USER/NAME`."""
+    """Returns a client for `token` or, by default, the stored token. Raises UserError if there is no token.
+
+    Also raises UserError unless `repo_id` is `USER/NAME`.
+    """
     option = "push_data_to_hub" if repo_type == "dataset" else "hub_model_id"
     token = token or get_token()
     try:
@@ -345,7 +348,7 @@ def _check_contents(folder: Path, contents: Mapping[str, Path | bytes], token: s
 
 
 def reason(error: Exception) -> str:
-    """Describes an error in one line, with advice for common errors of the Hub."""
+    """Describes an error in one line, with advice if it is a common error from the Hub."""
     if not isinstance(error, HfHubHTTPError):
         return f"{type(error).__name__}: {' '.join(str(error).split())}"
     status = error.response.status_code

@@ -1,4 +1,4 @@
-"""Finds the functions that a commit changes, in their versions before the commit."""
+"""Finds the functions that a commit changes, as they were before the commit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from soft_trainer.source.git import REGULAR_FILES, blob, open_repository, pygit2
 from soft_trainer.source.languages import SOURCE_LANGUAGES
 from soft_trainer.source.source_files import decoded, readable
 
-# A query may ask for a constructor or for a function of two lines, so other rules do not apply.
+# A query may ask for a constructor or a two-line function, so the other rules do not apply.
 CHANGE_RULES = ("tests",)
 INCOMPLETE = "an object is missing"
 MAX_FUNCTIONS = 5  # a commit that changes more is skipped
@@ -29,15 +29,15 @@ _KEPT_FILES = 64  # parsed files in memory: the next commit often changes the sa
 
 @dataclass
 class Change:
-    """A commit as read for mining: its subject as a query, and the functions that it changes.
+    """What mining reads from a commit: the subject as a query, and the functions that the commit changes.
 
     Attributes:
-        commit: the id of the commit.
-        parent: the id of its first parent, or "" for a root commit.
-        query: its subject, turned into a query.
+        commit: the commit's id.
+        parent: the id of the first parent, or "" for a root commit.
+        query: the commit's subject, turned into a query.
         outcome: the reason for skipping the commit, or "kept".
-        functions: a row for each changed function that no mining rule drops. `function_url` makes its url.
-        renames: (old path, new path) for each renamed source file. Skipped commits have them too.
+        functions: a row for each changed function that no mining rule drops. `function_url` makes the row's url.
+        renames: (old path, new path) for each renamed source file, even if the commit is skipped.
         patch: a hash of the removed and added lines.
     """
 
@@ -51,12 +51,12 @@ class Change:
 
 
 class ChangeReader:
-    """Reads commits, with the functions that they change.
+    """Reads a repository's commits and the functions that each commit changes.
 
     Args:
         path: the repository.
         languages: the languages of the functions. By default, all of `SOURCE_LANGUAGES`.
-        seconds: the time limit for parsing a file. A file that takes longer is treated as having no functions.
+        seconds: the time limit for parsing a file. A file that takes longer counts as having no functions.
 
     Raises:
         UserError: the repository cannot be opened.
@@ -73,7 +73,7 @@ class ChangeReader:
         self._functions = lru_cache(_KEPT_FILES)(partial(read_functions, self.repository))
 
     def read(self, commit_id: str) -> Change:
-        """Returns the change that a commit makes."""
+        """Reads the change that a commit makes."""
         commit = read_object(self.repository, commit_id)
         parents = [*map(str, commit.parent_ids), ""]
         message = commit.raw_message.decode(errors="replace")
@@ -91,14 +91,14 @@ class ChangeReader:
         return change
 
     def read_if_complete(self, commit_id: str) -> Change:
-        """Returns the change that a commit makes. It is empty if an object is missing, as in a partial clone."""
+        """Reads a commit's change. Returns an empty change if an object is missing, as in a partial clone."""
         try:
             return self.read(commit_id)
         except (pygit2.GitError, OSError):
             return Change(commit_id, "", "", INCOMPLETE)
 
     def _deltas(self, commit: pygit2.Commit) -> list[pygit2.DiffDelta]:
-        """Returns the source files that a commit changes, compared with its first parent."""
+        """Returns the source files that differ between a commit and its first parent."""
         if commit.parent_ids:
             diff = read_object(self.repository, commit.parent_ids[0]).tree.diff_to_tree(commit.tree)
         else:
@@ -110,7 +110,7 @@ class ChangeReader:
         return deltas
 
     def _is_source(self, delta: pygit2.DiffDelta) -> bool:
-        """Returns True if mining reads a changed file. A renamed file must qualify under both names."""
+        """Returns True if mining reads a changed file. Mining must be able to read a renamed file under both names."""
         for file in (delta.old_file, delta.new_file):
             if file.mode and file.mode not in REGULAR_FILES:
                 return False
@@ -119,7 +119,7 @@ class ChangeReader:
         return True
 
     def _read_functions(self, deltas: Sequence[pygit2.DiffDelta], change: Change) -> str:
-        """Returns the outcome for a commit. If it is kept, fills in the changed functions and the patch's hash.
+        """Returns a commit's outcome. If the commit is kept, fills in the changed functions and the patch's hash.
 
         Changes to comments and layout are ignored.
         """
@@ -141,7 +141,7 @@ class ChangeReader:
         return "kept"
 
     def _changed(self, delta: pygit2.DiffDelta, digest: xxhash.xxh3_128) -> Iterator[tuple[Row, str]]:
-        """Yields the row of each changed function with the rule that drops it, or "". Adds changes to `digest`."""
+        """Yields the row of each changed function and the rule that drops the row, or "". Adds changes to `digest`."""
         old = self._side(delta.old_file)
         new = self._side(delta.new_file)
         if not old.functions and not new.functions:
@@ -169,7 +169,7 @@ class ChangeReader:
             yield row, "syntax error" if function.node.has_error else first_broken(row, CHANGE_RULES)
 
     def _side(self, file: pygit2.DiffFile) -> FileFunctions:
-        """Returns the functions on one side of a diff. A file that does not exist on this side has none."""
+        """Returns the functions in one version of a changed file, or no functions if that version does not exist."""
         if file.mode:
             return self._functions(file.id, file.path, self._seconds)
         return FileFunctions(None, b"", mined_language(file.path), file.path)
@@ -181,7 +181,7 @@ def _person(person: pygit2.Signature) -> str:
 
 
 def read_functions(repository: pygit2.Repository, oid: pygit2.Oid, path: str, seconds: float = 60.0) -> FileFunctions:
-    """Returns the functions in one version of a file, if its language is mined.
+    """Returns the functions in one version of a file.
 
     The result is empty if mining skips the file or if the file cannot be parsed.
     """
@@ -193,5 +193,5 @@ def read_functions(repository: pygit2.Repository, oid: pygit2.Oid, path: str, se
 
 
 def function_url(path: str, name: str) -> str:
-    """Returns a function's id. It has no line numbers, so it is the same in every version of the function."""
+    """Returns a function's id. The id has no line numbers, so it is the same in every version of the function."""
     return f"{path}#{name}"

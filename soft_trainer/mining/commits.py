@@ -1,4 +1,4 @@
-"""Turns commit messages into queries, and recognises commits that nobody would search for."""
+"""Turns commit messages into queries, and detects commits that nobody would search for."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _BOT = re.compile(
 
 
 def query_of(message: str) -> str:
-    """Returns a commit's subject as a query, without prefixes, issue numbers, email addresses, URLs and emoji."""
+    """Returns a commit's subject as a query, without prefixes, issue numbers, email addresses, URLs or emoji."""
     text = _EMOJI.sub(" ", _CI.sub(" ", _subject(message))).strip()
     text = _TICKET.sub("", _PREFIX.sub("", text))
     for pattern in (_URL, _EMAIL, _ISSUE, _EMPTY):
@@ -57,7 +57,7 @@ def query_of(message: str) -> str:
 
 
 def reason_against(message: str, author: str, committer: str) -> str:
-    """Returns the reason why a message, author or committer rules out a commit, or "" if nothing does."""
+    """Returns the reason to skip a commit because of its message, author or committer, or "" to keep the commit."""
     subject = _EMOJI.sub("", _subject(message)).strip()
     if _BOT.search(author) or _BOT.search(committer):
         return "bot"

@@ -1,11 +1,11 @@
-"""Finds exact and near duplicates with little memory. The first of several duplicates is kept.
+"""Finds exact and near duplicates with little memory. Of several duplicates, the first is kept.
 
 Two codes are near duplicates if their sets of three-token sequences have a Jaccard similarity of at least 0.8. MinHash
 estimates the similarity with 128 permutations and a fixed seed. Locality-sensitive hashing selects the pairs to
-compare: codes with an equal band, which is 13 successive values of the signature.
+compare: codes whose signatures share a band of 13 successive values.
 
-Signatures may stay on disk. For 20,000 codes of 60 tokens, this takes 0.06 s and at most 0.3 kB per code. The index of
-datasketch takes 0.76 s and 3.3 kB per code.
+Signatures may stay on disk. For 20,000 codes of 60 tokens, this takes 0.06 s and at most 0.3 kB per code. datasketch's
+index takes 0.76 s and 3.3 kB per code.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ def minhash(tokens: Sequence[str]) -> np.ndarray:
 
 
 def exact_duplicates(hashes: Iterable[int]) -> np.ndarray:
-    """Returns True for each hash that has occurred before, bool[n]."""
+    """Marks each hash that has occurred before with True, bool[n]."""
     return pd.Series(np.fromiter(hashes, np.uint64)).duplicated().to_numpy()
 
 
 def near_duplicates(rows: Sequence[int], signature: Callable[[int], np.ndarray]) -> np.ndarray:
-    """Returns True for each near duplicate of an earlier code that was kept, bool[n].
+    """Marks each near duplicate of an earlier code that was kept with True, bool[n].
 
     Args:
-        rows: the numbers of the codes, in order.
-        signature: returns the result of `minhash` for a number. It may read a column on disk, and is called at least
-            twice for each code that may have a duplicate.
+        rows: the row numbers of the codes, in order.
+        signature: returns the MinHash signature of the code with a row number, for example from a column on disk. It
+            is called at least twice for each code that may have a duplicate.
     """
     keys = np.empty((len(rows), BANDS), np.uint64)  # a hash of each band of each signature
     for index, row in enumerate(rows):

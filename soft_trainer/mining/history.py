@@ -1,4 +1,4 @@
-"""Mines pairs from a repository's commits. A pair is a commit's subject and a changed function before the change.
+"""Mines pairs from a repository's commits. A pair is a commit's subject and a function before the commit changed it.
 
 Rows are split by time, so that no later change leaks into an earlier split. The corpus is therefore the tree before
 the oldest test commit, and all training commits are ancestors of the oldest valid commit.
@@ -36,14 +36,14 @@ _AT_ONCE = 16  # how many commits a worker takes at once; neighbours change the 
 
 
 class MinedHistory(NamedTuple):
-    """Rows mined from the history of a repository, with judgments and counts.
+    """Rows mined from a repository's history, with judgments and counts.
 
     Attributes:
         rows: the rows of train, valid, test and codebase. Train begins with the newest commit.
-        relevance: one row with query, url and relevance for each pair of a test query and a relevant code.
+        relevance: a row with query, url and relevance for each pair of a test query and a relevant code.
         cut: the id of the commit whose tree is the corpus.
         places: the path, first line and last line of each function in the corpus, keyed by url.
-        commits: the number of commits for each outcome.
+        commits: the number of commits per outcome.
     """
 
     rows: dict[str, list[Row]]
@@ -64,8 +64,8 @@ def mine_history(
     Args:
         repository: a git repository, with or without a working tree.
         language: one of `SOURCE_LANGUAGES`.
-        source_dir: a folder in the repository's working tree whose documented functions become training rows too. They
-            are read from the tree at the cut, not from disk.
+        source_dir: a folder in the repository's working tree. Its documented functions also become training rows, as
+            they were before the oldest valid commit.
         num_workers: the number of processes. By default, one per CPU core. It does not affect the result.
 
     Raises:
@@ -88,7 +88,7 @@ def mine_history(
         changes = list(each_in_order(read, order, num_workers, "commit", _AT_ONCE))
         incomplete = sum(change.outcome == INCOMPLETE for change in changes)
         if incomplete:
-            lacking = f"{incomplete:,} of {len(order):,} commits are skipped, because they lack an object"
+            lacking = f"skipped {incomplete:,} of {len(order):,} commits, because objects are missing"
             print_on_main(f"{repository}: {lacking}; {git.REFETCH}")
         history = _History(opened, language, changes)
         corpus, places = history.corpus()
@@ -96,11 +96,11 @@ def mine_history(
         if folder is not None:
             rows["train"] += history.documented(folder)
         if history.missing_files:
-            lacking = f"{len(history.missing_files):,} source files of the trees are skipped, because they are missing"
+            lacking = f"skipped {len(history.missing_files):,} source files that are missing from the trees"
             print_on_main(f"{repository}: {lacking}; {git.REFETCH}")
     missing = [split for split in rows if not rows[split]]
     if missing:
-        raise UserError(f"{repository}: the history is too short; no row is left for {', '.join(missing)}")
+        raise UserError(f"{repository}: the history is too short, so there are no rows for {', '.join(missing)}")
     relevance = [{"query": row["docstring"], "url": row["url"], "relevance": 1.0} for row in rows["test"]]
     rows["codebase"] = corpus
     name = _name_of(repository)
@@ -112,7 +112,7 @@ def mine_history(
 def mine_history_to(
     repository: str | os.PathLike[str], language: str, output_dir: str | os.PathLike[str], **options: Any
 ) -> MinedHistory:
-    """Mines a history into `output_dir`, as four files of rows and `relevance.jsonl.gz`.
+    """Mines a repository's history and writes `{train,valid,test,codebase,relevance}.jsonl.gz` to `output_dir`.
 
     Args:
         repository: a git repository, with or without a working tree.
@@ -130,7 +130,7 @@ def mine_history_to(
 
 
 def history_state(repository: str | os.PathLike[str]) -> str:
-    """Returns a fingerprint of all commits that can be read, and of the repository's name, which is part of every row.
+    """Returns a fingerprint of all readable commits and of the repository's name, which is part of every row.
 
     Raises:
         UserError: the repository cannot be opened.
@@ -148,7 +148,7 @@ def history_language(repository: str | os.PathLike[str]) -> str:
     """Returns the most common language of the source files in the newest tree.
 
     Raises:
-        UserError: the repository cannot be read, or has no source file in a known language.
+        UserError: the repository cannot be read, or it has no source file in a supported language.
     """
     opened = git.open_repository(repository)
     with git.reporting_missing_objects(repository):
@@ -156,7 +156,7 @@ def history_language(repository: str | os.PathLike[str]) -> str:
 
 
 def _folder_inside(opened: git.pygit2.Repository, source_dir: str | os.PathLike[str]) -> str:
-    """Returns the path of `source_dir` in the repository, with a final `/`, or "" for the whole repository.
+    """Returns the path of `source_dir` in the repository, with a trailing `/`, or "" for the whole repository.
 
     Raises:
         UserError: the folder is not in the repository.
@@ -166,7 +166,7 @@ def _folder_inside(opened: git.pygit2.Repository, source_dir: str | os.PathLike[
     if own in (root, Path(opened.path).resolve()):
         return ""
     if not own.is_relative_to(root):
-        raise UserError(f"source_dir={source_dir}: the folder is not in the repository {root}")
+        raise UserError(f"source_dir={source_dir}: not a folder in the repository {root}")
     return f"{own.relative_to(root).as_posix()}/"
 
 
@@ -212,7 +212,7 @@ class _History:
         self._renamed = self._move_to_cut()
 
     def _ancestors(self, index: int) -> set[str]:
-        """Returns the ids of a commit's parent and of all the parent's ancestors."""
+        """Returns the ids of a commit's first parent and the parent's ancestors."""
         return set(git.commits_oldest_first(self.repository, self.changes[index].parent))
 
     def _start(self, kept: list[int], size: int, taken: int) -> int:
@@ -230,12 +230,12 @@ class _History:
             reasons = explained(Counter(change.outcome for change in self.changes if not change.functions))
             raise UserError(
                 f"only {len(kept)} of {len(self.changes):,} commits change {self.language} functions and explain "
-                f"the change; train, valid and test each need some{reasons}"
+                f"the change, too few for train, valid and test{reasons}"
             )
         wanted = kept[-size:][0]
 
         def distance(index: int) -> tuple[int, int]:
-            """Returns how many earlier commits are not ancestors of a commit, and its distance from `wanted`."""
+            """Returns how many earlier commits are not a commit's ancestors, and its distance from `wanted`."""
             known = self._ancestors(index)
             unknown = sum(self.changes[other].commit not in known for other in kept if other < index)
             return unknown, abs(index - wanted)
@@ -245,10 +245,10 @@ class _History:
         return min(near[:: max(1, len(near) // _CANDIDATES)], key=distance)
 
     def _move_to_cut(self) -> dict[str, str]:
-        """Sets the url of every changed function to its url at the cut, the tree that is the corpus.
+        """Changes the url of every changed function to the function's url in the corpus, which is the tree at the cut.
 
         Returns:
-            The path at the cut of each file that was renamed since the training cut, keyed by the old path.
+            The path at the cut of each file that was renamed since the oldest valid commit, keyed by the old path.
         """
         renamed: dict[str, str] = {}
         now: dict[str, str] = {}  # the path of a file -> its path at the cut
@@ -285,10 +285,10 @@ class _History:
 
         Args:
             split: the name of the split.
-            span: the indices of its commits.
-            ancestors: the ids of the commits that may be in the split. Others were merged after the next cut.
-            corpus: the urls of the functions that may be relevant outside training.
-            counts: the number of commits per outcome. The commits of the split are added.
+            span: the indices of the split's commits.
+            ancestors: the ids of the commits that may be in the split. Other commits were merged after the next cut.
+            corpus: the urls of the functions that may be relevant in valid and test.
+            counts: the number of commits per outcome, to which this split's commits are added.
         """
         earlier = set()
         for change in self.changes[: span.start]:
@@ -328,7 +328,7 @@ class _History:
         return rows, places
 
     def documented(self, folder: str) -> list[Row]:
-        """Returns training rows from the documented functions in a folder, as they were at the training cut."""
+        """Returns training rows for a folder's documented functions, as they were before the oldest valid commit."""
         rows = []
         cut = self.changes[self.valid_start].parent
         for row, _ in self._tree(cut, (*CODE_RULES, *DOCUMENT_RULES), self._renamed):
@@ -338,15 +338,12 @@ class _History:
         return list(compress(rows, ~copies))
 
     def _tree(self, commit: str, rules: Sequence[str], renamed: dict[str, str]) -> Iterator[tuple[Row, Function]]:
-        """Yields the functions in the tree of a commit that have no syntax error and that no rule drops.
+        """Yields (row, function) for each function in a commit's tree that parses and that no rule drops.
 
         Args:
-            commit: the id of the commit.
+            commit: the commit's id.
             rules: the names of the rules.
-            renamed: the later paths of files, which replace their paths in the urls.
-
-        Yields:
-            The row of a function, and the function.
+            renamed: the later path of each renamed file, to use in urls, keyed by the path in the tree.
         """
         for path, oid in git.tree_files(self.repository, commit):
             if mined_language(path) != self.language:
@@ -363,7 +360,7 @@ class _History:
 
 
 def _set_urls(change: Change, paths: dict[str, str]) -> None:
-    """Sets the urls of a commit's functions. `paths` maps old paths of renamed files to their paths at the cut."""
+    """Sets the urls of a commit's functions. `paths` maps each renamed file's old path to its path at the cut."""
     for row in change.functions:
         path = row["path"]
         row["url"] = paths.get(path, path) + row["url"].removeprefix(path)

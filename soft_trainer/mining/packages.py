@@ -19,9 +19,9 @@ _ENDING = re.compile(r"\.[^/]*\Z")
 def package_names(sizes: Counter[str]) -> Callable[[str], str]:
     """Returns a function that maps a path to the name of its package.
 
-    A package is a folder or file at the top level, named without extension, so `json/` and `json.py` are one package.
-    If these packages are too few or too unequal for three splits, as in a tree with the single folder `src/`, the
-    largest package is divided into its folders and files, as often as necessary.
+    A package is a folder or file at the top level, named without its extension, so `json/` and `json.py` are one
+    package. If there are too few packages for three splits, or their sizes are too unequal, as in a tree with the
+    single folder `src/`, the largest package is divided into its folders and files, as often as necessary.
 
     Args:
         sizes: the number of pairs in each file, keyed by path.
@@ -51,7 +51,7 @@ def package_names(sizes: Counter[str]) -> Callable[[str], str]:
 
 
 def _balanced(sizes: Counter[str]) -> bool:
-    """Returns True if packages of these sizes can be split into about 80, 10 and 10 per cent."""
+    """Returns True if packages of these sizes can be split into about 80, 10 and 10 percent."""
     if len(sizes) < len(PARTITIONS):
         return False
     pairs = Counter()
@@ -62,10 +62,9 @@ def _balanced(sizes: Counter[str]) -> bool:
 
 
 def assign_splits(sizes: Counter[str]) -> dict[str, str]:
-    """Returns the split of each package. Train, valid and test get about 80, 10 and 10 per cent of the pairs.
+    """Returns each package's split. Train, valid and test get about 80, 10 and 10 percent of the pairs.
 
-    Packages are ordered by a hash of their names. A package goes to test or valid if it fits there, otherwise to
-    train.
+    Packages are ordered by a hash of their names. A package goes to test or valid if it fits, otherwise to train.
 
     Args:
         sizes: the number of pairs in each package.

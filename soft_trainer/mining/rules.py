@@ -1,7 +1,7 @@
-"""Defines the rules by which CodeSearchNet and GraphCodeBERT select rows.
+"""Defines the rules that CodeSearchNet and GraphCodeBERT use to select rows.
 
 Most rules look at a single row with CodeSearchNet's columns. Such a rule is a function with the rule's name that
-returns True to drop the row. Its parameters are the columns that it reads. `comments` drops no row, but removes
+returns True to drop the row. Its parameters are the columns that it reads. `comments` drops no rows, but removes
 comments from the code. The two rules about duplicates compare a row with the rows before it.
 """
 
@@ -31,7 +31,7 @@ def unparseable(code: str, language: str) -> bool:
 
 
 def short_functions(code: str) -> bool:
-    """Returns True if the code has fewer than three lines that are not blank."""
+    """Returns True if the code has fewer than three non-blank lines."""
     lines = list(filter(str.strip, code.splitlines()))
     return len(lines) < MIN_CODE_LINES
 
@@ -43,9 +43,9 @@ def tests(path: str, func_name: str, language: str) -> bool:
 
 
 def mined_language(path: str) -> str | None:
-    """Returns the language of a source file that mining reads, or None.
+    """Returns a source file's language, or None if mining skips the file.
 
-    Mining does not read tests, hidden folders or vendored code.
+    Mining skips tests, hidden folders, vendored code and files in unsupported languages.
     """
     *folders, name = path.split("/")
     language = LANGUAGE_OF_ENDING.get("".join(name.rpartition(".")[1:]))
@@ -85,7 +85,7 @@ def links(docstring_tokens: list[str]) -> bool:
 
 
 def not_english(docstring_tokens: list[str]) -> bool:
-    """Returns True if the documentation has a character outside ASCII, which no published query has."""
+    """Returns True if the documentation has a non-ASCII character. The published queries have none."""
     return not "".join(docstring_tokens).isascii()
 
 
@@ -117,7 +117,7 @@ CODESEARCHNET_RULES = (*CODE_RULES, "duplicates", "near_duplicates")
 
 
 def first_broken(row: Row, rules: Iterable[str], keep: Collection[str] = ()) -> str:
-    """Returns the first rule that drops a row, or "" if none does. Rules in `keep` do not apply."""
+    """Returns the first rule that drops a row, or "" if no rule does. Rules in `keep` are ignored."""
     for name in rules:
         if name not in keep and ROW_RULES[name](*map(row.__getitem__, COLUMNS[name])):
             return name

@@ -1,7 +1,7 @@
 """Mines documented functions from a source tree.
 
 The output is a folder in GraphCodeBERT's layout, with CodeSearchNet's columns. No package has rows in two splits.
-Duplicates are dropped across the whole tree. The same tree always gives the same bytes, with any number of workers.
+Duplicates are dropped across the whole tree. The same tree always gives the same bytes, however many workers read it.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ PAIR_RULES = (*CODE_RULES, *DOCUMENT_RULES)
 
 
 class Found(NamedTuple):
-    """A function for the corpus: its row, and the MinHash of its code."""
+    """A function for the corpus: its row, and the MinHash signature of its code."""
 
     row: Row
     signature: np.ndarray
 
 
 class Mined(NamedTuple):
-    """The result of mining: the rows of each split and the codebase, and counts of functions and files by outcome."""
+    """The result of mining: the rows of each split and the codebase, and counts of functions and files per outcome."""
 
     rows: dict[str, list[Row]]
     functions: Counter[str]
@@ -60,20 +60,20 @@ def mine(
 ) -> Mined:
     """Mines the documented functions in a source tree.
 
-    Tests, hidden folders and folders of third-party code (`SKIPPED_FOLDERS`) are skipped. A pair is a documented
-    function that passes all of `PAIR_RULES` except those in `keep`. The codebase, which is the corpus, has the codes
-    of valid and test, and every other distinct function outside the training packages, documented or not.
+    Tests, hidden folders and folders of third-party code (`SKIPPED_FOLDERS`) are skipped. Each documented function
+    that passes `PAIR_RULES`, except the rules in `keep`, becomes a pair. The codebase, which is the corpus, has the
+    codes of valid and test, and every other distinct function outside the training packages, documented or not.
 
     Args:
         source_dir: the root of the tree. Symbolic links are not followed.
         language: one of `SOURCE_LANGUAGES`.
         num_workers: the number of processes. By default, one per CPU core. It does not affect the result.
         keep: the names of rules to ignore.
-        codebase: False to mine pairs only, in half the time. Undocumented functions are then not counted.
+        codebase: False to mine only pairs, which takes half the time. Undocumented functions are then not counted.
 
     Raises:
-        UserError: the language or a rule is unknown, the folder does not exist, it has no file in the language or no
-            documented function, or it has fewer than three packages.
+        UserError: the language or a rule is unknown, the folder does not exist, it has no files in the language or no
+            documented functions, or it has fewer than three packages.
     """
     for rule in keep:
         if rule not in PAIR_RULES:
@@ -94,7 +94,7 @@ def mine(
     pairs, copies = _distinct(pairs)
     mined.functions.update(copies)
     if not pairs:
-        raise UserError(f"{source_dir}: no documented function{explained(mined.functions + mined.files)}")
+        raise UserError(f"{source_dir}: no documented functions{explained(mined.functions + mined.files)}")
     mined.functions["kept as pairs"] = len(pairs)
     rows = _split(pairs, others, source_dir)
     if not codebase:
@@ -114,8 +114,8 @@ def _split(pairs: list[Found], others: list[Found], root: str | os.PathLike[str]
     sizes = Counter(map(package, paths))
     if len(sizes) < len(PARTITIONS):
         raise UserError(
-            f"{root}: documented functions in only {len(sizes)} files or packages ({', '.join(sorted(sizes))}); "
-            "train, valid and test need one each: give a larger tree"
+            f"{root}: only {len(sizes)} files or packages have documented functions ({', '.join(sorted(sizes))}). "
+            "Train, valid and test need one each, so use a larger tree"
         )
     split_of = assign_splits(sizes)
     rows: dict[str, list[Row]] = {split: [] for split in PARTITIONS}
@@ -167,7 +167,7 @@ def mining_table(mined: NamedTuple) -> str:
 
 
 def explained(counts: Counter[str]) -> str:
-    """Formats the four most common reasons as the end of an error message: "; merge: 12, bot: 3"."""
+    """Formats the four most common reasons as the end of an error message, such as "; merge: 12, bot: 3"."""
     if counts:
         return "; " + ", ".join(f"{name}: {count:,}" for name, count in counts.most_common(4))
     return ""
@@ -182,7 +182,7 @@ def each_in_order(
         run: a function that can be pickled.
         items: the arguments for `run`, one per call.
         num_workers: the number of processes. By default, one per CPU core.
-        unit: what to call one item in the progress bar.
+        unit: the name for an item in the progress bar.
         chunk: the number of items that a process takes at a time.
     """
     workers = min(num_workers or os.cpu_count() or 1, -(-len(items) // chunk))
@@ -197,10 +197,10 @@ def each_in_order(
 
 
 def tree_state(source_dir: str | os.PathLike[str], language: str) -> str:
-    """Returns a fingerprint of the names and contents of the tree's source files.
+    """Returns a fingerprint of the names and contents of a tree's source files.
 
     Raises:
-        UserError: the folder does not exist, the language is unknown, or the tree has no file in the language.
+        UserError: the folder does not exist, the language is unknown, or the tree has no files in the language.
     """
     contents = {}
     for path in _source_files(source_dir, language):
@@ -215,15 +215,15 @@ def main_language(paths: Iterable[str], place: str | os.PathLike[str]) -> str:
 
     Args:
         paths: the paths of the files, relative to their root.
-        place: the tree or repository, for the message.
+        place: the tree or repository, for the error message.
 
     Raises:
-        UserError: no file is in a known language.
+        UserError: no file is in a supported language.
     """
     counts = Counter(filter(None, map(mined_language, paths)))
     if not counts:
         known = ", ".join(SOURCE_LANGUAGES)
-        raise UserError(f"{place}: no source file in any of {known}; set language")
+        raise UserError(f"{place}: no source file in a supported language ({known}); set language")
     return max(SOURCE_LANGUAGES, key=counts.__getitem__)
 
 
@@ -231,13 +231,13 @@ def tree_language(source_dir: str | os.PathLike[str]) -> str:
     """Returns the most common language among the files below a folder.
 
     Raises:
-        UserError: no file is in a known language.
+        UserError: no file is in a supported language.
     """
     return main_language(_files(source_dir), source_dir)
 
 
 def _files(root: str | os.PathLike[str]) -> Iterator[str]:
-    """Yields the paths of files below `root`, except in hidden folders and folders of third-party code."""
+    """Yields the paths of files below `root`. Skips hidden folders and folders of third-party code."""
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS and not name.startswith(".")]
         for name in names:
@@ -248,15 +248,15 @@ def _source_files(root: str | os.PathLike[str], language: str) -> list[str]:
     """Returns the sorted paths, relative to `root`, of the files in a language.
 
     Raises:
-        UserError: the language is unknown, the folder does not exist, or it has no file in the language.
+        UserError: the language is unknown, the folder does not exist, or it has no files in the language.
     """
     parser(language)  # raises UserError for an unknown language
     if not Path(root).is_dir():
-        raise UserError(f"{root}: no such folder; give the root of a source tree")
+        raise UserError(f"{root}: no such folder; pass the root of a source tree")
     extensions = SOURCE_LANGUAGES[language].extensions
     paths = sorted(path for path in _files(root) if path.endswith(extensions))
     if not paths:
-        raise UserError(f"{root}: no {language} file to mine ({' '.join(extensions)})")
+        raise UserError(f"{root}: no {language} files to mine ({' '.join(extensions)})")
     return paths
 
 
@@ -266,8 +266,8 @@ def _mine_file(
     """Mines the functions in one file, or only its documented functions.
 
     Returns:
-        The outcome for the file, and two values for each function: the reason why it is not a training pair, or "" if
-        it is one, and its `Found`, or None if it is not part of the corpus either.
+        The file's outcome, and (reason, found) for each function. `reason` is why the function is not a training pair,
+        or "" for a pair. `found` is None if the function is not part of the corpus either.
     """
     if decoded(os.fsencode(path)) is None:
         return "name that is not UTF-8", []
@@ -295,7 +295,7 @@ def _mine_file(
 
 
 def _distinct(found: list[Found]) -> tuple[list[Found], Counter[str]]:
-    """Drops functions that duplicate an earlier one. Returns the others, and the number dropped by each rule."""
+    """Drops duplicates of earlier functions. Returns the other functions, and how many functions each rule dropped."""
     copies = exact_duplicates(hash_tokens(row["code_tokens"]) for row, _ in found)
     found = list(compress(found, ~copies))
     near = near_duplicates(range(len(found)), lambda index: found[index].signature)

@@ -1,4 +1,4 @@
-"""Searches repositories: indexes functions, classes and texts, and answers queries in words or names."""
+"""Indexes the functions, classes and texts in repositories, and searches them by words or names."""
 
 import lazy_loader
 

@@ -29,19 +29,19 @@ from soft_trainer.search.snapshot import Snapshot
 from soft_trainer.source.repositories import repository_of
 from soft_trainer.source.source_files import decoded
 
-MAX_WAIT = 1.0  # seconds that a search spends on embeddings of changed files
+MAX_WAIT = 1.0  # seconds that a search may spend on embedding changed files
 MAX_NOTICES = 20  # the latest notices that an index keeps
 
 
 class CodeIndex:
-    """An index of one folder; see `build` and `open`.
+    """A search index of one folder; see `build` and `open`.
 
-    Several threads may use it. They take turns, so a search waits for an update that another thread has started.
+    Several threads may use an index. They take turns, so a search waits for an update that another thread has started.
 
     Attributes:
-        folder: the folder that is searched: the indexed folder, or one in it. Paths are relative to it.
+        folder: the folder to search, which is the indexed folder or a folder in it. Paths are relative to this folder.
         root: the indexed folder.
-        notices: messages for the user about the latest searches and updates, such as missing embeddings.
+        notices: messages for the user about the latest searches and updates, for example about missing embeddings.
 
     Example:
         >>> index = CodeIndex.build("my_repository")
@@ -56,7 +56,7 @@ class CodeIndex:
         self.root: str = store.get_meta(database, "folder")
         self.folder = self.root
         self.prefix = ""  # the path of `folder` in `root`, with a slash at its end
-        self.remedy = ""  # the advice in a notice about missing embeddings, if it is not the shell command
+        self.remedy = ""  # advice for notices about missing embeddings, to use instead of the shell command
         self.encoders: dict[tuple, TextEncoder] = {}
         self.notices: list[str] = []
         self._cached_version: tuple | None = None
@@ -81,21 +81,21 @@ class CodeIndex:
         """Indexes a folder, or updates its index.
 
         Args:
-            index_dir: where to store the index. By default, in the user's cache directory. An existing index can be
-                reused for this folder if the folder that it was made for no longer exists, as after a move.
-            model: the folder or Hub name of an encoder. By default, the index keeps its encoder. "" removes it.
+            index_dir: where to store the index. By default, in the user's cache directory. An existing index of
+                another folder can be reused if that folder no longer exists, for example because it was moved.
+            model: the folder or Hub name of an encoder, or "" for none. By default, the index keeps its encoder.
             truncate_dim: the number of leading dimensions to keep of every embedding. See `update`.
             exclude: patterns for files and folders to skip, such as `docs/**` or `*.md`. By default, the index keeps
                 its patterns.
-            include: patterns for files to index although an ignore file, their folder or their type (translations,
+            include: patterns for files to index even if an ignore file, their folder or their type (translations,
                 data, lock files) would exclude them. By default, the index keeps its patterns.
             history: whether to read the commits of the folder's git repository. By default, the index keeps its
                 setting, which is True for a new index.
-            words_only: True to index only words. `encode` and `remember` can add embeddings and commits later.
+            words_only: True to index only words. `encode` can add embeddings later, and `remember` can add commits.
 
         Raises:
-            UserError: the folder does not exist, `index_dir` cannot be used, the model cannot be loaded, or its
-                embeddings have fewer dimensions than `truncate_dim`.
+            UserError: the folder does not exist, `index_dir` cannot be used, the model cannot be loaded, or the model
+                has fewer dimensions than `truncate_dim`.
         """
         choice = {"exclude": exclude, "include": include, "history": history, "words_only": words_only}
         try:
@@ -128,7 +128,7 @@ class CodeIndex:
             stack.enter_context(_disk_errors(target, database))
             kept = store.get_meta(database, "folder", real)
             if kept != real and os.path.isdir(kept):
-                raise UserError(f"{target}: already the index of {kept}; choose another index_dir")
+                raise UserError(f"{target}: already contains the index of {kept}; choose another index_dir")
             patterns = store.get_meta(database, "patterns", {})
             for kind, given in (("exclude", exclude), ("include", include)):
                 if isinstance(given, str):
@@ -152,11 +152,11 @@ class CodeIndex:
         """Opens an existing index.
 
         Args:
-            folder: a folder inside the indexed folder. Only its files are searched, and paths are relative to it.
+            folder: a folder inside the indexed folder. Only its files are searched, as paths relative to it.
 
         Raises:
-            UserError: the index does not exist or cannot be read, another user may have written to it, or `folder` is
-                not in the indexed folder.
+            UserError: the index does not exist, cannot be read or may have been written by another user, or `folder`
+                is not in the indexed folder.
         """
         with _disk_errors(Path(index_dir)):
             database = store.connect(Path(index_dir))
@@ -168,20 +168,20 @@ class CodeIndex:
             index.folder = os.path.realpath(folder)
             inside = os.path.relpath(index.folder, index.root)
             if inside.split("/")[0] == "..":
-                raise UserError(f"{folder}: not in {index.root}, the folder of the index {index_dir}")
+                raise UserError(f"{folder}: not in {index.root}, the folder that {index_dir} indexes")
             if inside != ".":
                 index.prefix = f"{inside}/"
         return index
 
     def notify(self, notice: str) -> None:
-        """Adds a notice, unless the index has it already. Only the latest notices are kept."""
+        """Adds a notice, unless the same notice is already there. Only the latest notices are kept."""
         if notice not in self.notices:
             self.notices.append(notice)
         del self.notices[:-MAX_NOTICES]
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Waits until no other thread uses the index. Disk and database errors become one-line errors."""
+        """Waits until no other thread uses the index. Turns disk and database errors into one-line errors."""
         with self.lock, _disk_errors(self.index_dir, self.database):
             yield
 
@@ -215,19 +215,19 @@ class CodeIndex:
     def update(
         self, model: str | os.PathLike[str] | None = None, progress: bool = False, truncate_dim: int | None = None
     ) -> bool:
-        """Reads the files that have changed since the last update, reads new commits and encodes new chunks.
+        """Reads new commits and the files that have changed since the last update, and encodes new chunks.
 
         Args:
-            model: an encoder that replaces the index's encoder. "" removes the encoder and all embeddings.
+            model: a new encoder for the index. "" removes the encoder and all embeddings.
             truncate_dim: the number of leading dimensions to keep of every embedding, for an encoder that was trained
-                for this. By default, the number stays the same. A different number makes every chunk be encoded again.
+                for this. By default, the number stays the same. After a change, every chunk is encoded again.
 
         Returns:
             True if files have changed.
 
         Raises:
-            UserError: the folder no longer exists, the disk is full, the model cannot be loaded, or its embeddings
-                have fewer dimensions than `truncate_dim`.
+            UserError: the folder no longer exists, the disk is full, the model cannot be loaded, or the model has
+                fewer dimensions than `truncate_dim`.
         """
         if model == "":
             self._drop_encoder()
@@ -239,18 +239,21 @@ class CodeIndex:
         return changed
 
     def _update_words(self, progress: bool, wait: bool) -> bool:
-        """Indexes changed files. If another process is writing to the index, waits for it or leaves the work to it."""
+        """Indexes changed files. Returns True if there were changes.
+
+        If another process is writing to the index, waits for that process or, if `wait` is False, gives up.
+        """
         if not os.path.isdir(self.root):
             raise UserError(f"{self.root}: the indexed folder is missing; search without an update, or index again")
         with self._turn():
             changes = find_changes(self.database, self.root)
             if changes.listing.without_git:
-                self.notify(f"{self.root}: git is missing or failed, so files that it would ignore are indexed too")
+                self.notify(f"{self.root}: git is missing or failed, so files that git ignores were also indexed")
             if not changes.any:
                 return False
             with store.write_lock(self.index_dir, wait) as held:
                 if not held:
-                    self.notify("another process is updating the index: results may not be up to date yet")
+                    self.notify("another process is updating the index, so results may be out of date")
                     return False
                 changes = find_changes(self.database, self.root)
                 if changes.any:
@@ -269,14 +272,14 @@ class CodeIndex:
         truncate_dim: int | None = None,
         wait: bool = True,
     ) -> None:
-        """Encodes chunks without an embedding, if the index has an encoder.
+        """Encodes the chunks that have no embedding, if the index has an encoder.
 
-        Searches, and updates of the words, can run at the same time.
+        Searches and word updates can run at the same time.
 
         Args:
             model, progress, truncate_dim: see `update`.
-            wait: True to wait if another process is encoding, False to leave the work to it. If False, nothing is
-                encoded after a change of encoder either, because every chunk would have to be encoded again.
+            wait: True to wait if another process is encoding, False to leave the work to that process. If False,
+                nothing is encoded after a change of encoder, because every chunk would have to be encoded again.
         """
         if (model, truncate_dim) != (None, None):
             self.use_encoder(model, truncate_dim)
@@ -299,9 +302,9 @@ class CodeIndex:
                     tidy(self.database)
 
     def use_encoder(self, model: str | os.PathLike[str] | None = None, truncate_dim: int | None = None) -> None:
-        """Loads an encoder for the index, and deletes embeddings that another encoder made.
+        """Loads an encoder for the index, and deletes embeddings that came from a different encoder.
 
-        Chunks are encoded by `encode`. Until then, a search finds them by words.
+        Call `encode` to encode the chunks. Until then, a search finds chunks by words.
 
         Args:
             model, truncate_dim: see `update`.
@@ -319,7 +322,7 @@ class CodeIndex:
             self._keep(name, truncate_dim, encoder)
 
     def _drop_encoder(self) -> None:
-        """Removes all embeddings, so that the index is searched by words alone."""
+        """Removes all embeddings, so that searches use only words."""
         with self._turn(), store.write_lock(self.index_dir, True, store.ENCODING_LOCK):
             with store.transaction(self.database):
                 self.database.execute("DELETE FROM vectors")
@@ -331,8 +334,8 @@ class CodeIndex:
         """Reads new commits if the folder belongs to a git repository. Errors become notices.
 
         Args:
-            wait: True to wait if another process is reading commits, False to leave the work to it.
-            history: `repository` and `tip`, if the folder is the tree of a commit.
+            wait: True to wait if another process is reading commits, False to leave the work to that process.
+            history: `repository` and `tip`, if the folder contains the tree of a commit.
         """
         if not (history or repository_of(self.root)):
             return
@@ -344,10 +347,10 @@ class CodeIndex:
                     self.notify(notice)
 
     def _choice(self, model: str | os.PathLike[str] | None, truncate_dim: int | None) -> tuple[str | None, int | None]:
-        """Returns the name of the encoder to use and its number of dimensions. By default, both come from the index.
+        """Returns the name and number of dimensions of the encoder to use. By default, both come from the index.
 
         Raises:
-            UserError: a number of dimensions is given, but no encoder.
+            UserError: `truncate_dim` is set, but there is no encoder.
         """
         if model is None:
             name = self.model
@@ -362,7 +365,7 @@ class CodeIndex:
         return name, truncate_dim
 
     def refresh(self, encode: bool = True) -> None:
-        """Updates the words before a search, and the embeddings too if that takes no more than a second."""
+        """Updates the words before a search. Also updates the embeddings if that takes at most a second."""
         try:
             self._update_words(progress=True, wait=False)
         except UserError as error:
@@ -379,7 +382,7 @@ class CodeIndex:
         return shlex.join(["soft-trainer", "index", self.root, *place, *options])
 
     def noise(self, snapshot: Snapshot) -> float:
-        """Returns the highest similarity of any chunk to random letters, which have no meaning."""
+        """Returns the highest similarity between any chunk and meaningless queries of random letters."""
         if snapshot.noise is not None:
             return snapshot.noise
         letters = random.Random(0)
@@ -394,7 +397,7 @@ class CodeIndex:
 
     @property
     def model(self) -> str | None:
-        """The encoder that makes the embeddings, or None if the index has only words."""
+        """The encoder that computes the embeddings, or None if the index has only words."""
         return self._embeddings.get("model")
 
     @property
@@ -409,7 +412,7 @@ class CodeIndex:
 
     @property
     def _embeddings(self) -> dict:
-        """The state of the embeddings, such as their encoder's `fingerprint`, or {} if there are none."""
+        """The stored state of the embeddings, such as the encoder's `fingerprint`, or {} without embeddings."""
         return store.get_meta(self.database, "vectors", {})
 
     @property
@@ -418,9 +421,9 @@ class CodeIndex:
         return self._embeddings.get("runtime")
 
     def _encoder(self, name: str, truncate_dim: int | None, runtime: str | None) -> TextEncoder:
-        """Returns the encoder with this name or in this folder, and caches it.
+        """Returns the encoder with this name or in this folder, and caches the encoder.
 
-        It is loaded again if another process has embedded the index with newer weights of the same name.
+        Loads the encoder again if another process has embedded the index with newer weights of the same name.
 
         Raises:
             UserError: the encoder cannot be loaded.
@@ -440,7 +443,7 @@ class CodeIndex:
             self.encoders[choice] = encoder
 
     def statistics(self) -> dict:
-        """Returns the numbers of files, chunks, probably vendored files, skipped files, encoded chunks and bytes."""
+        """Returns statistics such as the number of files, chunks, skipped files and encoded chunks."""
         with self._turn():
             return self._statistics()
 
@@ -462,7 +465,7 @@ class CodeIndex:
         return counts
 
     def evidence(self, lexical: bool = False) -> list[str]:
-        """Returns what a search can rank by, such as `["words", "commits", "encoder base"]`.
+        """Returns what a search can rank results by, such as `["words", "commits", "encoder base"]`.
 
         Args:
             lexical: whether the search ignores the encoder.
@@ -476,7 +479,7 @@ class CodeIndex:
         return found
 
     def contains(self, folder: str) -> bool:
-        """Returns True if `folder` is a subfolder of the indexed folder and has files in this index."""
+        """Returns True if `folder` is inside the indexed folder and has files in this index."""
         inside = os.path.relpath(folder, self.folder)
         if inside == "." or inside.split("/")[0] == "..":
             return False
@@ -484,12 +487,12 @@ class CodeIndex:
             return bool(store.files_below(self.database, store.storable(f"{self.prefix}{inside}/")))
 
     def last_changed(self) -> float:
-        """Returns the time when the index last changed, in seconds since 1970."""
+        """Returns when the index last changed, in seconds since 1970."""
         with self._turn():
             return (self.index_dir / store.DATABASE).stat().st_mtime
 
     def skipped(self) -> dict[str, str]:
-        """Returns the skipped files as `{path: reason}`. A path that ends with `/` is a whole folder."""
+        """Returns the skipped files as `{path: reason}`. A path that ends with `/` stands for a whole folder."""
         ignored = [store.storable(path) for path in list_ignored(self.root)]
         with self._turn():
             rows = self.database.execute("SELECT path, reason FROM skipped").fetchall()
@@ -500,7 +503,7 @@ class CodeIndex:
         return self.database.execute("SELECT count(*), coalesce(sum(count), 0) FROM files").fetchone()
 
     def text_of(self, path: str) -> str | None:
-        """Returns a file's text as it was when indexed, or None if the path is not in the index."""
+        """Returns the text that a file had when it was indexed, or None if the file is not in the index."""
         query = "SELECT text FROM contents JOIN files ON file = id WHERE path = ?"
         with self._turn():
             row = self.database.execute(query, (store.storable(self.prefix + path),)).fetchone()
@@ -513,7 +516,7 @@ class CodeIndex:
             return dict(self.database.execute(query, (self.prefix,)))
 
     def load_encoder(self) -> None:
-        """Loads the index's encoder, which takes seconds. Raises UserError if it cannot be loaded."""
+        """Loads the index's encoder, which takes seconds. Raises UserError if loading fails."""
         if self.model is not None:
             self._encoder(self.model, self.truncate_dim, self._runtime)
 
@@ -532,9 +535,9 @@ class CodeIndex:
                 self.database.execute("COMMIT")
 
     def similarity_to(self, query: str, snapshot: Snapshot) -> np.ndarray:
-        """Computes every chunk's similarity to the query, float32[chunks].
+        """Computes the similarity of every chunk to the query, float32[chunks].
 
-        The similarity is NaN for a chunk without an embedding, and for all chunks if the encoder cannot be used.
+        The similarity is NaN for chunks without an embedding, and for all chunks if the encoder cannot be used.
         """
         missing = vectors.unencoded(self.database)
         if missing:
@@ -558,10 +561,10 @@ class CodeIndex:
 
 
 def open_for(folder: str | os.PathLike[str]) -> CodeIndex | None:
-    """Opens the index of a folder, or else the index of its nearest indexed parent, limited to the folder.
+    """Opens a folder's index, or the index of the nearest indexed parent folder, limited to the folder.
 
     Returns:
-        None if no such index holds a file of the folder.
+        The index, or None if no such index contains files from the folder.
 
     Raises:
         UserError: the folder does not exist, or the index cannot be read.
@@ -570,7 +573,7 @@ def open_for(folder: str | os.PathLike[str]) -> CodeIndex | None:
     if place is None:
         return None
     index = CodeIndex.open(place, folder)
-    # The parent's index has nothing of a folder that is new or ignored, or whose name is not UTF-8.
+    # The parent's index has no files from a folder that is new or ignored, or whose name is not UTF-8.
     if index.prefix and (decoded(os.fsencode(index.prefix)) is None or not index.files_by_language()):
         index.close()
         return None
@@ -579,15 +582,15 @@ def open_for(folder: str | os.PathLike[str]) -> CodeIndex | None:
 
 @contextmanager
 def _disk_errors(index_dir: Path, database: sqlite3.Connection | None = None):
-    """Turns a disk error, or damage to the database, into a one-line error."""
+    """Turns disk errors and damage to the database into one-line errors."""
     try:
         yield
     except (UserError, sqlite3.ProgrammingError):  # the latter for an index that was closed
         raise
     except Exception as error:
         if store.is_disk_error(error):
-            remedy = "free some space or choose another index_dir. Nothing that the index held before is lost"
-            raise UserError(f"{index_dir}: {error}; {remedy}") from error
+            remedy = "Free some space or choose another index_dir. Nothing in the existing index is lost"
+            raise UserError(f"{index_dir}: {error}. {remedy}") from error
         if database and store.is_damaged(database):
             store.mark_damaged(index_dir)
             raise store.DamagedIndex(index_dir) from error

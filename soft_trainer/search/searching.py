@@ -3,7 +3,7 @@
 A query takes these steps:
 
 1. `parse_query` (ranking/ranking.py) extracts the query's significant words and their terms. `parse_text`
-   (ranking/texts.py) makes three queries of a text of several lines.
+   (ranking/texts.py) turns a text of several lines into three queries.
 2. Each index provides a `Snapshot` (snapshot.py), which reads everything a search needs in one transaction. `_View`
    combines the snapshots.
 3. `score` (ranking/ranking.py) scores all files and chunks by words, by an encoder and by past commits, and `fuse`
@@ -33,24 +33,24 @@ from soft_trainer.search.ranking.texts import fuse, named_files, parse_text
 from soft_trainer.search.ranking.weakness import is_weak
 from soft_trainer.search.snapshot import Snapshot
 
-# A filter by one of these languages also allows the languages in its list.
+# Filtering by one of these languages also allows the languages in its list.
 _RELATED = {"typescript": ["tsx"], "c++": ["cpp"], "c#": ["csharp"], "js": ["javascript"], "ts": ["typescript", "tsx"]}
 SIMILAR_TERMS = 16  # the number of terms that represent a chunk in a search for similar chunks
 
 
 class Search:
-    """Searches one index, or several as if they were one, so that their scores are comparable.
+    """Searches one index, or several indexes as if they were one, so that all scores are comparable.
 
-    With several indexes, the path of a result starts with the name of its folder. If two folders have the same name,
-    it starts with their full paths.
+    With several indexes, a result's path starts with the name of the indexed folder. If two folders have the same
+    name, the path starts with the folder's full path.
 
-    A folder in another folder is searched once, with the index of the outer folder if that index has its files.
+    A folder inside another folder is searched only once, with the outer folder's index if that index has its files.
 
     Args:
         indexes: one `CodeIndex`, or several.
 
     Attributes:
-        ranked_by: what the latest search ranked by: "words", and "commits" and the encoder if they were used.
+        ranked_by: what the latest search used to rank results: "words", and "commits" and the encoder if used.
 
     Raises:
         UserError: `indexes` is empty.
@@ -93,7 +93,7 @@ class Search:
         return list(dict.fromkeys(notices))
 
     def evidence(self, lexical: bool = False) -> list[str]:
-        """Returns what a search in any of the indexes can rank by; see `CodeIndex.evidence`."""
+        """Returns what a search in any of the indexes can rank results by; see `CodeIndex.evidence`."""
         found = []
         for index in self.members:
             found += index.evidence(lexical)
@@ -127,7 +127,7 @@ class Search:
             query: a name, words, a sentence, or a text of several lines, such as an issue.
             limit: the maximum number of results.
             path: search only files that match this pattern, such as `src/**`, `*.py` or `**/views/*`. With several
-                indexes, the pattern may start with the name of a folder.
+                indexes, the pattern may start with the name of an indexed folder.
             language: search only files in this language.
             name: search only functions and classes with this name, such as `get`, `Session.get` or `Session.*`.
             lexical: ignore embeddings.
@@ -163,10 +163,10 @@ class Search:
     def similar(self, path: str, line: int, limit: int = 10, lexical: bool = False) -> list[SearchResult]:
         """Finds chunks similar to the chunk at a line of a file, best first.
 
-        They share rare words with that chunk and, if there is an encoder, have a similar embedding.
+        Similar chunks share rare words with that chunk and, if there is an encoder, have a similar embedding.
 
         Raises:
-            UserError: the file is not in the index, it has no chunk at this line, or the limit is not a positive whole
+            UserError: the file is not in the index or has no chunk at this line, or the limit is not a positive whole
                 number.
         """
         check_limit(limit)
@@ -190,7 +190,7 @@ class Search:
         return sorted(counts, key=counts.get, reverse=True)
 
     def text_of(self, path: str) -> str | None:
-        """Returns a file's text as it was when indexed, or None if the path is not in the index."""
+        """Returns the text that a file had when it was indexed, or None if the file is not in the index."""
         for label, index in self._labelled.items():
             if path.startswith(label):
                 text = index.text_of(path.removeprefix(label))
@@ -215,12 +215,12 @@ class Search:
             if not len(view.segments.languages):
                 folders = ", ".join(index.folder for index in self.members)
                 commands = "; ".join(f"`{index.command('--skipped')}`" for index in self.members)
-                raise UserError(f"{folders}: no file is indexed; {commands} indexes again and lists the skipped files")
+                raise UserError(f"{folders}: no files are indexed; {commands} indexes again and lists skipped files")
             yield view
 
 
 class _Part(NamedTuple):
-    """One index in a view: the label of its paths, its snapshot, and the slice of all chunks that belongs to it."""
+    """One index in a view: the label of its paths, its snapshot, and its slice of all chunks."""
 
     label: str
     index: Any  # a `CodeIndex`, whose module imports this one
@@ -232,8 +232,8 @@ class _View:
     """Combines the snapshots of several indexes. Files and chunks are numbered across all of them.
 
     Args:
-        labelled: the indexes, keyed by the label that precedes their paths.
-        stack: closes the snapshots when it exits.
+        labelled: the indexes, keyed by the label to put before their paths.
+        stack: the exit stack that closes the snapshots.
     """
 
     def __init__(self, labelled: dict[str, Any], stack: ExitStack):
@@ -259,15 +259,15 @@ class _View:
             known = set().union(*(part.snapshot.languages for part in self.parts))
             languages = known & {language.lower(), *_RELATED.get(language.lower(), ())}
             if not languages:
-                raise UserError(f"language={language!r}: the index has {', '.join(sorted(known))}")
+                raise UserError(f"language={language!r}: no such files; the index has {', '.join(sorted(known))}")
         allowed = [part.snapshot.allowed(path, languages, name, part.label) for part in self.parts]
         return np.concatenate(allowed)
 
     def similarity_to_query(self, query: str) -> np.ndarray | None:
-        """Computes each chunk's similarity to a query. It is NaN for a chunk without an embedding.
+        """Computes each chunk's similarity to a query, or NaN for a chunk without an embedding.
 
-        Returns None without an encoder, or if the indexes do not all have the same one: similarities of different
-        encoders cannot be compared, and chunks of an index without an encoder would rank too low.
+        Returns None if the indexes have no encoder or do not all have the same encoder, because similarities from
+        different encoders cannot be compared, and chunks of an index without an encoder would rank too low.
         """
         if not self._has_one_encoder():
             return None
@@ -277,7 +277,7 @@ class _View:
         return similarity
 
     def similarity_to_chunk(self, chunk: int) -> np.ndarray | None:
-        """Computes each chunk's similarity to a given chunk.
+        """Computes the similarity of every chunk to one chunk, or NaN for a chunk without an embedding.
 
         Returns None if that chunk has no embedding, or if the indexes do not all have the same encoder.
         """
@@ -293,7 +293,7 @@ class _View:
         return similarity
 
     def _has_one_encoder(self) -> bool:
-        """Returns True if all indexes have the same encoder. If only some have it, the search adds a notice."""
+        """Returns True if all indexes have the same encoder. Adds a notice if only some do, or if encoders differ."""
         encoded = [part for part in self.parts if part.snapshot.state]
         if not encoded:
             return False
@@ -316,7 +316,7 @@ class _View:
         return Votes(np.concatenate(shares), commits)
 
     def ranked_by(self, similarity: np.ndarray | None, votes: Votes) -> list[str]:
-        """Returns the evidence used in a ranking: words, and possibly commits and the encoder's name."""
+        """Returns what a ranking used: words, and possibly commits and the encoder."""
         found = ["words"]
         if votes.commits:
             found.append("commits")
@@ -333,7 +333,7 @@ class _View:
         limit: int,
         votes: Votes = NO_VOTES,
     ) -> list[SearchResult]:
-        """Returns the best chunks that the filters allow, with the commits that voted for them."""
+        """Returns the best chunks that pass the filters, with the commits that voted for them."""
         results = []
         for chunk, score in ranking.order_chunks(scores, self.segments, allowed, limit):
             part = self._part_of(chunk)
@@ -350,17 +350,17 @@ class _View:
         """Returns the chunk that contains a line of a file.
 
         Raises:
-            UserError: the file is not in the index, or it has no chunk at this line.
+            UserError: the file is not in the index or has no chunk at this line.
         """
         for part in self.parts:
             if path.startswith(part.label):
                 chunk = part.snapshot.chunk_at(path.removeprefix(part.label), line)
                 if chunk is not None:
                     return part.chunks.start + chunk
-        raise UserError(f"{path}:{line}: not in the index; give a path and a line as in a search result")
+        raise UserError(f"{path}:{line}: not in the index; pass a path and a line from a search result")
 
     def query_like(self, chunk: int) -> ranking.Query:
-        """Makes a query from the rare words of a chunk that also occur in other chunks."""
+        """Creates a query from a chunk's rare words that also occur in other chunks."""
         part = self._part_of(chunk)
         text = part.snapshot.result(chunk - part.chunks.start).text
         counts: Counter[str] = Counter()
@@ -378,7 +378,7 @@ class _View:
         """Returns True if one of these chunks is more similar to the query than any chunk is to random letters.
 
         Args:
-            chunks: chunks of one part.
+            chunks: a slice of one part's chunks.
         """
         if similarity is None or np.isnan(similarity[chunks]).all():
             return False

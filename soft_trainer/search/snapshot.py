@@ -26,10 +26,10 @@ class Snapshot:
 
     Attributes:
         state: the state of the embeddings, or None if the index has no encoder.
-        noise: the similarity that random letters reach, once it has been computed.
+        noise: the highest similarity of any chunk to random letters, or None until it is computed.
 
     Args:
-        prefix: read only files whose path begins with it. Results give their paths without it.
+        prefix: the start of a path. Only files whose path starts with `prefix` are read. Results omit the prefix.
     """
 
     def __init__(self, database: sqlite3.Connection, index_dir: Path, prefix: str = ""):
@@ -37,7 +37,7 @@ class Snapshot:
         self.prefix = prefix
         self.segments = store.Segments(database, prefix)
         known = store.get_meta(database, "languages", [])
-        # The number of each language that a file has. A language whose files have been removed is not listed.
+        # The number of each language that occurs. A language whose files have all been removed is not listed.
         present = np.flatnonzero(np.bincount(self.segments.languages))  # `np.unique` imports numpy.ma, which is slow
         self.languages = {known[number]: number for number in present.tolist()}
         self.memory = CommitMemory(database, self.segments)
@@ -53,7 +53,7 @@ class Snapshot:
                     self.slots[first : first + len(slots)] = slots
 
     def similarity(self, embedding: np.ndarray) -> np.ndarray:
-        """Computes each chunk's similarity to a query, float32[chunks]. It is NaN for a chunk without an embedding."""
+        """Computes each chunk's similarity to a query, float32[chunks], or NaN for a chunk without an embedding."""
         return np.append(vectors.similarities(self.vectors, embedding), np.float32(np.nan))[self.slots]
 
     def embedding(self, chunk: int) -> np.ndarray | None:
@@ -63,7 +63,7 @@ class Snapshot:
         return self.vectors[self.slots[chunk]].astype(np.float32)
 
     def allowed(self, path: str | None, languages: set[str] | None, name: str | None, label: str) -> np.ndarray:
-        """Returns the chunks that pass the filters, bool[chunks]. Paths are matched with and without the `label`."""
+        """Returns which chunks pass the filters, bool[chunks]. Paths are matched with and without the `label`."""
         segments = self.segments
         files = np.ones(len(segments.languages), bool)
         if languages is not None:
@@ -84,7 +84,7 @@ class Snapshot:
         return chunks
 
     def _named(self, name: str) -> np.ndarray:
-        """Returns the chunks that define a name, bool[chunks]. A `*` in the name matches anything.
+        """Returns which chunks define a name, bool[chunks]. A `*` in the name matches anything.
 
         `Session.get` also finds `api.Session.get`.
         """
@@ -104,7 +104,7 @@ class Snapshot:
         return named
 
     def _terms_of_name(self, name: str) -> list[str]:
-        """Returns the index terms of definitions with an unqualified name, in which `*` matches anything."""
+        """Returns the index terms for definitions of an unqualified name, in which `*` matches anything."""
         term = DEFINED + whole(name)
         if "*" not in term:
             return [term]
@@ -112,9 +112,9 @@ class Snapshot:
         return [known for (known,) in self.database.execute(query) if fnmatchcase(known, term)]
 
     def chunk_at(self, path: str, line: int) -> int | None:
-        """Returns the chunk that contains a line of a file, or the next chunk if none contains it.
+        """Returns the chunk that contains a line of a file, or the next chunk if no chunk contains the line.
 
-        Returns None if the file is not in the index, or if the line is after its last chunk.
+        Returns None if the file is not in the index, or if the line is after the file's last chunk.
         """
         query = "SELECT id, chunks FROM files JOIN contents ON file = id WHERE path = ?"
         row = self.database.execute(query, (store.storable(self.prefix + path),)).fetchone()
@@ -132,7 +132,7 @@ class Snapshot:
 
         Args:
             label: a prefix for the path.
-            votes: the numbers of the commits, most similar first.
+            votes: the numbers of the commits that voted for the chunk, most similar first.
         """
         file = int(self.segments.owners[chunk])
         query = "SELECT path, language, chunks, text FROM files JOIN contents ON file = id WHERE id = ?"

@@ -27,14 +27,14 @@ _DECLARATORS = (*_REFERENCES, "pointer_declarator", "array_declarator", "parenth
 
 
 def parse(source: bytes, language: str, seconds: float = 60.0) -> Node | None:
-    """Parses a file. Returns None if most of it is a syntax error, or if parsing takes longer than `seconds`.
+    """Parses a file. Returns None if most of the file is a syntax error, or if parsing takes longer than `seconds`.
 
-    Some files, even of 200 bytes, make the parser hang forever. All others take far less than a minute.
+    Some files, even files of 200 bytes, make the parser hang forever. All other files take far less than a minute.
     """
     deadline = time.monotonic() + seconds
 
     def read(at: int, _) -> bytes:
-        # A parser of tree-sitter 0.26 stops only if it is told that the text ends here.
+        # The parser of tree-sitter 0.26 stops only if `read` reports the end of the text.
         if time.monotonic() < deadline:
             return source[at : at + _READ_BYTES]
         return b""
@@ -51,10 +51,10 @@ class Definition(NamedTuple):
 
     Attributes:
         kind: "function", "container" or "type".
-        name: the unqualified name, or "" for a function that has none.
+        name: the unqualified name, or "" for an anonymous function.
         node: the syntax node.
-        wrappers: the enclosing nodes that may give it a name, such as an assignment, outermost first.
-        around: the innermost eight enclosing definitions that have a name, outermost first.
+        wrappers: the enclosing nodes that may name the definition, such as an assignment, outermost first.
+        around: the innermost eight named definitions that enclose this one, outermost first.
     """
 
     kind: str
@@ -65,7 +65,7 @@ class Definition(NamedTuple):
 
 
 def definitions(root: Node, source: bytes, language: str) -> Iterator[Definition]:
-    """Yields all definitions below `root`, outer ones before inner ones."""
+    """Yields all definitions below `root`. Outer definitions come before inner ones."""
     captures = QueryCursor(queries(language)[0]).captures(root)
     nodes = []
     for kind in _KINDS:
@@ -100,7 +100,10 @@ def definitions(root: Node, source: bytes, language: str) -> Iterator[Definition
 
 
 def name_node(node: Node) -> Node | None:
-    """Returns the node with a definition's name. In C it is inside declarators; in a Rust `impl` it is a type."""
+    """Returns the node that contains a definition's name. In C, the name is inside declarators.
+
+    In a Rust `impl`, the name is a type.
+    """
     name = node.child_by_field_name("name")
     if name is None and node.type == "impl_item":
         return node.child_by_field_name("type")
@@ -112,7 +115,7 @@ def name_node(node: Node) -> Node | None:
 
 
 def last_child(node: Node, *kinds: str) -> Node | None:
-    """Returns the last named child if its type is one of `kinds`, or None."""
+    """Returns a node's last named child if the child's type is one of `kinds`, or None."""
     for last in node.named_children[-1:]:
         if last.type in kinds:
             return last
@@ -120,7 +123,7 @@ def last_child(node: Node, *kinds: str) -> Node | None:
 
 
 def _name(source: bytes, node: Node, wrappers: list[Node], naming: dict[str, str]) -> str:
-    """Returns a definition's name, or the name that it is assigned to, on one line and without type parameters."""
+    """Returns a definition's name, or the name it is assigned to, on one line and without type parameters."""
     named = name_node(node)
     for wrapper in reversed(wrappers):
         if named is None and (field := naming.get(wrapper.type)):

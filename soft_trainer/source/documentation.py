@@ -1,4 +1,4 @@
-"""Turns a doc comment into a query: its first paragraph, without delimiters, tags and markup."""
+"""Turns a doc comment into a query: the comment's first paragraph, without delimiters, tags or markup."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Substitution = tuple[str, str | Callable[[re.Match[str]], str]]
 
 
 def strip_comment(comment: str, directive: str = "(?!)") -> str:
-    """Returns a doc comment's text without delimiters, leading stars and common indentation.
+    """Returns a doc comment's text without delimiters, leading stars or common indentation.
 
     Args:
         comment: a `/** ... */` comment, or `//`, `///` or `#` lines.
@@ -36,7 +36,7 @@ def strip_comment(comment: str, directive: str = "(?!)") -> str:
 
 
 def strip_ruby(comment: str) -> str:
-    """Returns a Ruby doc comment's text, without directives for linters and types.
+    """Returns a Ruby doc comment's text, without directives for linters or type checkers.
 
     The comment consists of `#` lines, or of the lines from `=begin` to `=end`.
     """
@@ -52,7 +52,7 @@ class DocStyle:
     """The markup of one documentation format, such as Javadoc or Rustdoc.
 
     Attributes:
-        substitutions: patterns of markup and their replacements, applied in order.
+        substitutions: patterns that match markup, and their replacements, in the order in which they are applied.
         stop: a pattern for lines that end the summary.
         skip: a pattern for lines to skip in the summary.
         strip: a function that removes a doc comment's delimiters.
@@ -90,7 +90,7 @@ _INLINE_TAGS = (
 
 
 def _link(match: re.Match[str]) -> str:
-    """Returns the label of an inline link such as `{@link Map#get(Object) label}`, or its target if it has none."""
+    """Returns an inline link's label, such as `label` for `{@link Map#get(Object) label}`, or its target."""
     target = match["target"]
     label = match["label"].strip(" |")
     return label or target.lstrip("#").replace("#", ".")

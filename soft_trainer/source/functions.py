@@ -27,12 +27,12 @@ def functions(
 ) -> Iterator[tuple[Row, Node]]:
     """Yields a row and the syntax node for each named function in `source` that has a body.
 
-    A row has CodeSearchNet's columns except `repo` and `partition`, which depend on the package. Without
-    documentation, `docstring` and `docstring_tokens` are empty. If the documentation consists of tags, only
+    A row has CodeSearchNet's columns except `repo` and `partition`, which depend on the package. `docstring` and
+    `docstring_tokens` are empty if a function has no documentation. If the documentation consists only of tags, only
     `docstring_tokens` is empty.
 
     Args:
-        documented: skip functions without documentation, whose rows take most of the time.
+        documented: True to skip functions without documentation, which take most of the time.
     """
     file = FileFunctions(root, source, language, path)
     for function in file.functions.values():
@@ -44,10 +44,10 @@ class Function(NamedTuple):
     """A named function in a file.
 
     Attributes:
-        name: the name qualified by enclosing classes and modules, as in `Cart.total`.
+        name: the name, qualified by the enclosing classes and modules, such as `Cart.total`.
         parameters: the text of the parameters on one line, without brackets.
         node: the syntax node.
-        named: the node that includes the name. In `f = function () {}`, it is the parent of `node`.
+        named: the node that includes the name. For `f = function () {}`, this is the parent of `node`.
         body: the syntax node of the body.
     """
 
@@ -59,22 +59,22 @@ class Function(NamedTuple):
 
     @property
     def lines(self) -> Span:
-        """The first and the last line. Line numbers start at 1."""
+        """The function's first and last line. Line numbers start at 1."""
         return self.named.start_point[0] + 1, self.named.end_point[0] + 1
 
 
 class FileFunctions:
-    """The functions in one file. Making a row is slow, so `row` makes the row of a single function on request.
+    """The functions in one file. Making a row is slow, so `row` makes one row at a time, on request.
 
     Args:
-        root: the root of the syntax tree, or None if the file could not be parsed. It then has no functions.
+        root: the root of the syntax tree, or None if the file could not be parsed and so has no functions.
         source: the text of the file.
         language: one of `SOURCE_LANGUAGES`.
         path: the path of the file, for the rows.
 
     Attributes:
-        functions: the functions in order, keyed by a unique name: `Cart.total`, `Cart.total(int count)` if it is
-            overloaded, and `Cart.total(int count)~2` for the second one with the same parameters.
+        functions: the functions in order, keyed by unique names: `Cart.total`, `Cart.total(int count)` for an
+            overload, and `Cart.total(int count)~2` for a second function with the same parameters.
     """
 
     def __init__(self, root: Node | None, source: bytes, language: str, path: str):
@@ -102,7 +102,7 @@ class FileFunctions:
             self.functions[name] = function
 
     def _found(self, root: Node) -> Iterator[Function]:
-        """Yields the named functions that have a body. Of several functions on the same lines, the first counts."""
+        """Yields the named functions that have a body, but only the first of several functions on the same lines."""
         end = 0
         lines = set()
         for found in definitions(root, self.source, self.language):
@@ -123,9 +123,9 @@ class FileFunctions:
                 yield function
 
     def counterpart(self, name: str, other: FileFunctions) -> str | None:
-        """Returns a function's name in another version of the file, or None if it does not exist there.
+        """Returns a function's name in another version of the file, or None if that version lacks the function.
 
-        Parameters tell overloads apart.
+        Overloads are distinguished by their parameters.
         """
         if name in other.functions:
             return name
@@ -136,7 +136,7 @@ class FileFunctions:
         return None
 
     def row(self, function: Function) -> Row:
-        """Returns a function's row with CodeSearchNet's columns, as described in `functions`."""
+        """Returns a function's row with CodeSearchNet's columns; see `functions`."""
         first, last = function.lines
         docstring = self.docstring(function)
         return {
@@ -169,7 +169,7 @@ class FileFunctions:
         return tokens
 
     def _comment_spans(self, function: Function) -> list[Span]:
-        """Returns the byte range of each comment in a function: the start, and the end, which is excluded."""
+        """Returns the byte range of each comment in a function, as (start, end). The end is exclusive."""
         first = bisect_left(self._comments, function.named.start_byte, key=_START)
         last = bisect_left(self._comments, function.named.end_byte, key=_START)
         spans = []
@@ -201,7 +201,7 @@ class FileFunctions:
     def _comment_above(self, node: Node) -> str:
         """Returns the doc comment that ends on the line above a function, or "" if there is none.
 
-        Consecutive line comments form a single comment.
+        Consecutive line comments count as one comment.
         """
         while node.parent is not None and node.parent.type in self.table.wrappers:
             node = node.parent
@@ -222,7 +222,7 @@ class FileFunctions:
 
 
 def _parameters(source: bytes, node: Node | None) -> str:
-    """Returns the text of a function's parameters, on one line and without brackets."""
+    """Returns a function's parameters as text, on one line and without brackets."""
     while node is not None:
         parameters = node.child_by_field_name("parameters")
         if parameters is not None:
@@ -238,9 +238,9 @@ def comments(root: Node, language: str) -> list[Node]:
 
 
 def _without(source: bytes, node: Node, spans: list[Span]) -> str:
-    """Returns a node's text without the given byte spans.
+    """Returns a node's text without the bytes in `spans`.
 
-    Lines that become blank are removed, together with blank lines that follow them.
+    Lines that become blank are removed, together with the blank lines after them.
     """
     text = source[node.start_byte : node.end_byte]
     for start, end in reversed(spans):

@@ -1,7 +1,7 @@
 """Reads a git repository's commits and trees with libgit2.
 
-`git` is never run. Therefore no hook, filter, pager or file-system monitor from a repository's configuration can run,
-and nothing is fetched.
+`git` is never run. So a repository's configuration cannot start a hook, filter, pager or file-system monitor, and
+nothing is fetched.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ REGULAR_FILES = (0o100644, 0o100755, 0o100664)  # no links, no submodules
 
 
 def open_repository(path: str | os.PathLike[str]) -> pygit2.Repository:
-    """Opens a repository with or without a working tree, regardless of who owns it.
+    """Opens a repository with or without a working tree, whoever owns it.
 
     Raises:
-        UserError: the folder is not a repository that libgit2 can read, or the repository has no
-            commit.
+        UserError: libgit2 cannot read the folder as a repository, or the repository has no commit.
     """
     _check_regular_files(path)
     before = pygit2.settings.owner_validation
@@ -39,9 +38,9 @@ def open_repository(path: str | os.PathLike[str]) -> pygit2.Repository:
         if repository.head_is_unborn:
             raise UserError(f"{path}: the repository has no commit on its current branch")
     except (pygit2.GitError, KeyError, OSError) as error:
-        hint = "give the root of a git repository (the folder with .git), or a bare repository"
+        hint = "pass the root of a git repository (the folder with .git), or a bare repository"
         if Path(path, ".git").exists() or Path(path, "objects").exists():
-            hint = "libgit2 cannot open it; clone it again (`git clone`, without --filter) and give the clone"
+            hint = "clone it again (`git clone`, without --filter), because libgit2 cannot open it"
         raise UserError(f"{path}: not a readable git repository ({' '.join(str(error).split())}); {hint}") from error
     finally:
         pygit2.settings.owner_validation = before
@@ -49,7 +48,7 @@ def open_repository(path: str | os.PathLike[str]) -> pygit2.Repository:
 
 
 def _check_regular_files(path: str | os.PathLike[str]) -> None:
-    """Raises UserError if one of git's files is not a regular file: libgit2 would wait forever for a pipe."""
+    """Raises UserError if one of git's files is not a regular file. libgit2 would wait forever for a pipe."""
     own = git_dir(path)
     shared = common_dir(path)
     names = [(own, "HEAD"), (own, "commondir"), *((shared, name) for name in ("config", "packed-refs", "shallow"))]
@@ -59,11 +58,11 @@ def _check_regular_files(path: str | os.PathLike[str]) -> None:
         files.append(pointer)
     for file in files:
         if os.path.exists(file) and not os.path.isfile(file):
-            raise UserError(f"{file}: not a regular file, so the repository is not read; remove it or clone again")
+            raise UserError(f"{file}: not a regular file, so the repository was not read; remove it or clone again")
 
 
 def shallow_ends(path: str | os.PathLike[str]) -> str:
-    """Returns the ids of the commits at which a shallow clone ends, one per line, or "" for a whole repository."""
+    """Returns the ids of the commits at which a shallow clone ends, one per line, or "" for a full clone."""
     ends = read_regular(os.path.join(common_dir(path), "shallow"), _MAX_SHALLOW_BYTES)
     if isinstance(ends, str):
         return ""
@@ -81,8 +80,8 @@ def reporting_missing_objects(path: str | os.PathLike[str]) -> Iterator[None]:
         yield
     except (pygit2.GitError, OSError) as error:
         raise UserError(
-            f"{path}: an object of the history cannot be read ({' '.join(str(error).split())}); clone it again, or "
-            f"try this: {REFETCH}"
+            f"{path}: an object in the history cannot be read ({' '.join(str(error).split())}). Clone it again. "
+            f"{REFETCH}"
         ) from error
 
 
@@ -99,9 +98,9 @@ def read_object(repository: pygit2.Repository, oid: pygit2.Oid | str):
 
 
 def commits_oldest_first(repository: pygit2.Repository, tip: str | None = None, known: str = "") -> list[str]:
-    """Returns the ids of the commits reachable from `tip` (by default HEAD) but not from `known`.
+    """Returns the ids of the commits that can be reached from `tip` (by default HEAD) but not from `known`.
 
-    Parents come before their children. Apart from that, commits are ordered by committer date.
+    Parents come before their children. Otherwise, commits are ordered by committer date.
     """
     order = SortMode.TOPOLOGICAL | SortMode.TIME | SortMode.REVERSE
     tip = tip or repository.head.target
@@ -114,9 +113,9 @@ def commits_oldest_first(repository: pygit2.Repository, tip: str | None = None, 
 
 
 def missing_objects_state(repository: pygit2.Repository) -> list[str]:
-    """Returns the names of the packs in a partial clone, which change when missing objects are fetched.
+    """Returns the names of a partial clone's packs, or [] for any other repository.
 
-    Returns an empty list for any other repository.
+    The names change when missing objects are fetched.
     """
     packs = Path(repository.path, "objects", "pack")
     if not any(packs.glob("*.promisor")):
@@ -125,7 +124,7 @@ def missing_objects_state(repository: pygit2.Repository) -> list[str]:
 
 
 def tree_files(repository: pygit2.Repository, commit: str) -> Iterator[tuple[str, pygit2.Oid]]:
-    """Yields the path and the blob id of each regular file in a commit's tree, ordered by path.
+    """Yields the path and blob id of each regular file in a commit's tree, ordered by path.
 
     Files whose names git would refuse to check out are excluded.
     """
@@ -145,7 +144,7 @@ def tree_files(repository: pygit2.Repository, commit: str) -> Iterator[tuple[str
 
 
 def write_tree(repository: pygit2.Repository, commit: str, folder: str | os.PathLike[str]) -> None:
-    """Writes a commit's regular files below `folder`, except those that are missing or over `MAX_FILE_BYTES`."""
+    """Writes a commit's regular files to `folder`. Skips files that are missing or over `MAX_FILE_BYTES`."""
     for path, oid in tree_files(repository, commit):
         content = None
         with suppress(pygit2.GitError, OSError):
@@ -157,7 +156,7 @@ def write_tree(repository: pygit2.Repository, commit: str, folder: str | os.Path
 
 
 def blob(repository: pygit2.Repository, oid: pygit2.Oid) -> bytes | str:
-    """Returns the content of a blob, or the reason to skip it.
+    """Returns a blob's content, or the reason to skip the blob.
 
     Raises:
         GitError: the blob is missing.

@@ -45,7 +45,7 @@ _FRAMES = {
 
 @cache
 def parser(language: str) -> Parser:
-    """Returns the tree-sitter parser for a language. Each process creates it once.
+    """Returns the tree-sitter parser for a language. Each process creates one parser per language.
 
     Raises:
         UserError: the language is not in `GRAMMARS`.
@@ -55,7 +55,7 @@ def parser(language: str) -> Parser:
 
 
 def entry_of(table: dict, language: str):
-    """Returns `table[language]`.
+    """Returns a language's entry in a table.
 
     Raises:
         UserError: the language is not in the table.
@@ -66,7 +66,7 @@ def entry_of(table: dict, language: str):
 
 
 def parses(code: str, language: str) -> bool:
-    """Returns True if `code` parses without error as a file, a function, or a method without its class.
+    """Returns True if `code` parses without errors as a file, a function, or a method without its class.
 
     Raises:
         UserError: the language is not in `GRAMMARS`.
@@ -75,10 +75,10 @@ def parses(code: str, language: str) -> bool:
 
 
 def parse_framed(code: str, language: str) -> tuple[Node, bytes, set[int]]:
-    """Parses code in the first frame without a syntax error, such as `class C { ... }`, or else without a frame.
+    """Parses code in the first frame, such as `class C { ... }`, that gives no syntax error, or else without a frame.
 
     Returns:
-        The root of the tree, the text that was parsed, and the positions of the frame's bytes in it.
+        The root of the tree, the parsed text, and the positions of the frame's bytes in the text.
     """
     before, after = _AROUND.get(language, _NO_FRAME)
     parsed = []

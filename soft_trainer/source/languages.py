@@ -1,6 +1,6 @@
-"""Describes, for each language, the syntax of functions, names, comments and documentation.
+"""Describes each language's syntax for functions, names, comments and documentation.
 
-CONTRIBUTING.md lists the other places that a new language needs.
+CONTRIBUTING.md lists what else to change when you add a language.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ class SourceLanguage:
     """The syntax of a language's functions, names and documentation. Node types are separated by spaces.
 
     Attributes:
-        extensions: the endings of file names.
-        functions: the node types with a `body` field that count as functions.
+        extensions: the file extensions.
+        functions: the node types that count as functions if they have a `body` field.
         strings: the node types that become a single token, whatever they contain.
         style: the delimiters and the markup of documentation.
         comments: a tree-sitter query for comments and docstrings.
-        containers: the node types whose name precedes the function's name (`Class.method`).
-        types: the other node types that define a name: structures, aliases, macros. Search shows them.
-        wrappers: the node types that may enclose a function and give it a name (`exports.f = function () {}`), or
-            stand between it and its doc comment. The value is the field with the name, or "" if there is none.
+        containers: the node types whose names precede a function's name (`Class.method`).
+        types: the other node types that define a name: structures, aliases, macros. Search returns them as results.
+        wrappers: the node types that may enclose a function and name it (`exports.f = function () {}`), or come
+            between a function and its doc comment. The value is the field with the name, or "" if there is none.
         doc_prefix: the beginnings of doc comments. Other comments (`/* ... */` in Java) are not documentation.
         docstring_in_body: True if the documentation is the first statement of the body.
-        nested: True if functions inside functions are rows too.
+        nested: True if nested functions also become rows.
         constructors: a pattern that matches the names of constructors and destructors.
         named_as_class: True if constructors are named after their class.
-        magic_methods: a pattern that matches the methods that any class may have, as listed by CodeSearchNet.
+        magic_methods: a pattern that matches CodeSearchNet's list of methods that any class may have.
         test_words: the words in a path that mark a test.
     """
 

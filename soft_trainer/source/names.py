@@ -1,4 +1,4 @@
-"""Splits identifiers into words, and recognises tests by their paths."""
+"""Splits identifiers into words, and detects tests by their paths."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\dA-Z_]+|\d+")
 def identifier_words(text: str) -> list[str]:
     """Splits text into lower-case words and numbers, without punctuation.
 
-    `parseHTTPHeader2` and `parse_http_header_2` give the same four words.
+    `parseHTTPHeader2` and `parse_http_header_2` both become `parse`, `http`, `header` and `2`.
     """
     return [word.lower() for word in _WORD.findall(text)]
 
 
 def is_test_path(path: str, language: str) -> bool:
-    """Returns True if the path looks like a test, such as `tests/`, `test_x.py`, `XTest.java` or `x.spec.js`."""
+    """Returns True if the path looks like a test's, such as `tests/x.py`, `test_x.py`, `XTest.java` or `x.spec.js`."""
     return not set(patterns_of(language).test_words.split()).isdisjoint(identifier_words(path))
 
 
 def patterns_of(language: str) -> SourceLanguage:
-    """Returns a language's entry in `SOURCE_LANGUAGES`. For an unknown language, the entry has only the test words."""
+    """Returns a language's entry in `SOURCE_LANGUAGES`, or an entry with only test words for an unknown language."""
     return SOURCE_LANGUAGES.get(language, _UNKNOWN)

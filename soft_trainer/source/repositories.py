@@ -1,4 +1,4 @@
-"""Finds a git repository and its folders without pygit2, so that a search need not import it."""
+"""Finds a git repository and its folders without pygit2, which is too slow to import for a search."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _MAX_BYTES = 10_000  # of a file that holds a path
 
 
 def repository_of(folder: str) -> tuple[str, str] | None:
-    """Returns the root of the repository that contains a folder, and the folder's path in it: "", or ending with `/`.
+    """Returns the root of the repository that contains a folder, and the folder's path in the repository.
 
-    Returns None if the folder is not in a repository.
+    The path is "" or ends with `/`. Returns None if the folder is not in a repository.
     """
     for parent in (Path(folder), *Path(folder).parents):
         if os.path.lexists(parent / ".git"):
@@ -44,7 +44,7 @@ def common_dir(top: str | os.PathLike[str]) -> str:
 
 
 def head_time(top: str) -> int:
-    """Returns the time in ns when HEAD last moved, or 0 if it is unknown."""
+    """Returns when HEAD last moved, in ns, or 0 if the time is unknown."""
     folder = Path(git_dir(top))
     try:
         moved = folder / "logs" / "HEAD"

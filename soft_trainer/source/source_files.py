@@ -1,4 +1,4 @@
-"""Reads source files from untrusted trees. Only regular files are opened, not links or pipes."""
+"""Reads source files from untrusted trees. Opens only regular files, never links or pipes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _PROSE = tuple(".md .markdown .rst .txt .tex .adoc .csv .tsv .json .jsonl .ipynb
 
 
 def read_regular(path: str | os.PathLike[str], limit: int) -> bytes | str:
-    """Returns the bytes of a regular file, or the reason to skip it. Links and pipes are not opened."""
+    """Returns a regular file's bytes, or the reason to skip the file. Links and pipes are not opened."""
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -49,7 +49,7 @@ def read_regular(path: str | os.PathLike[str], limit: int) -> bytes | str:
 
 
 def read_text(root: str | os.PathLike[str], path: str, strict: bool = False) -> bytes | str:
-    """Reads a file below `root`, and returns its text or the reason to skip it, as `readable` does."""
+    """Reads a file below `root`. Returns its text or the reason to skip the file; see `readable`."""
     return readable(read_regular(os.path.join(root, path), MAX_FILE_BYTES), path, strict)
 
 
@@ -57,9 +57,9 @@ def readable(source: bytes | str, path: str, strict: bool = False) -> bytes | st
     r"""Returns a file's text without a byte order mark or `\r`, or the reason to skip the file.
 
     Args:
-        source: the bytes of the file, or the reason why they were not read. A reason is returned unchanged.
-        path: the path of the file. Its extension distinguishes code from prose.
-        strict: True to accept only hand-written files in UTF-8, as mining does.
+        source: the file's bytes, or the reason why the file was not read. A reason is returned unchanged.
+        path: the file's path. The extension distinguishes code from prose.
+        strict: True to accept only hand-written UTF-8 files, as mining does.
     """
     if isinstance(source, str):
         return source
@@ -96,9 +96,9 @@ def decoded(source: bytes) -> str | None:
 
 
 def source_folder(name: str) -> str:
-    """Returns the folder for a name: `stdlib` is Python's standard library, `installed` the installed packages.
+    """Returns the folder of Python's standard library for `stdlib`, and of the installed packages for `installed`.
 
-    Any other name is a folder. An existing folder called `stdlib` or `installed` takes precedence.
+    Any other name is returned unchanged, as is `stdlib` or `installed` if a folder with this name exists.
     """
     if name == "stdlib" and not os.path.isdir(name):
         return os.path.dirname(os.__file__)

@@ -1,1 +1,1 @@
-"""Runs studies, and compares and reports finished runs."""
+"""Runs studies, compares finished runs and writes reports on them."""

@@ -31,14 +31,14 @@ def ranks_of(run: str | Path, split: str, system: str = "trained") -> RankedQuer
     """Reads the rank of each query's relevant code, from a run's output folder or from a `ranks-*.parquet` file.
 
     Raises:
-        UserError: the run has no ranks for this split and system, or its encoder has changed since.
+        UserError: the run has no ranks for this split and system, or the encoder has changed since the run.
     """
     path = Path(run)
     if path.is_dir():
         path = _ranks_file(path, split, system)
         if not path.is_file():
             present = ", ".join(sorted(file.name for file in path.parent.glob("ranks-*.parquet"))) or "none"
-            raise UserError(f"{path.parent}: no ranks of {split} by {system}; files of ranks: {present}")
+            raise UserError(f"{path.parent}: no ranks of {split} by {system} (files of ranks: {present})")
         _check_listed(path)
     ranked = load_ranks(path)
     ranked.check_encoder()
@@ -46,14 +46,14 @@ def ranks_of(run: str | Path, split: str, system: str = "trained") -> RankedQuer
 
 
 def _check_listed(path: Path) -> None:
-    """Raises UserError if a run's record lists files, but not this file with its current content."""
+    """Raises UserError if the run's record lists files, but does not list this file with its current hash."""
     listed = listed_files(path.parent)
     if listed is None:
         return
     if path.name not in listed:
-        raise UserError(f"{path}: {RECORD} in this folder does not list it, so its encoder is unknown: evaluate again")
+        raise UserError(f"{path}: not listed in this folder's {RECORD}, so its encoder is unknown. Evaluate again")
     if listed[path.name] != file_fingerprint(path):
-        raise UserError(f"{path}: has changed since the run in this folder wrote it: evaluate again")
+        raise UserError(f"{path}: has changed since the run in this folder wrote it. Evaluate again")
 
 
 def _ranks_file(run: Path, split: str, system: str) -> Path:
@@ -69,9 +69,9 @@ class RankChange:
 
     Args:
         query: the text of the query.
-        delta: its reciprocal rank in a minus its reciprocal rank in b, averaged over seeds.
-        ranks: for each system, the rank with each seed.
-        tops: for each system, the top three codes with the first seed, as (True for the query's positive, text).
+        delta: the query's reciprocal rank in a minus its reciprocal rank in b, averaged over seeds.
+        ranks: each system's ranks, one per seed.
+        tops: each system's top three codes with the first seed, as (True for the query's positive, text).
     """
 
     query: str
@@ -84,15 +84,15 @@ class Pairing:
     """The ranks of two systems on the same queries. Each system has one run, or one run per seed.
 
     Args:
-        a, b: the ranks of each system's runs, with seeds in the same order. All runs are reordered like the first run.
+        a, b: the ranks of each system's runs, with seeds in the same order. Each run is reordered to match the first.
 
     Raises:
-        UserError: a run has other queries or another corpus than the first one.
+        UserError: a run has different queries or a different corpus from the first run.
     """
 
     def __init__(self, a: Sequence[RankedQueries], b: Sequence[RankedQueries]):
         self.sides = []
-        self.by_seed = []  # the reciprocal ranks of each side, float64[S, Q]
+        self.by_seed = []  # each system's reciprocal ranks, float64[S, Q]
         for runs in (a, b):
             side = []
             reciprocal = []
@@ -127,10 +127,10 @@ class Pairing:
 
 
 def _order(ranked: RankedQueries, reference: RankedQueries) -> np.ndarray:
-    """Returns the row in `ranked` of each query in `reference`, int64[Q].
+    """Returns, for each query in `reference`, its row in `ranked`, int64[Q].
 
     Raises:
-        UserError: the two have different queries or corpora.
+        UserError: the queries or the corpora differ.
     """
     files = f"{reference.path} and {ranked.path}"
     if reference.corpus != ranked.corpus:
@@ -147,11 +147,11 @@ def _order(ranked: RankedQueries, reference: RankedQueries) -> np.ndarray:
 
 
 def verdict(a: float, b: float, interval: Interval) -> str:
-    """Returns one line: which of two systems is better, or that there are too few queries to tell.
+    """Returns one line that reports which system is better, or that neither is clearly better.
 
     Args:
         a, b: the MRR of each system.
-        interval: the interval of a - b.
+        interval: the confidence interval of a - b.
     """
     if interval.low > 0:
         return f"A is better: {a:.3f} against {b:.3f}, {difference_text(a - b, interval, digits=3)}"
@@ -171,14 +171,14 @@ def describe(comparison: Comparison) -> str:
 
 
 def p_text(p: float, equals: str = "") -> str:
-    """Formats a p-value, such as "0.012" or "< 0.001". With 10,000 draws, more than three digits would be noise."""
+    """Formats a p-value, such as "0.012" or "< 0.001". With 10,000 draws, a fourth digit would be noise."""
     if p < 0.001:
         return "< 0.001"
     return f"{equals}{p:.3f}"
 
 
 def change_text(change: RankChange) -> str:
-    """Formats a change as lines: the query, then each system's rank and top codes, with `=>` before the positive."""
+    """Formats a change as text: the query, then each system's ranks and top codes, with `=>` before the positive."""
     lines = [f"{change.delta:+.3f}  {shortened(change.query)}"]
     for name, ranks, top in zip("AB", change.ranks, change.tops, strict=True):
         lines.append(f"  {name}: rank {', '.join(f'{rank:,}' for rank in ranks)}")
@@ -193,7 +193,7 @@ def change_text(change: RankChange) -> str:
 
 @dataclass(frozen=True)
 class SetComparison:
-    """The reciprocal ranks of two methods on the queries of one evaluation set."""
+    """Two methods' reciprocal ranks on the queries of one evaluation set."""
 
     name: str
     reciprocal: tuple[np.ndarray, np.ndarray]  # the reciprocal ranks of each method, float64[S, Q]
@@ -206,7 +206,10 @@ class SetComparison:
 
 @dataclass(frozen=True)
 class PooledComparison:
-    """Two methods on several evaluation sets. MRR is the mean over the queries of all sets, averaged over seeds."""
+    """A comparison of two methods on several evaluation sets.
+
+    The MRR is the mean over the queries of all sets, averaged over seeds.
+    """
 
     sets: tuple[SetComparison, ...]
 
@@ -219,16 +222,16 @@ class PooledComparison:
         return float(np.concatenate([each.reciprocal[side].mean(0) for each in self.sets]).mean())
 
     def interval(self, sets: Sequence[SetComparison] | None = None) -> Interval:
-        """Returns the bootstrap interval of the difference, with seeds and queries resampled within each set."""
+        """Returns the bootstrap interval of the difference. Seeds and queries are resampled within each set."""
         return stratified_bootstrap([each.differences for each in sets or self.sets])
 
     @property
     def p(self) -> float:
-        """The two-sided p-value of a randomisation test over queries, with differences averaged over seeds."""
+        """The two-sided p-value of a randomisation test over queries. Differences are averaged over seeds first."""
         return randomisation_test(np.concatenate([each.differences.mean(0) for each in self.sets]))
 
     def describe(self) -> str:
-        """Returns the verdict, a table with one line per set and one for all sets together, and the p-value."""
+        """Returns, as text, the verdict, a table with a line for each set and one for all sets, and the p-value."""
         rows = []
         number = 0
         for each in self.sets:
@@ -248,13 +251,14 @@ class PooledComparison:
 def compare_patterns(a: str, b: str, split: str = "test", system: str = "trained") -> PooledComparison:
     """Compares the runs that match two patterns, such as `outputs/study/*/ours/*`.
 
-    Two runs form a pair if each `*` matches the same text in both. Pairs with the same queries are seeds of one set.
+    Two runs form a pair if each `*` matches the same text in both. Pairs with the same queries count as seeds of one
+    evaluation set.
 
     Args:
-        split: comma-separated evaluation sets. A pair of runs may lack some of them.
+        split: comma-separated evaluation sets. A pair of runs may lack some of the sets.
 
     Raises:
-        UserError: a pattern has no `*` or matches no run, or a run has no partner or no ranks.
+        UserError: a pattern has no `*` or matches no run, or a run has no counterpart or no ranks.
     """
     folders_of_a = _folders(a)
     folders_of_b = _folders(b)
@@ -283,15 +287,15 @@ def compare_patterns(a: str, b: str, split: str = "test", system: str = "trained
 
 
 def _check_partners(folders: dict[tuple, Path], partners: dict[tuple, Path], pattern: str) -> None:
-    """Raises UserError if a run of one pattern has no partner in the other: the same texts in place of the stars."""
+    """Raises UserError if a run lacks a counterpart, a run for which the stars of `pattern` match the same texts."""
     for parts in sorted(folders.keys() - partners.keys()):
-        raise UserError(f"{folders[parts]}: has no partner among the runs of {pattern}")
+        raise UserError(f"{folders[parts]}: no matching run in {pattern}")
 
 
 def _folders(pattern: str) -> dict[tuple[str, ...], Path]:
-    """Returns the folders that match a pattern such as `out/*/ours/*`, keyed by the texts that its stars match."""
+    """Returns the folders that match a pattern such as `out/*/ours/*`, keyed by the texts that each `*` matches."""
     if "*" not in pattern:
-        raise UserError(f"{pattern}: write * in place of the sets and seeds, in both patterns or in none")
+        raise UserError(f"{pattern}: replace the sets and seeds with *, in both patterns or in neither")
     parts = pattern.rstrip("/").split("*")  # only a star is a wildcard
     expression = re.compile("([^/]*)".join(map(re.escape, parts)))
     folders = {}

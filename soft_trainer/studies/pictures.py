@@ -1,4 +1,4 @@
-"""Draws a report's figures: loss and MRR by step, the weights in a batch, and gains and losses by query."""
+"""Draws a report's figures: loss and MRR by step, the weights of negatives, and each query's gain or loss."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ CURVES = (("loss", "Training loss", "loss"), ("mrr", "MRR on valid during traini
 
 
 def draw_pictures(methods: Mapping[str, Sequence], differences: Sequence, folder: Path) -> dict[str, Path]:
-    """Draws the figures for which there is data. Returns `{title: path}`, which is empty without matplotlib.
+    """Draws the figures for which there is data. Returns `{title: path}`, or {} if matplotlib is not installed.
 
     Args:
         methods: the `ReportedRun`s of each method.
         differences: the `Difference` between each method and the baseline.
     """
     if importlib.util.find_spec("matplotlib") is None:
-        print_on_main(extra_needed("The report has no pictures; drawing them", "plots"))
+        print_on_main(extra_needed("The report has no figures; drawing them", "plots"))
         return {}
     runs = list(chain.from_iterable(methods.values()))
     logged = set()
@@ -38,10 +38,10 @@ def draw_pictures(methods: Mapping[str, Sequence], differences: Sequence, folder
         if name in logged:
             drawn[title] = save_png(curves(methods, name), folder / f"{file}.png")
     if any(run.record.get("weights") for run in runs):
-        title = "Weights of the negatives of a batch (InfoNCE: all 1)"
+        title = "Weights of the negatives in a batch (InfoNCE: all 1)"
         drawn[title] = save_png(weights(methods), folder / "weights.png")
     if differences:
-        title = "Reciprocal rank by query, against the baseline"
+        title = "Reciprocal rank by query, compared with the baseline"
         drawn[title] = save_png(gains(differences), folder / "gains.png")
     return drawn
 
@@ -60,7 +60,7 @@ def curves(methods: Mapping[str, Sequence], name: str):
 
 
 def weights(methods: Mapping[str, Sequence]):
-    """Plots the distribution of the negatives' weights in the last logged step, for the first run of each method."""
+    """Plots the distribution of negatives' weights in the last logged step of each method's first run."""
     figure, axes = _figure("weight of a negative", "density")
     for number, (method, runs) in enumerate(methods.items()):
         histogram = runs[0].record.get("weights")
@@ -75,8 +75,8 @@ def weights(methods: Mapping[str, Sequence]):
 
 
 def gains(differences: Sequence):
-    """Plots each query's gain (above 0) or loss (below 0) in reciprocal rank against the baseline, largest first."""
-    figure, axes = _figure("queries gained or lost, the largest change first", "difference in reciprocal rank")
+    """Plots how much each query's reciprocal rank differs from the baseline's, largest differences first."""
+    figure, axes = _figure("queries that improved or got worse, largest change first", "difference in reciprocal rank")
     for number, difference in enumerate(differences):
         values = difference.comparison.differences.mean(0)
         label = difference.method

@@ -19,8 +19,9 @@ from soft_trainer.terminal import table
 
 PAGE = "report.md"
 TEST_NOTE = (
-    "Differences are paired over queries, over the seeds that both methods have. Interval: bootstrap over seeds and "
-    "queries, 95 %. p: two-sided randomisation test over queries, after Holm's correction for all rows on this page."
+    "Differences are paired by query, over the seeds that both methods have. Intervals are 95 % bootstrap intervals "
+    "over seeds and queries. p is from a two-sided randomisation test over queries, with Holm's correction for all "
+    "rows on this page."
 )
 SETTINGS = ("loss", "estimator", "weighting", "alpha", "beta", "temperature", "floor", "margin", "cancel")
 TRAINING = ("learning rate", "epochs", "codes compared per query", "seconds per step, with evaluations")
@@ -28,10 +29,10 @@ TRAINING = ("learning rate", "epochs", "codes compared per query", "seconds per 
 
 @dataclass(frozen=True, eq=False)
 class ReportedRun:
-    """A finished run, as read from its output folder."""
+    """A finished run, read from its output folder."""
 
     folder: Path
-    method: str  # the path below the searched folder, without the seed at its end
+    method: str  # the path below the searched folder, without the seed at the end
     seed: int | None
     record: Mapping
     log: Sequence[Mapping]
@@ -48,14 +49,14 @@ class Difference:
 
     method: str
     comparison: SetComparison  # over the seeds that both have
-    missing: tuple[str, ...]  # the seeds that only one of them has
+    missing: tuple[str, ...]  # the seeds that only one of the two has
 
 
 # ---- Runs ----
 
 
 def find_runs(folders: Sequence[str | Path]) -> tuple[list[ReportedRun], list[str]]:
-    """Finds finished runs in folders and their subfolders. Returns the runs, and a line for each skipped folder.
+    """Finds finished runs in folders and their subfolders. Returns the runs, and a message for each skipped folder.
 
     Raises:
         UserError: a folder does not exist, or no run has finished.
@@ -99,7 +100,7 @@ def _read_run(folder: Path, root: Path) -> ReportedRun:
 
 
 def by_method(runs: Sequence[ReportedRun]) -> dict[str, list[ReportedRun]]:
-    """Groups runs by method: `{method: runs}`."""
+    """Groups runs by method. Returns `{method: runs}`."""
     methods: dict[str, list[ReportedRun]] = {}
     for run in runs:
         methods.setdefault(run.method, []).append(run)
@@ -107,10 +108,10 @@ def by_method(runs: Sequence[ReportedRun]) -> dict[str, list[ReportedRun]]:
 
 
 def choose_baseline(methods: Mapping[str, Sequence[ReportedRun]], name: str | None) -> str:
-    """Returns the method to compare the others with. By default, it is InfoNCE, or else the first method.
+    """Returns the method called `name` or, by default, InfoNCE if a run used it, and otherwise the first method.
 
     Raises:
-        UserError: no method has the given name.
+        UserError: no method is called `name`.
     """
     if name is not None:
         if name not in methods:
@@ -130,7 +131,7 @@ def compare_with(baseline: str, methods: Mapping[str, Sequence[ReportedRun]], na
     """Compares every method with the baseline on one evaluation set.
 
     Returns:
-        The differences, and a line for each method that cannot be compared.
+        The differences, and a message for each method that cannot be compared.
     """
     differences = []
     problems = []
@@ -159,7 +160,7 @@ def compare_with(baseline: str, methods: Mapping[str, Sequence[ReportedRun]], na
 
 
 def _by_seed(runs: Sequence[ReportedRun], name: str) -> dict[int | None, ReportedRun]:
-    """Returns the runs that were evaluated on the evaluation set `name`, keyed by seed."""
+    """Returns the runs that have results on the evaluation set `name`, keyed by seed."""
     return {run.seed: run for run in runs if name in run.results}
 
 
@@ -189,7 +190,7 @@ def write_report(folders: Sequence[str | Path], output_dir: str | Path, baseline
         excluded += problems
     p_values = [randomisation_test(each.comparison.differences.mean(0)) for each in differences]
     p_of = dict(zip(differences, holm(p_values), strict=True))
-    summary = f"{len(runs)} runs of {len(methods)} methods, compared with {baseline}; `--baseline` chooses another."
+    summary = f"{len(runs)} runs of {len(methods)} methods, compared with {baseline}. `--baseline` chooses another."
     parts = ["# Results", summary]
     for name in names:
         parts += [f"## MRR on {name}", results_table(name, methods, compared[name], p_of)]
@@ -216,7 +217,7 @@ def results_table(
     differences: Sequence[Difference],
     p_of: Mapping[Difference, float],
 ) -> str:
-    """Returns a table of the MRR of all methods on one evaluation set. Systems without training come first."""
+    """Returns a table of all methods' MRR on one evaluation set. Encoders before training and BM25 come first."""
     rows = []
     for system in ("untrained", "lexical"):
         rows += [[*row, None, None, None] for row in _before_training(methods, name, system)]
@@ -239,13 +240,13 @@ def results_table(
 
 
 def _corpus(runs: Sequence[ReportedRun], name: str, system: str) -> str:
-    """Returns the sizes of the corpora that a method was evaluated on, as text. MRR over others is not comparable."""
+    """Returns the sizes of the corpora that a method was evaluated on, as text. MRR depends on the corpus size."""
     sizes = {run.results.get(name, {}).get(system, {}).get("pool_size") for run in runs}
     return ", ".join(f"{size:,.0f}" for size in sorted(sizes - {None}))
 
 
 def _before_training(methods: Mapping[str, Sequence[ReportedRun]], name: str, system: str) -> list[list]:
-    """Returns rows with the MRR of an untrained system: one row, or one per method if the values differ."""
+    """Returns rows with the MRR of a system before training: one row, or one per method if the values differ."""
     measured = {}
     for method, runs in methods.items():
         found = [run.results[name][system]["mrr"] for run in runs if system in run.results.get(name, {})]

@@ -1,4 +1,4 @@
-"""Runs a study's configurations with several seeds. Finished runs are skipped, and interrupted ones are resumed."""
+"""Runs a study's configurations with several seeds. Skips finished runs and resumes interrupted ones."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ _OF_STUDY = {"seed": "set the study's `seeds` instead", "output_dir": "set the s
 class PlannedRun:
     """One configuration of a study with one seed."""
 
-    name: str  # METHOD/SEED, which is also its folder in the study's folder
+    name: str  # METHOD/SEED, which is also the run's folder in the study's folder
     options: Mapping[str, object]
 
 
 @dataclass(frozen=True)
 class Study:
-    """A study's runs, the command that launches each run, and the parent folder of their output folders."""
+    """A study's runs, the launcher for each run, and the folder that contains the runs' output folders."""
 
     output_dir: Path
     launcher: str
@@ -61,8 +61,8 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, outpu
     """Reads a study from a YAML file.
 
     A study has an `output_dir`, `seeds`, and `runs`, which maps names to options. A run's option `config` is a recipe
-    to start from. A study may also have `options` for all runs and a `launcher`. In a value, `{option}` is replaced by
-    another option, and `{name}` by the folder of the run with this name and the same seed.
+    to start from. A study may also have `options` for all runs and a `launcher`. In a value, `{option}` is replaced
+    with another option's value, and `{name}` with the folder of the run that has this name and the same seed.
 
     Args:
         changes: options for all runs, which override the YAML.
@@ -74,10 +74,12 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, outpu
     path = Path(path)
     content = read_recipe(path)
     if "runs" not in content:
-        raise UserError(f"{path}: has no runs, so it is not a study; start it with `soft-trainer train --config`")
+        raise UserError(
+            f"{path}: not a study, because it has no runs. To train with it, use `soft-trainer train --config`"
+        )
     for name in content:
         if name not in KEYS:
-            raise UserError(f"{path}: unknown key {name!r}; a study has {', '.join(KEYS)}")
+            raise UserError(f"{path}: unknown key {name!r}; the keys of a study are {', '.join(KEYS)}")
     shared = content.get("options") or {}
     launcher = content.get("launcher") or "accelerate launch"
     if not isinstance(content["runs"], dict) or not content["runs"]:
@@ -102,7 +104,7 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, outpu
             options = shared | options | changes
             for key, decides in _OF_STUDY.items():
                 if key in options:
-                    raise UserError(f"{path}: {name}: {key}: {decides}")
+                    raise UserError(f"{path}: {name} has {key}; {decides}")
             options = recipe | options | {"seed": seed}
             known = options | folders
             try:
@@ -119,7 +121,7 @@ def read_study(path: str | Path, changes: Mapping[str, str] | None = None, outpu
 
 
 def _with_recipe(options: Mapping | None, folder: Path) -> tuple[dict, dict]:
-    """Returns the options of the recipe that `config` gives, and the run's other options, as two dicts."""
+    """Returns the options in the recipe `config`, and the run's other options, as two dicts."""
     options = dict(options or {})
     config = options.pop("config", None)
     if config is None:
@@ -130,7 +132,7 @@ def _with_recipe(options: Mapping | None, folder: Path) -> tuple[dict, dict]:
 
 
 def _filled(value, known: Mapping):
-    """Replaces each placeholder in a string, such as `{language}`, by its value in `known`."""
+    """Replaces each placeholder in a string, such as `{language}`, with its value in `known`."""
     if not isinstance(value, str):
         return value
 
@@ -156,8 +158,8 @@ def check_options(run: PlannedRun) -> tuple:
 def state_of_run(study: Study, run: PlannedRun) -> State:
     """Returns the state of a run's folder: new, stopped, done, or made with other settings.
 
-    The launcher's command line is compared as text. The number of processes and the precision depend on the launcher,
-    so they are compared only if a study made the run.
+    Launchers are compared as text. The number of processes and the precision depend on the launcher, so they are
+    compared only if a study made the run.
 
     Raises:
         UserError: an option is invalid, or the encoder cannot be found.
@@ -178,7 +180,7 @@ def state_of_run(study: Study, run: PlannedRun) -> State:
 
 
 def _made(folder: Path) -> dict:
-    """Returns the launcher, processes and precision with which a study made the run in a folder, or {} if none did."""
+    """Returns the launcher, processes and precision that a study used for the run in a folder, or {} if unknown."""
     with suppress(UserError):
         return read_json(folder / STUDIED)
     return {}
@@ -188,7 +190,7 @@ def _made(folder: Path) -> dict:
 
 
 def plan(study: Study) -> str:
-    """Returns a table of a study's runs with their states, and with settings that differ from an earlier run's."""
+    """Returns a table of a study's runs, with their states and the settings that differ from an earlier run."""
     rows = []
     for run in study.runs:
         state = state_of_run(study, run)
@@ -197,10 +199,10 @@ def plan(study: Study) -> str:
 
 
 def run_all(study: Study, redo: bool = False) -> int:
-    """Starts every run that is not done, one after the other, and prints a summary.
+    """Starts the runs that are not done, one at a time, and prints a summary.
 
     Args:
-        redo: True to repeat runs that were made with other settings.
+        redo: whether to repeat runs that were made with other settings.
 
     Returns:
         0 if all runs are done, 1 if one failed, 130 after Ctrl-C.
@@ -212,7 +214,7 @@ def run_all(study: Study, redo: bool = False) -> int:
         state = state_of_run(study, run)
         if state.name == OTHER and not redo:
             raise UserError(
-                f"{study.folder(run)}: was made with other settings: {'; '.join(state.changes[:3])}. Set another "
+                f"{study.folder(run)}: was made with other settings ({'; '.join(state.changes[:3])}). Set another "
                 "output_dir, or repeat such runs with --redo"
             )
     outcomes = []
@@ -226,13 +228,13 @@ def run_all(study: Study, redo: bool = False) -> int:
                 code = 1
     except KeyboardInterrupt:
         code = 130
-        print_on_main("stopped; the same command continues from here")
+        print_on_main("stopped; run the same command to continue")
     print_on_main(f"\n{table(('run', 'outcome', 'MRR on test'), outcomes)}")
     return code
 
 
 def _make(study: Study, run: PlannedRun, redo: bool, title: str) -> str:
-    """Starts a run in another process, unless it is done. Returns its outcome, such as "done" or "failed: ..."."""
+    """Starts a run in another process, unless the run is done. Returns an outcome, such as "done" or "failed: ..."."""
     folder = study.folder(run)
     folder.mkdir(parents=True, exist_ok=True)
     # The run's process inherits the lock of its log, because it may outlive a study that is killed.
@@ -285,7 +287,7 @@ def _command(study: Study, folder: Path, overwrite: bool) -> list[str]:
 
 
 def _last_line(log: Path, start: int) -> str:
-    """Returns the last line after byte `start` of a log that looks like an error, or else the last line."""
+    """Returns the last line of a log, after byte `start`, that looks like an error, or else the last line."""
     last = "no output"
     error = None
     for line in log.read_bytes()[start:].decode(errors="replace").splitlines():

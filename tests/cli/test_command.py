@@ -109,7 +109,7 @@ def test_the_version_and_without_a_command_the_overview(capsys):
         (["compare", "--", "--a", "--b"], "--a: no such folder or file"),
         (["report", "/nowhere"], "/nowhere: no such folder"),
         (["train", "--langauge", "go"], "unknown option --langauge; did you mean 'language'?"),
-        (["study", "--config", "quickstart"], f"{RECIPES / 'quickstart.yaml'}: has no runs, so it is not a study"),
+        (["study", "--config", "quickstart"], f"{RECIPES / 'quickstart.yaml'}: not a study, because it has no runs"),
         (["push", "/nowhere", "user/name"], "/nowhere: no such folder"),
         (["train", "quickstart"], "unexpected 'quickstart': put the option's name before the value"),
         (["evaluate", "m", "--data-dir", "x"], "unknown option --data-dir; did you mean '--data_dir'?"),

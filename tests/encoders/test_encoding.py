@@ -148,7 +148,7 @@ def test_prompts_follow_the_special_tokens_of_the_prefix():
     assert EncoderProfile(query_prefix="query: ").with_prompts("search: ").query_prefix == "search: "
     graphs = PROFILES["graphcodebert"]
     assert graphs.with_prompts("find: ").query_prefix == "find: "
-    with refused("code_prompt='code: ': an encoder that reads data flow takes no prompt"):
+    with refused("code_prompt='code: ': an encoder that reads data flow cannot use a prompt"):
         graphs.with_prompts(code="code: ")
 
 

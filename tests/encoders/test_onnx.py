@@ -105,9 +105,9 @@ def test_an_export_to_the_folder_of_another_encoder_is_refused(encoder_of, tmp_p
 
 def test_what_cannot_be_exported_says_why(encoder_of, tmp_path, monkeypatch):
     graph = export(encoder_of(PROFILES["graphcodebert"].replace(**LENGTHS, data_flow_length=8)), tmp_path / "graph")
-    with refused("the encoder reads data flow, which needs torch"):
+    with refused("the encoder reads data flow, which requires torch"):
         export_onnx(graph)
-    with refused("an encoder on the Hub needs output_dir"):
+    with refused("to export an encoder from the Hub, set output_dir"):
         export_onnx("USER/NAME")
     with refused("export: choose a format with --onnx"):
         run_command(["export", str(graph)])

@@ -77,7 +77,7 @@ def test_the_vectors_are_those_of_the_package_and_are_written_once(cache):
 
 def test_a_cache_that_cannot_be_written_is_one_line(cache):
     cache.write_text("not a folder")
-    with refused("base cannot be written there", "set HF_HOME"):
+    with refused("cannot write the encoder `base` there", "set HF_HOME"):
         located(BASE)
 
 

@@ -18,7 +18,7 @@ def test_a_size_is_a_multiple_of_32_and_a_number_of_layers(tokenizer, profile):
         config = random_model(f"{hidden}x1", tokenizer, profile).config
         assert (config.hidden_size, config.num_hidden_layers) == (hidden, 1)
     for size in ("256", "x4", "256x", "0x4", "33x1", "256 x 4", "256x4x2", "-64x2", "a"):
-        with refused("HIDDENxLAYERS, for example 256x4"):
+        with refused("HIDDENxLAYERS, such as 256x4"):
             parse_size(size)
 
 

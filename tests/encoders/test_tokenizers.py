@@ -68,9 +68,9 @@ def test_without_a_padding_token_it_takes_its_end_token(decoder, decoder_tokeniz
 
 def test_a_tokenizer_that_cannot_work_is_refused(decoder_tokenizer):
     words = Tokenizer(models.WordLevel({"a": 0}, "a"))
-    with refused("no padding token, and no special token ", "set tokenizer.pad_token"):
+    with refused("no padding token and no special token ", "set tokenizer.pad_token"):
         add_padding_token(PreTrainedTokenizerFast(tokenizer_object=words))
-    with refused("query_prompt: its 10 tokens ", " query_length=8: shorten it"):
+    with refused("query_prompt: 10 tokens", " query_length=8; shorten the prompt"):
         prepare_tokenizer(decoder_tokenizer, PROFILE.with_prompts("find " * 9))
 
 

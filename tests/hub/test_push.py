@@ -108,10 +108,10 @@ def test_an_adapter_whose_base_is_on_this_machine_alone_is_warned_of(here, folde
     (folder / "adapter_model.safetensors").write_bytes(b"")
     (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "ann/base"}))
     push_folder(folder, REPO, WRITE_TOKEN)
-    assert "needs its base" not in caplog.text
+    assert "the adapter's base" not in caplog.text
     (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(tmp_path)}))
     push_folder(folder, REPO, WRITE_TOKEN)
-    assert f"the adapter needs its base, {tmp_path}, which exists only on this machine" in caplog.text
+    assert f"the adapter's base, {tmp_path}, exists only on this machine" in caplog.text
 
 
 def test_a_record_is_pushed_as_it_is_and_that_of_another_version_is_not(here, folder, caplog):
@@ -121,7 +121,7 @@ def test_a_record_is_pushed_as_it_is_and_that_of_another_version_is_not(here, fo
     assert fetched("run.json", folder) == record
     (folder / "run.json").write_text(json.dumps({"options": {"data_dir": "/home/canary/rows"}}))
     push_folder(folder, REPO, WRITE_TOKEN)
-    assert here.holding("canary") == [] and "not pushed, because another version wrote it" in caplog.text
+    assert here.holding("canary") == [] and "not pushed: another version wrote this file" in caplog.text
 
 
 KINDS = (ModelArguments, DataArguments, TrainingOptions)
@@ -212,7 +212,7 @@ def test_a_card_names_the_repository_once_it_has_been_pushed(here, folder):
     card = CARD + 'load_encoder("out")\n'
     (folder / "README.md").write_text(card)
     here.fault(commit=-1)
-    with refused("nothing is lost"):
+    with refused("Nothing is lost"):
         push_folder(folder, REPO, WRITE_TOKEN)
     assert (folder / "README.md").read_text() == card
     here.fault(commit=0)
@@ -247,7 +247,7 @@ def test_invalid_names(here):
         (REPO, None, ["no token", "hf auth login"]),
         (REPO, "hf_wrong", ["token is invalid", "settings/tokens"]),
         (REPO, READ_TOKEN, ["not allowed to write", "'read'", "belongs to ann"]),
-        ("bob/encoder", WRITE_TOKEN, ["not allowed to write", "one of these as USER: ann, lab"]),
+        ("bob/encoder", WRITE_TOKEN, ["not allowed to write", "set USER to one of ann, lab"]),
         (REPO, FINE_TOKEN, ["not allowed to write", "'fineGrained'"]),
     ],
     ids=["no token", "wrong token", "read-only token", "foreign namespace", "token for another repository"],

@@ -200,7 +200,7 @@ def test_a_push_that_fails_for_good_leaves_the_folder_and_says_how_to_push_later
     code, error = train(**PUSH)
     assert REPO not in (train.folder / "README.md").read_text().split("---", 2)[2]
     command = f"soft-trainer push {train.folder} {REPO}"
-    assert code == 2 and error.endswith(f"nothing is lost, push later with: {command}")
+    assert code == 2 and error.endswith(f"Nothing is lost. To push later, run: {command}")
     assert json.loads((train.folder / "run.json").read_text())["results"]["test"]["trained"]
     load_encoder(train.folder, device="cpu")
     assert train.places_of(WRITE_TOKEN) == []

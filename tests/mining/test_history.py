@@ -201,7 +201,7 @@ def test_documentation_and_commits_are_rows_of_the_same_tree(repository, tmp_pat
     assert [row["docstring"] for row in rows] == [f"Adds the {i}th number." for i in range(5)]
     assert [row["url"] for row in rows] == [f"src/f{i}.py#f{i}" for i in range(5)]
     assert Counter(row["source"] for row in mined.rows["train"]) == {"documentation": 5, "history": 20}
-    with refused("the folder is not in the repository"):
+    with refused("not a folder in the repository"):
         mine(tmp_path, source_dir=tmp_path.parent)
 
 
@@ -312,8 +312,8 @@ def test_commits_and_files_that_lack_an_object_are_left_out_and_counted(tmp_path
     remove(repository, f"{whole.cut}:src/f1.py")
     mined = mine_history(tmp_path, "python", tmp_path, workers)
     err = capsys.readouterr().err
-    assert f"{tmp_path}: 4 of 41 commits are skipped, because they lack an object; `git fetch" in err
-    assert "1 source files of the trees are skipped, because they are missing" in err
+    assert f"{tmp_path}: skipped 4 of 41 commits, because objects are missing; `git fetch" in err
+    assert "skipped 1 source files that are missing from the trees" in err
     assert mined.commits["an object is missing"] == 4 and mined.cut == whole.cut
     assert {row["path"] for row in mined.rows["codebase"]} == {f"src/f{i}.py" for i in (0, 2, 3, 4)}
     assert {row["path"] for row in mined.rows["train"] if row["source"] == "documentation"} >= {"src/f0.py"}
@@ -330,7 +330,7 @@ def test_places_without_a_history_get_one_line(tmp_path, capsys):
         "folder": "not a readable git repository",
         "missing": "not a readable git repository",
         "short": "only 2 of 3 commits change python functions",
-        "damaged": "clone it again",
+        "damaged": "Clone it again",
     }.items():
         for workers in (1, 2):
             with refused(message):

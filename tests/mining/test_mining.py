@@ -195,10 +195,13 @@ def test_splits():
     [
         (["missing", "--language", "python"], "missing: no such folder"),
         (["tree", "--language", "perl"], "language='perl': use one of ruby, python"),
-        (["tree", "--language", "go"], "no go file to mine (.go)"),
+        (["tree", "--language", "go"], "no go files to mine (.go)"),
         (["tree", "--language", "python", "--keep", "commas"], "keep=['commas']: no such rule; use short_functions"),
-        (["bare", "--language", "python"], "bare: no documented function; undocumented: 1"),
-        (["small", "--language", "python"], "functions in only 2 files or packages (package0/code, package1/code)"),
+        (["bare", "--language", "python"], "bare: no documented functions; undocumented: 1"),
+        (
+            ["small", "--language", "python"],
+            "only 2 files or packages have documented functions (package0/code, package1/code)",
+        ),
     ],
 )
 def test_errors_are_one_line(tmp_path, monkeypatch, arguments, message):

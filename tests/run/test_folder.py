@@ -174,7 +174,7 @@ def test_ranks_that_the_record_does_not_list_are_not_compared(tmp_path):
     path = tmp_path / "ranks-valid-trained.parquet"
     path.write_text("first")
     write_json(tmp_path / "run.json", {LISTED: {}})
-    with refused("ranks-valid-trained.parquet: run.json in this folder does not list it"):
+    with refused("ranks-valid-trained.parquet: not listed in this folder's run.json"):
         ranks_of(tmp_path, "valid")
     list_files(tmp_path, [path])
     path.write_text("changed")

@@ -197,7 +197,7 @@ def test_a_language_whose_files_are_gone_is_not_listed(tree, index):
     (tree / "src/server.go").unlink()
     index.update()
     assert sorted(Search([index]).languages()) == ["markdown", "python", "text"]
-    with refused("language='go': the index has markdown, python, text"):
+    with refused("language='go': no such files; the index has markdown, python, text"):
         index.search("port", language="go")
 
 
@@ -289,9 +289,9 @@ def test_what_cannot_be_opened_is_named(tree, tmp_path, index):
         ("no such folder", CodeIndex.build, tmp_path / "missing"),
         ("'': no such folder", CodeIndex.build, ""),
         ("no such folder", CodeIndex.build, "a\0b"),
-        ("already the index of", CodeIndex.build, tmp_path / "other", index.index_dir),
+        ("already contains the index of", CodeIndex.build, tmp_path / "other", index.index_dir),
         ("no index there", CodeIndex.open, tmp_path),
-        ("damaged: `soft-trainer index` makes it again", CodeIndex.open, tmp_path / "broken"),
+        ("the index is damaged; `soft-trainer index` rebuilds it", CodeIndex.open, tmp_path / "broken"),
     ]
     for words, act, *places in cases:
         with refused(words):
@@ -306,7 +306,7 @@ def test_a_folder_that_is_empty_or_gone_is_named(tmp_path, tree, index):
     (tmp_path / "empty").mkdir()
     empty = CodeIndex.build(tmp_path / "empty")
     assert empty.statistics()["files"] == 0
-    with refused("no file is indexed"):
+    with refused("no files are indexed"):
         empty.search("parse_date")
     tree.rename(tree.with_name("elsewhere"))
     with refused("folder is missing"):
@@ -422,7 +422,7 @@ def test_a_damaged_index_is_named_and_made_again(command, tree, share):
     code, out, err = command("search", "--folder", tree, "parse_date", "--no_update")
     assert code in (0, 2) and "Traceback" not in err
     if code:
-        assert err.count("\n") == 1 and "damaged: `soft-trainer index` makes it again" in err
+        assert err.count("\n") == 1 and "the index is damaged; `soft-trainer index` rebuilds it" in err
     assert command("index", tree)[0] == 0
     code, out, err = command("search", "--folder", tree, "parse_date")
     assert code == 0 and err.startswith("ranked by words; ") and out.startswith("src/shop/dates.py")
@@ -464,7 +464,7 @@ def test_a_file_is_wholly_in_the_index_or_not_at_all(tmp_path, monkeypatch):
         sizes.add(len(indexed))
         assert all(index.text_of(path) for path in indexed)
         if not indexed:
-            with refused("no file is indexed", "--skipped`"):
+            with refused("no files are indexed", "--skipped`"):
                 index.search("function_3")
         else:
             found = {n: index.search(f"name_{n}_39", limit=1)[0].path for n in range(40)}

@@ -120,7 +120,7 @@ def test_a_current_folder_that_is_gone_is_named(command, tmp_path, monkeypatch):
     (tmp_path / "gone").rmdir()
     for words in (("search", "x"), ("index", ".")):
         code, out, err = command(*words)
-        assert code == 2 and not out and err == "error: .: no such folder; give a source tree or a folder in one\n"
+        assert code == 2 and not out and err == "error: .: no such folder; pass a source tree or a folder inside one\n"
     monkeypatch.chdir(tmp_path)
 
 
@@ -128,7 +128,7 @@ def test_a_current_folder_that_is_gone_is_named(command, tmp_path, monkeypatch):
     ("words", "message"),
     [
         (["x", "-n", "0"], "limit=0: expected a whole number"),
-        (["x", "--language", "cobol"], "language='cobol': the index has go, markdown, python, text"),
+        (["x", "--language", "cobol"], "language='cobol': no such files; the index has go, markdown, python, text"),
         (["x", "--port", "80"], "port: needs --serve"),
         (["--serve", "--path", "*.py"], "path: has no effect with --serve"),
         (["--serve", "-n", "3"], "limit: has no effect with --serve"),

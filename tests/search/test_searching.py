@@ -53,7 +53,7 @@ def test_filters_and_texts_of_several_indexes(both, tree):
     assert found == {"client/dates.py", "client/menu.py"}
     assert {result.path for result in both.search("date", path="*.md")} == set()
     assert {result.path for result in both.search("date button", language="ts")} == {"client/button.ts"}
-    with refused("language='cobol': the index has go, markdown, python, text, typescript"):
+    with refused("language='cobol': no such files; the index has go, markdown, python, text, typescript"):
         both.search("date", language="cobol")
     assert both.text_of("client/menu.py") == CLIENT["menu.py"] and both.text_of("menu.py") is None
     assert both.full_path("tree/src/server.go") == f"{tree}/src/server.go"
@@ -87,7 +87,7 @@ def test_no_index_at_all_is_refused(tmp_path):
     with refused("expected at least one"):
         Search([])
     (tmp_path / "a").mkdir()
-    with refused("no file is indexed", "--skipped` indexes again and lists the skipped files"):
+    with refused("no files are indexed", "--skipped` indexes again and lists skipped files"):
         Search([CodeIndex.build(tmp_path / "a")]).search("x")
 
 

@@ -47,7 +47,7 @@ def test_a_clone_without_its_past_is_indexed_and_searched(clone, options, capsys
     folder = clone(*options)
     assert run_command(["index", str(folder)]) in (0, None)
     err = capsys.readouterr().err
-    assert ("they lack an object" in err) == (options[-1] != "1")
+    assert ("objects are missing" in err) == (options[-1] != "1")
     assert run_command(["search", "--folder", str(folder), "brand new"]) == 0
     assert capsys.readouterr().out.startswith("src/new.py:1  brand_new")
 

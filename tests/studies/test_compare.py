@@ -103,7 +103,7 @@ def test_what_cannot_be_paired_is_refused(make_run, write_ranks, tmp_path):
     }.items():
         with refused(says):
             run_command(["compare", str(folder), str(tmp_path / name)])
-    with refused("no ranks of valid by trained; files of ranks: ranks-test-trained"):
+    with refused("no ranks of valid by trained (files of ranks: ranks-test-trained"):
         run_command(["compare", str(folder), str(folder), "--split", "valid"])
 
 
@@ -163,9 +163,9 @@ def test_corpora_of_equal_size_are_sets_apart_and_a_run_without_a_partner_is_nam
     assert sets == [("go/0/test", 1), ("go/1/test", 1), ("ruby/test", 2)]
     make_run("php/ours/0", [1, 2])
     for other, words in (
-        ("*/other/*", ["php/ours/0: has no partner among the runs of ", "other"]),
+        ("*/other/*", ["php/ours/0: no matching run in ", "other"]),
         ("*/nothing/*", ["nothing/", ": no such folders"]),
-        ("ruby/other/0", ["write * in place"]),
+        ("ruby/other/0", ["replace the sets and seeds with *"]),
     ):
         with refused(*words):
             compare_patterns(f"{study}/*/ours/*", f"{study}/{other}")

@@ -67,7 +67,7 @@ def test_the_page_has_tables_tests_and_pictures(study, capsys):
 def test_without_matplotlib_the_page_has_the_tables(study, capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert run_command(["report", str(study)]) == 0
-    assert "The report has no pictures" in capsys.readouterr().err
+    assert "The report has no figures" in capsys.readouterr().err
     assert "| bm25" in (study / "report" / "report.md").read_text()
 
 

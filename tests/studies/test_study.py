@@ -95,8 +95,8 @@ def test_a_run_starts_from_a_recipe_whose_options_the_others_override(study_file
         ({"runs": {"a": "b"}}, "a: expected a mapping of options"),
         ({"runs": {"a": {"config": 3}}}, "cannot be read"),
         ({"runs": {"a": {"data_dir": "{nothing}"}}}, "no option or run has this name"),
-        ({"runs": {"a": {"seed": 7}}}, "a: seed: set the study's `seeds` instead"),
-        ({"runs": {"a": {"output_dir": "b"}}}, "a: output_dir: set the study's `output_dir` instead"),
+        ({"runs": {"a": {"seed": 7}}}, "a has seed; set the study's `seeds` instead"),
+        ({"runs": {"a": {"output_dir": "b"}}}, "a has output_dir; set the study's `output_dir` instead"),
     ],
 )
 def test_what_is_no_study_is_refused(study_file, changes, words):
@@ -230,7 +230,7 @@ def test_a_study_in_the_tree_that_it_mines_continues(study_file, tmp_path):
 def test_changed_runs_are_refused_before_anything_starts(study_file):
     study = read_study(study_file())
     finish(study, study.runs[3])
-    with refused("was made with other settings: learning_rate was 0.001, is now 1.0", "--redo"):
+    with refused("was made with other settings (learning_rate was 0.001, is now 1.0", "--redo"):
         run_command(["study", "--config", str(study_file()), "--set", "learning_rate=1"])
 
 
@@ -263,7 +263,7 @@ def test_the_plan_and_a_choice_of_runs(study_file, capsys):
     assert "| frozen/1 " in printed
     with refused("only=infonc: no such run; did you mean 'infonce'?"):
         run_command(["study", "--config", str(study_file()), "--only", "infonc", "--dry_run"])
-    with refused("seed: set the study's `seeds` instead"):
+    with refused("seed; set the study's `seeds` instead"):
         run_command(["study", "--config", str(study_file()), "--set", "seed=7", "--dry_run"])
 
 
@@ -292,7 +292,7 @@ def test_a_study_runs_resumes_and_skips(data_dir, tmp_path, capsys):
     shown = "".join(capsys.readouterr())
     assert "infonce/1: continues" in shown and "infonce/1 | done" in shown
     changed = [*words, "--only", "infonce", "--set", "learning_rate=0.5"]
-    with refused("was made with other settings: learning_rate was 0.001, is now 0.5"):
+    with refused("was made with other settings (learning_rate was 0.001, is now 0.5"):
         run_command(changed)
     before = (cell / "model.safetensors").read_bytes()
     assert run_command([*changed, "--redo"]) == 0

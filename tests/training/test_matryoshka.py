@@ -28,7 +28,7 @@ def test_dims_are_read_and_sorted():
 def test_dims_that_cannot_be(dims):
     with pytest.raises(UserError) as error:
         parse_dims(dims)
-    assert str(error.value).startswith(f"matryoshka_dims={dims}: must be different whole numbers")
+    assert str(error.value).startswith(f"matryoshka_dims={dims}: expected distinct, comma-separated whole numbers")
 
 
 @pytest.mark.parametrize("dim", ["8", 2.5, True, 33, 0])

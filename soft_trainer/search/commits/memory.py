@@ -1,8 +1,8 @@
 """Lets the commits in an index vote for the functions that they changed, and chooses the weight of the votes.
 
 The commits whose subjects are most similar to the query vote. A query for a function often uses the same words as the
-commits that changed it, even if the function itself uses other words. The weight is the one that serves the
-repository's newest commits best: each subject becomes a query, answered using only earlier commits.
+commits that changed the function, even if the function itself uses other words. The weight is tuned on the
+repository's newest commits: each commit's subject becomes a query, answered using only earlier commits.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ DEPTH = 100  # chunks to consider when a weight is chosen
 
 
 class Votes(NamedTuple):
-    """The votes of past commits for the chunks that may answer a query.
+    """Past commits' votes for the chunks that may answer a query.
 
     Args:
-        shares: float32[chunks], each chunk's votes, or None if commits did not vote.
-        commits: for each chunk with votes, the numbers of the commits that voted for it, most similar first.
+        shares: float32[chunks], each chunk's votes, or None if no commits voted.
+        commits: for each chunk with votes, the numbers of the commits that voted for the chunk, most similar first.
     """
 
     shares: np.ndarray | None
@@ -47,10 +47,10 @@ NO_VOTES = Votes(None, {})
 
 
 class CommitMemory:
-    """The commits in an index, which vote for chunks. `reading.py` reads them from the repository.
+    """The commits in an index, which vote for chunks. `reading.py` reads commits from the repository.
 
     Attributes:
-        weight: the weight of the votes in the ranking, or 0 if they do not help.
+        weight: the weight of the votes in the ranking, or 0 if votes do not help.
     """
 
     def __init__(self, database: sqlite3.Connection, segments: Segments):
@@ -66,17 +66,17 @@ class CommitMemory:
         self._places: dict[str, dict[str, list[int]]] = {}
 
     def weighted_votes(self, query: Query) -> Votes:
-        """Returns the votes for each chunk, multiplied by their weight in the ranking."""
+        """Returns the votes for each chunk, multiplied by `weight`."""
         if not self.weight:
             return Votes(np.zeros(self.number_of_chunks, np.float32), {})
         shares, commits = self.votes(query)
         return Votes(np.float32(self.weight) * shares, commits)
 
     def votes(self, query: Query, before: int | None = None) -> Votes:
-        """Lets the commits most similar to a query vote for the chunks that now contain the functions they changed.
+        """Lets the commits most similar to a query vote for the functions that they changed, as they are now.
 
         Args:
-            before: if given, only commits with a smaller number vote.
+            before: if set, only commits with smaller numbers vote.
         """
         scores, perfect = self._scores(query, before)
         nearest = np.argsort(-scores, kind="stable")[:NEAREST]
@@ -96,7 +96,7 @@ class CommitMemory:
         return Votes(shares, commits)
 
     def functions(self, number: int) -> list[list[int]]:
-        """Returns the chunks of each function that a commit changed. Functions that no longer exist are excluded."""
+        """Returns the chunks of each function that a commit changed. Functions that no longer exist are omitted."""
         row = self.database.execute("SELECT functions FROM commits WHERE number = ?", (number,)).fetchone()
         if row is None:
             return []
@@ -108,15 +108,15 @@ class CommitMemory:
         return found
 
     def commit(self, number: int) -> Commit:
-        """Returns the short hash, date and subject of a commit, for display with a result."""
+        """Returns a commit's short hash, date and subject, to display with a result."""
         query = "SELECT id, date, subject FROM commits WHERE number = ?"
         name, date, subject = self.database.execute(query, (number,)).fetchone()
         return Commit(name[:10], time.strftime("%Y-%m-%d", time.gmtime(date)), subject)
 
     def _scores(self, query: Query, before: int | None) -> tuple[np.ndarray, float]:
-        """Returns each commit's BM25 score, float32[commits], computed from its subject.
+        """Scores each commit's subject against the query with BM25. Returns float32[commits].
 
-        The second value is the score of a typical subject that contains the whole query.
+        Also returns the score of a typical subject that contains the whole query.
         """
         count = len(self.numbers) if before is None else int(np.searchsorted(self.numbers, before))
         scores = np.zeros(count, np.float32)
@@ -134,7 +134,7 @@ class CommitMemory:
         return scores, perfect
 
     def _postings(self, term: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the positions of the commits whose subject contains a term, in order, and its count in each."""
+        """Returns the positions of the commits whose subject contains a term, and the term's count in each subject."""
         row = self.database.execute(
             "SELECT width, chunks, counts FROM commit_postings WHERE term = ?", (term,)
         ).fetchone()
@@ -144,7 +144,7 @@ class CommitMemory:
         return store.unpack(width, commits), np.frombuffer(counts, np.uint8).astype(np.float32)
 
     def _chunks(self, path: str, name: str, number: int) -> list[int]:
-        """Returns the current chunks of a function, given its path and name in a commit."""
+        """Returns a function's current chunks, given the function's path and name in a commit."""
         path = self.present_path(path, number)
         if path is None:
             return []
@@ -156,13 +156,13 @@ class CommitMemory:
         return places.get(name) or places.get(next(inner, ""), [])
 
     def present_path(self, path: str, number: int) -> str | None:
-        """Returns the current path of a file in the indexed folder, following its renames since a commit.
+        """Returns a file's current path in the indexed folder, following renames since a commit.
 
         Args:
             path: the path in the repository at the time of the commit.
 
         Returns:
-            None if the file is now outside the indexed folder.
+            The path, or None if the file is now outside the indexed folder.
         """
         seen = set()
         while path not in seen:
@@ -180,7 +180,7 @@ class CommitMemory:
         return None
 
     def _exists(self, path: str) -> bool:
-        """Returns True if a file is in the index. A file outside the indexed folder is assumed to exist."""
+        """Returns True if a file is in the index or outside the indexed folder, where files are assumed to exist."""
         if not path.startswith(self.folder):
             return True
         path = path.removeprefix(self.folder)
@@ -201,7 +201,7 @@ class CommitMemory:
 
 
 class Choice(NamedTuple):
-    """The chosen weight of the commits' votes, the number of queries, and the MRR for each weight."""
+    """The weight chosen for commits' votes, the number of queries, and the MRR for each weight."""
 
     weight: float
     queries: int
@@ -209,7 +209,7 @@ class Choice(NamedTuple):
 
 
 def choose_weight(database: sqlite3.Connection) -> Choice:
-    """Chooses the weight of the commits' votes: the smallest one with an MRR within one standard error of the best.
+    """Chooses the smallest weight for commits' votes whose MRR is within one standard error of the best MRR.
 
     With fewer than 50 queries, the weight is 0.
     """
@@ -230,7 +230,7 @@ def choose_weight(database: sqlite3.Connection) -> Choice:
 def _queries(database: sqlite3.Connection, memory: CommitMemory) -> list[tuple[int, str, set[int]]]:
     """Returns (number, subject, chunks) for the newest commits that changed functions that still exist.
 
-    As in mining, a commit is skipped if an earlier commit has the same subject, because the memory would find that.
+    As in mining, a commit is skipped if an earlier commit has the same subject, because that commit would vote.
     """
     rows = database.execute("SELECT number, subject FROM commits ORDER BY number DESC").fetchall()
     firsts = {subject.casefold(): number for number, subject in rows}
@@ -247,7 +247,7 @@ def _queries(database: sqlite3.Connection, memory: CommitMemory) -> list[tuple[i
 def _reciprocal_ranks(
     number: int, text: str, right: set[int], segments: store.Segments, memory: CommitMemory
 ) -> list[float]:
-    """Returns, for each weight, the reciprocal rank of the first relevant chunk, or 0 below rank `DEPTH`."""
+    """Returns the reciprocal rank of the first relevant chunk for each weight, or 0 below rank `DEPTH`."""
     query = ranking.parse_query(text)
     scores = ranking.score(query, segments)
     votes = memory.votes(query, before=number)

@@ -1,7 +1,7 @@
-"""Reads a repository's commits into an index: their subjects and the functions that each changed.
+"""Reads a repository's commits into an index: each commit's subject and the functions that the commit changed.
 
-Commits are selected as in mining. Functions are stored with their path and name at the time of the commit, and a
-search looks up where they are now.
+Commits are selected as in mining. Functions are stored with their path and name at the time of the commit. A search
+looks up where the functions are now.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from soft_trainer.source.repositories import repository_of
 from soft_trainer.terminal import Progress
 
 MAX_SUBJECT = 300  # characters
-PARSE_SECONDS = 2.0  # a file that takes longer is treated as having no functions
+PARSE_SECONDS = 2.0  # a file that takes longer counts as having no functions
 MIN_SHOWN = 200  # fewer commits are read without a progress bar
-MAX_GROWTH = 0.1  # the weight is chosen again when the number of commits has grown by this fraction
+MAX_GROWTH = 0.1  # the weight is tuned again when the number of commits has grown by this fraction
 LATEST_DATE = 253_402_300_799  # the end of the year 9999; a commit may claim any date
 _AT_ONCE = 200  # commits to write in one transaction
 
 
 @dataclass
 class State:
-    """The progress of reading a repository's commits.
+    """How far a repository's commits have been read.
 
     Attributes:
-        head, target, done: all commits reachable from `head` have been read. Of the commits that only `target`
-            reaches, the first `done` have been read.
+        head, target, done: all commits that can be reached from `head` have been read, and so have the first `done`
+            commits that can be reached only from `target`.
         source: the folder in the repository, and the commits at which a shallow clone ends.
         read: the number of commits that have been read.
         kept: the number of commits that can vote.
-        unreadable: the number of commits with a missing object.
-        number: the number of the next commit. Parents have smaller numbers than their children.
+        unreadable: the number of commits with missing objects.
+        number: the number for the next commit. Parents have smaller numbers than their children.
         weight: the weight of the votes.
         weighed: the number of commits that could vote when the weight was chosen.
         measured: the `Choice` of this weight, as a dictionary.
@@ -63,7 +63,7 @@ class State:
 
     @classmethod
     def of(cls, database: sqlite3.Connection) -> State | None:
-        """Returns the state of an index's memory, or None if nothing was read yet."""
+        """Returns the state stored in an index, or None if no commits have been read yet."""
         kept = store.get_meta(database, "memory")
         return cls(**kept) if kept else None
 
@@ -79,16 +79,16 @@ def remember(
     repository: str | None = None,
     tip: str | None = None,
 ) -> list[str]:
-    """Reads new commits from a folder's repository. Chooses the weight again if the number of commits changed a lot.
+    """Reads new commits from a folder's repository. Tunes the weight again if the number of commits changed a lot.
 
-    If history is turned off for this index, all commits are forgotten.
+    If history is turned off for this index, all commits are deleted from the index.
 
     Args:
-        repository: the repository to read, if it is not the one that contains the folder.
+        repository: the repository to read. By default, the repository that contains the folder.
         tip: the commit whose tree is in the folder. By default, HEAD.
 
     Returns:
-        Notices about problems.
+        Notices for the user about problems.
     """
     place = repository_of(folder)
     if repository:
@@ -104,7 +104,7 @@ def remember(
     database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     state = State.of(database)
     if state and state.unreadable:
-        lacking = f"{state.unreadable:,} of {state.read:,} commits are skipped, because they lack an object"
+        lacking = f"skipped {state.unreadable:,} of {state.read:,} commits, because objects are missing"
         problems.append(f"{lacking}; {git.REFETCH}, then index with history=False and with history=True")
     if state and (state.measured is None or abs(state.kept - state.weighed) > MAX_GROWTH * state.weighed):
         choice = choose_weight(database)
@@ -119,10 +119,10 @@ def remember(
 def read_commits(
     database: sqlite3.Connection, repository: str, prefix: str = "", tip: str | None = None, progress: bool = False
 ) -> None:
-    """Reads the commits made since the last call, and forgets commits that have left the history, as after a rebase.
+    """Reads the commits made since the last call, and deletes commits that have left the history, as after a rebase.
 
     Args:
-        prefix: the indexed folder in the repository.
+        prefix: the path of the indexed folder in the repository.
         tip: the newest commit. By default, HEAD.
 
     Raises:
@@ -159,7 +159,7 @@ def forget(database: sqlite3.Connection) -> None:
 
 
 def _turn_to(tip: str, opened, database: sqlite3.Connection, state: State) -> None:
-    """Makes `tip` the commit to read up to. Stored commits that it does not reach, as after a rebase, are deleted."""
+    """Makes `tip` the commit to read up to. Deletes stored commits that are not ancestors of `tip`."""
     gone = git.commits_oldest_first(opened, state.head, tip) if state.head else []
     with store.transaction(database):
         for table in ("commits", "renames"):
@@ -171,7 +171,7 @@ def _turn_to(tip: str, opened, database: sqlite3.Connection, state: State) -> No
 
 
 def _read_to_target(reader: ChangeReader, database: sqlite3.Connection, state: State, progress: bool) -> None:
-    """Reads the commits between `head` and `target` in groups, so that an interruption loses little work."""
+    """Reads the commits between `head` and `target` in groups, so that little work is lost on interruption."""
     waiting = git.commits_oldest_first(reader.repository, state.target, state.head)[state.done :]
     label = "Reading commits" if progress and len(waiting) >= MIN_SHOWN else None
     with Progress(label, len(waiting), "commit") as bar:
@@ -188,7 +188,7 @@ def _read_to_target(reader: ChangeReader, database: sqlite3.Connection, state: S
 
 
 def _keep(change: Change, reader: ChangeReader, database: sqlite3.Connection, state: State) -> None:
-    """Stores a commit with its functions and renames, and updates the state."""
+    """Stores a commit's functions and renames, and updates the state."""
     # Functions and renames outside the indexed folder are stored too, because a file may move into the folder later.
     functions = list(dict.fromkeys((row["path"], row["func_name"]) for row in change.functions))
     if functions:
@@ -205,9 +205,9 @@ def _keep(change: Change, reader: ChangeReader, database: sqlite3.Connection, st
 
 
 def _write_postings(database: sqlite3.Connection) -> int:
-    """Rewrites the postings of the subjects of all commits that changed a function in the indexed folder.
+    """Rewrites the postings for the subjects of commits that changed a function in the indexed folder.
 
-    This takes less time than reading the commits. Returns the number of these commits.
+    This takes less time than reading the commits. Returns the number of such commits.
     """
     for table in ("memory", "commit_postings"):
         database.execute(f"DELETE FROM {table}")

@@ -12,7 +12,7 @@ from soft_trainer.source.definitions import definitions, parse
 from soft_trainer.source.languages import LANGUAGE_OF_ENDING, SOURCE_LANGUAGES
 
 MAX_LINES = 60  # longer functions are split; encoders read about 30 lines
-MIN_LINES = 4  # fewer lines between two functions belong to the second one
+MIN_LINES = 4  # fewer lines between two functions are added to the second function
 PARSE_SECONDS = 2.0  # a file that takes longer is split into plain lines
 _MAX_SCOPE = 4
 _COMMENT_OR_DECORATOR = re.compile(rb"\s*(#|//|/\*|\*|--|@|\"\"\"|''')")
@@ -50,9 +50,9 @@ class Chunk:
     """A range of lines in a file, from `start` to `end` inclusive. Line numbers start at 1.
 
     Attributes:
-        name: the name of the function or class that contains the lines, qualified by its enclosing classes. Empty for
+        name: the name of the function or class that contains the lines, qualified by the enclosing classes, or "" for
             other lines.
-        defines: the unqualified names that are defined here.
+        defines: the unqualified names that the chunk defines.
         kind: `LINES` for lines outside definitions, `CLASS` for the lines of a class outside its members, and
             `WHOLE` for other definitions and for notebooks.
     """
@@ -67,7 +67,7 @@ class Chunk:
 def language_of(path: str, source: bytes) -> str:
     """Returns the language for a file's extension, or "text" if the extension is unknown.
 
-    The source tells C++ headers from C headers, because both may end in `.h`.
+    The source distinguishes C++ headers from C headers, because both may end in `.h`.
     """
     ending = "".join(path.rpartition("/")[2].rpartition(".")[1:]).lower()
     if ending == ".h" and _CPP_HEADER.search(source):
@@ -76,10 +76,10 @@ def language_of(path: str, source: bytes) -> str:
 
 
 def split(source: bytes, language: str, notebook: bool = False) -> list[Chunk]:
-    """Splits a file into chunks, in order. Every line that contains a word is in exactly one of them.
+    """Splits a file into chunks, in order. Every line that contains a word is in exactly one chunk.
 
     Args:
-        notebook: True if the source was returned by `notebook_text`. It is then split into cells first.
+        notebook: True if the source comes from `notebook_text`, and should be split into cells first.
     """
     parts = list(cells(source)) if notebook else []
     if not parts:
@@ -129,7 +129,7 @@ def first_paragraph(text: bytes) -> bytes:
 
 
 def _blocks(lines: list[bytes], start: int, end: int, chunk: Chunk, language: str) -> list[Chunk]:
-    """Splits lines `start` to `end` into blocks of at most `MAX_LINES`. Blocks that contain no word are excluded."""
+    """Splits lines `start` to `end` into blocks of at most `MAX_LINES`. Drops blocks that contain no words."""
     while start <= end and not lines[start - 1].strip():
         start += 1
     while start <= end and not lines[end - 1].strip():
@@ -150,9 +150,9 @@ def _blocks(lines: list[bytes], start: int, end: int, chunk: Chunk, language: st
 
 
 def _with_comments(lines: list[bytes], start: int, least: int) -> int:
-    """Returns the first line of the comments and decorators directly above line `start`.
+    """Returns the first line of the comments and decorators directly above line `start`, or `start` if there are none.
 
-    Lines before `least` are not considered. If there is nothing above, this is `start`.
+    Lines before `least` are not considered.
     """
     if start > least + 1 and not lines[start - 2].strip() and lines[start - 3].rstrip().endswith(b"*/"):
         start -= 1
@@ -162,9 +162,9 @@ def _with_comments(lines: list[bytes], start: int, least: int) -> int:
 
 
 def _definitions(source: bytes, language: str) -> list[Chunk]:
-    """Returns functions, classes and types as chunks, in order. An outer definition comes before the inner ones.
+    """Returns functions, classes and types as chunks, in order. Outer definitions come before inner definitions.
 
-    A function nested in a function of at most `MAX_LINES` lines does not become a chunk. It stays in the outer one.
+    A function nested in a function of at most `MAX_LINES` lines stays part of the outer function's chunk.
     """
     root = parse(source, language, PARSE_SECONDS)
     spans = []

@@ -1,7 +1,7 @@
-"""Asks git which files of a folder it tracks or does not ignore.
+"""Uses git to list the files in a folder that are tracked or not ignored.
 
-Git reads the ignore files, but never the configuration, the hooks or the objects of the repository, which may specify
-programs to run: it works in an empty repository in the user's cache, with the folder as its working tree. The
+Git reads the ignore files, but never the repository's configuration, hooks or objects, which may specify programs to
+run. Instead, git runs in an empty repository in the user's cache, with the folder as the working tree. The
 repository's index is only read.
 """
 
@@ -17,7 +17,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.search.index.store import cache_dir
 from soft_trainer.source.repositories import common_dir, git_dir, repository_of
 
-SECONDS = 10.0  # if git takes longer, it has failed
+SECONDS = 10.0  # if git takes longer, it counts as failed
 # A path that begins with a slash, or that has the part `.`, `..` or "".
 _LEADS_OUT = re.compile(r"(?:\A|[/\0])(?:\.{0,2}/|\.{1,2}\0)")
 _SIGNS = ("\0/", "//", "./", ".\0")  # every output with such a path has one of them, and looking for them is faster
@@ -28,17 +28,17 @@ _IGNORED = ("--others", "--ignored", "--directory")
 def list_files(folder: str) -> list[str] | None:
     """Returns the paths of the files below a folder that git tracks or does not ignore.
 
-    A nested repository or a submodule is one path, perhaps with a slash at its end. Files that were deleted but are
-    still tracked are listed too.
+    A nested repository or a submodule is a single path, which may end with a slash. Deleted files that are still
+    tracked are also listed.
 
     Returns:
-        None if git is not installed, or if git fails.
+        The paths, or None if git is not installed or fails.
     """
     return _list_below(folder)[1]
 
 
 def list_ignored(folder: str) -> list[str]:
-    """Returns the paths below a folder that git ignores. A path that ends with a slash is a whole folder."""
+    """Returns the paths below a folder that git ignores. A path that ends with a slash stands for a whole folder."""
     top, listed = _list_below(folder)
     if listed is None:
         return []
@@ -53,8 +53,8 @@ def list_ignored(folder: str) -> list[str]:
 def _list_below(folder: str) -> tuple[str, list[str] | None]:
     """Returns the working tree whose ignore files apply in a folder, and the files that git lists in the folder.
 
-    If the enclosing repository lists nothing there, as in `.venv/lib`, the user wants to index ignored files. The
-    folder then counts as a separate tree.
+    If the enclosing repository lists no files there, as in `.venv/lib`, the user wants to index ignored files, so the
+    folder counts as a separate tree.
     """
     found = repository_of(folder)
     if found and found[0] != folder:
@@ -99,10 +99,10 @@ def _run_git(top: str, folder: str, words: list[str], variables: dict[str, str])
 
 
 def _empty_repository() -> Path:
-    """Returns a bare repository without objects in the user's cache, and creates it first if necessary.
+    """Returns a bare repository without objects in the user's cache. Creates the repository if it does not exist.
 
     Raises:
-        UserError: the cache cannot be written.
+        UserError: the cache cannot be written to.
     """
     place = cache_dir() / "empty.git"
     if place.is_dir():
@@ -122,6 +122,6 @@ def _empty_repository() -> Path:
                     raise
     except OSError as error:
         raise UserError(
-            f"{place}: cannot be created ({error.strerror}); set XDG_CACHE_HOME to a folder that you can write to"
+            f"{place}: cannot be created ({error.strerror}); set XDG_CACHE_HOME to a writable folder"
         ) from error
     return place

@@ -1,7 +1,7 @@
 """Translates path patterns into regular expressions that never backtrack exponentially.
 
-The text between two wildcards is tried only at the first position where it matches: if the rest of the pattern fails
-there, it fails at every later position as well. An atomic group, `(?>...)`, stops Python from trying them.
+The text between two wildcards is tried only at the first position where it matches. If the rest of the pattern fails
+there, the rest also fails at every later position. An atomic group, `(?>...)`, keeps Python from trying those.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NARROW = {STAR: "[^/]*?"}
 def path_filter(pattern: str) -> re.Pattern[str]:
     """Compiles a path pattern, such as `src/**`, to a regular expression.
 
-    `**` matches across folders; `*` and `?` do not. A pattern without `/` matches a file or folder at any depth.
+    `**` matches across folders, but `*` and `?` do not. A pattern without `/` matches a file or folder at any depth.
     Brackets are ordinary characters, because some projects use them in folder names.
     """
     pattern = pattern.removeprefix("./")
@@ -41,11 +41,11 @@ def path_filter(pattern: str) -> re.Pattern[str]:
 
 
 def expression(tokens: list[str], wildcards: dict[str, str] = _WIDE, at_end: bool = True) -> str:
-    """Returns the regular expression for the tokens of a pattern, by default one that matches a whole path.
+    """Converts a pattern's tokens to a regular expression, which by default matches a whole path.
 
     Args:
-        wildcards: the wildcards to split the tokens at, with their expressions.
-        at_end: True if the tokens extend to the end of the path. The last part is then not atomic.
+        wildcards: the regular expression for each wildcard at which to split the tokens.
+        at_end: True if the tokens extend to the end of the path, so that the last part must not be atomic.
     """
     parts = _split(tokens, wildcards)
     written = ""
@@ -61,7 +61,7 @@ def expression(tokens: list[str], wildcards: dict[str, str] = _WIDE, at_end: boo
 
 
 def _split(tokens: list[str], wildcards: dict[str, str]) -> list[tuple[str, list[str]]]:
-    """Splits tokens at wildcards. Returns each wildcard with the tokens that follow it. The first wildcard is ""."""
+    """Splits tokens at wildcards. Returns (wildcard, following tokens) pairs. The first wildcard is ""."""
     parts: list[tuple[str, list[str]]] = [("", [])]
     for token in tokens:
         if token not in wildcards:

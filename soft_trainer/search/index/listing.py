@@ -1,6 +1,6 @@
 """Lists the files in a tree that are worth indexing: files that git lists, unless their names rule them out.
 
-Git is run in an empty repository, so that nothing in the tree is run (see `git_listing`). Links are not followed.
+Git runs in an empty repository, so that nothing in the tree is executed (see `git_listing`). Links are not followed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _KINDS = {
 }
 _DATA_IF_LARGE = (".json", ".xml", ".yaml", ".yml", ".sql", ".html", ".txt")
 MAX_DATA_BYTES = 100_000
-# Names of folders for other people's code. Some projects also use the second set for folders with their own code.
+# Names of folders for third-party code. Some projects also use the second set for their own code.
 _VENDORED = frozenset(
     """vendor vendored _vendor _vendored node_modules bower_components site-packages dist-packages third_party
     third-party thirdparty 3rdparty 3rd_party""".split()
@@ -48,19 +48,19 @@ _MAYBE_VENDORED = frozenset("external externals extern deps".split())
 _ORDINARY = re.compile(
     "(?!id_)[A-Za-z0-9_]+[.](?:py|pyi|go|js|jsx|ts|tsx|java|rb|rs|php|c|h|cc|cpp|hpp|cs|kt|md|rst)", re.ASCII
 )
-_OVERRIDDEN = ("vendored", "made by a tool")  # reasons against a folder that do not count for an included file
+_OVERRIDDEN = ("vendored", "made by a tool")  # reasons to skip a folder that an `include` pattern overrides
 _NOT_UTF8 = re.compile("[\ud800-\udfff]")  # surrogates represent bytes that cannot be decoded
 Stat = tuple[int, int]  # the size in bytes, and the time of the last change in ns
 
 
 @dataclass
 class Listing:
-    """The files in a tree: the files to index, and the skipped files with the reasons.
+    """The files to index in a tree, and the skipped files with the reason for skipping each.
 
-    A skipped path that ends with a slash stands for a whole folder. Files that git ignores are in neither.
+    A skipped path that ends with a slash stands for a whole folder. Files that git ignores are not listed at all.
 
     Attributes:
-        without_git: True if git is missing or failed, so that ignore files had no effect.
+        without_git: True if git is missing or failed, so ignore files had no effect.
     """
 
     files: dict[str, Stat] = field(default_factory=dict)
@@ -73,7 +73,7 @@ def list_tree(root: str, exclude: Sequence[str] = (), include: Sequence[str] = (
 
     Args:
         exclude: patterns for files and folders to skip; see `path_filter`.
-        include: patterns for files to list although their type, their folder or an ignore file would exclude them.
+        include: patterns for files to list even if their type, their folder or an ignore file would exclude them.
             Secrets are never listed.
 
     Raises:
@@ -83,14 +83,14 @@ def list_tree(root: str, exclude: Sequence[str] = (), include: Sequence[str] = (
 
 
 class _Lister:
-    """Walks a tree, and decides for every file whether it is listed or skipped."""
+    """Walks a tree and decides whether to list or skip each file."""
 
     def __init__(self, root: str, exclude: Sequence[str], include: Sequence[str]):
         self.root = root
         self.listing = Listing()
         self.exclude = list(map(path_filter, exclude))
         self.include = list(map(path_filter, include))
-        # Only a pattern that begins with the name of a folder reaches into folders that are skipped.
+        # Only a pattern that starts with a folder's name reaches into skipped folders.
         self.include_deep = []
         self.include_heads = []  # the parts of these patterns before the first wildcard
         for pattern in include:
@@ -101,7 +101,7 @@ class _Lister:
         self.reasons: dict[str, str] = {"": ""}  # the reason to skip each folder, or ""
 
     def run(self) -> Listing:
-        """Lists the tree and the repositories in it."""
+        """Lists the files in the tree, including files in nested repositories."""
         try:
             os.scandir(self.root).close()
         except OSError as error:
@@ -123,7 +123,7 @@ class _Lister:
         return self.listing
 
     def _add(self, path: str) -> bool:
-        """Lists a path, or records the reason to skip it. Returns True if the path is a repository in the tree."""
+        """Lists a path, or records the reason to skip the path. Returns True if the path is a nested repository."""
         folder, _, name = path.rpartition("/")
         against = self.reasons.get(folder)
         if against is None:
@@ -150,7 +150,7 @@ class _Lister:
         return False
 
     def _add_ignored(self, prefix: str, ignored: list[str]) -> None:
-        """Lists the files that git ignores but that match a pattern to include."""
+        """Lists files that git ignores but that match an `include` pattern."""
         for name in ignored:
             path = prefix + name
             if not path.endswith("/"):
@@ -162,7 +162,7 @@ class _Lister:
                         self._add(path + below)
 
     def _walk(self, prefix: str) -> list[str]:
-        """Returns the paths of the files below a folder, relative to it. Skipped folders are not entered."""
+        """Returns the files below a folder, as paths relative to the folder. Skipped folders are not entered."""
         found = []
         stack = [prefix]
         while stack:
@@ -184,7 +184,7 @@ class _Lister:
         return found
 
     def _reason_against(self, folder: str) -> str:
-        """Returns why a folder or one of its parent folders is skipped, or "" if none is."""
+        """Returns why a folder or one of its parents is skipped, or "" if the folder is not skipped."""
         if folder.count("/") > MAX_DEPTH:
             folder = "/".join(folder.split("/", MAX_DEPTH + 1)[: MAX_DEPTH + 1])
         if folder not in self.reasons:
@@ -231,7 +231,7 @@ class _Lister:
 
 
 def _reason_against_name(name: str) -> str:
-    """Returns the reason to skip a file with this name, even if it is included, or ""."""
+    """Returns the reason to skip a file with this name even if it matches an `include` pattern, or ""."""
     lower = name.lower()
     if _NOT_UTF8.search(name):
         return "a name that is not UTF-8"
@@ -243,7 +243,7 @@ def _reason_against_name(name: str) -> str:
 
 
 def _kind(lower: str, size: int) -> str:
-    """Returns the type of a file that contains no code, such as "lock file", or "". `lower` is its lower-case name."""
+    """Returns the type of a file that contains no code, such as "lock file", or "". `lower` is the lower-case name."""
     for kind, ends in _KINDS.items():
         if lower.endswith(ends):
             return kind

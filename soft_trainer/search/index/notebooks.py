@@ -1,4 +1,4 @@
-"""Converts notebooks to plain text in which each line of a cell keeps its line number."""
+"""Converts notebooks to plain text in which every line of a cell keeps its line number."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def is_notebook(path: str) -> bool:
 def notebook_text(source: bytes) -> tuple[bytes, str] | None:
     """Converts a notebook to plain text.
 
-    Each cell starts with a line such as `# %% [code]`. Line numbers match those in a file written by Jupyter, so
-    outputs and everything else outside the cells become empty lines.
+    Each cell starts with a line such as `# %% [code]`. Line numbers match the file that Jupyter wrote, so outputs and
+    everything else outside the cells become empty lines.
 
     Returns:
-        The text and the language of the code as the notebook gives it, or None if the source is not a notebook.
+        The text and the code's language according to the notebook, or None if the source is not a notebook.
     """
     try:
         return _written(json.loads(source))
@@ -31,7 +31,7 @@ def notebook_text(source: bytes) -> tuple[bytes, str] | None:
 
 
 def _written(notebook: dict) -> tuple[bytes, str]:
-    # Each line of a cell is replaced by a mark, to find the line of the file that it is written on.
+    # Each line of a cell is replaced with a mark, to find the line's number in the file.
     mark = uuid.uuid4().hex
     written = {}
     for number, cell in enumerate(notebook["cells"]):
@@ -50,7 +50,7 @@ def _written(notebook: dict) -> tuple[bytes, str]:
 
 
 def cells(text: bytes) -> Iterator[tuple[int, str, bytes]]:
-    """Yields each cell of a notebook's text, as (number of lines above, type, text)."""
+    """Yields the cells in a notebook's text as (number of lines above, type, text)."""
     marks = list(_CELL.finditer(text))
     ends = [*(mark.start() for mark in marks[1:]), len(text)]
     for mark, end in zip(marks, ends, strict=False):

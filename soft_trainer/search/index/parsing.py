@@ -1,4 +1,4 @@
-"""Reads files for the index: splits them into chunks and counts the terms in each."""
+"""Reads files for the index, splits them into chunks and counts the terms in each chunk."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ _PACKAGE_FILES = {"__init__", "index", "mod"}
 
 @dataclass
 class Batch:
-    """A batch of files with their terms, in the form in which the index stores them.
+    """A batch of files with their terms, in the format of the index.
 
     Attributes:
-        files: for each file, its path, its language, the number of its chunks, its digest, the `[start, end, name]` of
-            each chunk as JSON, and its compressed text.
+        files: for each file, the path, language, number of chunks, digest, the `[start, end, name]` of each chunk as
+            JSON, and the compressed text.
         traits: each file's values for `store.TRAITS`.
-        lengths, kinds: each chunk's number of terms and kind.
+        lengths, kinds: each chunk's number of terms, and each chunk's kind.
         skipped: the files that cannot be searched, with the reasons.
-        touched: the files with a new modification time but the same content.
+        touched: the files with a new modification time but unchanged content.
         vocabulary: the terms.
         term, chunk, count: term `vocabulary[term[i]]` occurs `count[i]` times in chunk `chunk[i]`. Chunks are numbered
             across all `files`.
@@ -66,7 +66,7 @@ def read_batch(root: str, known: Mapping[str, tuple | None]) -> Batch:
 
     Args:
         root: the indexed folder.
-        known: the paths to read. The values are each file's (digest, language) in the index, or None for a new file.
+        known: the files to read, as paths mapped to (digest, language) from the index, or to None for a new file.
     """
     batch = Batch()
     numbers = defaultdict(count().__next__)
@@ -117,7 +117,7 @@ def read_batch(root: str, known: Mapping[str, tuple | None]) -> Batch:
 
 
 def read_source(root: str, path: str) -> tuple[bytes, str] | str:
-    """Returns a file's text and language, or the reason for skipping it."""
+    """Returns a file's text and language, or the reason to skip the file."""
     full = os.path.join(root, path)
     language = ""
     if is_notebook(path):
@@ -137,7 +137,7 @@ def read_source(root: str, path: str) -> tuple[bytes, str] | str:
 
 
 def _chunks(path: str, source: bytes, language: str) -> Iterator[tuple[Chunk, bytes, set[str]]]:
-    """Yields each chunk of a file with its text and its marked terms, taken from names, the path and documentation."""
+    """Yields each chunk with its text and marked terms, which come from names, the path and documentation."""
     lines = source.split(b"\n")
     own_name, folders = _name_and_folders(path)
     # The first chunk gets the terms of the path.
@@ -155,14 +155,14 @@ def _chunks(path: str, source: bytes, language: str) -> Iterator[tuple[Chunk, by
 
 
 def _marked(sign: str, words: list[str]) -> set[str]:
-    """Returns the terms of words, each with the prefix `sign`."""
+    """Returns the words' terms, each with the prefix `sign`."""
     return {sign + term for word in words for term in terms(word)}
 
 
 def _name_and_folders(path: str) -> tuple[str, str]:
-    """Splits a path into the file name without its extension, and the folders.
+    """Splits a path into the file name, without its extension, and the folders.
 
-    If the file is named `__init__`, `index` or `mod`, the name of its folder is used instead.
+    If the file name is `__init__`, `index` or `mod`, the folder's name is used instead.
     """
     folders, _, name = path.rpartition("/")
     own = name.lstrip(".").rsplit(".", 1)[0]

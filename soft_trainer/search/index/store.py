@@ -1,8 +1,8 @@
 """Stores an index in one SQLite file, which is changed only in transactions.
 
-A term's postings list the chunks that contain it. There is one blob per term and segment, so that NumPy can read it
-at once. SQLite's FTS5 is not used: over 250,000 chunks, its `bm25()` takes 300 ms for a query of common words, because
-it visits every row.
+A term's postings list the chunks that contain the term. There is one blob per term and segment, so that NumPy can read
+all of it at once. SQLite's FTS5 is not used, because its `bm25()` visits every row, which takes 300 ms for a query of
+common words over 250,000 chunks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FORMAT = 12  # increases when chunks, terms, languages or the schema change, so 
 HOW_TO_INDEX = "`soft-trainer index DIR` makes one"
 DAMAGED = "damaged"  # a file next to a damaged database, empty or with the settings of the index
 # A file's traits: 1 if it is a test; the number of folders above it; the number of words in its file name; 1 if it is
-# text rather than source code; 1 if its folder may contain third-party code; 1 if it is generated.
+# text instead of source code; 1 if its folder may contain third-party code; 1 if it is generated.
 TRAITS = ("test", "depth", "name_parts", "text", "vendored", "generated")
 # Above either limit, `compact` drops dead postings and merges the segments.
 MAX_DEAD_SHARE = 0.05
@@ -69,19 +69,23 @@ def real_folder(folder: str | os.PathLike[str]) -> str:
         with suppress(FileNotFoundError):  # the current folder has been removed
             real = os.path.realpath(folder)
     if not real:
-        raise UserError(f"{folder or repr(folder)}: no such folder; give a source tree or a folder in one")
+        raise UserError(f"{folder or repr(folder)}: no such folder; pass a source tree or a folder inside one")
     return real
 
 
 def default_index_dir(folder: str | os.PathLike[str]) -> Path:
-    """Returns a tree's default index folder. It is in the user's cache, because another user may own the tree."""
+    """Returns a tree's default index folder, which is in the user's cache, because another user may own the tree."""
     real = os.path.realpath(folder)
     name = re.sub(r"\W", "-", os.path.basename(real))[:40]
     return cache_dir() / "search" / f"{name}-{hashlib.sha256(os.fsencode(real)).hexdigest()[:16]}"
 
 
 def find_index_dir(folder: str | os.PathLike[str]) -> Path | None:
-    """Returns the index of a folder or its nearest indexed parent, or None. Raises UserError for a missing folder."""
+    """Returns the index folder of a folder or of its nearest indexed parent, or None if neither is indexed.
+
+    Raises:
+        UserError: the folder does not exist.
+    """
     real = Path(real_folder(folder))
     for parent in (real, *real.parents):
         if (place := default_index_dir(parent) / DATABASE).is_file():
@@ -90,13 +94,13 @@ def find_index_dir(folder: str | os.PathLike[str]) -> Path | None:
 
 
 def make_index_dir(index_dir: Path, folder: str) -> None:
-    """Creates an index folder that only the user can access. An existing folder keeps its mode.
+    """Creates an index folder that only the user can access. An existing folder keeps its permissions.
 
     Raises:
-        UserError: the folder is inside the tree, belongs to another user, or cannot be created.
+        UserError: the index folder is inside the tree, belongs to another user, or cannot be created.
     """
     if os.path.commonpath([os.path.realpath(index_dir), folder]) == folder:
-        place = "it is inside the indexed tree"
+        place = "inside the indexed tree"
         raise UserError(f"index_dir={index_dir}: {place}; choose a folder outside {folder}")
     try:
         index_dir.parent.mkdir(parents=True, exist_ok=True)
@@ -118,7 +122,7 @@ def _check_owner(index_dir: Path) -> None:
             links |= file.is_symlink()
     if links or owners != {os.geteuid()}:
         raise UserError(
-            f"{index_dir}: is a link or belongs to another user, so it is not trusted; choose another index_dir"
+            f"{index_dir}: not trusted, because it is a link or belongs to another user; choose another index_dir"
         )
 
 
@@ -141,11 +145,11 @@ def connect(index_dir: Path, create: bool = False) -> sqlite3.Connection:
     """Opens the database of an index.
 
     Args:
-        create: whether to make the tables if they do not exist or have an older format.
+        create: whether to create the tables if they do not exist, have an older format or are damaged.
 
     Raises:
-        UserError: the database is missing, has another format, or could have been written by another user.
-        DamagedIndex: the database is damaged, and `create` is False. With `create`, it is made again.
+        UserError: the database is missing, has another format, or may have been written by another user.
+        DamagedIndex: the database is damaged, and `create` is False.
     """
     path = index_dir / DATABASE
     if not create and not path.is_file():
@@ -174,20 +178,20 @@ def connect(index_dir: Path, create: bool = False) -> sqlite3.Connection:
             if create or not is_disk_error(error):
                 raise
             if has_log:
-                why = f"its log cannot be read ({error}), and it holds part of the index"
+                why = f"cannot read the log ({error}), which contains part of the index"
                 raise UserError(
                     f"{index_dir}: {why}; free some space, or search once as the owner of the index"
                 ) from error
             database, version = _open(path, "ro&immutable=1")  # a full disk has no room for a log
         made = f"{index_dir}: the index has format {version}, but this version of soft_trainer reads {FORMAT}"
         if version > FORMAT:
-            raise UserError(f"{made}; upgrade soft_trainer, or delete the index and make it again")
+            raise UserError(f"{made}; upgrade soft_trainer, or delete the index and create it again")
         if version < FORMAT:
             if not create:
-                raise UserError(f"{made}; `soft-trainer index DIR` makes the index again with the same settings")
+                raise UserError(f"{made}; `soft-trainer index DIR` rebuilds the index with the same settings")
             _make_tables(database, settings or _settings(database))
             (index_dir / DAMAGED).unlink(missing_ok=True)
-    except (sqlite3.Error, UnicodeDecodeError) as error:  # a message of SQLite may quote the damage
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # SQLite's message may quote damaged text
         if is_disk_error(error):
             raise
         mark_damaged(index_dir)
@@ -198,7 +202,7 @@ def connect(index_dir: Path, create: bool = False) -> sqlite3.Connection:
 
 
 def _open(path: Path, mode: str) -> tuple[sqlite3.Connection, int]:
-    """Opens a database. Returns the connection and the format of the index."""
+    """Opens a database. Returns the connection and the index's format version."""
     uri = f"{path.absolute().as_uri()}?mode={mode}"
     database = sqlite3.connect(uri, uri=True, timeout=30, isolation_level=None, check_same_thread=False)
     try:
@@ -211,7 +215,7 @@ def _open(path: Path, mode: str) -> tuple[sqlite3.Connection, int]:
 
 
 def _make_tables(database: sqlite3.Connection, settings: dict) -> None:
-    """Replaces the tables of an older format with empty ones, and stores the settings."""
+    """Replaces tables in an older format with empty tables, and stores the settings."""
     database.execute("PRAGMA auto_vacuum = INCREMENTAL")
     database.execute("PRAGMA journal_mode = WAL")
     with transaction(database):
@@ -224,7 +228,7 @@ def _make_tables(database: sqlite3.Connection, settings: dict) -> None:
 
 
 def _settings(database: sqlite3.Connection) -> dict:
-    """Returns a user's settings for an index of any format: folder, patterns, history and encoder."""
+    """Returns a user's settings (folder, patterns, history and encoder) from an index of any format."""
     settings = {}
     with suppress(sqlite3.Error, ValueError):  # an empty database has no settings, and a damaged one may have none
         for key in ("folder", "patterns", "history", "vectors"):
@@ -237,20 +241,20 @@ def _settings(database: sqlite3.Connection) -> dict:
 
 
 class DamagedIndex(UserError):
-    """The error for an index with content that the package would never write."""
+    """The error for a damaged index, with content that the package never writes."""
 
     def __init__(self, index_dir: Path):
-        super().__init__(f"{index_dir}: damaged: `soft-trainer index` makes it again")
+        super().__init__(f"{index_dir}: the index is damaged; `soft-trainer index` rebuilds it")
 
 
 def mark_damaged(index_dir: Path) -> None:
-    """Marks an index as damaged, so that the next `connect` with `create` makes it again."""
+    """Marks an index as damaged, so that the next `connect` with `create` rebuilds it."""
     with suppress(OSError):  # a read-only folder
         (index_dir / DAMAGED).touch()
 
 
 def _remove_damaged(index_dir: Path) -> dict:
-    """Removes a damaged database. Returns its settings, as far as they can be read."""
+    """Removes a damaged database. Returns the settings that can still be read."""
     marker = index_dir / DAMAGED
     if not marker.stat().st_size:
         settings = {}
@@ -271,14 +275,14 @@ _DISK_CODES = {
 
 
 def is_disk_error(error: Exception) -> bool:
-    """Returns True if an error is about the disk rather than about the content of a file."""
+    """Returns True if an error is about the disk and not about a file's content."""
     if isinstance(error, sqlite3.Error):
         return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF in _DISK_CODES
     return isinstance(error, OSError)
 
 
 def is_damaged(database: sqlite3.Connection) -> bool:
-    """Returns True if a part of an index cannot be decoded. This reads the whole index."""
+    """Returns True if any part of an index cannot be decoded. Reads the whole index."""
     outside = not database.in_transaction
     try:
         if outside:
@@ -309,7 +313,7 @@ def is_damaged(database: sqlite3.Connection) -> bool:
 
 @contextmanager
 def transaction(database: sqlite3.Connection) -> Iterator[None]:
-    """Runs its body in a transaction, and rolls it back if the body fails."""
+    """Runs a `with` block in a transaction, and rolls the transaction back if the block fails."""
     database.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -320,7 +324,7 @@ def transaction(database: sqlite3.Connection) -> Iterator[None]:
 
 
 def storable(text: str) -> str:
-    """Replaces characters that UTF-8 cannot represent, because SQLite cannot store them. No indexed path has any."""
+    """Replaces characters that UTF-8 and SQLite cannot represent. Indexed paths never contain such characters."""
     return text.encode(errors="replace").decode()
 
 
@@ -346,7 +350,7 @@ def insert_postings(
 ) -> None:
     """Writes a segment's postings: `vocabulary[term[i]]` occurs `count[i]` times in chunk `chunk[i]`.
 
-    Chunk numbers are delta-encoded. All deltas of a term have the same width, the smallest that fits the largest one.
+    Chunk numbers are delta-encoded. All of a term's deltas have the same width, which is the smallest that fits them.
 
     Args:
         chunk: the chunk numbers, in ascending order for each term.
@@ -379,7 +383,7 @@ def insert_postings(
 
 
 def unpack(width: int, chunks: bytes) -> np.ndarray:
-    """Decodes the numbers of the chunks that contain a term, in one segment and in ascending order, int64[n]."""
+    """Decodes a term's postings in one segment. Returns the chunk numbers in ascending order, int64[n]."""
     first = np.frombuffer(chunks, "<u4", 1)
     differences = np.frombuffer(chunks, _WIDTHS[width], offset=4)
     return np.cumsum(np.concatenate([first, differences]), dtype=np.int64)
@@ -391,7 +395,7 @@ def count_segments(database: sqlite3.Connection) -> int:
 
 
 def count_stored(database: sqlite3.Connection) -> tuple[int, int]:
-    """Returns the numbers of files and chunks in the segments, including those that have been removed."""
+    """Returns how many files and chunks the segments contain, including removed files and chunks."""
     query = "SELECT coalesce(sum(length(languages)), 0) / 2, coalesce(sum(length(lengths)), 0) / 2 FROM segments"
     return database.execute(query).fetchone()
 
@@ -403,7 +407,7 @@ def files_below(database: sqlite3.Connection, prefix: str = "") -> list[int]:
 
 
 def compact(database: sqlite3.Connection) -> None:
-    """Merges the segments and renumbers files and chunks, if there are many segments or many dead chunks."""
+    """Merges the segments and renumbers files and chunks if there are many segments or dead chunks."""
     segments = Segments(database)
     total = len(segments.lengths)
     # Each segment stores its terms again, so a few segments would double the size of a small index.
@@ -436,16 +440,16 @@ def compact(database: sqlite3.Connection) -> None:
 
 
 def insert_segment(database: sqlite3.Connection, number: int, *arrays: Sequence) -> None:
-    """Stores the arrays that ranking needs: each chunk's length, file and kind; each file's language and traits."""
+    """Stores the arrays for ranking: each chunk's length, file and kind, and each file's language and traits."""
     blobs = [np.asarray(array).astype(kind).tobytes() for array, kind in zip(arrays, _ARRAYS.values(), strict=True)]
     database.execute("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?)", (number, *blobs))
 
 
 class Segments:
-    """The concatenated arrays of all segments, for the files that exist, ordered by path.
+    """The arrays of all segments, concatenated and ordered by path, without removed files.
 
-    An index that was updated file by file therefore gives the same arrays as a new one. Files and chunks have numbers
-    in this order, and the database has other numbers for both.
+    An index that was updated file by file therefore has the same arrays as a new index. Files and chunks are numbered
+    in this order. Their numbers in the database are different.
 
     Attributes:
         ids: each file's id in the database.
@@ -454,7 +458,7 @@ class Segments:
         firsts: each file's first chunk, followed by the number of chunks.
 
     Args:
-        prefix: use only files whose path begins with it, such as `src/`.
+        prefix: the start of a path, such as `src/`. Only files whose path starts with `prefix` are used.
     """
 
     def __init__(self, database: sqlite3.Connection, prefix: str = ""):
@@ -489,11 +493,11 @@ class Segments:
 
     @cached_property
     def number_of(self) -> dict[int, int]:
-        """Each file's number, keyed by its id in the database."""
+        """The number of each file, keyed by the file's id in the database."""
         return {file: number for number, file in enumerate(self.ids.tolist())}
 
     def first_chunk(self, file: int) -> int | None:
-        """Returns the first chunk of a file, given its id in the database, or None if it is not below the prefix."""
+        """Returns a file's first chunk, given the file's id in the database, or None if the file lacks the prefix."""
         number = self.number_of.get(file)
         if number is None:
             return None
@@ -505,7 +509,7 @@ class Segments:
         return np.frombuffer(b"".join(blob for (blob,) in rows), _ARRAYS[name])
 
     def postings(self, term: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the chunks with a term in ascending order, int64[n], and its count in each, float32[n]."""
+        """Returns the chunks that contain a term, int64[n], in ascending order, and the term's counts, float32[n]."""
         query = "SELECT width, chunks, counts FROM postings WHERE term = ? ORDER BY segment"
         rows = self.database.execute(query, (term,)).fetchall()
         if not rows:
@@ -519,7 +523,7 @@ class Segments:
         return [path.removeprefix(self.prefix) for (path,) in self.database.execute(query, (self.prefix,))]
 
     def names(self, chunks: np.ndarray) -> list[str]:
-        """Returns the qualified names of chunks. Chunks without a name have ""."""
+        """Returns the qualified names of chunks, or "" for chunks without a name."""
         query = "SELECT chunks FROM contents WHERE file = ?"
         found = []
         for file, same in itertools.groupby(chunks.tolist(), lambda chunk: int(self.owners[chunk])):
@@ -528,7 +532,7 @@ class Segments:
         return found
 
     def joined(self, rows: list[tuple[int, bytes, bytes]]) -> tuple[np.ndarray, np.ndarray]:
-        """Joins a term's postings across segments. Returns chunks in order and the term's count in each, uint8[n].
+        """Joins a term's postings across segments. Returns the chunks in order, and the term's counts, uint8[n].
 
         Args:
             rows: (width, chunks, counts) for each segment.
@@ -564,7 +568,7 @@ class JoinedSegments:
         self.firsts = np.searchsorted(self.owners, np.arange(files + 1))
 
     def postings(self, term: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the chunks of all indexes that contain a term, and its count in each. See `Segments.postings`."""
+        """Returns the chunks of all indexes that contain a term, and the term's counts. See `Segments.postings`."""
         chunks = []
         counts = []
         for part, first in zip(self.parts, self.first_chunks, strict=True):
@@ -578,7 +582,7 @@ class JoinedSegments:
         return [path for part in self.parts for path in part.paths()]
 
     def names(self, chunks: np.ndarray) -> list[str]:
-        """Returns the qualified names of chunks, which are in ascending order. See `Segments.names`."""
+        """Returns the qualified names of `chunks`, which must be in ascending order. See `Segments.names`."""
         found = []
         for part, first in zip(self.parts, self.first_chunks, strict=True):
             own = chunks - first
@@ -595,5 +599,5 @@ def joined_segments(parts: tuple[Segments, ...]) -> Segments | JoinedSegments:
 
 
 def joined_arrays(parts: Sequence, name: str) -> np.ndarray:
-    """Concatenates the arrays that several objects have under the same attribute."""
+    """Concatenates the arrays in the attribute `name` of several objects."""
     return np.concatenate([getattr(part, name) for part in parts])

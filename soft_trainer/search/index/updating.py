@@ -1,4 +1,4 @@
-"""Updates an index: reads changed files again and removes missing ones."""
+"""Updates an index: reads changed files again and removes missing files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Changes(NamedTuple):
     """The differences between a tree and its index.
 
     Args:
-        any: True if there are differences, such as a new reason to skip a file.
+        any: True if there are any differences, such as a new reason to skip a file.
     """
 
     listing: Listing
@@ -44,7 +44,7 @@ class Changes(NamedTuple):
 
 
 def find_changes(database: sqlite3.Connection, folder: str) -> Changes:
-    """Compares the sizes and modification times of a tree's files with those in the index."""
+    """Finds the files in a tree whose size or modification time differs from the index."""
     listing = list_tree(folder, **store.get_meta(database, "patterns", {}))
     listing.skipped = {store.storable(path): why for path, why in listing.skipped.items()}
     rows = database.execute("SELECT path, size, changed FROM files")
@@ -67,7 +67,7 @@ def find_changes(database: sqlite3.Connection, folder: str) -> Changes:
 
 
 def apply_changes(database: sqlite3.Connection, folder: str, changes: Changes, progress: bool) -> None:
-    """Writes changed files to the index, segment by segment. The index is consistent after every commit."""
+    """Writes changed files to the index, segment by segment. The index is consistent after every transaction."""
     with store.transaction(database):
         _remove(database, changes.removed)
         database.execute("DELETE FROM skipped WHERE size IS NULL")
@@ -93,7 +93,7 @@ def apply_changes(database: sqlite3.Connection, folder: str, changes: Changes, p
 
 
 def tidy(database: sqlite3.Connection) -> None:
-    """Drops dead postings if this saves enough space, frees unused pages, and truncates SQLite's log."""
+    """Drops dead postings if this saves enough space, and shrinks the database file and SQLite's log."""
     with store.transaction(database):
         store.compact(database)
     database.executescript("PRAGMA incremental_vacuum")  # `execute` would free only one page
@@ -101,7 +101,7 @@ def tidy(database: sqlite3.Connection) -> None:
 
 
 def _read_all(folder: str, files: dict[str, tuple | None], progress: bool) -> Iterator[Batch]:
-    """Reads files in batches, with several processes if there are many."""
+    """Reads files in batches, using several processes if there are many files."""
     rows = list(files.items())
     batches = [dict(rows[start : start + BATCH_FILES]) for start in range(0, len(rows), BATCH_FILES)]
     workers = min(os.cpu_count() or 1, len(batches))
@@ -119,7 +119,7 @@ def _read_all(folder: str, files: dict[str, tuple | None], progress: bool) -> It
 
 
 def _may_fork() -> bool:
-    """Returns True if forking is safe: no other thread, such as one of torch's, can be holding a lock."""
+    """Returns True if forking is safe, because no other thread, such as one of torch's, can be holding a lock."""
     return sys.platform == "linux" and threading.active_count() == 1 and "torch" not in sys.modules
 
 
@@ -129,7 +129,7 @@ def _start_worker() -> None:
 
 
 def _write(database: sqlite3.Connection, stats: dict[str, Stat], vocabulary: list[str], batches: list[Batch]) -> None:
-    """Writes batches as one segment and commits. For files with the same content, only the time is updated."""
+    """Writes batches as one segment and commits. For files with unchanged content, updates only the time."""
     with store.transaction(database):
         for batch in batches:
             _remove(database, [*batch.skipped, *(row[0] for row in batch.files)])
@@ -144,7 +144,7 @@ def _write(database: sqlite3.Connection, stats: dict[str, Stat], vocabulary: lis
 def _write_segment(
     database: sqlite3.Connection, stats: dict[str, Stat], vocabulary: list[str], batches: list[Batch]
 ) -> None:
-    """Writes the files of several batches, with their chunks and postings."""
+    """Writes the files, chunks and postings of several batches."""
     known = store.get_meta(database, "languages", [])
     file, first = store.count_stored(database)
     owners: list[int] = []

@@ -1,6 +1,6 @@
 """Stores embeddings as rows of an append-only float16 file. SQLite records how many rows are valid.
 
-A row is written before the transaction that refers to it, and never changes afterwards. If a process is killed, it may
+A row is written before the transaction that refers to the row, and never changes afterwards. A killed process may
 leave rows that are never read, but no reader ever sees part of a row. Rows that no chunk uses are dropped the next
 time the file is rewritten under a new name.
 """
@@ -25,13 +25,13 @@ from soft_trainer.errors import UserError
 from soft_trainer.search.index.store import get_meta, set_meta, transaction
 from soft_trainer.terminal import LINE_SECONDS, Progress, duration, print_on_main
 
-# One transaction covers some seconds of work, which is lost if the process is killed.
+# If the process is killed, the work since the last transaction is lost, which is a few seconds of work.
 FIRST_TEXTS = 32
 COMMIT_TEXTS = 512
 COMMIT_SECONDS = 5.0
-SLOW_RATE = 20.0  # chunks per second, as long as the rate is unknown
+SLOW_RATE = 20.0  # chunks per second, until the rate has been measured
 MAX_DEAD_SHARE = 0.05
-SAMPLE = 64  # chunks on which `lightest` compares
+SAMPLE = 64  # the number of chunks on which `lightest` compares weights
 _DIGEST = 8
 ROWS_AT_ONCE = 1 << 14  # rows to convert to float32 at once, so that they stay in a processor's cache
 
@@ -39,7 +39,7 @@ ROWS_AT_ONCE = 1 << 14  # rows to convert to float32 at once, so that they stay 
 def embedded_text(path: str, name: str, text: str) -> str:
     """Returns the text to embed for a chunk.
 
-    It starts with path and name, because a method means little without its class.
+    The text starts with the path and the name, because a method means little without its class.
     """
     if name:
         return f"{path} {name}\n{text}"
@@ -47,13 +47,13 @@ def embedded_text(path: str, name: str, text: str) -> str:
 
 
 def embed_chunks(database: sqlite3.Connection, index_dir: Path, encoder: TextEncoder, progress: bool) -> None:
-    """Encodes every chunk that has no embedding yet. If it is interrupted, a later call continues.
+    """Encodes every chunk that has no embedding yet. After an interruption, the next call continues.
 
-    Call `start_encoding` first. Other processes and threads may change the index at the same time, but only one at a
-    time may encode.
+    Call `start_encoding` first. Other processes and threads may change the index at the same time, but only one
+    process or thread may encode.
     """
     state = get_meta(database, "vectors")
-    # The rows of all encoded texts by digest, including texts of files that have changed or disappeared.
+    # The rows of all encoded texts, keyed by digest, including texts from files that have changed or disappeared.
     slots: dict[bytes, int] = {}
     for digests, rows in database.execute("SELECT digests, slots FROM vectors"):
         for place, row in enumerate(np.frombuffer(rows, "<i4").tolist()):
@@ -73,8 +73,8 @@ def embed_chunks(database: sqlite3.Connection, index_dir: Path, encoder: TextEnc
             if progress and first and left > LINE_SECONDS:
                 faster = ""
                 if encoder.runtime == "torch" and not has_onnxruntime():
-                    faster = "; about a third of that with the extra: pip install -c constraints.txt -e '.[onnx]'"
-                print_on_main(f"{total:,} chunks to encode take about {duration(left)}{faster}")
+                    faster = ", or a third of that with the extra: pip install -c constraints.txt -e '.[onnx]'"
+                print_on_main(f"encoding {total:,} chunks takes about {duration(left)}{faster}")
     with transaction(database):
         database.execute("DELETE FROM vectors WHERE file NOT IN (SELECT id FROM files)")
         state = _compacted(database, index_dir, state)
@@ -93,7 +93,7 @@ def unencoded(database: sqlite3.Connection) -> int:
 
 
 def lightest(database: sqlite3.Connection, encoder: TextEncoder) -> TextEncoder:
-    """Returns the int8 version of an ONNX encoder if its embeddings stay close to float32, otherwise the encoder."""
+    """Returns the int8 version of an ONNX encoder if its embeddings are close to float32, otherwise the encoder."""
     texts = _sample(database)
     if encoder.runtime != "onnx" or not texts:
         return encoder
@@ -104,7 +104,7 @@ def lightest(database: sqlite3.Connection, encoder: TextEncoder) -> TextEncoder:
 
 
 def start_encoding(database: sqlite3.Connection, name: str, truncate_dim: int | None, encoder: TextEncoder) -> None:
-    """Stores the encoder of the embeddings, and deletes all embeddings if another encoder made them.
+    """Records which encoder computes the embeddings, and deletes embeddings that came from a different encoder.
 
     Args:
         name: the folder or Hub name of the encoder.
@@ -152,10 +152,10 @@ def vector_file(index_dir: Path, number: int) -> Path:
 
 
 def _pending(database: sqlite3.Connection, count: int) -> list[tuple[str, bytes, list[tuple[bytes, str, str]]]]:
-    """Returns the next files that lack embeddings, with about `count` chunks in total.
+    """Returns the next files without embeddings, with about `count` chunks in total.
 
     Returns:
-        For each file, its path, a digest of its content, and (digest, text, language) for each chunk.
+        For each file, the path, a digest of the content, and (digest, text, language) for each chunk.
     """
     query = f"SELECT path, digest, language, chunks, text FROM files JOIN contents ON file = id {_WITHOUT_VECTORS}"
     group = []
@@ -176,7 +176,7 @@ def _pending(database: sqlite3.Connection, count: int) -> list[tuple[str, bytes,
 def _commit(
     database: sqlite3.Connection, index_dir: Path, encoder: TextEncoder, state: dict, slots: dict, group: list
 ) -> int:
-    """Encodes the new chunks of a group of files and records them in one transaction. Returns how many there were."""
+    """Encodes a group of files' new chunks and records them in one transaction. Returns the number of new chunks."""
     new = {}
     for _, _, chunks in group:
         for digest, text, language in chunks:
@@ -194,7 +194,7 @@ def _commit(
         numbers = np.array([slots[digest] for digest in digests], "<i4")
         rows.append((b"".join(digests), numbers.tobytes(), path, content))
     with transaction(database):
-        # A file that has changed or disappeared meanwhile does not have this digest any more.
+        # If a file has changed or disappeared in the meantime, the index no longer has this digest.
         query = "INSERT OR REPLACE INTO vectors SELECT id, ?, ? FROM files WHERE path = ? AND digest = ?"
         database.executemany(query, rows)
         set_meta(database, "vectors", state)
@@ -202,7 +202,7 @@ def _commit(
 
 
 def _append(path: Path, row: int, vectors: np.ndarray) -> None:
-    """Writes rows to a file, starting at `row`. This overwrites any rows left by a killed process."""
+    """Writes rows to a file, starting at `row`. Overwrites any rows that a killed process left."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "wb") as file:
         file.seek(row * vectors.shape[1] * 2)
@@ -212,7 +212,7 @@ def _append(path: Path, row: int, vectors: np.ndarray) -> None:
 
 
 def _compacted(database: sqlite3.Connection, index_dir: Path, state: dict) -> dict:
-    """Copies the embeddings in use to a new file if enough of the old one is unused. Returns the new state."""
+    """Copies the embeddings in use to a new file if enough of the old file is unused. Returns the new state."""
     rows = database.execute("SELECT file, slots FROM vectors ORDER BY file").fetchall()
     used = np.unique(np.frombuffer(b"".join(slots for _, slots in rows), "<i4"))
     if len(used) >= state["rows"] * (1 - MAX_DEAD_SHARE) - 16:
@@ -238,16 +238,16 @@ def open_vectors(index_dir: Path, state: dict) -> np.ndarray:
     try:
         return np.memmap(path, "<f2", "c", shape=shape)
     except (OSError, ValueError) as error:
-        why = f"the embeddings are incomplete ({error})"
+        why = f"incomplete embeddings ({error})"
         raise UserError(f"{path}: {why}; delete {index_dir} and index again") from error
 
 
 def similarities(vectors: np.ndarray, query: np.ndarray) -> np.ndarray:
-    """Computes the dot product of every row with the normalised embedding of a query, float32[rows].
+    """Computes the dot product of every row with a query's normalised embedding, float32[rows].
 
-    If the query's encoder has loaded torch, torch multiplies in float16. NumPy cannot do that, and it is five times
-    as fast. To order near ties correctly, the best thousand are computed again. NumPy adds up in float64, which is as
-    fast as float32 here, so that a product does not depend on the row's position in the file.
+    If torch is already loaded, torch multiplies in float16, which NumPy cannot do and which is five times as fast. To
+    order near ties correctly, the best thousand products are computed again. NumPy sums in float64, which is as fast
+    as float32 here, so that a product does not depend on the row's position in the file.
     """
     query = query.astype(np.float64) / max(float(np.linalg.norm(query)), 1e-9)
     torch = sys.modules.get("torch")

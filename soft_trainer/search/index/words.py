@@ -1,4 +1,4 @@
-"""Turns text into terms: splits identifiers, stems words and removes stop words."""
+"""Converts text to terms: splits identifiers, stems words and removes stop words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from soft_trainer.source.names import identifier_words
 WORD = re.compile(r"\w+")  # identifiers stay whole: `self.parse_url` gives `self` and `parse_url`
 # Longer words without `_` are usually hashes or encoded data.
 MAX_WORD = 64
-# These words say nothing about the code. Because they are rare in code, they would get a high weight.
+# These words say nothing about the code, but would get a high weight, because they are rare in code.
 STOP_WORDS = frozenset(
     """a an and any are as at be been but by can could did do does for from had has have how i in into is it its
     me my of on or our should so such that the their them then there these they this those to us use used uses using
@@ -33,9 +33,9 @@ def source_words(source: bytes) -> list[str]:
 
 @lru_cache(maxsize=50_000)
 def terms(word: str) -> tuple[str, ...]:
-    """Returns the terms of a word: its stemmed parts and, if there are several, the whole word, stemmed as well.
+    """Returns a word's terms: the stemmed parts and, if there are several parts, the stem of the whole word.
 
-    The whole word is lower-cased and its underscores are removed, so `parse_url`, `parseUrl` and `ParseURL` are equal.
+    The whole word is lower-cased without underscores, so `parse_url`, `parseUrl` and `ParseURL` have the same terms.
     """
     if len(max(word.split("_"), key=len)) > MAX_WORD:
         return ()
@@ -46,7 +46,7 @@ def terms(word: str) -> tuple[str, ...]:
 
 
 def telling_terms(text: str) -> list[str]:
-    """Returns the terms of a text, in order and without stop words."""
+    """Returns a text's terms in order, without stop words."""
     found = []
     for word in WORD.findall(text):
         if word.lower() not in STOP_WORDS:
@@ -74,8 +74,8 @@ for _ending, _least in _ENDINGS:
 def stem(word: str) -> str:
     """Reduces a word to its stem: `validates`, `validating`, `validator` and `validation` all become `valid`.
 
-    The stem need not be a word. It only has to be the same for all forms of a word. A published stemmer in Python
-    takes ten times as long.
+    The stem need not be a word. It only has to be the same for all forms of a word. A published Python stemmer takes
+    ten times as long.
     """
     if len(word) < 3 or not word.isascii():
         return word

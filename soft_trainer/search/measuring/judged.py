@@ -1,6 +1,6 @@
-"""Evaluates a search with judged queries, with documented functions, or with a repository's newest commits.
+"""Evaluates a search with judged queries, documented functions, or a repository's newest commits.
 
-A commit's subject is then a query that should find the functions changed by the commit.
+A commit's subject serves as a query that should find the functions that the commit changed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from soft_trainer.source.languages import SOURCE_LANGUAGES
 from soft_trainer.source.source_files import read_text
 
 CUT = 10
-DEPTH = 100  # chunks to consider for the first files or functions
+DEPTH = 100  # the number of chunks in which to look for the first files or functions
 
 
 class Place(NamedTuple):
@@ -41,7 +41,7 @@ class Place(NamedTuple):
 
 
 class Measures(NamedTuple):
-    """Metrics of one ranking: the reciprocal rank of the first relevant code, nDCG@10 and recall@10."""
+    """One ranking's metrics: the reciprocal rank of the first relevant code, nDCG@10 and recall@10."""
 
     mrr: float
     ndcg: float
@@ -49,9 +49,9 @@ class Measures(NamedTuple):
 
 
 def measures(ranked: Iterable[Hashable], targets: frozenset[str]) -> Measures:
-    """Computes the metrics of a ranking, given the relevant `targets`.
+    """Computes a ranking's metrics, given the relevant `targets`.
 
-    A target is credited only at its first position. If it is repeated, it still takes up a position.
+    A target counts only at its first position. If a target is repeated, the repetition still takes up a position.
     """
     if not targets:
         return Measures(0.0, 0.0, 0.0)
@@ -75,9 +75,9 @@ class JudgedQuery(NamedTuple):
 
     Args:
         tree: the name of the tree to search.
-        query: the text of the query.
+        query: the query's text.
         targets: the paths of the relevant codes, or function ids if the query is a commit's subject.
-        groups: the groups of the query, such as "language python". A mean is reported for each group.
+        groups: the query's groups, such as "language python". A mean is reported for each group.
     """
 
     tree: str
@@ -87,7 +87,7 @@ class JudgedQuery(NamedTuple):
 
 
 class QueryOutcome(NamedTuple):
-    """One query's metrics, its time in seconds, and the paths found, best first."""
+    """One query's metrics, search time in seconds, and results as paths, best first."""
 
     judged: JudgedQuery
     measures: Measures
@@ -99,8 +99,8 @@ def read_queries(path: str | os.PathLike[str]) -> list[JudgedQuery]:
     """Reads judged queries: JSON lines with `repo`, `query`, `relevant`, `secondary`, and `category` or `language`.
 
     Raises:
-        UserError: the file cannot be read, a line lacks one of these keys, `repo` or `query` is not a text, `repo`
-            leads out of the trees, or `relevant` is not a list of paths.
+        UserError: the file cannot be read, a line lacks a required key, `repo` or `query` is not a string, `repo` is
+            not inside the trees, or `relevant` is not a list of paths.
     """
     queries = []
     for place, row in read_json_lines(path):
@@ -128,10 +128,10 @@ def read_queries(path: str | os.PathLike[str]) -> list[JudgedQuery]:
 
 
 def documentation_queries(folder: str, output_dir: str, count: int) -> list[JudgedQuery]:
-    """Makes queries from documented functions, and writes a copy of the tree without comments to `output_dir`.
+    """Creates queries from documented functions, and writes a copy of the tree without comments to `output_dir`.
 
-    A query is the first paragraph of a function's documentation, and the relevant file is the function's. Comments are
-    blanked in the copy, because a query would otherwise find itself. Line numbers stay the same.
+    A query is the first paragraph of a function's documentation, and the relevant file is the file with the function.
+    Comments are blanked in the copy, because a query would otherwise find itself. Line numbers stay the same.
 
     Raises:
         UserError: no function has documentation.
@@ -147,7 +147,7 @@ def documentation_queries(folder: str, output_dir: str, count: int) -> list[Judg
         copy.write_bytes(bare)
         queries += [JudgedQuery("", text, frozenset([path]), (f"language {language}",)) for text in documents]
     if not queries:
-        raise UserError(f"{folder}: no documented function to make a query from")
+        raise UserError(f"{folder}: no documented functions to make queries from")
     random.Random(0).shuffle(queries)
     return queries[:count]
 
@@ -168,9 +168,9 @@ def _without_comments(source: bytes, language: str, path: str) -> tuple[list[str
 
 
 def ask(index: CodeIndex, queries: Iterable[JudgedQuery], lexical: bool) -> list[QueryOutcome]:
-    """Runs queries on an open index, and returns the metrics and the time of each.
+    """Runs queries on an open index. Returns each query's metrics, time and results.
 
-    The measured time is for a search for ten results. If several results are in one file, only the first is used.
+    The measured time is for a search with ten results. If several results are in one file, only the first is used.
     """
     outcomes = []
     for judged in queries:
@@ -184,7 +184,7 @@ def ask(index: CodeIndex, queries: Iterable[JudgedQuery], lexical: bool) -> list
 
 
 def summary_rows(outcomes: Sequence[QueryOutcome]) -> list[list]:
-    """Returns rows (group, queries, nDCG@10, MRR@10, p50 ms, p95 ms), first for all queries, then for each group."""
+    """Returns rows of (group, queries, nDCG@10, MRR@10, p50 ms, p95 ms), for all queries and then for each group."""
     rows = []
     for name in ("all", *sorted({group for outcome in outcomes for group in outcome.judged.groups})):
         own = [outcome for outcome in outcomes if name in ("all", *outcome.judged.groups)]
@@ -199,13 +199,13 @@ def history_queries(
     language: str | None,
     output_dir: str | os.PathLike[str],
 ) -> tuple[list[JudgedQuery], MinedHistory]:
-    """Makes queries from a repository's newest commits, and writes the tree before these commits to `output_dir`.
+    """Creates queries from a repository's newest commits, and writes the tree before these commits to `output_dir`.
 
     Args:
         language: the language of the functions. By default, the most common one in the repository.
 
     Raises:
-        UserError: the history cannot be mined (see `mine_history`), or the repository has no file in a known language.
+        UserError: the history cannot be mined (see `mine_history`), or no file is in a supported language.
     """
     mined = mine_history(repository, language or history_language(repository))
     with reporting_missing_objects(repository):
@@ -219,9 +219,9 @@ def history_queries(
 def score_search(
     queries: Sequence[JudgedQuery], mined: MinedHistory, search: Callable[[str], Iterable[Place]]
 ) -> dict[str, list[Measures]]:
-    """Runs queries with a search function, and returns each query's metrics for files and for functions.
+    """Runs queries with a search function. Returns each query's metrics for files and for functions.
 
-    A result is credited with every function whose lines it covers. A result that covers no function still takes up a
+    A result counts as finding every function whose lines it covers. A result that covers no function still takes up a
     position, but a function that was already found does not.
     """
     places: dict[str, list[tuple[int, int, str]]] = defaultdict(list)

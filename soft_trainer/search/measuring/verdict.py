@@ -1,4 +1,4 @@
-"""Compares searches by words, commits, encoders and external programs on a repository's newest commits."""
+"""Compares word search, commit search, encoder search and external programs on a repository's newest commits."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from soft_trainer.search.measuring.judged import DEPTH, JudgedQuery, Measures, P
 WORDS = "words"
 MEMORY = "words + memory"
 SECONDS = 10.0  # the time limit of an external program for one query
-MAX_OUTPUT = 1 << 20  # bytes of its answer to read
+MAX_OUTPUT = 1 << 20  # the maximum number of bytes to read from its output
 _QUERY = "{query}"
 _PLACE = re.compile(r"(.*?)(?::(\d+)(?::.*)?)?")
 Search = Callable[[str], Sequence[Place]]
 
 
 class Verdict(NamedTuple):
-    """The outcome of comparing several searches on the same queries.
+    """The result of comparing several searches on the same queries.
 
     Args:
         queries: the queries.
         cut: the commit whose tree was searched.
-        measured: each query's measures, keyed by system and by level, which is "files" or "functions".
+        measured: each query's metrics, keyed by system and by level ("files" or "functions").
         notices: messages for the user.
-        models: the encoders, in the order in which they were given.
+        models: the encoders, in the order of the argument `models`.
     """
 
     queries: list[JudgedQuery]
@@ -54,13 +54,13 @@ def compare_searches(
     external: str | None = None,
     index_dir: str | os.PathLike[str] | None = None,
 ) -> Verdict:
-    """Compares searches for the functions that the newest commits changed, with the commits' subjects as queries.
+    """Compares how well searches find the functions that the newest commits changed. Commit subjects are the queries.
 
-    All of them search the tree before these commits.
+    Every search uses the tree as it was before these commits.
 
     Args:
-        language: the language of the functions. By default, the most common one in the repository.
-        models: the encoders, the one before training first. Each is combined with words.
+        language: the language of the functions. By default, the most common language in the repository.
+        models: the encoders, starting with the encoder before training. Each encoder is combined with words.
         external: a command that contains `{query}` and prints paths, best first.
         index_dir: the folder for the index. By default, a temporary one.
 
@@ -84,12 +84,12 @@ def compare_searches(
             measured[program.name] = score_search(queries, mined, program.bound_to(tree))
             if program.failures:
                 failed = f"{program.failures} of {len(queries)} queries failed or took over {SECONDS:g} s"
-                notices.append(f"{program.name}: {failed}; they score 0")
+                notices.append(f"{program.name}: {failed}, and score 0")
     return Verdict(queries, mined.cut, measured, notices, models)
 
 
 def _systems(index: CodeIndex, models: Sequence[str], truncate_dim: int | None) -> Iterator[tuple[str, Search]]:
-    """Yields the name of each system and its search function, which is valid until the next one is requested."""
+    """Yields (name, search function) for each system. A function is valid only until the next system is requested."""
     yield WORDS, search_of(index, lexical=True, commits=False)
     yield MEMORY, search_of(index, lexical=True, commits=True)
     for model in models:
@@ -99,12 +99,12 @@ def _systems(index: CodeIndex, models: Sequence[str], truncate_dim: int | None) 
 
 
 def with_memory(model: str) -> str:
-    """Returns the name of the system that adds the votes of commits to an encoder, such as "base + memory"."""
+    """Returns the name of the system that combines an encoder with commits' votes, such as "base + memory"."""
     return f"{model} + memory"
 
 
 def search_of(index: CodeIndex, lexical: bool, commits: bool) -> Search:
-    """Returns a function that searches an index, optionally with its embeddings and its commits' votes."""
+    """Returns a function that searches an index, optionally with embeddings and commits' votes."""
 
     def search(query: str) -> list[Place]:
         results = index.search(query, DEPTH, lexical=lexical, commits=commits)
@@ -114,9 +114,9 @@ def search_of(index: CodeIndex, lexical: bool, commits: bool) -> Search:
 
 
 class ExternalSearch:
-    """Searches with another program. It must print one result per line, best first, as a path or as `path:line`.
+    """Searches with another program, which must print one result per line, best first, as a path or `path:line`.
 
-    The query is passed as a single argument and never through a shell, because anyone can write a commit's subject.
+    The query is passed as a single argument and never through a shell, because commit subjects are not trusted.
 
     Args:
         command: the command line, which contains `{query}`.
@@ -135,7 +135,7 @@ class ExternalSearch:
             raise UserError(f"external={command!r}: {error}") from error
         if not any(_QUERY in word for word in self.words[1:]):
             raise UserError(
-                f"external={command!r}: the command has no {_QUERY}; write, for example, "
+                f"external={command!r}: the command must contain {_QUERY}, as in "
                 f"'rg --files-with-matches -e {_QUERY} .'"
             )
         program = shutil.which(self.words[0])
@@ -179,7 +179,7 @@ def _kill_group(process: subprocess.Popen) -> None:
 
 
 def _place(line: str, tree: str) -> Place:
-    """Parses `path[:line]`. A result without a line is credited with its file, but with no function."""
+    """Parses `path[:line]`. A result without a line counts as finding the file, but no function."""
     path, number = _PLACE.fullmatch(line).groups()
     path = os.path.relpath(os.path.join(tree, path), tree)
     at = int(number) if number else 0

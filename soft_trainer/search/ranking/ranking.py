@@ -1,8 +1,8 @@
 """Scores files and chunks for a query, using the index's postings.
 
-A file's score is a weighted sum of features from 0 to 1. The weights were chosen by cross-validation over 769 judged
+A file's score is a weighted sum of features from 0 to 1. The weights were tuned by cross-validation over 769 judged
 queries for 39 repositories, on a coarse grid of 0, half, one and two times each weight. `benchmarks/search_study.md`
-has the results, including those on eleven repositories that were never used to choose weights.
+has the results, including results on eleven repositories that were never used for tuning.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Query(NamedTuple):
 
 
 def parse_query(text: str) -> Query:
-    """Parses the text of a query, which may be empty, into its kind, its words and its weighted terms."""
+    """Parses a query's text, which may be empty, into a kind, words and weighted terms."""
     typed = WORD.findall(text)
     known = set(islice(dict.fromkeys(typed), MAX_WORDS))
     typed = [word for word in typed if word in known]
@@ -103,14 +103,14 @@ def parse_query(text: str) -> Query:
 
 
 class Scores(NamedTuple):
-    """The scores of all files and chunks for a query.
+    """Scores of all files and chunks for a query.
 
     Args:
         files: float[files], 0 for a file that does not match.
         chunks: float[chunks].
         matched: True if the index contains a word of the query, or if a commit voted.
-        containing: the files that contain each term, as arrays in ascending order: in their text, in their file name,
-            and in the names of their folders.
+        containing: for each term, the files that contain the term in their text, in their file name, and in their
+            folder names, as arrays in ascending order.
     """
 
     files: np.ndarray
@@ -125,7 +125,7 @@ def score(
     similarity: np.ndarray | None = None,
     votes: np.ndarray | None = None,
 ) -> Scores:
-    """Scores all files and chunks for a query by its words and, if given, an encoder's similarity and commits' votes.
+    """Scores all files and chunks for a query by words and, optionally, by encoder similarity and commits' votes.
 
     Args:
         similarity: float32[chunks], the encoder's similarity to the query, or NaN for a chunk without an embedding.
@@ -159,11 +159,11 @@ def score(
 def _members(words: tuple[str, ...], segments: Segments) -> tuple[np.ndarray, np.ndarray]:
     """Finds the chunks that define a qualified name such as `Parser.parse`: `parse` in a class or module `Parser`.
 
-    A word before it is in the chunk's own qualified name or, as a module, in the name of the file. The first words may
-    be in neither, as in `shop.orders.Parser.parse`.
+    A qualifier must be part of the chunk's qualified name or of the file's name (a module). The first qualifiers may
+    be part of neither, as in `shop.orders.Parser.parse`.
 
     Returns:
-        The chunks in as many of the words as possible, and those with exactly this name.
+        The chunks that match as many qualifiers as possible, and the chunks with exactly this name.
     """
     *around, name = words
     chunks = segments.postings(DEFINED + whole(name))[0]
@@ -180,7 +180,7 @@ def _members(words: tuple[str, ...], segments: Segments) -> tuple[np.ndarray, np
     if not narrowing:
         return chunks, chunks
     candidates = narrowing[0]
-    agreeing = []  # the number of last words that a chunk's qualified name shares, and whether there are no others
+    agreeing = []  # for each chunk, how many last words its qualified name shares, and whether the names are equal
     for qualified in segments.names(candidates):
         own = tuple(WORD.findall(qualified))
         size = min(len(own), len(words))
@@ -194,16 +194,16 @@ def _members(words: tuple[str, ...], segments: Segments) -> tuple[np.ndarray, np
 
 
 def with_votes(scores: Scores, segments: Segments, votes: np.ndarray) -> Scores:
-    """Adds commits' votes to the scores of chunks. A file gets the highest vote for any of its chunks."""
+    """Adds commits' votes to the scores. A file gets the highest vote that any of its chunks gets."""
     files = scores.files + np.maximum.reduceat(votes, segments.firsts[:-1])
     return Scores(files, scores.chunks + votes, scores.matched or bool(votes.any()), scores.containing)
 
 
 def _share(similarity: np.ndarray) -> np.ndarray:
-    """Rescales similarities to 1 for the most similar chunk, and 0 for the median and everything below it.
+    """Rescales similarities to 1 for the most similar chunk, and to 0 for the median and everything below the median.
 
-    Encoders disagree on what a similarity of 0.5 means, but with any of them a chunk may stand out from the others.
-    The result is multiplied by the fraction of chunks that have an embedding.
+    A similarity of 0.5 means different things for different encoders, but with any encoder a chunk can stand out from
+    the others. The result is multiplied by the fraction of chunks that have an embedding.
     """
     known = similarity[~np.isnan(similarity)]
     if not len(known):
@@ -238,7 +238,7 @@ class _Gathered:
         self.containing: dict[str, tuple[np.ndarray, ...]] = {}
 
     def add(self, term: str, weight: float) -> None:
-        """Adds the contribution of one term to all features of files and chunks."""
+        """Adds a term's contribution to all features of files and chunks."""
         postings = self.segments.postings
         chunks, counts = postings(term)
         named, own, folders, summary = (postings(sign + term)[0] for sign in (NAME, OWN_NAME, PATH, SUMMARY))
@@ -264,12 +264,12 @@ class _Gathered:
             self.chunk_summary[summary] += rarity
 
     def add_defined(self, chunks: np.ndarray, share: float) -> None:
-        """Credits chunks that define a name in the query, and their files, with at least `share`."""
+        """Raises the feature "defines a name in the query" of these chunks and their files to at least `share`."""
         self.defined[self.owners[chunks]] = np.maximum(self.defined[self.owners[chunks]], share)
         self.chunk_defined[chunks] = np.maximum(self.chunk_defined[chunks], share)
 
     def scores(self, similar: np.ndarray | None) -> Scores:
-        """Returns the weighted sum of all features, including `similar`, each chunk's weighted similarity."""
+        """Returns the weighted sum of all features, including each chunk's weighted similarity, `similar`."""
         segments = self.segments
         total = self.total or 1.0
         best = np.maximum.reduceat(self.text, segments.firsts[:-1])
@@ -297,9 +297,9 @@ class _Gathered:
         return Scores(files, chunks, self.total > 0, self.containing)
 
     def _files(self, chunks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the distinct files of chunks, in ascending order.
+        """Returns the distinct files that contain `chunks`, in ascending order.
 
-        The second array has the position of each file's first chunk in `chunks`.
+        The second array contains the position in `chunks` of each file's first chunk.
         """
         owners = self.owners[chunks]  # `np.unique` would sort them and take ten times as long
         if not len(owners):
@@ -309,12 +309,12 @@ class _Gathered:
 
 
 def _largest(values: np.ndarray) -> float:
-    """Returns the largest value, or a small positive number if that is 0, so that it is safe to divide by."""
+    """Returns the largest value or, to make division safe, a small positive number if the largest value is 0."""
     return max(float(values.max()), 1e-9)
 
 
 def discounts(segments: Segments, candidates: np.ndarray) -> np.ndarray:
-    """Returns a factor for each file. It is lower for tests, text files, and generated, vendored or deep files."""
+    """Returns a factor for each file, which is lower for tests, texts, and generated, vendored or deep files."""
     depth = segments.traits[:, TRAITS.index("depth")].astype(np.float32)
     if candidates.any():
         depth = np.maximum(depth - depth[candidates].min(), 0)
@@ -327,7 +327,7 @@ def discounts(segments: Segments, candidates: np.ndarray) -> np.ndarray:
 def ordering(scores: Scores, segments: Segments, allowed: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
     """Returns the scores by which files and chunks are ordered: float[files] and float[chunks].
 
-    They are 0 for files, and -1 for chunks, that may not be returned.
+    Files that may not be returned get 0. Chunks that may not be returned get -1.
     """
     files = scores.files
     chunks = scores.chunks
@@ -348,8 +348,8 @@ def order_chunks(
 ) -> list[tuple[int, float]]:
     """Returns (chunk, score) for the best chunks, best first.
 
-    A file's other chunks get a lower score than its best one. They come before other files only if they match nearly
-    as well.
+    A file's other chunks get a lower score than the file's best chunk. They rank above other files only if they match
+    nearly as well as the best chunk.
 
     Args:
         allowed: bool[chunks], the chunks that may be returned. By default, all.

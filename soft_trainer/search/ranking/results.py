@@ -24,11 +24,11 @@ class Commit:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """One result: a function, a class, or some lines of a file.
+    """A search result: a function, a class, or some lines of a file.
 
     Attributes:
         path: the path relative to the indexed folder, with `/`.
-        start_line, end_line: the first and the last line. Line numbers start at 1.
+        start_line, end_line: the first and last line. Line numbers start at 1.
         language: the language of the file.
         name: the qualified name of the function or class, or "" for other lines.
         score: higher is better. Scores of different queries cannot be compared.
@@ -52,7 +52,7 @@ class SearchResult:
         return asdict(self) | {"score": round(self.score, 4)}
 
     def signature(self) -> tuple[int, str]:
-        """Returns (line number, text) for the line that defines the name, or for the first line with a word."""
+        """Returns (line number, text) for the line that defines the name, or for the first line that has a word."""
         own = re.split(r"[.:#]+", self.name)[-1]
         named = re.compile(rf"(?<!\w){re.escape(own)}(?!\w)")
         lines = self._lines() or [(self.start_line, "")]
@@ -74,14 +74,14 @@ class SearchResult:
 
 
 def _terms(text: str) -> set[str]:
-    """Returns the terms of a text."""
+    """Returns the set of a text's terms."""
     return {term for word in WORD.findall(text) for term in terms(word)}
 
 
 def weak_notices(results: Sequence[SearchResult]) -> list[str]:
-    """Returns a notice if there are results, but only weak ones."""
+    """Returns a notice if all results are weak, or [] otherwise."""
     if results and all(result.weak for result in results):
-        return ["only weak results, possibly by chance: none contains two words of the query"]
+        return ["only weak results, which may match by chance: none contains two words of the query"]
     return []
 
 
@@ -89,7 +89,7 @@ def check_query(query: str, limit: int) -> None:
     """Raises UserError if a query is empty or a limit is not a whole number of at least 1."""
     if not query.strip():
         raise UserError(
-            'the query is empty; say what to look for, such as "parse a date"; path, language and name only filter'
+            'the query is empty; enter what to look for, such as "parse a date" (path, language and name only filter)'
         )
     check_limit(limit)
 
@@ -101,7 +101,7 @@ def check_limit(limit: int) -> None:
 
 
 def parse_place(place: str) -> tuple[str, int]:
-    """Splits `src/dates.py:12` into path and line. Raises UserError if the line is missing."""
+    """Splits a location such as `src/dates.py:12` into path and line. Raises UserError if the line is missing."""
     path, _, line = place.rpartition(":")
     if not path or not line.isdecimal() or len(line) > 9:
         raise UserError(f"{place}: expected PATH:LINE, such as src/dates.py:12")
@@ -109,5 +109,5 @@ def parse_place(place: str) -> tuple[str, int]:
 
 
 def query_terms(query: str) -> set[str]:
-    """Returns the terms of a query to highlight in its results."""
+    """Returns the query's terms, to highlight in the results."""
     return set(telling_terms(query))

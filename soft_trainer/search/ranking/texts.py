@@ -1,8 +1,8 @@
 """Searches with a text of several lines, such as an issue.
 
-Its first line, its opening (the first line and the paragraph after it) and the whole text are three queries, and the
-files that the text mentions are a fourth ranking. The rankings are fused by reciprocal rank. `benchmarks/RESULTS.md`
-has the figures for the issues of SWE-bench.
+The first line, the opening (the first line and the next paragraph) and the whole text are three queries. The files
+that the text mentions are a fourth ranking. The rankings are fused by reciprocal rank. `benchmarks/RESULTS.md` has the
+results for the issues of SWE-bench.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PATH = re.compile(r"[\w./\\-]*\w\.\w+")  # only tried at the start of such lett
 
 
 def parse_text(text: str) -> list[Query]:
-    """Parses a query. A text of several lines makes three: its first line, its opening and the whole text."""
+    """Parses a query. A text of several lines becomes three: the first line, the opening and the whole text."""
     first, _, rest = text.strip().partition("\n")
     if not rest:
         return [parse_query(text)]
@@ -40,10 +40,10 @@ def fuse(
     segments: Segments,
     allowed: np.ndarray | None,
 ) -> Scores:
-    """Fuses the rankings of a text's queries and the ranking of the files mentioned in the text.
+    """Fuses the rankings for a text's queries with the ranking of the files that the text mentions.
 
     Args:
-        named: the numbers of these files, the best first.
+        named: the numbers of the files that the text mentions, best first.
         allowed: bool[chunks], the chunks that may be returned. By default, all.
     """
     total = np.zeros(len(segments.firsts) - 1)
@@ -62,16 +62,16 @@ def fuse(
 
 
 def _shares_of_best(chunks: np.ndarray, segments: Segments) -> np.ndarray:
-    """Divides the scores of chunks by the best score in their file."""
+    """Divides each chunk's score by the best score in the chunk's file."""
     best = np.maximum.reduceat(chunks, segments.firsts[:-1])
     return chunks / np.maximum(best, 1e-9)[segments.owners]
 
 
 def named_files(text: str, segments: Segments) -> list[int]:
-    """Returns the numbers of the files mentioned in a text, the last one first.
+    """Returns the numbers of the files that a text mentions, starting with the last.
 
-    The last line of a traceback is nearest to the error. A path may lead through folders that are not in the index,
-    such as `/usr/lib/python3/site-packages/requests/models.py`.
+    The last line of a traceback is nearest to the error. A path may contain folders that are not in the index, such as
+    `/usr/lib/python3/site-packages/requests/models.py`.
     """
     places = [path.split("/")[::-1] for path in segments.paths()]
     same_name = defaultdict(list)

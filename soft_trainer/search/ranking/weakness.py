@@ -1,8 +1,7 @@
-"""Recognises results that may match by chance.
+"""Detects results that may match by chance.
 
-If a query asks for something that the index does not contain, one of its words usually occurs somewhere anyway. A
-result is weak if its file contains a single part of the query, or none. `docs/search.md` reports how often this is
-wrong.
+If the index does not contain what a query asks for, one of the query's words usually occurs somewhere anyway. A result
+is weak if its file contains only one part of the query, or none. `docs/search.md` reports how often this is wrong.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from soft_trainer.search.index.words import stem, telling_terms, terms, whole
 from soft_trainer.search.ranking.ranking import Query, Scores
 from soft_trainer.search.ranking.results import Commit
 
-ENOUGH = 2  # the number of parts that a strong result contains, if the query has as many
+ENOUGH = 2  # the number of parts that a strong result must contain, unless the query has fewer
 FEW = 16  # the first words of a long text, which usually contain enough parts
 
 
 def is_weak(query: Query, scores: Scores, file: int, commits: Iterable[Commit] = ()) -> bool:
-    """Returns True if a file, and the commits that voted for it, contain too few of the query's words.
+    """Returns True if a file and the commits that voted for it contain too few of the query's words.
 
     Args:
         scores: the scores for the query.
@@ -42,12 +41,12 @@ def is_weak(query: Query, scores: Scores, file: int, commits: Iterable[Commit] =
 def count_found(words: Sequence[str], contains: Callable[[str], bool]) -> tuple[int, int]:
     """Returns how many parts of a query a text contains, and how many parts the query has.
 
-    A part is a word, or a word within an identifier: `parse_date` has two. A text that contains the whole identifier
-    contains its parts. If it contains `RouteGroup`, it contains "route group".
+    A part is a word, or a word within an identifier: `parse_date` has two parts. A text that contains an identifier
+    also contains the identifier's parts. A text that contains `RouteGroup` contains "route group".
 
     Args:
-        words: the words of the query.
-        contains: a function that returns True if a term is contained.
+        words: the query's words.
+        contains: a function that returns True if the text contains a term.
     """
     found: dict[str, bool] = {}
     for size in (1, 2, 3):
@@ -63,13 +62,13 @@ def count_found(words: Sequence[str], contains: Callable[[str], bool]) -> tuple[
 
 
 def _parts(word: str) -> Sequence[str]:
-    """Returns the stemmed parts of an identifier, or a word's stem."""
+    """Returns an identifier's stemmed parts, or a word's stem."""
     known = terms(word)
     return known[1:] or known
 
 
 def _is_in(number: int, ascending: np.ndarray) -> bool:
-    """Returns True if an array in ascending order contains a number."""
+    """Returns True if a sorted array contains a number."""
     if not len(ascending):
         return False
     place = ascending.searchsorted(number)

@@ -1,4 +1,4 @@
-"""Makes example queries for the start page from an index: the name of a function, and sentences from documentation."""
+"""Creates example queries for the start page from an index: a function's name, and sentences from documentation."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _MARKS = re.compile(r"^[\s*/#]+", re.MULTILINE)  # of comments
 
 
 def example_queries(index: Search) -> list[str]:
-    """Returns up to three queries: the name of a function, and the first sentences of functions' documentation.
+    """Returns up to three queries: a function's name, and the first sentences of functions' documentation.
 
-    The same index gives the same queries.
+    The same index always gives the same queries.
     """
     name = ""
     sentences: list[str] = []
@@ -44,7 +44,7 @@ def example_queries(index: Search) -> list[str]:
 
 
 def _functions(database: sqlite3.Connection, prefix: str) -> Iterator[tuple[str, str]]:
-    """Yields the name of one function in each of several files, and the first sentence of its documentation or ""."""
+    """Yields (name, sentence) for one function per file. `sentence` starts the function's documentation, or is ""."""
     files = files_below(database, prefix)
     query = "SELECT path, language, chunks, text FROM files JOIN contents ON file = id WHERE id = ?"
     for file in random.Random(0).sample(files, min(len(files), _FILES)):

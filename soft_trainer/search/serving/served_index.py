@@ -1,4 +1,4 @@
-"""Keeps an index up to date while it serves queries. Chunks are encoded in the background."""
+"""Answers queries with an index, and keeps the index up to date. Chunks are encoded in the background."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from soft_trainer.search.ranking.results import SearchResult
 from soft_trainer.search.searching import Search
 from soft_trainer.source.repositories import head_time, repository_of
 
-# Looking for changed files takes at most a tenth of the time, unless it has not been done for five seconds.
+# Looking for changed files takes at most a tenth of the time, unless the last look was over five seconds ago.
 CHECK_SHARE = 0.1
 CHECK_SECONDS = 5.0
 
 
 class ServedIndex:
-    """Answers queries from a page or an agent, one query at a time.
+    """Answers queries from a search page or an agent, one query at a time.
 
     Args:
         update: whether to read changed files before a search, and encode new chunks between searches.
@@ -42,11 +42,11 @@ class ServedIndex:
         return self._answer(partial(self.index.search, query, limit, **filters))
 
     def similar(self, path: str, line: int, limit: int) -> tuple[list[SearchResult], list[str]]:
-        """Returns the chunks most similar to the one at a line of a file, and notices."""
+        """Returns the chunks most similar to the chunk at a line of a file, and notices."""
         return self._answer(partial(self.index.similar, path, line, limit))
 
     def text_of(self, path: str) -> str | None:
-        """Returns a file's text as it was when indexed, or None if the file was not indexed."""
+        """Returns the text that a file had when it was indexed, or None if the file is not in the index."""
         with self.lock:
             self._refresh()
             return self.index.text_of(path)
@@ -67,7 +67,7 @@ class ServedIndex:
 
 
 class _Keeper:
-    """Keeps one index up to date. Files are read on request; chunks are encoded and commits read in the background."""
+    """Keeps one index up to date. Reads files on request. Encodes chunks and reads commits in the background."""
 
     def __init__(self, index: CodeIndex, update: bool, lexical: bool, model: str | None):
         self.index = index
@@ -87,14 +87,14 @@ class _Keeper:
         self._start_encoder()
 
     def ready(self) -> bool:
-        """Returns True if a search need not wait for the encoder."""
+        """Returns True if a search does not have to wait for the encoder."""
         return self.loaded.is_set() or not self._has_encoder()
 
     def _has_encoder(self) -> bool:
         return bool(self.new_model or self.index.model)
 
     def take_notices(self, was_ready: bool) -> list[str]:
-        """Returns notices about the encoder and the index, and clears the index's notices."""
+        """Returns notices about the encoder, and clears the index's notices."""
         self.index.notices = []
         if self.lexical or not self._has_encoder():
             return []
@@ -103,7 +103,7 @@ class _Keeper:
         return [f"new chunks are not encoded: {self.problem}"] if self.problem else []
 
     def refresh(self) -> None:
-        """Reads changed files, unless it has just done so. Looking for changes in a large tree is slow."""
+        """Reads changed files, unless the last check was recent, because checking a large tree is slow."""
         self._start_encoder()
         started = time.monotonic()
         if self.update and started >= self.next_check:
@@ -114,7 +114,7 @@ class _Keeper:
             self.next_check = ended + min((ended - started) / CHECK_SHARE, CHECK_SECONDS)
 
     def _remember(self) -> None:
-        """Reads new commits in a separate process, so that no search has to wait."""
+        """Reads new commits in a separate process, so that searches do not have to wait."""
         if self.reader and self.reader.is_alive():  # it still reads earlier commits
             return
         place = repository_of(self.index.folder)
@@ -126,13 +126,13 @@ class _Keeper:
             self.reader.start()
 
     def _start_encoder(self) -> None:
-        """Starts the encoding thread as soon as the index has an encoder."""
+        """Starts the encoding thread if the index has an encoder and the thread is not running yet."""
         if self._has_encoder() and not (self.lexical or self.encodes):
             self.encodes = True
             threading.Thread(target=self._encode, daemon=True).start()
 
     def _encode(self) -> None:
-        """Loads the encoder and then keeps encoding new chunks."""
+        """Loads the encoder, then keeps encoding new chunks."""
         while True:
             try:
                 with CodeIndex.open(self.index.index_dir) as index:  # a thread has its own connection
@@ -153,6 +153,6 @@ class _Keeper:
 
 
 def read_commits(index_dir: Path) -> None:
-    """Reads new commits into an index. If this fails, the index does not change."""
+    """Reads new commits into an index. If reading fails, the index does not change."""
     with suppress(UserError), CodeIndex.open(index_dir) as index:
         index.remember(wait=False)

@@ -1,4 +1,4 @@
-"""Serves a search page on the loopback address. The page loads nothing from other hosts."""
+"""Serves a search page on the loopback address. The page does not load anything from other hosts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NO_TOKEN = b"This address lacks its token: use the whole address that `soft-tra
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves the page for an index. Its `url` contains a random path that other pages cannot guess."""
+    """Serves an index's search page. The `url` contains a random token that other pages cannot guess."""
 
     daemon_threads = True
 
@@ -42,7 +42,7 @@ class PageServer(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
     def search(self, options: dict[str, str]) -> dict:
-        """Returns the results of a query for the page."""
+        """Returns a query's results, as JSON values for the page."""
         query = options.get("q", "")[:MAX_QUERY]
         filters = {name: options[name] for name in ("path", "language") if options.get(name)}
         started = time.perf_counter()
@@ -79,10 +79,10 @@ class PageServer(ThreadingHTTPServer):
         return {"start_line": start, "text": shown}
 
     def about(self, _: dict[str, str]) -> dict:
-        """Returns what the start page shows: the folder, its number of files and languages, and example queries.
+        """Returns what the start page shows: the folder, the number of files, the languages, and example queries.
 
-        `evidence` is what a search can rank by, `age` the number of seconds since the index last changed, and `update`
-        whether searches look for changed files.
+        `evidence` is what a search can rank results by, `age` is the number of seconds since the index last changed,
+        and `update` is whether searches look for changed files.
         """
         index = self.served.index
         with self.served.lock:
@@ -105,13 +105,13 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 30
 
     def do_GET(self) -> None:  # noqa: N802, the name that the standard library calls
-        """Answers with the page or with data. Requests without the token or for another host are rejected."""
+        """Sends the page or data. Rejects requests without the token or for another host."""
         try:
             address = urlsplit(self.path)
         except ValueError as error:  # such as `http://[::1/`
             return self._send(400, "text/plain", str(error).encode())
         parts = address.path.split("/")
-        # Another site may point its host name here. The header then contains that name.
+        # Another site may point its host name at this address. The header then contains that name.
         port = self.server.server_address[1]
         if self.headers.get("Host") not in (f"127.0.0.1:{port}", f"localhost:{port}"):
             return self._send(403, "text/plain", b"wrong host")
@@ -148,11 +148,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_) -> None:
-        """Prints nothing, because each key press would print a line."""
+        """Suppresses the log, because every key press would print a line."""
 
 
 def serve_page(served: ServedIndex, query: str = "", port: int = 0, editor: str = EDITOR) -> None:
-    """Prints the address and serves the page until the user stops it. Raises UserError if the port is taken."""
+    """Prints the address and serves the page until the user stops the server.
+
+    Raises:
+        UserError: the port is taken.
+    """
     try:
         server = PageServer(served, port, editor)
     except (OSError, OverflowError) as error:

@@ -218,7 +218,7 @@ def test_a_missing_object_costs_its_commit_alone(tree, command):
     tree.change(1, "Sew the orchard into a coat of autumn")
     (tree.path / ".git/objects" / str(blob)[:2] / str(blob)[2:]).unlink()
     code, _, err = command("index", tree.path)
-    assert code == 0 and "2 of 4 commits are skipped, because they lack an object" in err
+    assert code == 0 and "skipped 2 of 4 commits, because objects are missing" in err
     index = CodeIndex.open(store.find_index_dir(tree.path))
     assert index.search("lantern") == [] and found(index, "orchard") == [("f1", True)] and index.search("f3")
 

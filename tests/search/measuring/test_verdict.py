@@ -203,10 +203,10 @@ def test_a_program_that_fails_or_hangs_finds_nothing_and_is_counted(tmp_path, mo
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("rg words", r"has no \{query\}"),
+        ("rg words", r"must contain \{query\}"),
         ("no_such_program_here {query}", "program .no_such_program_here. not found"),
         ("rg '{query}", "No closing quotation"),
-        ("", r"has no \{query\}"),
+        ("", r"must contain \{query\}"),
     ],
 )
 def test_a_command_that_cannot_be_started_is_refused_first(command, message):

@@ -60,7 +60,7 @@ def test_search_and_read(tree):
     [
         ("search", {"query": " "}, "the query is empty"),
         ("search", {"query": "x", "limit": -1}, "limit=-1: expected a whole number"),
-        ("search", {"query": "x", "language": "cobol"}, "language='cobol': the index has go"),
+        ("search", {"query": "x", "language": "cobol"}, "language='cobol': no such files; the index has go"),
         ("search", {"query": "x", "lang": "go"}, "lang: Extra inputs are not permitted. search takes query, limit,"),
         ("search", {}, "query: Field required"),
         ("search", {"query": "x", "limit": 2.5}, "limit: Input should be a valid integer"),
@@ -90,7 +90,7 @@ def test_a_long_answer_says_how_to_read_on(tree):
             ((error, text),) = call(index, ("read", arguments))
             assert not error and len(text) < tools.MAX_LETTERS + 300
             body = "\n".join(text.split("\n")[2:]).partition("\nUNTRUSTED FILE TEXT")[0]
-            rest = re.search(r"Cut off here; `read` with (.*) continues\.$", text)
+            rest = re.search(r"Cut off here\. To continue, call `read` with (.*)\.$", text)
             arguments = {}
             if rest:
                 arguments = {"path": path} | {k: int(v) for k, v in re.findall(r"(\w+)=(\d+)", rest[1])}
@@ -145,7 +145,7 @@ def test_a_weak_result_is_named_and_has_no_text(tree):
         CodeIndex.build(tree), ("search", {"query": "xqzv parse"}), ("search", {"query": "parse date", "limit": 1})
     )
     assert "src/shop/dates.py:1-5 parse_date (weak)\ndef parse_date(text):\n" in text and "fromisoformat" not in text
-    assert text.endswith("only weak results, possibly by chance: none contains two words of the query")
+    assert text.endswith("only weak results, which may match by chance: none contains two words of the query")
     assert "fromisoformat" in found and "weak" not in found
 
 
