@@ -569,7 +569,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         return dataclasses.replace(output, metrics=metrics)
 
     def hyperparameter_search(self, hp_space=None, compute_objective=None, n_trials=20, direction=None, **kwargs):
-        """Searches hyperparameters as `Trainer` does. By default, maximises `metric_for_best_model`, otherwise MRR."""
+        """Searches hyperparameters as `Trainer` does. Maximises `metric_for_best_model`, or MRR if that is not set."""
         name = (self.args.metric_for_best_model or "mrr").removeprefix("eval_")
         objective = compute_objective or (lambda metrics: metrics[f"eval_{name}"])
         return super().hyperparameter_search(hp_space, objective, n_trials, direction or "maximize", **kwargs)

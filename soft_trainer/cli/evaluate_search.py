@@ -166,7 +166,7 @@ def _difference(verdict: Verdict, name: str, other: str, level: str) -> tuple[In
 
 
 def _answers(verdict: Verdict) -> list[str]:
-    """Returns lines on whether the memory helps, the first encoder adds to it, and each additional encoder adds more.
+    """Returns lines that report whether memory helps, and whether each encoder improves on the search before it.
 
     Each system is compared with the previous system. The best of several systems is never compared with the first.
     """

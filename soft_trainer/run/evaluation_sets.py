@@ -89,8 +89,8 @@ def load_evaluation_sets(
             only_training = folder.exists() and row_files(folder).keys().isdisjoint(("valid", "test"))
             if trained and only_training and source_fingerprint(folder) in trained:
                 print_on_main(
-                    f"warning: eval_data_dir={folder}: the encoder was trained on rows from this folder; with "
-                    f"data_dir={folder}, only the test split is measured"
+                    f"warning: eval_data_dir={folder}: the encoder was trained on rows from this folder; to measure "
+                    f"only its test split, set data_dir={folder} instead"
                 )
             name, split = _set_of_rows(folder, arguments, profile)
             parts[name] = split

@@ -110,7 +110,7 @@ def record_of(folder: Path) -> dict:
 
 
 def rows_not_mined(folder: Path) -> list[str]:
-    """Returns the files of rows in `data` that must be kept because no run mined them, relative to the folder."""
+    """Returns the relative paths of the row files in the folder's `data` that no run mined and that must be kept."""
     found = []
     for path in folder.glob("data/**/*.jsonl.gz"):
         if not (path.parent / MINED_FROM).exists():

@@ -44,13 +44,15 @@ class Search:
     With several indexes, a result's path starts with the name of the indexed folder. If two folders have the same
     name, the path starts with the folder's full path.
 
-    A folder inside another folder is searched only once, with the outer folder's index if that index has its files.
+    If one folder is inside another, its files are searched only once: with the outer folder's index if that index
+    includes them, otherwise with the inner folder's index.
 
     Args:
         indexes: one `CodeIndex`, or several.
 
     Attributes:
-        ranked_by: what the latest search used to rank results: "words", and "commits" and the encoder if used.
+        ranked_by: what the latest search ranked results by: always "words", plus "commits" and the encoder's name if
+            they were used.
 
     Raises:
         UserError: `indexes` is empty.

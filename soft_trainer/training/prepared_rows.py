@@ -39,14 +39,14 @@ class PreparedRows:
 
 
 def prepare_rows(split: Split, plan: Plan, estimator, encoder: EncoderProfile, seed: int) -> PreparedRows:
-    """Computes the relevant codes by text, hard negatives and similar pairs that the plan needs before the first step.
+    """Computes what the plan needs before the first step: known positives, hard negatives and similar pairs.
 
     Args:
         estimator: the estimator, fitted on `split`, or None.
         seed: the seed for drawing each epoch's negatives.
 
     Raises:
-        UserError: every code that the estimator finds scores too high for `negative_ratio`.
+        UserError: all codes near a query score too high for `negative_ratio`, so no negative is left.
     """
     options = plan.options
     strategy = plan.train_sampling_strategy

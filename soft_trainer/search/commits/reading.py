@@ -44,9 +44,9 @@ class State:
         kept: the number of commits that can vote.
         unreadable: the number of commits with missing objects.
         number: the number for the next commit. Parents have smaller numbers than their children.
-        weight: the weight of the votes.
-        weighed: the number of commits that could vote when the weight was chosen.
-        measured: the `Choice` of this weight, as a dictionary.
+        weight: how much the commits' votes count, relative to the score of the words.
+        weighed: the number of commits that could vote when `weight` was chosen.
+        measured: the measurements from which `weight` was chosen (a `Choice`, as a dictionary).
     """
 
     source: list[str]
