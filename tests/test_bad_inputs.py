@@ -60,7 +60,7 @@ BAD = [
     ({"lora_target_modules": "query"}, "lora_r"),
     ({"matryoshka_dims": "64,16"}, "matryoshka_dims=64"),
     ({"matryoshka_dims": "16,0"}, "matryoshka_dims"),
-    ({"matryoshka_dims": "16,16"}, "different"),
+    ({"matryoshka_dims": "16,16"}, "distinct"),
     (EVALUATED | {"matryoshka_dims": "32,16", "metric_for_best_model": "mrr_32"}, "mrr_16"),
     ({"save_strategy": "best"}, "eval_strategy"),
     ({"floor": 2}, "floor"),
