@@ -175,7 +175,7 @@ def nearest_file(path: str) -> str:
     """Returns the end of a message about a missing file: a similar name in its folder, or "" if there is none."""
     folder, name = os.path.split(path)
     siblings = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
-    near = difflib.get_close_matches(name, siblings, n=1)
+    near = difflib.get_close_matches(name, siblings, n=1, cutoff=0.8)
     return f"; did you mean {os.path.join(folder, near[0])}?" if near else ""
 
 

@@ -407,7 +407,8 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.evaluations = [each for each in self.evaluations if each[0] == 0]  # drops evaluations of an earlier run
         self._checkpoint = last_checkpoint(resume_from_checkpoint, self.args.output_dir)
         if self._checkpoint:
-            print_on_main(f"Resuming from {self._checkpoint}")
+            if not hasattr(self.args, "from_command_line"):  # the command line has printed it
+                print_on_main(f"Resuming from {self._checkpoint}")
         self.termination = interruption.SaveOnTermination()
         self.add_callback(self.termination)
         try:
@@ -465,7 +466,8 @@ class SoftInfoNCETrainer(SavingTrainer):
         warnings = warnings_of(self.args, self.plan, self.encoder, self.model)
         print_on_main("\n".join([table, *warnings]))
         self.prepare_rows()
-        fitted = {"the estimator's encoder": getattr(self.estimator, "encoder_identity", None)}
+        content = getattr(self.estimator, "encoder_identity", None)
+        fitted = {"the estimator's encoder": content or getattr(self.estimator, "model_name_or_path", None)}
         self.run_fingerprint = checkpoints.compared(lambda: self.run_fingerprint | fitted, checkpoint)
         checkpoints.warn_of_changes(self.run_fingerprint, checkpoint)
         self._losses_before = checkpoints.losses_before(checkpoint)

@@ -270,7 +270,7 @@ def test_rows_may_be_lists_of_dicts_everywhere(trainer_of, dataset):
             lambda trainer, rows: trainer.predict(
                 rows.select_columns("url").add_column("docstring", [*range(len(rows))])
             ),
-            "column 'docstring' contains int64; expected text",
+            "row 1: column 'docstring' contains 0; expected text",
         ),
     ],
 )

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+import pyarrow.compute as pc
 from datasets import Dataset, List, Value
 from xxhash import xxh3_128_hexdigest
 
@@ -77,7 +78,32 @@ def renamed(data: dict[str, Dataset], columns: Mapping[str, Sequence[str]], sour
         if columns[side] != targets:
             (name,) = columns[side]
             data = {split: _as_text(rows, name, targets, source) for split, rows in data.items()}
+            continue
+        for rows in data.values():
+            for name in columns_in(rows, targets):
+                _has_tokens(rows, name, source)
     return data
+
+
+def _has_tokens(rows: Dataset, name: str, source: str) -> bool:
+    """Returns True for a column of token lists, and False for a column of strings.
+
+    Raises:
+        UserError: the column has other values, or a token is missing. The message gives the first such row.
+    """
+    feature = rows.features[name]
+    tokens = isinstance(feature, List)
+    kinds = (str, type(None))
+    if (feature.feature if tokens else feature) in (Value("string"), Value("large_string"), Value("null")):
+        values = rows.select_columns(name).with_format("arrow")[:][name]
+        if not tokens or pc.list_flatten(values).null_count == 0:
+            return tokens
+        kinds = (str,)
+    for row, value in enumerate(rows[name][:], 1):
+        parts = value if tokens and value is not None else [value]
+        if value is not None and not all(isinstance(part, kinds) for part in parts):
+            raise UserError(f"{source}, row {row}: column {name!r} contains {shortened(repr(value))}; expected text")
+    return tokens
 
 
 def source_names(
@@ -101,13 +127,7 @@ def _as_text(rows: Dataset, name: str | None, targets: tuple[str, str], source: 
     """Renames a column, if it exists, to the first of `targets`, or to the second if it contains token lists."""
     if name not in rows.column_names:
         return rows
-    feature = rows.features[name]
-    tokens = isinstance(feature, List)
-    if (feature.feature if tokens else feature) not in (Value("string"), Value("large_string"), Value("null")):
-        kinds = (str, list, type(None)) if tokens else (str, type(None))
-        wrong = [(row, value) for row, value in enumerate(rows[name][:], 1) if not isinstance(value, kinds)]
-        row, value = next(iter(wrong), (1, feature))
-        raise UserError(f"{source}, row {row}: column {name!r} contains {shortened(repr(value))}; expected text")
+    tokens = _has_tokens(rows, name, source)
     others = {*targets}
     if targets == CODES:
         others |= {*CODE_COLUMNS}  # an encoder with data flow would read `original_string` first

@@ -27,7 +27,7 @@ from soft_trainer.data.holdout import divided, held_out, without_held_out
 from soft_trainer.data.layouts.beir import is_beir, load_beir
 from soft_trainer.data.layouts.codesearchnet import corpus_of, is_codesearchnet, load_folder, load_hub
 from soft_trainer.data.layouts.cosqa import has_cosqa, has_cosqa_plus, load_cosqa, load_cosqa_plus
-from soft_trainer.data.layouts.files import SIDES_OF, SPLIT_NAMES, SPLITS, files_of
+from soft_trainer.data.layouts.files import SIDES_OF, SPLIT_NAMES, SPLITS, check_names, files_of
 from soft_trainer.data.layouts.tables import is_saved, names_splits, read_splits, row_files, with_plain_text
 from soft_trainer.data.named_negatives import with_negative_columns
 from soft_trainer.data.row_checks import check_labels, check_split
@@ -121,6 +121,7 @@ def load_rows(
             files = _files_of(path)
     elif isinstance(source, Mapping):
         place = "the rows"
+        check_names(source)
         tables = {SPLIT_NAMES[name]: as_rows(rows, name) for name, rows in source.items()}
     else:
         place = "the data frame" if isinstance(source, pd.DataFrame) else "the rows"
@@ -192,10 +193,7 @@ def make_splits(
                     f"{places[name]}: these queries have no corpus to rank. The rows have {known}. Set code_column, "
                     "or add a corpus (codebase.jsonl in the folder, or codebase= in Python)"
                 )
-            hint = f"; set {side}_column"
-            if len(rows.column_names) == 1 and (separator := next(filter(known.__contains__, ";\t|"), None)):
-                hint = f"; a CSV file must be separated by commas, not by {separator!r}"
-            raise UserError(f"{places[name]}: no column for the {side}: the rows have {known}{hint}")
+            raise UserError(f"{places[name]}: no column for the {side}: the rows have {known}; set {side}_column")
     called = source_names(tables, names, columns)
     tables = with_text_ids(renamed(with_ids(tables, columns, names.id, places), columns, place))
     corpus = tables.pop("codebase", None)
@@ -346,7 +344,7 @@ def as_rows(rows, name: str) -> Dataset:
             raise UserError(f"{name}: two columns are called {repeated[0]!r}; rename one of them")
         try:
             return with_plain_text(Dataset.from_pandas(frame, preserve_index=False))
-        except pa.ArrowException as error:
+        except (pa.ArrowException, UnicodeEncodeError) as error:
             raise UserError(f"{name}: {' '.join(str(error).split())}") from error
     if isinstance(rows, list) and all(isinstance(row, Mapping) for row in rows):
         if not rows:

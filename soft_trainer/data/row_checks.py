@@ -53,7 +53,8 @@ def check_split(
             column = split.called.get(columns[0], columns[0])
             raise UserError(
                 f"{place}, {_listed(empty)}: column {column!r} is missing or empty ({len(empty):,} of "
-                f"{len(rows):,} rows); drop these rows (in the shell: drop_unusable=true)"
+                f"{len(rows):,} rows); fill in or drop these rows (in the shell: "
+                "--drop_unusable true)"
             )
     if profile is not None and profile.data_flow_length:
         place = places["code"]

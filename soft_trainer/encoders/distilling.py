@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,7 +75,7 @@ def distil_static(
 def _lines(source: Path) -> Iterator[str]:
     """Yields the lines of a file, or of all text files below a folder. Invalid UTF-8 is replaced.
 
-    Binary files are skipped, as are version-control folders, installed packages and caches.
+    Gzipped files are read. Binary files are skipped, as are version-control folders, installed packages and caches.
     """
     paths = []
     if source.is_file():
@@ -83,8 +84,9 @@ def _lines(source: Path) -> Iterator[str]:
         folders[:] = sorted(name for name in folders if name not in SKIPPED_FOLDERS)
         paths += [Path(folder, name) for name in sorted(names)]
     for path in filter(Path.is_file, paths):
-        with path.open("rb") as file:
+        opener = gzip.open if path.suffix == ".gz" else open
+        with opener(path, "rb") as file:
             if b"\0" in file.read(SNIFFED):
                 continue
-        with path.open(encoding="utf-8", errors="replace") as file:
+        with opener(path, "rt", encoding="utf-8", errors="replace") as file:
             yield from file

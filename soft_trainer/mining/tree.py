@@ -231,8 +231,10 @@ def tree_language(source_dir: str | os.PathLike[str]) -> str:
     """Returns the most common language among the files below a folder.
 
     Raises:
-        UserError: no file is in a supported language.
+        UserError: the folder does not exist, or no file is in a supported language.
     """
+    if not Path(source_dir).is_dir():
+        raise UserError(f"{source_dir}: no such folder")
     return main_language(_files(source_dir), source_dir)
 
 

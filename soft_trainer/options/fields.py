@@ -117,6 +117,8 @@ class DataArguments:
         "bm25",
         f"Estimator that supplies the weights: {', '.join(ESTIMATORS)}, or module:Class. initial_model is the encoder "
         "before training. For sentence-transformers encoders, the default is the estimator in recipe hard_batches.",
+        choices=tuple(ESTIMATORS),
+        own=True,
         applies_if=conditions.ESTIMATOR,
         refers_to="code",
         group="weights",
@@ -402,7 +404,7 @@ class TrainingOptions(SoftInfoNCEOptions):
         least=0,
     )
     num_train_epochs: float = training_option(
-        10.0, "Passes over the training rows. Default: 10; 1 for search encoders.", aliases=("epochs",), least=0
+        10.0, "Passes over the training rows. Default: 10; 1 for search encoders.", aliases=("epochs",), above=0
     )
     train_sampling_strategy: str = option(
         "random",

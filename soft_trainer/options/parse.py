@@ -73,6 +73,10 @@ def parse(
         word = rest[0].split("=")[0]
         if word.startswith("-"):
             raise UserError(f"unknown option {word}{_near(word.lstrip('-'), actions)}")
+        if word in actions:
+            raise UserError(
+                f"unexpected {rest[0]!r}: in the shell, options begin with two dashes, as in --{word} VALUE"
+            )
         raise UserError(f"unexpected {word!r}: put the option's name before the value, as in --config quickstart")
     for instance in parsed:
         instance.named = named

@@ -46,6 +46,9 @@ RANGES = {
     "data_seed": OptionSpec(least=0),
     "adam_beta1": OptionSpec(least=0, below=1),
     "adam_beta2": OptionSpec(least=0, below=1),
+    "adam_epsilon": OptionSpec(above=0),
+    "weight_decay": OptionSpec(least=0),
+    "max_grad_norm": OptionSpec(least=0),
     "neftune_noise_alpha": OptionSpec(least=0),
 }
 

@@ -38,7 +38,10 @@ def ranks_of(run: str | Path, split: str, system: str = "trained") -> RankedQuer
         path = _ranks_file(path, split, system)
         if not path.is_file():
             present = ", ".join(sorted(file.name for file in path.parent.glob("ranks-*.parquet"))) or "none"
-            raise UserError(f"{path.parent}: no ranks of {split} by {system} (files of ranks: {present})")
+            raise UserError(
+                f"{path.parent}: no ranks of {split} by {system} (files of ranks: {present}); `soft-trainer evaluate "
+                "FOLDER --output_dir DIR` writes ranks to DIR"
+            )
         _check_listed(path)
     ranked = load_ranks(path)
     ranked.check_encoder()

@@ -23,7 +23,19 @@ TEST_NOTE = (
     "over seeds and queries. p is from a two-sided randomisation test over queries, with Holm's correction for all "
     "rows on this page."
 )
-SETTINGS = ("loss", "estimator", "weighting", "alpha", "beta", "temperature", "floor", "margin", "cancel")
+SETTINGS = (
+    "loss",
+    "estimator",
+    "weighting",
+    "alpha",
+    "beta",
+    "temperature",
+    "floor",
+    "margin",
+    "cancel",
+    "teacher",
+    "distill_weight",
+)
 TRAINING = ("learning rate", "epochs", "codes compared per query", "seconds per step, with evaluations")
 
 
@@ -119,7 +131,8 @@ def choose_baseline(methods: Mapping[str, Sequence[ReportedRun]], name: str | No
         return name
     for method, runs in methods.items():
         loss = runs[0].record["loss"]
-        if loss["loss"] == "info_nce" and loss.get("cancel", "none") == "none":
+        plain = loss.get("cancel", "none") == "none" and not loss.get("distill_weight")
+        if loss["loss"] == "info_nce" and plain:
             return method
     return next(iter(methods))
 
@@ -190,7 +203,7 @@ def write_report(folders: Sequence[str | Path], output_dir: str | Path, baseline
         excluded += problems
     p_values = [randomisation_test(each.comparison.differences.mean(0)) for each in differences]
     p_of = dict(zip(differences, holm(p_values), strict=True))
-    summary = f"{len(runs)} runs of {len(methods)} methods, compared with {baseline}. `--baseline` chooses another."
+    summary = f"Runs: {len(runs)}. Methods: {len(methods)}, compared with {baseline}. `--baseline` chooses another."
     parts = ["# Results", summary]
     for name in names:
         parts += [f"## MRR on {name}", results_table(name, methods, compared[name], p_of)]

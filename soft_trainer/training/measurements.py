@@ -99,6 +99,8 @@ class Measurements:
         lines = [metrics_table(self.results)]
         for name, systems in self.results.items():
             metrics = systems.get("trained", {})
+            if "untrained" in systems and metrics.get("queries") == 1:
+                lines.append(f"{name}: one query is too few to show any change")
             if CHANGE in metrics and abs(metrics[CHANGE]) < metrics[MARGIN]:
                 lines.append(
                     f"{name}: {metrics['queries']:,} queries are too few to show a change below {metrics[MARGIN]:.3f}"

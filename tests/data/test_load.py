@@ -139,7 +139,7 @@ def test_rows_without_a_text_are_named_or_left_out(pairs, tmp_path, capsys):
     rows[3]["question"], rows[5]["answer"], rows[7]["answer"] = None, "  ", ""
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    said = f"{path}, row 4: column 'question' is missing or empty (1 of 40 rows); drop these rows"
+    said = f"{path}, row 4: column 'question' is missing or empty (1 of 40 rows); fill in or drop these rows"
     for read in (load, load_rows):
         with refused(said):
             read(path)
@@ -201,7 +201,7 @@ def test_an_evaluation_set_is_all_rows(pairs, tmp_path):
             {},
             "row 2: column 'query' contains 5; expected text",
         ),
-        ("a.csv", "query;code\nx;y\n", {}, "a CSV file must be separated by commas, not by ';'"),
+        ("a.csv", "query;code\nx;y\n", {}, "columns must be separated by commas, not by ';'"),
         ("a.csv", "query,code\nx,y\nz,a\n", {}, "a.csv: 2 rows (2 distinct) are too few to split"),
         (
             "a.csv",
@@ -227,7 +227,7 @@ def test_what_cannot_be_read_is_named(tmp_path, name, content, arguments, messag
     ("names", "message"),
     [
         (("train.jsonl", "tset.jsonl"), "tset.jsonl: not the name of a split; did you mean test.jsonl?"),
-        (("trian.jsonl.gz", "test.jsonl"), "trian.jsonl: not the name of a split; did you mean train.jsonl?"),
+        (("trian.jsonl.gz", "test.jsonl"), "trian.jsonl.gz: not the name of a split; did you mean train.jsonl.gz?"),
         (("train.jsonl", "test.jsonl", "tests.jsonl", "notes.jsonl"), None),
         (("rest.jsonl", "best.jsonl"), None),  # no file is named after a split
     ],
@@ -249,3 +249,40 @@ def test_a_dict_has_either_splits_or_sources():
     rows = [{"query": f"q{row}", "code": f"c{row}"} for row in range(30)]
     with refused("'test' is the name of a split, but 'trian' is not; did you mean 'train'?"):
         load_rows({"trian": rows, "test": rows})
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("train", "training"), "'train' and 'training' stand for the same split: keep one of them"),
+        (("valid", "dev", "train"), "'valid' and 'dev' stand for the same split"),
+        (("train", "tset"), "'tset' is not the name of a split; did you mean 'test'?"),
+        (("train", "Test"), None),
+        (("train", "extra"), None),
+    ],
+)
+def test_the_names_of_a_saved_data_set(tmp_path, names, message):
+    saved = DatasetDict()
+    for number, name in enumerate(names):
+        rows = [{"query": f"q{number} {row}", "code": f"c{number} {row}"} for row in range(30)]
+        saved[name] = Dataset.from_list(rows)
+    saved.save_to_disk(tmp_path / "saved")
+    if message is None:
+        assert ("valid" in load_rows(tmp_path / "saved")) == (names[1] == "extra")
+        return
+    with refused(message):
+        load_rows(tmp_path / "saved")
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("docstring_tokens", (["sort"], ["sort", None]), "row 2: column 'docstring_tokens' contains ['sort', None]"),
+        ("docstring_tokens", ([1], [2]), "row 1: column 'docstring_tokens' contains [1]; expected text"),
+        ("code", (b"c", b"d"), "row 1: column 'code' contains b'c'; expected text"),
+    ],
+)
+def test_values_in_the_usual_columns_that_are_not_text(name, values, message):
+    other = {"docstring_tokens": "code", "code": "docstring"}[name]
+    with refused(message):
+        load_rows([{name: value, other: "text"} for value in values])

@@ -56,7 +56,7 @@ def test_the_page_has_tables_tests_and_pictures(study, capsys):
     run_command(["report", str(study)])
     page = (study / "report" / "report.md").read_text()
     assert capsys.readouterr().out == page
-    assert "5 runs of 2 methods, compared with infonce" in page
+    assert "Runs: 5. Methods: 2, compared with infonce." in page
     row = next(line for line in page.splitlines() if line.startswith("| bm25"))
     assert "0.8750" in row and "+0.3542" in row and "< 0.001" in row and row.rstrip(" |").endswith("3")
     for name in ("loss", "weights", "gains"):

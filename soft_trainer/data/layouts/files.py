@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from soft_trainer.errors import UserError
@@ -57,16 +57,38 @@ def check_spelling(folder: Path, split_of: Callable[[str], str | None]) -> None:
     Raises:
         UserError: a name is similar to the name of a missing split.
     """
-    splits = {name: split_of(name) for name in files_of(folder)}
-    found = set(filter(None, splits.values()))
-    if not found:
-        return
-    missing = [name for name, split in SPLIT_NAMES.items() if split not in found]
+    files = files_of(folder)
+    splits = {name: split_of(name) for name in files}
     for name, split in splits.items():
-        base, _, ending = name.partition(".")
-        near = difflib.get_close_matches(base.lower(), missing, n=1, cutoff=0.75) if split == "" else []
-        if near:
-            raise UserError(f"{folder / name}: not the name of a split; did you mean {near[0]}.{ending}?")
+        base, _, ending = files[name].name.partition(".")
+        if split == "" and (near := _near_split(SHARD.sub("", base), filter(None, splits.values()))):
+            raise UserError(f"{files[name]}: not the name of a split; did you mean {near}.{ending}?")
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Checks the names of the splits in a dict or a saved data set.
+
+    Raises:
+        UserError: two names stand for the same split, or a name is similar to the name of a missing split.
+    """
+    names = list(names)
+    found: dict[str, str] = {}
+    for name in names:
+        split = SPLIT_NAMES.get(name.lower())
+        if split in found:
+            raise UserError(f"{found[split]!r} and {name!r} stand for the same split: keep one of them")
+        if split is not None:
+            found[split] = name
+    for name in names:
+        if name.lower() not in SPLIT_NAMES and (near := _near_split(name, found)):
+            raise UserError(f"{name!r} is not the name of a split; did you mean {near!r}?")
+
+
+def _near_split(name: str, found: Iterable[str]) -> str | None:
+    """Returns the name of a missing split that is similar to `name`, or None. Without `found` splits, returns None."""
+    found = set(found)
+    missing = [known for known, split in SPLIT_NAMES.items() if found and split not in found]
+    return next(iter(difflib.get_close_matches(name.lower(), missing, n=1, cutoff=0.75)), None)
 
 
 def check_shards(paths: list[Path], split: str) -> None:

@@ -15,8 +15,8 @@ import pandas as pd
 from datasets import Dataset, Features, LargeList, List, Value, concatenate_datasets, load_dataset, load_from_disk
 from datasets.exceptions import DatasetGenerationError
 
-from soft_trainer.data.array_cache import cached_dataset
-from soft_trainer.data.layouts.files import SHARD, SPLIT_NAMES, check_spelling, files_of_splits
+from soft_trainer.data.array_cache import cached_dataset, no_bar_for_few
+from soft_trainer.data.layouts.files import SHARD, SPLIT_NAMES, check_names, check_spelling, files_of_splits
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json_lines
 from soft_trainer.fingerprints import file_fingerprint, fingerprint
@@ -79,9 +79,13 @@ def named_splits(loaded: Mapping[str, Dataset]) -> dict[str, Dataset]:
     """Renames splits such as `dev` or `validation` to `train`, `valid`, `test` and `codebase`.
 
     Splits with other names are skipped. If all names are unknown, all rows become `train`.
+
+    Raises:
+        UserError: two names stand for the same split, or a name is similar to the name of a missing split.
     """
+    check_names(loaded)
     plain = {name: with_plain_text(rows) for name, rows in loaded.items()}
-    splits = {SPLIT_NAMES[name]: rows for name, rows in plain.items() if name in SPLIT_NAMES}
+    splits = {SPLIT_NAMES[name.lower()]: rows for name, rows in plain.items() if name.lower() in SPLIT_NAMES}
     return splits or {"train": concatenate_datasets(list(plain.values()))}
 
 
@@ -114,7 +118,8 @@ def with_plain_text(rows: Dataset) -> Dataset:
             features[name] = List(plain)
     if features == rows.features:
         return rows
-    return rows.cast(features)
+    with no_bar_for_few(rows):
+        return rows.cast(features)
 
 
 def names_splits(source: Path) -> bool:
@@ -162,10 +167,14 @@ def _read_file(path: Path) -> Dataset:
     if reader == "csv":  # all values are read as strings, so that an id such as 013 keeps its zero
         with _reading(path):
             names = pd.read_csv(path, nrows=0).columns
+        if len(names) == 1 and (separator := next(filter(names[0].__contains__, ";\t|"), None)):
+            raise UserError(f"{path}: columns must be separated by commas, not by {separator!r}")
         options = options | {"features": Features(dict.fromkeys(names, Value("string")))}
     made_from = fingerprint(file_fingerprint(path), reader, repr(options))
 
     def build(stored: Path) -> Dataset:
+        if ".jsonl" in path.name.lower():
+            next(read_json_lines(path), None)  # Arrow crashes if the first line is not an object
         kept = {"cache_dir": str(stored.with_suffix("")), "download_mode": "force_redownload"}
         return load_dataset(reader, data_files=glob.escape(str(path)), split="train", **kept, **options)
 

@@ -292,7 +292,7 @@ def test_what_would_not_work_is_named_by_split_column_and_row(data, split, spoil
 def test_values_that_are_no_text_are_refused(data):
     values = [{"text": str(row)} for row in range(len(data["codebase"]))]
     data["codebase"] = data["codebase"].remove_columns("code").add_column("code", values)
-    with refused("column 'code' contains struct<text: string>; expected text"):
+    with refused("row 1: column 'code' contains {'text': '0'}; expected text"):
         checked(data, EncoderProfile(code_columns=("code",)))
 
 
