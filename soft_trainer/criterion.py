@@ -192,12 +192,12 @@ class Criterion:
 
     @functools.cached_property
     def loss_function(self) -> Callable[..., Tensor]:
-        """The function that the setting `loss` refers to, by key or as `module:name`."""
+        """The loss function. The setting `loss` is its key, or its module and name."""
         return _find("loss", self.loss, LOSSES)
 
     @functools.cached_property
     def weighting_function(self) -> Callable[..., Tensor]:
-        """The function that the setting `weighting` refers to, by key or as `module:name`."""
+        """The weighting function. The setting `weighting` is its key, or its module and name."""
         return _find("weighting", self.weighting, WEIGHTINGS)
 
     @functools.cached_property

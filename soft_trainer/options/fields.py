@@ -166,7 +166,7 @@ class DataArguments:
 
     @property
     def sources(self) -> dict[str, str]:
-        """The comma-separated sources in `data_dir`, as `{name: path}`. Empty if there is only one source."""
+        """The paths of the comma-separated sources in `data_dir`, keyed by name. Empty if there is only one source."""
         if not self.data_dir or "," not in self.data_dir or os.path.exists(self.data_dir):
             return {}
         places = [place.strip() for place in self.data_dir.split(",") if place.strip()]

@@ -110,7 +110,7 @@ class ModelArguments:
         for name in ("lora_alpha", "lora_dropout", "lora_target_modules"):
             if self.lora_r is None and getattr(self, name) is not None:
                 raise UserError(f"{name}: has no effect without lora_r; set lora_r=16, for example")
-        if self.from_scratch is None:
+        if not self.from_scratch:
             return
         if self.model_name_or_path:
             raise UserError("from_scratch and model_name_or_path: set only one of them")

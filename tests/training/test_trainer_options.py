@@ -254,7 +254,7 @@ def test_a_model_in_half_precision_is_named(trainer_of, model, capsys, dtype):
 @pytest.mark.slow
 def test_cosine_scores_without_a_scale_are_named(train, profile, capsys):
     train(arguments={"encoder": profile.replace(score_scale=1.0)})
-    assert "set score_scale, for example 20" in capsys.readouterr().err
+    assert "set score_scale, for example to 20" in capsys.readouterr().err
     train()
     assert "score_scale" not in capsys.readouterr().err
 
