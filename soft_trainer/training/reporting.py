@@ -161,7 +161,7 @@ def warnings_of(args: TrainingArguments, plan: Plan, encoder: EncoderProfile, mo
         warnings.append(f"warning: hub_model_id={args.hub_model_id}: log in with `hf auth login` before pushing")
     if encoder.score_function == "cosine" and encoder.score_scale == 1:
         warnings.append(
-            "warning: unscaled cosines differ too little for a softmax to learn from; set score_scale, for example to 20"
+            "warning: unscaled cosines differ too little for a softmax; set score_scale, for example to 20"
         )
     half = {p.dtype for p in model.parameters() if p.requires_grad} & {torch.float16, torch.bfloat16}
     if half:
