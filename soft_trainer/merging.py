@@ -95,7 +95,7 @@ def merge_encoders(
     folder = Path(output_dir)
     ratio = float(ratio)  # JSON cannot represent a scalar of NumPy or torch
     if not 0 <= ratio <= 1:
-        raise UserError(f"ratio={ratio:g}: must be from 0 (the encoder before training) to 1 (after it)")
+        raise UserError(f"ratio={ratio:g}: must be between 0 (before training) and 1 (the trained encoder)")
     taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
     if not models:
         raise UserError("merge: pass at least one trained encoder")

@@ -32,4 +32,4 @@ def run(arguments: argparse.Namespace) -> None:
     from soft_trainer.encoders.onnx_export import export_onnx  # imports torch, which takes seconds
 
     for path in export_onnx(arguments.model, arguments.output_dir, arguments.int8):
-        print_on_main(f"Written: {path}, {path.stat().st_size / 2**20:,.0f} MiB")
+        print_on_main(f"Wrote {path} ({path.stat().st_size / 2**20:,.0f} MiB)")

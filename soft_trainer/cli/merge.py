@@ -1,4 +1,4 @@
-"""Merge trained encoders with the encoder before training, so that they forget less.
+"""Merge trained encoders with the encoder they were trained from, so that the result forgets less.
 
 soft-trainer merge BASE MODEL --ratio 0.5 --output_dir DIR
 soft-trainer merge sentence-transformers/all-MiniLM-L6-v2 outputs/mine --ratio 0.5 --output_dir outputs/merged

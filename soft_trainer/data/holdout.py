@@ -123,7 +123,7 @@ def row_hashes(rows: Dataset) -> dict[str, np.ndarray]:
 
 
 def equal_rows(hashes: Mapping[str, np.ndarray], others: Iterable[Mapping[str, np.ndarray]]) -> np.ndarray:
-    """Marks the rows whose id, query or code also occurs in `others`, bool[rows].
+    """Returns a mask, bool[rows], of the rows whose id, query or code also occurs in `others`.
 
     Args:
         hashes: the result of `row_hashes` for the rows.

@@ -82,11 +82,11 @@ class First(NamedTuple):
 
 
 class Label(NamedTuple):
-    """A node whose first child is a name if the child's type is `kind`.
+    """A rule for nodes whose first child may be a name. A child of type `kind` is a name, not an expression.
 
     Attributes:
-        kind: the type of the name.
-        variable: True if the name becomes a variable.
+        kind: the type of child that is a name.
+        variable: whether the name becomes a variable.
     """
 
     kind: str

@@ -71,8 +71,8 @@ def check_apart_from_base(model: PreTrainedModel, folder: str | Path | None, opt
     """Raises UserError if saving to `folder` would delete the adapter's base. The message starts with `option`."""
     if folder and Path(folder).is_dir() and base_name(model) == str(Path(folder).resolve()):
         raise UserError(
-            f"{option}{folder}: this folder holds the adapter's base, which saving would delete; write to another "
-            "folder"
+            f"{option}{folder}: this folder holds the adapter's base model, and saving would delete it; write to "
+            "another folder"
         )
 
 

@@ -1,4 +1,4 @@
-"""Defines estimators that compare embeddings from a frozen encoder: SimCSE, a trained model, the initial encoder."""
+"""Defines estimators that compare the embeddings of a frozen encoder: SimCSE, a trained model or the initial one."""
 
 from __future__ import annotations
 

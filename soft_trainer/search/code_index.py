@@ -119,7 +119,7 @@ class CodeIndex:
         real = store.real_folder(folder)
         target = Path(index_dir or store.default_index_dir(real))
         if truncate_dim is not None and model is None and not (target / store.DATABASE).is_file():
-            raise UserError(f"truncate_dim={truncate_dim}: the index has no encoder; choose one with model")
+            raise UserError(f"truncate_dim={truncate_dim}: the index has no encoder; set one with model=NAME")
         store.make_index_dir(target, real)
         with ExitStack() as stack:
             stack.enter_context(_disk_errors(target))
@@ -359,7 +359,7 @@ class CodeIndex:
         else:
             name = os.fspath(model)
         if name is None and truncate_dim is not None:
-            raise UserError(f"truncate_dim={truncate_dim}: the index has no encoder; choose one with model")
+            raise UserError(f"truncate_dim={truncate_dim}: the index has no encoder; set one with model=NAME")
         if truncate_dim is None and name == self.model:
             truncate_dim = self.truncate_dim
         return name, truncate_dim

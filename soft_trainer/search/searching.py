@@ -302,7 +302,7 @@ class _View:
         encoders = {part.snapshot.state["fingerprint"] for part in encoded}
         if len(encoders) == 1 and len(encoded) == len(self.parts):
             return True
-        why = "the indexes do not all have the same encoder; choose one with model"
+        why = "the indexes do not all have the same encoder; set one with model=NAME"
         encoded[0].index.notify(f"searching only by words: {why}")
         return False
 

@@ -314,7 +314,7 @@ def _largest(values: np.ndarray) -> float:
 
 
 def discounts(segments: Segments, candidates: np.ndarray) -> np.ndarray:
-    """Returns a factor for each file, which is lower for tests, texts, and generated, vendored or deep files."""
+    """Returns a factor for each file's score. Tests, prose, generated, vendored and deeply nested files get less."""
     depth = segments.traits[:, TRAITS.index("depth")].astype(np.float32)
     if candidates.any():
         depth = np.maximum(depth - depth[candidates].min(), 0)

@@ -69,7 +69,7 @@ class SearchResult:
         return sorted([first, *best[: SHOWN_LINES - 1]])
 
     def _lines(self) -> list[tuple[int, str]]:
-        """Returns (line number, text) for each line that contains a word."""
+        """Returns (line number, text) for each line of the result that has at least one word."""
         return [line for line in enumerate(self.text.split("\n"), self.start_line) if WORD.search(line[1])]
 
 

@@ -206,6 +206,6 @@ def _titled(title: str, text: str) -> str:
 
 
 def _fenced(text: str) -> str:
-    """Encloses text from files, including names, in two lines that no file can predict."""
+    """Encloses text from files, including file names, between two marker lines that no file can predict."""
     fence = f"UNTRUSTED FILE TEXT {secrets.token_hex(8)}"
     return f"<<<{fence}\n{text}\n{fence}>>>"
