@@ -203,7 +203,7 @@ def test_a_ratio_may_be_a_tensor_and_a_bad_record_is_refused_at_the_start(before
 
 @pytest.mark.parametrize("ratio", [-0.1, 1.1, float("nan")])
 def test_a_ratio_outside_its_range_is_refused(tmp_path, ratio):
-    with refused("from 0 (the encoder before training) to 1"):
+    with refused("between 0 (before training) and 1"):
         merge_encoders("base", ["base"], ratio, tmp_path / "merged")
 
 

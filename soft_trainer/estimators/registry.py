@@ -19,7 +19,7 @@ from soft_trainer.options.defaults import apply_defaults
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.references import import_reference
-from soft_trainer.terminal import nearest, print_on_main
+from soft_trainer.terminal import print_on_main
 
 PAPER_MODEL = "sentence-transformers/msmarco-distilbert-dot-v5"  # the paper's SimCSE estimator starts from it
 
@@ -47,8 +47,6 @@ def choose_estimator(
     model = arguments.estimator_model
     if ":" in name:
         estimator = _users_own(name)
-    elif name not in ESTIMATORS:
-        raise UserError(f"estimator={name!r}: use {', '.join(ESTIMATORS)}, or module:Class{nearest(name, ESTIMATORS)}")
     else:
         estimator = _known(name, arguments, query_columns, trust_remote_code)
     if model and name not in DEFAULT_MODELS:

@@ -132,7 +132,7 @@ def test_the_profile_of_somebody_elses_adapter_is_that_of_its_base(folder, profi
 def test_an_adapter_is_neither_saved_over_its_base_nor_added_to_another(adapted, base, tokenizer, profile):
     before = sorted(path.name for path in base.rglob("*"))
     for merge in (False, True):
-        with refused("this folder holds the adapter's base, which saving would delete"):
+        with refused("this folder holds the adapter's base model, and saving would delete it"):
             export_encoder(adapted, tokenizer, profile, base, merge=merge)
     assert sorted(path.name for path in base.rglob("*")) == before
     with refused("already has an adapter"):

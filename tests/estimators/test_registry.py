@@ -37,7 +37,7 @@ def test_an_own_class_is_imported(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "options, says",
     [
-        ({"estimator": "bm26"}, "use none, bm25, .*, initial_model, or module:Class; did you mean 'bm25'"),
+        ({"estimator": "bm26"}, "use one of none, bm25, .*, initial_model, or module:name; did you mean 'bm25'"),
         ({"estimator": "trained_model"}, "estimator_model"),
         ({"estimator": "no_such_module:Mine"}, "No module named 'no_such_module'"),
         ({"estimator": "json:Mine"}, "Mine"),

@@ -78,7 +78,7 @@ def test_updates_notices_and_encoders_of_several_indexes(tree, tmp_path, stub):
         for index in both.members:
             index.notices.clear()
         assert both.search("brand_new")[0].path == "client/new.py" and both.ranked_by == ["words"]
-        why = "the indexes do not all have the same encoder; choose one with model"
+        why = "the indexes do not all have the same encoder; set one with model=NAME"
         assert both.notices == [f"searching only by words: {why}"]
         assert both.similar("tree/src/shop/dates.py", 4) and both.ranked_by == ["words"]
 

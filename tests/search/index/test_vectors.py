@@ -142,12 +142,12 @@ def test_the_number_of_dimensions_is_kept_and_another_one_encodes_again(tree, st
 
 
 def test_dimensions_without_an_encoder_are_refused_before_anything_is_read(tree):
-    with refused("truncate_dim=8: the index has no encoder; choose one with model"):
+    with refused("truncate_dim=8: the index has no encoder; set one with model=NAME"):
         CodeIndex.build(tree, tree.parent / "words", truncate_dim=8)
     assert not (tree.parent / "words").exists()
     index = CodeIndex.build(tree)
     write_tree(tree, {"new.py": "def brand_new(): pass\n"})
-    with refused("truncate_dim=8: the index has no encoder; choose one with model"):
+    with refused("truncate_dim=8: the index has no encoder; set one with model=NAME"):
         index.update(truncate_dim=8)
     assert index.text_of("new.py") is None
 
