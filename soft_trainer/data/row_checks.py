@@ -51,10 +51,11 @@ def check_split(
             raise UserError(f"{place}: no column for the {side}: the rows have {known}; set {side}_column")
         if len(empty := blank_rows(rows, columns)):
             column = split.called.get(columns[0], columns[0])
+            quote = "; look for an unbalanced quote there" if ".csv" in place else ""
             raise UserError(
                 f"{place}, {_listed(empty)}: column {column!r} is missing or empty ({len(empty):,} of "
                 f"{len(rows):,} rows); fill in or drop these rows (in the shell: "
-                "--drop_unusable true)"
+                f"--drop_unusable true){quote}"
             )
     if profile is not None and profile.data_flow_length:
         place = places["code"]

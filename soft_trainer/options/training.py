@@ -11,7 +11,7 @@ from transformers import TrainingArguments
 
 from soft_trainer.errors import UserError
 from soft_trainer.options.fields import PARTS, TrainingOptions
-from soft_trainer.options.option_spec import documented
+from soft_trainer.options.option_spec import check_values, documented
 from soft_trainer.references import name_functions
 
 # Every option of `transformers` that this package does not declare itself is in one of these three lists. The
@@ -96,6 +96,7 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
 
     def __post_init__(self):
         name_functions(self)
+        check_values(self)
         asked = [name for name in PARTS if getattr(self, name)]
         if not asked:  # run all parts, except the parts that the command line turned off
             asked = [name for name in PARTS if getattr(self, name) is None] or PARTS
