@@ -1,7 +1,7 @@
 """Mine training rows: documented functions in a source tree, or functions with the commits that changed them.
 
 soft-trainer mine SOURCE_DIR --output_dir DIR
-soft-trainer mine --history REPOSITORY --language go --output_dir DIR
+soft-trainer mine --history REPOSITORY --output_dir DIR
 
 The rows are written to DIR as train, valid, test and codebase (.jsonl.gz), for `soft-trainer train --data_dir DIR`.
 With --history, relevance.jsonl.gz also lists every relevant function of each test query, for --eval_data_dir. If
@@ -38,19 +38,16 @@ def run(arguments: argparse.Namespace) -> None:
     if not options.pop("overwrite"):
         check_free(arguments.output_dir, (*ROW_FILES, MINED_JUDGMENTS))
     history = options.pop("history", None)
-    if history:
-        from soft_trainer.mining.history import mine_history_to  # needs pygit2
-
-        if "keep" in options:
-            raise UserError("keep: applies only to a source tree; drop it, or drop --history")
-        mined = mine_history_to(history, **options)
-    elif "source_dir" in options:
-        if "language" not in options:
-            options["language"] = tree_language(options["source_dir"])
-            sys.stdout.write(f"language: {options['language']}, the most common one\n")
-        mined = mine_to(**options)
-    else:
+    if not (history or "source_dir" in options):
         raise UserError("give a SOURCE_DIR, or a repository with --history")
+    if history and "keep" in options:
+        raise UserError("keep: applies only to a source tree; drop it, or drop --history")
+    from soft_trainer.mining.history import history_language, mine_history_to  # needs pygit2
+
+    if "language" not in options:
+        options["language"] = history_language(history) if history else tree_language(options["source_dir"])
+        sys.stdout.write(f"language: {options['language']}, the most common one\n")
+    mined = mine_history_to(history, **options) if history else mine_to(**options)
     sys.stdout.write(mining_table(mined) + "\n")
     folder = options["output_dir"]
     sys.stdout.write(f"Written to {folder}; to train on it: soft-trainer train --data_dir {folder}\n")

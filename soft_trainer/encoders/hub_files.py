@@ -166,10 +166,10 @@ def _offline() -> str:
 
 def not_cached(name: str) -> str:
     """Returns the error message, with a remedy, for a Hub name that cannot be loaded offline."""
+    near = nearest(name, [BASE]) or "."
     return (
-        f"{name}: there is no such folder, {_offline()}, and the cache does not have it{nearest(name, [BASE])}. Use "
-        "folders (model=FOLDER, teacher=FOLDER, data_dir=FOLDER), or download it on a machine that can reach the Hub "
-        "and set HF_HUB_OFFLINE=1"
+        f"{name}: no such folder{near} It is not in the cache, and {_offline()}. Use a folder (model=FOLDER, "
+        "teacher=FOLDER, data_dir=FOLDER), or download it on a machine that can reach the Hub and set HF_HUB_OFFLINE=1"
     )
 
 

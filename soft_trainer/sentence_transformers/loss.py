@@ -111,6 +111,8 @@ class SoftInfoNCELoss(nn.Module):
         self.options = SoftInfoNCEOptions(**options)
         self.estimator = _own_estimator(estimator, model, self.options.teacher)
         self.criterion = resolve_loss(self.options, self.estimator)
+        if train_dataset is None:
+            raise UserError(f"{type(self).__name__}: pass train_dataset=, the rows that `with_rows` returns")
         self.rows = LabelledRows(train_dataset)
         if self.criterion.needs_similarity:
             split = self.rows.split

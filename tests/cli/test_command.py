@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from git_repositories import grown
 from refusals import refused
 
 import soft_trainer
@@ -203,3 +204,10 @@ def test_a_run_writes_flat_numbers_and_its_record_and_its_folder_takes_no_other_
     assert read("run.json")["options"]["estimator"] == "none"
     (tmp_path / "out/run.json").write_text("{}")
     assert "its run.json was not written by a training run" in script(**options)[1][-1]
+
+
+def test_mining_a_history_finds_its_language(tmp_path, capsys):
+    repository = grown(tmp_path / "tree")
+    run_command(["mine", "--history", str(repository.path), "--output_dir", str(tmp_path / "rows")])
+    assert capsys.readouterr().out.startswith("language: python, the most common one\n")
+    assert (tmp_path / "rows" / "relevance.jsonl.gz").is_file()
