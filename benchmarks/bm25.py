@@ -3,8 +3,8 @@
     python benchmarks/bm25.py --data_dir DIR [--batch_sizes 32,64,256,1024] [--repetitions 7] [--loop_up_to 256]
 
 Each implementation scores all pairs of queries in a random batch, in turn, with k1 1.2, b 0.75 and statistics of the
-batch alone. Ours counts the tokens of all rows once ("fit"). rank_bm25 and bm25s index each batch anew, as a
-training step would. A time is the mean over three batches; the table shows the median and range over the
+batch alone. Ours counts the tokens of all rows once ("fit"). rank_bm25 and bm25s build a new index for each batch,
+as a training step would. A time is the mean over three batches; the table shows the median and range over the
 repetitions. "difference" is the largest difference from our scores, with the same idf. bm25s has no such figure,
 because it uses another idf and float32. It is skipped if it is not installed.
 """

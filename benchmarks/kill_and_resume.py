@@ -5,7 +5,7 @@
 Two reference runs train without a stop, on one process and on two: a small encoder with dropout, three epochs of 160
 rows, a checkpoint every four steps. For each kill, a new run starts. All its processes get SIGKILL at a random
 moment after the first step begins, which may be during a save or after the end. The same command then resumes the
-run, and the final file of weights must equal that of the reference run.
+run, and the final weights must equal the weights of the reference run.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What the training benchmarks start from: rows, their texts, and a folder with the encoder."""
+"""Prepares the start of the training benchmarks: rows, their texts, and a folder with the encoder."""
 
 from __future__ import annotations
 

@@ -136,6 +136,8 @@ class TeacherStudy(Study):
         from sentence_transformers.util import pairwise_cos_sim
         from tokenizers import Tokenizer
 
+        from soft_trainer.sentence_transformers import SoftInfoNCELoss, with_rows
+
         columns = {"query": self.queries, "code": self.codes}
         if method in ("DistillKLDivLoss", "MarginMSELoss"):
             columns |= self.negative_columns(seed)
@@ -157,7 +159,10 @@ class TeacherStudy(Study):
         elif method == "MarginMSELoss":
             loss = losses.MarginMSELoss(model, pairwise_cos_sim)
         elif method == "InfoNCE + KL in SentenceTransformerTrainer":
-            return self.by_our_loss(model, columns, settings, folder, seed)
+            rows = with_rows(Dataset.from_dict(columns))
+            columns["label"] = rows["label"][:]
+            term = {"distill_weight": settings["weight"], "distill_temperature": SCALE * settings["temperature"]}
+            loss = SoftInfoNCELoss(model, self.estimator(None), rows, loss="info_nce", scale=SCALE, **term)
         else:
             loss = losses.MultipleNegativesRankingLoss(model, scale=SCALE)
         SentenceTransformerTrainer(
@@ -167,19 +172,6 @@ class TeacherStudy(Study):
             loss=loss,
         ).train()
         return module.embedding.weight.numpy(force=True)
-
-    def by_our_loss(self, model, columns: dict, settings: dict, folder: str, seed: int) -> np.ndarray:
-        """Trains a `StaticEmbedding` in `SentenceTransformerTrainer`, with the two lines of the README."""
-        from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
-
-        from soft_trainer.sentence_transformers import SoftInfoNCELoss, with_rows
-
-        rows = with_rows(Dataset.from_dict(columns))
-        term = {"distill_weight": settings["weight"], "distill_temperature": SCALE * settings["temperature"]}
-        loss = SoftInfoNCELoss(model, self.estimator(None), rows, loss="info_nce", scale=SCALE, **term)
-        args = SentenceTransformerTrainingArguments(folder, **self.shared(512, settings["rate"], seed))
-        SentenceTransformerTrainer(model, args, train_dataset=rows, loss=loss).train()
-        return model[0].embedding.weight.numpy(force=True)
 
     def remembering(self, kind: type) -> type:
         """Returns a `StaticEmbedding` that keeps the token ids of the texts that it has seen."""

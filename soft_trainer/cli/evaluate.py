@@ -80,9 +80,10 @@ def _measure(options: Options, keep: bool) -> None:
         tokenizer = build_tokenizer(model_args, profile, None)
         model = build_model(model_args, profile, tokenizer)
         trainer = SoftInfoNCETrainer(model, args, processing_class=tokenizer, encoder=profile)
-        mined = record_of(Path(model_args.model_name_or_path)).get("options", {}).get("mining_keep")
-        if data_args.source_dir and mined and data_args.mining_keep is None:
-            print_on_main(f"The encoder's rows were mined with mining_keep={mined}, but this run ignores no rule")
+        if data_args.source_dir and data_args.mining_keep is None:
+            mined = record_of(Path(model_args.model_name_or_path)).get("options", {}).get("mining_keep")
+            if mined:
+                print_on_main(f"The encoder's rows were mined with mining_keep={mined}, but this run ignores no rule")
         for warning in profile_warnings(trainer.model, profile):
             print_on_main(warning)
         for line in unread_options([data_args, model_args], Values(data_args, model_args, args)):

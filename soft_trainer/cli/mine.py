@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 
 from soft_trainer.cli.shared_options import add_overwrite
 from soft_trainer.errors import UserError
@@ -38,16 +39,22 @@ def run(arguments: argparse.Namespace) -> None:
     if not options.pop("overwrite"):
         check_free(arguments.output_dir, (*ROW_FILES, MINED_JUDGMENTS))
     history = options.pop("history", None)
-    if not (history or "source_dir" in options):
-        raise UserError("give a SOURCE_DIR, or a repository with --history")
-    if history and "keep" in options:
-        raise UserError("keep: applies only to a source tree; drop it, or drop --history")
-    from soft_trainer.mining.history import history_language, mine_history_to  # needs pygit2
+    if history:
+        from soft_trainer.mining.history import history_language, mine_history_to  # needs pygit2
 
+        if "keep" in options:
+            raise UserError("keep: applies only to a source tree; drop it, or drop --history")
+        find_language = partial(history_language, history)
+        mine = partial(mine_history_to, history)
+    elif "source_dir" in options:
+        find_language = partial(tree_language, options["source_dir"])
+        mine = mine_to
+    else:
+        raise UserError("give a SOURCE_DIR, or a repository with --history")
     if "language" not in options:
-        options["language"] = history_language(history) if history else tree_language(options["source_dir"])
+        options["language"] = find_language()
         sys.stdout.write(f"language: {options['language']}, the most common one\n")
-    mined = mine_history_to(history, **options) if history else mine_to(**options)
+    mined = mine(**options)
     sys.stdout.write(mining_table(mined) + "\n")
     folder = options["output_dir"]
     sys.stdout.write(f"Written to {folder}; to train on it: soft-trainer train --data_dir {folder}\n")

@@ -95,9 +95,11 @@ def _has_tokens(rows: Dataset, name: str, source: str) -> bool:
     tokens = isinstance(feature, List)
     kinds = (str, type(None))
     if (feature.feature if tokens else feature) in (Value("string"), Value("large_string"), Value("null")):
+        if not tokens:
+            return False
         values = rows.select_columns(name).with_format("arrow")[:][name]
-        if not tokens or pc.list_flatten(values).null_count == 0:
-            return tokens
+        if pc.list_flatten(values).null_count == 0:
+            return True
         kinds = (str,)
     for row, value in enumerate(rows[name][:], 1):
         parts = value if tokens and value is not None else [value]

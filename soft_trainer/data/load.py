@@ -147,6 +147,28 @@ def load_rows(
     return splits
 
 
+def load_judged(folder: Path) -> dict[str, Split]:
+    """Reads the splits of a folder in the layout of BEIR, CoSQA or CoSQA+. Returns {} for other layouts.
+
+    The corpus of train has only judged codes. CoSQA+ has only test.
+
+    Raises:
+        UserError: a file is missing or cannot be read, or a judgment mentions an unknown query or code. The message
+            includes the file and the row.
+    """
+    if is_beir(folder):
+        return load_beir(folder)
+    files = files_of(folder)
+    splits = {}
+    if has_cosqa(files):
+        splits = load_cosqa(folder, files)
+    if has_cosqa_plus(files):
+        if "test" in splits:
+            raise UserError(f"{folder}: both CoSQA and CoSQA+ have test queries; put them into separate folders")
+        splits["test"] = load_cosqa_plus(folder, files)
+    return splits
+
+
 def _files_of(path: Path) -> dict[str, str]:
     """Returns the path of each split's file, for messages. Skips splits with several files."""
     if is_saved(path):
@@ -358,25 +380,3 @@ def as_rows(rows, name: str) -> Dataset:
         f"{name}: expected a datasets.Dataset, a data frame or a list of dicts, not {type(rows).__name__}; "
         "collect the rows of a stream first, because rows are identified by their index"
     )
-
-
-def load_judged(folder: Path) -> dict[str, Split]:
-    """Reads the splits of a folder in the layout of BEIR, CoSQA or CoSQA+. Returns {} for other layouts.
-
-    The corpus of train has only judged codes. CoSQA+ has only test.
-
-    Raises:
-        UserError: a file is missing or cannot be read, or a judgment mentions an unknown query or code. The message
-            includes the file and the row.
-    """
-    if is_beir(folder):
-        return load_beir(folder)
-    files = files_of(folder)
-    splits = {}
-    if has_cosqa(files):
-        splits = load_cosqa(folder, files)
-    if has_cosqa_plus(files):
-        if "test" in splits:
-            raise UserError(f"{folder}: both CoSQA and CoSQA+ have test queries; put them into separate folders")
-        splits["test"] = load_cosqa_plus(folder, files)
-    return splits

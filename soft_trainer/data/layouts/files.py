@@ -47,22 +47,21 @@ def files_of_splits(folder: Path, split_of: Callable[[str], str | None]) -> dict
     return found
 
 
-def check_spelling(folder: Path, split_of: Callable[[str], str | None]) -> None:
-    """Checks for misspelt splits among a folder's files of rows, such as `tset.jsonl` next to `train.jsonl`.
+def check_spelling(paths: Iterable[Path], found: Iterable[str]) -> None:
+    """Checks for misspelt splits among files of rows, such as `tset.jsonl` next to `train.jsonl`.
 
     Args:
-        split_of: returns the split of a file from its name without `.gz`, "" for a file of rows with another name, or
-            None for other files.
+        paths: the files of rows in a folder.
+        found: the splits that some of these files are named after.
 
     Raises:
         UserError: a name is similar to the name of a missing split.
     """
-    files = files_of(folder)
-    splits = {name: split_of(name) for name in files}
-    for name, split in splits.items():
-        base, _, ending = files[name].name.partition(".")
-        if split == "" and (near := _near_split(SHARD.sub("", base), filter(None, splits.values()))):
-            raise UserError(f"{files[name]}: not the name of a split; did you mean {near}.{ending}?")
+    for path in paths:
+        base, _, ending = path.name.partition(".")
+        base = SHARD.sub("", base)
+        if base.lower() not in SPLIT_NAMES and (near := _near_split(base, found)):
+            raise UserError(f"{path}: not the name of a split; did you mean {near}.{ending}?")
 
 
 def check_names(names: Iterable[str]) -> None:

@@ -16,7 +16,7 @@ from datasets import Dataset, Features, LargeList, List, Value, concatenate_data
 from datasets.exceptions import DatasetGenerationError
 
 from soft_trainer.data.array_cache import cached_dataset, no_bar_for_few
-from soft_trainer.data.layouts.files import SHARD, SPLIT_NAMES, check_names, check_spelling, files_of_splits
+from soft_trainer.data.layouts.files import SHARD, SPLIT_NAMES, check_names, check_spelling, files_of, files_of_splits
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json_lines
 from soft_trainer.fingerprints import file_fingerprint, fingerprint
@@ -144,7 +144,7 @@ def row_files(source: Path) -> dict[str, list[Path]]:
         return {split: [source]} if format_of(source.name) else {}
     named = files_of_splits(source, split_of)
     if named:
-        check_spelling(source, lambda name: split_of(name) or (_base(name) and ""))
+        check_spelling([path for name, path in files_of(source).items() if format_of(name)], named)
         return named
     unnamed = list(itertools.chain.from_iterable(files_of_splits(source, _base).values()))
     return {"train": unnamed} if unnamed else {}
