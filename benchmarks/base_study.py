@@ -37,6 +37,7 @@ from soft_trainer.search import CodeIndex
 
 RESULTS = Path(__file__).with_suffix(".jsonl")
 FURTHER = Path(__file__).with_name("base_further.jsonl")
+RUN = ("language", "rows", "rate", "epochs", "seed")
 UNSEEN = ("php", "go", "javascript")  # not in the rows of the encoder that is trained further
 EIGHT = (*LANGUAGES, "csn-ruby", "stdlib")  # the sets of the mean that chooses
 DISTRACTORS = 1000  # functions next to those that experts judged
@@ -181,15 +182,19 @@ def finetune(arguments: argparse.Namespace) -> None:
     """Trains an encoder further on each number of rows, with each rate and number of epochs, and appends the MRR."""
     set_up(1)
     sets = {split: Sets(arguments.data, arguments.work, split).sets for split in arguments.splits.split(",")}
+    lines = FURTHER.read_text().splitlines() if FURTHER.exists() else []
+    finished = {tuple(json.loads(line)[name] for name in RUN) for line in lines}
     for language, size in itertools.product(UNSEEN, arguments.sizes.split(",")):
         read = lines_of(arguments.data / "mined" / language / "train.jsonl.gz")
         rows = TrainingRows(arguments.encoder, itertools.islice(read, int(size)))
         for changes in arguments.settings:
             settings = settings_of(f"batch=128,weight=0,{changes}")
+            key = language, int(size), settings.rate, settings.epochs, settings.seed
+            if key in finished and arguments.splits == "valid":
+                continue
             started = time.process_time()
             vectors = trained(rows, settings)
-            line = {"language": language, "rows": int(size), "rate": settings.rate, "epochs": settings.epochs}
-            line |= {"seed": settings.seed, "seconds": round(time.process_time() - started, 1)}
+            line = dict(zip(RUN, key, strict=True)) | {"seconds": round(time.process_time() - started, 1)}
             for split, of_split in sets.items():
                 for name, table in (("before", rows.vectors), ("after", vectors)):
                     queries, codes, relevant = of_split[language]

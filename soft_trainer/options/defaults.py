@@ -19,7 +19,7 @@ SCRATCH_RATE = 1e-3
 # Rate and batch were chosen on valid in benchmarks/static_study.md. There may be fewer rows than in a batch.
 STATIC = {"learning_rate": 3e-3, "per_device_train_batch_size": 128, "dataloader_drop_last": False}
 # `base` is trained already. Its rate and epochs were chosen on valid in benchmarks/base_study.md.
-OF_BASE = STATIC | {"learning_rate": 1e-3, "num_train_epochs": 3}
+OF_BASE = STATIC | {"learning_rate": 1e-3, "num_train_epochs": 5}
 RECIPE = "hard_batches.yaml"
 DISTILLED_RECIPE = "distilled.yaml"
 
@@ -35,10 +35,10 @@ def apply_defaults(
     """Sets the options whose defaults depend on the encoder or the teacher, and prints them.
 
     An encoder that `soft-trainer distil` made gets `recipes/distilled.yaml`, if its teacher can be loaded. Other
-    static encoders get a higher learning rate and batches of 128, and `base` also fewer epochs. Encoders from scratch get a higher learning rate.
-    Search encoders get `recipes/hard_batches.yaml`. These are other pretrained encoders with sentence-transformers
-    files and cosine scores, which can find and weight similar rows before training. If the user set any option for
-    batches or weights, no recipe is used. Options that the user set keep their values.
+    static encoders get a higher learning rate and batches of 128, and `base` also fewer epochs. Encoders from scratch
+    get a higher learning rate. Search encoders get `recipes/hard_batches.yaml`. These are other pretrained encoders with
+    sentence-transformers files and cosine scores, which can find and weight similar rows before training. If the user
+    set any option for batches or weights, no recipe is used. Options that the user set keep their values.
 
     Args:
         model: the folder or Hub name of the pretrained encoder, or None for an encoder from scratch.
