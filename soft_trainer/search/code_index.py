@@ -29,6 +29,8 @@ from soft_trainer.search.snapshot import Snapshot
 from soft_trainer.source.repositories import repository_of
 from soft_trainer.source.source_files import decoded
 
+DEFAULT_ENCODER: str | None = BASE  # of a new index
+NO_ENCODER = ("", "none")
 MAX_WAIT = 1.0  # seconds that a search may spend on embedding changed files
 MAX_NOTICES = 20  # the latest notices that an index keeps
 
@@ -83,7 +85,8 @@ class CodeIndex:
         Args:
             index_dir: where to store the index. By default, in the user's cache directory. An existing index of
                 another folder can be reused if that folder no longer exists, for example because it was moved.
-            model: the folder or Hub name of an encoder, or "" for none. By default, the index keeps its encoder.
+            model: the folder or Hub name of an encoder, or "none". By default, a new index gets `base`, the encoder in
+                the package, and an existing index keeps its encoder.
             truncate_dim: the number of leading dimensions to keep of every embedding. See `update`.
             exclude: patterns for files and folders to skip, such as `docs/**` or `*.md`. By default, the index keeps
                 its patterns.
@@ -126,8 +129,9 @@ class CodeIndex:
             stack.enter_context(store.write_lock(target))
             database = store.connect(target, create=True)
             stack.enter_context(_disk_errors(target, database))
-            kept = store.get_meta(database, "folder", real)
-            if kept != real and os.path.isdir(kept):
+            kept = store.get_meta(database, "folder")
+            is_new = kept is None
+            if not is_new and kept != real and os.path.isdir(kept):
                 raise UserError(f"{target}: already contains the index of {kept}; choose another index_dir")
             patterns = store.get_meta(database, "patterns", {})
             for kind, given in (("exclude", exclude), ("include", include)):
@@ -141,6 +145,8 @@ class CodeIndex:
                 if history is not None:
                     store.set_meta(database, "history", history)
         index = cls(target, database)
+        if is_new and model is None:
+            index._use_default_encoder()
         if words_only:
             index._update_words(progress, wait=True)
         else:
@@ -218,7 +224,7 @@ class CodeIndex:
         """Reads new commits and the files that have changed since the last update, and encodes new chunks.
 
         Args:
-            model: a new encoder for the index. "" removes the encoder and all embeddings.
+            model: a new encoder for the index. "none" removes the encoder and all embeddings.
             truncate_dim: the number of leading dimensions to keep of every embedding, for an encoder that was trained
                 for this. By default, the number stays the same. After a change, every chunk is encoded again.
 
@@ -229,7 +235,7 @@ class CodeIndex:
             UserError: the folder no longer exists, the disk is full, the model cannot be loaded, or the model has
                 fewer dimensions than `truncate_dim`.
         """
-        if model == "":
+        if model in NO_ENCODER:
             self._drop_encoder()
             model = None
         self._choice(model, truncate_dim)  # raises an error before the files are read
@@ -293,7 +299,7 @@ class CodeIndex:
             try:
                 encoder = self._encoder(name, truncate_dim, self._runtime)
             except UserError as error:
-                raise UserError(f"{error}; `{self.command('--model', '')}` continues without an encoder") from error
+                raise UserError(f"{error}; `{self.command('--model', 'none')}` continues without an encoder") from error
             if wait or encoder.fingerprint == self._embeddings["fingerprint"]:
                 vectors.start_encoding(self.database, name, truncate_dim, encoder)
                 vectors.embed_chunks(self.database, self.index_dir, encoder, progress)
@@ -320,6 +326,14 @@ class CodeIndex:
                 encoder = vectors.lightest(self.database, self._encoder(name, truncate_dim, None))
             vectors.start_encoding(self.database, name, truncate_dim, encoder)
             self._keep(name, truncate_dim, encoder)
+
+    def _use_default_encoder(self) -> None:
+        """Gives a new index the encoder in the package. If its files cannot be written, a search uses only words."""
+        try:
+            if DEFAULT_ENCODER is not None:
+                self.use_encoder(DEFAULT_ENCODER)
+        except UserError as error:
+            self.notify(f"searching only by words: {error}")
 
     def _drop_encoder(self) -> None:
         """Removes all embeddings, so that searches use only words."""
