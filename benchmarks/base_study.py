@@ -1,14 +1,14 @@
 """Chooses how `base` is trained, and measures it; `base_study.md` is the protocol.
 
-    OMP_NUM_THREADS=1 python benchmarks/base_study.py run --data DIR --work WORK [--name value ...]
+    OMP_NUM_THREADS=1 python benchmarks/base_study.py run --data DIR --work WORK 'batch=512,rate=1e-3,seed=2' ...
     OMP_NUM_THREADS=1 python benchmarks/base_study.py measure --data DIR --work WORK ENCODER...
-    OMP_NUM_THREADS=1 python benchmarks/base_study.py finetune --data DIR --work WORK --encoder DIR [--name value ...]
+    OMP_NUM_THREADS=1 python benchmarks/base_study.py finetune --data DIR --work WORK --encoder DIR 'rate=1e-3' ...
     OMP_NUM_THREADS=1 python benchmarks/base_study.py search --repositories DIR --queries FILE words ENCODER...
 
-WORK is the folder of `base_encoder.py rows`, with the folder `starts/NAME` for each start. `run` trains once with the
-options of `Settings`, and appends the MRR of every valid set to `base_study.jsonl`. `measure` prints the MRR of
-encoders, folders or `base`, on all sets, valid and test; `search` searches judged repositories with them.
-`finetune` trains an encoder further, and appends to `base_further.jsonl`.
+WORK is the folder of `base_encoder.py rows`, with the folder `starts/NAME` for each start. `run` trains once for
+each argument, which changes the default `Settings`, and appends the MRR of every valid set to `base_study.jsonl`.
+`measure` prints the MRR of encoders (folders, `base` or `bm25`) on all sets, valid and test. `finetune` trains an
+encoder further on other languages, and appends to `base_further.jsonl`. `search` searches judged repositories.
 """
 
 from __future__ import annotations
@@ -223,10 +223,9 @@ def search(arguments: argparse.Namespace) -> None:
                         value = ndcg([result.path for result in results], targets | set(row["secondary"]))
                         found.setdefault(repository, []).append(value)
         values = np.concatenate(list(found.values()))
-        print(
-            json.dumps({"encoder": name, "mean": round(float(values.mean()), 4), "queries": values.round(4).tolist()})
-        )
-        print({each: round(float(np.mean(own)), 3) for each, own in found.items()}, flush=True)
+        means = {each: round(float(np.mean(own)), 3) for each, own in found.items()}
+        line = {"encoder": name, "mean": round(float(values.mean()), 4), "repositories": means}
+        print(json.dumps(line | {"queries": values.round(4).tolist()}), flush=True)
 
 
 def main() -> None:

@@ -1,10 +1,11 @@
 """Draws the pictures of README and the site. Needs the extra `plots`, and `rich` for the terminal.
 
-python benchmarks/pictures.py search          # docs/pictures/search.svg: the output of a search without an encoder
-python benchmarks/pictures.py curve FOLDER    # docs/pictures/curve.png: the quickstart's MRR against the pairs seen
+python benchmarks/pictures.py search          # docs/pictures/search.svg: the output of a search
+python benchmarks/pictures.py curve FOLDER    # docs/pictures/curve.png: the MRR of `base` against the pairs seen
 
-FOLDER is the output of `soft-trainer train --config quickstart --eval_strategy steps --eval_steps 0.1`. Train it in
-an environment with only this package, because the quickstart trains on the installed packages.
+FOLDER is the output of `soft-trainer train --source_dir SYMPY --language python --model base --estimator none
+--seed 1 --eval_strategy steps --eval_steps 0.1`, where SYMPY is the folder of the installed sympy. `base` has not
+seen sympy.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
 PROGRAM = Path(sys.executable).with_name("soft-trainer")
 SEARCH = ("search", "--folder", "stdlib", "run a command and capture its output", "-n", "2")
 COLUMNS = 84
-BATCH = 512  # of the quickstart
+BATCH = 128  # the default of static encoders
 
 
 def search() -> None:
@@ -59,7 +60,6 @@ def curve(folder: Path) -> None:
     axes.axhline(results["valid_combined_mrr"], color=COLORS[2], ls=":", label="both together, after training")
     axes.set_xlabel("pairs of a query and a function seen")
     axes.set_ylabel("MRR on valid")
-    axes.set_ylim(bottom=0)
     axes.legend(loc="lower right")
     save_png(figure, FOLDER / "curve.png")
 

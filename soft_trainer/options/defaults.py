@@ -36,9 +36,9 @@ def apply_defaults(
 
     An encoder that `soft-trainer distil` made gets `recipes/distilled.yaml`, if its teacher can be loaded. Other
     static encoders get a higher learning rate and batches of 128, and `base` also fewer epochs. Encoders from scratch
-    get a higher learning rate. Search encoders get `recipes/hard_batches.yaml`. These are other pretrained encoders with
-    sentence-transformers files and cosine scores, which can find and weight similar rows before training. If the user
-    set any option for batches or weights, no recipe is used. Options that the user set keep their values.
+    get a higher learning rate. Search encoders get `recipes/hard_batches.yaml`. These are other pretrained encoders
+    with sentence-transformers files and cosine scores, which can find and weight similar rows before training. If the
+    user set any option for batches or weights, no recipe is used. Options that the user set keep their values.
 
     Args:
         model: the folder or Hub name of the pretrained encoder, or None for an encoder from scratch.

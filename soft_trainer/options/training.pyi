@@ -20,8 +20,8 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
             encoders with a stored teacher. Values: 1 or more.
         num_train_epochs: Passes over the training rows. Default: 10; 1 for search encoders; 5 for base. Values: above
             0.
-        learning_rate: Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 if static, 1e-3 for
-            base; 1e-3 from scratch. Values: 0 or more.
+        learning_rate: Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 if static, but 1e-3
+            for base; 1e-3 from scratch. Values: 0 or more.
         bf16: Train and encode in bfloat16. Default: False.
         disable_tqdm: Print lines instead of progress bars. Default: only without a terminal.
         per_device_eval_batch_size: Number of texts that each process encodes at once during evaluation. Values: 1 or
@@ -98,8 +98,8 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     num_train_epochs: float = 10.0
     """Passes over the training rows. Default: 10; 1 for search encoders; 5 for base. Values: above 0."""
     learning_rate: float = 2e-05
-    """Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 if static, 1e-3 for base; 1e-3 from
-    scratch. Values: 0 or more."""
+    """Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 if static, but 1e-3 for base; 1e-3
+    from scratch. Values: 0 or more."""
     bf16: bool = False
     """Train and encode in bfloat16. Default: False."""
     disable_tqdm: bool | None = None

@@ -299,7 +299,8 @@ class CodeIndex:
             try:
                 encoder = self._encoder(name, truncate_dim, self._runtime)
             except UserError as error:
-                raise UserError(f"{error}; `{self.command('--model', 'none')}` continues without an encoder") from error
+                command = self.command("--model", "none")
+                raise UserError(f"{error}; `{command}` continues without an encoder") from error
             if wait or encoder.fingerprint == self._embeddings["fingerprint"]:
                 vectors.start_encoding(self.database, name, truncate_dim, encoder)
                 vectors.embed_chunks(self.database, self.index_dir, encoder, progress)

@@ -100,7 +100,7 @@ def test_common_words_are_words_from_frequent_to_rare():
 def test_it_trains_and_the_card_names_it(rows, tmp_path):
     arguments = SoftInfoNCETrainingArguments(str(tmp_path), max_steps=1, per_device_train_batch_size=8, use_cpu=True)
     trainer = SoftInfoNCETrainer(BASE, arguments, Dataset.from_list(rows))
-    assert trainer.args.learning_rate == 3e-3
+    assert (trainer.args.learning_rate, trainer.args.num_train_epochs) == (1e-3, 5)
     trainer.train()
     trainer.save_model()
     card = trainer.create_model_card().read_text()

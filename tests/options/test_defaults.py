@@ -23,6 +23,7 @@ from soft_trainer import (
     load_encoder,
 )
 from soft_trainer.encoders.distilling import distil_static
+from soft_trainer.encoders.packaged import BASE
 from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.estimators.registry import choose_estimator, default_estimators
 from soft_trainer.options.defaults import apply_defaults
@@ -129,6 +130,13 @@ def test_a_line_says_that_an_option_turns_the_teacher_off(options_after, static,
     assert "trains without" not in capsys.readouterr().err
 
 
+def test_base_gets_a_rate_and_epochs_of_its_own(options_after, capsys):
+    names = ("learning_rate", "num_train_epochs", "per_device_train_batch_size")
+    assert list(options_after(model=BASE, names=names).values()) == [1e-3, 5, 128]
+    assert "The encoder `base` gets learning_rate=0.001, " in capsys.readouterr().err
+    assert options_after("--lr", "3e-3", "--epochs", "2", model=BASE, names=names)["learning_rate"] == 3e-3
+
+
 def test_an_encoder_from_scratch_gets_a_rate_that_moves_it(options_after, capsys):
     scratch = ("--from_scratch", "32x1")
     assert options_after(*scratch, model=None)["learning_rate"] == 1e-3
@@ -140,7 +148,7 @@ def test_an_encoder_from_scratch_gets_a_rate_that_moves_it(options_after, capsys
 @pytest.fixture
 def encoders(encoder_dir, static, teacher, tmp_path):
     """Returns the folder of one encoder of each type. None is an encoder from scratch."""
-    folders = {"search": encoder_dir, "distilled": static, "from scratch": None}
+    folders = {"search": encoder_dir, "distilled": static, "from scratch": None, "base": BASE}
     folders["plain"] = shutil.copytree(encoder_dir, tmp_path / "plain")
     (folders["plain"] / "modules.json").unlink()
     folders["static"] = shutil.copytree(static, tmp_path / "without_teacher")
@@ -158,6 +166,9 @@ RATES = {
     ("static", None, None): 3e-3,
     ("static", "info_nce", None): 3e-3,
     ("static", None, "bm25"): 3e-3,
+    ("base", None, None): 1e-3,
+    ("base", "info_nce", None): 1e-3,
+    ("base", None, "bm25"): 1e-3,
     ("distilled", None, None): 3e-3,
     ("distilled", "info_nce", None): 3e-3,
     ("distilled", "info_nce", "bm25"): 3e-3,

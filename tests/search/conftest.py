@@ -21,7 +21,7 @@ def tree(tmp_path):
 def cache(tmp_path, monkeypatch):
     """Provides a new cache directory of the user for each test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    # A new index has only words, unless a test sets its encoder. tests/search/test_default_encoder.py tests the default.
+    # A new index has only words, unless a test sets its encoder; test_default_encoder.py tests the default.
     monkeypatch.setattr(code_index, "DEFAULT_ENCODER", None)
     return tmp_path / "cache" / "soft_trainer" / "search"
 
