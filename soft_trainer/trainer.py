@@ -33,7 +33,7 @@ from soft_trainer.data.holdout import warn_of_overlap
 from soft_trainer.data.load import evaluation_splits, training_split
 from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import SIDES, GraphColumn, TokenColumn, column_of
-from soft_trainer.encoders.encoding import Encoder, comparable, embed_sharded, encode, prompt_length, score
+from soft_trainer.encoders.encoding import Encoder, comparable, embed_sharded, encode, placed, prompt_length, score
 from soft_trainer.encoders.loading import prepare_tokenizer
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
@@ -251,7 +251,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         self._rows = prepare_rows(self.train_split, self.plan, self.estimator, self.encoder, data_seed(self.args))
 
     def _train_batches(self) -> TrainBatches:
-        """Returns the data set that data workers build training batches from: token ids, judgments and weights."""
+        """Returns the data set that data workers build training batches from: token ids, judgments and similarities."""
         if self._rows is None:
             self.prepare_rows()
         split = self.train_split
@@ -261,9 +261,8 @@ class SoftInfoNCETrainer(SavingTrainer):
             {"query": self._tokens(split.queries, "query"), "code": self._tokens(split.corpus, "code")},
             split.judgments.pairs(),
             self.data_collator,
-            # Workers that cannot call the estimator must not pickle it. `_prepare_inputs` calls it once per step.
-            self.target_maker if self._workers_weigh else dataclasses.replace(self.target_maker, estimator=None),
-            weighs=self._workers_weigh,
+            # Workers that cannot ask the estimator must not pickle it. `_prepare_inputs` asks it once per step.
+            self.target_maker if self._workers_ask else dataclasses.replace(self.target_maker, estimator=None),
             gather=plan.gathers,
             hard_negatives=self._rows.negatives,
             rank=rank,
@@ -271,16 +270,18 @@ class SoftInfoNCETrainer(SavingTrainer):
         )
 
     @property
-    def _workers_weigh(self) -> bool:
-        """True if data workers compute the weights, False if only this process may call the estimator."""
-        return not self.criterion.needs_similarity or getattr(self.estimator, "in_workers", False)
+    def _workers_ask(self) -> bool:
+        """True if data workers may ask the estimator for similarities, False if only this process may."""
+        return self.criterion.needs_similarity and getattr(self.estimator, "in_workers", False)
 
     @property
     def target_maker(self) -> TargetMaker:
         """The object that computes a batch's positives, negatives and weights. Requires the prepared rows."""
         false_negatives = self.plan.options.false_negatives
         relevant = None if false_negatives == "ignore" else self._rows.answers
-        return TargetMaker(self.criterion, self.estimator, relevant, keeps_positives=false_negatives == "positives")
+        keeps_positives = false_negatives == "positives"
+        rounds = self.args.device.type != "cpu"
+        return TargetMaker(self.criterion, self.estimator, relevant, keeps_positives, rounds)
 
     @property
     def prompt_lengths(self) -> dict[str, int]:
@@ -301,9 +302,9 @@ class SoftInfoNCETrainer(SavingTrainer):
         return loss
 
     def _prepare_inputs(self, inputs: Batch) -> Batch:
-        """Moves a batch to this process's device, and adds the weights if data workers could not compute them."""
+        """Moves a batch to this process's device, and computes its weights there."""
         inputs = inputs.to(self.args.device)
-        if self._workers_weigh or not len(inputs.targets):
+        if not self.criterion.needs_similarity or not len(inputs.targets):
             return inputs
         targets = self.target_maker.weighed(inputs.targets, inputs.query_rows, inputs.code_rows)
         return dataclasses.replace(inputs, targets=targets)
@@ -594,18 +595,12 @@ class SoftInfoNCETrainer(SavingTrainer):
         The dot products of the embeddings are the encoder's scores, before multiplication by the score scale.
         """
         self.use_averaged_weights()
-        # FSDP and DeepSpeed move the model to the device only when training begins.
-        unplaced = self.model.device.type == "cpu" and self.args.device.type != "cpu"
-        if unplaced:
-            self.model.to(self.args.device)
-        with self.accelerator.autocast():
+        with placed(self.model, self.args.device), self.accelerator.autocast():
             encoder = Encoder(self.model, self.processing_class, self.encoder)
             label = None if self.args.disable_tqdm else f"Encoding {side}"
             tokens = self._tokens(rows, side)
             size = self.args.per_device_eval_batch_size
             embeddings = embed_sharded(encoder, tokens, side, size, label)
-        if unplaced:
-            self.model.to("cpu")
         return comparable(self.encoder, embeddings)
 
     def use_averaged_weights(self) -> None:

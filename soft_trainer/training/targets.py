@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,10 @@ from torch import Tensor
 from soft_trainer.criterion import Criterion, Targets, excluding
 from soft_trainer.data.split import RelevantCodes
 from soft_trainer.estimators.base import checked_similarity
+
+# The most similarities that a data worker sends with a batch: 16 MiB in float32. Docker gives workers and processes 64
+# MiB of shared memory by default.
+MOST_SENT = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -22,17 +27,19 @@ class TargetMaker:
         estimator: an object with `similarity(query_rows, code_rows)`, or None.
         relevant: finds relevant codes in a batch. If None, only the code paired with a query counts as positive.
         keeps_positives: True to keep other known positives as extra positives, or False to exclude them.
+        rounds: True to round similarities to float32, for a device on which float64 is slow or missing.
     """
 
     criterion: Criterion
     estimator: object | None = None
     relevant: RelevantCodes | None = None
     keeps_positives: bool = False
+    rounds: bool = False
 
     def of_rows(
         self, queries: np.ndarray, codes: np.ndarray, positives: Tensor, met: Tensor | None = None
     ) -> tuple[Targets, int]:
-        """Returns targets that have no similarities or weights, and the total number of other known positives.
+        """Returns targets without similarities and weights, and the total number of other known positives.
 
         Args:
             queries: int64[B], the index of each query.
@@ -50,15 +57,27 @@ class TargetMaker:
             return Targets(positives, met), 0
         return Targets(positives, excluding(met, known), known if self.keeps_positives else None), number
 
-    def weighed(self, targets: Targets, queries: np.ndarray, codes: np.ndarray) -> Targets:
-        """Returns the targets with the similarities and weights that the loss needs, on the targets' device.
+    def compared(self, targets: Targets, queries: np.ndarray, codes: np.ndarray) -> Targets:
+        """Returns the targets with the estimator's similarities, for a data worker to send.
 
-        The tensors are float32, because float64 would double what a data worker sends and some devices don't support
-        float64.
+        They are missing if the loss needs none, if data workers cannot ask the estimator, or if they are too large to
+        send. In the last two cases, `weighed` asks the estimator.
         """
+        if self.estimator is None or not self.criterion.needs_similarity or len(queries) * len(codes) > MOST_SENT:
+            return targets
+        return dataclasses.replace(targets, similarity=self._similarity(queries, codes))
+
+    def _similarity(self, queries: np.ndarray, codes: np.ndarray) -> Tensor:
+        similarity = checked_similarity(self.estimator, queries, codes)
+        return similarity.float() if self.rounds else similarity
+
+    def weighed(self, targets: Targets, queries: np.ndarray, codes: np.ndarray) -> Targets:
+        """Returns the targets with the similarities and weights that the loss needs, in float32, on their device."""
         similarity = None
         if self.criterion.needs_similarity:
-            similarity = checked_similarity(self.estimator, queries, codes).to(targets.positives.device)
+            similarity = targets.similarity
+            if similarity is None:
+                similarity = self._similarity(queries, codes).to(targets.positives.device)
         with torch.no_grad():
             made = self.criterion.targets(targets.positives, targets.negatives, targets.extra_positives, similarity)
         return made.mapped(lambda tensor: tensor.float() if tensor.is_floating_point() else tensor)
