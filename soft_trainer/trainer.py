@@ -145,6 +145,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         self._collates = data_collator is None
         self._rows: PreparedRows | None = None
         self._false_negatives_masked = 0
+        self._new_tokens = 0  # of this process, since the last log
         self._guard: FiniteGuard | None = None
         self.evaluations: list[tuple[int, bool, dict]] = []  # step, whether during training, metrics
         self.report: Measurements | None = None  # the results of the last training, if `args.report` is set
@@ -251,7 +252,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         self._rows = prepare_rows(self.train_split, self.plan, self.estimator, self.encoder, data_seed(self.args))
 
     def _train_batches(self) -> TrainBatches:
-        """Returns the data set that data workers build training batches from: token ids, judgments and similarities."""
+        """Returns the data set that data workers build training batches from: tokens, judgments and similarities."""
         if self._rows is None:
             self.prepare_rows()
         split = self.train_split
@@ -293,10 +294,13 @@ class SoftInfoNCETrainer(SavingTrainer):
     def training_step(self, model, inputs: Batch, num_items_in_batch=None) -> Tensor:
         """Runs a training step, with gradient caching if planned, and checks that the loss is finite."""
         self._false_negatives_masked += inputs.false_negatives
-        if self.plan.options.gradient_cache_chunk_size is None:
-            loss = super().training_step(model, inputs, num_items_in_batch)
-        else:
-            loss = self._cached_step(model, inputs)
+        chunk_size = self.plan.options.gradient_cache_chunk_size
+        texts = (len(inputs.query.order), len(inputs.code.order))
+        with interruption.explaining_out_of_memory(self.args, chunk_size, *texts):
+            if chunk_size is None:
+                loss = super().training_step(model, inputs, num_items_in_batch)
+            else:
+                loss = self._cached_step(model, inputs)
         if self._guard is not None:
             self._guard.watch(self.state.global_step + 1, loss, inputs.rows)
         return loss
@@ -370,14 +374,21 @@ class SoftInfoNCETrainer(SavingTrainer):
         return 6 * inputs.count_tokens(padding=True) * self.model.num_parameters(exclude_embeddings=True)
 
     def _track_num_input_tokens(self, inputs: Batch) -> None:
-        """Adds a batch's query and code tokens to the trainer's count if `include_num_input_tokens_seen` is set."""
+        """Counts a batch's query and code tokens on this process if `include_num_input_tokens_seen` is set."""
         kind = self.args.include_num_input_tokens_seen
         if kind != "no":
-            tokens = inputs.count_tokens(padding=kind != "non_padding")
-            self.state.num_input_tokens_seen += sum(distributed.gather_numbers(tokens))
+            self._new_tokens += inputs.count_tokens(padding=kind != "non_padding")
+
+    def _add_new_tokens(self) -> None:
+        """Adds the tokens of all processes to the trainer's count. In every step, that would wait for the device."""
+        if self.args.include_num_input_tokens_seen != "no":
+            self.state.num_input_tokens_seen += sum(distributed.gather_numbers(self._new_tokens))
+            self._new_tokens = 0
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Logs metrics. With a training loss, also logs statistics of weights, masked negatives and fp16 overflows."""
+        if "loss" in logs or "train_loss" in logs:  # every process logs these
+            self._add_new_tokens()
         if "loss" in logs:
             if self.estimator_callback is not None:
                 logs |= self.estimator_callback.statistics()
@@ -474,6 +485,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         self._losses_before = checkpoints.losses_before(checkpoint)
         self._guard = FiniteGuard(self.train_dataset)
         self._false_negatives_masked = 0
+        self._new_tokens = 0
 
     def fingerprint(self) -> dict[str, object]:
         """Returns the run fingerprint, except for values that only a fitted estimator has."""
@@ -531,6 +543,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         else:
             metrics = self.predict(sets, metric_key_prefix=metric_key_prefix).metrics
         self.evaluations.append((self.state.global_step, self.is_in_train, metrics))
+        self._add_new_tokens()
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
@@ -618,6 +631,7 @@ class SoftInfoNCETrainer(SavingTrainer):
     def _save_checkpoint(self, model, trial) -> None:
         """Saves a checkpoint unless the last loss was not finite."""
         self.check_finite()
+        self._add_new_tokens()
         super()._save_checkpoint(model, trial)
 
     def check_finite(self) -> None:

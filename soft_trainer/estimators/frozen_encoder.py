@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -145,8 +144,13 @@ class EncodedRowsEstimator(NeighbourEstimator):
 
         def find(vectors: np.ndarray, excluded: Excluded) -> Neighbours:
             device = distributed.device()
-            build = partial(nearest_rows, self._queries, vectors, k, excluded, progress=progress, device=device)
-            return cached_neighbours(self.cache_dir, [self._queries, vectors, *excluded.key], k, build)
+            shared = None if device.type == "cpu" else len(self._queries)
+
+            def build(rows: np.ndarray | None = None) -> Neighbours:
+                options = {"progress": progress, "device": device, "rows": rows}
+                return nearest_rows(self._queries, vectors, k, excluded, **options)
+
+            return cached_neighbours(self.cache_dir, [self._queries, vectors, *excluded.key], k, build, shared)
 
         nearest = self._code_values.neighbours(self._codes, codes, excluded, find)
         return Neighbours(nearest.rows, nearest.scores * self._scale, nearest.own * self._scale)

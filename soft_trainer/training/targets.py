@@ -27,7 +27,7 @@ class TargetMaker:
         estimator: an object with `similarity(query_rows, code_rows)`, or None.
         relevant: finds relevant codes in a batch. If None, only the code paired with a query counts as positive.
         keeps_positives: True to keep other known positives as extra positives, or False to exclude them.
-        rounds: True to round similarities to float32, for a device on which float64 is slow or missing.
+        rounds: True if data workers send float32, because the step computes the weights on a GPU.
     """
 
     criterion: Criterion
@@ -55,7 +55,10 @@ class TargetMaker:
         number = int(known.sum())
         if number == 0:
             return Targets(positives, met), 0
-        return Targets(positives, excluding(met, known), known if self.keeps_positives else None), number
+        targets = Targets(positives, excluding(met, known))
+        if self.keeps_positives:
+            targets = dataclasses.replace(targets, extra_positives=known, positive_counts=1 + known.sum(1).numpy())
+        return targets, number
 
     def compared(self, targets: Targets, queries: np.ndarray, codes: np.ndarray) -> Targets:
         """Returns the targets with the estimator's similarities, for a data worker to send.
@@ -65,19 +68,20 @@ class TargetMaker:
         """
         if self.estimator is None or not self.criterion.needs_similarity or len(queries) * len(codes) > MOST_SENT:
             return targets
-        return dataclasses.replace(targets, similarity=self._similarity(queries, codes))
-
-    def _similarity(self, queries: np.ndarray, codes: np.ndarray) -> Tensor:
         similarity = checked_similarity(self.estimator, queries, codes)
-        return similarity.float() if self.rounds else similarity
+        if self.rounds:
+            similarity = similarity.float()
+        return dataclasses.replace(targets, similarity=similarity)
 
     def weighed(self, targets: Targets, queries: np.ndarray, codes: np.ndarray) -> Targets:
         """Returns the targets with the similarities and weights that the loss needs, in float32, on their device."""
-        similarity = None
-        if self.criterion.needs_similarity:
-            similarity = targets.similarity
-            if similarity is None:
-                similarity = self._similarity(queries, codes).to(targets.positives.device)
+        similarity = targets.similarity
+        device = targets.positives.device
+        if similarity is None and self.criterion.needs_similarity:
+            similarity = checked_similarity(self.estimator, queries, codes)
+            if device.type != "cpu":
+                similarity = similarity.float().to(device)
         with torch.no_grad():
             made = self.criterion.targets(targets.positives, targets.negatives, targets.extra_positives, similarity)
-        return made.mapped(lambda tensor: tensor.float() if tensor.is_floating_point() else tensor)
+        made = made.mapped(lambda tensor: tensor.float() if tensor.is_floating_point() else tensor)
+        return dataclasses.replace(made, positive_counts=targets.positive_counts)
