@@ -308,10 +308,10 @@ class SoftInfoNCETrainer(SavingTrainer):
     def _prepare_inputs(self, inputs: Batch) -> Batch:
         """Moves a batch to this process's device, and computes its weights there."""
         inputs = inputs.to(self.args.device)
-        if not self.criterion.needs_similarity or not len(inputs.targets):
+        if inputs.weighed or not self.criterion.needs_similarity or not len(inputs.targets):
             return inputs
         targets = self.target_maker.weighed(inputs.targets, inputs.query_rows, inputs.code_rows)
-        return dataclasses.replace(inputs, targets=targets)
+        return dataclasses.replace(inputs, targets=targets, weighed=True)
 
     def compute_loss(self, model, batch: Batch, return_outputs=False, num_items_in_batch=None):
         """Returns the loss of this process's queries, scaled by `Batch.loss_scale` for averaging over processes."""

@@ -38,6 +38,7 @@ class Batch:
         sizes: the number of queries on each process.
         code_sizes: the number of codes on each process, including hard negatives.
         false_negatives: the number of (query, column) entries that are not negatives because they are known positives.
+        weighed: True once the targets have their weights.
     """
 
     query: Side
@@ -49,6 +50,7 @@ class Batch:
     sizes: tuple[int, ...]
     code_sizes: tuple[int, ...]
     false_negatives: int = 0
+    weighed: bool = False
 
     def to(self, device: torch.device | str) -> Batch:
         """Returns a copy of the batch with every tensor on `device`."""
