@@ -4,11 +4,11 @@
 
 "similar" stands for clustered batches with positive-aware weights, the other rows for random batches with Eq. 4.
 "added" is the time of the work that only Soft-InfoNCE does in the step (the weights, and the extra terms of the loss),
-measured by itself. It is also shown as a percentage of the InfoNCE step, and of a step of 30 ms, as on a fast GPU. "paired
-ratio" compares interleaved whole steps, with a bootstrap interval. "in the worker" is the time in which a data
-worker computes a batch's similarities before the step, and "drawing" the time in which the sampler draws
-a batch. "without cache" is the percentage of the step that the estimator would take if it encoded the batch again in
-every step.
+measured by itself. It is also shown as a percentage of the InfoNCE step, and of a step of 30 ms, as on a fast GPU.
+"paired ratio" compares interleaved whole steps, with a bootstrap interval. "in the worker" is the time in which a data
+worker computes a batch's similarities before the step, and "drawing" the time in which the sampler draws a batch.
+"without cache" is the percentage of the step that the estimator would take if it encoded the batch again in every
+step.
 
 The second table compares a step with one extra negative for each query with a step of random pairs that has as many
 codes. The third has the seconds of `fit`, which runs once. `--clock cpu` counts the CPU seconds of this process

@@ -136,10 +136,11 @@ def test_the_initial_model_is_placed_for_the_time_of_encoding(trainer_of, monkey
     monkeypatch.setattr(frozen_encoder.distributed, "device", lambda: torch.device("meta"))
     without_autocast(monkeypatch)
     monkeypatch.setattr(type(trainer.model), "to", lambda model, device: places.append(str(device)))
-    monkeypatch.setattr(
-        frozen_encoder,
-        "embed_sharded",
-        lambda encoder, tokens, *_: places.append("encoded") or torch.ones(len(tokens), 32),
-    )
+
+    def embed(encoder, tokens, *_):
+        places.append("encoded")
+        return torch.ones(len(tokens), 32)
+
+    monkeypatch.setattr(frozen_encoder, "embed_sharded", embed)
     trainer.estimator.fit(trainer.train_split)
     assert places == ["meta", "encoded", "cpu"] * 2
