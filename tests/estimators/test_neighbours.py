@@ -69,17 +69,13 @@ def test_a_gpu_with_more_memory_compares_more_at_once(monkeypatch, device, free,
     assert module.entries_on(device) == entries
 
 
-@pytest.mark.parametrize("number, threads", [(1, 2), (3, 1)])
-def test_threads_at_the_same_time_use_one_core_each(number, threads):
+def test_threads_at_the_same_time_use_one_core_each():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        with module.threads(number) as pool:
-            assert set(pool.map(lambda _: torch.get_num_threads(), range(number))) <= {
-                threads,
-                2 if number == 1 else 1,
-            }
-        with pytest.raises(ZeroDivisionError), module.threads(number) as pool:
+        with module.threads(3) as pool:
+            assert set(pool.map(lambda _: torch.get_num_threads(), range(9))) == {1}
+        with pytest.raises(ZeroDivisionError), module.threads(3) as pool:
             list(pool.map(lambda _: 1 / 0, range(2)))
         assert torch.get_num_threads() == 2
     finally:

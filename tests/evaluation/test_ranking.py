@@ -133,7 +133,7 @@ def test_copies_of_an_embedding_are_found(dtype):
     corpus = ranking.Corpus(codes)
     _, numbers = codes.unique(dim=0, return_inverse=True)
     assert torch.equal(numbers[corpus.copies], numbers[corpus.originals])
-    assert len(corpus.copies) == len(codes) - len(numbers.unique()) and 9 in {*corpus.copies.tolist()} ^ {7}
+    assert len(corpus.copies) == len(codes) - len(numbers.unique())
 
 
 def test_inputs_stay_as_they_were_and_score_scale_multiplies_scores_alone():
