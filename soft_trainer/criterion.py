@@ -321,7 +321,7 @@ def _entries(mask: Tensor, counts: np.ndarray | None) -> tuple[Tensor, Tensor]:
     Args:
         counts: int64[B], the number of entries in each row. Without it, a GPU has to tell the host how many there are.
     """
-    if counts is None or mask.device.type == "cpu":
+    if counts is None or mask.device.type in ("cpu", "mps"):
         return mask.nonzero(as_tuple=True)
     places = mask.flatten().byte().argsort(descending=True, stable=True)[: int(counts.sum())]
     return places // mask.shape[1], places % mask.shape[1]

@@ -9,20 +9,39 @@ from torch.utils._pytree import tree_leaves
 TO_HOST = (Tensor.cpu, Tensor.numpy, Tensor.tolist, Tensor.item, Tensor.__float__, Tensor.__bool__, Tensor.__int__)
 
 
-class OnApple(Tensor):
-    """A tensor that says that it is on Apple's GPU: there is no float64. It computes on the CPU."""
+class OnGpu(Tensor):
+    """A tensor that says that it is on a GPU. It computes on the CPU."""
+
+    kind = "cuda"
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
         if function == Tensor.device.__get__:
-            return torch.device("mps")
+            return torch.device(cls.kind)
         if function in TO_HOST:
             with torch._C.DisableTorchFunctionSubclass():
                 return function(args[0].as_subclass(Tensor), *args[1:], **(kwargs or {}))
+        return super().__torch_function__(function, types, args, kwargs)
+
+
+class OnApple(OnGpu):
+    """A tensor that says that it is on Apple's GPU, where there is no float64."""
+
+    kind = "mps"
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
         result = super().__torch_function__(function, types, args, kwargs)
-        if any(getattr(value, "dtype", None) == torch.float64 for value in tree_leaves(result)):
+        if function not in TO_HOST and any(
+            getattr(value, "dtype", None) == torch.float64 for value in tree_leaves(result)
+        ):
             raise TypeError(f"{function.__name__}: Apple's GPUs have no float64")
         return result
+
+
+def on_gpu(tensor: Tensor) -> OnGpu:
+    """Returns a tensor that says that it is on a GPU."""
+    return tensor.as_subclass(OnGpu)
 
 
 def on_apple(tensor: Tensor) -> OnApple:

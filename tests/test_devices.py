@@ -7,7 +7,7 @@ import dataclasses
 
 import pytest
 import torch
-from devices import AppleModule, on_apple, without_autocast
+from devices import AppleModule, on_apple, on_gpu, without_autocast
 from test_criterion import EXTRA_POSITIVES, POSITIVES
 
 from soft_trainer import BM25Estimator, EstimatorCallback
@@ -34,10 +34,11 @@ def test_several_positives_are_expanded_alike_with_and_without_waiting(loss):
     criterion = Criterion(loss, alpha=0.5)
     targets = targets_of(criterion)
     scores = random(*EXTRA_POSITIVES.shape)
-    elsewhere = criterion(on_apple(scores), targets.mapped(on_apple))
-    torch.testing.assert_close(elsewhere.cpu(), criterion(scores, targets), atol=0, rtol=0)
-    rows = [PositiveRows(each) for each in (targets, targets.mapped(on_apple))]
-    assert rows[0].queries.tolist() == rows[1].queries.tolist()
+    for place in (on_gpu, on_apple):
+        elsewhere = criterion(place(scores), targets.mapped(place))
+        torch.testing.assert_close(elsewhere.cpu(), criterion(scores, targets), atol=0, rtol=0)
+        rows = [PositiveRows(each) for each in (targets, targets.mapped(place))]
+        assert rows[0].queries.tolist() == rows[1].queries.tolist()
     for part in (slice(None), slice(1, 3)):
         meta = targets.mapped(lambda tensor: tensor.to("meta"))[part]
         criterion(scores[part].to("meta"), meta)  # an error if the host waits
@@ -48,7 +49,7 @@ def test_tokens_of_static_encoders_are_found_alike_with_and_without_waiting():
     mask = torch.tensor([[1, 1, 0, 0], [0, 0, 0, 0], [0, 1, 1, 1]]).bool()
     model = static_model(20, 8, 0).train()
     expected = model(ids, mean_over=mask).pooler_output
-    tokens, starts = bags(on_apple(ids), on_apple(mask))
+    tokens, starts = bags(on_gpu(ids), on_gpu(mask))
     assert tokens.tolist()[:5] == [1, 2, 10, 11, 12] and starts.tolist() == [0, 2, 2, 5]
     means = torch.nn.functional.embedding_bag(tokens.cpu(), model.word_embedding.weight, starts.cpu(), mode="mean")
     assert torch.equal(means[:3], expected)

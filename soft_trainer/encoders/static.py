@@ -75,12 +75,12 @@ class StaticModel(XLNetModel):
 def bags(input_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the tokens that `mask`, BoolTensor[B, L], selects, in order, and where each text's tokens start.
 
-    On a CPU, there are only these tokens. The host cannot know their number without waiting for a GPU, so on a GPU all
-    other tokens follow, as the last of B + 1 texts.
+    On a CPU or a Mac, there are only these tokens. The host cannot know their number without waiting for a GPU, so on a
+    GPU all other tokens follow, as the last of B + 1 texts.
     """
     lengths = mask.sum(1)
     ends = lengths.cumsum(0)
-    if mask.device.type == "cpu":
+    if mask.device.type in ("cpu", "mps"):
         return input_ids[mask], ends - lengths
     order = mask.flatten().byte().argsort(descending=True, stable=True)
     return input_ids.flatten()[order], torch.cat([ends.new_zeros(1), ends])
