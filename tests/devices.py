@@ -32,9 +32,8 @@ class OnApple(OnGpu):
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
         result = super().__torch_function__(function, types, args, kwargs)
-        if function not in TO_HOST and any(
-            getattr(value, "dtype", None) == torch.float64 for value in tree_leaves(result)
-        ):
+        kinds = {getattr(value, "dtype", None) for value in tree_leaves(result)}
+        if torch.float64 in kinds and function not in TO_HOST:
             raise TypeError(f"{function.__name__}: Apple's GPUs have no float64")
         return result
 

@@ -75,8 +75,8 @@ class StaticModel(XLNetModel):
 def bags(input_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the tokens that `mask`, BoolTensor[B, L], selects, in order, and where each text's tokens start.
 
-    On a CPU or a Mac, there are only these tokens. The host cannot know their number without waiting for a GPU, so on a
-    GPU all other tokens follow, as the last of B + 1 texts.
+    On a CPU or a Mac, there are only these tokens. The host cannot know their number without waiting for a GPU, so on
+    a GPU all other tokens follow, as the last of B + 1 texts.
     """
     lengths = mask.sum(1)
     ends = lengths.cumsum(0)
