@@ -15,6 +15,7 @@ Each process handles its shard of a global batch, of the texts to encode, and of
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import time
@@ -35,12 +36,15 @@ from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import SIDES, GraphColumn, TokenColumn, column_of
 from soft_trainer.encoders.encoding import Encoder, comparable, embed_sharded, encode, prompt_length, score
 from soft_trainer.encoders.loading import prepare_tokenizer
+from soft_trainer.encoders.packing import first_position
+from soft_trainer.encoders.passes import running, why_padded
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.callback import EstimatorCallback, find_estimator_callback, with_estimators
 from soft_trainer.estimators.registry import default_estimators
 from soft_trainer.evaluation.retrieval import RetrievalOutput, best_answers, mean_over_sets, rank_corpus
+from soft_trainer.options.defaults import choose_precision
 from soft_trainer.options.resolve import Plan, resolve
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main, shows_bars
@@ -111,12 +115,14 @@ class SoftInfoNCETrainer(SavingTrainer):
         id_column: str | None = None,
         **kwargs,
     ):
+        first, processing_class, encoder = preflight.first_encoder(model, processing_class, encoder, kwargs)
         args = args or SoftInfoNCETrainingArguments()
         if isinstance(args, SoftInfoNCETrainingArguments):
             # Another trainer with the same arguments must not get the defaults of this encoder.
             args = copy.copy(args)
+            choose_precision(args, encoder)
         args.output_dir = args.output_dir or "outputs"
-        first, processing_class, encoder = preflight.first_encoder(model, processing_class, encoder, kwargs)
+        preflight.complete_launch(args, first, encoder)
         self.columns = ColumnNames(query_column, code_column, id_column)
         trains = train_dataset is not None
         callbacks = with_estimators(callbacks)
@@ -137,6 +143,8 @@ class SoftInfoNCETrainer(SavingTrainer):
             callbacks=callbacks,
             **kwargs,
         )
+        self._compared = None  # the model that `why_padded` is about
+        self._parameters: int | None = None  # counted once, because this takes 5 ms
         self.train_split = split
         self.codebase = codebase
         self.estimator_callback = callback
@@ -175,7 +183,7 @@ class SoftInfoNCETrainer(SavingTrainer):
     def _bind_estimator(self) -> None:
         """Passes the encoder to the estimator, whose default settings may depend on the encoder."""
         if isinstance(self.estimator, Estimator):
-            self.estimator.bind(Encoder(self.model, self.processing_class, self.encoder))
+            self.estimator.bind(self.text_encoder)
 
     def add_callback(self, callback) -> None:
         """Adds a callback. An estimator or an `EstimatorCallback` supplies the weights from now on."""
@@ -197,9 +205,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.plan: Plan = resolve(self.args, self.estimator, self._train_batch_size)
         prompts = self.prompt_lengths
         if self._collates:
-            cost = ChunkCost.of_model(self.model, self.args.device.type)
-            largest = self.plan.options.gradient_cache_chunk_size
-            self.data_collator = PairCollator(self.processing_class.pad_token_id, cost, largest, prompts)
+            self.data_collator = self._make_collator(prompts)
         elif isinstance(self.data_collator, PairCollator):
             self.data_collator.prompt_lengths = prompts
         else:
@@ -210,6 +216,38 @@ class SoftInfoNCETrainer(SavingTrainer):
         if self.train_split is not None:
             preflight.check_rows_of(self.plan, self.args, self.estimator, self.train_split)
             preflight.check_adapter(self.model, self.args)
+
+    def _make_collator(self, prompts: dict[str, int]) -> PairCollator:
+        """Returns the collator for this encoder and device: packed, padded to few lengths, or in chunks on a CPU."""
+        pad_token_id = self.processing_class.pad_token_id
+        largest = self.plan.options.gradient_cache_chunk_size
+        if self.train_split is not None and self.why_padded is None:
+            first = first_position(self.model)
+            return PairCollator(pad_token_id, None, largest, prompts, first_position=first)
+        if self.args.device.type == "cpu":
+            return PairCollator(pad_token_id, ChunkCost.of_model(self.model), largest, prompts)
+        limits = {side: self.encoder.max_tokens(side) for side in SIDES}
+        return PairCollator(pad_token_id, None, largest, prompts, limits)
+
+    @property
+    def why_padded(self) -> str | None:
+        """The reason why forward passes are padded, or None if they are packed: the texts are joined without padding.
+
+        The encoder is compared once, packed against padded, so every process gets the main process's answer.
+        """
+        if self._compared is not self.model:
+            self._compared = self.model
+            on_cpu = getattr(self.args, "packing", "auto") == "true"
+            self._why_padded = distributed.from_main(
+                preflight.pads(self.args, not self._collates, self.accelerator)
+                or why_padded(self.model, self.encoder, self.args.device, self.precision, on_cpu)
+            )
+        return self._why_padded
+
+    @property
+    def text_encoder(self) -> Encoder:
+        """The model with its tokenizer and profile, ready to encode."""
+        return Encoder(self.model, self.processing_class, self.encoder, packed=self.why_padded is None)
 
     @property
     def criterion(self) -> Criterion:
@@ -310,7 +348,7 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     def compute_loss(self, model, batch: Batch, return_outputs=False, num_items_in_batch=None):
         """Returns the loss of this process's queries, scaled by `Batch.loss_scale` for averaging over processes."""
-        queries, codes = (self.embeddings(model, side) for side in (batch.query, batch.code))
+        queries, codes = self.both_embeddings(model, batch)
         gathered = codes
         if self.plan.gathers:
             gathered = distributed.gather_with_gradient(codes, batch.code_sizes)
@@ -318,6 +356,17 @@ class SoftInfoNCETrainer(SavingTrainer):
         if return_outputs:
             return loss, {"query": queries, "code": codes}
         return loss
+
+    def both_embeddings(self, model, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Embeds the queries and the codes of a batch, with one forward pass if they are packed."""
+        if batch.packed is not None:
+            both = encode(model, self.encoder, batch.packed)
+            number = len(batch.rows)
+            return both[:number], both[number : number + batch.own_codes]
+        with self.accelerator.autocast():  # the passes share the weights in half precision
+            queries = self.embeddings(model, batch.query)
+            codes = self.embeddings(model, batch.code)
+        return queries, codes
 
     def embeddings(self, model, side: Side) -> Tensor:
         """Embeds the queries or the codes of a batch, in the batch's order. Returns Tensor[B, d]."""
@@ -366,7 +415,9 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     def floating_point_ops(self, inputs: Batch) -> int:
         """Estimates a batch's floating-point operations as 6 x parameters x tokens, including padding tokens."""
-        return 6 * inputs.count_tokens(padding=True) * self.model.num_parameters(exclude_embeddings=True)
+        if self._parameters is None:
+            self._parameters = self.model.num_parameters(exclude_embeddings=True)
+        return 6 * inputs.count_tokens(padding=True) * self._parameters
 
     def _track_num_input_tokens(self, inputs: Batch) -> None:
         """Adds a batch's query and code tokens to the trainer's count if `include_num_input_tokens_seen` is set."""
@@ -412,7 +463,10 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.termination = interruption.SaveOnTermination()
         self.add_callback(self.termination)
         try:
-            with interruption.explaining_interruption(self.args, lambda: self.state.global_step):
+            with (
+                interruption.explaining_interruption(self.args, lambda: self.state.global_step),
+                contextlib.ExitStack() as self._while_training,
+            ):
                 output = super().train(self._checkpoint, *args, **kwargs)
         finally:
             self.remove_callback(self.termination)
@@ -452,6 +506,7 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     def _prepare_training(self) -> None:
         """Checks the settings, compares them with the checkpoint to resume from, if any, and prepares the rows."""
+        self._while_training.enter_context(running(self.model, self.why_padded is None))
         self._bind_estimator()
         self.resolve()
         checkpoint = self._checkpoint
@@ -496,7 +551,8 @@ class SoftInfoNCETrainer(SavingTrainer):
             own,
         )
         found = run_fingerprint(self.args, apart=self.args.output_dir, metrics_choose=metrics_choose, loaded=loaded)
-        return found | self.of_command
+        passes = {"the forward passes": "padded" if self.why_padded else "packed"}
+        return found | passes | self.of_command
 
     # ---- Evaluation ----
 
@@ -598,8 +654,8 @@ class SoftInfoNCETrainer(SavingTrainer):
         unplaced = self.model.device.type == "cpu" and self.args.device.type != "cpu"
         if unplaced:
             self.model.to(self.args.device)
-        with self.accelerator.autocast():
-            encoder = Encoder(self.model, self.processing_class, self.encoder)
+        encoder = self.text_encoder
+        with running(self.model, encoder.packed), self.accelerator.autocast():
             label = None if self.args.disable_tqdm else f"Encoding {side}"
             tokens = self._tokens(rows, side)
             size = self.args.per_device_eval_batch_size

@@ -31,8 +31,14 @@ def loss_table(plan: Plan, estimator) -> dict[str, object]:
     return loss | plan.effective_loss
 
 
-def setup_table(args: TrainingArguments, plan: Plan, model: PreTrainedModel, precision: str) -> dict[str, object]:
-    """Returns the settings of batches, precision, adapter, learning rate and seed, keyed by label."""
+def setup_table(
+    args: TrainingArguments, plan: Plan, model: PreTrainedModel, precision: str, why_padded: str | None
+) -> dict[str, object]:
+    """Returns the settings of batches, precision, adapter, learning rate and seed, keyed by label.
+
+    Args:
+        why_padded: why forward passes are padded, or None if they are packed.
+    """
     setup = {
         "pairs per batch and process": plan.batch_size,
         "processes": plan.processes,
@@ -44,6 +50,7 @@ def setup_table(args: TrainingArguments, plan: Plan, model: PreTrainedModel, pre
         setup["batches"] = plan.train_sampling_strategy
     setup |= plan.effective_batches
     setup["precision"] = precision
+    setup["forward passes"] = "packed" if why_padded is None else f"padded ({why_padded})"
     setup |= adapter_settings(model)
     setup["learning rate"] = args.learning_rate
     setup["seed"] = args.seed

@@ -140,7 +140,7 @@ class SavingTrainer(Trainer):
 
     def setup_table(self) -> dict[str, object]:
         """Returns the training settings except the loss, keyed by label, such as "learning rate"."""
-        return reporting.setup_table(self.args, self.plan, self.model, self.precision)
+        return reporting.setup_table(self.args, self.plan, self.model, self.precision, self.why_padded)
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """Checks before training that a push would work, and creates the repository on the Hub if necessary.
