@@ -144,6 +144,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             **kwargs,
         )
         self._compared = None  # the model that `why_padded` is about
+        self._while_training = contextlib.ExitStack()  # leaves what training entered, such as `running`
         self._parameters: int | None = None  # counted once, because this takes 5 ms
         self.train_split = split
         self.codebase = codebase
@@ -243,6 +244,10 @@ class SoftInfoNCETrainer(SavingTrainer):
                 or why_padded(self.model, self.encoder, self.args.device, self.precision, on_cpu)
             )
         return self._why_padded
+
+    def running(self) -> contextlib.AbstractContextManager:
+        """Returns a context manager that prepares the model for our forward and backward passes; see `passes.py`."""
+        return running(self.model, packed=self.why_padded is None)
 
     @property
     def text_encoder(self) -> Encoder:
@@ -465,7 +470,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         try:
             with (
                 interruption.explaining_interruption(self.args, lambda: self.state.global_step),
-                contextlib.ExitStack() as self._while_training,
+                self._while_training,
             ):
                 output = super().train(self._checkpoint, *args, **kwargs)
         finally:
@@ -506,7 +511,7 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     def _prepare_training(self) -> None:
         """Checks the settings, compares them with the checkpoint to resume from, if any, and prepares the rows."""
-        self._while_training.enter_context(running(self.model, self.why_padded is None))
+        self._while_training.enter_context(self.running())
         self._bind_estimator()
         self.resolve()
         checkpoint = self._checkpoint
@@ -655,7 +660,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         if unplaced:
             self.model.to(self.args.device)
         encoder = self.text_encoder
-        with running(self.model, encoder.packed), self.accelerator.autocast():
+        with self.running(), self.accelerator.autocast():
             label = None if self.args.disable_tqdm else f"Encoding {side}"
             tokens = self._tokens(rows, side)
             size = self.args.per_device_eval_batch_size

@@ -89,9 +89,8 @@ def encode_packed(model: nn.Module, plain: nn.Module, profile: EncoderProfile, i
         place = torch.arange(len(states), device=states.device)
         pooled = place >= pooled_from.repeat_interleave(ends - starts, output_size=len(states))
         # Unlike a matrix product, this sum is never rounded to half precision, and it takes no memory.
-        sums = torch.segment_reduce(
-            states.to(dtype) * pooled[:, None], "sum", offsets=borders.long(), unsafe=True, initial=0
-        )
+        kept = states.to(dtype) * pooled[:, None]
+        sums = torch.segment_reduce(kept, "sum", offsets=borders.long(), unsafe=True, initial=0)
         embeddings = sums / (ends - pooled_from).clamp(min=1)[:, None]
     elif profile.pooling == "cls":
         embeddings = states[torch.where(pooled_from < ends, pooled_from, starts).clamp(max=last)]
