@@ -66,12 +66,15 @@ def encode_packed(model: nn.Module, plain: nn.Module, profile: EncoderProfile, i
         raise RuntimeError(f"texts are packed, but attn_implementation={attention} does not keep them apart")
     borders = inputs["borders"]
     longest = inputs["longest"]
+    mask = None
+    if attention == PACKED:
+        # Our attention ignores the mask. A mask with four dimensions is passed on as it is, whereas without a mask,
+        # decoders look for borders among the positions, and the host would wait for the result.
+        mask = inputs["input_ids"].new_zeros(1, 1, 1, 1)
     outputs = model(
         input_ids=inputs["input_ids"],
         position_ids=inputs["position_ids"],
-        # The attention reads the borders instead. A mask with four dimensions is passed on as it is, whereas without
-        # a mask, decoders look for borders among the positions, and the host would wait for the result.
-        attention_mask=inputs["input_ids"].new_zeros(1, 1, 1, 1),
+        attention_mask=mask,
         cu_seq_lens_q=borders,
         cu_seq_lens_k=borders,
         max_length_q=longest,

@@ -160,7 +160,7 @@ def why_padded(
     if device.type == "cuda":
         if precision not in HALF:
             return f"precision {precision}; packing needs bf16 or fp16"
-        if reason := _kernel_error(_head_size(config), device):
+        if "flash" not in attention and (reason := _kernel_error(_head_size(config), device)):
             return reason
     return difference(model, profile)
 

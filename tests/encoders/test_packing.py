@@ -1,6 +1,7 @@
 """Packed passes give the embeddings and gradients of padded ones, and encoders that cannot be packed are padded."""
 
 import copy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from soft_trainer import losses
 from soft_trainer.encoders.adapters import add_lora
 from soft_trainer.encoders.encoding import BROADCAST_MASKS, encode, pad, padded_width, score
-from soft_trainer.encoders.packing import PACKED, first_position, pack
+from soft_trainer.encoders.packing import PACKED, encode_packed, first_position, pack
 from soft_trainer.encoders.passes import LARGEST_COMPARED, running, why_padded
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.static import static_model
@@ -186,6 +187,21 @@ def test_running_sets_the_attention_and_restores_it(tmp_path):
 def test_a_packed_pass_with_another_attention_raises():
     with pytest.raises(RuntimeError, match="attn_implementation=sdpa does not keep them apart"):
         encode(make_model("Roberta", SIZE), make_profile(), pack(make_texts()))
+
+
+def test_the_users_flash_attention_gets_the_borders_and_no_mask():
+    given = {}
+
+    def flash(**inputs):
+        given.update(inputs)
+        return SimpleNamespace(last_hidden_state=torch.ones(1, inputs["input_ids"].shape[1], 4))
+
+    flash.config = SimpleNamespace(_attn_implementation="flash_attention_2")
+    inputs = pack([[5, 6], [7]])
+    assert encode_packed(flash, flash, make_profile(), inputs).shape == (2, 4)
+    assert given.pop("attention_mask") is None
+    assert given["cu_seq_lens_q"].tolist() == given["cu_seq_lens_k"].tolist() == [0, 2, 3]
+    assert given["max_length_q"] == given["max_length_k"] == 2
 
 
 def test_padded_passes_are_the_same_with_our_attention():
