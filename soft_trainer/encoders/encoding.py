@@ -375,12 +375,14 @@ def embed(encoder: Encoder, items: Sequence, side: str, batch_size: int = 64, pr
     """
     lengths = np.fromiter(map(token_count, items), dtype=np.int64, count=len(items))
     order = np.argsort(-lengths, kind="stable")
-    batches = [order[part] for part in _batches(encoder, lengths[order], side, batch_size)]
+    batches = [order[part] for part in batch_slices(encoder, lengths[order], side, batch_size)]
     embeddings = _embed_batches(encoder, items, batches, side, progress)
     return embeddings[torch.from_numpy(np.argsort(order)).to(embeddings.device)]
 
 
-def _batches(encoder: Encoder, lengths: np.ndarray, side: str, batch_size: int, processes: int = 1) -> Iterator[slice]:
+def batch_slices(
+    encoder: Encoder, lengths: np.ndarray, side: str, batch_size: int, processes: int = 1
+) -> Iterator[slice]:
     """Divides texts into batches for all processes together. See `embed` for the size of one process's share.
 
     Args:
@@ -463,7 +465,7 @@ def embed_sharded(encoder: Encoder, tokens, side: str, batch_size: int = 64, pro
     firsts, places = distinct_rows(tokens)
     # Each batch is dealt out by length, so that all processes encode about the same number of tokens.
     order = np.argsort(-tokens.lengths[firsts], kind="stable")
-    parts = _batches(encoder, tokens.lengths[firsts][order], side, batch_size, processes)
+    parts = batch_slices(encoder, tokens.lengths[firsts][order], side, batch_size, processes)
     batches = [firsts[order[part]][rank::processes] for part in parts]
     gathered = distributed.gather(_embed_batches(encoder, tokens, batches, side, progress))
     numbers = np.concatenate([order[process::processes] for process in range(processes)])

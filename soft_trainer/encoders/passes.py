@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -232,7 +233,7 @@ def _texts(config, profile: EncoderProfile) -> list[np.ndarray]:
     tokens = min(getattr(config, "max_position_embeddings", None) or COMPARED_TOKENS, COMPARED_TOKENS)
     draw = np.random.default_rng(0)
     texts = []
-    while sum(map(len, texts)) <= tokens:
-        for length in (profile.query_length // 2, profile.code_length, profile.query_length):
-            texts.append(draw.choice(words, max(length, 1)))
+    lengths = itertools.cycle((profile.query_length // 2, profile.code_length, profile.query_length))
+    while len(texts) < 3 or sum(map(len, texts)) <= tokens:
+        texts.append(draw.choice(words, next(lengths)))
     return texts

@@ -10,8 +10,9 @@ import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from soft_trainer import losses
+from soft_trainer.encoders import encoding
 from soft_trainer.encoders.adapters import add_lora
-from soft_trainer.encoders.encoding import BROADCAST_MASKS, encode, pad, padded_width, score
+from soft_trainer.encoders.encoding import BROADCAST_MASKS, batch_slices, encode, pad, padded_width, score
 from soft_trainer.encoders.packing import PACKED, encode_packed, first_position, pack
 from soft_trainer.encoders.passes import LARGEST_COMPARED, running, why_padded
 from soft_trainer.encoders.profiles import EncoderProfile
@@ -268,3 +269,37 @@ def test_a_padded_pass_needs_no_value_on_the_host():
     model = make_model("Roberta", SIZE, positions=600).to("meta")
     inputs = {name: each.to("meta") for name, each in pad(make_texts(), 1).items()}
     assert encode(model, make_profile(), inputs).shape == (10, 32)
+
+
+# ---- The batches of an evaluation ----
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+@pytest.mark.parametrize(
+    ("device", "packed", "most"),
+    [("cpu", False, 4), ("meta", False, 4 * 40), ("meta", True, 4 * 40)],
+    ids=["a number of texts on a CPU", "padded tokens on a GPU", "tokens on a GPU"],
+)
+def test_batches_of_an_evaluation_have_the_size_of_a_batch_of_longest_texts(
+    monkeypatch, device, packed, most, processes
+):
+    monkeypatch.setattr(encoding, "GPU_TOKENS", 40)
+    encoder = SimpleNamespace(
+        profile=make_profile(), packed=packed, model=SimpleNamespace(device=torch.device(device))
+    )
+    lengths = np.sort(np.random.default_rng(0).integers(1, 41, 100))[::-1]
+    slices = list(batch_slices(encoder, lengths, "code", 4, processes))
+    rows = np.concatenate([np.arange(100)[each] for each in slices])
+    assert rows.tolist() == list(range(100))
+    assert all(each.start % processes == 0 for each in slices)  # all processes get the same number of batches
+    for each in slices:
+        shares = [lengths[each][rank::processes] for rank in range(processes)]
+        if device == "cpu":
+            sizes = [len(share) for share in shares]
+        elif packed:
+            sizes = [sum(lengths[each]) / processes]
+        else:
+            sizes = [len(share) * 40 for share in shares]
+        assert max(sizes) <= most
+    if packed:
+        assert len(slices) <= 1.3 * lengths.sum() / (most * processes) + 1
