@@ -238,11 +238,12 @@ class SoftInfoNCETrainer(SavingTrainer):
         """
         if self._compared is not self.model:
             self._compared = self.model
-            on_cpu = getattr(self.args, "packing", "auto") == "true"
-            self._why_padded = distributed.from_main(
-                preflight.pads(self.args, not self._collates, self.accelerator)
-                or why_padded(self.model, self.encoder, self.args.device, self.precision, on_cpu)
-            )
+            reason = preflight.pads(self.args, not self._collates, self.accelerator)
+            # With FSDP, the other processes may not have the weights yet.
+            if reason is None and distributed.rank_and_world_size()[0] == 0:
+                on_cpu = getattr(self.args, "packing", "auto") == "true"
+                reason = why_padded(self.model, self.encoder, self.args.device, self.precision, on_cpu)
+            self._why_padded = distributed.from_main(reason)
         return self._why_padded
 
     def running(self) -> contextlib.AbstractContextManager:
