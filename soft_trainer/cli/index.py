@@ -52,7 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="read a git repository's commits, to find functions by the subjects of commits that changed them; "
         "remembered (default: true)",
     )
-    parser.add_argument("--skipped", action="store_true", help="list the skipped files, with the reasons")
+    parser.add_argument(
+        "--skipped",
+        action="store_true",
+        help="list the skipped files, with the reasons, and files that could not be decoded",
+    )
     parser.add_argument("--index_dir", help="location of the index (default: in the user's cache directory)")
 
 
@@ -74,6 +78,7 @@ def run(arguments: argparse.Namespace) -> int | None:
         print_on_main(safe(notice))
     if arguments.skipped:
         sys.stdout.writelines(f"{safe(path or './')}  {reason}\n" for path, reason in index.skipped().items())
+        sys.stdout.writelines(f"{safe(path)}  indexed, but not all of it is UTF-8\n" for path in index.garbled())
     counts = index.statistics()
     reasons = ", ".join(f"{reason}: {count:,}" for reason, count in counts["skipped"].items())
     if not counts["files"]:
@@ -91,6 +96,9 @@ def run(arguments: argparse.Namespace) -> int | None:
         lines.append(f"skipped: {reasons}; a folder counts once, and --skipped lists them")
     if count := counts["vendored"]:
         lines.append(f"files that rank low, because they are in folders such as external/ or deps/: {count:,}")
+    if count := counts["garbled"]:
+        why = "because they are not UTF-8 and do not say how they are encoded"
+        lines.append(f"files of which some characters are lost, {why}: {count:,}; --skipped lists them")
     if commits := counts.get("commits"):
         lines.append(_memory(commits))
     if arguments.index_dir:

@@ -11,6 +11,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -454,6 +455,7 @@ class CodeIndex:
         vendored = sum(maybe_vendored(path) for (path,) in self.database.execute("SELECT path FROM files"))
         size = sum(entry.stat().st_size for entry in self.index_dir.iterdir() if entry.is_file())
         counts = {"files": files, "chunks": chunks, "vendored": vendored, "skipped": skipped, "bytes": size}
+        counts["garbled"] = len(self.garbled())
         counts["model"] = self.model
         if self.model:
             counts["encoded"] = chunks - vectors.unencoded(self.database)
@@ -497,6 +499,13 @@ class CodeIndex:
         with self._turn():
             rows = self.database.execute("SELECT path, reason FROM skipped").fetchall()
         return dict(sorted([*((path, "ignored") for path in ignored), *rows]))
+
+    def garbled(self) -> list[str]:
+        """Returns the indexed files with bytes that could not be decoded."""
+        with self._turn():
+            segments = store.Segments(self.database)
+            flags = segments.traits[:, store.TRAITS.index("garbled")]
+            return list(compress(segments.paths(), flags))
 
     def _counts(self) -> tuple[int, int]:
         """Returns the numbers of files and chunks."""

@@ -31,13 +31,14 @@ _DATABASE_FILES = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm")
 LOCK = "lock"
 ENCODING_LOCK = "encoding.lock"
 MEMORY_LOCK = "memory.lock"
-FORMAT = 12  # increases when chunks, terms, languages or the schema change, so that indexes are built again
+FORMAT = 13  # increases when chunks, terms, languages or the schema change, so that indexes are built again
 # The end of a message about a missing index.
 HOW_TO_INDEX = "`soft-trainer index DIR` makes one"
 DAMAGED = "damaged"  # a file next to a damaged database, empty or with the settings of the index
 # A file's traits: 1 if it is a test; the number of folders above it; the number of words in its file name; 1 if it is
-# text instead of source code; 1 if its folder may contain third-party code; 1 if it is generated.
-TRAITS = ("test", "depth", "name_parts", "text", "vendored", "generated")
+# text instead of source code; 1 if its folder may contain third-party code; 1 if it is generated; 1 if some of its
+# bytes could not be decoded.
+TRAITS = ("test", "depth", "name_parts", "text", "vendored", "generated", "garbled")
 # Above either limit, `compact` drops dead postings and merges the segments.
 MAX_DEAD_SHARE = 0.05
 MAX_SEGMENTS = 8
