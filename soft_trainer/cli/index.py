@@ -16,11 +16,14 @@ import time
 from contextlib import suppress
 
 from soft_trainer.cli.shared_options import to_bool
+from soft_trainer.source.source_files import source_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `soft-trainer index` to a parser."""
-    parser.add_argument("folder", metavar="DIR", help="root of the source tree")
+    parser.add_argument(
+        "folder", metavar="DIR", help="root of the source tree; stdlib stands for Python's standard library"
+    )
     parser.add_argument(
         "--model",
         help="folder or Hub name of an encoder, to search by meaning too; '' for none (default: the index's encoder)",
@@ -68,6 +71,7 @@ def run(arguments: argparse.Namespace) -> int | None:
     from soft_trainer.terminal import print_on_main
 
     started = time.perf_counter()
+    arguments.folder = source_folder(arguments.folder)
     choice = {name: getattr(arguments, name) for name in ("truncate_dim", "exclude", "include", "history")}
     try:
         index = CodeIndex.build(arguments.folder, arguments.index_dir, arguments.model, progress=True, **choice)

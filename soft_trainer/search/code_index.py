@@ -21,13 +21,12 @@ from soft_trainer.encoders.packaged import BASE
 from soft_trainer.encoders.text_encoder import TextEncoder
 from soft_trainer.errors import UserError
 from soft_trainer.search.index import store, vectors
-from soft_trainer.search.index.git_listing import list_ignored
+from soft_trainer.search.index.git_listing import list_ignored, repository_with
 from soft_trainer.search.index.listing import maybe_vendored
 from soft_trainer.search.index.updating import apply_changes, find_changes, tidy
 from soft_trainer.search.ranking.results import SearchResult
 from soft_trainer.search.searching import Search
 from soft_trainer.search.snapshot import Snapshot
-from soft_trainer.source.repositories import repository_of
 from soft_trainer.source.source_files import decoded
 
 MAX_WAIT = 1.0  # seconds that a search may spend on embedding changed files
@@ -331,20 +330,24 @@ class CodeIndex:
             for path in self.index_dir.glob("vectors-*.f16"):
                 path.unlink(missing_ok=True)
 
-    def remember(self, progress: bool = False, wait: bool = True, **history: str) -> None:
-        """Reads new commits if the folder belongs to a git repository. Errors become notices.
+    def remember(
+        self, progress: bool = False, wait: bool = True, repository: str | None = None, tip: str | None = None
+    ) -> None:
+        """Reads new commits if the folder belongs to a git repository that does not ignore it. Errors become notices.
 
         Args:
             wait: True to wait if another process is reading commits, False to leave the work to that process.
-            history: `repository` and `tip`, if the folder contains the tree of a commit.
+            repository: the repository, if the folder contains the tree of one of its commits.
+            tip: the commit whose tree the folder contains. By default, HEAD.
         """
-        if not (history or repository_of(self.root)):
+        place = (repository, "") if repository else repository_with(self.root)
+        if place is None:
             return
         from soft_trainer.search.commits.reading import remember  # imports pygit2, and a search does not need it
 
         with self._turn(), store.write_lock(self.index_dir, wait, store.MEMORY_LOCK) as held:
             if held:
-                for notice in remember(self.database, self.root, progress, **history):
+                for notice in remember(self.database, *place, progress, tip):
                     self.notify(notice)
 
     def _choice(self, model: str | os.PathLike[str] | None, truncate_dim: int | None) -> tuple[str | None, int | None]:
