@@ -76,8 +76,6 @@ def remember(
 ) -> list[str]:
     """Reads new commits from a repository. Tunes the weight again if the number of commits changed a lot.
 
-    If history is turned off for this index, all commits are deleted from the index.
-
     Args:
         prefix: the path of the indexed folder in the repository.
         tip: the commit whose tree is in the folder. By default, HEAD.
@@ -85,9 +83,6 @@ def remember(
     Returns:
         Notices for the user about problems.
     """
-    if not store.get_meta(database, "history", True):
-        forget(database)
-        return []
     problems = []
     try:
         read_commits(database, repository, prefix, tip, progress)

@@ -197,7 +197,7 @@ def test_reading_that_was_stopped_goes_on(tree, monkeypatch):
     left = iter(range(5))
     monkeypatch.setattr(reading.ChangeReader, "read", lambda self, commit: (next(left), read(self, commit))[1])
     index = CodeIndex.build(tree.path, history=False)
-    store.set_meta(index.database, "history", True)
+    store.write_settings(index.index_dir, history=True)
     with pytest.raises(RuntimeError):  # StopIteration, here in place of Ctrl+C
         index.remember()
     assert State.of(index.database).done == 4
