@@ -314,7 +314,8 @@ class CodeIndex:
                 encoder = self._encoder(name, truncate_dim, self._runtime)
             else:
                 encoder = vectors.lightest(self.database, self._encoder(name, truncate_dim, None))
-            store.write_settings(self.index_dir, model=name, truncate_dim=truncate_dim)
+            with store.write_lock(self.index_dir):
+                store.write_settings(self.index_dir, model=name, truncate_dim=truncate_dim)
             vectors.start_encoding(self.database, name, truncate_dim, encoder)
             self._keep(name, truncate_dim, encoder)
 
@@ -324,7 +325,8 @@ class CodeIndex:
             with store.transaction(self.database):
                 self.database.execute("DELETE FROM vectors")
                 self.database.execute("DELETE FROM meta WHERE key = 'vectors'")
-            store.write_settings(self.index_dir, model=None, truncate_dim=None)
+            with store.write_lock(self.index_dir):
+                store.write_settings(self.index_dir, model=None, truncate_dim=None)
             for path in self.index_dir.glob("vectors-*.f16"):
                 path.unlink(missing_ok=True)
 

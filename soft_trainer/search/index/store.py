@@ -1,4 +1,4 @@
-"""Stores an index in one SQLite file, which is changed only in transactions.
+"""Stores an index in one SQLite file, which is changed only in transactions, and its settings in a JSON file.
 
 A term's postings list the chunks that contain the term. There is one blob per term and segment, so that NumPy can read
 all of it at once. SQLite's FTS5 is not used, because its `bm25()` visits every row, which takes 300 ms for a query of
@@ -153,7 +153,10 @@ def read_settings(index_dir: Path) -> dict:
 
 
 def write_settings(index_dir: Path, **changes) -> None:
-    """Changes some of the settings of an index. They are beside the database, which may be made again at any time."""
+    """Changes some of the settings of an index. The caller holds the write lock.
+
+    Settings are beside the database, because the database may be made again at any time.
+    """
     settings = read_settings(index_dir)
     if settings != settings | changes:
         with written_aside(index_dir / SETTINGS) as aside:
