@@ -15,6 +15,7 @@ Each process handles its shard of a global batch, of the texts to encode, and of
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import time
@@ -35,12 +36,15 @@ from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import SIDES, GraphColumn, TokenColumn, column_of
 from soft_trainer.encoders.encoding import Encoder, comparable, embed_sharded, encode, placed, prompt_length, score
 from soft_trainer.encoders.loading import prepare_tokenizer
+from soft_trainer.encoders.packing import first_position
+from soft_trainer.encoders.passes import running, why_padded
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.callback import EstimatorCallback, find_estimator_callback, with_estimators
 from soft_trainer.estimators.registry import default_estimators
 from soft_trainer.evaluation.retrieval import RetrievalOutput, best_answers, mean_over_sets, rank_corpus
+from soft_trainer.options.defaults import choose_precision
 from soft_trainer.options.resolve import Plan, resolve
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main, shows_bars
@@ -111,12 +115,14 @@ class SoftInfoNCETrainer(SavingTrainer):
         id_column: str | None = None,
         **kwargs,
     ):
+        first, processing_class, encoder = preflight.first_encoder(model, processing_class, encoder, kwargs)
         args = args or SoftInfoNCETrainingArguments()
         if isinstance(args, SoftInfoNCETrainingArguments):
             # Another trainer with the same arguments must not get the defaults of this encoder.
             args = copy.copy(args)
+            choose_precision(args, encoder)
         args.output_dir = args.output_dir or "outputs"
-        first, processing_class, encoder = preflight.first_encoder(model, processing_class, encoder, kwargs)
+        preflight.complete_launch(args, first, encoder)
         self.columns = ColumnNames(query_column, code_column, id_column)
         trains = train_dataset is not None
         callbacks = with_estimators(callbacks)
@@ -137,6 +143,9 @@ class SoftInfoNCETrainer(SavingTrainer):
             callbacks=callbacks,
             **kwargs,
         )
+        self._compared = None  # the model that `why_padded` is about
+        self._while_training = contextlib.ExitStack()  # leaves what training entered, such as `running`
+        self._parameters: int | None = None  # counted once, because this takes 5 ms
         self.train_split = split
         self.codebase = codebase
         self.estimator_callback = callback
@@ -176,7 +185,7 @@ class SoftInfoNCETrainer(SavingTrainer):
     def _bind_estimator(self) -> None:
         """Passes the encoder to the estimator, whose default settings may depend on the encoder."""
         if isinstance(self.estimator, Estimator):
-            self.estimator.bind(Encoder(self.model, self.processing_class, self.encoder))
+            self.estimator.bind(self.text_encoder)
 
     def add_callback(self, callback) -> None:
         """Adds a callback. An estimator or an `EstimatorCallback` supplies the weights from now on."""
@@ -198,9 +207,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.plan: Plan = resolve(self.args, self.estimator, self._train_batch_size)
         prompts = self.prompt_lengths
         if self._collates:
-            cost = ChunkCost.of_model(self.model, self.args.device.type)
-            largest = self.plan.options.gradient_cache_chunk_size
-            self.data_collator = PairCollator(self.processing_class.pad_token_id, cost, largest, prompts)
+            self.data_collator = self._make_collator(prompts)
         elif isinstance(self.data_collator, PairCollator):
             self.data_collator.prompt_lengths = prompts
         else:
@@ -211,6 +218,43 @@ class SoftInfoNCETrainer(SavingTrainer):
         if self.train_split is not None:
             preflight.check_rows_of(self.plan, self.args, self.estimator, self.train_split)
             preflight.check_adapter(self.model, self.args)
+
+    def _make_collator(self, prompts: dict[str, int]) -> PairCollator:
+        """Returns the collator for this encoder and device: packed, padded to few lengths, or in chunks on a CPU."""
+        pad_token_id = self.processing_class.pad_token_id
+        largest = self.plan.options.gradient_cache_chunk_size
+        if self.train_split is not None and self.why_padded is None:
+            first = first_position(self.model)
+            return PairCollator(pad_token_id, None, largest, prompts, first_position=first)
+        if self.args.device.type == "cpu":
+            return PairCollator(pad_token_id, ChunkCost.of_model(self.model), largest, prompts)
+        limits = {side: self.encoder.max_tokens(side) for side in SIDES}
+        return PairCollator(pad_token_id, None, largest, prompts, limits)
+
+    @property
+    def why_padded(self) -> str | None:
+        """The reason why forward passes are padded, or None if they are packed: the texts are joined without padding.
+
+        The encoder is compared once, packed against padded, so every process gets the main process's answer.
+        """
+        if self._compared is not self.model:
+            self._compared = self.model
+            reason = preflight.pads(self.args, not self._collates, self.accelerator)
+            # With FSDP, the other processes may not have the weights yet.
+            if reason is None and distributed.rank_and_world_size()[0] == 0:
+                on_cpu = getattr(self.args, "packing", "auto") == "true"
+                reason = why_padded(self.model, self.encoder, self.args.device, self.precision, on_cpu)
+            self._why_padded = distributed.from_main(reason)
+        return self._why_padded
+
+    def running(self) -> contextlib.AbstractContextManager:
+        """Returns a context manager that prepares the model for our forward and backward passes; see `passes.py`."""
+        return running(self.model, packed=self.why_padded is None)
+
+    @property
+    def text_encoder(self) -> Encoder:
+        """The model with its tokenizer and profile, ready to encode."""
+        return Encoder(self.model, self.processing_class, self.encoder, packed=self.why_padded is None)
 
     @property
     def criterion(self) -> Criterion:
@@ -295,8 +339,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         """Runs a training step, with gradient caching if planned, and checks that the loss is finite."""
         self._false_negatives_masked += inputs.false_negatives
         chunk_size = self.plan.options.gradient_cache_chunk_size
-        texts = (len(inputs.query.order), len(inputs.code.order))
-        with interruption.explaining_out_of_memory(self.args, chunk_size, *texts):
+        with interruption.explaining_out_of_memory(self.args, chunk_size, len(inputs.rows), inputs.own_codes):
             if chunk_size is None:
                 loss = super().training_step(model, inputs, num_items_in_batch)
             else:
@@ -315,7 +358,7 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     def compute_loss(self, model, batch: Batch, return_outputs=False, num_items_in_batch=None):
         """Returns the loss of this process's queries, scaled by `Batch.loss_scale` for averaging over processes."""
-        queries, codes = (self.embeddings(model, side) for side in (batch.query, batch.code))
+        queries, codes = self.both_embeddings(model, batch)
         gathered = codes
         if self.plan.gathers:
             gathered = distributed.gather_with_gradient(codes, batch.code_sizes)
@@ -323,6 +366,17 @@ class SoftInfoNCETrainer(SavingTrainer):
         if return_outputs:
             return loss, {"query": queries, "code": codes}
         return loss
+
+    def both_embeddings(self, model, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Embeds the queries and the codes of a batch, with one forward pass if they are packed."""
+        if batch.packed is not None:
+            both = encode(model, self.encoder, batch.packed)
+            number = len(batch.rows)
+            return both[:number], both[number : number + batch.own_codes]
+        with self.accelerator.autocast():  # the passes share the weights in half precision
+            queries = self.embeddings(model, batch.query)
+            codes = self.embeddings(model, batch.code)
+        return queries, codes
 
     def embeddings(self, model, side: Side) -> Tensor:
         """Embeds the queries or the codes of a batch, in the batch's order. Returns Tensor[B, d]."""
@@ -371,7 +425,9 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     def floating_point_ops(self, inputs: Batch) -> int:
         """Estimates a batch's floating-point operations as 6 x parameters x tokens, including padding tokens."""
-        return 6 * inputs.count_tokens(padding=True) * self.model.num_parameters(exclude_embeddings=True)
+        if self._parameters is None:
+            self._parameters = self.model.num_parameters(exclude_embeddings=True)
+        return 6 * inputs.count_tokens(padding=True) * self._parameters
 
     def _track_num_input_tokens(self, inputs: Batch) -> None:
         """Counts a batch's query and code tokens on this process if `include_num_input_tokens_seen` is set."""
@@ -424,7 +480,10 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.termination = interruption.SaveOnTermination()
         self.add_callback(self.termination)
         try:
-            with interruption.explaining_interruption(self.args, lambda: self.state.global_step):
+            with (
+                interruption.explaining_interruption(self.args, lambda: self.state.global_step),
+                self._while_training,
+            ):
                 output = super().train(self._checkpoint, *args, **kwargs)
         finally:
             self.remove_callback(self.termination)
@@ -464,6 +523,7 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     def _prepare_training(self) -> None:
         """Checks the settings, compares them with the checkpoint to resume from, if any, and prepares the rows."""
+        self._while_training.enter_context(self.running())
         self._bind_estimator()
         self.resolve()
         checkpoint = self._checkpoint
@@ -509,7 +569,8 @@ class SoftInfoNCETrainer(SavingTrainer):
             own,
         )
         found = run_fingerprint(self.args, apart=self.args.output_dir, metrics_choose=metrics_choose, loaded=loaded)
-        return found | self.of_command
+        passes = {"the forward passes": "padded" if self.why_padded else "packed"}
+        return found | passes | self.of_command
 
     # ---- Evaluation ----
 
@@ -608,8 +669,8 @@ class SoftInfoNCETrainer(SavingTrainer):
         The dot products of the embeddings are the encoder's scores, before multiplication by the score scale.
         """
         self.use_averaged_weights()
-        with placed(self.model, self.args.device), self.accelerator.autocast():
-            encoder = Encoder(self.model, self.processing_class, self.encoder)
+        with placed(self.model, self.args.device), self.running(), self.accelerator.autocast():
+            encoder = self.text_encoder
             label = None if self.args.disable_tqdm else f"Encoding {side}"
             tokens = self._tokens(rows, side)
             size = self.args.per_device_eval_batch_size

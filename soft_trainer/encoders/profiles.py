@@ -87,6 +87,12 @@ class EncoderProfile:
         heads = _HEAD.match(self.query_prefix)[0] + _HEAD.match(self.code_prefix)[0]
         return list(dict.fromkeys(re.findall(_SPECIAL_TOKEN, heads)))
 
+    def max_tokens(self, side: str) -> int:
+        """Returns the maximum number of tokens in a query or code, including data-flow nodes."""
+        if side == "query":
+            return self.query_length
+        return self.code_length + self.data_flow_length
+
     def with_prompts(self, query: str | None = None, code: str | None = None) -> EncoderProfile:
         """Returns a copy with different prompts, after the same special tokens. None leaves a prompt unchanged.
 

@@ -16,6 +16,7 @@ from soft_trainer.data.tokens import column_of
 from soft_trainer.encoders.encoding import Encoder, comparable, embed_sharded, placed, prompt_length
 from soft_trainer.encoders.hub_files import split_revision
 from soft_trainer.encoders.loading import load_encoder
+from soft_trainer.encoders.passes import running, why_padded
 from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import CodeValues, NeighbourEstimator, Rows, as_array, check_fitted
@@ -107,8 +108,14 @@ class EncodedRowsEstimator(NeighbourEstimator):
         progress = f"{type(self).__name__}: encoding {side}"
 
         def build() -> Tensor:
-            with placed(encoder.model, device), torch.autocast(device.type, dtype=half, enabled=half is not None):
-                embeddings = embed_sharded(encoder, tokens, side, self.batch_size, progress)
+            with placed(encoder.model, device):
+                packed = encoder.packed
+                if device.type == "cuda" and not packed:
+                    packed = why_padded(encoder.model, profile, device, str(half).removeprefix("torch.")) is None
+                packing = dataclasses.replace(encoder, packed=packed)
+                autocast = torch.autocast(device.type, dtype=half, enabled=half is not None)
+                with running(encoder.model, packed), autocast:
+                    embeddings = embed_sharded(packing, tokens, side, self.batch_size, progress)
             embeddings = comparable(profile, embeddings)
             if not (embeddings.abs() <= float(np.finfo(dtype).max)).all():
                 raise UserError(

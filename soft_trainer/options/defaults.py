@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import torch
+
 from soft_trainer.encoders.hub_files import repository_file
 from soft_trainer.encoders.loading import load_encoder
 from soft_trainer.encoders.profiles import EncoderProfile
@@ -19,6 +21,22 @@ SCRATCH_RATE = 1e-3
 STATIC = {"learning_rate": 3e-3, "per_device_train_batch_size": 128, "dataloader_drop_last": False}
 RECIPE = "hard_batches.yaml"
 DISTILLED_RECIPE = "distilled.yaml"
+
+
+def choose_precision(args: SoftInfoNCETrainingArguments, profile: EncoderProfile) -> None:
+    """Sets `bf16` if neither the arguments nor the launcher chose a precision.
+
+    `accelerate launch` exports the precision "no" even if the user has not set one, so "no" is not a choice. DeepSpeed
+    reads the precision from its own configuration.
+    """
+    if args.bf16 is not None:
+        return
+    args.bf16 = args.mixed_precision == "bf16"
+    if args.mixed_precision != "no" or args.deepspeed_plugin is not None or profile.name == "static":
+        return
+    if args.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
+        args.bf16 = True
+        args.mixed_precision = "bf16"
 
 
 def apply_defaults(
@@ -44,6 +62,7 @@ def apply_defaults(
     Raises:
         UserError: the options set both a teacher and another estimator.
     """
+    choose_precision(args, profile)
     given = args.named | changed_options(args).keys() | changed_options(data_args).keys()
     if args.teacher is not None:
         _set_teacher(data_args, args, given, estimator)

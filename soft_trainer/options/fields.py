@@ -388,10 +388,25 @@ class TrainingOptions(SoftInfoNCEOptions):
         least=1,
     )
     per_device_eval_batch_size: int = not_in_results(
-        64, "Number of texts that each process encodes at once during evaluation.", evaluation=True, least=1
+        64,
+        "Number of texts that each process encodes at once during evaluation. On a GPU, more texts if they are short.",
+        evaluation=True,
+        least=1,
     )
     seed: int = training_option(42, "Random seed for rows, batches, dropout and new weights.", least=0)
-    bf16: bool = training_option(False, "Train and encode in bfloat16.", evaluation=True)
+    bf16: bool | None = training_option(
+        None,
+        "Train and encode in bfloat16. Default: yes on a GPU, but not if static.",
+        evaluation=True,
+        results=False,  # the run fingerprint has the precision
+    )
+    packing: str = not_in_results(
+        "auto",
+        "Join the texts of a batch without padding, so that a step is one forward pass: auto (on a GPU in half "
+        "precision, if the encoder supports it), true (on a CPU too, which is slow) or false.",
+        choices=("auto", "true", "false"),
+        evaluation=True,
+    )
     use_cpu: bool = not_in_results(False, "Use the CPU even if there is a GPU.", evaluation=True)
     push_to_hub: bool = output_option(False, "Push the encoder to the Hub at the end.", common=True)
     disable_tqdm: bool | None = output_option(

@@ -121,6 +121,8 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
             self.use_cpu = True  # otherwise, `transformers` refuses bf16
         folder = self.output_dir
         super().__post_init__()
+        if self.bf16 is False and self.mixed_precision == "bf16":
+            self.mixed_precision = "no"  # `transformers` would let the launcher decide
         self.output_dir = folder  # keep None, so that the script can choose a folder
         if workers < 0 and self.device.type != "cpu":
             self.dataloader_num_workers = min(max(distributed.cores() - 1, 1), MOST_WORKERS)

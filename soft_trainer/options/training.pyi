@@ -21,10 +21,10 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
         num_train_epochs: Passes over the training rows. Default: 10; 1 for search encoders. Values: above 0.
         learning_rate: Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 if static; 1e-3 from
             scratch. Values: 0 or more.
-        bf16: Train and encode in bfloat16. Default: False.
+        bf16: Train and encode in bfloat16. Default: yes on a GPU, but not if static.
         disable_tqdm: Print lines instead of progress bars. Default: only without a terminal.
-        per_device_eval_batch_size: Number of texts that each process encodes at once during evaluation. Values: 1 or
-            more. Default: 64.
+        per_device_eval_batch_size: Number of texts that each process encodes at once during evaluation. On a GPU,
+            more texts if they are short. Values: 1 or more. Default: 64.
         push_to_hub: Push the encoder to the Hub at the end. Default: False.
         seed: Random seed for rows, batches, dropout and new weights. Values: 0 or more. Default: 42.
         use_cpu: Use the CPU even if there is a GPU. Default: False.
@@ -78,6 +78,8 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
             as 768,256,64.
         overwrite: Start over and replace the run in the output folder, instead of continuing it or stopping with an
             error. Default: False.
+        packing: Join the texts of a batch without padding, so that a step is one forward pass: auto (on a GPU in half
+            precision, if the encoder supports it), true (on a CPU too, which is slow) or false. Default: 'auto'.
         report: In Python: evaluate eval_dataset before and after training and with lexical BM25, and print a table of
             the results at the end. The command line always does this. Default: False.
         merge_lora: Save the whole encoder, with the adapter merged into its weights. Default: False.
@@ -99,12 +101,13 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     learning_rate: float = 2e-05
     """Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 if static; 1e-3 from scratch. Values:
     0 or more."""
-    bf16: bool = False
-    """Train and encode in bfloat16. Default: False."""
+    bf16: bool | None = None
+    """Train and encode in bfloat16. Default: yes on a GPU, but not if static."""
     disable_tqdm: bool | None = None
     """Print lines instead of progress bars. Default: only without a terminal."""
     per_device_eval_batch_size: int = 64
-    """Number of texts that each process encodes at once during evaluation. Values: 1 or more. Default: 64."""
+    """Number of texts that each process encodes at once during evaluation. On a GPU, more texts if they are short.
+    Values: 1 or more. Default: 64."""
     push_to_hub: bool = False
     """Push the encoder to the Hub at the end. Default: False."""
     seed: int = 42
@@ -183,6 +186,9 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     overwrite: bool = False
     """Start over and replace the run in the output folder, instead of continuing it or stopping with an error.
     Default: False."""
+    packing: str = "auto"
+    """Join the texts of a batch without padding, so that a step is one forward pass: auto (on a GPU in half precision,
+    if the encoder supports it), true (on a CPU too, which is slow) or false. Default: 'auto'."""
     report: bool = False
     """In Python: evaluate eval_dataset before and after training and with lexical BM25, and print a table of the
     results at the end. The command line always does this. Default: False."""

@@ -56,6 +56,8 @@ def _problem(checkpoint: str, now: Mapping) -> str | None:
     unknown = [name for name, value in now.items() if value == NO_SOURCE]
     if unknown:
         return f"{checkpoint}: {unknown[0]} is {NO_SOURCE}; define it in a module to resume"
+    if (then.get("precision"), now.get("precision")) == ("no", "bf16"):
+        return f"{checkpoint}: was trained in float32, and this run would train in bf16; resume with --bf16 false"
     if changed := changes(then, now, MAY_DIFFER_ON_RESUME):
         return (
             f"{checkpoint}: {'; '.join(changed[:3])}. A run must resume with its original settings; "

@@ -79,7 +79,7 @@ def cached_backward(
     Returns:
         The loss, a scalar without a graph.
     """
-    chunks = [*batch.query.chunks, *batch.code.chunks]
+    chunks = batch.chunks
     parts = []
     states = []
     with torch.no_grad():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from soft_trainer.options.resolve import Plan, check_codes
 from soft_trainer.terminal import nearest
 from soft_trainer.training.prepared_rows import make_sampler
 from soft_trainer.training.sampler import languages_of
+
+DYNAMIC = "ACCELERATE_DYNAMO_USE_DYNAMIC"
 
 
 def check_rows_of(plan: Plan, args, estimator, split: Split) -> None:
@@ -107,6 +110,37 @@ def check_own_collator(plan: Plan, prompt_lengths: Mapping[str, int]) -> None:
         raise UserError(
             "data_collator: a custom collator cannot tell which tokens belong to the prompt; set include_prompt=True"
         )
+
+
+def complete_launch(args, model: PreTrainedModel, profile: EncoderProfile) -> None:
+    """Replaces settings of `transformers` and `accelerate launch` that suit other models.
+
+    DDP looks for parameters without gradients only if the model has a pooler that its profile does not read.
+    `torch.compile` compiles for any length, because `accelerate launch` asks for one length unless told otherwise.
+    """
+    if args.ddp_find_unused_parameters is None:
+        has_pooler = getattr(model, "pooler", None) is not None
+        args.ddp_find_unused_parameters = has_pooler and profile.pooling != "pooler"
+    if args.torch_compile and os.environ.get(DYNAMIC) == "False":
+        del os.environ[DYNAMIC]
+
+
+def pads(args, own_collator: bool, accelerator) -> str | None:
+    """Returns why a run pads its forward passes, whatever the encoder, or None.
+
+    Args:
+        own_collator: True if the user's data collator makes the model inputs.
+        accelerator: the trainer's `Accelerator`.
+    """
+    kind = accelerator.distributed_type.value
+    reasons = {
+        "packing=false": getattr(args, "packing", "auto") == "false",
+        "a custom data_collator pads": own_collator,
+        "DeepSpeed is not supported": kind == "DEEPSPEED",
+        "FSDP 1 is not supported": kind == "FSDP" and not accelerator.is_fsdp2,
+        "torch_compile is not supported": args.torch_compile,
+    }
+    return next((reason for reason, applies in reasons.items() if applies), None)
 
 
 def check_adapter(model: PreTrainedModel, args) -> None:

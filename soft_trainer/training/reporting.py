@@ -32,11 +32,17 @@ def loss_table(plan: Plan, estimator) -> dict[str, object]:
 
 
 def setup_table(
-    args: TrainingArguments, plan: Plan, model: PreTrainedModel, precision: str, pairs: int | None = None
+    args: TrainingArguments,
+    plan: Plan,
+    model: PreTrainedModel,
+    precision: str,
+    why_padded: str | None,
+    pairs: int | None = None,
 ) -> dict[str, object]:
     """Returns the settings of batches, precision, adapter, learning rate and seed, keyed by label.
 
     Args:
+        why_padded: why forward passes are padded, or None if they are packed.
         pairs: the number of training pairs that may form a batch, if known. A batch has no more pairs than these.
     """
     in_all = plan.batch_size * plan.processes
@@ -54,6 +60,7 @@ def setup_table(
         setup["batches"] = plan.train_sampling_strategy
     setup |= plan.effective_batches
     setup["precision"] = precision
+    setup["forward passes"] = "packed" if why_padded is None else f"padded ({why_padded})"
     setup |= adapter_settings(model)
     setup["learning rate"] = args.learning_rate
     setup["seed"] = args.seed

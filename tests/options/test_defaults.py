@@ -25,7 +25,7 @@ from soft_trainer import (
 from soft_trainer.encoders.distilling import distil_static
 from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.estimators.registry import choose_estimator, default_estimators
-from soft_trainer.options.defaults import apply_defaults
+from soft_trainer.options.defaults import apply_defaults, choose_precision
 from soft_trainer.options.parse import OF_A_RUN, as_argv, parse
 from soft_trainer.run.building import build_profile
 
@@ -309,3 +309,56 @@ def test_trainers_with_the_same_arguments_get_the_defaults_of_their_encoders(enc
     assert {"seed", "num_train_epochs"} <= replaced.named and "learning_rate" not in replaced.named
     trainer = SoftInfoNCETrainer(str(encoder_dir), replaced, rows)
     assert (trainer.args.learning_rate, trainer.args.num_train_epochs, trainer.args.seed) == (6e-5, 2, 7)
+
+
+# ---- Precision ----
+
+
+@pytest.fixture
+def precision_of(monkeypatch, tmp_path, profile):
+    """Returns a function that makes arguments as on a GPU, with a launcher's precision, and resolves the precision."""
+
+    def resolve(launcher: str | None = None, capable: bool = True, static: bool = False, **options) -> tuple:
+        if launcher is not None:
+            monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launcher)
+        args = SoftInfoNCETrainingArguments(str(tmp_path), use_cpu=True, **options)
+        monkeypatch.setattr(SoftInfoNCETrainingArguments, "device", torch.device("cuda"))
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: capable)
+        choose_precision(args, profile.replace(name="static") if static else profile)
+        return args.mixed_precision, args.bf16
+
+    return resolve
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, ("bf16", True)),
+        ({"launcher": "no"}, ("bf16", True)),  # `accelerate launch` exports this if nobody asked
+        ({"launcher": "fp16"}, ("fp16", False)),
+        ({"launcher": "bf16"}, ("bf16", True)),
+        ({"launcher": "bf16", "bf16": False}, ("no", False)),
+        ({"launcher": "fp16", "bf16": True}, ("bf16", True)),
+        ({"bf16": False}, ("no", False)),
+        ({"capable": False}, ("no", False)),
+        ({"static": True}, ("no", False)),
+        ({"static": True, "launcher": "bf16"}, ("bf16", True)),
+    ],
+    ids=str,
+)
+def test_bf16_is_the_default_on_a_gpu_that_has_it(precision_of, options, expected):
+    assert precision_of(**options) == expected
+
+
+@pytest.mark.parametrize("words", [[], ["--from_scratch", "32x2"]], ids=["saved in bf16", "from scratch"])
+def test_weights_stay_in_float32_by_default(options_after, encoder_dir, tmp_path, monkeypatch, words):
+    model = None if words else tmp_path / "half"
+    if model:
+        AutoModel.from_pretrained(encoder_dir, dtype=torch.bfloat16).save_pretrained(model)
+        for name in ("tokenizer.json", "tokenizer_config.json", "soft_trainer.json"):
+            shutil.copy(encoder_dir / name, model)
+        assert load_encoder(model, device="cpu").model.dtype == torch.float32
+    assert options_after(*words, model=model, names=["bf16"]) == {"bf16": False}  # on a CPU
+    monkeypatch.setattr(SoftInfoNCETrainingArguments, "device", torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    assert options_after(*words, model=model, names=["bf16"]) == {"bf16": True}
