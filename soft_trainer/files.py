@@ -186,6 +186,20 @@ def open_text(path: str | Path, newline: str | None = None) -> TextIO:
     return opener(path, "rt", encoding="utf-8-sig", newline=newline)
 
 
+def check_utf8(path: str | Path) -> None:
+    """Raises UserError if a plain or gzipped text file is not UTF-8. The message gives the first such line."""
+    opener = gzip.open if str(path).endswith(".gz") else open
+    unit = "row" if ".jsonl" in str(path).lower() else "line"
+    with opener(path, "rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError as error:
+                raise UserError(
+                    f"{path}, {unit} {number}: cannot be read in UTF-8 ({error}); save it as UTF-8"
+                ) from None
+
+
 def read_json(path: str | Path, kind: type = dict):
     """Reads a plain or gzipped JSON file. Raises UserError unless the file contains a `kind`, a dict or a list."""
     try:
@@ -194,6 +208,8 @@ def read_json(path: str | Path, kind: type = dict):
     except json.JSONDecodeError as error:
         raise UserError(f"{path}: not valid JSON ({error})") from error
     except UNREADABLE as error:
+        if isinstance(error, UnicodeDecodeError):
+            check_utf8(path)  # raises an error with the line
         raise UserError(f"{path}: cannot be read as JSON in UTF-8 ({error})") from error
     if not isinstance(values, kind):
         raise UserError(f"{path}: expected a {'list' if kind is list else 'mapping'}, not {values!r:.40}")
@@ -222,6 +238,8 @@ def read_json_lines(path: str | Path) -> Iterator[tuple[str, dict]]:
     except json.JSONDecodeError as error:
         raise UserError(f"{place}: not valid JSON ({error})") from None
     except UNREADABLE as error:
+        if isinstance(error, UnicodeDecodeError):
+            check_utf8(path)  # raises an error with the row
         raise UserError(f"{path}: cannot be read as JSON lines in UTF-8 ({error})") from None
 
 

@@ -3,6 +3,7 @@
 import gzip
 import json
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -203,13 +204,7 @@ def test_an_evaluation_set_is_all_rows(pairs, tmp_path):
         ),
         ("a.csv", "query;code\nx;y\n", {}, "columns must be separated by commas, not by ';'"),
         ("a.csv", "query,code\nx,y\nz,a\n", {}, "a.csv: 2 rows (2 distinct) are too few to split"),
-        (
-            "a.csv",
-            'query,code\nx,"y\nz,a\n',
-            {},
-            "starting at row 1; look for a missing quote or an extra comma there",
-        ),
-        ("a.csv", "query,code\nx,y\nz,f(a,b,c)\n", {}, "in line 3, saw 4; look for a missing quote or an extra comma"),
+        ("a.csv", 'query,code\nx,"y\nz,a\n', {}, "a.csv, line 2: unexpected end of data; put a field with commas"),
         ("folder/readme.md", "text", {}, "folder: no rows; expected JSON Lines, CSV or Parquet"),
         (None, None, {}, "no such folder or file, and not a name on the Hub"),
     ],
@@ -286,3 +281,13 @@ def test_values_in_the_usual_columns_that_are_not_text(name, values, message):
     other = {"docstring_tokens": "code", "code": "docstring"}[name]
     with refused(message):
         load_rows([{name: value, other: "text"} for value in values])
+
+
+@pytest.mark.parametrize(("code", "hint"), [("x + 1", False), ("print(x)\n" * 40, True)])
+def test_an_empty_cell_may_come_from_a_quote_only_where_the_row_is_long(tmp_path, code, hint):
+    path = tmp_path / "rows.csv"
+    rows = [(f"adds {n}", f"x + {n}") for n in range(9)]
+    pd.DataFrame([*rows, ("", code)], columns=["query", "code"]).to_csv(path, index=False)
+    with pytest.raises(UserError, match="row 10: column 'query' is missing or empty") as error:
+        load_rows(path)
+    assert ("look for an unbalanced quote" in str(error.value)) == hint

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import glob
 import itertools
 import logging
 import re
+import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +20,7 @@ from datasets.exceptions import DatasetGenerationError
 from soft_trainer.data.array_cache import cached_dataset, no_bar_for_few
 from soft_trainer.data.layouts.files import SHARD, SPLIT_NAMES, check_names, check_spelling, files_of, files_of_splits
 from soft_trainer.errors import UserError
-from soft_trainer.files import read_json_lines
+from soft_trainer.files import check_utf8, open_text, read_json_lines
 from soft_trainer.fingerprints import file_fingerprint, fingerprint
 
 FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
@@ -100,8 +102,6 @@ def _reading(source: str | Path) -> Iterator[None]:
         reason = (str(error.__cause__ or error).strip() or "it has no rows").splitlines()[0]
         if any(words in reason for words in WITHOUT_ROWS):
             reason = "it has no rows"
-        if "Error tokenizing data" in reason:  # pandas reports the line where it noticed the error
-            reason += "; look for a missing quote or an extra comma there, or a missing quote above"
         raise UserError(f"{source}: cannot be read: {reason}") from error
 
 
@@ -164,8 +164,12 @@ def _read_file(path: Path) -> Dataset:
     """Reads one JSON Lines, CSV or Parquet file. Caches the rows under a fingerprint of the file's content."""
     reader = format_of(path.name)
     options = READ_AS.get(reader, {})
+    if reader != "parquet":
+        with _reading(path):
+            check_utf8(path)
     if reader == "csv":  # all values are read as strings, so that an id such as 013 keeps its zero
         with _reading(path):
+            _check_fields(path)
             names = pd.read_csv(path, nrows=0).columns
         if len(names) == 1 and (separator := next(filter(names[0].__contains__, ";\t|"), None)):
             raise UserError(f"{path}: columns must be separated by commas, not by {separator!r}")
@@ -185,3 +189,38 @@ def _read_file(path: Path) -> Dataset:
             if ".jsonl" in path.name.lower():
                 deque(read_json_lines(path), maxlen=0)  # raises an error with the row, which Arrow counts from 0
             raise
+
+
+def _check_fields(path: Path) -> None:
+    """Checks that each row of a CSV file has as many fields as the header, because pandas would shift longer rows.
+
+    Raises:
+        UserError: a row has another number of fields, or a quote is unbalanced. The message gives the line.
+    """
+    limit = csv.field_size_limit(sys.maxsize)  # a field is a whole function
+    try:
+        with open_text(path, newline="") as file:
+            rows = csv.reader(file, strict=True)
+            header = next(rows, [])
+            line = rows.line_num
+            for row in rows:
+                if row and len(row) != len(header):
+                    raise UserError(_wrong_fields(path, line + 1, row, header))
+                line = rows.line_num
+    except csv.Error as error:
+        raise UserError(
+            f"{path}, line {line + 1}: {error}; put a field with commas, quotes or several lines in quotes, and write "
+            'each quote inside it twice ("")'
+        ) from error
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _wrong_fields(path: Path, line: int, row: list[str], header: list[str]) -> str:
+    """Returns the error message for a row of a CSV file whose number of fields differs from the header's."""
+    remedy = "each row needs all fields, even if some are empty"
+    if len(row) > len(header):
+        remedy = "put a field that contains a comma in quotes"
+    if len(row) == len(header) + 1:
+        remedy += "; if the first field is a row name written by R, write the file with row.names=FALSE"
+    return f"{path}, line {line}: {len(row)} fields, but the header has {len(header)} ({', '.join(header)}); {remedy}"
