@@ -223,4 +223,4 @@ def _wrong_fields(path: Path, line: int, row: list[str], header: list[str]) -> s
         remedy = "put a field that contains a comma in quotes"
     if len(row) == len(header) + 1:
         remedy += "; if the first field is a row name written by R, write the file with row.names=FALSE"
-    return f"{path}, line {line}: {len(row)} fields, but the header has {len(header)} ({', '.join(header)}); {remedy}"
+    return f"{path}, line {line}: {len(row)} instead of {len(header)} fields ({', '.join(header)}); {remedy}"

@@ -60,13 +60,13 @@ TEN = "".join(f'adds {n},"f(x, {n})"\n' for n in range(10))
 CSV_FILES = {
     "a third field": (
         'prints,"print(x)",a.py\n',
-        "line 13: 3 fields, but the header has 2 (query, code); put a field",
+        "line 13: 3 instead of 2 fields (query, code); put a field",
     ),
-    "a comma without quotes": ("prints,print(x, y)\n", "line 13: 3 fields, but the header has 2"),
+    "a comma without quotes": ("prints,print(x, y)\n", "line 13: 3 instead of 2 fields"),
     "row names of R": ('"12","prints","print(x)"\n', "write the file with row.names=FALSE"),
     "a missing field": (
         "prints\n",
-        "line 13: 1 fields, but the header has 2 (query, code); each row needs all fields",
+        "line 13: 1 instead of 2 fields (query, code); each row needs",
     ),
     "quotes escaped with a backslash": ('greets,"print(\\"hi\\")"\n', "line 13: ',' expected after '\"'; put a field"),
     "a quote that is never closed": ('greets,"print(\nx\n', "line 13: unexpected end of data"),
