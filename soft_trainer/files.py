@@ -216,10 +216,13 @@ def read_json(path: str | Path, kind: type = dict):
     return values
 
 
-def read_json_lines(path: str | Path) -> Iterator[tuple[str, dict]]:
+def read_json_lines(path: str | Path, replace: bool = True) -> Iterator[tuple[str, dict]]:
     """Yields (location, object) for each line of a plain or gzipped JSON Lines file.
 
     The location, such as `train.jsonl, row 3`, is for error messages.
+
+    Args:
+        replace: whether to replace lone surrogates with `?`.
 
     Raises:
         UserError: the file cannot be read as UTF-8, or a line is not a JSON object. The message gives the file and the
@@ -231,7 +234,7 @@ def read_json_lines(path: str | Path) -> Iterator[tuple[str, dict]]:
             for number, line in enumerate(lines, 1):
                 place = f"{path}, row {number}"
                 if line.strip():
-                    value = _parsed(line)
+                    value = _parsed(line) if replace else json.loads(line)
                     if not isinstance(value, dict):
                         raise UserError(f"{place}: expected a JSON object, not {type(value).__name__}")
                     yield place, value
@@ -241,6 +244,24 @@ def read_json_lines(path: str | Path) -> Iterator[tuple[str, dict]]:
         if isinstance(error, UnicodeDecodeError):
             check_utf8(path)  # raises an error with the row
         raise UserError(f"{path}: cannot be read as JSON lines in UTF-8 ({error})") from None
+
+
+def check_encodable(rows: Iterable[tuple[str, Mapping]]) -> None:
+    """Checks that no text in rows, each with its location, contains a lone surrogate, which UTF-8 cannot store.
+
+    Raises:
+        UserError: a text contains one. The message gives the row and the column.
+    """
+    for place, row in rows:
+        for column, value in row.items():
+            try:
+                json.dumps(value, ensure_ascii=False, default=str).encode()
+            except UnicodeEncodeError as error:
+                half = error.object[error.start]
+                raise UserError(
+                    f"{place}: column {column!r} contains {half!r}, half of a character, which UTF-8 cannot store; "
+                    "replace it, for example by text.encode(errors='replace').decode()"
+                ) from None
 
 
 def _parsed(text: str):

@@ -11,13 +11,13 @@ import pyarrow.compute as pc
 from datasets import Dataset
 
 from soft_trainer.data.columns import COLUMNS_OF
+from soft_trainer.data.layouts.tables import LABELS
 from soft_trainer.data.split import EqualIds, Split
 from soft_trainer.data.tokens import check_language_column, column_texts, columns_in, text_column
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.terminal import print_on_main
 
-LABELS = ("label", "labels")
 UNREAD = ("score", "relevance")  # columns whose meaning is unclear
 SHOWN = 5  # rows to list in a message
 MOST_RELEVANT = 100  # relevant pairs per query or code; more means that the id column does not identify codes

@@ -7,7 +7,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from datasets import Dataset, DatasetDict, List, Value
+from datasets import ClassLabel, Dataset, DatasetDict, List, Value
 from refusals import refused
 
 from soft_trainer.data.load import as_rows, load_rows
@@ -291,3 +291,48 @@ def test_an_empty_cell_may_come_from_a_quote_only_where_the_row_is_long(tmp_path
     with pytest.raises(UserError, match="row 10: column 'query' is missing or empty") as error:
         load_rows(path)
     assert ("look for an unbalanced quote" in str(error.value)) == hint
+
+
+def in_classes(pairs) -> Dataset:
+    """Returns the pairs with the columns `language` and `label` as numbers with names."""
+    languages = ["python", "ruby"] * (SIZE // 2)
+    rows = pairs.add_column("language", languages, feature=Value("string")).add_column("label", [1] * SIZE)
+    return rows.cast_column("language", ClassLabel(names=["ruby", "python"])).cast_column("label", ClassLabel(2))
+
+
+@pytest.mark.parametrize("kind", ["a data set", "saved", "rows.parquet"])
+def test_classes_are_read_as_names(pairs, tmp_path, kind):
+    rows = source = in_classes(pairs)
+    if kind == "saved":
+        source = tmp_path / "saved"
+        rows.save_to_disk(source)
+    elif kind != "a data set":
+        source = tmp_path / kind
+        rows.to_parquet(source)
+    assert {*load_rows(source)["train"].corpus["language"]} == {"python", "ruby"}
+    splits = load_rows(source, language="python")
+    assert {language for split in splits.values() for language in split.corpus["language"]} == {"python"}
+    assert sum(map(len, splits.values())) == SIZE // 2
+    with refused("train has no rows in go, only in python, ruby; set language"):
+        load_rows(source, language="go")
+
+
+HALF = "\ud83d"  # the first half of a character outside the Basic Multilingual Plane
+
+
+@pytest.mark.parametrize("kind", ["list", "dict", "rows.jsonl"])
+@pytest.mark.parametrize("column", ["code", "code_tokens"])
+def test_half_a_character_is_named_with_its_row_and_column(tmp_path, kind, column):
+    value = HALF if column == "code" else ["x", HALF]
+    rows = [{"query": f"adds {n}", "code": f"x + {n}", "code_tokens": ["x"]} for n in range(9)]
+    rows[3][column] = value
+    source = {"list": rows, "dict": {"train": rows}}.get(kind, tmp_path / kind)
+    if kind == "rows.jsonl":
+        source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with refused(f"row 4: column '{column}' contains '\\ud83d'"):
+        load_rows(source)
+
+
+def test_mixed_types_in_a_list_are_one_line():
+    with refused("the rows: Expected bytes, got a 'int' object"):
+        load_rows([{"query": "a", "code": "b"}, {"query": 1, "code": "c"}])

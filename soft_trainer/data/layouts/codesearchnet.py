@@ -16,7 +16,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from soft_trainer.data.array_cache import cached_dataset, flat
 from soft_trainer.data.columns import PAIRS, QUERIES
-from soft_trainer.data.languages import rows_in
+from soft_trainer.data.languages import tables_in
 from soft_trainer.data.layouts.files import SPLITS, files_of_splits
 from soft_trainer.data.layouts.published import load_published, reading_hub
 from soft_trainer.data.layouts.tables import HUB_NAME, named_splits, row_files
@@ -149,14 +149,9 @@ def load_hub(name: str, configuration: str | None = None, revision: str | None =
             {split: _as_files(rows) for split, rows in load_published(name, configuration, revision).items()}
         )
     loaded = load_folder(folder)
-    for split, rows in loaded.items():
-        if configuration is None or "language" not in rows.column_names:
-            continue
-        loaded[split] = rows_in(rows, configuration)
-        if not loaded[split]:
-            others = ", ".join(sorted(set(rows["language"][:]) - {None}))
-            raise UserError(f"{name}: {split} has no rows in {configuration}, only in {others}; set language")
-    return dict(loaded)
+    if configuration is None:
+        return dict(loaded)
+    return tables_in(loaded, configuration, name)
 
 
 def _as_files(rows: Dataset) -> Dataset:

@@ -8,19 +8,28 @@ import itertools
 import logging
 import re
 import sys
-from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
-from datasets import Dataset, Features, LargeList, List, Value, concatenate_datasets, load_dataset, load_from_disk
+from datasets import (
+    ClassLabel,
+    Dataset,
+    Features,
+    LargeList,
+    List,
+    Value,
+    concatenate_datasets,
+    load_dataset,
+    load_from_disk,
+)
 from datasets.exceptions import DatasetGenerationError
 
 from soft_trainer.data.array_cache import cached_dataset, no_bar_for_few
 from soft_trainer.data.layouts.files import SHARD, SPLIT_NAMES, check_names, check_spelling, files_of, files_of_splits
 from soft_trainer.errors import UserError
-from soft_trainer.files import check_utf8, open_text, read_json_lines
+from soft_trainer.files import check_encodable, check_utf8, open_text, read_json_lines
 from soft_trainer.fingerprints import file_fingerprint, fingerprint
 
 FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
@@ -34,6 +43,7 @@ WITHOUT_ROWS = (
     "BatchSize must be greater than 0",
 )
 logging.getLogger("datasets.packaged_modules").setLevel(logging.CRITICAL)  # it raises what it logs
+LABELS = ("label", "labels")  # columns that say whether a row's code answers its query
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -105,8 +115,21 @@ def _reading(source: str | Path) -> Iterator[None]:
         raise UserError(f"{source}: cannot be read: {reason}") from error
 
 
+def with_class_names(rows: Dataset) -> Dataset:
+    """Replaces the numbers in `ClassLabel` columns, such as `language`, with their names, except in `label`."""
+    for name, feature in rows.features.items():
+        if isinstance(feature, ClassLabel) and name not in LABELS:
+            names = [None if value in (None, -1) else feature.int2str(value) for value in rows[name]]
+            rows = rows.remove_columns(name).add_column(name, names, feature=Value("string"))
+    return rows
+
+
 def with_plain_text(rows: Dataset) -> Dataset:
-    """Casts `large_string` columns, which pandas and polars write, to `string`, so that tables can be concatenated."""
+    """Casts `large_string` columns, which pandas and polars write, to `string`, so that tables can be concatenated.
+
+    Also replaces the numbers in `ClassLabel` columns with their names.
+    """
+    rows = with_class_names(rows)
     large = Value("large_string")
     plain = Value("string")
     tokens = [List(large), LargeList(large), LargeList(plain)]
@@ -187,7 +210,7 @@ def _read_file(path: Path) -> Dataset:
             return with_plain_text(cached_dataset(made_from, build))
         except DatasetGenerationError:
             if ".jsonl" in path.name.lower():
-                deque(read_json_lines(path), maxlen=0)  # raises an error with the row, which Arrow counts from 0
+                check_encodable(read_json_lines(path, replace=False))  # raises an error with the row
             raise
 
 
