@@ -18,9 +18,11 @@ from soft_trainer.data.columns import (
     COLUMNS_OF,
     ColumnNames,
     chosen_columns,
+    name_unused,
     renamed,
     source_names,
     with_ids,
+    with_positives,
     with_text_ids,
 )
 from soft_trainer.data.holdout import divided, held_out, without_held_out
@@ -37,9 +39,9 @@ from soft_trainer.data.layouts.tables import (
     with_class_names,
     with_plain_text,
 )
-from soft_trainer.data.named_negatives import with_negative_columns
-from soft_trainer.data.row_checks import check_labels, check_split
-from soft_trainer.data.split import Split
+from soft_trainer.data.named_negatives import COLUMN as NEGATIVE_COLUMN, with_negative_columns
+from soft_trainer.data.row_checks import check_labels, check_split, name_repeated
+from soft_trainer.data.split import QUERY_ROW, Split
 from soft_trainer.data.tokens import columns_in, side_texts
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
@@ -212,10 +214,15 @@ def make_splits(
     if [*tables] == ["train"] and not files:
         places["train"] = place
     tables = {name: tables[name] for name in dict.fromkeys((*SPLITS, *tables)) if name in tables}
+    quiet = "train" not in tables
+    given = dict.fromkeys(chain.from_iterable(rows.column_names for rows in tables.values()))
     for name, rows in tables.items():
         check_labels(rows, places[name])
-        tables[name] = with_negative_columns(rows, places[name])
-    columns = chosen_columns(tables, names.query, names.code, place, quiet="train" not in tables)
+        tables[name] = with_negative_columns(rows, places[name], quiet)
+    columns = chosen_columns(tables, names.query, names.code, place, quiet)
+    if not quiet:
+        used = {*chain.from_iterable(COLUMNS_OF.values()), *chain.from_iterable(columns.values()), names.id}
+        name_unused([name for name in given if not NEGATIVE_COLUMN.fullmatch(name)], used, place)
     for name, rows in tables.items():
         if not len(rows):
             raise UserError(f"{places[name]}: no rows")
@@ -229,6 +236,7 @@ def make_splits(
                     "or add a corpus (codebase.jsonl in the folder, or codebase= in Python)"
                 )
             raise UserError(f"{places[name]}: no column for the {side}: the rows have {known}; set {side}_column")
+    tables = {name: with_positives(rows, columns["code"], places[name], check) for name, rows in tables.items()}
     called = source_names(tables, names, columns)
     tables = with_text_ids(renamed(with_ids(tables, columns, names.id, places), columns, place))
     corpus = tables.pop("codebase", None)
@@ -237,7 +245,9 @@ def make_splits(
     if paired and evaluated:
         corpus = corpus_of(evaluated)
     if corpus is not None:
-        corpus = flat(corpus)  # the splits share it, so that it is encoded once
+        corpus = flat(
+            corpus.remove_columns(columns_in(corpus, [QUERY_ROW]))
+        )  # the splits share it, so that it is encoded once
     splits = {}
     for name, rows in tables.items():
         pairs = dataclasses.replace(Split.from_pairs(rows), called=called) if paired or name == "train" else None
@@ -245,6 +255,7 @@ def make_splits(
         if check:
             code_place = places[name] if pairs else places["codebase"]
             check_split(pairs or split, name, files={"query": places[name], "code": code_place})
+        name_repeated(rows, places[name])
         splits[name] = split
     if not splits:
         raise UserError(f"{place}: no rows of train, valid or test")

@@ -13,7 +13,7 @@ from datasets import Dataset
 from soft_trainer.data.columns import COLUMNS_OF
 from soft_trainer.data.layouts.tables import LABELS
 from soft_trainer.data.split import EqualIds, Split
-from soft_trainer.data.tokens import check_language_column, column_texts, columns_in, text_column
+from soft_trainer.data.tokens import check_language_column, column_texts, columns_in, text_column, text_ids
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.terminal import print_on_main
@@ -92,6 +92,19 @@ def check_labels(rows: Dataset, place: str) -> None:
     if unread := columns_in(rows, UNREAD):
         print_on_main(
             f"{place}: ignoring column {unread[0]!r}, because every row's code counts as relevant to its query"
+        )
+
+
+def name_repeated(rows: Dataset, place: str) -> None:
+    """Prints how many rows repeat the query and the code of an earlier row. These rows are kept."""
+    columns = [columns_in(rows, COLUMNS_OF[side])[:1] for side in COLUMNS_OF]
+    if not all(columns):
+        return
+    texts = {side: text_ids(column_texts(rows, column)) for side, (column,) in zip(COLUMNS_OF, columns, strict=True)}
+    if repeated := int(pd.DataFrame(texts).duplicated().sum()):
+        print_on_main(
+            f"{place}: {repeated:,} of {len(rows):,} rows repeat the query and the code of an earlier row; they are "
+            "kept, in evaluation sets too"
         )
 
 

@@ -24,6 +24,7 @@ from soft_trainer.data.named_negatives import NEGATIVES, with_negatives
 from soft_trainer.fingerprints import fingerprint, rows_fingerprint
 
 QUERY_COLUMNS = ("docstring", "docstring_tokens")
+QUERY_ROW = "soft_trainer_query_row"  # a column with the number of a row's query, if several rows have the same query
 CODE_COLUMNS = ("original_string", "code", "code_tokens")
 
 
@@ -202,9 +203,10 @@ class Split:
     def from_pairs(cls, rows: Dataset) -> Split:
         """Makes a split from rows that each have a query and a relevant code.
 
-        Rows with the same `url` are versions of one code, so each of their codes is relevant to all of their queries.
-        A column `negatives` lists codes that do not answer the row's query. Negatives that are not the code of any row
-        are added to the end of the corpus.
+        Rows with the same number in a column `QUERY_ROW` list several relevant codes of one query. Rows with the same
+        `url` are versions of one code, so each of their codes is relevant to all of their queries. A column
+        `negatives` lists codes that do not answer the row's query. Negatives that are not the code of any row are
+        added to the end of the corpus.
 
         Raises:
             UserError: a value in `negatives` is neither a code's text nor the url of a row.
@@ -212,17 +214,21 @@ class Split:
         rows = flat(rows)
         urls = _column(rows, "url")
         ids = _numbered(urls)
-        queries = _without(rows, (*CODE_COLUMNS, NEGATIVES))
-        corpus = _without(rows, (*QUERY_COLUMNS, NEGATIVES))
+        query_of, first = _queries_of(rows)
+        queries = _without(rows, (*CODE_COLUMNS, NEGATIVES, QUERY_ROW))
+        if len(first) < len(rows):
+            queries = flat(queries.select(first))
+        corpus = _without(rows, (*QUERY_COLUMNS, NEGATIVES, QUERY_ROW))
         negatives = None
         if NEGATIVES in rows.column_names:
             corpus, pairs = with_negatives(rows, corpus, urls)
+            pairs = np.unique(np.stack([query_of[pairs[:, 0]], pairs[:, 1]], axis=1), axis=0)
             unknown = np.full(len(pairs), np.nan, dtype=np.float32)
-            negatives = _matrix(pairs, unknown, (len(rows), len(corpus)))
+            negatives = _matrix(pairs, unknown, (len(queries), len(corpus)))
         added = ids.max(initial=-1) + 1 + np.arange(len(corpus) - len(rows), dtype=np.int32)
         numbers = np.arange(len(rows))
-        relevant = EqualIds(ids, np.concatenate([ids, added]))
-        return cls(queries, corpus, Judgments(relevant, negatives, np.stack([numbers, numbers], axis=1)))
+        relevant = _of_queries(EqualIds(ids, np.concatenate([ids, added])), query_of, len(first))
+        return cls(queries, corpus, Judgments(relevant, negatives, np.stack([query_of, numbers], axis=1)))
 
     @classmethod
     def from_urls(cls, queries: Dataset, corpus: Dataset) -> Split:
@@ -230,7 +236,12 @@ class Split:
         queries = flat(queries)
         corpus = flat(corpus)
         ids = _numbered(np.concatenate([_column(queries, "url"), _column(corpus, "url")]))
-        return cls(queries, corpus, Judgments(EqualIds(ids[: len(queries)], ids[len(queries) :])))
+        relevant = EqualIds(ids[: len(queries)], ids[len(queries) :])
+        query_of, first = _queries_of(queries)
+        queries = _without(queries, [QUERY_ROW])
+        if len(first) < len(queries):
+            queries = flat(queries.select(first))
+        return cls(queries, corpus, Judgments(_of_queries(relevant, query_of, len(first))))
 
     @classmethod
     def from_grades(
@@ -459,6 +470,26 @@ def _column(rows: Dataset, name: str) -> np.ndarray:
         return np.full(len(rows), None, dtype=object)
     values = pd.Series(rows[name][:], dtype=object)
     return values.where(values.astype(bool), None).to_numpy()
+
+
+def _queries_of(rows: Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the number of each row's query, int64[rows], and the first row of each query. See `QUERY_ROW`."""
+    if QUERY_ROW not in rows.column_names:
+        return np.arange(len(rows)), np.arange(len(rows))
+    query_of, _ = pd.factorize(np.asarray(rows[QUERY_ROW][:]))
+    first = np.unique(query_of, return_index=True)[1]
+    return query_of.astype(np.int64), first
+
+
+def _of_queries(ids: EqualIds, query_of: np.ndarray, queries: int) -> EqualIds | sparse.csr_matrix:
+    """Combines the relevant codes of the rows that have the same query. `query_of` has the number of each row's."""
+    if queries == len(query_of):
+        return ids
+    rows = _marks(np.stack([query_of, np.arange(len(query_of))], axis=1), (queries, len(query_of)))
+    relevant = (rows @ ids.matrix()).tocsr()
+    relevant.sort_indices()
+    relevant.data[:] = 1  # a code may be relevant through several rows
+    return relevant
 
 
 def _matrix(pairs: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> sparse.csr_matrix:
