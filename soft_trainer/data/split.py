@@ -79,6 +79,8 @@ class Judgments:
             `EqualIds` are turned into a matrix only when `relevant` is read, because one id may have many rows.
         negatives (`csr[Q, C]`, *optional*): codes that do not answer a query, with the score of the pair or NaN.
         examples (`int64[P, 2]`, *optional*): the (query, code) pairs to train on. By default, all relevant pairs.
+        named (`bool[Q]`, *optional*): the queries whose negatives a column of the rows names, so that training uses
+            them by default. By default, none.
         gain: how nDCG computes the gain of a grade g. "linear" is g, as in trec_eval. "exponential" is 2^g - 1, as in
             the CodeSearchNet challenge. None means that there are no grades.
     """
@@ -89,8 +91,10 @@ class Judgments:
         negatives: sparse.csr_matrix | None = None,
         examples: np.ndarray | None = None,
         gain: str | None = None,
+        named: np.ndarray | None = None,
     ):
         self.stored = relevant
+        self.named = named
         self.negatives = negatives
         self.examples = examples
         self.gain = gain
@@ -140,7 +144,16 @@ class Judgments:
                 sides.append(number_of[numbers])
             examples = np.stack(sides, axis=1)
             examples = examples[(examples >= 0).all(axis=1)]
-        return Judgments(relevant, negatives, examples, self.gain)
+        named = None if self.named is None else self.named[queries]
+        return Judgments(relevant, negatives, examples, self.gain, named)
+
+    def named_negatives(self) -> sparse.csr_matrix | None:
+        """Returns the negatives that columns of the rows name, csr[Q, C], or None if there are none."""
+        if self.negatives is None or self.named is None:
+            return None
+        pairs = self.negatives.tocoo()
+        kept = self.named[pairs.row]
+        return _matrix(np.stack([pairs.row[kept], pairs.col[kept]], axis=1), pairs.data[kept], self.negatives.shape)
 
     def first_queries(self) -> np.ndarray:
         """Returns the query of each code's first training pair, int64[C], or -1 if a code has no pair."""
@@ -219,16 +232,18 @@ class Split:
         if len(first) < len(rows):
             queries = flat(queries.select(first))
         corpus = _without(rows, (*QUERY_COLUMNS, NEGATIVES, QUERY_ROW))
-        negatives = None
+        negatives = named = None
         if NEGATIVES in rows.column_names:
             corpus, pairs = with_negatives(rows, corpus, urls)
             pairs = np.unique(np.stack([query_of[pairs[:, 0]], pairs[:, 1]], axis=1), axis=0)
             unknown = np.full(len(pairs), np.nan, dtype=np.float32)
             negatives = _matrix(pairs, unknown, (len(queries), len(corpus)))
+            named = np.ones(len(queries), dtype=bool)
         added = ids.max(initial=-1) + 1 + np.arange(len(corpus) - len(rows), dtype=np.int32)
         numbers = np.arange(len(rows))
         relevant = _of_queries(EqualIds(ids, np.concatenate([ids, added])), query_of, len(first))
-        return cls(queries, corpus, Judgments(relevant, negatives, np.stack([query_of, numbers], axis=1)))
+        examples = np.stack([query_of, numbers], axis=1)
+        return cls(queries, corpus, Judgments(relevant, negatives, examples, named=named))
 
     @classmethod
     def from_urls(cls, queries: Dataset, corpus: Dataset) -> Split:
@@ -283,6 +298,12 @@ class Split:
             for each in judged:
                 blocks.append(sparse.csr_matrix(each.stored.shape) if each.negatives is None else each.negatives)
             negatives = sparse.block_diag(blocks, format="csr")
+        named = None
+        if any(each.named is not None for each in judged):
+            blocks = []
+            for each in judged:
+                blocks.append(np.zeros(each.stored.shape[0], dtype=bool) if each.named is None else each.named)
+            named = np.concatenate(blocks)
         pairs = []
         start = np.zeros(2, dtype=np.int64)
         for each in judged:
@@ -293,7 +314,7 @@ class Split:
         counts = {}
         for name, part in parts.items():
             counts[name] = (len(part.queries), len(part.corpus), len(part.judgments))
-        return cls(queries, corpus, Judgments(relevant, negatives, np.concatenate(pairs)), counts)
+        return cls(queries, corpus, Judgments(relevant, negatives, np.concatenate(pairs), named=named), counts)
 
     def select(self, queries: np.ndarray | None = None, codes: np.ndarray | None = None) -> Split:
         """Selects queries and codes by int64 indices, in the order of the indices. None selects all.
@@ -326,7 +347,8 @@ class Split:
         codes[kept[:, 1]] = True
         if self.judgments.negatives is not None:
             codes[self.judgments.negatives[queries].indices] = True
-        judgments = Judgments(self.judgments.stored, self.judgments.negatives, kept, self.judgments.gain)
+        judgments = copy.copy(self.judgments)
+        judgments.examples = kept
         return dataclasses.replace(self, judgments=judgments).select(queries, np.flatnonzero(codes))
 
     def fingerprint(self) -> str:
