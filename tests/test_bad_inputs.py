@@ -94,6 +94,7 @@ BAD = [
     ({"log_level": "loud"}, "log_level"),
     ({"debug": "everything"}, "everything"),
     ({"hub_strategy": "never"}, "never"),
+    ({"report_to": "wand"}, "report_to=wand: use none, all or one of azure_ml"),
     ({"report_to": "wandb"}, "report_to=wandb: wandb is not installed; run pip install wandb, or set report_to=none"),
     ({"include_num_input_tokens_seen": "most"}, "include_num_input_tokens_seen"),
     # Estimators.

@@ -225,8 +225,10 @@ def _check_together(args) -> None:
     if args.output_dir:
         check_writable(args.output_dir, f"output_dir={args.output_dir}")
     for name in args.report_to or ():
-        known = name in INTEGRATION_TO_CALLBACK and name != "flyte"  # `transformers` does not look for flyte
-        if known and name not in get_available_reporting_integrations():
+        if name not in INTEGRATION_TO_CALLBACK:
+            raise UserError(f"report_to={name}: use none, all or one of {', '.join(INTEGRATION_TO_CALLBACK)}")
+        installed = [*get_available_reporting_integrations(), "flyte"]  # `transformers` does not look for flyte
+        if name not in installed:
             raise UserError(
                 f"report_to={name}: {name} is not installed; run pip install {name}, or set report_to=none"
             )
