@@ -187,17 +187,23 @@ def open_text(path: str | Path, newline: str | None = None) -> TextIO:
 
 
 def check_utf8(path: str | Path) -> None:
-    """Raises UserError if a plain or gzipped text file is not UTF-8. The message gives the first such line."""
+    """Checks that a plain or gzipped text file is in UTF-8.
+
+    Raises:
+        UserError: a line cannot be decoded, or the file cannot be read. The message gives the first such line.
+    """
     opener = gzip.open if str(path).endswith(".gz") else open
     unit = "row" if ".jsonl" in str(path).lower() else "line"
-    with opener(path, "rb") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
+    place = path
+    try:
+        with opener(path, "rb") as lines:
+            for number, line in enumerate(lines, 1):
+                place = f"{path}, {unit} {number}"
                 line.decode()
-            except UnicodeDecodeError as error:
-                raise UserError(
-                    f"{path}, {unit} {number}: cannot be read in UTF-8 ({error}); save it as UTF-8"
-                ) from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{place}: cannot be read in UTF-8 ({error}); save it as UTF-8") from None
+    except UNREADABLE as error:
+        raise UserError(f"{path}: cannot be read: {error}") from error
 
 
 def read_json(path: str | Path, kind: type = dict):

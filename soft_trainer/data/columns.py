@@ -119,7 +119,7 @@ def with_positives(rows: Dataset, columns: Sequence[str], place: str, check: boo
         return rows
     owners = []
     positives = []
-    for row, texts in enumerate(rows[column]):
+    for row, texts in enumerate(rows[column][:]):
         texts = [text for text in texts or () if text.strip()]
         if check and not texts:
             raise UserError(f"{place}, row {row + 1}: column {column!r} is missing or empty; fill in or drop this row")

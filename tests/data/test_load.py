@@ -202,7 +202,7 @@ def test_an_evaluation_set_is_all_rows(pairs, tmp_path):
             {},
             "row 2: column 'query' contains 5; expected text",
         ),
-        ("a.csv", "query;code\nx;y\n", {}, "columns must be separated by commas, not by ';'"),
+        ("a.csv", "query;code\nx;f(a, b)\n", {}, "columns must be separated by commas, not by ';'"),
         ("a.csv", "query,code\nx,y\nz,a\n", {}, "a.csv: 2 rows (2 distinct) are too few to split"),
         ("a.csv", 'query,code\nx,"y\nz,a\n', {}, "a.csv, line 2: unexpected end of data; put a field with commas"),
         ("folder/readme.md", "text", {}, "folder: no rows; expected JSON Lines, CSV or Parquet"),

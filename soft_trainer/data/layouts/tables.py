@@ -188,14 +188,11 @@ def _read_file(path: Path) -> Dataset:
     reader = format_of(path.name)
     options = READ_AS.get(reader, {})
     if reader != "parquet":
-        with _reading(path):
-            check_utf8(path)
+        check_utf8(path)
     if reader == "csv":  # all values are read as strings, so that an id such as 013 keeps its zero
         with _reading(path):
             _check_fields(path)
             names = pd.read_csv(path, nrows=0).columns
-        if len(names) == 1 and (separator := next(filter(names[0].__contains__, ";\t|"), None)):
-            raise UserError(f"{path}: columns must be separated by commas, not by {separator!r}")
         options = options | {"features": Features(dict.fromkeys(names, Value("string")))}
     made_from = fingerprint(file_fingerprint(path), reader, repr(options))
 
@@ -218,13 +215,16 @@ def _check_fields(path: Path) -> None:
     """Checks that each row of a CSV file has as many fields as the header, because pandas would shift longer rows.
 
     Raises:
-        UserError: a row has another number of fields, or a quote is unbalanced. The message gives the line.
+        UserError: a row has another number of fields, or a quote is unbalanced. The message gives the line. Or the
+            header is not separated by commas.
     """
     limit = csv.field_size_limit(sys.maxsize)  # a field is a whole function
     try:
         with open_text(path, newline="") as file:
             rows = csv.reader(file, strict=True)
             header = next(rows, [])
+            if len(header) == 1 and (separator := next(filter(header[0].__contains__, ";\t|"), None)):
+                raise UserError(f"{path}: columns must be separated by commas, not by {separator!r}")
             line = rows.line_num
             for row in rows:
                 if row and len(row) != len(header):

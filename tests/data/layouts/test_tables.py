@@ -94,6 +94,16 @@ def test_every_row_of_a_csv_file_has_the_fields_of_the_header(tmp_path, rows, me
 
 # ---- Encodings ----
 
+
+@pytest.mark.parametrize("name", ["rows.csv.gz", "rows.jsonl.gz"])
+@pytest.mark.parametrize("damage", [lambda packed: packed[:40], lambda packed: packed[:20] + b"x" * 9 + packed[29:]])
+def test_a_damaged_archive_is_named(tmp_path, name, damage):
+    rows = HEADER + TEN if "csv" in name else LINES
+    (tmp_path / name).write_bytes(damage(gzip.compress(rows.encode())))
+    with refused(f"{tmp_path / name}: cannot be read"):
+        load_rows(tmp_path / name)
+
+
 ACCENTS = {
     "rows.csv": (HEADER + TEN + "écrit,print(x)\n", "line 12"),
     "rows.jsonl": (LINES + '{"query": "écrit", "code": "print(x)"}\n', "row 11"),
