@@ -245,9 +245,9 @@ def make_splits(
     if paired and evaluated:
         corpus = corpus_of(evaluated)
     if corpus is not None:
-        corpus = flat(
-            corpus.remove_columns(columns_in(corpus, [QUERY_ROW]))
-        )  # the splits share it, so that it is encoded once
+        if QUERY_ROW in corpus.column_names:
+            corpus = corpus.remove_columns(QUERY_ROW)
+        corpus = flat(corpus)  # the splits share it, so that it is encoded once
     splits = {}
     for name, rows in tables.items():
         pairs = dataclasses.replace(Split.from_pairs(rows), called=called) if paired or name == "train" else None

@@ -253,9 +253,8 @@ class Split:
         ids = _numbered(np.concatenate([_column(queries, "url"), _column(corpus, "url")]))
         relevant = EqualIds(ids[: len(queries)], ids[len(queries) :])
         query_of, first = _queries_of(queries)
-        queries = _without(queries, [QUERY_ROW])
-        if len(first) < len(queries):
-            queries = flat(queries.select(first))
+        if QUERY_ROW in queries.column_names:
+            queries = flat(queries.remove_columns(QUERY_ROW).select(first))
         return cls(queries, corpus, Judgments(_of_queries(relevant, query_of, len(first))))
 
     @classmethod
