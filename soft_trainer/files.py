@@ -64,6 +64,7 @@ TRAINING_FILES = (
     *("training_args.json", "trainer_state.json"),
 )
 
+READ_AT_ONCE = 2**20  # characters
 UNREADABLE = (OSError, EOFError, UnicodeDecodeError, zlib.error)
 
 
@@ -192,18 +193,27 @@ def check_utf8(path: str | Path) -> None:
     Raises:
         UserError: a line cannot be decoded, or the file cannot be read. The message gives the first such line.
     """
-    opener = gzip.open if str(path).endswith(".gz") else open
-    unit = "row" if ".jsonl" in str(path).lower() else "line"
-    place = path
     try:
-        with opener(path, "rb") as lines:
-            for number, line in enumerate(lines, 1):
-                place = f"{path}, {unit} {number}"
-                line.decode()
-    except UnicodeDecodeError as error:
-        raise UserError(f"{place}: cannot be read in UTF-8 ({error}); save it as UTF-8") from None
+        with open_text(path, newline="") as file:
+            while file.read(READ_AT_ONCE):
+                pass
+    except UnicodeDecodeError:
+        raise UserError(_not_utf8(path)) from None
     except UNREADABLE as error:
         raise UserError(f"{path}: cannot be read: {error}") from error
+
+
+def _not_utf8(path: str | Path) -> str:
+    """Returns the error message for a text file that is not in UTF-8, with the first line that cannot be decoded."""
+    opener = gzip.open if str(path).endswith(".gz") else open
+    unit = "row" if ".jsonl" in str(path).lower() else "line"
+    with opener(path, "rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError as error:
+                return f"{path}, {unit} {number}: cannot be read in UTF-8 ({error}); save it as UTF-8"
+    return f"{path}: cannot be read in UTF-8; save it as UTF-8"
 
 
 def read_json(path: str | Path, kind: type = dict):
