@@ -211,6 +211,8 @@ class SoftInfoNCETrainer(SavingTrainer):
             self.data_collator.prompt_lengths = prompts
         else:
             preflight.check_own_collator(self.plan, prompts)
+            options = dataclasses.replace(self.plan.options, negatives_per_query=0)  # it reads only pairs
+            self.plan = dataclasses.replace(self.plan, options=options)
         if self.compute_metrics is None:
             preflight.check_metric(self.args, self.evaluated_dims, self.eval_dataset)
         preflight.check_encoder(self.plan, self.model, self.encoder)
@@ -324,7 +326,8 @@ class SoftInfoNCETrainer(SavingTrainer):
         """The object that computes a batch's positives, negatives and weights. Requires the prepared rows."""
         false_negatives = self.plan.options.false_negatives
         relevant = None if false_negatives == "ignore" else self._rows.answers
-        return TargetMaker(self.criterion, self.estimator, relevant, keeps_positives=false_negatives == "positives")
+        keeps = false_negatives == "positives"
+        return TargetMaker(self.criterion, self.estimator, relevant, keeps, self._rows.without_query)
 
     @property
     def prompt_lengths(self) -> dict[str, int]:

@@ -27,6 +27,7 @@ GRAPHS = Features(
         for name in ("input_ids", "position_ids", "node_starts", "node_ends", "edge_targets", "edge_sources")
     }
 )
+TOKENS_END = "_tokens"  # the end of the names of columns with token lists
 PARSED_AT_ONCE = 500  # functions
 READ_AT_ONCE = 1000  # rows of text in memory at once
 TOKENIZED_BY_PROCESS = 20_000  # the rows that make another process worthwhile; `tokenizers` uses threads as well
@@ -88,6 +89,14 @@ def columns_in(dataset: Dataset, columns: Iterable[str]) -> list[str]:
     return [name for name in columns if name in dataset.column_names]
 
 
+def not_tokens(column: str) -> str:
+    """Returns the error message for a list in a column whose name does not say that it contains tokens."""
+    return (
+        f"column {column!r} contains lists of text, which only columns of tokens (NAME{TOKENS_END}) and of several "
+        "relevant codes (positives) may contain; rename it, or join each list"
+    )
+
+
 def text_column(dataset: Dataset, columns: Sequence[str], side: str) -> str:
     """Returns the first column in `columns` that the data set has, to read the text of queries or codes from.
 
@@ -104,6 +113,8 @@ def text_column(dataset: Dataset, columns: Sequence[str], side: str) -> str:
     feature = dataset.features[column]
     if isinstance(feature, Value) and feature.dtype not in ("string", "large_string", "null"):
         raise UserError(f"column {column!r} contains {feature.dtype}; expected text for the {side}")
+    if isinstance(feature, List) and not column.endswith(TOKENS_END):
+        raise UserError(not_tokens(column))
     return column
 
 

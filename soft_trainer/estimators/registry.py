@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from soft_trainer.choices import ESTIMATORS
 from soft_trainer.data.array_cache import DEFAULT_FOLDER
+from soft_trainer.encoders.adapters import has_adapter
 from soft_trainer.encoders.hub_files import split_revision
 from soft_trainer.encoders.loading import load_tokenizer
 from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
@@ -125,7 +126,8 @@ def default_estimators(
         other = type(estimator).__name__
     if args.teacher is not None and getattr(estimator, "model_name_or_path", None) == args.teacher:
         other = None
-    apply_defaults(data_args, args, profile, model.config._name_or_path or None, estimator=other)
+    name = model.config._name_or_path or None
+    apply_defaults(data_args, args, profile, name, estimator=other, adapter=has_adapter(model))
     if estimator is not None or "estimator" in args.named or not reads_estimator(args):
         return []
     return [choose_estimator(data_args, profile.query_columns)]

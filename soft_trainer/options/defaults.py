@@ -17,6 +17,7 @@ from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main
 
 SCRATCH_RATE = 1e-3
+LORA_RATE = 1e-4
 # Rate and batch were chosen on valid in benchmarks/static_study.md. There may be fewer rows than in a batch.
 STATIC = {"learning_rate": 3e-3, "per_device_train_batch_size": 128, "dataloader_drop_last": False}
 RECIPE = "hard_batches.yaml"
@@ -46,6 +47,7 @@ def apply_defaults(
     model: str | None,
     revision: str | None = None,
     estimator: str | None = None,
+    adapter: bool = False,
 ) -> None:
     """Sets the options whose defaults depend on the encoder or the teacher, and prints them.
 
@@ -53,11 +55,13 @@ def apply_defaults(
     static encoders get a higher learning rate and batches of 128. Encoders from scratch get a higher learning rate.
     Search encoders get `recipes/hard_batches.yaml`. These are other pretrained encoders with sentence-transformers
     files and cosine scores, which can find and weight similar rows before training. If the user set any option for
-    batches or weights, no recipe is used. Options that the user set keep their values.
+    batches or weights, no recipe is used. An adapter gets its own learning rate. Options that the user set keep their
+    values.
 
     Args:
         model: the folder or Hub name of the pretrained encoder, or None for an encoder from scratch.
         estimator: the name of the estimator passed to a trainer in Python, or None.
+        adapter: whether an adapter is trained instead of all weights.
 
     Raises:
         UserError: the options set both a teacher and another estimator.
@@ -68,12 +72,16 @@ def apply_defaults(
         _set_teacher(data_args, args, given, estimator)
     specs = option_specs(data_args) | option_specs(args)
     chosen = [name for name in given if name in specs and specs[name].group in ("weights", "batches")]
+    chosen = [name for name in chosen if name != "negatives_per_query"]  # these are added to any batch
     if "distill_weight" in given and args.distill_weight == 0:
         chosen.append("distill_weight")
     # In Python, `train` trains even without do_train. Only options from the command line have `given`.
     measures = not args.do_train and hasattr(args, "from_command_line")
     if measures:
         return
+    if adapter and (changed := _set_options({"learning_rate": LORA_RATE}, (args,), given)):
+        given = {*given, "learning_rate"}
+        print_on_main(f"An adapter gets {changed} by default.")
     suits = model and not chosen and estimator is None and profile.score_function == "cosine"
     suits = suits and repository_file(model, "modules.json", revision) is not None
     teacher = None

@@ -334,10 +334,10 @@ class SoftInfoNCEOptions(LossOptions):
         "such as NAME=0.2. A batch comes from one source.",
         group="batches",
     )
-    negatives_per_query: int = option(
-        0,
-        "Negatives for each query in addition to those in the batch. They come from the rows' column `negatives`, or "
-        "if there is none, from the codes that the estimator finds most similar.",
+    negatives_per_query: int | None = unset(
+        "Hard negatives for each query, in addition to the other codes in the batch. They come from the rows' columns "
+        "of negatives or, without such a column, from the codes that the estimator finds most similar. 0 uses none. "
+        "Default: as many as the columns name, at most 4; none without such a column.",
         least=0,
         group="batches",
     )
@@ -414,7 +414,8 @@ class TrainingOptions(SoftInfoNCEOptions):
     )
     learning_rate: float = training_option(
         2e-5,
-        "Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 if static; 1e-3 from scratch.",
+        "Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 if static; 1e-3 from scratch; "
+        "1e-4 for adapters (LoRA).",
         aliases=("lr",),
         least=0,
     )

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from transformers import SchedulerType, TrainingArguments
+from transformers.integrations.integration_utils import (
+    INTEGRATION_TO_CALLBACK,
+    get_available_reporting_integrations,
+)
 
 from soft_trainer.choices import COMPARE_CODES
 from soft_trainer.criterion import Criterion
@@ -220,6 +224,14 @@ def _check_together(args) -> None:
     """Raises UserError if options contradict each other or do not work on this machine."""
     if args.output_dir:
         check_writable(args.output_dir, f"output_dir={args.output_dir}")
+    for name in args.report_to or ():
+        if name not in INTEGRATION_TO_CALLBACK:
+            raise UserError(f"report_to={name}: use none, all or one of {', '.join(INTEGRATION_TO_CALLBACK)}")
+        installed = [*get_available_reporting_integrations(), "flyte"]  # `transformers` does not look for flyte
+        if name not in installed:
+            raise UserError(
+                f"report_to={name}: {name} is not installed; run pip install {name}, or set report_to=none"
+            )
     parallelism = getattr(args, "parallelism_config", None)
     if any((getattr(parallelism, name, None) or 1) > 1 for name in SHARED_BATCH):
         raise UserError(

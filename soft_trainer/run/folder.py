@@ -220,6 +220,10 @@ class RunFolder:
         elif checkpoint is None and state.name == STOPPED and not self.overwrite:
             checkpoint = state.checkpoint
             print_on_main(f"Continuing from {checkpoint}; overwrite=true starts from the beginning")
+            self.checkpoint = checkpoint
+            return
+        if checkpoint is not None:
+            print_on_main(f"Resuming from {checkpoint}")
         self.checkpoint = checkpoint
 
     def __enter__(self) -> RunFolder:

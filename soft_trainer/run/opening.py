@@ -54,7 +54,9 @@ def complete_options(
 ) -> None:
     """Fills in options that are not set: the defaults that depend on the encoder, and the output folder."""
     pretrained = None if model_args.from_scratch else model_name(model_args)
-    apply_defaults(data_args, args, profile, pretrained, model_args.model_revision)
+    revision = model_args.model_revision
+    adapter = model_args.lora_r is not None or bool(pretrained and saved_adapter(pretrained, revision))
+    apply_defaults(data_args, args, profile, pretrained, revision, adapter=adapter)
     args.output_dir = args.output_dir or default_output_dir(model_args, data_args, args)
 
 

@@ -22,7 +22,7 @@ from soft_trainer.data.split import Split
 from soft_trainer.encoders.encoding import at_least_float32
 from soft_trainer.encoders.profiles import COSINE_SCALE
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.base import Estimator, Rows, as_array, check_codes_have_queries
+from soft_trainer.estimators.base import Estimator, Rows, as_array, codes_without_query
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.callback import EstimatorCallback
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator, TrainedModelEstimator
@@ -30,6 +30,7 @@ from soft_trainer.options.fields import OF_TEACHER, LossOptions, SoftInfoNCEOpti
 from soft_trainer.options.option_spec import Values, effective_options
 from soft_trainer.options.resolve import check_codes, resolve_loss
 from soft_trainer.sentence_transformers.rows import LabelledRows, columns_of
+from soft_trainer.terminal import print_on_main
 from soft_trainer.training.gradient_cache import loss_in_blocks
 from soft_trainer.training.targets import TargetMaker
 
@@ -110,20 +111,24 @@ class SoftInfoNCELoss(nn.Module):
             options = OF_TEACHER | options
         self.options = SoftInfoNCEOptions(**options)
         self.estimator = _own_estimator(estimator, model, self.options.teacher)
+        if self.estimator is None and self.options.loss is None:
+            print_on_main(f"{type(self).__name__} without an estimator or a teacher is InfoNCE: all weights are 1")
         self.criterion = resolve_loss(self.options, self.estimator)
         if train_dataset is None:
             raise UserError(f"{type(self).__name__}: pass train_dataset=, the rows that `with_rows` returns")
         self.rows = LabelledRows(train_dataset)
+        without_query = None
         if self.criterion.needs_similarity:
             split = self.rows.split
-            check_codes_have_queries(self.estimator, split, np.arange(len(split.corpus)))
             EstimatorCallback(self.estimator).fit(split)
+            without_query = codes_without_query(self.estimator, split)
         false_negatives = self.options.false_negatives
         self.target_maker = TargetMaker(
             self.criterion,
             self.estimator,
             relevant=None if false_negatives == "ignore" else self.rows.answers,
             keeps_positives=false_negatives == "positives",
+            without_query=without_query,
         )
         self._batch_checked = False
 

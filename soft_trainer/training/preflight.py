@@ -16,12 +16,13 @@ from soft_trainer.encoders.encoding import check_dims
 from soft_trainer.encoders.loading import MISSING_WEIGHTS, add_padding_token, check_model, given_encoder
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.base import Estimator, NeighbourEstimator, check_codes_have_queries
+from soft_trainer.estimators.base import Estimator, NeighbourEstimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.evaluation.results import METRICS
 from soft_trainer.evaluation.retrieval import shorter_metric
 from soft_trainer.options.resolve import Plan, check_codes
 from soft_trainer.terminal import nearest
+from soft_trainer.training.negatives import negatives_to_draw
 from soft_trainer.training.prepared_rows import make_sampler
 from soft_trainer.training.sampler import languages_of
 
@@ -47,13 +48,8 @@ def check_rows_of(plan: Plan, args, estimator, split: Split) -> None:
     check_codes(plan.criterion, plan.global_batch_size)
     if isinstance(estimator, Estimator):
         estimator.check(split)
-    if plan.options.negatives_per_query == 0:
-        return
-    wrong = split.judgments.negatives
-    if wrong is not None:
-        if plan.criterion.needs_similarity:
-            check_codes_have_queries(estimator, split, wrong.indices)
-    elif not isinstance(estimator, NeighbourEstimator):
+    number, negatives = negatives_to_draw(plan.options, split.judgments)
+    if number and negatives is None and not isinstance(estimator, NeighbourEstimator):
         raise UserError(
             "negatives_per_query: add a column 'negatives' to the rows, or use an estimator that finds similar codes: "
             f"{FIND_NEIGHBOURS}"
@@ -74,6 +70,11 @@ def check_metric(args, dims: Iterable[int], eval_dataset) -> None:
     if metric is None or args.eval_strategy == "no":
         return
     name = metric.removeprefix("eval_")
+    if name == "loss":  # the default of `TrainingArguments` with load_best_model_at_end
+        raise UserError(
+            'metric_for_best_model="loss": there is no eval_loss, because estimators know only the training rows; set '
+            'metric_for_best_model="mrr"'
+        )
     names = [*METRICS, *map(shorter_metric, dims)]
     measured = list(names)
     if isinstance(eval_dataset, Mapping):

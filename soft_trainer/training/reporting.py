@@ -16,6 +16,8 @@ from soft_trainer.data.statistics import data_statistics
 from soft_trainer.encoders.adapters import active_adapter, has_adapter
 from soft_trainer.encoders.loading import profile_warnings
 from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.options.defaults import LORA_RATE
+from soft_trainer.options.fields import SoftInfoNCEOptions
 from soft_trainer.options.resolve import Plan
 from soft_trainer.terminal import LINE_SECONDS, duration, print_on_main, table
 
@@ -32,12 +34,18 @@ def loss_table(plan: Plan, estimator) -> dict[str, object]:
 
 
 def setup_table(
-    args: TrainingArguments, plan: Plan, model: PreTrainedModel, precision: str, why_padded: str | None
+    args: TrainingArguments,
+    plan: Plan,
+    model: PreTrainedModel,
+    precision: str,
+    why_padded: str | None,
+    negatives: int = 0,
 ) -> dict[str, object]:
     """Returns the settings of batches, precision, adapter, learning rate and seed, keyed by label.
 
     Args:
         why_padded: why forward passes are padded, or None if they are packed.
+        negatives: the number of hard negatives per query.
     """
     setup = {
         "pairs per batch and process": plan.batch_size,
@@ -49,6 +57,8 @@ def setup_table(
     if plan.train_sampling_strategy != "random":
         setup["batches"] = plan.train_sampling_strategy
     setup |= plan.effective_batches
+    if negatives:
+        setup["negatives_per_query"] = negatives
     setup["precision"] = precision
     setup["forward passes"] = "packed" if why_padded is None else f"padded ({why_padded})"
     setup |= adapter_settings(model)
@@ -164,6 +174,11 @@ def banner(
 def warnings_of(args: TrainingArguments, plan: Plan, encoder: EncoderProfile, model: PreTrainedModel) -> list[str]:
     """Returns warnings about training settings that probably do not have the intended effect."""
     warnings = plan.unread(args)
+    if not isinstance(args, SoftInfoNCEOptions) and plan.criterion.loss == "info_nce":
+        warnings.append(
+            f"{type(args).__name__} without an estimator train with InfoNCE, where SoftInfoNCETrainingArguments train "
+            "with Soft-InfoNCE; pass these, or an estimator in callbacks"
+        )
     if args.hub_model_id and not args.push_to_hub and not (args.hub_token or get_token()):
         warnings.append(f"warning: hub_model_id={args.hub_model_id}: log in with `hf auth login` before pushing")
     if encoder.score_function == "cosine" and encoder.score_scale == 1:
@@ -176,6 +191,10 @@ def warnings_of(args: TrainingArguments, plan: Plan, encoder: EncoderProfile, mo
         warnings.append(
             f"warning: the trained weights are stored in {name}, so small updates are lost; load the model in float32 "
             "(dtype=float32) and set bf16=True or fp16=True instead"
+        )
+    if has_adapter(model) and args.learning_rate <= LORA_RATE / 4:
+        warnings.append(
+            f"warning: learning_rate={args.learning_rate:g} is far below 1e-4 to 5e-4, the usual rates for an adapter"
         )
     warnings += profile_warnings(model, encoder)
     revision = None

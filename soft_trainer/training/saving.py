@@ -21,6 +21,7 @@ from soft_trainer.hub.model_card import environment, license_of, write_model_car
 from soft_trainer.options.resolve import Plan
 from soft_trainer.training import reporting
 from soft_trainer.training.checkpoints import mark_complete, saving_checkpoint
+from soft_trainer.training.negatives import negatives_to_draw
 
 
 class SavingTrainer(Trainer):
@@ -140,7 +141,10 @@ class SavingTrainer(Trainer):
 
     def setup_table(self) -> dict[str, object]:
         """Returns the training settings except the loss, keyed by label, such as "learning rate"."""
-        return reporting.setup_table(self.args, self.plan, self.model, self.precision, self.why_padded)
+        negatives = 0
+        if self.train_split is not None:
+            negatives, _ = negatives_to_draw(self.plan.options, self.train_split.judgments)
+        return reporting.setup_table(self.args, self.plan, self.model, self.precision, self.why_padded, negatives)
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """Checks before training that a push would work, and creates the repository on the Hub if necessary.

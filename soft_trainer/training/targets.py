@@ -22,12 +22,15 @@ class TargetMaker:
         estimator: an object with `similarity(query_rows, code_rows)`, or None.
         relevant: finds relevant codes in a batch. If None, only the code paired with a query counts as positive.
         keeps_positives: True to keep other known positives as extra positives, or False to exclude them.
+        without_query: bool[C], the codes that the estimator cannot compare (`codes_without_query`), or None. They are
+            named negatives, so they count as the least similar codes of the batch.
     """
 
     criterion: Criterion
     estimator: object | None = None
     relevant: RelevantCodes | None = None
     keeps_positives: bool = False
+    without_query: np.ndarray | None = None
 
     def of_rows(
         self, queries: np.ndarray, codes: np.ndarray, positives: Tensor, met: Tensor | None = None
@@ -58,7 +61,17 @@ class TargetMaker:
         """
         similarity = None
         if self.criterion.needs_similarity:
-            similarity = checked_similarity(self.estimator, queries, codes).to(targets.positives.device)
+            similarity = self._similarity(queries, codes).to(targets.positives.device)
         with torch.no_grad():
             made = self.criterion.targets(targets.positives, targets.negatives, targets.extra_positives, similarity)
         return made.mapped(lambda tensor: tensor.float() if tensor.is_floating_point() else tensor)
+
+    def _similarity(self, queries: np.ndarray, codes: np.ndarray) -> Tensor:
+        """Returns the estimator's similarities of B queries and N codes, Tensor[B, N]."""
+        if self.without_query is None or not self.without_query[codes].any():
+            return checked_similarity(self.estimator, queries, codes)
+        compared = torch.from_numpy(~self.without_query[codes])
+        known = checked_similarity(self.estimator, queries, codes[compared.numpy()])
+        similarity = known.amin(1, keepdim=True).repeat(1, len(codes))
+        similarity[:, compared.to(known.device)] = known
+        return similarity

@@ -28,6 +28,7 @@ from soft_trainer.estimators.registry import choose_estimator, default_estimator
 from soft_trainer.options.defaults import apply_defaults, choose_precision
 from soft_trainer.options.parse import OF_A_RUN, as_argv, parse
 from soft_trainer.run.building import build_profile
+from soft_trainer.run.opening import complete_options
 
 CHOSEN = {"estimator": "initial_model", "train_sampling_strategy": "similar", "weighting": "positive_aware"}
 CHOSEN |= {"learning_rate": 6e-5, "num_train_epochs": 1, "warmup_steps": 0.1}
@@ -40,8 +41,7 @@ def options_after(tmp_path, encoder_dir):
     def choose(*words: str, model=encoder_dir, names=CHOSEN) -> dict:
         words = [*words, *(["--model_name_or_path", str(model)] if model else []), "--use_cpu", "true"]
         model_args, data_args, args = parse(OF_A_RUN, [*words, "--output_dir", str(tmp_path)])
-        pretrained = None if model_args.from_scratch else model_args.model_name_or_path
-        apply_defaults(data_args, args, build_profile(model_args), pretrained)
+        complete_options(model_args, data_args, args, build_profile(model_args))
         return {name: getattr(data_args if hasattr(data_args, name) else args, name) for name in names}
 
     return choose
@@ -60,8 +60,39 @@ def test_what_is_given_stays(options_after):
     assert options_after("--distill_weight", "0.3") == CHOSEN
 
 
+@pytest.mark.parametrize("number", ["0", "1"])
+def test_hard_negatives_change_nothing_else_of_the_recipe(options_after, number):
+    assert options_after("--negatives_per_query", number) == CHOSEN
+
+
+@pytest.mark.parametrize(
+    ("words", "rate"),
+    [
+        ((), 1e-4),
+        (("--estimator", "bm25"), 1e-4),
+        (("--learning_rate", "3e-4"), 3e-4),
+        (("--config", "encoders/qwen3_embedding"), 1e-4),
+        (("--config", "encoders/qwen3_embedding", "--lr", "2e-6"), 2e-6),
+    ],
+)
+def test_an_adapter_has_its_own_learning_rate(options_after, words, rate):
+    names = ["learning_rate", "num_train_epochs"]
+    # The profile in the recipe would not fit the tiny encoder.
+    options = options_after(*words, "--lora_r", "4", "--profile", "codebert", names=names)
+    assert options["learning_rate"] == rate
+
+
+def test_an_adapter_keeps_the_rest_of_the_recipe(options_after):
+    assert options_after("--lora_r", "4") == CHOSEN | {"learning_rate": 1e-4}
+
+
+def test_a_recipe_with_an_adapter_keeps_its_learning_rate(options_after, tmp_path):
+    (tmp_path / "own.yaml").write_text("lora_r: 4\nlearning_rate: 0.0002\n")
+    assert options_after("--config", str(tmp_path / "own.yaml"), "--lora_r", "8")["learning_rate"] == 2e-4
+
+
 # A batch of 8 cannot hold two groups of similar rows.
-OWN_CHOICE = {"estimator": "none", "alpha": "1.3", "train_sampling_strategy": "random", "negatives_per_query": "1"}
+OWN_CHOICE = {"estimator": "none", "alpha": "1.3", "train_sampling_strategy": "random"}
 OWN_CHOICE |= {"score_function": "dot", "per_device_train_batch_size": "8", "do_predict": "true"}
 
 

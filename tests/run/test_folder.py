@@ -280,6 +280,9 @@ def test_a_finished_run_is_done_and_overwriting_leaves_nothing_of_the_earlier_on
     code, said = script(**run | {"max_steps": 3})
     assert code == 2 and "(max_steps was 2, is now 3): to train for longer, resume_from_checkpoint=last" in said[-1]
     assert (out / "README.md").read_text() == "edited"
+    shutil.copytree(out, tmp_path / "longer")
+    code, said = script(**run | {"max_steps": 3, "output_dir": tmp_path / "longer", "resume_from_checkpoint": "last"})
+    assert code == 0 and f"Resuming from {tmp_path / 'longer' / 'checkpoint-2'}" in said
     code, said = script(**run | {"seed": 7})
     assert code == 2 and "seed was 42, is now 7" in said[-1] and "overwrite=true" in said[-1]
     again = run | {"overwrite": True, "model_card": False, "do_train": True, "do_predict": True, "seed": 7}

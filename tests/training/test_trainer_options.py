@@ -13,7 +13,7 @@ import pytest
 import torch
 from datasets import Dataset
 from refusals import refused
-from trainings import batches_of, check_weights, losses_of, still
+from trainings import batches_of, check_weights, losses_of, still, warned
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 from soft_trainer import BM25Estimator, EstimatorCallback
@@ -74,6 +74,19 @@ def test_an_estimator_among_the_callbacks_gives_the_weights(trainer_of):
     trainer = trainer_of(estimator=None)
     trainer.add_callback(estimator)
     assert trainer.estimator is estimator and trainer.criterion.loss == "soft_info_nce"
+
+
+def test_plain_arguments_say_that_they_train_with_infonce(trainer_of):
+    [line] = warned(trainer_of(plain=True, estimator=None))
+    assert line.startswith("TrainingArguments without an estimator train with InfoNCE, where SoftInfoNCETraining")
+    assert not warned(trainer_of(plain=True)) and not warned(trainer_of(estimator=None))
+
+
+def test_the_default_metric_of_plain_arguments_is_named_with_what_to_set(trainer_of):
+    options = {"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch"}
+    with refused('metric_for_best_model="loss": there is no eval_loss', 'set metric_for_best_model="mrr"'):
+        trainer_of(plain=True, **options)
+    trainer_of(**options)
 
 
 @pytest.mark.slow
