@@ -54,7 +54,13 @@ from soft_trainer.training.measurements import Measurements
 from soft_trainer.training.merge_callback import MergeCallback
 from soft_trainer.training.prepared_rows import PreparedRows, prepare_rows, train_loader
 from soft_trainer.training.reporting import ProgressLines, QuietBar, banner, warnings_of
-from soft_trainer.training.run_fingerprint import Loaded, choose_by_metrics, run_fingerprint
+from soft_trainer.training.run_fingerprint import (
+    TRAINING_ROWS,
+    choose_by_metrics,
+    loaded_fingerprint,
+    run_fingerprint,
+    splits_hash,
+)
 from soft_trainer.training.sampler import EpochDataLoader, data_seed
 from soft_trainer.training.saving import SavingTrainer
 from soft_trainer.training.targets import TargetMaker
@@ -86,6 +92,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             custom collator works only with a single process.
         callbacks: the trainer's callbacks. An estimator or an `EstimatorCallback` among them supplies the weights.
         query_column, code_column, id_column: the names of the rows' columns, if `load_rows` does not recognise them.
+        depends_on: further entries of the run fingerprint, such as the options of a command.
         kwargs: any other arguments of `transformers.Trainer`.
 
     Raises:
@@ -109,6 +116,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         query_column: str | None = None,
         code_column: str | None = None,
         id_column: str | None = None,
+        depends_on: Mapping[str, object] | None = None,
         **kwargs,
     ):
         args = args or SoftInfoNCETrainingArguments()
@@ -137,6 +145,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             callbacks=callbacks,
             **kwargs,
         )
+        self.depends_on = dict(depends_on or {})
         self.train_split = split
         self.codebase = codebase
         self.estimator_callback = callback
@@ -149,7 +158,6 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.evaluations: list[tuple[int, bool, dict]] = []  # step, whether during training, metrics
         self.report: Measurements | None = None  # the results of the last training, if `args.report` is set
         self.run_fingerprint = {}
-        self.of_command = {}  # for a run from the command line: further entries of the run fingerprint
         self._merging = MergeCallback(self)
         self.add_callback(self._merging)
         self.add_callback(checkpoints.ResumedState(lambda: self._checkpoint))
@@ -466,8 +474,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         warnings = warnings_of(self.args, self.plan, self.encoder, self.model)
         print_on_main("\n".join([table, *warnings]))
         self.prepare_rows()
-        content = getattr(self.estimator, "encoder_identity", None)
-        fitted = {"the estimator's encoder": content or getattr(self.estimator, "model_name_or_path", None)}
+        fitted = {"the estimator's encoder": getattr(self.estimator, "encoder_identity", None)}
         self.run_fingerprint = checkpoints.compared(lambda: self.run_fingerprint | fitted, checkpoint)
         checkpoints.warn_of_changes(self.run_fingerprint, checkpoint)
         self._losses_before = checkpoints.losses_before(checkpoint)
@@ -475,28 +482,24 @@ class SoftInfoNCETrainer(SavingTrainer):
         self._false_negatives_masked = 0
 
     def fingerprint(self) -> dict[str, object]:
-        """Returns the run fingerprint, except for values that only a fitted estimator has."""
+        """Returns the run fingerprint, except for the content of an encoder that the estimator loads to be fitted."""
         early_stops = [each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
         metrics_choose = bool(early_stops) or choose_by_metrics(self.args)
-        own = {
-            "collator": None if self._collates else self.data_collator,
-            "early stop": next(iter(early_stops), None),
-        }
+        found = run_fingerprint(self.args, metrics_choose=metrics_choose) | self.depends_on
+        found[TRAINING_ROWS] = self.train_split.fingerprint()
         if metrics_choose:
-            own["metrics"] = self.compute_metrics
-        loaded = Loaded(
-            self.plan,
-            self.encoder,
+            found["the evaluation rows"] = splits_hash(self.eval_dataset)
+        return found | loaded_fingerprint(
             self.model,
             self.processing_class,
-            self.train_split,
-            self.estimator,
+            self.encoder,
+            self.criterion,
             self._merging.before,
-            (self.eval_dataset,) if metrics_choose else (),
-            own,
+            estimator=self.estimator,
+            collator=None if self._collates else self.data_collator,
+            early_stop=next(iter(early_stops), None),
+            metrics=self.compute_metrics if metrics_choose else None,
         )
-        found = run_fingerprint(self.args, apart=self.args.output_dir, metrics_choose=metrics_choose, loaded=loaded)
-        return found | self.of_command
 
     # ---- Evaluation ----
 

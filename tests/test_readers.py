@@ -63,6 +63,7 @@ class World:
 def world(tmp_path, model, tokenizer, profile, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(scratch, "TOKENIZERS", tmp_path / "tokenizers")
+    monkeypatch.setattr(run_rows, "MINED", tmp_path / "mined")
     rows = [
         {
             "url": f"u{number}",
@@ -161,7 +162,7 @@ def history(world):
 
 def mined(world, **options):
     arguments = DataArguments(language="python", **options)
-    folder = run_rows._mined(arguments, "python", world.folder / "mined")
+    folder = run_rows._mined(arguments, "python")
     return {path.name: codesearchnet.load_jsonl(path)[:] for path in sorted(folder.glob("[tv]*.jsonl.gz"))}
 
 

@@ -75,19 +75,19 @@ class DataArguments:
     )
     source_dir: str | None = data_option(
         "Source tree to mine documented functions from. 'stdlib' stands for Python's standard library.",
-        refers_to="code",
+        refers_to="tree",
     )
     extra_source_dir: str | None = unset(
         "Another source tree to train on. Copies of functions in valid, test and codebase are excluded. 'installed' "
         "stands for the packages installed in this Python.",
         applies_if=conditions.MINED,
-        refers_to="code",
+        refers_to="tree",
     )
     history: str | None = unset(
         "Git repository to mine: each row is a commit's subject with a function that the commit changed. If "
         "--source_dir is a folder in its working tree, documented functions become rows too.",
         evaluation=True,
-        refers_to="repository",
+        refers_to="tree",
     )
     mining_keep: str | None = unset(
         "Mining rules to skip, comma-separated, such as short_functions.", applies_if=conditions.MINED, evaluation=True

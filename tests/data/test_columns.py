@@ -58,7 +58,7 @@ def test_the_column_that_was_named_is_read_whatever_the_profile_prefers(answers,
     lines = [json.dumps(row | {"original_string": "other", "language": "python"}) + "\n" for row in rows]
     path.write_text("".join(lines))
     arguments = DataArguments(data_dir=str(path), query_column="question", code_column="body")
-    train = load_data(arguments, PROFILES["graphcodebert"], tmp_path)["train"]
+    train = load_data(arguments, PROFILES["graphcodebert"])["train"]
     assert "original_string" not in train.corpus.column_names
     assert all(code.startswith("def f(x)") for code in train.corpus["code"])
 

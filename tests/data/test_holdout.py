@@ -105,7 +105,7 @@ def test_a_row_of_another_source_s_test_is_not_trained_on(tmp_path, capsys):
             text = "".join(json.dumps({"query": f"adds {n}", "code": f"{source} + {n}"}) + "\n" for n in numbers)
             (tmp_path / source / f"{split}.jsonl").write_text(text)
     arguments = DataArguments(data_dir=f"{tmp_path}/own,{tmp_path}/general")
-    train = load_data(arguments, EncoderProfile(), tmp_path)["train"]
+    train = load_data(arguments, EncoderProfile())["train"]
     assert {name: pairs for name, (_, _, pairs) in train.sources.items()} == {"own": 19, "general": 20}
     assert values(train, "docstring").isdisjoint({f"adds {n}" for n in (0, 24, 25, 26, 27)})
     said = capsys.readouterr().err

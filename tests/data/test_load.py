@@ -48,7 +48,7 @@ def write(rows: Dataset, path):
 
 def load(source, **arguments):
     options = DataArguments(data_dir=str(source), language="python", **arguments)
-    return pushed_tables(load_data(options, EncoderProfile(), "unused"))
+    return pushed_tables(load_data(options, EncoderProfile()))
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.csv", "rows.parquet", "saved", "folder/a.csv"])

@@ -42,11 +42,11 @@ def study_file(tmp_path):
     return write
 
 
-def fingerprint_of(study, run):
+def fingerprint_of(run):
     """Returns the run fingerprint that a run of a study stores in its record."""
     model_args, data_args, args = check_options(run)
     complete_options(model_args, data_args, args, build_profile(model_args))
-    return run_fingerprint(model_args, data_args, args, apart=study.folder(run))
+    return run_fingerprint(model_args, data_args, args)
 
 
 def finish(study, run, mrr=0.5, **changes):
@@ -56,7 +56,7 @@ def finish(study, run, mrr=0.5, **changes):
     (folder / "model.safetensors").write_text("weights")
     write_json(folder / "study.json", {"launcher": study.launcher})
     record = {"results": {"test": {"trained": {"mrr": mrr}}}, LISTED: {}}
-    record[DEPENDS_ON] = fingerprint_of(study, run) | changes
+    record[DEPENDS_ON] = fingerprint_of(run) | changes
     write_json(folder / "run.json", record)
 
 
@@ -185,7 +185,7 @@ def test_a_stopped_run_continues_and_one_without_a_checkpoint_is_new(study_file)
     folder.mkdir(parents=True)
     (folder / "log.txt").write_text("started")
     assert state(study) == (NEW, [])
-    mark_complete(folder / "checkpoint-3", fingerprint_of(study, study.runs[0]) | {"processes": 8})
+    mark_complete(folder / "checkpoint-3", fingerprint_of(study.runs[0]) | {"processes": 8})
     assert state(study) == (STOPPED, [])
 
 
@@ -214,17 +214,6 @@ def test_a_redo_that_fails_leaves_the_results_of_the_earlier_launcher_to_make_ag
     assert "failed" in printed
     assert "0.125" not in printed
     assert state(read_study(path))[0] == OTHER
-
-
-def test_a_study_in_the_tree_that_it_mines_continues(study_file, tmp_path):
-    (tmp_path / "a.py").write_text("def a():\n    return 1\n")
-    study = read_study(study_file(options={"language": "python", "from_scratch": "32x1", "source_dir": str(tmp_path)}))
-    run = study.runs[0]
-    finish(study, run)
-    (study.folder(run) / "custom.py").write_text("an encoder's own code")
-    assert state(study) == (DONE, [])
-    (tmp_path / "a.py").write_text("def a():\n    return 2\n")
-    assert state(study) == (OTHER, ["source_dir changed"])
 
 
 def test_changed_runs_are_refused_before_anything_starts(study_file):
