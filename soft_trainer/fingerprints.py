@@ -1,13 +1,12 @@
-"""Computes fingerprints: hashes of the content of rows, encoders, files and code, whatever their name or location.
+"""Computes fingerprints: hashes of the content of rows, encoders and files, whatever their name or location.
 
 Caches, checkpoints, rank files and indexes store the fingerprint of what they were made from: rows, encoder,
-tokenizer, settings and code. Before the contents are used, this fingerprint is compared with the current one.
+tokenizer and settings. Before the contents are used, this fingerprint is compared with the current one.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import inspect
 import json
 import os
@@ -15,7 +14,6 @@ import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +35,9 @@ from soft_trainer.terminal import print_on_main
 AT_ONCE = 1 << 16  # rows to hash at a time
 READ_BYTES = 1 << 22
 ROW_FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".txt")  # the endings of files with rows
+# Raise this number if a change of the code gives other mined or filtered rows, token ids, data flows, tokenizers,
+# embeddings or neighbours for the same input. All caches are then made again.
+CACHE_FORMAT = 1
 HASH = re.compile("[0-9a-f]{32}")
 UNREAD_PROFILE = {"name", "matryoshka_dims", "teacher", "teacher_identity"}  # fields that training does not read
 # Fields of a profile, a configuration and an adapter that do not affect embeddings.
@@ -261,7 +262,7 @@ def kept_files(record: Path, made_from: str) -> list[Path] | None:
     """
     with suppress(UserError, OSError, KeyError, AttributeError):
         stored = read_json(record)
-        if stored["made_from"] != made_from:
+        if (stored["made_from"], stored["format"]) != (made_from, CACHE_FORMAT):
             return None
         files = {record.parent / name: known for name, known in stored["files"].items()}
         if all(file_fingerprint(path) == known for path, known in files.items()):
@@ -278,23 +279,4 @@ def keep_files(record: Path, made_from: str, files: Sequence[Path]) -> None:
         OSError: a file cannot be read or the record cannot be written.
     """
     names = {os.path.relpath(path, record.parent): file_fingerprint(path) for path in files}
-    write_json(record, {"made_from": made_from, "files": names})
-
-
-# ---- Code ----
-
-
-@cache
-def code_fingerprint(*modules: str) -> str:
-    """Hashes the source code of modules and packages, so that the hash can act as a version number of their output.
-
-    Args:
-        modules: full names, such as "soft_trainer.dataflow".
-    """
-    sources = []
-    for name in modules:
-        files = [Path(importlib.util.find_spec(name).origin)]
-        if files[0].name == "__init__.py":
-            files = sorted(files[0].parent.rglob("*.py"))
-        sources += [path.read_bytes() for path in files]
-    return fingerprint(sources)
+    write_json(record, {"made_from": made_from, "format": CACHE_FORMAT, "files": names})

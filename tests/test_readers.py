@@ -18,7 +18,7 @@ from soft_trainer.data.layouts import codesearchnet, tables
 from soft_trainer.data.split import Split
 from soft_trainer.encoders import scratch
 from soft_trainer.encoders.encoding import Encoder
-from soft_trainer.estimators import frozen_encoder, neighbours
+from soft_trainer.estimators import frozen_encoder
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.neighbours import Excluded
 from soft_trainer.fingerprints import rows_fingerprint
@@ -170,9 +170,9 @@ def mined(world, **options):
 ROWS = ("rows", "format", "damage")
 READERS = {
     jsonl: ROWS,
-    json_of_any_columns: ("rows", "damage"),
-    flattened: ("rows", "damage"),
-    split: ("rows", "damage"),
+    json_of_any_columns: ROWS,
+    flattened: ROWS,
+    split: ROWS,
     ids: (*ROWS, "tokenizer", "options"),
     data_flow: (*ROWS, "tokenizer", "options"),
     filtered: (*ROWS, "options"),
@@ -201,8 +201,7 @@ def change(world, part, monkeypatch):
     elif part == "options":
         world.options = 1
     elif part == "format":
-        for module in (codesearchnet, filtering, frozen_encoder, neighbours, scratch, run_rows, tokens):
-            monkeypatch.setattr(module, "code_fingerprint", lambda *modules: "of other code")
+        monkeypatch.setattr(fingerprints, "CACHE_FORMAT", 0)
     else:
         for path in world.folder.rglob("*"):
             cached = path.suffix in (".arrow", ".npy", ".gz", ".tokenizer") and not path.name.startswith("data-")

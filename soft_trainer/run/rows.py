@@ -22,7 +22,7 @@ from soft_trainer.data.row_checks import check_split, drop_unusable_rows
 from soft_trainer.data.split import Split
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.fingerprints import code_fingerprint, fingerprint, keep_files, kept_files
+from soft_trainer.fingerprints import fingerprint, keep_files, kept_files
 from soft_trainer.options.fields import CODESEARCHNET, COLUMN_OPTIONS, DataArguments
 from soft_trainer.source.source_files import source_folder
 from soft_trainer.terminal import nearest_file, print_on_main, table
@@ -340,12 +340,7 @@ def _mined(arguments: DataArguments, language: str, codebase: bool = True) -> Pa
         origin = source
         state = tree_state(source, language)
         options = {"keep": list(filter(None, (arguments.mining_keep or "").split(","))), "codebase": codebase}
-    made_from = fingerprint(
-        state,
-        language,
-        options,
-        code_fingerprint("soft_trainer.mining", "soft_trainer.source", "soft_trainer.dataflow"),
-    )
+    made_from = fingerprint(state, language, options)
     folder = MINED / made_from
     record = folder.with_suffix(".json")
     if kept_files(record, made_from) is None:

@@ -23,7 +23,7 @@ from soft_trainer.data.layouts.tables import HUB_NAME, named_splits, row_files
 from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json_lines, written_aside
-from soft_trainer.fingerprints import code_fingerprint, file_fingerprint, fingerprint
+from soft_trainer.fingerprints import file_fingerprint, fingerprint
 from soft_trainer.terminal import nearest_file, print_on_main
 
 TEXTS = ("repo", "path", "func_name", "original_string", "language", "code", "docstring", "url", "partition")
@@ -91,8 +91,7 @@ def load_jsonl(path: Path) -> Dataset:
         raise UserError(f"{path}: no rows")
     if all(value is None for value in first.values()):
         raise UserError(f"{path}: row 1 has none of the columns {', '.join(FILE_FEATURES)}; rename its columns")
-    code = code_fingerprint(__name__, "soft_trainer.files")
-    made_from = fingerprint(file_fingerprint(path), path.suffix, str(FILE_FEATURES), code)
+    made_from = fingerprint(file_fingerprint(path), path.suffix, str(FILE_FEATURES))
 
     def build(stored: Path) -> Dataset:
         with written_aside(stored) as aside, ArrowWriter(path=str(aside), features=FILE_FEATURES) as writer:
