@@ -12,18 +12,16 @@ import pyarrow.compute as pc
 from datasets import Dataset, List, Value
 from xxhash import xxh3_128_hexdigest
 
-from soft_trainer.data.split import CODE_COLUMNS
+from soft_trainer.data.split import CODE_COLUMNS, QUERY_COLUMNS
 from soft_trainer.data.tokens import columns_in
 from soft_trainer.errors import UserError
 from soft_trainer.terminal import nearest, print_on_main, shortened
 
 # The recognised names of query and code columns.
 PAIRS = (("query", "code"), ("anchor", "positive"), ("question", "answer"), ("text", "function"))
-# The columns of CodeSearchNet.
-QUERIES = ("docstring", "docstring_tokens")
-CODES = ("code", "code_tokens")
+CODES = ("code", "code_tokens")  # of CodeSearchNet
 TEXT_ID = "code:"  # the start of an id that is the hash of a code
-COLUMNS_OF = {"query": QUERIES, "code": CODES}
+COLUMNS_OF = {"query": QUERY_COLUMNS, "code": CODES}
 
 
 class ColumnNames(NamedTuple):
@@ -59,11 +57,11 @@ def chosen_columns(
         if name is not None and name not in names:
             have = ", ".join(names)
             raise UserError(f"{source}: {option}={name}: no such column; the rows have {have}{nearest(name, names)}")
-    if not (query or code or {*QUERIES} & {*names}):
+    if not (query or code or {*QUERY_COLUMNS} & {*names}):
         query, code = next((pair for pair in PAIRS if {*pair} <= {*names}), (None, None))
         if query is not None and not quiet:  # without recognised columns, `text_column` raises an error
             print_on_main(f"{source}: reading queries from column {query!r} and codes from {code!r}")
-    return {"query": (query,) if query else QUERIES, "code": (code,) if code else CODES}
+    return {"query": (query,) if query else QUERY_COLUMNS, "code": (code,) if code else CODES}
 
 
 def renamed(data: dict[str, Dataset], columns: Mapping[str, Sequence[str]], source: str) -> dict[str, Dataset]:
@@ -164,7 +162,7 @@ def with_ids(
     """
     names = set().union(*(rows.column_names for rows in data.values()))
     of_text = {*columns["code"]}
-    codesearchnet = "url" in names and bool({*QUERIES} & names) and bool({*CODE_COLUMNS} & names)
+    codesearchnet = "url" in names and bool({*QUERY_COLUMNS} & names) and bool({*CODE_COLUMNS} & names)
     if id_column is None and codesearchnet:
         return dict(data)
     if id_column is None and not all(columns_in(rows, of_text) for rows in data.values()):

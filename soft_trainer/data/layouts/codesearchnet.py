@@ -15,12 +15,12 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from soft_trainer.data.array_cache import cached_dataset, flat
-from soft_trainer.data.columns import PAIRS, QUERIES
+from soft_trainer.data.columns import PAIRS
 from soft_trainer.data.languages import rows_in
 from soft_trainer.data.layouts.files import SPLITS, files_of_splits
 from soft_trainer.data.layouts.published import load_published, reading_hub
 from soft_trainer.data.layouts.tables import HUB_NAME, named_splits, row_files
-from soft_trainer.data.split import Split
+from soft_trainer.data.split import QUERY_COLUMNS, Split
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json_lines, written_aside
 from soft_trainer.fingerprints import file_fingerprint, fingerprint
@@ -57,7 +57,7 @@ def is_codesearchnet(folder: Path) -> bool:
         _, row = next(read_json_lines(files[first][0]), (None, {}))
     except UserError:
         return True  # `load_folder` raises a better error
-    return bool({*QUERIES} & row.keys()) or not any({*pair} <= row.keys() for pair in PAIRS)
+    return bool({*QUERY_COLUMNS} & row.keys()) or not any({*pair} <= row.keys() for pair in PAIRS)
 
 
 def load_folder(folder: str | Path, splits: Sequence[str] = SPLITS) -> DatasetDict:
