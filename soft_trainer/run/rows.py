@@ -17,7 +17,7 @@ from soft_trainer.data.languages import check_languages, languages_in
 from soft_trainer.data.layouts.codesearchnet import select_by_urls
 from soft_trainer.data.layouts.files import SPLITS
 from soft_trainer.data.layouts.tables import HUB_NAME
-from soft_trainer.data.load import Sources, join_sources, load_rows
+from soft_trainer.data.load import Sources, join_sources, read_source
 from soft_trainer.data.row_checks import check_split, drop_unusable_rows
 from soft_trainer.data.split import Split
 from soft_trainer.encoders.profiles import EncoderProfile
@@ -118,18 +118,18 @@ def read_sources(arguments: DataArguments, needed: Sequence[str] = SPLITS) -> So
     names = column_names(arguments)
     sources = {}
     for name, place in arguments.sources.items():
-        sources[name] = load_rows(place, *names, needed=needed, check=check, one_of_several=True)
+        sources[name] = read_source(place, names, needed=needed, check=check, one_of_several=True)
     if sources:
         return sources
     for language in languages or [None]:
         name = language if len(languages) > 1 else ""
         if arguments.data_dir:
             place = _in_place(arguments.data_dir, language)
-            sources[name] = load_rows(place, *names, needed=needed, check=check)
+            sources[name] = read_source(place, names, needed=needed, check=check)
         elif arguments.source_dir or arguments.history:
             sources[name] = _mined_splits(arguments, language)
         elif arguments.dataset_name != "none":
-            sources[name] = load_rows(arguments.dataset_name, language=language, check=False)
+            sources[name] = read_source(arguments.dataset_name, language=language, check=False)
         else:
             sources[name] = {}
     return sources
@@ -355,11 +355,11 @@ def _mined_splits(arguments: DataArguments, language: str) -> dict[str, Split]:
 
     Copies of functions in valid, test or the corpus are not added.
     """
-    splits = load_rows(_mined(arguments, language), check=False, divide=False)
+    splits = read_source(_mined(arguments, language), check=False)
     if not arguments.extra_source_dir:
         return splits
     extra = dataclasses.replace(arguments, source_dir=arguments.extra_source_dir, history=None)
-    mined = load_rows(_mined(extra, language, codebase=False), check=False, divide=False)
+    mined = read_source(_mined(extra, language, codebase=False), check=False)
     own = len(splits["train"].judgments)
     parts = {"train": splits["train"]}
     dropped = 0
