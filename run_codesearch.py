@@ -32,13 +32,13 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: TrainingOpti
 
     options = (model_args, data_args, args)
     with one_line_errors():
-        rows, folder = load(*options)
+        rows, estimator, folder = load(*options)
     with folder:
         if folder.done:
             push_again(data_args, args, rows.splits)
         else:
             with one_line_errors():
-                trainer, measurements = prepare(*options, rows, folder)
+                trainer, measurements = prepare(*options, rows, estimator, folder)
             with one_line_errors(until=lambda: trainer.state.global_step > 0):
                 train_and_measure(trainer, measurements, data_args, folder)
             if args.push_to_hub:
@@ -47,11 +47,12 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: TrainingOpti
 
 
 def load(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions):
-    """Checks the options, loads the rows and opens the output folder. Returns the rows and the locked folder."""
+    """Checks the options, loads the rows and opens the output folder. Returns rows, estimator and locked folder."""
     # Imported here, so that --help and a wrong option need not wait for them.
     from transformers import set_seed
 
     from soft_trainer import distributed
+    from soft_trainer.estimators.registry import estimator_of_run
     from soft_trainer.hub.background import check_pushes
     from soft_trainer.options.resolve import check_options
     from soft_trainer.run.folder import RunFolder
@@ -63,22 +64,21 @@ def load(model_args: ModelArguments, data_args: DataArguments, args: TrainingOpt
     check_pushes(data_args, args)
     set_seed(args.seed)
     distributed.use_the_cores()
+    estimator = estimator_of_run(data_args, args, profile, model_args.trust_remote_code)
     rows = load_run(model_args, data_args, args, profile, sources)
-    return rows, RunFolder.open((model_args, data_args, args), rows)
+    return rows, estimator, RunFolder.open((model_args, data_args, args), rows)
 
 
-def prepare(model_args, data_args, args: TrainingOptions, rows, folder):
+def prepare(model_args, data_args, args: TrainingOptions, rows, estimator, folder):
     """Returns the trainer with its rows, and the `Run` that measures it."""
     # Imported here for the same reason.
     from soft_trainer.data.statistics import data_statistics, statistics_table
-    from soft_trainer.estimators.registry import choose_estimator
     from soft_trainer.hub.dataset import push_data
     from soft_trainer.options.option_spec import Values, unread_options
     from soft_trainer.run.building import build_tokenizer
     from soft_trainer.run.opening import check_before_loading
     from soft_trainer.run.record import Run
 
-    estimator = choose_estimator(data_args, rows.profile.query_columns, model_args.trust_remote_code)
     with args.main_process_first(desc="loading the tokenizer"):
         check_before_loading(model_args, data_args, args, estimator, rows)
         tokenizer = build_tokenizer(model_args, rows.profile, rows.splits.get("train"))

@@ -475,6 +475,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         print_on_main("\n".join([table, *warnings]))
         self.prepare_rows()
         fitted = {"the estimator's encoder": getattr(self.estimator, "encoder_identity", None)}
+        preflight.warn_of_another_teacher(self.encoder, self.plan.options.teacher, fitted["the estimator's encoder"])
         self.run_fingerprint = checkpoints.compared(lambda: self.run_fingerprint | fitted, checkpoint)
         checkpoints.warn_of_changes(self.run_fingerprint, checkpoint)
         self._losses_before = checkpoints.losses_before(checkpoint)

@@ -210,9 +210,7 @@ class DataArguments:
 
 # The default is the estimator's attribute, or 1 if it has none. `Criterion` itself has BM25's values as defaults.
 estimator_default = functools.partial(unset, of_estimator=1.0)
-# The loss options that a teacher implies. The weight was chosen on valid in benchmarks/teacher_study.md.
-TEACHER_WEIGHT = 0.3
-OF_TEACHER = {"loss": "info_nce", "distill_weight": TEACHER_WEIGHT}
+TEACHER_WEIGHT = 0.3  # chosen on valid in benchmarks/teacher_study.md
 # Options that determine the paper's weights.
 weighing = functools.partial(option, group="weights")
 weighing_default = functools.partial(estimator_default, group="weights")
