@@ -415,8 +415,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.evaluations = [each for each in self.evaluations if each[0] == 0]  # drops evaluations of an earlier run
         self._checkpoint = last_checkpoint(resume_from_checkpoint, self.args.output_dir)
         if self._checkpoint:
-            if not hasattr(self.args, "from_command_line"):  # the command line has printed it
-                print_on_main(f"Resuming from {self._checkpoint}")
+            print_on_main(f"Resuming from {self._checkpoint}")
         self.termination = interruption.SaveOnTermination()
         self.add_callback(self.termination)
         try:
@@ -451,8 +450,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         if self.report is not None and self._checkpoint is not None and self.state.global_step > 0:
             return  # this trainer has already measured the encoder before training
         self.report = None
-        # A run from the command line measures by itself.
-        if getattr(self.args, "report", False) and not hasattr(self.args, "from_command_line") and trial is None:
+        if getattr(self.args, "report", False) and trial is None:
             sets = self.eval_dataset if isinstance(self.eval_dataset, Mapping) else {"eval": self.eval_dataset}
             warn_of_overlap(sets, self.train_split)
             self.report = Measurements(self, sets)

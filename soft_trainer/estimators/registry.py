@@ -138,7 +138,7 @@ def default_estimators(
     Raises:
         UserError: `args` has a teacher, but the callbacks have another estimator.
     """
-    if not isinstance(args, SoftInfoNCETrainingArguments) or hasattr(args, "from_command_line"):
+    if not isinstance(args, SoftInfoNCETrainingArguments) or args.from_command_line:
         return []
     data_args = DataArguments()
     other = None

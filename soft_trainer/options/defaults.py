@@ -48,8 +48,7 @@ def apply_defaults(
     chosen = [name for name in given if name in specs and specs[name].group in ("weights", "batches")]
     if "distill_weight" in given and args.distill_weight == 0:
         chosen.append("distill_weight")
-    # In Python, `train` trains even without do_train. Only options from the command line have `given`.
-    trains = args.do_train or not hasattr(args, "from_command_line")
+    trains = args.do_train or not args.from_command_line  # in Python, `train` trains even without do_train
     suits = trains and model and not chosen and estimator is None and profile.score_function == "cosine"
     suits = suits and repository_file(model, "modules.json", revision) is not None
     if suits and profile.teacher:

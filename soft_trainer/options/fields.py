@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from soft_trainer.choices import ESTIMATORS, LOSSES, WEIGHTINGS
 from soft_trainer.errors import UserError
@@ -367,6 +367,7 @@ class TrainingOptions(SoftInfoNCEOptions):
 
     FULL = "SoftInfoNCETrainingArguments"
 
+    from_command_line: bool = field(default=False, init=False)  # no option: `parse` sets it
     output_dir: str | None = output_option(
         None,
         "Output folder. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR.",

@@ -70,6 +70,7 @@ def complete_options(
     pretrained = None if model_args.from_scratch else model_name(model_args)
     apply_defaults(data_args, args, profile, pretrained, model_args.model_revision)
     args.output_dir = args.output_dir or default_output_dir(model_args, data_args, args)
+    args.report = False  # the run measures by itself
 
 
 def default_output_dir(model: ModelArguments, data: DataArguments, args: TrainingOptions) -> str:

@@ -85,7 +85,6 @@ class Run(Measurements):
         self.evaluation_sets = rows.evaluation_sets
         self.sets = [*split_sets(trainer.args, rows.splits), *rows.evaluation_sets]
         super().__init__(trainer, {evaluation_set.name: evaluation_set.split for evaluation_set in self.sets})
-        trainer.writes_card = False
         self.statistics = statistics
         self.model_args = model_args
         self.data_args = data_args

@@ -180,7 +180,7 @@ def check_evaluated(args, eval_dataset) -> None:
     """Raises UserError if the arguments request an evaluation but there are no evaluation rows."""
     if eval_dataset is None and (args.eval_strategy != "no" or args.eval_on_start):
         raise UserError("eval_strategy, eval_on_start: pass eval_dataset= (rows with a url and a query)")
-    if eval_dataset is None and getattr(args, "report", False) and not hasattr(args, "from_command_line"):
+    if eval_dataset is None and getattr(args, "report", False):
         raise UserError("report=True: pass eval_dataset=, which is measured before and after training")
 
 
