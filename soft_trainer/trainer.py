@@ -134,7 +134,9 @@ class SoftInfoNCETrainer(SavingTrainer):
             callback = find_estimator_callback(callbacks)
         split = training_split(train_dataset, "train_dataset", self.columns, encoder)
         eval_dataset = evaluation_splits(eval_dataset, codebase, "eval_dataset", self.columns)
-        resolve(args, callback and callback.estimator)  # raises errors before anything is set up
+        if callback is not None and isinstance(callback.estimator, Estimator):
+            callback.estimator.bind(Encoder(first, processing_class, encoder))
+        plan = resolve(args, callback and callback.estimator)  # raises errors before anything is set up
         super().__init__(
             None if "model_init" in kwargs else first,
             args,
@@ -166,8 +168,9 @@ class SoftInfoNCETrainer(SavingTrainer):
             self._overflows = OverflowCounter(lambda: self.accelerator.scaler)
             self.add_callback(self._overflows)
         self._show_progress()
-        self._bind_estimator()
-        self.resolve()
+        self.plan: Plan = plan
+        self._resolved = self._settings()
+        self._use_plan()
 
     def _show_progress(self) -> None:
         """Adds progress lines, above the bar if there is a terminal. Notebooks keep the table of `transformers`."""
@@ -197,12 +200,22 @@ class SoftInfoNCETrainer(SavingTrainer):
     # ---- Settings ----
 
     def resolve(self) -> None:
-        """Derives the training plan from the current `args`, and checks the plan against the rows and the encoder.
+        """Derives the training plan from the current `args`, unless nothing has changed since the last time.
 
         Raises:
             UserError: the settings are incompatible.
         """
-        self.plan: Plan = resolve(self.args, self.estimator, self._train_batch_size)
+        if self._settings() != self._resolved:
+            self.plan = resolve(self.args, self.estimator, self._train_batch_size)
+            self._use_plan()
+            self._resolved = self._settings()
+
+    def _settings(self) -> tuple:
+        """Returns everything that the plan and its checks depend on and that may change after the constructor."""
+        return dict(vars(self.args)), self._train_batch_size, self.estimator, self.model
+
+    def _use_plan(self) -> None:
+        """Makes the collator that the plan needs, and checks the plan against the rows and the encoder."""
         prompts = self.prompt_lengths
         if self._collates:
             cost = ChunkCost.of_model(self.model, self.args.device.type)
