@@ -140,12 +140,6 @@ def test_a_finished_run_is_done_until_its_options_or_its_rows_change(study_file,
     assert state(study) == (OTHER, ["data_dir changed"])
 
 
-def test_a_cell_that_another_run_has_overwritten_is_not_done(study_file):
-    study = read_study(study_file())
-    finish(study, study.runs[0], seed=9)
-    assert state(study) == (OTHER, ["seed was 9, is now 1"])
-
-
 def test_a_cell_that_more_processes_have_overwritten_is_not_done(study_file):
     study = read_study(study_file())
     finish(study, study.runs[0], processes=2)
@@ -154,14 +148,6 @@ def test_a_cell_that_more_processes_have_overwritten_is_not_done(study_file):
     assert state(study) == (DONE, [])
     write_json(made, {"launcher": study.launcher, "processes": 1, "precision": "no"})
     assert state(study) == (OTHER, ["processes was 2, is now 1"])
-
-
-def test_a_metric_that_chooses_the_weights_counts(study_file):
-    best = {"load_best_model_at_end": True, "eval_strategy": "epoch"}
-    study = read_study(study_file(), best)
-    finish(study, study.runs[0])
-    changed = read_study(study_file(), best | {"metric_for_best_model": "recall@1"})
-    assert state(changed) == (OTHER, ["metric_for_best_model was mrr, is now recall@1"])
 
 
 def test_a_run_replaces_the_language_in_its_rows_itself(study_file):
@@ -187,15 +173,6 @@ def test_a_stopped_run_continues_and_one_without_a_checkpoint_is_new(study_file)
     assert state(study) == (NEW, [])
     mark_complete(folder / "checkpoint-3", fingerprint_of(study.runs[0]) | {"processes": 8})
     assert state(study) == (STOPPED, [])
-
-
-def test_a_run_is_changed_if_the_encoder_that_it_reads_changes(study_file):
-    study = read_study(study_file())
-    for run in study.runs[:2]:
-        finish(study, run)
-    assert state(study, 1) == (DONE, [])
-    (study.folder(study.runs[0]) / "model.safetensors").write_text("trained again")
-    assert state(study, 1) == (OTHER, ["estimator_model changed"])
 
 
 def test_a_run_is_changed_if_its_launcher_changes(study_file):
