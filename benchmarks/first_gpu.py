@@ -27,7 +27,8 @@ from measuring import machine
 from safetensors.torch import load_file
 from transformers import TrainerCallback
 
-from soft_trainer import load_encoder, load_rows
+from soft_trainer import load_encoder
+from soft_trainer.data.load import read_source
 from soft_trainer.evaluation.significance import difference_text
 from soft_trainer.files import write_json, write_rows, write_text
 from soft_trainer.hub.dataset import pushed_tables
@@ -55,7 +56,7 @@ def run_folder(folder: Path, method: str) -> Path:
 
 def save_rows(folder: Path) -> None:
     """Writes the rows as files, which the SimCSE encoder reads."""
-    data = pushed_tables(load_rows("code-search-net/code_search_net", language="ruby", check=False))
+    data = pushed_tables(read_source("code-search-net/code_search_net", language="ruby", check=False))
     write_rows(data, folder / "rows")
     print(table(["split", "rows"], [(split, len(rows)) for split, rows in data.items()]))
 

@@ -46,7 +46,6 @@ EVAL_RESULTS = ".eval_results/code_search.yaml"  # the test set's MRR, in the fo
 ROW_FILES = ("train.jsonl.gz", "valid.jsonl.gz", "test.jsonl.gz", "codebase.jsonl.gz")
 MINED_JUDGMENTS = "relevance.jsonl.gz"  # beside rows that were mined from a Git history
 PUSHED_ROWS = "pushed_rows"
-MINED_FROM = "mined_from.json"  # beside rows that a run has mined
 UNMERGED = "unmerged"  # the subfolder for the trained encoder if the output folder has the merged one
 CARD = "README.md"
 PREVIOUS_CARD = f"{CARD}.previous"  # a card that the user had edited before another run replaced it

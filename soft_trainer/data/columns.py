@@ -17,7 +17,7 @@ from xxhash import xxh3_128_hexdigest
 
 from soft_trainer.data.array_cache import flat
 from soft_trainer.data.named_negatives import NEGATIVE_NAMES
-from soft_trainer.data.split import CODE_COLUMNS, QUERY_ROW
+from soft_trainer.data.split import CODE_COLUMNS, QUERY_COLUMNS, QUERY_ROW
 from soft_trainer.data.tokens import TOKENS_END, columns_in, not_tokens
 from soft_trainer.errors import UserError
 from soft_trainer.terminal import nearest, print_on_main, shortened
@@ -32,13 +32,11 @@ PAIRS = (
     ("question", "answer"),
     ("text", "function"),
 )
-# The columns of CodeSearchNet.
-QUERIES = ("docstring", "docstring_tokens")
-CODES = ("code", "code_tokens")
-RECOGNISED = tuple(dict.fromkeys((*QUERIES, *CODES, *chain.from_iterable(PAIRS), *NEGATIVE_NAMES)))
+CODES = ("code", "code_tokens")  # of CodeSearchNet
+RECOGNISED = tuple(dict.fromkeys((*QUERY_COLUMNS, *CODES, *chain.from_iterable(PAIRS), *NEGATIVE_NAMES)))
 LOOKS_LIKE = {"pos", "positive", "positives", "neg", "negs", "negative", "negatives"}  # words in a column's name
 TEXT_ID = "code:"  # the start of an id that is the hash of a code
-COLUMNS_OF = {"query": QUERIES, "code": CODES}
+COLUMNS_OF = {"query": QUERY_COLUMNS, "code": CODES}
 
 
 class ColumnNames(NamedTuple):
@@ -74,11 +72,11 @@ def chosen_columns(
         if name is not None and name not in names:
             have = ", ".join(names)
             raise UserError(f"{source}: {option}={name}: no such column; the rows have {have}{nearest(name, names)}")
-    if not (query or code or {*QUERIES} & {*names}):
+    if not (query or code or {*QUERY_COLUMNS} & {*names}):
         query, code = next((pair for pair in PAIRS if {*pair} <= {*names}), (None, None))
         if query is not None and not quiet:  # without recognised columns, `text_column` raises an error
             print_on_main(f"{source}: reading queries from column {query!r} and codes from {code!r}")
-    return {"query": (query,) if query else QUERIES, "code": (code,) if code else CODES}
+    return {"query": (query,) if query else QUERY_COLUMNS, "code": (code,) if code else CODES}
 
 
 def name_unused(names: Iterable[str], used: Collection[str], place: str) -> None:
@@ -230,7 +228,7 @@ def with_ids(
     """
     names = set().union(*(rows.column_names for rows in data.values()))
     of_text = {*columns["code"]}
-    codesearchnet = "url" in names and bool({*QUERIES} & names) and bool({*CODE_COLUMNS} & names)
+    codesearchnet = "url" in names and bool({*QUERY_COLUMNS} & names) and bool({*CODE_COLUMNS} & names)
     if id_column is None and codesearchnet:
         return dict(data)
     if id_column is None and not all(columns_in(rows, of_text) for rows in data.values()):

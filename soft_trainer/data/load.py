@@ -59,11 +59,6 @@ def load_rows(
     codebase=None,
     language: str | None = None,
     revision: str | None = None,
-    *,
-    needed: Sequence[str] = SPLITS,
-    check: bool = True,
-    divide: bool = True,
-    one_of_several: bool = False,
 ) -> dict[str, Split]:
     """Loads the splits train, valid and test of a data source, each with queries, corpus and judgments.
 
@@ -84,12 +79,6 @@ def load_rows(
         language: the configuration of a data set on the Hub, such as "ruby" for CodeSearchNet. Of other rows with a
             column `language`, only those in this language are loaded.
         revision: the branch, tag or commit of a data set on the Hub.
-        needed: the splits that the caller uses. If valid or test is needed but there is only train, train is divided.
-            If train is not needed, it is skipped unless there is no other split.
-        check: whether to raise an error for rows without a text or without a relevant code.
-        divide: whether to divide rows whose file or key is not named after a split. If False, these rows become train,
-            or test if train is not needed.
-        one_of_several: whether the column names apply to several sources, so that this source may lack the columns.
 
     Returns:
         The splits keyed by name. With several sources, `train` contains the training rows of all sources, and the
@@ -100,18 +89,42 @@ def load_rows(
             includes the row's number.
     """
     names = ColumnNames(query_column, code_column, id_column)
-    options = {"needed": needed, "check": check, "divide": divide, "one_of_several": True}
-    if isinstance(source, Mapping) and not source.keys() <= SPLIT_NAMES.keys():
-        if both := source.keys() & SPLIT_NAMES.keys():
-            unknown = min(map(str, source.keys() - both))
-            raise UserError(
-                f"pass a dict of either splits or sources: {min(both)!r} is the name of a split, but {unknown!r} is "
-                f"not{nearest(unknown, SPLIT_NAMES)}"
-            )
-        parts = {}
-        for name, part in source.items():
-            parts[name] = load_rows(part, *names, codebase, language, revision, **options)
-        return join_sources(parts, EncoderProfile())
+    if not isinstance(source, Mapping) or source.keys() <= SPLIT_NAMES.keys():
+        return read_source(source, names, codebase, language, revision)
+    if both := source.keys() & SPLIT_NAMES.keys():
+        unknown = min(map(str, source.keys() - both))
+        raise UserError(
+            f"pass a dict of either splits or sources: {min(both)!r} is the name of a split, but {unknown!r} is "
+            f"not{nearest(unknown, SPLIT_NAMES)}"
+        )
+    parts = {}
+    for name, part in source.items():
+        parts[name] = read_source(part, names, codebase, language, revision, one_of_several=True)
+    return join_sources(parts, EncoderProfile())
+
+
+def read_source(
+    source,
+    names: ColumnNames = ANY_COLUMNS,
+    codebase=None,
+    language: str | None = None,
+    revision: str | None = None,
+    *,
+    needed: Sequence[str] = SPLITS,
+    check: bool = True,
+    divide: bool = True,
+    one_of_several: bool = False,
+) -> dict[str, Split]:
+    """Loads the splits of one source; see `load_rows`.
+
+    Args:
+        needed: the splits that the caller uses. If valid or test is needed but there is only train, train is divided.
+            If train is not needed, it is skipped unless there is no other split.
+        check: whether to raise an error for rows without a text or without a relevant code.
+        divide: whether to divide rows whose file or key is not named after a split. If False, these rows become train,
+            or test if train is not needed.
+        one_of_several: whether the column names apply to several sources, so that this source may lack the columns.
+    """
     files: Mapping[str, str] = {}
     named = True  # the source is named after a split
     if isinstance(source, str | Path):

@@ -22,7 +22,7 @@ from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import CodeValues, NeighbourEstimator, Rows, as_array, check_fitted
 from soft_trainer.estimators.neighbours import Excluded, Neighbours, cached_neighbours, nearest_rows
-from soft_trainer.fingerprints import code_fingerprint, fingerprint
+from soft_trainer.fingerprints import fingerprint
 
 
 class EncodedRowsEstimator(NeighbourEstimator):
@@ -113,9 +113,8 @@ class EncodedRowsEstimator(NeighbourEstimator):
                 )
             return embeddings
 
-        code = code_fingerprint("soft_trainer.encoders", "soft_trainer.source", "soft_trainer.dataflow")
         self.encoder_identity = encoder.fingerprint
-        key = fingerprint(self.encoder_identity, prompt, str(dtype), tokens.fingerprint(), code)
+        key = fingerprint(self.encoder_identity, prompt, str(dtype), tokens.fingerprint())
         return cached_rows(self.cache_dir, key, dtype, build)
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:

@@ -83,7 +83,8 @@ def parse(
         raise UserError(f"unexpected {word!r}: put the option's name before the value, as in --config quickstart")
     for instance in parsed:
         instance.named = named
-        instance.from_command_line = True
+        if isinstance(instance, TrainingOptions):
+            instance.from_command_line = True
     return tuple(parsed[: len(dataclass_types)])
 
 

@@ -177,7 +177,8 @@ def resolve_loss(options: SoftInfoNCEOptions, estimator=None) -> Criterion:
         )
     if aware and not getattr(estimator, "compares_codes", True):
         raise UserError(f"weighting=positive_aware: {name} does not compare queries with codes; use {COMPARE_CODES}")
-    loss.try_out()
+    if ":" in loss.loss + loss.weighting:  # tests try out the package's own functions
+        loss.try_out()
     return loss
 
 

@@ -26,7 +26,8 @@ from soft_trainer.estimators.base import Estimator, Rows, as_array, codes_withou
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.callback import EstimatorCallback
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator, TrainedModelEstimator
-from soft_trainer.options.fields import OF_TEACHER, LossOptions, SoftInfoNCEOptions
+from soft_trainer.options.defaults import teacher_settings
+from soft_trainer.options.fields import LossOptions, SoftInfoNCEOptions
 from soft_trainer.options.option_spec import Values, effective_options
 from soft_trainer.options.resolve import check_codes, resolve_loss
 from soft_trainer.sentence_transformers.rows import LabelledRows, columns_of
@@ -107,10 +108,13 @@ class SoftInfoNCELoss(nn.Module):
         self.scale = scale
         self.similarity_fct = similarity_fct
         self.gather_across_devices = gather_across_devices
-        if options.get("teacher") is not None:
-            options = OF_TEACHER | options
+        teacher = options.get("teacher")
+        if teacher is not None:
+            settings = teacher_settings(teacher, estimator and type(estimator).__name__)
+            options = {name: settings[name] for name in OPTIONS if name in settings} | options
+            estimator = TrainedModelEstimator(settings["estimator_model"])
         self.options = SoftInfoNCEOptions(**options)
-        self.estimator = _own_estimator(estimator, model, self.options.teacher)
+        self.estimator = _own_estimator(estimator, model)
         if self.estimator is None and self.options.loss is None:
             print_on_main(f"{type(self).__name__} without an estimator or a teacher is InfoNCE: all weights are 1")
         self.criterion = resolve_loss(self.options, self.estimator)
@@ -337,20 +341,14 @@ class SentenceTransformerEstimator(Estimator):
         return distributed.gather(torch.as_tensor(embeddings)).float().cpu()
 
 
-def _own_estimator(estimator, model: SentenceTransformer, teacher: str | None):
-    """Returns the estimator for a loss: a copy of the user's estimator, a new estimator for the teacher, or None.
+def _own_estimator(estimator, model: SentenceTransformer):
+    """Returns the estimator for a loss: a copy of the given estimator, or None.
 
     A `SentenceTransformerEstimator` without a model gets the model to be trained.
 
     Raises:
-        UserError: both an estimator and a teacher are set, or the estimator does not work with this loss.
+        UserError: the estimator does not work with this loss.
     """
-    if teacher is not None and estimator is not None:
-        raise UserError(
-            f"teacher={teacher}: a teacher is the estimator, so it cannot be combined with {type(estimator).__name__}"
-        )
-    if teacher is not None:
-        return TrainedModelEstimator(teacher)
     if estimator is None:
         return None
     if isinstance(estimator, type) or not hasattr(estimator, "fit") or not hasattr(estimator, "similarity"):

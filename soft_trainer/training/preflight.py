@@ -21,7 +21,7 @@ from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.evaluation.results import METRICS
 from soft_trainer.evaluation.retrieval import shorter_metric
 from soft_trainer.options.resolve import Plan, check_codes
-from soft_trainer.terminal import nearest
+from soft_trainer.terminal import nearest, print_on_main
 from soft_trainer.training.negatives import negatives_to_draw
 from soft_trainer.training.prepared_rows import make_sampler
 from soft_trainer.training.sampler import languages_of
@@ -215,8 +215,19 @@ def check_evaluated(args, eval_dataset) -> None:
     """Raises UserError if the arguments request an evaluation but there are no evaluation rows."""
     if eval_dataset is None and (args.eval_strategy != "no" or args.eval_on_start):
         raise UserError("eval_strategy, eval_on_start: pass eval_dataset= (rows with a url and a query)")
-    if eval_dataset is None and getattr(args, "report", False) and not hasattr(args, "from_command_line"):
+    if eval_dataset is None and getattr(args, "report", False):
         raise UserError("report=True: pass eval_dataset=, which is measured before and after training")
+
+
+def warn_of_another_teacher(profile: EncoderProfile, teacher: str | None, identity: str | None) -> None:
+    """Warns if the teacher that an encoder was distilled from has changed since.
+
+    Args:
+        teacher: the teacher to learn from, or None.
+        identity: the hash of its content, or None if it is not loaded.
+    """
+    if teacher is not None and teacher == profile.teacher and identity not in (None, profile.teacher_identity):
+        print_on_main(f"warning: teacher={teacher}: has changed since this encoder was distilled from it")
 
 
 def check_start(estimator, rows, checkpoint: str | None, step: int) -> None:

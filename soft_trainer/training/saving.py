@@ -32,7 +32,6 @@ class SavingTrainer(Trainer):
         plan: the training plan. Its Matryoshka dimensions are saved in the profile.
         run_fingerprint: everything that the results depend on (`run_fingerprint.py`), on the main process only.
         evaluations: for each evaluation, its step, whether it ran during training, and its metrics.
-        writes_card: True if `push_to_hub` writes the model card, or False if the card has already been written.
     """
 
     encoder: EncoderProfile
@@ -40,7 +39,6 @@ class SavingTrainer(Trainer):
     run_fingerprint: dict[str, object]
     evaluations: list[tuple[int, bool, dict]]
     _losses_before = 0.0  # the sum of the losses of all steps before the checkpoint that training resumed from
-    writes_card = True
     _is_saving_checkpoint = False  # checkpoints keep adapters unmerged, so that a resumed run is exact
 
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
@@ -167,7 +165,7 @@ class SavingTrainer(Trainer):
         self.save_model()
         if not self.is_world_process_zero():
             return None
-        if self.writes_card:
+        if not getattr(self.args, "from_command_line", False):  # a run from the command line has written its card
             self.create_model_card()
         return self._publisher.conclude(commit_message)
 

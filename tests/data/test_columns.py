@@ -9,7 +9,7 @@ from refusals import refused
 
 from soft_trainer import load_rows
 from soft_trainer.data.columns import RECOGNISED, ColumnNames
-from soft_trainer.data.load import training_split
+from soft_trainer.data.load import read_source, training_split
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.run.rows import load_data
@@ -59,7 +59,7 @@ def test_the_column_that_was_named_is_read_whatever_the_profile_prefers(answers,
     lines = [json.dumps(row | {"original_string": "other", "language": "python"}) + "\n" for row in rows]
     path.write_text("".join(lines))
     arguments = DataArguments(data_dir=str(path), query_column="question", code_column="body")
-    train = load_data(arguments, PROFILES["graphcodebert"], tmp_path)["train"]
+    train = load_data(arguments, PROFILES["graphcodebert"])["train"]
     assert "original_string" not in train.corpus.column_names
     assert all(code.startswith("def f(x)") for code in train.corpus["code"])
 
@@ -69,7 +69,7 @@ def test_rows_without_a_code_are_matched_by_url(tmp_path):
     parts = {"train": train, "test": [{"query": "q", "url": "u2"}], "codebase": [{"code": "x", "url": "u2"}]}
     for name, rows in parts.items():
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    test = load_rows(tmp_path, needed=("train",))["test"]
+    test = read_source(tmp_path, needed=("train",))["test"]
     assert test.queries["url"][:] == test.corpus["url"][:] == ["u2"]
 
 

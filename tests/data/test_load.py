@@ -49,7 +49,7 @@ def write(rows: Dataset, path):
 
 def load(source, **arguments):
     options = DataArguments(data_dir=str(source), language="python", **arguments)
-    return pushed_tables(load_data(options, EncoderProfile(), "unused"))
+    return pushed_tables(load_data(options, EncoderProfile()))
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.csv", "rows.parquet", "saved", "folder/a.csv"])
@@ -175,7 +175,6 @@ def test_an_error_names_file_line_and_column_as_they_stand_in_the_file(pairs, tm
     broken.save_to_disk(str(tmp_path / "saved"))
     with refused("saved, rows 31, 36: column 'answer'"):
         tables(load_rows(tmp_path / "saved"))
-    assert len(tables(load_rows(tmp_path / "b.jsonl", check=False))["train"]) == 32
 
 
 def test_an_evaluation_set_is_all_rows(pairs, tmp_path):

@@ -16,6 +16,7 @@ from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.run.evaluation_sets import EvaluationSet
 from soft_trainer.run.folder import NEW, RunFolder, State
+from soft_trainer.run.opening import Rows
 from soft_trainer.run.record import Run, draw_training
 
 
@@ -35,7 +36,8 @@ def make_run(model, tokenizer, profile, tmp_path):
         trainer = SoftInfoNCETrainer(model=model, args=args, processing_class=tokenizer, encoder=profile)
         options = DataArguments(language="python", data_dir="rows")
         folder = RunFolder(tmp_path, {}, State(NEW), False, args.do_train)
-        return Run(trainer, make_splits(data) if data else {}, ModelArguments(), options, {}, folder, sets)
+        rows = Rows(profile, make_splits(data) if data else {}, sets)
+        return Run(trainer, rows, ModelArguments(), options, {}, folder)
 
     return make
 

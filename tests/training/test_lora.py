@@ -175,9 +175,9 @@ def test_a_checkpoint_with_other_settings_is_refused(adapted, model, trainer_of,
     mark_complete(tmp_path, fingerprint_of(trainer_of(arguments={"model": adapted()})))
     compare(adapted())
     for options in ({"lora_alpha": 99}, {"lora_dropout": 0.3}, {"lora_r": 8}):
-        with pytest.raises(UserError, match=f"the adapter's {next(iter(options)).replace('lora_r', 'r')} was"):
+        with pytest.raises(UserError, match="the adapter changed"):
             compare(adapted(**options))
-    with pytest.raises(UserError, match="the adapter's r was 4, is now None"):
+    with pytest.raises(UserError, match="the adapter changed"):
         compare(model)
 
 

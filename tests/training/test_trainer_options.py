@@ -17,10 +17,12 @@ from trainings import batches_of, check_weights, losses_of, still, warned
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 from soft_trainer import BM25Estimator, EstimatorCallback
+from soft_trainer.criterion import Criterion
 from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.options.fields import STRATEGIES
+from soft_trainer.options.resolve import resolve
 from soft_trainer.training.collator import PairCollator
 from soft_trainer.training.finite import NotFiniteError
 from soft_trainer.training.preflight import check_own_collator
@@ -244,6 +246,32 @@ def test_options_may_change_after_the_constructor(trainer_of):
         with pytest.raises(UserError, match=name):
             trainer.train()
         setattr(trainer.args, name, before)
+
+
+def test_the_plan_is_made_once_and_again_only_if_something_has_changed(trainer_of, monkeypatch):
+    made = []
+
+    def counted(*arguments):
+        made.append(arguments)
+        return resolve(*arguments)
+
+    monkeypatch.setattr("soft_trainer.trainer.resolve", counted)
+    trainer = trainer_of()
+    trainer._checkpoint = None
+    trainer._prepare_training()
+    trainer.get_train_dataloader()
+    assert len(made) == 1
+    trainer.args.temperature = 3.0
+    trainer._prepare_training()
+    assert len(made) == 2 and trainer.criterion.temperature == 3.0
+
+
+@pytest.mark.parametrize("options, tried", [({}, 0), ({"loss": "own_losses:info_nce"}, 1)])
+def test_only_the_user_s_functions_are_tried_out(options, tried, trainer_of, monkeypatch):
+    calls = []
+    monkeypatch.setattr(Criterion, "try_out", lambda criterion: calls.append(criterion))
+    trainer_of(**options)
+    assert len(calls) == tried
 
 
 def test_a_collator_that_is_set_after_the_constructor_is_used_again(trainer_of, tokenizer):

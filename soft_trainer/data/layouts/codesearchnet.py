@@ -15,16 +15,16 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from soft_trainer.data.array_cache import cached_dataset, flat
-from soft_trainer.data.columns import PAIRS, QUERIES, name_unused
+from soft_trainer.data.columns import PAIRS, name_unused
 from soft_trainer.data.languages import tables_in
 from soft_trainer.data.layouts.files import SPLITS, files_of_splits
 from soft_trainer.data.layouts.published import load_published, reading_hub
 from soft_trainer.data.layouts.tables import HUB_NAME, named_splits, row_files
 from soft_trainer.data.named_negatives import COLUMN as NEGATIVE_COLUMN, NEGATIVES
-from soft_trainer.data.split import Split
+from soft_trainer.data.split import QUERY_COLUMNS, Split
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json_lines, written_aside
-from soft_trainer.fingerprints import code_fingerprint, file_fingerprint, fingerprint
+from soft_trainer.fingerprints import file_fingerprint, fingerprint
 from soft_trainer.terminal import nearest_file, print_on_main
 
 TEXTS = ("repo", "path", "func_name", "original_string", "language", "code", "docstring", "url", "partition")
@@ -60,7 +60,7 @@ def is_codesearchnet(folder: Path) -> bool:
         return True  # `load_folder` raises a better error
     if any(NEGATIVE_COLUMN.fullmatch(name) and name != NEGATIVES for name in row):
         return False  # `load_jsonl` does not read these columns
-    return bool({*QUERIES} & row.keys()) or not any({*pair} <= row.keys() for pair in PAIRS)
+    return bool({*QUERY_COLUMNS} & row.keys()) or not any({*pair} <= row.keys() for pair in PAIRS)
 
 
 def load_folder(folder: str | Path, splits: Sequence[str] = SPLITS) -> DatasetDict:
@@ -95,8 +95,7 @@ def load_jsonl(path: Path) -> Dataset:
     name_unused(next(read_json_lines(path))[1], FILE_FEATURES, str(path))
     if all(value is None for value in first.values()):
         raise UserError(f"{path}: row 1 has none of the columns {', '.join(FILE_FEATURES)}; rename its columns")
-    code = code_fingerprint(__name__, "soft_trainer.files")
-    made_from = fingerprint(file_fingerprint(path), path.suffix, str(FILE_FEATURES), code)
+    made_from = fingerprint(file_fingerprint(path), path.suffix, str(FILE_FEATURES))
 
     def build(stored: Path) -> Dataset:
         with written_aside(stored) as aside, ArrowWriter(path=str(aside), features=FILE_FEATURES) as writer:

@@ -7,7 +7,7 @@ import pytest
 from refusals import refused
 
 from soft_trainer.data.layouts.tables import row_files
-from soft_trainer.data.load import load_rows
+from soft_trainer.data.load import load_rows, read_source
 
 LINES = "".join(json.dumps({"query": f"q{n}", "code": f"c{n}"}) + "\n" for n in range(10))
 
@@ -25,7 +25,7 @@ def test_a_plain_file_takes_precedence_over_its_gzipped_copy(tmp_path):
         "test": "test.jsonl.gz",
         "train": "train.jsonl",
     }
-    assert len(load_rows(tmp_path, needed=("train",))["train"]) == 10
+    assert len(read_source(tmp_path, needed=("train",))["train"]) == 10
 
 
 @pytest.mark.parametrize(
