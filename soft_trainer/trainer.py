@@ -34,7 +34,7 @@ from soft_trainer.data.holdout import warn_of_overlap
 from soft_trainer.data.load import evaluation_splits, training_split
 from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import SIDES, GraphColumn, TokenColumn, column_of
-from soft_trainer.encoders.encoding import Encoder, comparable, embed_sharded, encode, prompt_length, score
+from soft_trainer.encoders.encoding import Encoder, comparable, embed_sharded, encode, placed, prompt_length, score
 from soft_trainer.encoders.loading import prepare_tokenizer
 from soft_trainer.encoders.packing import first_position
 from soft_trainer.encoders.passes import running, why_padded
@@ -165,6 +165,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         self._collates = data_collator is None
         self._rows: PreparedRows | None = None
         self._false_negatives_masked = 0
+        self._new_tokens = 0  # of this process, since the last log
         self._guard: FiniteGuard | None = None
         self.evaluations: list[tuple[int, bool, dict]] = []  # step, whether during training, metrics
         self.report: Measurements | None = None  # the results of the last training, if `args.report` is set
@@ -318,7 +319,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         self._rows = prepare_rows(self.train_split, self.plan, self.estimator, self.encoder, data_seed(self.args))
 
     def _train_batches(self) -> TrainBatches:
-        """Returns the data set that data workers build training batches from: token ids, judgments and weights."""
+        """Returns the data set that data workers build training batches from: tokens, judgments and similarities."""
         if self._rows is None:
             self.prepare_rows()
         split = self.train_split
@@ -328,9 +329,8 @@ class SoftInfoNCETrainer(SavingTrainer):
             {"query": self._tokens(split.queries, "query"), "code": self._tokens(split.corpus, "code")},
             split.judgments.pairs(),
             self.data_collator,
-            # Workers that cannot call the estimator must not pickle it. `_prepare_inputs` calls it once per step.
-            self.target_maker if self._workers_weigh else dataclasses.replace(self.target_maker, estimator=None),
-            weighs=self._workers_weigh,
+            # Workers that cannot ask the estimator must not pickle it. `_prepare_inputs` asks it once per step.
+            self.target_maker if self._workers_ask else dataclasses.replace(self.target_maker, estimator=None),
             gather=plan.gathers,
             hard_negatives=self._rows.negatives,
             rank=rank,
@@ -338,9 +338,9 @@ class SoftInfoNCETrainer(SavingTrainer):
         )
 
     @property
-    def _workers_weigh(self) -> bool:
-        """True if data workers compute the weights, False if only this process may call the estimator."""
-        return not self.criterion.needs_similarity or getattr(self.estimator, "in_workers", False)
+    def _workers_ask(self) -> bool:
+        """True if data workers may ask the estimator for similarities, False if only this process may."""
+        return self.criterion.needs_similarity and getattr(self.estimator, "in_workers", False)
 
     @property
     def target_maker(self) -> TargetMaker:
@@ -348,7 +348,8 @@ class SoftInfoNCETrainer(SavingTrainer):
         false_negatives = self.plan.options.false_negatives
         relevant = None if false_negatives == "ignore" else self._rows.answers
         keeps = false_negatives == "positives"
-        return TargetMaker(self.criterion, self.estimator, relevant, keeps, self._rows.without_query)
+        rounds = self.args.device.type != "cpu"
+        return TargetMaker(self.criterion, self.estimator, relevant, keeps, self._rows.without_query, rounds)
 
     @property
     def prompt_lengths(self) -> dict[str, int]:
@@ -360,21 +361,23 @@ class SoftInfoNCETrainer(SavingTrainer):
     def training_step(self, model, inputs: Batch, num_items_in_batch=None) -> Tensor:
         """Runs a training step, with gradient caching if planned, and checks that the loss is finite."""
         self._false_negatives_masked += inputs.false_negatives
-        if self.plan.options.gradient_cache_chunk_size is None:
-            loss = super().training_step(model, inputs, num_items_in_batch)
-        else:
-            loss = self._cached_step(model, inputs)
+        chunk_size = self.plan.options.gradient_cache_chunk_size
+        with interruption.explaining_out_of_memory(self.args, chunk_size, len(inputs.rows), inputs.own_codes):
+            if chunk_size is None:
+                loss = super().training_step(model, inputs, num_items_in_batch)
+            else:
+                loss = self._cached_step(model, inputs)
         if self._guard is not None:
             self._guard.watch(self.state.global_step + 1, loss, inputs.rows)
         return loss
 
     def _prepare_inputs(self, inputs: Batch) -> Batch:
-        """Moves a batch to this process's device, and adds the weights if data workers could not compute them."""
+        """Moves a batch to this process's device, and computes its weights there."""
         inputs = inputs.to(self.args.device)
-        if self._workers_weigh or not len(inputs.targets):
+        if inputs.weighed or not self.criterion.needs_similarity or not len(inputs.targets):
             return inputs
         targets = self.target_maker.weighed(inputs.targets, inputs.query_rows, inputs.code_rows)
-        return dataclasses.replace(inputs, targets=targets)
+        return dataclasses.replace(inputs, targets=targets, weighed=True)
 
     def compute_loss(self, model, batch: Batch, return_outputs=False, num_items_in_batch=None):
         """Returns the loss of this process's queries, scaled by `Batch.loss_scale` for averaging over processes."""
@@ -450,14 +453,21 @@ class SoftInfoNCETrainer(SavingTrainer):
         return 6 * inputs.count_tokens(padding=True) * self._parameters
 
     def _track_num_input_tokens(self, inputs: Batch) -> None:
-        """Adds a batch's query and code tokens to the trainer's count if `include_num_input_tokens_seen` is set."""
+        """Counts a batch's query and code tokens on this process if `include_num_input_tokens_seen` is set."""
         kind = self.args.include_num_input_tokens_seen
         if kind != "no":
-            tokens = inputs.count_tokens(padding=kind != "non_padding")
-            self.state.num_input_tokens_seen += sum(distributed.gather_numbers(tokens))
+            self._new_tokens += inputs.count_tokens(padding=kind != "non_padding")
+
+    def _add_new_tokens(self) -> None:
+        """Adds the tokens of all processes to the trainer's count. In every step, that would wait for the device."""
+        if self.args.include_num_input_tokens_seen != "no":
+            self.state.num_input_tokens_seen += sum(distributed.gather_numbers(self._new_tokens))
+            self._new_tokens = 0
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Logs metrics. With a training loss, also logs statistics of weights, masked negatives and fp16 overflows."""
+        if "loss" in logs or "train_loss" in logs:  # every process logs these
+            self._add_new_tokens()
         if "loss" in logs:
             if self.estimator_callback is not None:
                 logs |= self.estimator_callback.statistics()
@@ -556,6 +566,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         self._losses_before = checkpoints.losses_before(checkpoint)
         self._guard = FiniteGuard(self.train_dataset)
         self._false_negatives_masked = 0
+        self._new_tokens = 0
 
     def fingerprint(self) -> dict[str, object]:
         """Returns the run fingerprint, except for the content of an encoder that the estimator loads to be fitted."""
@@ -610,6 +621,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         else:
             metrics = self.predict(sets, metric_key_prefix=metric_key_prefix).metrics
         self.evaluations.append((self.state.global_step, self.is_in_train, metrics))
+        self._add_new_tokens()
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
@@ -674,18 +686,12 @@ class SoftInfoNCETrainer(SavingTrainer):
         The dot products of the embeddings are the encoder's scores, before multiplication by the score scale.
         """
         self.use_averaged_weights()
-        # FSDP and DeepSpeed move the model to the device only when training begins.
-        unplaced = self.model.device.type == "cpu" and self.args.device.type != "cpu"
-        if unplaced:
-            self.model.to(self.args.device)
         encoder = self.text_encoder
-        with self.running(), self.accelerator.autocast():
+        with placed(self.model, self.args.device), self.running(), self.accelerator.autocast():
             label = None if self.args.disable_tqdm else f"Encoding {side}"
             tokens = self._tokens(rows, side)
             size = self.args.per_device_eval_batch_size
             embeddings = embed_sharded(encoder, tokens, side, size, label)
-        if unplaced:
-            self.model.to("cpu")
         return comparable(self.encoder, embeddings)
 
     def use_averaged_weights(self) -> None:
@@ -703,6 +709,7 @@ class SoftInfoNCETrainer(SavingTrainer):
     def _save_checkpoint(self, model, trial) -> None:
         """Saves a checkpoint unless the last loss was not finite."""
         self.check_finite()
+        self._add_new_tokens()
         super()._save_checkpoint(model, trial)
 
     def check_finite(self) -> None:

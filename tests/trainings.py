@@ -71,10 +71,10 @@ def gradients(trainer, batch) -> tuple[float, dict]:
 
 
 def batches_of(trainer, epoch: int = 0) -> list:
-    """Returns a trainer's batches of one epoch."""
+    """Returns a trainer's batches of one epoch, as a step uses them."""
     loader = trainer.get_train_dataloader()
     loader.set_epoch(epoch)
-    return list(loader)
+    return [trainer._prepare_inputs(batch) for batch in loader]
 
 
 class SameLength:

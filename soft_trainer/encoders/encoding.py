@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import operator
 from collections.abc import Iterator, Mapping, Sequence
@@ -179,6 +180,29 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     if tensor.dtype == torch.float64:
         return tensor
     return tensor.float()
+
+
+def where_float64_exists(tensor: Tensor) -> Tensor:
+    """Moves a tensor to the CPU if its device has no float64, as on a Mac. Returns other tensors unchanged."""
+    if tensor.device.type == "mps":
+        return tensor.cpu()
+    return tensor
+
+
+@contextlib.contextmanager
+def placed(model: PreTrainedModel, device: torch.device) -> Iterator[None]:
+    """Moves a model to `device` for the `with` block if it is on the CPU.
+
+    With FSDP or DeepSpeed, `Trainer` moves the model only when training begins.
+    """
+    moves = model.device.type == "cpu" and device.type != "cpu"
+    if moves:
+        model.to(device)
+    try:
+        yield
+    finally:
+        if moves:
+            model.to("cpu")
 
 
 def encode(model: nn.Module, profile: EncoderProfile, inputs: Mapping[str, Tensor]) -> Tensor:

@@ -98,14 +98,8 @@ class LabelledRows:
         self.split = Split(Dataset.from_dict({"docstring": queries}), corpus, Judgments(right))
         self.answers = RelevantCodes(right, text_ids(queries), text_ids(codes + added))
 
-    def find(self, labels: Tensor | None, batch_size: int) -> np.ndarray:
+    def find(self, labels: Tensor) -> np.ndarray:
         """Returns the index of the training row with each label, int64[B]. Raises UserError for an unknown label."""
-        whole = labels is not None and not (labels.is_floating_point() or labels.dtype == torch.bool)
-        if not whole or labels.shape != (batch_size,):
-            raise UserError(
-                f"SoftInfoNCELoss: the batch of {batch_size} rows has no hashes in the column {LABEL!r}, which the "
-                "loss needs to find weights. Call train_dataset = with_rows(train_dataset) first"
-            )
         given = labels.numpy(force=True)
         places = np.searchsorted(self.labels, given).clip(max=len(self.labels) - 1)
         unknown = self.labels[places] != given
@@ -115,6 +109,16 @@ class LabelledRows:
                 "same data set to the loss and the trainer, and create a separate loss for each data set"
             )
         return self.first_rows[places]
+
+
+def check_labels(labels: Tensor | None, batch_size: int) -> None:
+    """Raises UserError if a batch has no labels from `with_rows`."""
+    whole = labels is not None and not (labels.is_floating_point() or labels.dtype == torch.bool)
+    if not whole or labels.shape != (batch_size,):
+        raise UserError(
+            f"SoftInfoNCELoss: the batch of {batch_size} rows has no hashes in the column {LABEL!r}, which the "
+            "loss needs to find weights. Call train_dataset = with_rows(train_dataset) first"
+        )
 
 
 def _hashes(columns: Sequence[Sequence[str]]) -> np.ndarray:

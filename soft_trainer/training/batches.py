@@ -1,4 +1,4 @@
-"""Builds one process's shard of each global batch in data workers: model inputs, positives, negatives and weights."""
+"""Builds one process's shard of each global batch in data workers: model inputs and targets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class Batch:
 
     Args:
         query, code: the model inputs for this process's queries and codes, or None if they are packed together.
-        targets: the positives, negatives and weights of the B queries.
+        targets: the positives and negatives of the B queries. The loader gives the estimator's similarities at most;
+            the step makes the weights from them (`TargetMaker.weighed`).
         rows: int64[B], the index of each query's training pair. This and other NumPy arrays stay on the host.
         query_rows: int64[B], the index of each query in the split's queries.
         code_rows: int64[N], the index of each column's code in the corpus.
@@ -39,6 +40,7 @@ class Batch:
         false_negatives: the number of (query, column) entries that are not negatives because they are known positives.
         packed: the model inputs for this process's queries and then its codes, or None if each side is separate.
         own_codes: the number of this process's codes.
+        weighed: True once the targets have their weights.
     """
 
     query: Side | None
@@ -52,6 +54,7 @@ class Batch:
     false_negatives: int = 0
     packed: dict | None = None
     own_codes: int = 0
+    weighed: bool = False
 
     @property
     def chunks(self) -> list[dict]:
@@ -135,8 +138,8 @@ class TrainBatches(Dataset):
         tokens: the token ids of each query, under "query", and of each code in the corpus, under "code".
         pairs: int64[P, 2], the query and the code of each training pair.
         collator: turns token ids into model inputs.
-        target_maker: computes positives, negatives and weights.
-        weighs: True to compute the weights here, in data workers, or False to leave them to the training step.
+        target_maker: finds positives and negatives, and asks the estimator for similarities. Without an estimator, the
+            training step asks.
         gather: True to use the codes of all processes as negatives, or False to use only this process's codes.
         hard_negatives: draws additional negatives for each query, or None.
         rank, world_size: this process's rank and the number of processes.
@@ -148,7 +151,6 @@ class TrainBatches(Dataset):
         pairs: np.ndarray,
         collator: Callable,
         target_maker: TargetMaker,
-        weighs: bool = True,
         gather: bool = True,
         hard_negatives: HardNegatives | None = None,
         rank: int = 0,
@@ -158,7 +160,6 @@ class TrainBatches(Dataset):
         self.pairs = pairs
         self.collator = collator
         self.target_maker = target_maker
-        self.weighs = weighs
         self.gather = gather
         self.hard_negatives = hard_negatives
         self.rank = rank
@@ -185,8 +186,8 @@ class TrainBatches(Dataset):
         first = sum(len(share.codes) for share in shares[: self.rank]) if self.gather else 0
         positives = torch.arange(first, first + len(own.rows))
         targets, known = self.target_maker.of_rows(own.queries, codes, positives, self._met(own, met))
-        if self.weighs and len(own.rows):
-            targets = self.target_maker.weighed(targets, own.queries, codes)
+        if len(own.rows):
+            targets = self.target_maker.compared(targets, own.queries, codes)
         return Batch(
             **self._inputs(shares),
             targets=targets,

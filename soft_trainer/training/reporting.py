@@ -40,17 +40,23 @@ def setup_table(
     precision: str,
     why_padded: str | None,
     negatives: int = 0,
+    pairs: int | None = None,
 ) -> dict[str, object]:
     """Returns the settings of batches, precision, adapter, learning rate and seed, keyed by label.
 
     Args:
         why_padded: why forward passes are padded, or None if they are packed.
         negatives: the number of hard negatives per query.
+        pairs: the number of training pairs that may form a batch, if known. A batch has no more pairs than these.
     """
+    in_all = plan.batch_size * plan.processes
+    if pairs is not None:
+        in_all = min(in_all, pairs)
+    of_process = -(-in_all // plan.processes)
     setup = {
-        "pairs per batch and process": plan.batch_size,
+        "pairs per batch and process": of_process,
         "processes": plan.processes,
-        "codes compared per query": plan.global_batch_size,
+        "codes compared per query": in_all if plan.gathers else of_process,
     }
     if args.gradient_accumulation_steps > 1:
         setup["accumulated batches"] = args.gradient_accumulation_steps

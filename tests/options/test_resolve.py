@@ -3,9 +3,10 @@
 import dataclasses
 
 import pytest
+import torch
 from refusals import refused
 
-from soft_trainer import BM25Estimator
+from soft_trainer import BM25Estimator, distributed
 from soft_trainer.criterion import Criterion
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
@@ -18,6 +19,25 @@ from soft_trainer.options.training import SoftInfoNCETrainingArguments
 
 def args_of(tmp_path, **options) -> SoftInfoNCETrainingArguments:
     return SoftInfoNCETrainingArguments(output_dir=str(tmp_path), use_cpu=True, **options)
+
+
+@pytest.mark.parametrize(
+    ("device", "cores", "options", "workers"),
+    [
+        ("cpu", 16, {}, 0),
+        ("cuda", 1, {}, 1),
+        ("cuda", 4, {}, 3),
+        ("cuda", 64, {}, 8),
+        ("cuda", 64, {"dataloader_num_workers": 2}, 2),
+        ("cuda", 64, {"dataloader_num_workers": 0}, 0),
+    ],
+)
+def test_data_workers_come_from_the_cores_of_a_process(tmp_path, monkeypatch, device, cores, options, workers):
+    monkeypatch.setattr(SoftInfoNCETrainingArguments, "device", torch.device(device))
+    monkeypatch.setattr(distributed, "cores", lambda: cores)
+    args = args_of(tmp_path, **options)
+    assert args.dataloader_num_workers == workers
+    assert args.ddp_timeout == 3 * 3600
 
 
 @pytest.mark.parametrize(

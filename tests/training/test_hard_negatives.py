@@ -159,6 +159,7 @@ def test_two_processes_have_the_columns_of_one(make_trainer, gather):
         share.rank, share.world_size, share.gather = rank, 2, gather
         shares.append(share.__getitems__(rows))
     alone = [whole.__getitems__(rows)] if gather else [whole.__getitems__(rows[:5]), whole.__getitems__(rows[5:])]
+    shares, alone = (list(map(trainer._prepare_inputs, batches)) for batches in (shares, alone))
 
     def met(batch) -> dict:
         shape = len(batch.rows), len(batch.code_rows)

@@ -63,6 +63,7 @@ SHARDED_CASES = {
     "sharded_cached": {"batch": 8, "gradient_cache_chunk_size": 3},
     "sharded_packed": {"batch": 8, "pool": 33, "packing": "true"},
     "sharded_lora": {"batch": 8, "pool": 33, "lora": LORA},
+    "sharded_initial_model": DISTILLED | OWN | {"batch": 8},
 }
 FSDP = {
     "ACCELERATE_USE_FSDP": "true",

@@ -59,7 +59,7 @@ def test_three_rows_on_four_processes_are_dummy_passes_of_weight_zero(trainer_of
     passes = []
     for rank in range(4):
         batches.rank, batches.world_size = rank, 4
-        batch = batches.__getitems__([5, 1, 7])
+        batch = trainer._prepare_inputs(batches.__getitems__([5, 1, 7]))
         passes.append((len(batch.query.chunks), len(batch.code.chunks)))
         assert batch.sizes == (1, 1, 1, 0) and batch.loss_scale(1) == 4 / 3
         embeddings = trainer.embeddings(trainer.model, batch.query)
