@@ -37,7 +37,9 @@ def ways(start: StartingPoint, side: str, dtype: str) -> dict[str, Callable[[], 
     peer = SentenceTransformer(str(start.folder), device=start.device)
     trainer = SoftInfoNCETrainer(
         model=encoder.model,
-        args=SoftInfoNCETrainingArguments(per_device_eval_batch_size=BATCH, **start.settings(dtype)),
+        args=SoftInfoNCETrainingArguments(
+            per_device_eval_batch_size=BATCH, dataloader_drop_last=False, **start.settings(dtype)
+        ),
         train_dataset=start.rows,
         processing_class=encoder.tokenizer,
         encoder=encoder.profile,

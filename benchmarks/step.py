@@ -146,14 +146,20 @@ def padded_to_maximum(start: StartingPoint, dtype: str) -> Way:
     return ours(start, dtype, lambda features: {side: pad(features, side) for side in SIDES})
 
 
-def their_trainer(start: StartingPoint, dtype: str, unpads: bool = False, **options) -> SentenceTransformerTrainer:
-    """The trainer of sentence-transformers with its own collator and loss."""
+def their_trainer(
+    start: StartingPoint, dtype: str, unpads: bool = False, loss_of: Callable | None = None, **options
+) -> SentenceTransformerTrainer:
+    """The trainer of sentence-transformers with its own collator, and its own loss or the one of `loss_of(model)`."""
     profile = start.profile
     settings = {"attn_implementation": flash_attention()} if unpads else {}
     model = SentenceTransformer(str(start.folder), device=start.device, model_kwargs=settings)
     if unpads and not model[0].can_flatten_inputs:
         raise RuntimeError(f"sentence-transformers does not unpad with {settings['attn_implementation']}")
-    similarity = {"cosine": cos_sim, "dot": dot_score}[profile.score_function]
+    if loss_of is None:
+        similarity = {"cosine": cos_sim, "dot": dot_score}[profile.score_function]
+        loss = MultipleNegativesRankingLoss(model, scale=profile.score_scale, similarity_fct=similarity)
+    else:
+        loss = loss_of(model)
     return SentenceTransformerTrainer(
         model=model,
         args=SentenceTransformerTrainingArguments(
@@ -163,7 +169,7 @@ def their_trainer(start: StartingPoint, dtype: str, unpads: bool = False, **opti
             **start.settings(dtype) | options,
         ),
         train_dataset=start.texts,
-        loss=MultipleNegativesRankingLoss(model, scale=profile.score_scale, similarity_fct=similarity),
+        loss=loss,
     )
 
 
