@@ -28,8 +28,9 @@ from soft_trainer.files import write_json
 from soft_trainer.terminal import table
 
 # Name -> limit in seconds, which allows three times what we expect. The groups have limits too.
-STEP = {"machine": 60, "step": 90, "loops": 100, "packed": 60, "waits": 60, "memory": 60}
+STEP = {"machine": 90, "step": 90, "loops": 100, "packed": 60, "waits": 60, "memory": 60}
 STEP_OF_MODEL = {"step_of_model": 60}  # only with --model
+WITH_PROCESSES = ("precisions", "processes")
 MORE = {"precisions": 150, "cache": 60, "encode": 60, "resume": 60, "processes": 90, "estimators": 90}
 GROUPS = ((STEP | STEP_OF_MODEL, 300), (MORE, 240))
 LOG_LINES = 15  # of a part that failed
@@ -57,6 +58,8 @@ def run_part(arguments: argparse.Namespace, name: str, work: Path, limit: float)
         "HF_DATASETS_CACHE": str(work / "cache" / "datasets"),
         "PYTHONUNBUFFERED": "1",
     }
+    if name not in WITH_PROCESSES:
+        environment |= one_gpu()
     start = time.monotonic()
     with open(log, "w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
@@ -75,6 +78,11 @@ def run_part(arguments: argparse.Namespace, name: str, work: Path, limit: float)
     if code != 0:
         found["log"] = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
     return found | {"seconds": round(time.monotonic() - start, 1)}
+
+
+def one_gpu() -> dict[str, str]:
+    """The variable that hides all GPUs but one, because the trainers would use all of them."""
+    return {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]}
 
 
 def end(process: subprocess.Popen) -> None:

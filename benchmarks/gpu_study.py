@@ -26,6 +26,7 @@ import argparse
 import dataclasses
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -33,7 +34,9 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+from gpu import one_gpu
+
+os.environ |= {"HF_HUB_OFFLINE": "1", **one_gpu()}
 
 import numpy as np
 import torch
@@ -97,12 +100,12 @@ class Study:
         splits = load_folder(folder)
         if not self.arguments.tiny:
             return splits
-        few = {split: splits[split].select(range(TINY["queries"])) for split in ("valid", "test")}
+        few = {split: first(splits[split], TINY["queries"]) for split in ("valid", "test")}
         asked = {url for rows in few.values() for url in rows["url"]}
         urls = splits["codebase"]["url"]
         kept = [row for row, url in enumerate(urls) if url in asked or row < TINY["codes"]]
         return few | {
-            "train": splits["train"].select(range(TINY["rows"])),
+            "train": first(splits["train"], TINY["rows"]),
             "codebase": splits["codebase"].select(kept),
         }
 
@@ -118,7 +121,6 @@ class Study:
     def ranks(self, encoder: Encoder, split: str) -> dict[str, list[int]]:
         """Set -> the rank of every query, with all encoders in float32."""
         device = self.arguments.device
-        encoder = dataclasses.replace(encoder, packed=False)
         encoder.model.to(device, torch.float32).eval()
         found = {}
         with torch.no_grad(), without_cudnn_attention():
@@ -163,12 +165,14 @@ class Study:
                 options["packing"] = "true"
             trainer = our_trainer(self.start, self.half, callbacks=callbacks, **options)
         figures = trained(trainer, warm=min(5, self.steps() - 1))
+        folder = self.work / "trained"
+        shutil.rmtree(folder, ignore_errors=True)
         if arm in ("mnrl", "gist"):
-            folder = self.work / "theirs"
             trainer.model.save_pretrained(str(folder))
-            encoder = load_encoder(folder, device="cpu")
-            return figures, dataclasses.replace(encoder, profile=self.start.profile)
-        return figures, trainer.text_encoder
+        else:
+            trainer.save_model(str(folder))
+        # What is loaded is measured, because the trained model would run in half precision.
+        return figures, dataclasses.replace(load_encoder(folder, device="cpu"), profile=self.start.profile)
 
     def steps(self) -> int:
         """The steps of an epoch."""
@@ -182,6 +186,11 @@ class Study:
 
 
 COLUMNS = ["url", "docstring_tokens", "code_tokens"]
+
+
+def first(rows: Dataset, number: int) -> Dataset:
+    """The first rows."""
+    return rows.select(range(min(number, len(rows))))
 
 
 # ---- Results ----
@@ -365,6 +374,7 @@ def main() -> None:
     if arguments.device == "cuda" and not torch.cuda.is_available():
         parser.error("no CUDA device; --device cpu --tiny tries the script")
     set_up(1 if arguments.tiny else len(os.sched_getaffinity(0)))
+    del os.environ["TOKENIZERS_PARALLELISM"]  # by default, data workers tokenise without threads
     with tempfile.TemporaryDirectory() as work:
         code = run(arguments, Path(work))
     report(arguments)
