@@ -63,12 +63,14 @@ def run_part(arguments: argparse.Namespace, name: str, work: Path, limit: float)
     start = time.monotonic()
     with open(log, "w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
+        code = None
         try:
             code = process.wait(limit)
         except subprocess.TimeoutExpired:
-            code = None
+            pass
         finally:
-            end(process)
+            if code is None:
+                end(process)
     found = json.loads(result.read_text()) if result.exists() else {}
     if code is None:
         found["status"] = f"stopped after {limit:.0f} s"
@@ -87,10 +89,7 @@ def one_gpu() -> dict[str, str]:
 
 def end(process: subprocess.Popen) -> None:
     """Ends a part and the processes that it has started."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
+    os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 

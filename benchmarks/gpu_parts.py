@@ -107,6 +107,10 @@ class Setting:
         """The options of `begin`."""
         return argparse.Namespace(model=model, size=self.scale.size, lengths=self.scale.lengths)
 
+    def save(self, result: Mapping) -> None:
+        """Writes the part's result, or what there is of it, in case that the time is up before the end."""
+        write_json(self.work / f"{self.arguments.part}.json", result)
+
     def output(self, name: str) -> dict:
         """The training arguments for a folder of this part's own."""
         return {"output_dir": str(self.work / f"{self.arguments.part}-{name}")}
@@ -302,6 +306,9 @@ def loops(setting: Setting) -> Result:
     scale = setting.scale
     figures = {}
     lines = []
+    result["values"] = {"examples/s": figures}
+    headers = ["way", "workers", "examples/s", "s before the first step", "GiB"]
+    result.table(f"{scale.steps} steps of {scale.batch}, {HALF}, the first {scale.warm} not timed", headers, lines)
     ways = {
         "InfoNCE": lambda options: our_trainer(start, HALF, **setting.packing, **options),
         "BM25": lambda options: our_trainer(
@@ -319,9 +326,7 @@ def loops(setting: Setting) -> Result:
             if found:
                 figures[key] = found["examples/s"]
                 lines.append([name, workers, round(found["examples/s"]), found["before"], found["GiB"]])
-    headers = ["way", "workers", "examples/s", "s before the first step", "GiB"]
-    result.table(f"{scale.steps} steps of {scale.batch}, {HALF}, the first {scale.warm} not timed", headers, lines)
-    result["values"] = {"examples/s": figures}
+                setting.save(result)
     return result
 
 
@@ -491,6 +496,8 @@ def waits(setting: Setting) -> Result | dict:
     }
     lines = []
     counts = {}
+    result["values"] = {"waits": counts}
+    result.table(f"Waits for the GPU in a step, mean of 8 steps of {scale.batch}", ["way", "waits", "place"], lines)
     for name, way in ways.items():
         counter = Waits(scale.warm, 8)
 
@@ -510,8 +517,7 @@ def waits(setting: Setting) -> Result | dict:
         counts[name] = sum(counter.places.values()) / steps
         lines.append([name, counts[name], None])
         lines += [[None, number / steps, place] for place, number in counter.places.most_common(12)]
-    result.table(f"Waits for the GPU in a step, mean of {8} steps of {scale.batch}", ["way", "waits", "place"], lines)
-    result["values"] = {"waits": counts}
+        setting.save(result)
     return result
 
 
@@ -529,17 +535,20 @@ def memory(setting: Setting) -> Result | dict:
     }
     figures = {}
     lines = []
+    result["values"] = {"GiB": figures}
+    headers = ["batch", "way", "peak, GiB", "before, GiB"]
+    result.table(f"Peak memory of three steps: {label(setting.encoder())}, {HALF}", headers, lines)
     for size in setting.scale.batches:
         batches = [draw(len(start.rows), size, generator) for _ in range(3)]
         for name, way in ways.items():
             free()
             before = gibibytes(torch.cuda.memory_allocated())
             peak(setting.device, reset=True)
-            figures[f"{name} {size}"] = tried(result, name, lambda way=way, batches=batches: peak_of(way(), batches))
-            lines.append([size, name, figures[f"{name} {size}"], before])
-    headers = ["batch", "way", "peak, GiB", "before, GiB"]
-    result.table(f"Peak memory of three steps: {label(setting.encoder())}, {HALF}", headers, lines)
-    result["values"] = {"GiB": {name: figure for name, figure in figures.items() if figure is not None}}
+            found = tried(result, name, lambda way=way, batches=batches: peak_of(way(), batches))
+            if found is not None:
+                figures[f"{name} {size}"] = found
+                lines.append([size, name, found, before])
+                setting.save(result)
     return result
 
 
@@ -581,6 +590,9 @@ def precisions(setting: Setting) -> Result:
     query_length, code_length = scale.lengths.split(",")
     figures = {}
     lines = []
+    result["values"] = {"seconds": figures}
+    title = f"run_codesearch.py under accelerate launch, {processes} processes, {scale.epoch} steps of {scale.batch}"
+    result.table(title, ["precision", "s of training", "loss", "test MRR", "s of the command"], lines)
     for precision in ("bf16", "fp16", "float32"):
         if precision == "fp16" and setting.device == "cpu":
             continue
@@ -596,6 +608,7 @@ def precisions(setting: Setting) -> Result:
             "eval_strategy": "no",
             "load_best_model_at_end": "false",
             "report_to": "none",
+            "lexical": "false",
         }
         if precision == "float32":
             options["bf16"] = "false"  # the launcher's "no" is no choice
@@ -616,9 +629,7 @@ def precisions(setting: Setting) -> Result:
         results = json.loads((Path(own["output_dir"]) / "all_results.json").read_text())
         figures[precision] = results["train_runtime"]
         lines.append([precision, results["train_runtime"], results["train_loss"], results["test_mrr"], wall])
-    title = f"run_codesearch.py under accelerate launch, {processes} processes, {scale.epoch} steps of {scale.batch}"
-    result.table(title, ["precision", "s of training", "loss", "test MRR", "s of the command"], lines)
-    result["values"] = {"seconds": figures}
+        setting.save(result)
     return result
 
 
@@ -732,7 +743,7 @@ def processes(setting: Setting) -> Result:
             "name": f"on-{count}",
             "backend": "gloo" if wanted == 1 else None,
             "batch": scale.batch // count,
-            "steps": scale.epoch // 6 + 3,
+            "steps": scale.epoch // 12 + 3,
         }
         found = launched(setting, count, spec, shares=wanted == 1)
         losses[count] = found["losses"]
@@ -796,7 +807,8 @@ def estimators(setting: Setting) -> Result:
     result = Result()
     start = setting.start()
     scale = setting.scale
-    options = {"per_device_train_batch_size": scale.batch, "max_steps": scale.steps, "logging_steps": 1}
+    steps = scale.steps // 2
+    options = {"per_device_train_batch_size": scale.batch, "max_steps": steps, "logging_steps": 1}
     options |= {"dataloader_num_workers": scale.workers, "learning_rate": 5e-5}
     hard = {"train_sampling_strategy": "similar", "weighting": "positive_aware", "group_size": scale.batch // 4}
     static = dataclasses.replace(start, folder=Path(located(BASE)))
@@ -812,6 +824,8 @@ def estimators(setting: Setting) -> Result:
         ),
     }
     lines = []
+    headers = ["way", "s before the first step", "examples/s", "first losses", "last losses", "GiB"]
+    result.table(f"{steps} steps of {scale.batch}; a loss is read in each step", headers, lines)
     for name, way in ways.items():
         found = tried(result, name, lambda way=way: trained(way(), scale.warm))
         free()
@@ -820,8 +834,7 @@ def estimators(setting: Setting) -> Result:
             losses = found["losses"]
             ends = [statistics.mean(part) for part in (losses[: scale.warm], losses[-scale.warm :])]
             lines.append([name, found["before"], round(found["examples/s"]), *ends, found["GiB"]])
-    headers = ["way", "s before the first step", "examples/s", "first losses", "last losses", "GiB"]
-    result.table(f"{scale.steps} steps of {scale.batch}; a loss is read in each step", headers, lines)
+            setting.save(result)
     return result
 
 
@@ -852,4 +865,4 @@ def run_here(arguments: argparse.Namespace) -> None:
     if arguments.training:
         train_here(setting, json.loads(arguments.training))
     else:
-        write_json(setting.work / f"{arguments.part}.json", PARTS[arguments.part](setting))
+        setting.save(PARTS[arguments.part](setting))
