@@ -58,7 +58,7 @@ def run_part(arguments: argparse.Namespace, name: str, work: Path, limit: float)
         "HF_DATASETS_CACHE": str(work / "cache" / "datasets"),
         "PYTHONUNBUFFERED": "1",
     }
-    if name not in WITH_PROCESSES:
+    if name not in WITH_PROCESSES or arguments.processes == 1:
         environment |= one_gpu()
     start = time.monotonic()
     with open(log, "w") as output:

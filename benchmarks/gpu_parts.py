@@ -275,7 +275,7 @@ def step(setting: Setting, model: str | None = None) -> Result:
             losses = {name: tried(result, name[0], partial(way.loss, batches[0])) for name, way in ways.items()}
             ways = {name: way for name, way in ways.items() if losses[name] is not None}
         measured = measure(ways, batches, lambda batch: {})
-        base = measured["ours", HALF]
+        base = measured.get(("ours", HALF))
         for name, found in measured.items():
             if found is None:
                 lines.append([size, *name, None, "out of memory", None, None])
@@ -371,10 +371,14 @@ def embedded(way: Way, rows: np.ndarray) -> tuple[Tensor, Tensor, float]:
         batch = trainer._prepare_inputs(way.collate(rows))
         loss, embeddings = trainer.compute_loss(trainer.model, batch, return_outputs=True)
         loss.backward()
-    gradients = [weight.grad.flatten().float() for weight in trainer.model.parameters() if weight.grad is not None]
-    joined = torch.cat(gradients)
-    trainer.model.zero_grad()
-    return torch.cat([embeddings[side] for side in SIDES]).detach(), joined, float(loss.detach())
+    return torch.cat([embeddings[side] for side in SIDES]).detach(), taken(trainer.model), float(loss.detach())
+
+
+def taken(model: torch.nn.Module) -> Tensor:
+    """All gradients of a model as one vector. Removes them from the model."""
+    gradients = [weight.grad.flatten().float() for weight in model.parameters() if weight.grad is not None]
+    model.zero_grad()
+    return torch.cat(gradients)
 
 
 def dropout(setting: Setting, way: Way, result: Result, rate: float = 0.1) -> None:
@@ -674,10 +678,7 @@ def gradients_of(way: Way, rows: np.ndarray) -> tuple[Tensor, float]:
     trainer = way.trainer
     with way.running():
         loss = trainer.training_step(trainer.model, way.collate(rows))
-    gradients = [weight.grad.flatten().float() for weight in trainer.model.parameters() if weight.grad is not None]
-    joined = torch.cat(gradients)
-    trainer.model.zero_grad()
-    return joined, float(loss)
+    return taken(trainer.model), float(loss)
 
 
 def encode(setting: Setting) -> Result:

@@ -102,7 +102,8 @@ def our_trainer(
 ) -> SoftInfoNCETrainer:
     """Our trainer with InfoNCE and its default settings, except for `options`."""
     encoder = load_encoder(start.folder, device="cpu")
-    options = {"loss": "info_nce", "false_negatives": "ignore"} | start.settings(dtype) | options
+    defaults = {"loss": "info_nce", "false_negatives": "ignore", "dataloader_drop_last": False}
+    options = defaults | start.settings(dtype) | options
     return SoftInfoNCETrainer(
         model=encoder.model,
         args=SoftInfoNCETrainingArguments(**options),
