@@ -140,7 +140,7 @@ def encoder_fingerprint(model, tokenizer, profile) -> str:
     adapters = getattr(model, "peft_config", {})
     settings = {
         "profile": _without(dataclasses.asdict(profile), _UNREAD_IN_EMBEDDINGS),
-        "adapters": {name: adapter_settings(config) for name, config in adapters.items()},
+        "adapters": {name: adapter_configuration(config) for name, config in adapters.items()},
         "active": model.active_adapters() if adapters else [],
     }
     weights = model_fingerprint(model, model.state_dict())
@@ -164,7 +164,7 @@ def model_fingerprint(model, weights: Mapping) -> str:
     return digest.hexdigest()
 
 
-def adapter_settings(config) -> dict:
+def adapter_configuration(config) -> dict:
     """Returns the settings of a `PeftConfig` that affect the encoder, as JSON values."""
     return plain_settings(_without(config.to_dict(), _UNREAD_ADAPTER))
 

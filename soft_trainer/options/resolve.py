@@ -97,7 +97,7 @@ class Plan:
         """The options for batches and negatives that have an effect, keyed by name."""
         effective = effective_options(SoftInfoNCEOptions, Values(self.criterion, self.options, self))
         found = {name: value for name, value in effective.items() if not hasattr(self.criterion, name)}
-        found.pop("teacher", None)  # it is also the estimator's encoder, and it may be a local path
+        found.pop("teacher", None)  # it belongs to the loss
         if self.options.false_negatives == "mask" and not self.criterion.can_exclude:
             name = self.criterion.loss.rpartition(":")[2]
             found["false_negatives"] = f"not masked (`{name}` takes no negatives)"

@@ -14,6 +14,7 @@ from soft_trainer.data.languages import languages_in
 from soft_trainer.data.split import Split
 from soft_trainer.data.statistics import data_statistics
 from soft_trainer.encoders.adapters import active_adapter, has_adapter
+from soft_trainer.encoders.hub_files import public_name
 from soft_trainer.encoders.loading import profile_warnings
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.options.defaults import LORA_RATE
@@ -25,9 +26,11 @@ SPEED = ("_runtime", "_per_second", "_pool_size")  # suffixes of metrics that do
 
 
 def loss_table(plan: Plan, estimator) -> dict[str, object]:
-    """Returns the loss with its settings, the estimator's name and any Matryoshka dimensions, keyed by label."""
+    """Returns the loss with its settings, the estimator, any teacher and Matryoshka dimensions, keyed by label."""
     name = None if estimator is None else type(estimator).__name__
     loss = {"loss": plan.criterion.loss, "estimator": name}
+    if plan.options.teacher is not None:
+        loss["teacher"] = public_name(plan.options.teacher)
     if plan.dims:
         loss["dimensions"] = list(plan.dims)
     return loss | plan.effective_loss
@@ -153,20 +156,14 @@ def measured_results(
     return results
 
 
-def banner(
-    loss: Mapping, setup: Mapping, encoder: EncoderProfile, distributed_type: str, teacher: str | None = None
-) -> str:
+def banner(loss: Mapping, setup: Mapping, encoder: EncoderProfile, distributed_type: str) -> str:
     """Formats the training settings as a table to print before training.
 
     Args:
         loss, setup: the results of `loss_table` and `setup_table`.
         distributed_type: the kind of parallelism, such as `MULTI_GPU`.
-        teacher: the folder or name of the encoder to learn from.
     """
-    rows = dict(loss)
-    if teacher is not None:
-        rows["teacher"] = teacher
-    rows |= setup
+    rows = {**loss, **setup}
     if setup["processes"] > 1:
         rows["processes"] = f"{setup['processes']} ({distributed_type})"
     rows["score"] = f"{encoder.score_function} x {encoder.score_scale:g}, {encoder.pooling} pooling"

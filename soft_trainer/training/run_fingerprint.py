@@ -35,7 +35,7 @@ from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.fingerprints import (
     HASH,
     UNREAD_PROFILE,
-    adapter_settings,
+    adapter_configuration,
     encoder_files_fingerprint,
     file_fingerprint,
     fingerprint,
@@ -267,7 +267,7 @@ def loaded_fingerprint(
         "the adapter": None,
     }
     if has_adapter(model):
-        found["the adapter"] = fingerprint(adapter_settings(model.peft_config[active_adapter(model)]))
+        found["the adapter"] = fingerprint(adapter_configuration(model.peft_config[active_adapter(model)]))
     if weights_before:
         found["the weights to merge with"] = model_fingerprint(model, weights_before)
     for owner, values in (("encoder", profile), ("criterion", criterion)):

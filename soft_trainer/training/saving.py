@@ -13,7 +13,6 @@ from soft_trainer import distributed
 from soft_trainer.data.split import Split
 from soft_trainer.encoders.adapters import has_adapter, plain_encoder, set_adapter_state
 from soft_trainer.encoders.export import export_encoder
-from soft_trainer.encoders.hub_files import public_name
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.files import ADAPTER_WEIGHTS, reporting_disk_errors, write_text
 from soft_trainer.hub.background import Publisher
@@ -124,12 +123,9 @@ class SavingTrainer(Trainer):
 
     def describe(self) -> dict:
         """Returns sections of a run's record: model id, loss, training, environment and, after a merge, merging."""
-        loss = reporting.loss_table(self.plan, self.estimator)
-        if self.plan.options.teacher is not None:
-            loss["teacher"] = public_name(self.plan.options.teacher)
         record = {
             "model_id": self.hub_model_id,
-            "loss": loss,
+            "loss": reporting.loss_table(self.plan, self.estimator),
             "training": self.setup_table() | reporting.course_table(self.args, self.state),
             "environment": environment(),
         }

@@ -285,7 +285,9 @@ def test_a_training_with_a_teacher_names_it_and_equals_the_four_options(trainer_
         trainer = trainer_of(arguments={"callbacks": callbacks, "model": copy.deepcopy(model)}, **options)
         trainer.train()
         losses.append(losses_of(trainer))
-        assert (f"teacher  {teacher}" in re.sub(r"[ |]*\| ", "  ", capsys.readouterr().err)) == (callbacks is None)
+        assert (f"teacher  {teacher.name}" in re.sub(r"[ |]*\| ", "  ", capsys.readouterr().err)) == (
+            callbacks is None
+        )
     assert losses[0] == losses[1]
 
 
