@@ -6,7 +6,8 @@ from collections.abc import Set
 
 import torch
 
-from soft_trainer.encoders.hub_files import repository_file
+from soft_trainer.encoders.hub_files import published_name, repository_file
+from soft_trainer.encoders.packaged import BASE
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.options.fields import TEACHER_WEIGHT, DataArguments
@@ -19,6 +20,8 @@ SCRATCH_RATE = 1e-3
 LORA_RATE = 1e-4
 # Rate and batch were chosen on valid in benchmarks/static_study.md. There may be fewer rows than in a batch.
 STATIC = {"learning_rate": 3e-3, "per_device_train_batch_size": 128, "dataloader_drop_last": False}
+# `base` is trained already. Its rate and epochs were chosen on valid in benchmarks/base_study.md.
+OF_BASE = STATIC | {"learning_rate": 1e-3, "num_train_epochs": 5}
 RECIPE = "hard_batches.yaml"
 DISTILLED_RECIPE = "distilled.yaml"
 
@@ -51,11 +54,11 @@ def apply_defaults(
     """Sets the options whose defaults depend on the encoder or the teacher, and prints them.
 
     An encoder that `soft-trainer distil` made gets `recipes/distilled.yaml`, with the teacher in its profile. Other
-    static encoders get a higher learning rate and batches of 128. Encoders from scratch get a higher learning rate.
-    Search encoders get `recipes/hard_batches.yaml`. These are other pretrained encoders with sentence-transformers
-    files and cosine scores, which can find and weight similar rows before training. If the user set any option for
-    batches or weights, no recipe is used. An adapter gets its own learning rate. Options that the user set keep their
-    values.
+    static encoders get a higher learning rate and batches of 128, and `base` also fewer epochs. Encoders from scratch
+    get a higher learning rate. Search encoders get `recipes/hard_batches.yaml`. These are other pretrained encoders
+    with sentence-transformers files and cosine scores, which can find and weight similar rows before training. If the
+    user set any option for batches or weights, no recipe is used. An adapter gets its own learning rate. Options that
+    the user set keep their values.
 
     Args:
         model: the folder or Hub name of the pretrained encoder, or None for an encoder from scratch.
@@ -98,6 +101,9 @@ def apply_defaults(
         if profile.name == "static":
             kind = "A static encoder"
             options = STATIC
+        if model and published_name(model) == BASE:
+            kind = "The encoder `base`"
+            options = OF_BASE
         if changed := _set_options(options, (args,), given):
             print_on_main(f"{kind} gets {changed} by default.")
     elif suits and args.per_device_train_batch_size * args.world_size >= 2 * args.group_size:

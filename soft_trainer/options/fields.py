@@ -413,13 +413,16 @@ class TrainingOptions(SoftInfoNCEOptions):
     )
     learning_rate: float = training_option(
         2e-5,
-        "Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 if static; 1e-3 from scratch; "
-        "1e-4 for adapters (LoRA).",
+        "Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 if static; 1e-3 for base and from "
+        "scratch; 1e-4 for adapters (LoRA).",
         aliases=("lr",),
         least=0,
     )
     num_train_epochs: float = training_option(
-        10.0, "Passes over the training rows. Default: 10; 1 for search encoders.", aliases=("epochs",), above=0
+        10.0,
+        "Passes over the training rows. Default: 10; 1 for search encoders; 5 for base.",
+        aliases=("epochs",),
+        above=0,
     )
     train_sampling_strategy: str = option(
         "random",

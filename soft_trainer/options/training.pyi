@@ -18,9 +18,10 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
         output_dir: Output folder. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR.
         per_device_train_batch_size: Batch size per process, in pairs. Default: 32; 128 if static; 512 for static
             encoders with a stored teacher. Values: 1 or more.
-        num_train_epochs: Passes over the training rows. Default: 10; 1 for search encoders. Values: above 0.
-        learning_rate: Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 if static; 1e-3 from
-            scratch; 1e-4 for adapters (LoRA). Values: 0 or more.
+        num_train_epochs: Passes over the training rows. Default: 10; 1 for search encoders; 5 for base. Values: above
+            0.
+        learning_rate: Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 if static; 1e-3 for
+            base and from scratch; 1e-4 for adapters (LoRA). Values: 0 or more.
         bf16: Train and encode in bfloat16. Default: yes on a GPU, but not if static.
         disable_tqdm: Print lines instead of progress bars. Default: only without a terminal.
         per_device_eval_batch_size: Number of texts that each process encodes at once during evaluation. On a GPU,
@@ -98,10 +99,10 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     """Batch size per process, in pairs. Default: 32; 128 if static; 512 for static encoders with a stored teacher.
     Values: 1 or more."""
     num_train_epochs: float = 10.0
-    """Passes over the training rows. Default: 10; 1 for search encoders. Values: above 0."""
+    """Passes over the training rows. Default: 10; 1 for search encoders; 5 for base. Values: above 0."""
     learning_rate: float = 2e-05
-    """Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 if static; 1e-3 from scratch; 1e-4
-    for adapters (LoRA). Values: 0 or more."""
+    """Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 if static; 1e-3 for base and from
+    scratch; 1e-4 for adapters (LoRA). Values: 0 or more."""
     bf16: bool | None = None
     """Train and encode in bfloat16. Default: yes on a GPU, but not if static."""
     disable_tqdm: bool | None = None
