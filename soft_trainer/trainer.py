@@ -58,7 +58,13 @@ from soft_trainer.training.measurements import Measurements
 from soft_trainer.training.merge_callback import MergeCallback
 from soft_trainer.training.prepared_rows import PreparedRows, prepare_rows, train_loader
 from soft_trainer.training.reporting import ProgressLines, QuietBar, banner, warnings_of
-from soft_trainer.training.run_fingerprint import Loaded, choose_by_metrics, run_fingerprint
+from soft_trainer.training.run_fingerprint import (
+    TRAINING_ROWS,
+    choose_by_metrics,
+    loaded_fingerprint,
+    run_fingerprint,
+    splits_hash,
+)
 from soft_trainer.training.sampler import EpochDataLoader, data_seed
 from soft_trainer.training.saving import SavingTrainer
 from soft_trainer.training.targets import TargetMaker
@@ -90,6 +96,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             custom collator works only with a single process.
         callbacks: the trainer's callbacks. An estimator or an `EstimatorCallback` among them supplies the weights.
         query_column, code_column, id_column: the names of the rows' columns, if `load_rows` does not recognise them.
+        depends_on: further entries of the run fingerprint, such as the options of a command.
         kwargs: any other arguments of `transformers.Trainer`.
 
     Raises:
@@ -113,6 +120,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         query_column: str | None = None,
         code_column: str | None = None,
         id_column: str | None = None,
+        depends_on: Mapping[str, object] | None = None,
         **kwargs,
     ):
         first, processing_class, encoder = preflight.first_encoder(model, processing_class, encoder, kwargs)
@@ -132,7 +140,9 @@ class SoftInfoNCETrainer(SavingTrainer):
             callback = find_estimator_callback(callbacks)
         split = training_split(train_dataset, "train_dataset", self.columns, encoder)
         eval_dataset = evaluation_splits(eval_dataset, codebase, "eval_dataset", self.columns)
-        resolve(args, callback and callback.estimator)  # raises errors before anything is set up
+        if callback is not None and isinstance(callback.estimator, Estimator):
+            callback.estimator.bind(Encoder(first, processing_class, encoder))
+        plan = resolve(args, callback and callback.estimator)  # raises errors before anything is set up
         super().__init__(
             None if "model_init" in kwargs else first,
             args,
@@ -146,6 +156,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         self._compared = None  # the model that `why_padded` is about
         self._while_training = contextlib.ExitStack()  # leaves what training entered, such as `running`
         self._parameters: int | None = None  # counted once, because this takes 5 ms
+        self.depends_on = dict(depends_on or {})
         self.train_split = split
         self.codebase = codebase
         self.estimator_callback = callback
@@ -159,7 +170,6 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.evaluations: list[tuple[int, bool, dict]] = []  # step, whether during training, metrics
         self.report: Measurements | None = None  # the results of the last training, if `args.report` is set
         self.run_fingerprint = {}
-        self.of_command = {}  # for a run from the command line: further entries of the run fingerprint
         self._merging = MergeCallback(self)
         self.add_callback(self._merging)
         self.add_callback(checkpoints.ResumedState(lambda: self._checkpoint))
@@ -168,8 +178,9 @@ class SoftInfoNCETrainer(SavingTrainer):
             self._overflows = OverflowCounter(lambda: self.accelerator.scaler)
             self.add_callback(self._overflows)
         self._show_progress()
-        self._bind_estimator()
-        self.resolve()
+        self.plan: Plan = plan
+        self._resolved = self._settings()
+        self._use_plan()
 
     def _show_progress(self) -> None:
         """Adds progress lines, above the bar if there is a terminal. Notebooks keep the table of `transformers`."""
@@ -199,12 +210,22 @@ class SoftInfoNCETrainer(SavingTrainer):
     # ---- Settings ----
 
     def resolve(self) -> None:
-        """Derives the training plan from the current `args`, and checks the plan against the rows and the encoder.
+        """Derives the training plan from the current `args`, unless nothing has changed since the last time.
 
         Raises:
             UserError: the settings are incompatible.
         """
-        self.plan: Plan = resolve(self.args, self.estimator, self._train_batch_size)
+        if self._settings() != self._resolved:
+            self.plan = resolve(self.args, self.estimator, self._train_batch_size)
+            self._use_plan()
+            self._resolved = self._settings()
+
+    def _settings(self) -> tuple:
+        """Returns everything that the plan and its checks depend on and that may change after the constructor."""
+        return dict(vars(self.args)), self._train_batch_size, self.estimator, self.model
+
+    def _use_plan(self) -> None:
+        """Makes the collator that the plan needs, and checks the plan against the rows and the encoder."""
         prompts = self.prompt_lengths
         if self._collates:
             self.data_collator = self._make_collator(prompts)
@@ -212,6 +233,8 @@ class SoftInfoNCETrainer(SavingTrainer):
             self.data_collator.prompt_lengths = prompts
         else:
             preflight.check_own_collator(self.plan, prompts)
+            options = dataclasses.replace(self.plan.options, negatives_per_query=0)  # it reads only pairs
+            self.plan = dataclasses.replace(self.plan, options=options)
         if self.compute_metrics is None:
             preflight.check_metric(self.args, self.evaluated_dims, self.eval_dataset)
         preflight.check_encoder(self.plan, self.model, self.encoder)
@@ -324,9 +347,9 @@ class SoftInfoNCETrainer(SavingTrainer):
         """The object that computes a batch's positives, negatives and weights. Requires the prepared rows."""
         false_negatives = self.plan.options.false_negatives
         relevant = None if false_negatives == "ignore" else self._rows.answers
-        keeps_positives = false_negatives == "positives"
+        keeps = false_negatives == "positives"
         rounds = self.args.device.type != "cpu"
-        return TargetMaker(self.criterion, self.estimator, relevant, keeps_positives, rounds)
+        return TargetMaker(self.criterion, self.estimator, relevant, keeps, self._rows.without_query, rounds)
 
     @property
     def prompt_lengths(self) -> dict[str, int]:
@@ -475,8 +498,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.evaluations = [each for each in self.evaluations if each[0] == 0]  # drops evaluations of an earlier run
         self._checkpoint = last_checkpoint(resume_from_checkpoint, self.args.output_dir)
         if self._checkpoint:
-            if not hasattr(self.args, "from_command_line"):  # the command line has printed it
-                print_on_main(f"Resuming from {self._checkpoint}")
+            print_on_main(f"Resuming from {self._checkpoint}")
         self.termination = interruption.SaveOnTermination()
         self.add_callback(self.termination)
         try:
@@ -514,8 +536,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         if self.report is not None and self._checkpoint is not None and self.state.global_step > 0:
             return  # this trainer has already measured the encoder before training
         self.report = None
-        # A run from the command line measures by itself.
-        if getattr(self.args, "report", False) and not hasattr(self.args, "from_command_line") and trial is None:
+        if getattr(self.args, "report", False) and trial is None:
             sets = self.eval_dataset if isinstance(self.eval_dataset, Mapping) else {"eval": self.eval_dataset}
             warn_of_overlap(sets, self.train_split)
             self.report = Measurements(self, sets)
@@ -534,12 +555,12 @@ class SoftInfoNCETrainer(SavingTrainer):
         preflight.check_evaluated(self.args, self.eval_dataset)
         loss = reporting.loss_table(self.plan, self.estimator)
         kind = self.accelerator.distributed_type.value
-        table = banner(loss, self.setup_table(), self.encoder, kind, self.plan.options.teacher)
+        table = banner(loss, self.setup_table(), self.encoder, kind)
         warnings = warnings_of(self.args, self.plan, self.encoder, self.model)
         print_on_main("\n".join([table, *warnings]))
         self.prepare_rows()
-        content = getattr(self.estimator, "encoder_identity", None)
-        fitted = {"the estimator's encoder": content or getattr(self.estimator, "model_name_or_path", None)}
+        fitted = {"the estimator's encoder": getattr(self.estimator, "encoder_identity", None)}
+        preflight.warn_of_another_teacher(self.encoder, self.plan.options.teacher, fitted["the estimator's encoder"])
         self.run_fingerprint = checkpoints.compared(lambda: self.run_fingerprint | fitted, checkpoint)
         checkpoints.warn_of_changes(self.run_fingerprint, checkpoint)
         self._losses_before = checkpoints.losses_before(checkpoint)
@@ -548,29 +569,25 @@ class SoftInfoNCETrainer(SavingTrainer):
         self._new_tokens = 0
 
     def fingerprint(self) -> dict[str, object]:
-        """Returns the run fingerprint, except for values that only a fitted estimator has."""
+        """Returns the run fingerprint, except for the content of an encoder that the estimator loads to be fitted."""
         early_stops = [each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
         metrics_choose = bool(early_stops) or choose_by_metrics(self.args)
-        own = {
-            "collator": None if self._collates else self.data_collator,
-            "early stop": next(iter(early_stops), None),
-        }
+        found = run_fingerprint(self.args, metrics_choose=metrics_choose) | self.depends_on
+        found[TRAINING_ROWS] = self.train_split.fingerprint()
+        found["the forward passes"] = "padded" if self.why_padded else "packed"
         if metrics_choose:
-            own["metrics"] = self.compute_metrics
-        loaded = Loaded(
-            self.plan,
-            self.encoder,
+            found["the evaluation rows"] = splits_hash(self.eval_dataset)
+        return found | loaded_fingerprint(
             self.model,
             self.processing_class,
-            self.train_split,
-            self.estimator,
+            self.encoder,
+            self.criterion,
             self._merging.before,
-            (self.eval_dataset,) if metrics_choose else (),
-            own,
+            estimator=self.estimator,
+            collator=None if self._collates else self.data_collator,
+            early_stop=next(iter(early_stops), None),
+            metrics=self.compute_metrics if metrics_choose else None,
         )
-        found = run_fingerprint(self.args, apart=self.args.output_dir, metrics_choose=metrics_choose, loaded=loaded)
-        passes = {"the forward passes": "padded" if self.why_padded else "packed"}
-        return found | passes | self.of_command
 
     # ---- Evaluation ----
 
@@ -669,8 +686,8 @@ class SoftInfoNCETrainer(SavingTrainer):
         The dot products of the embeddings are the encoder's scores, before multiplication by the score scale.
         """
         self.use_averaged_weights()
+        encoder = self.text_encoder
         with placed(self.model, self.args.device), self.running(), self.accelerator.autocast():
-            encoder = self.text_encoder
             label = None if self.args.disable_tqdm else f"Encoding {side}"
             tokens = self._tokens(rows, side)
             size = self.args.per_device_eval_batch_size

@@ -26,7 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--model",
-        help="folder or Hub name of an encoder, to search by meaning too; '' for none (default: the index's encoder)",
+        help="folder or Hub name of an encoder, to search by meaning too; none for words alone (default: the index's "
+        "encoder, and base for a new index)",
     )
     parser.add_argument(
         "--truncate_dim",

@@ -57,7 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "as one. stdlib stands for Python's standard library",
     )
     add("--index_dir", help="location of the index (default: in the user's cache directory)")
-    add("--model", help="encoder for searching by meaning; the index is first encoded with it, and remembers it")
+    add(
+        "--model",
+        help="encoder for searching by meaning, or none; the index is first encoded with it, and remembers it "
+        "(default: the index's encoder, and base for a new index)",
+    )
     add("--path", metavar="PATTERN", help="only files that match: 'src/**', '*.py'")
     add("--language", help="only files in this language: python, rust, markdown")
     add("--name", help="only functions and classes with this name, such as get, Session.get or Session.*")
@@ -131,12 +135,13 @@ def _opened(arguments: argparse.Namespace, words_only: bool = False) -> Search:
         words_only: True if a server will compute embeddings and read commits later, in the background.
     """
     # Imported here so that --help stays fast.
-    from soft_trainer.search.code_index import CodeIndex, open_for
+    from soft_trainer.search.code_index import NO_ENCODER, CodeIndex, open_for
     from soft_trainer.search.searching import Search
 
+    changes_now = arguments.model and (not words_only or arguments.model in NO_ENCODER)
     if arguments.index_dir:
         index = CodeIndex.open(arguments.index_dir)
-        if arguments.model and not words_only:
+        if changes_now:
             index.update(model=arguments.model, progress=True)
         return Search([index])
     opened: dict[str, CodeIndex] = {}
@@ -144,7 +149,7 @@ def _opened(arguments: argparse.Namespace, words_only: bool = False) -> Search:
         folder = source_folder(name)
         index = open_for(folder)
         if index:
-            if arguments.model and not words_only:
+            if changes_now:
                 index.update(model=arguments.model, progress=True)
         elif arguments.no_update:
             raise UserError(f"{folder}: no index yet; drop --no_update to make one")
@@ -171,12 +176,14 @@ def _print(results: list[SearchResult], arguments: argparse.Namespace, query: st
 def _serve(index: Search, arguments: argparse.Namespace, query: str) -> int:
     """Serves the search page, or the tools for an agent. Returns 130 when the user stops the server."""
     # Imported here, so that a plain search does not wait for the server.
+    from soft_trainer.search.code_index import NO_ENCODER
     from soft_trainer.search.serving.served_index import ServedIndex
     from soft_trainer.search.serving.server import EDITOR, serve_page
     from soft_trainer.search.serving.tools import tool_server
 
     try:
-        served = ServedIndex(index, update=not arguments.no_update, lexical=arguments.lexical, model=arguments.model)
+        model = None if arguments.model in NO_ENCODER else arguments.model
+        served = ServedIndex(index, update=not arguments.no_update, lexical=arguments.lexical, model=model)
         if arguments.mcp:
             tool_server(served).run("stdio")
         else:

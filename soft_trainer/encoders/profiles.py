@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from soft_trainer.encoders.hub_files import base_of, published_name, reading, repository_file
+from soft_trainer.encoders.static_encoder import NO_LENGTH
 from soft_trainer.errors import UserError
 from soft_trainer.files import PROFILE_FILE, read_json, write_json
 
@@ -137,7 +138,6 @@ class EncoderProfile:
 
 
 COSINE_SCALE = 20.0
-NO_LENGTH = 1_000_000  # tokens; a tokenizer without a maximum length reports a much larger number
 # Today's encoders read thousands of tokens, but most functions have fewer than 512.
 _TODAY = EncoderProfile(query_length=128, code_length=512, score_function="cosine", score_scale=COSINE_SCALE)
 _ENCODER_ONLY = "<encoder-only></s>"

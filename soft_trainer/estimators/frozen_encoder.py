@@ -21,7 +21,7 @@ from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import CodeValues, NeighbourEstimator, Rows, as_array, check_fitted
 from soft_trainer.estimators.neighbours import Excluded, Neighbours, cached_neighbours, nearest_rows
-from soft_trainer.fingerprints import code_fingerprint, fingerprint
+from soft_trainer.fingerprints import fingerprint
 
 
 def half_precision(device: torch.device) -> torch.dtype | None:
@@ -108,14 +108,17 @@ class EncodedRowsEstimator(NeighbourEstimator):
         progress = f"{type(self).__name__}: encoding {side}"
 
         def build() -> Tensor:
-            with placed(encoder.model, device):
-                packed = encoder.packed
-                if device.type == "cuda" and not packed:
-                    packed = why_padded(encoder.model, profile, device, str(half).removeprefix("torch.")) is None
-                packing = dataclasses.replace(encoder, packed=packed)
-                autocast = torch.autocast(device.type, dtype=half, enabled=half is not None)
-                with running(encoder.model, packed), autocast:
-                    embeddings = embed_sharded(packing, tokens, side, self.batch_size, progress)
+            model = encoder.model
+            packed = encoder.packed
+            if device.type == "cuda" and not packed:
+                packed = why_padded(model, profile, device, str(half).removeprefix("torch.")) is None
+            packing = dataclasses.replace(encoder, packed=packed)
+            with (
+                placed(model, device),
+                running(model, packed),
+                torch.autocast(device.type, dtype=half, enabled=half is not None),
+            ):
+                embeddings = embed_sharded(packing, tokens, side, self.batch_size, progress)
             embeddings = comparable(profile, embeddings)
             if not (embeddings.abs() <= float(np.finfo(dtype).max)).all():
                 raise UserError(
@@ -124,9 +127,8 @@ class EncodedRowsEstimator(NeighbourEstimator):
                 )
             return embeddings
 
-        code = code_fingerprint("soft_trainer.encoders", "soft_trainer.source", "soft_trainer.dataflow")
         self.encoder_identity = encoder.fingerprint
-        key = fingerprint(self.encoder_identity, prompt, str(dtype), tokens.fingerprint(), code)
+        key = fingerprint(self.encoder_identity, prompt, str(dtype), tokens.fingerprint())
         return cached_rows(self.cache_dir, key, dtype, build)
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:

@@ -21,7 +21,7 @@ from soft_trainer import distributed
 from soft_trainer.data.array_cache import load_arrays, store_arrays
 from soft_trainer.data.split import RelevantCodes
 from soft_trainer.errors import UserError, extra_needed
-from soft_trainer.fingerprints import code_fingerprint, fingerprint
+from soft_trainer.fingerprints import fingerprint
 from soft_trainer.terminal import Progress, print_on_main
 
 EXACT_ROWS = 50_000  # up to this many codes, every query is compared with every code
@@ -39,10 +39,6 @@ FETCHED = 4  # candidates to score exactly, as a multiple of the number of neigh
 MOST_FETCHED = 4096  # the most candidates to fetch for a query if nearly all are excluded
 SEARCHED_AT_ONCE = 4096  # queries to search the index for at once
 ADDED_AT_ONCE = 1 << 16  # codes to add to the index at once
-MODULES = (
-    "soft_trainer.estimators.neighbours",
-    "soft_trainer.estimators.term_neighbours",
-)  # the code that finds neighbours
 
 
 @dataclass(frozen=True)
@@ -190,7 +186,7 @@ def cached_neighbours(
     Raises:
         UserError: `build` raised a UserError. Every process raises the same error.
     """
-    key = fingerprint(k, list(inputs), code_fingerprint(*MODULES))
+    key = fingerprint(k, list(inputs))
     neighbours = problem = None
     rank, processes = distributed.rank_and_world_size()
     stored = load_arrays(folder, key) if rank == 0 else None

@@ -29,6 +29,8 @@ from soft_trainer.search.searching import Search
 from soft_trainer.search.snapshot import Snapshot
 from soft_trainer.source.source_files import decoded
 
+DEFAULT_ENCODER: str | None = BASE  # of a new index
+NO_ENCODER = ("", "none")
 MAX_WAIT = 1.0  # seconds that a search may spend on embedding changed files
 MAX_NOTICES = 20  # the latest notices that an index keeps
 
@@ -83,7 +85,8 @@ class CodeIndex:
         Args:
             index_dir: where to store the index. By default, in the user's cache directory. An existing index of
                 another folder can be reused if that folder no longer exists, for example because it was moved.
-            model: the folder or Hub name of an encoder, or "" for none. By default, the index keeps its encoder.
+            model: the folder or Hub name of an encoder, or "none". By default, a new index gets `base`, the encoder in
+                the package, and an existing index keeps its encoder.
             truncate_dim: the number of leading dimensions to keep of every embedding. See `update`.
             exclude: patterns for files and folders to skip, such as `docs/**` or `*.md`. By default, the index keeps
                 its patterns.
@@ -124,6 +127,7 @@ class CodeIndex:
         with _disk_errors(target), store.write_lock(target):
             database = store.connect(target, create=True)
             settings = store.read_settings(target)
+            is_new = "folder" not in settings
             kept = settings.get("folder", real)
             if kept != real and os.path.isdir(kept):
                 raise UserError(f"{target}: already contains the index of {kept}; choose another index_dir")
@@ -137,6 +141,8 @@ class CodeIndex:
                 history = settings.get("history", True)
             store.write_settings(target, folder=real, patterns=patterns, history=history)
         index = cls(target, database)
+        if is_new and model is None:
+            index._use_default_encoder()
         if words_only:
             index._update_words(progress, wait=True)
         else:
@@ -212,7 +218,7 @@ class CodeIndex:
         """Reads new commits and the files that have changed since the last update, and encodes new chunks.
 
         Args:
-            model: a new encoder for the index. "" removes the encoder and all embeddings.
+            model: a new encoder for the index. "none" removes the encoder and all embeddings.
             truncate_dim: the number of leading dimensions to keep of every embedding, for an encoder that was trained
                 for this. By default, the number stays the same. After a change, every chunk is encoded again.
 
@@ -223,7 +229,7 @@ class CodeIndex:
             UserError: the folder no longer exists, the disk is full, the model cannot be loaded, or the model has
                 fewer dimensions than `truncate_dim`.
         """
-        if model == "":
+        if model in NO_ENCODER:
             self._drop_encoder()
             model = None
         self._choice(model, truncate_dim)  # raises an error before the files are read
@@ -287,7 +293,9 @@ class CodeIndex:
             try:
                 encoder = self._encoder(name, truncate_dim, self._runtime)
             except UserError as error:
-                raise UserError(f"{error}; `{self.command('--model', '')}` continues without an encoder") from error
+                raise UserError(
+                    f"{error}; `{self.command('--model', 'none')}` continues without an encoder"
+                ) from error
             if not self._embeddings:  # the index was made again
                 encoder = vectors.lightest(self.database, encoder)
             if wait or encoder.fingerprint == self._embeddings["fingerprint"]:
@@ -318,6 +326,14 @@ class CodeIndex:
                 store.write_settings(self.index_dir, model=name, truncate_dim=truncate_dim)
             vectors.start_encoding(self.database, name, truncate_dim, encoder)
             self._keep(name, truncate_dim, encoder)
+
+    def _use_default_encoder(self) -> None:
+        """Gives a new index the encoder in the package. If its files cannot be written, a search uses only words."""
+        try:
+            if DEFAULT_ENCODER is not None:
+                self.use_encoder(DEFAULT_ENCODER)
+        except UserError as error:
+            self.notify(f"searching only by words: {error}")
 
     def _drop_encoder(self) -> None:
         """Removes all embeddings, so that searches use only words."""

@@ -153,7 +153,7 @@ class Search:
             votes = NO_VOTES
             if commits:
                 votes = view.votes(queries[0])
-            each = [ranking.score(parsed, view.segments, similarity, votes.shares) for parsed in queries]
+            each = [ranking.score(parsed, view.segments, similarity, votes.shares, view.trust) for parsed in queries]
             scores = each[0]
             if len(queries) > 1:
                 scores = fuse(each, queries, named_files(query, view.segments), view.segments, allowed)
@@ -305,6 +305,12 @@ class _View:
         why = "the indexes do not all have the same encoder; set one with model=NAME"
         encoded[0].index.notify(f"searching only by words: {why}")
         return False
+
+    @property
+    def trust(self) -> float:
+        """The factor for the weight of similarities, which is lower if they come from a static encoder."""
+        runtimes = {part.snapshot.state["runtime"] for part in self.parts if part.snapshot.state}
+        return ranking.STATIC if runtimes == {"static"} else 1.0
 
     def votes(self, query: ranking.Query) -> Votes:
         """Returns the weighted votes of all indexes' commits for chunks that may answer the query."""

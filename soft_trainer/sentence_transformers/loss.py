@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields
 from typing import Any
 
-import numpy as np
 import torch
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
@@ -22,14 +21,16 @@ from soft_trainer.data.split import Split
 from soft_trainer.encoders.encoding import at_least_float32
 from soft_trainer.encoders.profiles import COSINE_SCALE
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.base import Estimator, Rows, as_array, check_codes_have_queries
+from soft_trainer.estimators.base import Estimator, Rows, as_array, codes_without_query
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.callback import EstimatorCallback
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator, TrainedModelEstimator
-from soft_trainer.options.fields import OF_TEACHER, LossOptions, SoftInfoNCEOptions
+from soft_trainer.options.defaults import teacher_settings
+from soft_trainer.options.fields import LossOptions, SoftInfoNCEOptions
 from soft_trainer.options.option_spec import Values, effective_options
 from soft_trainer.options.resolve import check_codes, resolve_loss
 from soft_trainer.sentence_transformers.rows import LabelledRows, check_labels, columns_of
+from soft_trainer.terminal import print_on_main
 from soft_trainer.training.gradient_cache import loss_in_blocks
 from soft_trainer.training.targets import TargetMaker
 
@@ -106,24 +107,31 @@ class SoftInfoNCELoss(nn.Module):
         self.scale = scale
         self.similarity_fct = similarity_fct
         self.gather_across_devices = gather_across_devices
-        if options.get("teacher") is not None:
-            options = OF_TEACHER | options
+        teacher = options.get("teacher")
+        if teacher is not None:
+            settings = teacher_settings(teacher, estimator and type(estimator).__name__)
+            options = {name: settings[name] for name in OPTIONS if name in settings} | options
+            estimator = TrainedModelEstimator(settings["estimator_model"])
         self.options = SoftInfoNCEOptions(**options)
-        self.estimator = _own_estimator(estimator, model, self.options.teacher)
+        self.estimator = _own_estimator(estimator, model)
+        if self.estimator is None and self.options.loss is None:
+            print_on_main(f"{type(self).__name__} without an estimator or a teacher is InfoNCE: all weights are 1")
         self.criterion = resolve_loss(self.options, self.estimator)
         if train_dataset is None:
             raise UserError(f"{type(self).__name__}: pass train_dataset=, the rows that `with_rows` returns")
         self.rows = LabelledRows(train_dataset)
+        without_query = None
         if self.criterion.needs_similarity:
             split = self.rows.split
-            check_codes_have_queries(self.estimator, split, np.arange(len(split.corpus)))
             EstimatorCallback(self.estimator).fit(split)
+            without_query = codes_without_query(self.estimator, split)
         false_negatives = self.options.false_negatives
         self.target_maker = TargetMaker(
             self.criterion,
             self.estimator,
             relevant=None if false_negatives == "ignore" else self.rows.answers,
             keeps_positives=false_negatives == "positives",
+            without_query=without_query,
         )
         self._labels = distributed.NumberExchange()
         self._batch_checked = False
@@ -346,20 +354,14 @@ class SentenceTransformerEstimator(Estimator):
         return distributed.gather(torch.as_tensor(embeddings)).float().cpu()
 
 
-def _own_estimator(estimator, model: SentenceTransformer, teacher: str | None):
-    """Returns the estimator for a loss: a copy of the user's estimator, a new estimator for the teacher, or None.
+def _own_estimator(estimator, model: SentenceTransformer):
+    """Returns the estimator for a loss: a copy of the given estimator, or None.
 
     A `SentenceTransformerEstimator` without a model gets the model to be trained.
 
     Raises:
-        UserError: both an estimator and a teacher are set, or the estimator does not work with this loss.
+        UserError: the estimator does not work with this loss.
     """
-    if teacher is not None and estimator is not None:
-        raise UserError(
-            f"teacher={teacher}: a teacher is the estimator, so it cannot be combined with {type(estimator).__name__}"
-        )
-    if teacher is not None:
-        return TrainedModelEstimator(teacher)
     if estimator is None:
         return None
     if isinstance(estimator, type) or not hasattr(estimator, "fit") or not hasattr(estimator, "similarity"):

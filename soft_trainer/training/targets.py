@@ -27,6 +27,8 @@ class TargetMaker:
         estimator: an object with `similarity(query_rows, code_rows)`, or None.
         relevant: finds relevant codes in a batch. If None, only the code paired with a query counts as positive.
         keeps_positives: True to keep other known positives as extra positives, or False to exclude them.
+        without_query: bool[C], the codes that the estimator cannot compare (`codes_without_query`), or None. They are
+            named negatives, so they count as the least similar codes of the batch.
         rounds: True if data workers send float32, because the step computes the weights on a GPU.
     """
 
@@ -34,6 +36,7 @@ class TargetMaker:
     estimator: object | None = None
     relevant: RelevantCodes | None = None
     keeps_positives: bool = False
+    without_query: np.ndarray | None = None
     rounds: bool = False
 
     def of_rows(
@@ -68,7 +71,7 @@ class TargetMaker:
         """
         if self.estimator is None or not self.criterion.needs_similarity or len(queries) * len(codes) > MOST_SENT:
             return targets
-        similarity = checked_similarity(self.estimator, queries, codes)
+        similarity = self._similarity(queries, codes)
         if self.rounds:
             similarity = similarity.float()
         return dataclasses.replace(targets, similarity=similarity)
@@ -78,10 +81,20 @@ class TargetMaker:
         similarity = targets.similarity
         device = targets.positives.device
         if similarity is None and self.criterion.needs_similarity:
-            similarity = checked_similarity(self.estimator, queries, codes)
+            similarity = self._similarity(queries, codes)
             if device.type != "cpu":
                 similarity = similarity.float().to(device)
         with torch.no_grad():
             made = self.criterion.targets(targets.positives, targets.negatives, targets.extra_positives, similarity)
         made = made.mapped(lambda tensor: tensor.float() if tensor.is_floating_point() else tensor)
         return dataclasses.replace(made, positive_counts=targets.positive_counts)
+
+    def _similarity(self, queries: np.ndarray, codes: np.ndarray) -> Tensor:
+        """Returns the estimator's similarities of B queries and N codes, Tensor[B, N]."""
+        if self.without_query is None or not self.without_query[codes].any():
+            return checked_similarity(self.estimator, queries, codes)
+        compared = torch.from_numpy(~self.without_query[codes])
+        known = checked_similarity(self.estimator, queries, codes[compared.numpy()])
+        similarity = known.amin(1, keepdim=True).repeat(1, len(codes))
+        similarity[:, compared.to(known.device)] = known
+        return similarity

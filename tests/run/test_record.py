@@ -17,6 +17,7 @@ from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.run.evaluation_sets import EvaluationSet
 from soft_trainer.run.folder import NEW, RunFolder, State
+from soft_trainer.run.opening import Rows
 from soft_trainer.run.record import Run, draw_training
 from soft_trainer.training.reporting import setup_table
 
@@ -37,7 +38,8 @@ def make_run(model, tokenizer, profile, tmp_path):
         trainer = SoftInfoNCETrainer(model=model, args=args, processing_class=tokenizer, encoder=profile)
         options = DataArguments(language="python", data_dir="rows")
         folder = RunFolder(tmp_path, {}, State(NEW), False, args.do_train)
-        return Run(trainer, make_splits(data) if data else {}, ModelArguments(), options, {}, folder, sets)
+        rows = Rows(profile, make_splits(data) if data else {}, sets)
+        return Run(trainer, rows, ModelArguments(), options, {}, folder)
 
     return make
 
@@ -117,7 +119,7 @@ def test_the_table_shows_what_a_batch_really_holds(trainer_of, batch_size, proce
     trainer = trainer_of()
     changes = {"batch_size": batch_size, "processes": processes, "gathers": gathers}
     plan = dataclasses.replace(trainer.plan, **changes)
-    table = setup_table(trainer.args, plan, trainer.model, "float32", None, pairs)
+    table = setup_table(trainer.args, plan, trainer.model, "float32", pairs)
     assert (table["pairs per batch and process"], table["codes compared per query"]) == expected
     assert trainer.setup_table()["codes compared per query"] == 8
 

@@ -8,6 +8,7 @@ import pytest
 from trees import FILES, write_tree
 
 from soft_trainer.encoders import text_encoder
+from soft_trainer.search import code_index
 from soft_trainer.terminal import exit_on_user_error
 
 
@@ -20,6 +21,8 @@ def tree(tmp_path):
 def cache(tmp_path, monkeypatch):
     """Provides a new cache directory of the user for each test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    # A new index has only words, unless a test sets its encoder; test_default_encoder.py tests the default.
+    monkeypatch.setattr(code_index, "DEFAULT_ENCODER", None)
     return tmp_path / "cache" / "soft_trainer" / "search"
 
 

@@ -51,6 +51,7 @@ BEST_CHUNK = 0.3  # the fraction of a file's score that depends on how good its 
 FURTHER_CHUNKS = 0.7  # a factor on the score of a file's second-best chunk, squared for the third, and so on
 # The weight of an encoder's similarity. It says little about a symbol and much about a sentence.
 SIMILARITY = {"symbol": 0.5, "words": 1.0, "sentence": 1.5}
+STATIC = 0.5  # the share of this weight that a static encoder gets; chosen in benchmarks/base_study.md
 MAX_WORDS = 1000  # different words of a query
 
 # Also `User#valid?` in Ruby, `Parser::~Parser` in C++ and `(*Parser).Parse` in Go.
@@ -124,12 +125,14 @@ def score(
     segments: Segments,
     similarity: np.ndarray | None = None,
     votes: np.ndarray | None = None,
+    trust: float = 1.0,
 ) -> Scores:
     """Scores all files and chunks for a query by words and, optionally, by encoder similarity and commits' votes.
 
     Args:
         similarity: float32[chunks], the encoder's similarity to the query, or NaN for a chunk without an embedding.
         votes: float32[chunks], the weighted votes of commits.
+        trust: a factor for the weight of the similarity.
     """
     gather = _Gathered(segments, query.kind)
     for term, weight in query.terms.items():
@@ -148,7 +151,7 @@ def score(
     if similarity is None:
         scores = gather.scores(None)
     else:
-        scores = gather.scores(SIMILARITY[query.kind] * _share(similarity))
+        scores = gather.scores(trust * SIMILARITY[query.kind] * _share(similarity))
     scores.chunks[exact] += EXACT_MEMBER
     scores.files[segments.owners[exact]] += EXACT_MEMBER  # once for each file, and after all discounts
     if votes is None:

@@ -1,0 +1,81 @@
+"""A new index gets the encoder in the package, unless the user chooses another or none."""
+
+import numpy as np
+import pytest
+
+from soft_trainer.encoders.packaged import BASE
+from soft_trainer.errors import UserError
+from soft_trainer.search import CodeIndex, code_index
+from soft_trainer.search.ranking import ranking
+
+
+@pytest.fixture(autouse=True)
+def default(cache, monkeypatch):
+    monkeypatch.setattr(code_index, "DEFAULT_ENCODER", BASE)
+
+
+CHOICES = [(None, BASE), ("none", None), ("", None)]
+
+
+@pytest.mark.parametrize("model, expected", CHOICES)
+def test_a_new_index_has_the_encoder_of_the_package_and_keeps_the_choice(tree, model, expected):
+    with CodeIndex.build(tree, model=model) as index:
+        assert index.model == expected
+        counts = index.statistics()
+        assert counts.get("encoded") == (counts["chunks"] if expected else None)
+        assert ("encoder base" in index.evidence()) == (expected is not None)
+    (tree / "new.py").write_text("def brand_new():\n    return 1\n")
+    with CodeIndex.build(tree) as index:
+        assert index.model == expected
+
+
+def test_an_index_with_only_words_stays_one(tree, monkeypatch):
+    monkeypatch.setattr(code_index, "DEFAULT_ENCODER", None)  # as an older release made it
+    CodeIndex.build(tree).close()
+    monkeypatch.setattr(code_index, "DEFAULT_ENCODER", BASE)
+    with CodeIndex.build(tree) as index:
+        assert index.model is None
+
+
+@pytest.mark.parametrize("model", ["none", ""])
+def test_none_removes_the_encoder(tree, model):
+    CodeIndex.build(tree).close()
+    with CodeIndex.build(tree, model=model) as index:
+        assert index.model is None and not list(index.index_dir.glob("vectors-*"))
+
+
+def test_a_cache_that_cannot_be_written_leaves_a_search_by_words(tree, monkeypatch):
+    def refuse(*arguments, **options):
+        raise UserError("cannot write the encoder `base` there")
+
+    monkeypatch.setattr(code_index.text_encoder, "open_encoder", refuse)
+    with CodeIndex.build(tree) as index:
+        assert index.model is None
+        assert index.notices == ["searching only by words: cannot write the encoder `base` there"]
+        assert index.search("parse")
+
+
+@pytest.mark.parametrize("runtime, expected", [("static", ranking.STATIC), ("torch", 1.0), ("int8", 1.0)])
+def test_a_static_encoder_counts_less(tree, stub, monkeypatch, runtime, expected):
+    trusted = []
+    score = ranking.score
+
+    def recorded(query, segments, similarity=None, votes=None, trust=1.0):
+        trusted.append(trust)
+        return score(query, segments, similarity, votes, trust)
+
+    monkeypatch.setattr(stub, "runtime", runtime)
+    monkeypatch.setattr(code_index.vectors, "lightest", lambda database, encoder: encoder)
+    with CodeIndex.build(tree, model="stub") as index:
+        monkeypatch.setattr(ranking, "score", recorded)
+        index.search("parse")
+    assert trusted == [expected]
+
+
+def test_trust_scales_the_similarity(tree):
+    with CodeIndex.build(tree, model="none") as index, index.snapshot() as snapshot:
+        segments = snapshot.segments
+        similarity = np.linspace(0, 1, len(segments.lengths), dtype=np.float32)
+        query = ranking.parse_query("parse the date")
+        words, half, whole = (ranking.score(query, segments, similarity, None, trust).chunks for trust in (0, 0.5, 1))
+        assert np.allclose(half - words, (whole - words) / 2, atol=1e-6) and not np.allclose(words, whole)
