@@ -199,7 +199,7 @@ def test_lists_of_tokens_stay_tokens():
 def test_negatives_beside_the_columns_of_codesearchnet_are_read_from_any_of_their_columns(tmp_path, usual):
     row = {"docstring": "adds", "code": "x + y", "negatives" if usual else "neg": ["x - y"]}
     (tmp_path / "train.jsonl").write_text(json.dumps(row) + "\n")
-    split = load_rows(tmp_path, needed=("train",))["train"]
+    split = read_source(tmp_path, needed=("train",))["train"]
     assert split.corpus["code"][:] == ["x + y", "x - y"] and split.judgments.negatives.nnz == 1
 
 
@@ -219,7 +219,7 @@ UNUSED = [
 @pytest.mark.parametrize(("row", "unused"), UNUSED)
 def test_unused_columns_that_look_like_recognised_ones_are_named(tmp_path, capsys, kind, row, unused):
     (tmp_path / "train.jsonl").write_text(json.dumps(row) + "\n")
-    load_rows({"train": [row]} if kind == "list" else tmp_path, needed=("train",))
+    read_source({"train": [row]} if kind == "list" else tmp_path, needed=("train",))
     said = [line for line in capsys.readouterr().err.splitlines() if "not using" in line]
     assert len(said) == bool(unused)
     if unused:
