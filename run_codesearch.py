@@ -30,14 +30,15 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: TrainingOpti
     # Imported here, so that --help need not wait for it.
     from soft_trainer import distributed
 
+    options = (model_args, data_args, args)
     with one_line_errors():
-        rows, folder = check(model_args, data_args, args)
+        rows, estimator, folder = load(*options)
     with folder:
         if folder.done:
-            push_again(model_args, data_args, args, rows)
+            push_again(data_args, args, rows.splits)
         else:
             with one_line_errors():
-                trainer, measurements = prepare(model_args, data_args, args, rows, folder)
+                trainer, measurements = prepare(*options, rows, estimator, folder)
             with one_line_errors(until=lambda: trainer.state.global_step > 0):
                 train_and_measure(trainer, measurements, data_args, folder)
             if args.push_to_hub:
@@ -45,54 +46,50 @@ def run(model_args: ModelArguments, data_args: DataArguments, args: TrainingOpti
     distributed.close()
 
 
-def check(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions):
-    """Checks options, local rows and the output folder. Returns the profile with the rows, and the locked folder."""
+def load(model_args: ModelArguments, data_args: DataArguments, args: TrainingOptions):
+    """Checks the options, loads the rows and opens the output folder. Returns rows, estimator and locked folder."""
     # Imported here, so that --help and a wrong option need not wait for them.
     from transformers import set_seed
 
     from soft_trainer import distributed
+    from soft_trainer.estimators.registry import estimator_of_run
+    from soft_trainer.hub.background import check_pushes
     from soft_trainer.options.resolve import check_options
     from soft_trainer.run.folder import RunFolder
-    from soft_trainer.run.opening import complete_options, open_run
+    from soft_trainer.run.opening import complete_options, load_run, open_run
 
     check_options(args)
     profile, sources = open_run(model_args, data_args, args)
     complete_options(model_args, data_args, args, profile)
+    check_pushes(data_args, args)
     set_seed(args.seed)
     distributed.use_the_cores()
-    return (profile, sources), RunFolder.open(model_args, data_args, args)
+    estimator = estimator_of_run(data_args, args, profile, model_args.trust_remote_code)
+    rows = load_run(model_args, data_args, args, profile, sources)
+    return rows, estimator, RunFolder.open((model_args, data_args, args), rows)
 
 
-def prepare(model_args, data_args, args: TrainingOptions, rows, folder):
+def prepare(model_args, data_args, args: TrainingOptions, rows, estimator, folder):
     """Returns the trainer with its rows, and the `Run` that measures it."""
     # Imported here for the same reason.
     from soft_trainer.data.statistics import data_statistics, statistics_table
-    from soft_trainer.estimators.registry import choose_estimator
-    from soft_trainer.hub.background import check_pushes
     from soft_trainer.hub.dataset import push_data
     from soft_trainer.options.option_spec import Values, unread_options
     from soft_trainer.run.building import build_tokenizer
-    from soft_trainer.run.folder import RemoveEarlierCheckpoints
-    from soft_trainer.run.opening import check_before_loading, load_run
+    from soft_trainer.run.opening import check_before_loading
     from soft_trainer.run.record import Run
 
-    check_pushes(data_args, args)
-    profile, _ = rows
-    estimator = choose_estimator(data_args, profile.query_columns, model_args.trust_remote_code)
-    splits, evaluation_sets = load_run(model_args, data_args, args, *rows)
     with args.main_process_first(desc="loading the tokenizer"):
-        check_before_loading(model_args, data_args, args, estimator, splits, profile)
-        tokenizer = build_tokenizer(model_args, profile, splits.get("train"))
-        statistics = data_statistics(splits, profile, tokenizer)
+        check_before_loading(model_args, data_args, args, estimator, rows)
+        tokenizer = build_tokenizer(model_args, rows.profile, rows.splits.get("train"))
+        statistics = data_statistics(rows.splits, rows.profile, tokenizer)
     if statistics:
         print_on_main(statistics_table(statistics, data_args.paper_language, complete=not data_args.sources))
     for line in unread_options([data_args, model_args], Values(data_args, model_args, args)):
         print_on_main(line)
-    trainer = build_trainer(model_args, data_args, args, splits, profile, estimator, tokenizer)
-    trainer.of_command = folder.fingerprint
-    trainer.add_callback(RemoveEarlierCheckpoints(folder))
-    push_data(splits, data_args, args)
-    return trainer, Run(trainer, splits, model_args, data_args, statistics, folder, evaluation_sets)
+    trainer = build_trainer(model_args, args, rows, estimator, tokenizer, folder)
+    push_data(rows.splits, data_args, args)
+    return trainer, Run(trainer, rows, model_args, data_args, statistics, folder)
 
 
 def train_and_measure(trainer, run, data_args: DataArguments, folder) -> None:
@@ -109,37 +106,39 @@ def train_and_measure(trainer, run, data_args: DataArguments, folder) -> None:
         run.finish()
 
 
-def push_again(model_args, data_args: DataArguments, args: TrainingOptions, rows) -> None:
+def push_again(data_args: DataArguments, args: TrainingOptions, splits) -> None:
     """Pushes what a finished run was asked to push."""
     # Imported here for the same reason.
     from soft_trainer import distributed
     from soft_trainer.hub.background import Publisher
     from soft_trainer.hub.dataset import push_data
-    from soft_trainer.run.opening import load_run
 
     print_on_main(f"{args.output_dir}: already done; overwrite=true trains again")
-    if data_args.push_data_to_hub:
-        push_data(load_run(model_args, data_args, args, *rows)[0], data_args, args)
+    push_data(splits, data_args, args)
     if args.push_to_hub and distributed.rank_and_world_size()[0] == 0:
         print_on_main(f"Pushed: {Publisher(args).push(args.output_dir, 'End of training')}")
 
 
-def build_trainer(model_args, data_args, args, splits, profile, estimator, tokenizer):
+def build_trainer(model_args, args: TrainingOptions, rows, estimator, tokenizer, folder):
     """Returns the trainer with its model, its rows and its callbacks."""
     # Imported here for the same reason.
     from soft_trainer import EstimatorCallback, SoftInfoNCETrainer
     from soft_trainer.run.building import build_model
+    from soft_trainer.run.folder import RemoveEarlierCheckpoints
     from soft_trainer.run.rows import evaluated
 
-    callbacks = [EstimatorCallback(estimator)] if estimator is not None else []
+    callbacks = [RemoveEarlierCheckpoints(folder)]
+    if estimator is not None:
+        callbacks.append(EstimatorCallback(estimator))
     return SoftInfoNCETrainer(
-        model=build_model(model_args, profile, tokenizer),
+        model=build_model(model_args, rows.profile, tokenizer),
         args=args,
-        train_dataset=splits.get("train") if args.do_train else None,
-        eval_dataset=evaluated(splits, "valid"),
+        train_dataset=rows.splits.get("train") if args.do_train else None,
+        eval_dataset=evaluated(rows.splits, "valid"),
         processing_class=tokenizer,
-        encoder=profile,
+        encoder=rows.profile,
         callbacks=callbacks,
+        depends_on=folder.fingerprint,
     )
 
 

@@ -33,6 +33,7 @@ class StartingPoint:
         return {
             "output_dir": str(self.folder / "out"),
             "bf16": dtype == "bfloat16",
+            "fp16": dtype == "float16",
             "use_cpu": self.device == "cpu",
             "disable_tqdm": True,
             "report_to": "none",
@@ -55,14 +56,20 @@ def label(arguments: argparse.Namespace) -> str:
 
 
 def begin(arguments: argparse.Namespace, folder: str | Path, max_rows: int | None = None) -> StartingPoint:
-    """Reads the first `max_rows` rows (default: all) and writes the encoder to `folder`."""
+    """Reads the first `max_rows` rows (default: all), and writes the encoder to `folder` unless it has one."""
     rows = load_folder(arguments.data_dir, ("train",))["train"]
-    rows = rows.select(range(min(max_rows or len(rows), len(rows))))
+    return begin_with(rows.select(range(min(max_rows or len(rows), len(rows)))), arguments, folder)
+
+
+def begin_with(rows: Dataset, arguments: argparse.Namespace, folder: str | Path) -> StartingPoint:
+    """Does the same with these rows."""
     cosine = EncoderProfile(score_function="cosine", score_scale=20.0)
     query_length, code_length = numbers(arguments.lengths)
     profile = resolve_profile(arguments.model) if arguments.model else cosine
     profile = profile.replace(query_length=query_length, code_length=code_length)
     both = {side: list(side_texts(rows, side, profile)) for side in SIDES}
+    if (Path(folder) / "modules.json").exists():
+        return StartingPoint(rows, Dataset.from_dict(both), profile, Path(folder), arguments.device)
     torch.manual_seed(0)
     if arguments.model:
         tokenizer, model = load_tokenizer(arguments.model, profile), load_model(arguments.model, profile)

@@ -8,6 +8,9 @@ cosines x 20, or of the model's own score), optimizer, gradient clipping, precis
 forward, backward, clipping and optimizer. The first step of each implementation is excluded. Figures with a range
 are medians over the repetitions. Ratios are taken within a repetition.
 
+"ours" packs the texts of a batch on a GPU in half precision, and pads them in chunks of similar length on a CPU.
+"ours padded" is the same with `packing=false`.
+
 "ours is faster" divides the time of an implementation by ours; "without collation" excludes the work of data
 workers. "padding" is the percentage of padding among the computed tokens. "of the saving" divides the ratio by the
 ratio that the smaller number of tokens would give at a constant cost per token. Useful arithmetic counts the
@@ -22,12 +25,15 @@ steps do not include tokenising.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.util
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -58,6 +64,7 @@ class Way:
     trainer: Trainer
     collate: Callable[[np.ndarray], dict]
     device: str
+    running: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext  # around each step
 
     def __post_init__(self):
         trainer = self.trainer
@@ -69,38 +76,54 @@ class Way:
     def step(self, rows: np.ndarray) -> tuple[float, float, dict]:
         """The seconds of a step, the seconds of its collation, and the batch."""
         trainer = self.trainer
-        finish(self.device)
-        start = time.perf_counter()
-        batch = self.collate(rows)
-        collated = time.perf_counter()
-        trainer.training_step(trainer.model, batch if isinstance(batch, Batch) else dict(batch))
-        trainer.accelerator.clip_grad_norm_(trainer.model.parameters(), CLIP)
-        trainer.optimizer.step()
-        trainer.model.zero_grad()
-        finish(self.device)
-        return time.perf_counter() - start, collated - start, batch
+        with self.running():
+            finish(self.device)
+            start = time.perf_counter()
+            batch = self.collate(rows)
+            collated = time.perf_counter()
+            trainer.training_step(trainer.model, batch if isinstance(batch, Batch) else dict(batch))
+            trainer.accelerator.clip_grad_norm_(trainer.model.parameters(), CLIP)
+            trainer.optimizer.step()
+            trainer.model.zero_grad()
+            finish(self.device)
+            return time.perf_counter() - start, collated - start, batch
 
     @torch.no_grad()
     def loss(self, rows: np.ndarray) -> float:
         """The loss of a batch without dropout."""
         self.trainer.model.eval()
-        return float(self.trainer.compute_loss(self.trainer.model, self.trainer._prepare_inputs(self.collate(rows))))
+        with self.running():
+            batch = self.trainer._prepare_inputs(self.collate(rows))
+            return float(self.trainer.compute_loss(self.trainer.model, batch))
 
 
-def ours(start: StartingPoint, dtype: str, collator=None, **options) -> Way:
-    """Our trainer with its default settings."""
+def our_trainer(
+    start: StartingPoint, dtype: str, collator=None, callbacks=(), rows=None, **options
+) -> SoftInfoNCETrainer:
+    """Our trainer with InfoNCE and its default settings, except for `options`."""
     encoder = load_encoder(start.folder, device="cpu")
-    trainer = SoftInfoNCETrainer(
+    defaults = {"loss": "info_nce", "false_negatives": "ignore", "dataloader_drop_last": False}
+    options = defaults | start.settings(dtype) | options
+    return SoftInfoNCETrainer(
         model=encoder.model,
-        args=SoftInfoNCETrainingArguments(
-            loss="info_nce", false_negatives="ignore", **options, **start.settings(dtype)
-        ),
-        train_dataset=start.rows,
+        args=SoftInfoNCETrainingArguments(**options),
+        train_dataset=start.rows if rows is None else rows,
         processing_class=encoder.tokenizer,
         encoder=encoder.profile,
         data_collator=collator,
+        callbacks=list(callbacks),
     )
-    return Way(trainer, trainer.get_train_dataloader().dataset.__getitems__, start.device)
+
+
+def ours(start: StartingPoint, dtype: str, collator=None, **options) -> Way:
+    """Our trainer's step."""
+    trainer = our_trainer(start, dtype, collator, **options)
+    return Way(trainer, trainer.get_train_dataloader().dataset.__getitems__, start.device, trainer.running)
+
+
+def ours_padded(start: StartingPoint, dtype: str) -> Way:
+    """Our trainer's step without packing."""
+    return ours(start, dtype, packing="false")
 
 
 def in_one_piece(start: StartingPoint, dtype: str) -> Way:
@@ -124,54 +147,97 @@ def padded_to_maximum(start: StartingPoint, dtype: str) -> Way:
     return ours(start, dtype, lambda features: {side: pad(features, side) for side in SIDES})
 
 
-def sentence_transformers(start: StartingPoint, dtype: str) -> Way:
-    """The trainer of sentence-transformers with its own collator and loss."""
+def their_trainer(
+    start: StartingPoint, dtype: str, unpads: bool = False, loss_of: Callable | None = None, **options
+) -> SentenceTransformerTrainer:
+    """The trainer of sentence-transformers with its own collator, and its own loss or the one of `loss_of(model)`."""
     profile = start.profile
-    model = SentenceTransformer(str(start.folder), device=start.device)
-    similarity = {"cosine": cos_sim, "dot": dot_score}[profile.score_function]
-    trainer = SentenceTransformerTrainer(
+    settings = {"attn_implementation": flash_attention()} if unpads else {}
+    model = SentenceTransformer(str(start.folder), device=start.device, model_kwargs=settings)
+    if unpads and not model[0].can_flatten_inputs:
+        raise RuntimeError(f"sentence-transformers does not unpad with {settings['attn_implementation']}")
+    if loss_of is None:
+        similarity = {"cosine": cos_sim, "dot": dot_score}[profile.score_function]
+        loss = MultipleNegativesRankingLoss(model, scale=profile.score_scale, similarity_fct=similarity)
+    else:
+        loss = loss_of(model)
+    return SentenceTransformerTrainer(
         model=model,
         args=SentenceTransformerTrainingArguments(
             # The tasks select query_length and document_length of the model's folder.
             router_mapping={"query": "query", "code": "document"},
             prompts={side: prefix for side in SIDES if (prefix := getattr(profile, f"{side}_prefix"))} or None,
-            **start.settings(dtype),
+            **start.settings(dtype) | options,
         ),
         train_dataset=start.texts,
-        loss=MultipleNegativesRankingLoss(model, scale=profile.score_scale, similarity_fct=similarity),
+        loss=loss,
     )
+
+
+def flash_attention() -> str | None:
+    """The flash attention with which sentence-transformers skips padding, or None if none is installed."""
+    if importlib.util.find_spec("flash_attn"):
+        return "flash_attention_2"
+    if importlib.util.find_spec("kernels"):
+        return "kernels-community/flash-attn2"
+    return None
+
+
+@contextlib.contextmanager
+def without_cudnn_attention() -> Iterator[None]:
+    """Turns cuDNN's attention off, as our trainer does."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+def sentence_transformers(start: StartingPoint, dtype: str, running=contextlib.nullcontext, **options) -> Way:
+    """The step of sentence-transformers' trainer."""
+    trainer = their_trainer(start, dtype, **options)
     fetch = trainer.train_dataset.__getitems__
-    return Way(trainer, lambda rows: trainer.data_collator(fetch(rows.tolist())), start.device)
+    return Way(trainer, lambda rows: trainer.data_collator(fetch(rows.tolist())), start.device, running)
+
+
+def sentence_transformers_without_cudnn(start: StartingPoint, dtype: str) -> Way:
+    """The same, without cuDNN's attention."""
+    return sentence_transformers(start, dtype, without_cudnn_attention)
+
+
+def sentence_transformers_unpadded(start: StartingPoint, dtype: str) -> Way:
+    """The same, without padding, which needs flash-attn or kernels."""
+    return sentence_transformers(start, dtype, unpads=True)
 
 
 WAYS = {
     "ours": ours,
     "sentence-transformers": sentence_transformers,
     "padded to the maximum": padded_to_maximum,
+    "ours padded": ours_padded,
     "ours in one piece": in_one_piece,
+    "sentence-transformers without cuDNN": sentence_transformers_without_cudnn,
+    "sentence-transformers unpadded": sentence_transformers_unpadded,
 }
 
 
-def masks(batch: Batch | Mapping) -> Iterator[Tensor]:
-    """Yields the attention mask of every forward pass of a batch, ours or one of sentence-transformers."""
-    if isinstance(batch, Batch):
-        yield from (chunk["attention_mask"] for side in SIDES for chunk in getattr(batch, side).chunks)
-        return
-    for name, value in batch.items():
-        if name.endswith("attention_mask"):
-            yield value
-        elif name == "chunks":
-            for chunk in value:
-                yield from masks(chunk)
-        elif isinstance(value, Mapping):
-            yield from masks(value)
+def passes(batch: Batch | Mapping) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields the tokens of each text in every forward pass of a batch, without and with padding."""
+    for chunk in batch.chunks if isinstance(batch, Batch) else [batch]:
+        for name, value in chunk.items():
+            if isinstance(value, Mapping):
+                yield from passes(value)
+            elif name == "borders" or name.endswith("cu_seq_lens_q"):
+                yield value.diff(), value.diff()
+            elif name.endswith("attention_mask") and value is not None:
+                yield value.sum(1), torch.full((len(value),), value.shape[1])
 
 
 def work(model, batch: Mapping) -> dict[str, float]:
     """The tokens and operations of a step's forward and backward passes, all of them and the useful ones."""
-    config, passes = model.config, list(masks(batch))
-    lengths = torch.cat([mask.sum(1) for mask in passes]).double()
-    padded = torch.cat([torch.full((len(mask),), mask.shape[1]) for mask in passes]).double()
+    config = model.config
+    lengths, padded = (torch.cat(each).double() for each in zip(*passes(batch), strict=True))
     per_token = 6 * model.num_parameters(exclude_embeddings=True)
     per_pair = 12 * config.num_hidden_layers * config.hidden_size
     return {
@@ -184,8 +250,8 @@ def work(model, batch: Mapping) -> dict[str, float]:
     }
 
 
-def measure(ways: dict[tuple[str, str], Way], batches: list[np.ndarray], model) -> dict:
-    """Way -> seconds of its steps with and without collation, and their work. None if memory ran out."""
+def measure(ways: dict[tuple[str, str], Way], batches: list[np.ndarray], count: Callable[[Mapping], dict]) -> dict:
+    """Way -> seconds of its steps with and without collation, and `count` of its batches. None if memory ran out."""
     results: dict = {name: {"whole": [], "bare": [], "work": []} for name in ways}
     for repetition, name in turns(list(ways), len(batches)):
         if results[name] is None:
@@ -199,7 +265,7 @@ def measure(ways: dict[tuple[str, str], Way], batches: list[np.ndarray], model) 
             continue
         if repetition == 0:
             continue  # the first step allocates memory and loads kernels
-        for key, value in (("whole", whole), ("bare", whole - collation), ("work", work(model, batch))):
+        for key, value in (("whole", whole), ("bare", whole - collation), ("work", count(batch))):
             results[name][key].append(value)
     return results
 
@@ -257,7 +323,7 @@ def run(arguments: argparse.Namespace, folder: str) -> None:
         if not measured:
             losses = {name: way.loss(batches[0]) for name, way in ways.items()}
             check_equal(losses)
-        measured[size] = measure(ways, batches, model)
+        measured[size] = measure(ways, batches, partial(work, model))
         sys.stderr.write(f"batches of {size} are measured\n")
     for dtype in dtypes:
         roofs[dtype].append(matrix_rate(start.device, DTYPES[dtype]))

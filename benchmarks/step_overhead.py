@@ -3,12 +3,12 @@
     python benchmarks/step_overhead.py --data_dir DIR [--batch_sizes 32,64,256] [--pairs 5] [--clock wall]
 
 "similar" stands for clustered batches with positive-aware weights, the other rows for random batches with Eq. 4.
-"added" is the time of the work that only Soft-InfoNCE does in the step (the extra terms of the loss), measured by
-itself. It is also shown as a percentage of the InfoNCE step, and of a step of 30 ms, as on a fast GPU. "paired
-ratio" compares interleaved whole steps, with a bootstrap interval. "in the worker" is the time in which a data
-worker computes a batch's similarities and weights before the step, and "drawing" the time in which the sampler draws
-a batch. "without cache" is the percentage of the step that the estimator would take if it encoded the batch again in
-every step.
+"added" is the time of the work that only Soft-InfoNCE does in the step (the weights, and the extra terms of the loss),
+measured by itself. It is also shown as a percentage of the InfoNCE step, and of a step of 30 ms, as on a fast GPU.
+"paired ratio" compares interleaved whole steps, with a bootstrap interval. "in the worker" is the time in which a data
+worker computes a batch's similarities before the step, and "drawing" the time in which the sampler draws a batch.
+"without cache" is the percentage of the step that the estimator would take if it encoded the batch again in every
+step.
 
 The second table compares a step with one extra negative for each query with a step of random pairs that has as many
 codes. The third has the seconds of `fit`, which runs once. `--clock cpu` counts the CPU seconds of this process
@@ -109,7 +109,7 @@ def interval(ratios: list[float]) -> tuple[float, float]:
 
 def without_weights(targets: Targets) -> Targets:
     """The targets of InfoNCE."""
-    return dataclasses.replace(targets, weights=None)
+    return dataclasses.replace(targets, similarity=None, weights=None)
 
 
 def measure(case: dict, batch_size: int, pairs: int) -> list:
@@ -120,10 +120,12 @@ def measure(case: dict, batch_size: int, pairs: int) -> list:
     drawing = seconds(lambda: list(loader.batch_sampler), 3) / len(loader)
     width = soft.model.config.hidden_size
     unweighted = [dataclasses.replace(batch, targets=without_weights(batch.targets)) for batch in batches]
-    added = loss_seconds(soft, batches[0], width) - loss_seconds(plain, unweighted[0], width)
+    added = loss_seconds(soft, soft._prepare_inputs(batches[0]), width) - loss_seconds(plain, unweighted[0], width)
     rows = batches[0].rows
+    codes = batches[0].code_rows
+    added += seconds(lambda: soft.target_maker.weighed(batches[0].targets, rows, codes), 50)
     bare = without_weights(batches[0].targets)
-    worker = seconds(lambda: soft.target_maker.weighed(bare, rows, batches[0].code_rows), 50)
+    worker = seconds(lambda: soft.target_maker.compared(bare, rows, codes), 50)
     times = []
     for place, (without, batch) in enumerate(zip(unweighted, batches, strict=True)):
         order = ((plain, without), (soft, batch))

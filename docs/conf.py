@@ -67,6 +67,7 @@ api
 """,
     "Measurements": """
 ../benchmarks/RESULTS
+../benchmarks/gpu
 ../benchmarks/recipe_study
 ../benchmarks/merge_study
 ../benchmarks/history

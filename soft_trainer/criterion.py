@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,6 +37,8 @@ class Targets:
         extra_positives: BoolTensor[B, N], True where a column is another positive, or None if there are none.
         similarity: Tensor[B, N], the estimator's raw similarities, or None if the loss does not use them.
         weights: Tensor[B, N], the weights w_ij, or None if the loss does not use them.
+        positive_counts: int64[B] on the host, the number of positives of each query, or None if unknown. With these
+            counts, the loss of queries with several positives does not wait for a GPU.
     """
 
     positives: Tensor
@@ -43,17 +46,22 @@ class Targets:
     extra_positives: Tensor | None = None
     similarity: Tensor | None = None
     weights: Tensor | None = None
+    positive_counts: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.positives)
 
     def __getitem__(self, block: slice | Tensor) -> Targets:
         """Returns the targets of the queries that a slice or an index tensor selects."""
-        return self.mapped(lambda tensor: tensor[block])
+        counts = None
+        if self.positive_counts is not None and isinstance(block, slice):
+            counts = self.positive_counts[block]
+        return dataclasses.replace(self.mapped(lambda tensor: tensor[block]), positive_counts=counts)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Targets:
         """Returns new targets with `change` applied to every tensor, for example to move them to another device."""
-        return Targets(**{name: change(tensor) for name, tensor in vars(self).items() if tensor is not None})
+        tensors = {name: change(value) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return dataclasses.replace(self, **tensors)
 
 
 @dataclass(frozen=True)
@@ -291,7 +299,7 @@ class PositiveRows:
 
     def __init__(self, targets: Targets):
         relevant = targets.extra_positives.scatter(1, targets.positives.unsqueeze(1), True)
-        self.queries, positives = relevant.nonzero(as_tuple=True)
+        self.queries, positives = _entries(relevant, targets.positive_counts)
         others = relevant[self.queries].scatter(1, positives.unsqueeze(1), False)
         rows = targets[self.queries]
         weights = rows.weights
@@ -299,12 +307,24 @@ class PositiveRows:
             weights = weights.masked_fill(others, 0.0)
         negatives = excluding(rows.negatives, others)
         self.targets = dataclasses.replace(rows, positives=positives, negatives=negatives, weights=weights)
-        self.shares = relevant.sum(1, dtype=torch.float64).reciprocal()[self.queries]
+        self.counts = relevant.sum(1)[self.queries]
         self.number = len(relevant)
 
     def mean(self, losses: Tensor) -> Tensor:
         """Averages the losses of the R rows, first within each query and then over the B queries."""
-        return (losses * self.shares.to(losses.dtype)).sum() / self.number
+        return (losses * self.counts.to(losses.dtype).reciprocal()).sum() / self.number
+
+
+def _entries(mask: Tensor, counts: np.ndarray | None) -> tuple[Tensor, Tensor]:
+    """Returns the row and the column of each True entry of a mask, LongTensor[R] each, in order.
+
+    Args:
+        counts: int64[B], the number of entries in each row. Without it, a GPU has to tell the host how many there are.
+    """
+    if counts is None or mask.device.type in ("cpu", "mps"):
+        return mask.nonzero(as_tuple=True)
+    places = mask.flatten().byte().argsort(descending=True, stable=True)[: int(counts.sum())]
+    return places // mask.shape[1], places % mask.shape[1]
 
 
 def excluding(columns: Tensor | None, excluded: Tensor) -> Tensor:

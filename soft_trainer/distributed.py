@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -30,18 +31,39 @@ def device() -> torch.device:
     return PartialState().device
 
 
+def cores() -> int:
+    """Returns the number of cores for this process: those that the machine allows, divided among its processes."""
+    if hasattr(os, "sched_getaffinity"):
+        allowed = len(os.sched_getaffinity(0))  # a container may allow only some of the cores
+    else:
+        allowed = os.cpu_count() or 1
+    return max(allowed // int(os.environ.get("LOCAL_WORLD_SIZE", 1)), 1)
+
+
 def use_the_cores() -> None:
-    """Divides a CPU-only machine's cores among its processes, which `accelerate launch` limits to one thread each."""
+    """Divides a machine's cores among its processes, which `accelerate launch` limits to one thread each."""
     launched = "ACCELERATE_MIXED_PRECISION" in os.environ
-    if launched and device().type == "cpu" and torch.get_num_threads() == 1:
-        processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        torch.set_num_threads(max((os.cpu_count() or 1) // processes, 1))
+    if launched and torch.get_num_threads() == 1:
+        torch.set_num_threads(cores())
 
 
 def barrier() -> None:
     """Waits until every process has reached this point."""
     if _is_distributed():
         dist.barrier()
+
+
+@contextlib.contextmanager
+def main_process_first() -> Iterator[None]:
+    """Runs the `with` block in one process of each machine first. The others then read what it has cached."""
+    first = is_local_main()
+    if not first:
+        barrier()
+    try:
+        yield
+    finally:
+        if first:
+            barrier()
 
 
 def close() -> None:
@@ -77,9 +99,8 @@ def gather(local: Tensor) -> Tensor:
     """Concatenates the processes' Tensor[n_r, ...] on every process, without gradients. The n_r may differ."""
     if not _is_distributed():
         return local
-    sizes = [torch.zeros(1, dtype=torch.long, device=local.device) for _ in range(dist.get_world_size())]
-    dist.all_gather(sizes, torch.tensor([len(local)], device=local.device))
-    return _joined(local.detach(), [int(size) for size in sizes])
+    sizes = _joined(torch.tensor([len(local)], device=local.device), [1] * dist.get_world_size())
+    return _joined(local.detach(), sizes.tolist())
 
 
 def from_main(value):
@@ -103,8 +124,33 @@ def any_process(flag: bool) -> bool:
 def gather_numbers(number: int) -> list[int]:
     """Returns a list of all processes' `number`, ordered by rank, on every process."""
     if _is_distributed():
-        return gather(torch.tensor([number], device=device())).tolist()
+        return _joined(torch.tensor([number], device=device()), [1] * dist.get_world_size()).tolist()
     return [number]
+
+
+class NumberExchange:
+    """Gathers each process's numbers, with one collective unless a process has more numbers than in all earlier calls.
+
+    A message starts with its length, because the processes may have different numbers of numbers.
+    """
+
+    def __init__(self):
+        self._room = 0
+
+    def gather(self, local: Tensor) -> list[Tensor]:
+        """Returns all processes' numbers, ordered by rank, on the CPU. `local` is LongTensor[n_r] on any device."""
+        if not _is_distributed():
+            return [local.cpu()]
+        processes = dist.get_world_size()
+        while True:
+            message = local.new_zeros(1 + self._room)
+            message[0] = len(local)
+            message[1 : 1 + len(local)] = local[: self._room]
+            messages = _joined(message, [len(message)] * processes).view(processes, -1).cpu()
+            lengths = messages[:, 0].tolist()
+            if max(lengths) <= self._room:
+                return [message[1 : 1 + length] for message, length in zip(messages, lengths, strict=True)]
+            self._room = max(lengths)
 
 
 def _is_distributed() -> bool:
@@ -112,12 +158,25 @@ def _is_distributed() -> bool:
 
 
 def _joined(local: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Concatenates all processes' shards. Pads them while gathering, because gloo and NCCL need equal shapes."""
-    padded = local.new_zeros((max(sizes), *local.shape[1:]))
-    padded[: len(local)] = local
-    shards = [torch.empty_like(padded) for _ in sizes]
-    dist.all_gather(shards, padded)
-    return torch.cat([shard[:size] for shard, size in zip(shards, sizes, strict=True)])
+    """Concatenates all processes' shards. Pads them while gathering, because gloo and NCCL need equal shapes.
+
+    The shards arrive in the result itself, because a corpus may have millions of embeddings.
+    """
+    most = max(sizes)
+    if len(local) < most:
+        padded = local.new_zeros((most, *local.shape[1:]))
+        padded[: len(local)] = local
+        local = padded
+    joined = local.new_empty((most * len(sizes), *local.shape[1:]))
+    # Before torch 2.13, the function has another name.
+    all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    all_gather(joined, local.contiguous())
+    end = sizes[0]
+    for rank, size in enumerate(sizes[1:], 1):
+        if end < rank * most:  # an earlier shard was shorter
+            joined[end : end + size] = joined[rank * most : rank * most + size].clone()
+        end += size
+    return joined[:end]
 
 
 class _Gather(torch.autograd.Function):

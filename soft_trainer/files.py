@@ -46,7 +46,6 @@ EVAL_RESULTS = ".eval_results/code_search.yaml"  # the test set's MRR, in the fo
 ROW_FILES = ("train.jsonl.gz", "valid.jsonl.gz", "test.jsonl.gz", "codebase.jsonl.gz")
 MINED_JUDGMENTS = "relevance.jsonl.gz"  # beside rows that were mined from a Git history
 PUSHED_ROWS = "pushed_rows"
-MINED_FROM = "mined_from.json"  # beside rows that a run has mined
 UNMERGED = "unmerged"  # the subfolder for the trained encoder if the output folder has the merged one
 CARD = "README.md"
 PREVIOUS_CARD = f"{CARD}.previous"  # a card that the user had edited before another run replaced it
@@ -64,6 +63,7 @@ TRAINING_FILES = (
     *("training_args.json", "trainer_state.json"),
 )
 
+READ_AT_ONCE = 2**20  # characters
 UNREADABLE = (OSError, EOFError, UnicodeDecodeError, zlib.error)
 
 
@@ -186,6 +186,35 @@ def open_text(path: str | Path, newline: str | None = None) -> TextIO:
     return opener(path, "rt", encoding="utf-8-sig", newline=newline)
 
 
+def check_utf8(path: str | Path) -> None:
+    """Checks that a plain or gzipped text file is in UTF-8.
+
+    Raises:
+        UserError: a line cannot be decoded, or the file cannot be read. The message gives the first such line.
+    """
+    try:
+        with open_text(path, newline="") as file:
+            while file.read(READ_AT_ONCE):
+                pass
+    except UnicodeDecodeError:
+        raise UserError(_not_utf8(path)) from None
+    except UNREADABLE as error:
+        raise UserError(f"{path}: cannot be read: {error}") from error
+
+
+def _not_utf8(path: str | Path) -> str:
+    """Returns the error message for a text file that is not in UTF-8, with the first line that cannot be decoded."""
+    opener = gzip.open if str(path).endswith(".gz") else open
+    unit = "row" if ".jsonl" in str(path).lower() else "line"
+    with opener(path, "rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError as error:
+                return f"{path}, {unit} {number}: cannot be read in UTF-8 ({error}); save it as UTF-8"
+    return f"{path}: cannot be read in UTF-8; save it as UTF-8"
+
+
 def read_json(path: str | Path, kind: type = dict):
     """Reads a plain or gzipped JSON file. Raises UserError unless the file contains a `kind`, a dict or a list."""
     try:
@@ -194,16 +223,21 @@ def read_json(path: str | Path, kind: type = dict):
     except json.JSONDecodeError as error:
         raise UserError(f"{path}: not valid JSON ({error})") from error
     except UNREADABLE as error:
+        if isinstance(error, UnicodeDecodeError):
+            check_utf8(path)  # raises an error with the line
         raise UserError(f"{path}: cannot be read as JSON in UTF-8 ({error})") from error
     if not isinstance(values, kind):
         raise UserError(f"{path}: expected a {'list' if kind is list else 'mapping'}, not {values!r:.40}")
     return values
 
 
-def read_json_lines(path: str | Path) -> Iterator[tuple[str, dict]]:
+def read_json_lines(path: str | Path, replace: bool = True) -> Iterator[tuple[str, dict]]:
     """Yields (location, object) for each line of a plain or gzipped JSON Lines file.
 
     The location, such as `train.jsonl, row 3`, is for error messages.
+
+    Args:
+        replace: whether to replace lone surrogates with `?`.
 
     Raises:
         UserError: the file cannot be read as UTF-8, or a line is not a JSON object. The message gives the file and the
@@ -215,14 +249,34 @@ def read_json_lines(path: str | Path) -> Iterator[tuple[str, dict]]:
             for number, line in enumerate(lines, 1):
                 place = f"{path}, row {number}"
                 if line.strip():
-                    value = _parsed(line)
+                    value = _parsed(line) if replace else json.loads(line)
                     if not isinstance(value, dict):
                         raise UserError(f"{place}: expected a JSON object, not {type(value).__name__}")
                     yield place, value
     except json.JSONDecodeError as error:
         raise UserError(f"{place}: not valid JSON ({error})") from None
     except UNREADABLE as error:
+        if isinstance(error, UnicodeDecodeError):
+            check_utf8(path)  # raises an error with the row
         raise UserError(f"{path}: cannot be read as JSON lines in UTF-8 ({error})") from None
+
+
+def check_encodable(rows: Iterable[tuple[str, Mapping]]) -> None:
+    """Checks that no text in rows, each with its location, contains a lone surrogate, which UTF-8 cannot store.
+
+    Raises:
+        UserError: a text contains one. The message gives the row and the column.
+    """
+    for place, row in rows:
+        for column, value in row.items():
+            try:
+                json.dumps(value, ensure_ascii=False, default=str).encode()
+            except UnicodeEncodeError as error:
+                half = error.object[error.start]
+                raise UserError(
+                    f"{place}: column {column!r} contains {half!r}, half of a character, which UTF-8 cannot store; "
+                    "replace it, for example by text.encode(errors='replace').decode()"
+                ) from None
 
 
 def _parsed(text: str):

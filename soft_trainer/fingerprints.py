@@ -1,24 +1,19 @@
-"""Computes fingerprints: hashes of the content of rows, encoders, files and code, whatever their name or location.
+"""Computes fingerprints: hashes of the content of rows, encoders and files, whatever their name or location.
 
 Caches, checkpoints, rank files and indexes store the fingerprint of what they were made from: rows, encoder,
-tokenizer, settings and code. Before the contents are used, this fingerprint is compared with the current one.
+tokenizer and settings. Before the contents are used, this fingerprint is compared with the current one.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import inspect
 import json
-import operator
 import os
 import re
-import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cache
-from importlib.machinery import PathFinder
 from pathlib import Path
 
 import numpy as np
@@ -40,10 +35,13 @@ from soft_trainer.terminal import print_on_main
 AT_ONCE = 1 << 16  # rows to hash at a time
 READ_BYTES = 1 << 22
 ROW_FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".txt")  # the endings of files with rows
+# Raise this number if a change of the code gives other mined or filtered rows, token ids, data flows, tokenizers,
+# embeddings or neighbours for the same input. All caches are then made again.
+CACHE_FORMAT = 1
 HASH = re.compile("[0-9a-f]{32}")
+UNREAD_PROFILE = {"name", "matryoshka_dims", "teacher", "teacher_identity"}  # fields that training does not read
 # Fields of a profile, a configuration and an adapter that do not affect embeddings.
-_UNREAD_PROFILE = {"name", "score_scale", "query_columns", "code_columns", "matryoshka_dims"}
-_UNREAD_PROFILE |= {"teacher", "teacher_identity"}
+_UNREAD_IN_EMBEDDINGS = UNREAD_PROFILE | {"score_scale", "query_columns", "code_columns"}
 _UNREAD_CONFIG = {"_name_or_path", "architectures", "transformers_version", "torch_dtype", "dtype", "use_cache"}
 _ENCODER_FILES = (*WEIGHT_FILES, *TOKENIZER_FILES, PROFILE_FILE, "modules.json", "[0-9]_*/*")
 _ENCODER_FILES += ("sentence_bert_config.json", "config_sentence_transformers.json", "pytorch_model*.bin")
@@ -141,8 +139,8 @@ def encoder_fingerprint(model, tokenizer, profile) -> str:
     """
     adapters = getattr(model, "peft_config", {})
     settings = {
-        "profile": _without(dataclasses.asdict(profile), _UNREAD_PROFILE),
-        "adapters": {name: _without(config.to_dict(), _UNREAD_ADAPTER) for name, config in adapters.items()},
+        "profile": _without(dataclasses.asdict(profile), _UNREAD_IN_EMBEDDINGS),
+        "adapters": {name: adapter_configuration(config) for name, config in adapters.items()},
         "active": model.active_adapters() if adapters else [],
     }
     weights = model_fingerprint(model, model.state_dict())
@@ -166,6 +164,11 @@ def model_fingerprint(model, weights: Mapping) -> str:
     return digest.hexdigest()
 
 
+def adapter_configuration(config) -> dict:
+    """Returns the settings of a `PeftConfig` that affect the encoder, as JSON values."""
+    return plain_settings(_without(config.to_dict(), _UNREAD_ADAPTER))
+
+
 def _without(settings: dict, unread: set[str]) -> dict:
     return {key: value for key, value in settings.items() if key not in unread}
 
@@ -186,26 +189,13 @@ def file_fingerprint(path: str | os.PathLike) -> str:
     return digest.hexdigest()
 
 
-def folder_fingerprint(
-    folder: str | os.PathLike, pattern: str = "*", except_in: str | os.PathLike | None = None
-) -> str:
-    """Hashes the names and contents of all files below a folder, or the contents of a single file.
-
-    Hidden files and files in hidden folders are skipped.
-
-    Args:
-        pattern: a glob pattern of file names. Other files are skipped.
-        except_in: a folder whose files are skipped.
-    """
+def folder_fingerprint(folder: str | os.PathLike) -> str:
+    """Hashes the names and contents of all files below a folder. Hidden files and hidden folders are skipped."""
     root = Path(folder)
-    if root.is_file():
-        return file_fingerprint(root)
     files = {}
-    for path in root.rglob(pattern):
+    for path in root.rglob("*"):
         name = path.relative_to(root)
-        hidden = any(part.startswith(".") for part in name.parts)
-        skipped = except_in and path.resolve().is_relative_to(Path(except_in).resolve())
-        if path.is_file() and not hidden and not skipped:
+        if path.is_file() and not any(part.startswith(".") for part in name.parts):
             files[name.as_posix()] = file_fingerprint(path)
     return fingerprint(files)
 
@@ -272,7 +262,7 @@ def kept_files(record: Path, made_from: str) -> list[Path] | None:
     """
     with suppress(UserError, OSError, KeyError, AttributeError):
         stored = read_json(record)
-        if stored["made_from"] != made_from:
+        if (stored["made_from"], stored["format"]) != (made_from, CACHE_FORMAT):
             return None
         files = {record.parent / name: known for name, known in stored["files"].items()}
         if all(file_fingerprint(path) == known for path, known in files.items()):
@@ -289,61 +279,4 @@ def keep_files(record: Path, made_from: str, files: Sequence[Path]) -> None:
         OSError: a file cannot be read or the record cannot be written.
     """
     names = {os.path.relpath(path, record.parent): file_fingerprint(path) for path in files}
-    write_json(record, {"made_from": made_from, "files": names})
-
-
-# ---- Code ----
-
-
-@cache
-def code_fingerprint(*modules: str) -> str:
-    """Hashes the source code of modules and packages, so that the hash can act as a version number of their output.
-
-    Args:
-        modules: full names, such as "soft_trainer.dataflow".
-    """
-    sources = []
-    for name in modules:
-        files = [Path(importlib.util.find_spec(name).origin)]
-        if files[0].name == "__init__.py":
-            files = sorted(files[0].parent.rglob("*.py"))
-        sources += [path.read_bytes() for path in files]
-    return fingerprint(sources)
-
-
-def own_code(owner: str | Callable | type) -> str | None:
-    """Hashes the code of a user's function or class: its module's file, or all files of its package.
-
-    If a script or notebook defines the function or class, only its source is hashed, because users edit a script
-    before resuming it.
-
-    Args:
-        owner: a function, a class, or `module:name`, which is not imported.
-
-    Returns:
-        The hash, or None if the source cannot be found.
-    """
-    if isinstance(owner, str):
-        module, _, name = owner.partition(":")
-    else:
-        module = owner.__module__
-        name = owner.__qualname__
-    if module == "__main__":
-        try:
-            return fingerprint(inspect.getsource(operator.attrgetter(name)(sys.modules[module])))
-        except (OSError, TypeError, AttributeError):  # entered in an interpreter
-            return None
-    top = module.partition(".")[0]
-    importlib.invalidate_caches()
-    # Unlike `python -m`, an installed command does not look for modules in the current folder.
-    spec = PathFinder.find_spec(top, [*sys.path, os.getcwd()])
-    if spec is None:
-        with suppress(ValueError):
-            spec = importlib.util.find_spec(top)  # for editable installations, which have a finder of their own
-    if spec is None:
-        return None
-    if spec.submodule_search_locations:
-        return fingerprint([folder_fingerprint(folder, "*.py") for folder in spec.submodule_search_locations])
-    if spec.origin and Path(spec.origin).is_file():
-        return file_fingerprint(spec.origin)
-    return None
+    write_json(record, {"made_from": made_from, "format": CACHE_FORMAT, "files": names})

@@ -15,6 +15,7 @@ Each process handles its shard of a global batch, of the texts to encode, and of
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import time
@@ -33,14 +34,17 @@ from soft_trainer.data.holdout import warn_of_overlap
 from soft_trainer.data.load import evaluation_splits, training_split
 from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import SIDES, GraphColumn, TokenColumn, column_of
-from soft_trainer.encoders.encoding import Encoder, comparable, embed_sharded, encode, prompt_length, score
+from soft_trainer.encoders.encoding import Encoder, comparable, embed_sharded, encode, placed, prompt_length, score
 from soft_trainer.encoders.loading import prepare_tokenizer
+from soft_trainer.encoders.packing import first_position
+from soft_trainer.encoders.passes import running, why_padded
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.estimators.callback import EstimatorCallback, find_estimator_callback, with_estimators
 from soft_trainer.estimators.registry import default_estimators
 from soft_trainer.evaluation.retrieval import RetrievalOutput, best_answers, mean_over_sets, rank_corpus
+from soft_trainer.options.defaults import choose_precision
 from soft_trainer.options.resolve import Plan, resolve
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.terminal import print_on_main, shows_bars
@@ -54,7 +58,13 @@ from soft_trainer.training.measurements import Measurements
 from soft_trainer.training.merge_callback import MergeCallback
 from soft_trainer.training.prepared_rows import PreparedRows, prepare_rows, train_loader
 from soft_trainer.training.reporting import ProgressLines, QuietBar, banner, warnings_of
-from soft_trainer.training.run_fingerprint import Loaded, choose_by_metrics, run_fingerprint
+from soft_trainer.training.run_fingerprint import (
+    TRAINING_ROWS,
+    choose_by_metrics,
+    loaded_fingerprint,
+    run_fingerprint,
+    splits_hash,
+)
 from soft_trainer.training.sampler import EpochDataLoader, data_seed
 from soft_trainer.training.saving import SavingTrainer
 from soft_trainer.training.targets import TargetMaker
@@ -86,6 +96,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             custom collator works only with a single process.
         callbacks: the trainer's callbacks. An estimator or an `EstimatorCallback` among them supplies the weights.
         query_column, code_column, id_column: the names of the rows' columns, if `load_rows` does not recognise them.
+        depends_on: further entries of the run fingerprint, such as the options of a command.
         kwargs: any other arguments of `transformers.Trainer`.
 
     Raises:
@@ -109,14 +120,17 @@ class SoftInfoNCETrainer(SavingTrainer):
         query_column: str | None = None,
         code_column: str | None = None,
         id_column: str | None = None,
+        depends_on: Mapping[str, object] | None = None,
         **kwargs,
     ):
+        first, processing_class, encoder = preflight.first_encoder(model, processing_class, encoder, kwargs)
         args = args or SoftInfoNCETrainingArguments()
         if isinstance(args, SoftInfoNCETrainingArguments):
             # Another trainer with the same arguments must not get the defaults of this encoder.
             args = copy.copy(args)
+            choose_precision(args, encoder)
         args.output_dir = args.output_dir or "outputs"
-        first, processing_class, encoder = preflight.first_encoder(model, processing_class, encoder, kwargs)
+        preflight.complete_launch(args, first, encoder)
         self.columns = ColumnNames(query_column, code_column, id_column)
         trains = train_dataset is not None
         callbacks = with_estimators(callbacks)
@@ -126,7 +140,9 @@ class SoftInfoNCETrainer(SavingTrainer):
             callback = find_estimator_callback(callbacks)
         split = training_split(train_dataset, "train_dataset", self.columns, encoder)
         eval_dataset = evaluation_splits(eval_dataset, codebase, "eval_dataset", self.columns)
-        resolve(args, callback and callback.estimator)  # raises errors before anything is set up
+        if callback is not None and isinstance(callback.estimator, Estimator):
+            callback.estimator.bind(Encoder(first, processing_class, encoder))
+        plan = resolve(args, callback and callback.estimator)  # raises errors before anything is set up
         super().__init__(
             None if "model_init" in kwargs else first,
             args,
@@ -137,6 +153,10 @@ class SoftInfoNCETrainer(SavingTrainer):
             callbacks=callbacks,
             **kwargs,
         )
+        self._compared = None  # the model that `why_padded` is about
+        self._while_training = contextlib.ExitStack()  # leaves what training entered, such as `running`
+        self._parameters: int | None = None  # counted once, because this takes 5 ms
+        self.depends_on = dict(depends_on or {})
         self.train_split = split
         self.codebase = codebase
         self.estimator_callback = callback
@@ -145,11 +165,11 @@ class SoftInfoNCETrainer(SavingTrainer):
         self._collates = data_collator is None
         self._rows: PreparedRows | None = None
         self._false_negatives_masked = 0
+        self._new_tokens = 0  # of this process, since the last log
         self._guard: FiniteGuard | None = None
         self.evaluations: list[tuple[int, bool, dict]] = []  # step, whether during training, metrics
         self.report: Measurements | None = None  # the results of the last training, if `args.report` is set
         self.run_fingerprint = {}
-        self.of_command = {}  # for a run from the command line: further entries of the run fingerprint
         self._merging = MergeCallback(self)
         self.add_callback(self._merging)
         self.add_callback(checkpoints.ResumedState(lambda: self._checkpoint))
@@ -158,8 +178,9 @@ class SoftInfoNCETrainer(SavingTrainer):
             self._overflows = OverflowCounter(lambda: self.accelerator.scaler)
             self.add_callback(self._overflows)
         self._show_progress()
-        self._bind_estimator()
-        self.resolve()
+        self.plan: Plan = plan
+        self._resolved = self._settings()
+        self._use_plan()
 
     def _show_progress(self) -> None:
         """Adds progress lines, above the bar if there is a terminal. Notebooks keep the table of `transformers`."""
@@ -175,7 +196,7 @@ class SoftInfoNCETrainer(SavingTrainer):
     def _bind_estimator(self) -> None:
         """Passes the encoder to the estimator, whose default settings may depend on the encoder."""
         if isinstance(self.estimator, Estimator):
-            self.estimator.bind(Encoder(self.model, self.processing_class, self.encoder))
+            self.estimator.bind(self.text_encoder)
 
     def add_callback(self, callback) -> None:
         """Adds a callback. An estimator or an `EstimatorCallback` supplies the weights from now on."""
@@ -189,27 +210,74 @@ class SoftInfoNCETrainer(SavingTrainer):
     # ---- Settings ----
 
     def resolve(self) -> None:
-        """Derives the training plan from the current `args`, and checks the plan against the rows and the encoder.
+        """Derives the training plan from the current `args`, unless nothing has changed since the last time.
 
         Raises:
             UserError: the settings are incompatible.
         """
-        self.plan: Plan = resolve(self.args, self.estimator, self._train_batch_size)
+        if self._settings() != self._resolved:
+            self.plan = resolve(self.args, self.estimator, self._train_batch_size)
+            self._use_plan()
+            self._resolved = self._settings()
+
+    def _settings(self) -> tuple:
+        """Returns everything that the plan and its checks depend on and that may change after the constructor."""
+        return dict(vars(self.args)), self._train_batch_size, self.estimator, self.model
+
+    def _use_plan(self) -> None:
+        """Makes the collator that the plan needs, and checks the plan against the rows and the encoder."""
         prompts = self.prompt_lengths
         if self._collates:
-            cost = ChunkCost.of_model(self.model, self.args.device.type)
-            largest = self.plan.options.gradient_cache_chunk_size
-            self.data_collator = PairCollator(self.processing_class.pad_token_id, cost, largest, prompts)
+            self.data_collator = self._make_collator(prompts)
         elif isinstance(self.data_collator, PairCollator):
             self.data_collator.prompt_lengths = prompts
         else:
             preflight.check_own_collator(self.plan, prompts)
+            options = dataclasses.replace(self.plan.options, negatives_per_query=0)  # it reads only pairs
+            self.plan = dataclasses.replace(self.plan, options=options)
         if self.compute_metrics is None:
             preflight.check_metric(self.args, self.evaluated_dims, self.eval_dataset)
         preflight.check_encoder(self.plan, self.model, self.encoder)
         if self.train_split is not None:
             preflight.check_rows_of(self.plan, self.args, self.estimator, self.train_split)
             preflight.check_adapter(self.model, self.args)
+
+    def _make_collator(self, prompts: dict[str, int]) -> PairCollator:
+        """Returns the collator for this encoder and device: packed, padded to few lengths, or in chunks on a CPU."""
+        pad_token_id = self.processing_class.pad_token_id
+        largest = self.plan.options.gradient_cache_chunk_size
+        if self.train_split is not None and self.why_padded is None:
+            first = first_position(self.model)
+            return PairCollator(pad_token_id, None, largest, prompts, first_position=first)
+        if self.args.device.type == "cpu":
+            return PairCollator(pad_token_id, ChunkCost.of_model(self.model), largest, prompts)
+        limits = {side: self.encoder.max_tokens(side) for side in SIDES}
+        return PairCollator(pad_token_id, None, largest, prompts, limits)
+
+    @property
+    def why_padded(self) -> str | None:
+        """The reason why forward passes are padded, or None if they are packed: the texts are joined without padding.
+
+        The encoder is compared once, packed against padded, so every process gets the main process's answer.
+        """
+        if self._compared is not self.model:
+            self._compared = self.model
+            reason = preflight.pads(self.args, not self._collates, self.accelerator)
+            # With FSDP, the other processes may not have the weights yet.
+            if reason is None and distributed.rank_and_world_size()[0] == 0:
+                on_cpu = getattr(self.args, "packing", "auto") == "true"
+                reason = why_padded(self.model, self.encoder, self.args.device, self.precision, on_cpu)
+            self._why_padded = distributed.from_main(reason)
+        return self._why_padded
+
+    def running(self) -> contextlib.AbstractContextManager:
+        """Returns a context manager that prepares the model for our forward and backward passes; see `passes.py`."""
+        return running(self.model, packed=self.why_padded is None)
+
+    @property
+    def text_encoder(self) -> Encoder:
+        """The model with its tokenizer and profile, ready to encode."""
+        return Encoder(self.model, self.processing_class, self.encoder, packed=self.why_padded is None)
 
     @property
     def criterion(self) -> Criterion:
@@ -251,7 +319,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         self._rows = prepare_rows(self.train_split, self.plan, self.estimator, self.encoder, data_seed(self.args))
 
     def _train_batches(self) -> TrainBatches:
-        """Returns the data set that data workers build training batches from: token ids, judgments and weights."""
+        """Returns the data set that data workers build training batches from: tokens, judgments and similarities."""
         if self._rows is None:
             self.prepare_rows()
         split = self.train_split
@@ -261,9 +329,8 @@ class SoftInfoNCETrainer(SavingTrainer):
             {"query": self._tokens(split.queries, "query"), "code": self._tokens(split.corpus, "code")},
             split.judgments.pairs(),
             self.data_collator,
-            # Workers that cannot call the estimator must not pickle it. `_prepare_inputs` calls it once per step.
-            self.target_maker if self._workers_weigh else dataclasses.replace(self.target_maker, estimator=None),
-            weighs=self._workers_weigh,
+            # Workers that cannot ask the estimator must not pickle it. `_prepare_inputs` asks it once per step.
+            self.target_maker if self._workers_ask else dataclasses.replace(self.target_maker, estimator=None),
             gather=plan.gathers,
             hard_negatives=self._rows.negatives,
             rank=rank,
@@ -271,16 +338,18 @@ class SoftInfoNCETrainer(SavingTrainer):
         )
 
     @property
-    def _workers_weigh(self) -> bool:
-        """True if data workers compute the weights, False if only this process may call the estimator."""
-        return not self.criterion.needs_similarity or getattr(self.estimator, "in_workers", False)
+    def _workers_ask(self) -> bool:
+        """True if data workers may ask the estimator for similarities, False if only this process may."""
+        return self.criterion.needs_similarity and getattr(self.estimator, "in_workers", False)
 
     @property
     def target_maker(self) -> TargetMaker:
         """The object that computes a batch's positives, negatives and weights. Requires the prepared rows."""
         false_negatives = self.plan.options.false_negatives
         relevant = None if false_negatives == "ignore" else self._rows.answers
-        return TargetMaker(self.criterion, self.estimator, relevant, keeps_positives=false_negatives == "positives")
+        keeps = false_negatives == "positives"
+        rounds = self.args.device.type != "cpu"
+        return TargetMaker(self.criterion, self.estimator, relevant, keeps, self._rows.without_query, rounds)
 
     @property
     def prompt_lengths(self) -> dict[str, int]:
@@ -292,25 +361,27 @@ class SoftInfoNCETrainer(SavingTrainer):
     def training_step(self, model, inputs: Batch, num_items_in_batch=None) -> Tensor:
         """Runs a training step, with gradient caching if planned, and checks that the loss is finite."""
         self._false_negatives_masked += inputs.false_negatives
-        if self.plan.options.gradient_cache_chunk_size is None:
-            loss = super().training_step(model, inputs, num_items_in_batch)
-        else:
-            loss = self._cached_step(model, inputs)
+        chunk_size = self.plan.options.gradient_cache_chunk_size
+        with interruption.explaining_out_of_memory(self.args, chunk_size, len(inputs.rows), inputs.own_codes):
+            if chunk_size is None:
+                loss = super().training_step(model, inputs, num_items_in_batch)
+            else:
+                loss = self._cached_step(model, inputs)
         if self._guard is not None:
             self._guard.watch(self.state.global_step + 1, loss, inputs.rows)
         return loss
 
     def _prepare_inputs(self, inputs: Batch) -> Batch:
-        """Moves a batch to this process's device, and adds the weights if data workers could not compute them."""
+        """Moves a batch to this process's device, and computes its weights there."""
         inputs = inputs.to(self.args.device)
-        if self._workers_weigh or not len(inputs.targets):
+        if inputs.weighed or not self.criterion.needs_similarity or not len(inputs.targets):
             return inputs
         targets = self.target_maker.weighed(inputs.targets, inputs.query_rows, inputs.code_rows)
-        return dataclasses.replace(inputs, targets=targets)
+        return dataclasses.replace(inputs, targets=targets, weighed=True)
 
     def compute_loss(self, model, batch: Batch, return_outputs=False, num_items_in_batch=None):
         """Returns the loss of this process's queries, scaled by `Batch.loss_scale` for averaging over processes."""
-        queries, codes = (self.embeddings(model, side) for side in (batch.query, batch.code))
+        queries, codes = self.both_embeddings(model, batch)
         gathered = codes
         if self.plan.gathers:
             gathered = distributed.gather_with_gradient(codes, batch.code_sizes)
@@ -318,6 +389,17 @@ class SoftInfoNCETrainer(SavingTrainer):
         if return_outputs:
             return loss, {"query": queries, "code": codes}
         return loss
+
+    def both_embeddings(self, model, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Embeds the queries and the codes of a batch, with one forward pass if they are packed."""
+        if batch.packed is not None:
+            both = encode(model, self.encoder, batch.packed)
+            number = len(batch.rows)
+            return both[:number], both[number : number + batch.own_codes]
+        with self.accelerator.autocast():  # the passes share the weights in half precision
+            queries = self.embeddings(model, batch.query)
+            codes = self.embeddings(model, batch.code)
+        return queries, codes
 
     def embeddings(self, model, side: Side) -> Tensor:
         """Embeds the queries or the codes of a batch, in the batch's order. Returns Tensor[B, d]."""
@@ -366,17 +448,26 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     def floating_point_ops(self, inputs: Batch) -> int:
         """Estimates a batch's floating-point operations as 6 x parameters x tokens, including padding tokens."""
-        return 6 * inputs.count_tokens(padding=True) * self.model.num_parameters(exclude_embeddings=True)
+        if self._parameters is None:
+            self._parameters = self.model.num_parameters(exclude_embeddings=True)
+        return 6 * inputs.count_tokens(padding=True) * self._parameters
 
     def _track_num_input_tokens(self, inputs: Batch) -> None:
-        """Adds a batch's query and code tokens to the trainer's count if `include_num_input_tokens_seen` is set."""
+        """Counts a batch's query and code tokens on this process if `include_num_input_tokens_seen` is set."""
         kind = self.args.include_num_input_tokens_seen
         if kind != "no":
-            tokens = inputs.count_tokens(padding=kind != "non_padding")
-            self.state.num_input_tokens_seen += sum(distributed.gather_numbers(tokens))
+            self._new_tokens += inputs.count_tokens(padding=kind != "non_padding")
+
+    def _add_new_tokens(self) -> None:
+        """Adds the tokens of all processes to the trainer's count. In every step, that would wait for the device."""
+        if self.args.include_num_input_tokens_seen != "no":
+            self.state.num_input_tokens_seen += sum(distributed.gather_numbers(self._new_tokens))
+            self._new_tokens = 0
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Logs metrics. With a training loss, also logs statistics of weights, masked negatives and fp16 overflows."""
+        if "loss" in logs or "train_loss" in logs:  # every process logs these
+            self._add_new_tokens()
         if "loss" in logs:
             if self.estimator_callback is not None:
                 logs |= self.estimator_callback.statistics()
@@ -407,12 +498,14 @@ class SoftInfoNCETrainer(SavingTrainer):
         self.evaluations = [each for each in self.evaluations if each[0] == 0]  # drops evaluations of an earlier run
         self._checkpoint = last_checkpoint(resume_from_checkpoint, self.args.output_dir)
         if self._checkpoint:
-            if not hasattr(self.args, "from_command_line"):  # the command line has printed it
-                print_on_main(f"Resuming from {self._checkpoint}")
+            print_on_main(f"Resuming from {self._checkpoint}")
         self.termination = interruption.SaveOnTermination()
         self.add_callback(self.termination)
         try:
-            with interruption.explaining_interruption(self.args, lambda: self.state.global_step):
+            with (
+                interruption.explaining_interruption(self.args, lambda: self.state.global_step),
+                self._while_training,
+            ):
                 output = super().train(self._checkpoint, *args, **kwargs)
         finally:
             self.remove_callback(self.termination)
@@ -443,8 +536,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         if self.report is not None and self._checkpoint is not None and self.state.global_step > 0:
             return  # this trainer has already measured the encoder before training
         self.report = None
-        # A run from the command line measures by itself.
-        if getattr(self.args, "report", False) and not hasattr(self.args, "from_command_line") and trial is None:
+        if getattr(self.args, "report", False) and trial is None:
             sets = self.eval_dataset if isinstance(self.eval_dataset, Mapping) else {"eval": self.eval_dataset}
             warn_of_overlap(sets, self.train_split)
             self.report = Measurements(self, sets)
@@ -452,6 +544,7 @@ class SoftInfoNCETrainer(SavingTrainer):
 
     def _prepare_training(self) -> None:
         """Checks the settings, compares them with the checkpoint to resume from, if any, and prepares the rows."""
+        self._while_training.enter_context(self.running())
         self._bind_estimator()
         self.resolve()
         checkpoint = self._checkpoint
@@ -462,41 +555,39 @@ class SoftInfoNCETrainer(SavingTrainer):
         preflight.check_evaluated(self.args, self.eval_dataset)
         loss = reporting.loss_table(self.plan, self.estimator)
         kind = self.accelerator.distributed_type.value
-        table = banner(loss, self.setup_table(), self.encoder, kind, self.plan.options.teacher)
+        table = banner(loss, self.setup_table(), self.encoder, kind)
         warnings = warnings_of(self.args, self.plan, self.encoder, self.model)
         print_on_main("\n".join([table, *warnings]))
         self.prepare_rows()
-        content = getattr(self.estimator, "encoder_identity", None)
-        fitted = {"the estimator's encoder": content or getattr(self.estimator, "model_name_or_path", None)}
+        fitted = {"the estimator's encoder": getattr(self.estimator, "encoder_identity", None)}
+        preflight.warn_of_another_teacher(self.encoder, self.plan.options.teacher, fitted["the estimator's encoder"])
         self.run_fingerprint = checkpoints.compared(lambda: self.run_fingerprint | fitted, checkpoint)
         checkpoints.warn_of_changes(self.run_fingerprint, checkpoint)
         self._losses_before = checkpoints.losses_before(checkpoint)
         self._guard = FiniteGuard(self.train_dataset)
         self._false_negatives_masked = 0
+        self._new_tokens = 0
 
     def fingerprint(self) -> dict[str, object]:
-        """Returns the run fingerprint, except for values that only a fitted estimator has."""
+        """Returns the run fingerprint, except for the content of an encoder that the estimator loads to be fitted."""
         early_stops = [each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
         metrics_choose = bool(early_stops) or choose_by_metrics(self.args)
-        own = {
-            "collator": None if self._collates else self.data_collator,
-            "early stop": next(iter(early_stops), None),
-        }
+        found = run_fingerprint(self.args, metrics_choose=metrics_choose) | self.depends_on
+        found[TRAINING_ROWS] = self.train_split.fingerprint()
+        found["the forward passes"] = "padded" if self.why_padded else "packed"
         if metrics_choose:
-            own["metrics"] = self.compute_metrics
-        loaded = Loaded(
-            self.plan,
-            self.encoder,
+            found["the evaluation rows"] = splits_hash(self.eval_dataset)
+        return found | loaded_fingerprint(
             self.model,
             self.processing_class,
-            self.train_split,
-            self.estimator,
+            self.encoder,
+            self.criterion,
             self._merging.before,
-            (self.eval_dataset,) if metrics_choose else (),
-            own,
+            estimator=self.estimator,
+            collator=None if self._collates else self.data_collator,
+            early_stop=next(iter(early_stops), None),
+            metrics=self.compute_metrics if metrics_choose else None,
         )
-        found = run_fingerprint(self.args, apart=self.args.output_dir, metrics_choose=metrics_choose, loaded=loaded)
-        return found | self.of_command
 
     # ---- Evaluation ----
 
@@ -530,6 +621,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         else:
             metrics = self.predict(sets, metric_key_prefix=metric_key_prefix).metrics
         self.evaluations.append((self.state.global_step, self.is_in_train, metrics))
+        self._add_new_tokens()
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
@@ -594,18 +686,12 @@ class SoftInfoNCETrainer(SavingTrainer):
         The dot products of the embeddings are the encoder's scores, before multiplication by the score scale.
         """
         self.use_averaged_weights()
-        # FSDP and DeepSpeed move the model to the device only when training begins.
-        unplaced = self.model.device.type == "cpu" and self.args.device.type != "cpu"
-        if unplaced:
-            self.model.to(self.args.device)
-        with self.accelerator.autocast():
-            encoder = Encoder(self.model, self.processing_class, self.encoder)
+        encoder = self.text_encoder
+        with placed(self.model, self.args.device), self.running(), self.accelerator.autocast():
             label = None if self.args.disable_tqdm else f"Encoding {side}"
             tokens = self._tokens(rows, side)
             size = self.args.per_device_eval_batch_size
             embeddings = embed_sharded(encoder, tokens, side, size, label)
-        if unplaced:
-            self.model.to("cpu")
         return comparable(self.encoder, embeddings)
 
     def use_averaged_weights(self) -> None:
@@ -623,6 +709,7 @@ class SoftInfoNCETrainer(SavingTrainer):
     def _save_checkpoint(self, model, trial) -> None:
         """Saves a checkpoint unless the last loss was not finite."""
         self.check_finite()
+        self._add_new_tokens()
         super()._save_checkpoint(model, trial)
 
     def check_finite(self) -> None:

@@ -1,5 +1,7 @@
 """Builds small Git repositories with pygit2."""
 
+import os
+
 import pygit2 as git
 
 FOLDER, LINK, SUBMODULE, FILE = 0o040000, 0o120000, 0o160000, 0o100644
@@ -19,6 +21,14 @@ class Repository:
         if parents is None:
             parents = [] if self.git.head_is_unborn else [self.git.head.target]
         return self.git.create_commit(branch, person, person, message, self._tree(files, others), parents)
+
+    def link(self, path):
+        """Makes a linked worktree in a new folder, with one commit if the repository has none."""
+        if self.git.head_is_unborn:
+            self.commit("Start", {"a.py": "x"})
+        if not os.path.exists(f"{self.git.path}/index"):
+            self.git.index.write()
+        return self.git.add_worktree(os.path.relpath(path, self.path).replace("/", "-"), str(path))
 
     def _tree(self, files, others=()):
         builder, folders = self.git.TreeBuilder(), {}

@@ -74,7 +74,7 @@ BAD = [
     # Words.
     ({"learning_rat": 1}, "'learning_rate'"),
     (EVALUATED | {"metric_for_best_model": "eval_mrrr"}, "'mrr'"),
-    (EVALUATED | {"load_best_model_at_end": "true", "metric_for_best_model": "loss"}, "use 'mrr'"),
+    (EVALUATED | {"metric_for_best_model": "loss"}, 'set metric_for_best_model="mrr"'),
     ({"optim": "adam"}, "optim"),
     ({"lr_scheduler_type": "sine"}, "lr_scheduler_type"),
     ({"lr_scheduler_kwargs": "{two"}, "lr_scheduler_kwargs"),
@@ -94,6 +94,8 @@ BAD = [
     ({"log_level": "loud"}, "log_level"),
     ({"debug": "everything"}, "everything"),
     ({"hub_strategy": "never"}, "never"),
+    ({"report_to": "wand"}, "report_to=wand: use none, all or one of azure_ml"),
+    ({"report_to": "wandb"}, "report_to=wandb: wandb is not installed; run pip install wandb, or set report_to=none"),
     ({"include_num_input_tokens_seen": "most"}, "include_num_input_tokens_seen"),
     # Estimators.
     ({"estimator": "tfidf"}, "bm25"),
@@ -200,7 +202,6 @@ def test_a_bad_input_is_one_line(script, places, data_dir, tmp_path, monkeypatch
 
 # Options with which a library fails before the first step, and the start of its error.
 LIBRARIES = {
-    "RuntimeError: WandbCallback requires wandb": {"report_to": "wandb"},
     "ImportError: You have set `use_liger_kernel`": {"use_liger_kernel": "true"},
     "TypeError: get_linear_schedule_with_warmup() got": {"lr_scheduler_kwargs": '{"a": 1}'},
     "ValueError: not enough values": {"optim_args": "a"},

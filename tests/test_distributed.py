@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -125,6 +126,58 @@ def test_sharded_weights_train_as_whole_ones(train):
     sharded = train(2, 12, sharded=True, save_strategy="steps", save_steps=4)
     assert "2 (FSDP)" in sharded["said"]
     check_equal(train(1, 12), sharded)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, 4])
+def test_a_step_has_one_gather_and_one_reduction_and_processes_share_what_they_can(
+    folder, launch, tmp_path, processes
+):
+    shutil.copytree(folder / "encoder", tmp_path / "encoder")
+    (tmp_path / "rows.json").write_text(json.dumps([json.loads(x) for x in (folder / "train.jsonl").open()]))
+    launch([ROOT / "tests" / "exchanging.py", tmp_path], processes, 240, HF_DATASETS_CACHE=str(tmp_path / "datasets"))
+    results = [json.loads((tmp_path / f"{processes}-{rank}.json").read_text()) for rank in range(processes)]
+    whole = torch.arange(2.0 * 11).view(11, 2)
+    for rank, found in enumerate(results):
+        assert found["gathered"] == whole.tolist() and sum(found["gathering"].values()) == 2
+        own = whole[distributed.shard(11, rank, processes)]
+        assert found["gradient"] == (processes * own).tolist() and sum(found["with gradient"].values()) == 2
+        expected = []
+        for number in (3, 3, 1, 5, 4):
+            expected.append([[each] * (number - (each == 0)) for each in range(processes)])
+        assert [gathered for gathered, _ in found["numbers"]] == expected
+        assert [collectives for _, collectives in found["numbers"]] == [2, 1, 1, 2, 1]
+        near = found["neighbours"]
+        share = distributed.shard(33, rank, processes)
+        assert near["together"] == near["in memory"] == [near["alone"], share.stop - share.start]
+        assert near["again"] == [near["alone"], 0]
+        # The gradients of the weights are reduced by DDP, in C++, which is not counted.
+        for step in found["trained"]["steps"]:
+            gathers = sum(number for name, number in step.items() if name.startswith("all_gather"))
+            assert (gathers, step.get("all_reduce"), len(step)) == (1, 1, 2)
+        first, second = found["trained"]["seen"]
+        assert 0 < first < second and found["trained"]["seen"] == results[0]["trained"]["seen"]
+
+
+@pytest.mark.parametrize(
+    "allowed, processes, launched, threads",
+    [(8, 1, True, 8), (8, 4, True, 2), (2, 8, True, 1), (8, 4, False, 1)],
+)
+def test_a_launched_process_uses_its_part_of_the_cores(monkeypatch, allowed, processes, launched, threads):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(allowed)), raising=False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    if launched:
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    else:
+        monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
+    assert distributed.cores() == max(allowed // processes, 1)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        distributed.use_the_cores()
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("length, processes", [(10, 3), (7, 7), (2, 3), (12, 4)])

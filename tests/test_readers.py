@@ -18,7 +18,7 @@ from soft_trainer.data.layouts import codesearchnet, tables
 from soft_trainer.data.split import Split
 from soft_trainer.encoders import scratch
 from soft_trainer.encoders.encoding import Encoder
-from soft_trainer.estimators import frozen_encoder, neighbours
+from soft_trainer.estimators import frozen_encoder
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.neighbours import Excluded
 from soft_trainer.fingerprints import rows_fingerprint
@@ -63,6 +63,7 @@ class World:
 def world(tmp_path, model, tokenizer, profile, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(scratch, "TOKENIZERS", tmp_path / "tokenizers")
+    monkeypatch.setattr(run_rows, "MINED", tmp_path / "mined")
     rows = [
         {
             "url": f"u{number}",
@@ -161,7 +162,7 @@ def history(world):
 
 def mined(world, **options):
     arguments = DataArguments(language="python", **options)
-    folder = run_rows._mined(arguments, "python", world.folder / "mined")
+    folder = run_rows._mined(arguments, "python")
     return {path.name: codesearchnet.load_jsonl(path)[:] for path in sorted(folder.glob("[tv]*.jsonl.gz"))}
 
 
@@ -169,9 +170,9 @@ def mined(world, **options):
 ROWS = ("rows", "format", "damage")
 READERS = {
     jsonl: ROWS,
-    json_of_any_columns: ("rows", "damage"),
-    flattened: ("rows", "damage"),
-    split: ("rows", "damage"),
+    json_of_any_columns: ROWS,
+    flattened: ROWS,
+    split: ROWS,
     ids: (*ROWS, "tokenizer", "options"),
     data_flow: (*ROWS, "tokenizer", "options"),
     filtered: (*ROWS, "options"),
@@ -200,8 +201,7 @@ def change(world, part, monkeypatch):
     elif part == "options":
         world.options = 1
     elif part == "format":
-        for module in (codesearchnet, filtering, frozen_encoder, neighbours, scratch, run_rows, tokens):
-            monkeypatch.setattr(module, "code_fingerprint", lambda *modules: "of other code")
+        monkeypatch.setattr(fingerprints, "CACHE_FORMAT", 0)
     else:
         for path in world.folder.rglob("*"):
             cached = path.suffix in (".arrow", ".npy", ".gz", ".tokenizer") and not path.name.startswith("data-")

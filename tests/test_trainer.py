@@ -171,6 +171,27 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_its_rows(trainer_of):
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {},
+            "8 queries and 8 codes on cpu: set gradient_cache_chunk_size=32, .* a smaller per_device_train_batch_size",
+        ),
+        ({"gradient_cache_chunk_size": 4}, ".*: set gradient_cache_chunk_size=2, which does not change the batch, or"),
+    ],
+)
+def test_a_step_that_runs_out_of_memory_says_what_to_set(trainer_of, monkeypatch, options, words):
+    def fail(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    trainer = trainer_of(**options)
+    monkeypatch.setattr("soft_trainer.trainer.encode", fail)
+    with pytest.raises(UserError, match=f"out of memory in a step of {words}") as error:
+        trainer.train()
+    assert "\n" not in str(error.value)
+
+
 def test_termination_saves_a_checkpoint_first(trainer_of, capsys):
     trainer = trainer_of(max_steps=30)
     trainer.add_callback(after_two_steps("on_step_end", lambda model: os.kill(os.getpid(), signal.SIGTERM)))

@@ -67,14 +67,14 @@ def gradients(trainer, batch) -> tuple[float, dict]:
     trainer.current_gradient_accumulation_steps = 1
     trainer.create_optimizer()
     loss = trainer.training_step(trainer.model, batch)
-    return float(loss), {name: p.grad.clone() for name, p in trainer.model.named_parameters()}
+    return float(loss), {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
 
 
 def batches_of(trainer, epoch: int = 0) -> list:
-    """Returns a trainer's batches of one epoch."""
+    """Returns a trainer's batches of one epoch, as a step uses them."""
     loader = trainer.get_train_dataloader()
     loader.set_epoch(epoch)
-    return list(loader)
+    return [trainer._prepare_inputs(batch) for batch in loader]
 
 
 class SameLength:

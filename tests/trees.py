@@ -1,4 +1,4 @@
-"""Small source trees to index."""
+"""Small source trees, to index or to mine."""
 
 import textwrap
 
@@ -73,3 +73,22 @@ def write_tree(folder, files):
         else:
             target.write_text(textwrap.dedent(text).lstrip("\n"))
     return folder
+
+
+FUNCTION = '''
+def {verb}_{noun}(text, size):
+    """{Verb} the {noun} of a long text and return how many there were."""
+    found = [{noun} for {noun} in text.split("{noun}") if len({noun}) > size]
+    {verb} = sum(len({noun}) for {noun} in found)
+    return {verb} / max(len(found), 1)
+'''
+VERBS = ("count", "merge", "parse", "hash")
+
+
+def source_tree(folder, nouns):
+    """Writes a Python source tree with a module for each noun, each with four documented functions."""
+    folder.mkdir()
+    for noun in nouns:
+        functions = [FUNCTION.format(verb=verb, Verb=verb.title(), noun=noun) for verb in VERBS]
+        (folder / f"{noun}.py").write_text("\n".join(functions))
+    return str(folder)

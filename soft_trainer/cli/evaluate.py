@@ -75,8 +75,8 @@ def _measure(options: Options, keep: bool) -> None:
     model_args, data_args, args = options
     distributed.use_the_cores()
     profile, sources = open_run(*options)
-    with RunFolder.open(*options) as folder:
-        splits, sets = load_run(*options, profile, sources)
+    rows = load_run(*options, profile, sources)
+    with RunFolder.open(options, rows) as folder:
         tokenizer = build_tokenizer(model_args, profile, None)
         model = build_model(model_args, profile, tokenizer)
         trainer = SoftInfoNCETrainer(model, args, processing_class=tokenizer, encoder=profile)
@@ -88,7 +88,7 @@ def _measure(options: Options, keep: bool) -> None:
             print_on_main(warning)
         for line in unread_options([data_args, model_args], Values(data_args, model_args, args)):
             print_on_main(line)
-        run = Run(trainer, splits, model_args, data_args, {}, folder, sets)
+        run = Run(trainer, rows, model_args, data_args, {}, folder)
         run.measure("trained", data_args.lexical)
         if distributed.rank_and_world_size()[0] == 0:
             sys.stdout.write(metrics_table(run.results, {**LABELS, "trained": model_label(model_args)}) + "\n")

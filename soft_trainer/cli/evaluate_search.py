@@ -35,6 +35,7 @@ from soft_trainer.files import check_writable, write_text
 from soft_trainer.search.code_index import CodeIndex
 from soft_trainer.search.measuring import judged
 from soft_trainer.search.measuring.verdict import MEMORY, WORDS, Verdict, compare_searches, with_memory
+from soft_trainer.source.source_files import source_folder
 from soft_trainer.terminal import print_on_main, table
 
 _MAX_QUERIES = 200
@@ -104,9 +105,8 @@ def _files(arguments: argparse.Namespace) -> tuple[str, list[dict]]:
 def _measured_files(arguments: argparse.Namespace, scratch: str) -> tuple[str, list[dict]]:
     """Runs queries on one or more indexed trees. Returns the table, and the results of each query."""
     if arguments.folder:
-        queries = judged.documentation_queries(
-            arguments.folder, f"{scratch}/tree", arguments.max_queries or _MAX_QUERIES
-        )
+        folder = source_folder(arguments.folder)
+        queries = judged.documentation_queries(folder, f"{scratch}/tree", arguments.max_queries or _MAX_QUERIES)
         trees = {"": f"{scratch}/tree"}
     else:
         queries = judged.read_queries(arguments.queries)

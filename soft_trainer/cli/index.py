@@ -16,11 +16,14 @@ import time
 from contextlib import suppress
 
 from soft_trainer.cli.shared_options import to_bool
+from soft_trainer.source.source_files import source_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `soft-trainer index` to a parser."""
-    parser.add_argument("folder", metavar="DIR", help="root of the source tree")
+    parser.add_argument(
+        "folder", metavar="DIR", help="root of the source tree; stdlib stands for Python's standard library"
+    )
     parser.add_argument(
         "--model",
         help="folder or Hub name of an encoder, to search by meaning too; none for words alone (default: the index's "
@@ -53,7 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="read a git repository's commits, to find functions by the subjects of commits that changed them; "
         "remembered (default: true)",
     )
-    parser.add_argument("--skipped", action="store_true", help="list the skipped files, with the reasons")
+    parser.add_argument(
+        "--skipped",
+        action="store_true",
+        help="list the skipped files, with the reasons, and files that could not be decoded",
+    )
     parser.add_argument("--index_dir", help="location of the index (default: in the user's cache directory)")
 
 
@@ -65,6 +72,7 @@ def run(arguments: argparse.Namespace) -> int | None:
     from soft_trainer.terminal import print_on_main
 
     started = time.perf_counter()
+    arguments.folder = source_folder(arguments.folder)
     choice = {name: getattr(arguments, name) for name in ("truncate_dim", "exclude", "include", "history")}
     try:
         index = CodeIndex.build(arguments.folder, arguments.index_dir, arguments.model, progress=True, **choice)
@@ -75,6 +83,7 @@ def run(arguments: argparse.Namespace) -> int | None:
         print_on_main(safe(notice))
     if arguments.skipped:
         sys.stdout.writelines(f"{safe(path or './')}  {reason}\n" for path, reason in index.skipped().items())
+        sys.stdout.writelines(f"{safe(path)}  indexed, but not all of it is UTF-8\n" for path in index.garbled())
     counts = index.statistics()
     reasons = ", ".join(f"{reason}: {count:,}" for reason, count in counts["skipped"].items())
     if not counts["files"]:
@@ -92,6 +101,9 @@ def run(arguments: argparse.Namespace) -> int | None:
         lines.append(f"skipped: {reasons}; a folder counts once, and --skipped lists them")
     if count := counts["vendored"]:
         lines.append(f"files that rank low, because they are in folders such as external/ or deps/: {count:,}")
+    if count := counts["garbled"]:
+        why = "because they are not UTF-8 and do not say how they are encoded"
+        lines.append(f"files of which some characters are lost, {why}: {count:,}; --skipped lists them")
     if commits := counts.get("commits"):
         lines.append(_memory(commits))
     if arguments.index_dir:

@@ -19,12 +19,18 @@ from soft_trainer.errors import UserError
 from soft_trainer.files import MINED_JUDGMENTS, ROW_FILES, check_free
 from soft_trainer.mining.tree import PAIR_RULES, mine_to, mining_table, tree_language
 from soft_trainer.source.languages import SOURCE_LANGUAGES
+from soft_trainer.source.source_files import source_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `soft-trainer mine` to a parser."""
     add = parser.add_argument
-    add("source_dir", metavar="SOURCE_DIR", nargs="?", help="root of the source tree")
+    add(
+        "source_dir",
+        metavar="SOURCE_DIR",
+        nargs="?",
+        help="root of the source tree, or stdlib or installed",
+    )
     add("--history", metavar="REPOSITORY", help="git repository whose commits become the rows")
     add("--language", type=str.lower, help=f"default: the most common one; {', '.join(SOURCE_LANGUAGES)}")
     add("--output_dir", required=True, help="folder for the rows")
@@ -47,6 +53,7 @@ def run(arguments: argparse.Namespace) -> None:
         find_language = partial(history_language, history)
         mine = partial(mine_history_to, history)
     elif "source_dir" in options:
+        options["source_dir"] = source_folder(options["source_dir"])
         find_language = partial(tree_language, options["source_dir"])
         mine = mine_to
     else:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Hashable, Mapping, Sequence
+import re
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -12,18 +15,28 @@ import pyarrow.compute as pc
 from datasets import Dataset, List, Value
 from xxhash import xxh3_128_hexdigest
 
-from soft_trainer.data.split import CODE_COLUMNS
-from soft_trainer.data.tokens import columns_in
+from soft_trainer.data.array_cache import flat
+from soft_trainer.data.named_negatives import NEGATIVE_NAMES
+from soft_trainer.data.split import CODE_COLUMNS, QUERY_COLUMNS, QUERY_ROW
+from soft_trainer.data.tokens import TOKENS_END, columns_in, not_tokens
 from soft_trainer.errors import UserError
 from soft_trainer.terminal import nearest, print_on_main, shortened
 
-# The recognised names of query and code columns.
-PAIRS = (("query", "code"), ("anchor", "positive"), ("question", "answer"), ("text", "function"))
-# The columns of CodeSearchNet.
-QUERIES = ("docstring", "docstring_tokens")
-CODES = ("code", "code_tokens")
+# Columns that may list several positives of a row's query. Other lists are tokens, in columns called `NAME_tokens`.
+POSITIVES = ("positive", "positives", "pos")
+# The recognised names of query and code columns. `docs/data.md` lists them.
+PAIRS = (
+    ("query", "code"),
+    *(("query", name) for name in POSITIVES),
+    *(("anchor", name) for name in POSITIVES),
+    ("question", "answer"),
+    ("text", "function"),
+)
+CODES = ("code", "code_tokens")  # of CodeSearchNet
+RECOGNISED = tuple(dict.fromkeys((*QUERY_COLUMNS, *CODES, *chain.from_iterable(PAIRS), *NEGATIVE_NAMES)))
+LOOKS_LIKE = {"pos", "positive", "positives", "neg", "negs", "negative", "negatives"}  # words in a column's name
 TEXT_ID = "code:"  # the start of an id that is the hash of a code
-COLUMNS_OF = {"query": QUERIES, "code": CODES}
+COLUMNS_OF = {"query": QUERY_COLUMNS, "code": CODES}
 
 
 class ColumnNames(NamedTuple):
@@ -59,11 +72,59 @@ def chosen_columns(
         if name is not None and name not in names:
             have = ", ".join(names)
             raise UserError(f"{source}: {option}={name}: no such column; the rows have {have}{nearest(name, names)}")
-    if not (query or code or {*QUERIES} & {*names}):
+    if not (query or code or {*QUERY_COLUMNS} & {*names}):
         query, code = next((pair for pair in PAIRS if {*pair} <= {*names}), (None, None))
         if query is not None and not quiet:  # without recognised columns, `text_column` raises an error
             print_on_main(f"{source}: reading queries from column {query!r} and codes from {code!r}")
-    return {"query": (query,) if query else QUERIES, "code": (code,) if code else CODES}
+    return {"query": (query,) if query else QUERY_COLUMNS, "code": (code,) if code else CODES}
+
+
+def name_unused(names: Iterable[str], used: Collection[str], place: str) -> None:
+    """Prints the unused columns whose names look like recognised ones, such as `hard_negatives` or `codes`.
+
+    Args:
+        names: all columns of the rows.
+        used: the columns that are read.
+        place: where the rows come from, for messages.
+    """
+    unused = []
+    for name in names:
+        plain = name.lower().rstrip("_0123456789")
+        alike = LOOKS_LIKE.intersection(re.findall("[a-z]+", plain))
+        if name not in used and (alike or difflib.get_close_matches(plain, RECOGNISED, cutoff=0.8)):
+            unused.append(name)
+    if unused:
+        print_on_main(
+            f"{place}: not using {', '.join(map(repr, unused))}; the recognised columns are {', '.join(RECOGNISED)}"
+        )
+
+
+def with_positives(rows: Dataset, columns: Sequence[str], place: str, check: bool) -> Dataset:
+    """Repeats each row whose code column lists several positives, so that each row has one of them.
+
+    A column `QUERY_ROW` then has the number of the original row. Rows without such a column stay unchanged.
+
+    Args:
+        columns: the code columns that `chosen_columns` found.
+        place: where the rows come from, for messages.
+        check: whether a row without a positive is an error.
+
+    Raises:
+        UserError: a list contains something other than text, or is empty.
+    """
+    column = columns[0]
+    if column not in POSITIVES or column not in rows.column_names or not _has_tokens(rows, column, place):
+        return rows
+    owners = []
+    positives = []
+    for row, texts in enumerate(rows[column][:]):
+        texts = [text for text in texts or () if text.strip()]
+        if check and not texts:
+            raise UserError(f"{place}, row {row + 1}: column {column!r} is missing or empty; fill in or drop this row")
+        owners += [row] * max(len(texts), 1)
+        positives += texts or [None]
+    repeated = flat(rows.remove_columns(column).select(owners))
+    return repeated.add_column(column, positives, feature=Value("string")).add_column(QUERY_ROW, owners)
 
 
 def renamed(data: dict[str, Dataset], columns: Mapping[str, Sequence[str]], source: str) -> dict[str, Dataset]:
@@ -89,10 +150,13 @@ def _has_tokens(rows: Dataset, name: str, source: str) -> bool:
     """Returns True for a column of token lists, and False for a column of strings.
 
     Raises:
-        UserError: the column has other values, or a token is missing. The message gives the first such row.
+        UserError: the column has other values, or a token is missing, or its name does not allow lists. The message
+            gives the first such row.
     """
     feature = rows.features[name]
     tokens = isinstance(feature, List)
+    if tokens and not name.endswith(TOKENS_END) and name not in POSITIVES:
+        raise UserError(f"{source}: {not_tokens(name)}")
     kinds = (str, type(None))
     if (feature.feature if tokens else feature) in (Value("string"), Value("large_string"), Value("null")):
         if not tokens:
@@ -164,7 +228,7 @@ def with_ids(
     """
     names = set().union(*(rows.column_names for rows in data.values()))
     of_text = {*columns["code"]}
-    codesearchnet = "url" in names and bool({*QUERIES} & names) and bool({*CODE_COLUMNS} & names)
+    codesearchnet = "url" in names and bool({*QUERY_COLUMNS} & names) and bool({*CODE_COLUMNS} & names)
     if id_column is None and codesearchnet:
         return dict(data)
     if id_column is None and not all(columns_in(rows, of_text) for rows in data.values()):

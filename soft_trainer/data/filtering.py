@@ -16,7 +16,6 @@ from soft_trainer.data.array_cache import flat
 from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import PARSED_AT_ONCE, TokenColumn, mapped, processes_for
 from soft_trainer.errors import UserError
-from soft_trainer.fingerprints import code_fingerprint
 from soft_trainer.mining.duplicates import exact_duplicates, hash_tokens, minhash, near_duplicates
 from soft_trainer.mining.rules import COLUMNS, ROW_RULES, RULES, first_broken
 
@@ -59,10 +58,7 @@ def filter_rows(
     counts = dict.fromkeys((rule for rule in RULES if rule in rules), 0)
     if not (len(dataset) and rules):
         return dataset, counts
-    made_from = [
-        list(rules),
-        code_fingerprint(__name__, "soft_trainer.mining", "soft_trainer.source", "soft_trainer.dataflow"),
-    ]
+    made_from = list(rules)
     options = {"batch_size": PARSED_AT_ONCE, "num_proc": num_proc or processes_for(len(dataset), PARSED_AT_ONCE)}
     if "comments" in rules:
         bare = mapped(dataset, [*COLUMNS["comments"]], _without_comments, BARE, made_from, desc="comments", **options)

@@ -107,11 +107,14 @@ def held_out(split: Split, parts: Mapping[str, np.ndarray]) -> dict[str, Split]:
     codes = every[np.concatenate([np.zeros(0, dtype=np.int64), *parts.values()])][:, 1]
     ids = split.judgments.stored
     if isinstance(ids, EqualIds):
-        _, first = np.unique(ids.codes[codes], return_index=True)
-        codes = codes[np.sort(first)]
+        known = ids.codes[codes]
+    else:
+        known = np.array(split.corpus["url"][:], dtype=object)[codes]
+    _, first = np.unique(known, return_index=True)
+    codes = codes[np.sort(first)]
     judgments = Judgments(ids, gain=split.judgments.gain)
     with_corpus = dataclasses.replace(split, judgments=judgments).select(codes=codes)
-    return {name: with_corpus.select(queries=every[numbers, 0]) for name, numbers in parts.items()}
+    return {name: with_corpus.select(queries=np.unique(every[numbers, 0])) for name, numbers in parts.items()}
 
 
 def row_hashes(rows: Dataset) -> dict[str, np.ndarray]:

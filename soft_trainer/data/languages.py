@@ -58,3 +58,23 @@ def rows_in(rows: Dataset, language: str) -> Dataset:
     if len(places) == len(rows):
         return rows
     return rows.select(places)
+
+
+def tables_in(tables: Mapping[str, Dataset], language: str, place: str) -> dict[str, Dataset]:
+    """Selects the rows in a language from each split's table that has a column `language`.
+
+    Args:
+        place: where the rows come from, for messages.
+
+    Raises:
+        UserError: a split has no rows in the language.
+    """
+    selected = dict(tables)
+    for split, rows in tables.items():
+        if "language" not in rows.column_names:
+            continue
+        selected[split] = rows_in(rows, language)
+        if not selected[split]:
+            others = ", ".join(sorted(set(rows["language"][:]) - {None}))
+            raise UserError(f"{place}: {split} has no rows in {language}, only in {others}; set language")
+    return selected

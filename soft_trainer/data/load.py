@@ -18,23 +18,34 @@ from soft_trainer.data.columns import (
     COLUMNS_OF,
     ColumnNames,
     chosen_columns,
+    name_unused,
     renamed,
     source_names,
     with_ids,
+    with_positives,
     with_text_ids,
 )
 from soft_trainer.data.holdout import divided, held_out, without_held_out
+from soft_trainer.data.languages import tables_in
 from soft_trainer.data.layouts.beir import is_beir, load_beir
 from soft_trainer.data.layouts.codesearchnet import corpus_of, is_codesearchnet, load_folder, load_hub
 from soft_trainer.data.layouts.cosqa import has_cosqa, has_cosqa_plus, load_cosqa, load_cosqa_plus
 from soft_trainer.data.layouts.files import SIDES_OF, SPLIT_NAMES, SPLITS, check_names, files_of
-from soft_trainer.data.layouts.tables import is_saved, names_splits, read_splits, row_files, with_plain_text
-from soft_trainer.data.named_negatives import with_negative_columns
-from soft_trainer.data.row_checks import check_labels, check_split
-from soft_trainer.data.split import Split
+from soft_trainer.data.layouts.tables import (
+    is_saved,
+    names_splits,
+    read_splits,
+    row_files,
+    with_class_names,
+    with_plain_text,
+)
+from soft_trainer.data.named_negatives import COLUMN as NEGATIVE_COLUMN, with_negative_columns
+from soft_trainer.data.row_checks import check_labels, check_split, name_repeated
+from soft_trainer.data.split import QUERY_ROW, Split
 from soft_trainer.data.tokens import columns_in, side_texts
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
+from soft_trainer.files import check_encodable
 from soft_trainer.terminal import nearest, print_on_main
 
 Sources = Mapping[str, Mapping[str, Split]]  # the splits of each source
@@ -48,11 +59,6 @@ def load_rows(
     codebase=None,
     language: str | None = None,
     revision: str | None = None,
-    *,
-    needed: Sequence[str] = SPLITS,
-    check: bool = True,
-    divide: bool = True,
-    one_of_several: bool = False,
 ) -> dict[str, Split]:
     """Loads the splits train, valid and test of a data source, each with queries, corpus and judgments.
 
@@ -70,14 +76,9 @@ def load_rows(
         query_column, code_column: the names of these columns, if they are not detected.
         id_column: the column with the code's id. The default is described above.
         codebase: the corpus, as a data frame, a list of dicts or a `Dataset`, if the source has no corpus.
-        language: the configuration of a data set on the Hub, such as "ruby" for CodeSearchNet.
+        language: the configuration of a data set on the Hub, such as "ruby" for CodeSearchNet. Of other rows with a
+            column `language`, only those in this language are loaded.
         revision: the branch, tag or commit of a data set on the Hub.
-        needed: the splits that the caller uses. If valid or test is needed but there is only train, train is divided.
-            If train is not needed, it is skipped unless there is no other split.
-        check: whether to raise an error for rows without a text or without a relevant code.
-        divide: whether to divide rows whose file or key is not named after a split. If False, these rows become train,
-            or test if train is not needed.
-        one_of_several: whether the column names apply to several sources, so that this source may lack the columns.
 
     Returns:
         The splits keyed by name. With several sources, `train` contains the training rows of all sources, and the
@@ -88,18 +89,42 @@ def load_rows(
             includes the row's number.
     """
     names = ColumnNames(query_column, code_column, id_column)
-    options = {"needed": needed, "check": check, "divide": divide, "one_of_several": True}
-    if isinstance(source, Mapping) and not source.keys() <= SPLIT_NAMES.keys():
-        if both := source.keys() & SPLIT_NAMES.keys():
-            unknown = min(map(str, source.keys() - both))
-            raise UserError(
-                f"pass a dict of either splits or sources: {min(both)!r} is the name of a split, but {unknown!r} is "
-                f"not{nearest(unknown, SPLIT_NAMES)}"
-            )
-        parts = {}
-        for name, part in source.items():
-            parts[name] = load_rows(part, *names, codebase, language, revision, **options)
-        return join_sources(parts, EncoderProfile())
+    if not isinstance(source, Mapping) or source.keys() <= SPLIT_NAMES.keys():
+        return read_source(source, names, codebase, language, revision)
+    if both := source.keys() & SPLIT_NAMES.keys():
+        unknown = min(map(str, source.keys() - both))
+        raise UserError(
+            f"pass a dict of either splits or sources: {min(both)!r} is the name of a split, but {unknown!r} is "
+            f"not{nearest(unknown, SPLIT_NAMES)}"
+        )
+    parts = {}
+    for name, part in source.items():
+        parts[name] = read_source(part, names, codebase, language, revision, one_of_several=True)
+    return join_sources(parts, EncoderProfile())
+
+
+def read_source(
+    source,
+    names: ColumnNames = ANY_COLUMNS,
+    codebase=None,
+    language: str | None = None,
+    revision: str | None = None,
+    *,
+    needed: Sequence[str] = SPLITS,
+    check: bool = True,
+    divide: bool = True,
+    one_of_several: bool = False,
+) -> dict[str, Split]:
+    """Loads the splits of one source; see `load_rows`.
+
+    Args:
+        needed: the splits that the caller uses. If valid or test is needed but there is only train, train is divided.
+            If train is not needed, it is skipped unless there is no other split.
+        check: whether to raise an error for rows without a text or without a relevant code.
+        divide: whether to divide rows whose file or key is not named after a split. If False, these rows become train,
+            or test if train is not needed.
+        one_of_several: whether the column names apply to several sources, so that this source may lack the columns.
+    """
     files: Mapping[str, str] = {}
     named = True  # the source is named after a split
     if isinstance(source, str | Path):
@@ -128,6 +153,9 @@ def load_rows(
         tables = {"train": as_rows(source, place)}
     if codebase is not None:
         tables["codebase"] = as_rows(codebase, "codebase")
+    local = not isinstance(source, str | Path) or Path(source).exists()
+    if language is not None and local:
+        tables = tables_in(tables, language, place)
     if one_of_several:
         known = set().union(*(rows.column_names for rows in tables.values()))
         names = ColumnNames(*(name if name in known else None for name in names))
@@ -199,10 +227,15 @@ def make_splits(
     if [*tables] == ["train"] and not files:
         places["train"] = place
     tables = {name: tables[name] for name in dict.fromkeys((*SPLITS, *tables)) if name in tables}
+    quiet = "train" not in tables
+    given = dict.fromkeys(chain.from_iterable(rows.column_names for rows in tables.values()))
     for name, rows in tables.items():
         check_labels(rows, places[name])
-        tables[name] = with_negative_columns(rows, places[name])
-    columns = chosen_columns(tables, names.query, names.code, place, quiet="train" not in tables)
+        tables[name] = with_negative_columns(rows, places[name], quiet)
+    columns = chosen_columns(tables, names.query, names.code, place, quiet)
+    if not quiet:
+        used = {*chain.from_iterable(COLUMNS_OF.values()), *chain.from_iterable(columns.values()), names.id}
+        name_unused([name for name in given if not NEGATIVE_COLUMN.fullmatch(name)], used, place)
     for name, rows in tables.items():
         if not len(rows):
             raise UserError(f"{places[name]}: no rows")
@@ -216,6 +249,7 @@ def make_splits(
                     "or add a corpus (codebase.jsonl in the folder, or codebase= in Python)"
                 )
             raise UserError(f"{places[name]}: no column for the {side}: the rows have {known}; set {side}_column")
+    tables = {name: with_positives(rows, columns["code"], places[name], check) for name, rows in tables.items()}
     called = source_names(tables, names, columns)
     tables = with_text_ids(renamed(with_ids(tables, columns, names.id, places), columns, place))
     corpus = tables.pop("codebase", None)
@@ -224,6 +258,8 @@ def make_splits(
     if paired and evaluated:
         corpus = corpus_of(evaluated)
     if corpus is not None:
+        if QUERY_ROW in corpus.column_names:
+            corpus = corpus.remove_columns(QUERY_ROW)
         corpus = flat(corpus)  # the splits share it, so that it is encoded once
     splits = {}
     for name, rows in tables.items():
@@ -232,6 +268,7 @@ def make_splits(
         if check:
             code_place = places[name] if pairs else places["codebase"]
             check_split(pairs or split, name, files={"query": places[name], "code": code_place})
+        name_repeated(rows, places[name])
         splits[name] = split
     if not splits:
         raise UserError(f"{place}: no rows of train, valid or test")
@@ -358,7 +395,7 @@ def as_rows(rows, name: str) -> Dataset:
             have another type, such as `IterableDataset`.
     """
     if isinstance(rows, Dataset):
-        return rows.with_format(None) if rows.format["type"] else rows  # without a format, columns are lists
+        return with_class_names(rows.with_format(None) if rows.format["type"] else rows)  # columns are then lists
     if isinstance(rows, pd.DataFrame):
         frame = rows.set_axis(rows.columns.map(str), axis=1)
         repeated = frame.columns[frame.columns.duplicated()]
@@ -373,7 +410,11 @@ def as_rows(rows, name: str) -> Dataset:
             raise UserError(f"{name}: there are no rows")
         # `from_list` would drop the columns that the first row lacks.
         columns = dict.fromkeys(chain.from_iterable(rows))
-        return Dataset.from_list([dict.fromkeys(columns) | row for row in rows])
+        try:
+            return Dataset.from_list([dict.fromkeys(columns) | row for row in rows])
+        except (pa.ArrowException, UnicodeEncodeError) as error:
+            check_encodable((f"{name}, row {number}", row) for number, row in enumerate(rows, 1))
+            raise UserError(f"{name}: {' '.join(str(error).split())}") from error
     if isinstance(rows, str | Path):
         raise UserError(f"{name}={rows}: expected rows, not a name; load them with load_rows first")
     raise UserError(

@@ -1,29 +1,38 @@
-"""Reads the column `negatives`, which lists each row's hard negatives, codes that do not answer the query."""
+"""Reads the columns named as negatives, which list each row's hard negatives, codes that do not answer the query."""
 
 from __future__ import annotations
 
 import re
+from itertools import chain
 
 import numpy as np
-from datasets import Dataset, concatenate_datasets
+from datasets import Dataset, List, Value, concatenate_datasets
 
 from soft_trainer.errors import UserError
 from soft_trainer.terminal import print_on_main
 
 NEGATIVES = "negatives"  # a column of codes, as texts or urls, that do not answer the row's query
-COLUMN = re.compile(r"negative(_\d+)?")
+NEGATIVE_NAMES = (NEGATIVES, "neg", "negative", "negative_1")  # the last one with any number
+COLUMN = re.compile(r"negatives|neg|negative(_\d+)?")
 URL = re.compile(r"code:[0-9a-f]{32}$|https?://\S+$")  # such a value is an id, not the text of a code
 
 
-def with_negative_columns(rows: Dataset, place: str) -> Dataset:
-    """Merges sentence-transformers columns (`negative`, `negative_1` and so on) into one column `negatives`."""
+def with_negative_columns(rows: Dataset, place: str, quiet: bool = False) -> Dataset:
+    """Merges columns such as `neg`, or `negative` and `negative_1`, into one column `negatives`.
+
+    Args:
+        place: where the rows come from, for messages.
+        quiet: True to print nothing.
+    """
     names = [name for name in rows.column_names if COLUMN.fullmatch(name)]
-    if not names or NEGATIVES in rows.column_names:
+    if names in ([], [NEGATIVES]):
         return rows
-    print_on_main(f"{place}: hard negatives in {', '.join(names)} are used only if negatives_per_query is set")
-    values = zip(*(rows[name][:] for name in names), strict=True)
-    negatives = [[text for text in texts if text] for texts in values]
-    return rows.remove_columns(names).add_column(NEGATIVES, negatives)
+    if not quiet:
+        print_on_main(f"{place}: reading hard negatives in {', '.join(names)}")
+    negatives = []
+    for row, values in enumerate(zip(*(rows[name][:] for name in names), strict=True)):
+        negatives.append(list(chain.from_iterable(_names(value, row) for value in values)))
+    return rows.remove_columns(names).add_column(NEGATIVES, negatives, feature=List(Value("string")))
 
 
 def with_negatives(rows: Dataset, corpus: Dataset, urls: np.ndarray) -> tuple[Dataset, np.ndarray]:

@@ -11,13 +11,13 @@ import pyarrow.compute as pc
 from datasets import Dataset
 
 from soft_trainer.data.columns import COLUMNS_OF
+from soft_trainer.data.layouts.tables import LABELS
 from soft_trainer.data.split import EqualIds, Split
-from soft_trainer.data.tokens import check_language_column, columns_in, text_column
+from soft_trainer.data.tokens import check_language_column, column_texts, columns_in, text_column, text_ids
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.terminal import print_on_main
 
-LABELS = ("label", "labels")
 UNREAD = ("score", "relevance")  # columns whose meaning is unclear
 SHOWN = 5  # rows to list in a message
 MOST_RELEVANT = 100  # relevant pairs per query or code; more means that the id column does not identify codes
@@ -51,7 +51,9 @@ def check_split(
             raise UserError(f"{place}: no column for the {side}: the rows have {known}; set {side}_column")
         if len(empty := blank_rows(rows, columns)):
             column = split.called.get(columns[0], columns[0])
-            quote = "; look for an unbalanced quote there" if ".csv" in place else ""
+            quote = ""
+            if ".csv" in place and _is_long(split, side, empty[0]):
+                quote = f"; row {empty[0] + 1} is unusually long, so look for an unbalanced quote there"
             raise UserError(
                 f"{place}, {_listed(empty)}: column {column!r} is missing or empty ({len(empty):,} of "
                 f"{len(rows):,} rows); fill in or drop these rows (in the shell: "
@@ -64,6 +66,17 @@ def check_split(
             raise UserError(f"{place}, {_listed(empty)}: column 'language' is missing or empty")
     if name != "train":
         _check_relevant(split, places)
+
+
+def _is_long(split: Split, side: str, row: int) -> bool:
+    """Returns True if the other text of a query's or a code's row is over ten times as long as the median text."""
+    own = ("query", "code").index(side)
+    pairs = split.judgments.pairs()
+    others = pairs[pairs[:, own] == row, 1 - own]
+    rows = (split.corpus, split.queries)[own]
+    other = ("code", "query")[own]
+    lengths = np.array([len(text) for text in column_texts(rows, columns_in(rows, COLUMNS_OF[other])[0])])
+    return len(others) > 0 and lengths[others].max() > 10 * np.median(lengths)
 
 
 def check_labels(rows: Dataset, place: str) -> None:
@@ -79,6 +92,19 @@ def check_labels(rows: Dataset, place: str) -> None:
     if unread := columns_in(rows, UNREAD):
         print_on_main(
             f"{place}: ignoring column {unread[0]!r}, because every row's code counts as relevant to its query"
+        )
+
+
+def name_repeated(rows: Dataset, place: str) -> None:
+    """Prints how many rows repeat the query and the code of an earlier row. These rows are kept."""
+    columns = [columns_in(rows, COLUMNS_OF[side])[:1] for side in COLUMNS_OF]
+    if not all(columns):
+        return
+    texts = {side: text_ids(column_texts(rows, column)) for side, (column,) in zip(COLUMNS_OF, columns, strict=True)}
+    if repeated := int(pd.DataFrame(texts).duplicated().sum()):
+        print_on_main(
+            f"{place}: {repeated:,} of {len(rows):,} rows repeat the query and the code of an earlier row; they are "
+            "kept, in evaluation sets too"
         )
 
 

@@ -24,6 +24,7 @@ from soft_trainer.data.named_negatives import NEGATIVES, with_negatives
 from soft_trainer.fingerprints import fingerprint, rows_fingerprint
 
 QUERY_COLUMNS = ("docstring", "docstring_tokens")
+QUERY_ROW = "soft_trainer_query_row"  # a column with the number of a row's query, if several rows have the same query
 CODE_COLUMNS = ("original_string", "code", "code_tokens")
 
 
@@ -78,6 +79,8 @@ class Judgments:
             `EqualIds` are turned into a matrix only when `relevant` is read, because one id may have many rows.
         negatives (`csr[Q, C]`, *optional*): codes that do not answer a query, with the score of the pair or NaN.
         examples (`int64[P, 2]`, *optional*): the (query, code) pairs to train on. By default, all relevant pairs.
+        named (`bool[Q]`, *optional*): the queries whose negatives a column of the rows names, so that training uses
+            them by default. By default, none.
         gain: how nDCG computes the gain of a grade g. "linear" is g, as in trec_eval. "exponential" is 2^g - 1, as in
             the CodeSearchNet challenge. None means that there are no grades.
     """
@@ -88,8 +91,10 @@ class Judgments:
         negatives: sparse.csr_matrix | None = None,
         examples: np.ndarray | None = None,
         gain: str | None = None,
+        named: np.ndarray | None = None,
     ):
         self.stored = relevant
+        self.named = named
         self.negatives = negatives
         self.examples = examples
         self.gain = gain
@@ -139,7 +144,16 @@ class Judgments:
                 sides.append(number_of[numbers])
             examples = np.stack(sides, axis=1)
             examples = examples[(examples >= 0).all(axis=1)]
-        return Judgments(relevant, negatives, examples, self.gain)
+        named = None if self.named is None else self.named[queries]
+        return Judgments(relevant, negatives, examples, self.gain, named)
+
+    def named_negatives(self) -> sparse.csr_matrix | None:
+        """Returns the negatives that columns of the rows name, csr[Q, C], or None if there are none."""
+        if self.negatives is None or self.named is None:
+            return None
+        pairs = self.negatives.tocoo()
+        kept = self.named[pairs.row]
+        return _matrix(np.stack([pairs.row[kept], pairs.col[kept]], axis=1), pairs.data[kept], self.negatives.shape)
 
     def first_queries(self) -> np.ndarray:
         """Returns the query of each code's first training pair, int64[C], or -1 if a code has no pair."""
@@ -202,9 +216,10 @@ class Split:
     def from_pairs(cls, rows: Dataset) -> Split:
         """Makes a split from rows that each have a query and a relevant code.
 
-        Rows with the same `url` are versions of one code, so each of their codes is relevant to all of their queries.
-        A column `negatives` lists codes that do not answer the row's query. Negatives that are not the code of any row
-        are added to the end of the corpus.
+        Rows with the same number in a column `QUERY_ROW` list several relevant codes of one query. Rows with the same
+        `url` are versions of one code, so each of their codes is relevant to all of their queries. A column
+        `negatives` lists codes that do not answer the row's query. Negatives that are not the code of any row are
+        added to the end of the corpus.
 
         Raises:
             UserError: a value in `negatives` is neither a code's text nor the url of a row.
@@ -212,17 +227,23 @@ class Split:
         rows = flat(rows)
         urls = _column(rows, "url")
         ids = _numbered(urls)
-        queries = _without(rows, (*CODE_COLUMNS, NEGATIVES))
-        corpus = _without(rows, (*QUERY_COLUMNS, NEGATIVES))
-        negatives = None
+        query_of, first = _queries_of(rows)
+        queries = _without(rows, (*CODE_COLUMNS, NEGATIVES, QUERY_ROW))
+        if len(first) < len(rows):
+            queries = flat(queries.select(first))
+        corpus = _without(rows, (*QUERY_COLUMNS, NEGATIVES, QUERY_ROW))
+        negatives = named = None
         if NEGATIVES in rows.column_names:
             corpus, pairs = with_negatives(rows, corpus, urls)
+            pairs = np.unique(np.stack([query_of[pairs[:, 0]], pairs[:, 1]], axis=1), axis=0)
             unknown = np.full(len(pairs), np.nan, dtype=np.float32)
-            negatives = _matrix(pairs, unknown, (len(rows), len(corpus)))
+            negatives = _matrix(pairs, unknown, (len(queries), len(corpus)))
+            named = np.ones(len(queries), dtype=bool)
         added = ids.max(initial=-1) + 1 + np.arange(len(corpus) - len(rows), dtype=np.int32)
         numbers = np.arange(len(rows))
-        relevant = EqualIds(ids, np.concatenate([ids, added]))
-        return cls(queries, corpus, Judgments(relevant, negatives, np.stack([numbers, numbers], axis=1)))
+        relevant = _of_queries(EqualIds(ids, np.concatenate([ids, added])), query_of, len(first))
+        examples = np.stack([query_of, numbers], axis=1)
+        return cls(queries, corpus, Judgments(relevant, negatives, examples, named=named))
 
     @classmethod
     def from_urls(cls, queries: Dataset, corpus: Dataset) -> Split:
@@ -230,7 +251,11 @@ class Split:
         queries = flat(queries)
         corpus = flat(corpus)
         ids = _numbered(np.concatenate([_column(queries, "url"), _column(corpus, "url")]))
-        return cls(queries, corpus, Judgments(EqualIds(ids[: len(queries)], ids[len(queries) :])))
+        relevant = EqualIds(ids[: len(queries)], ids[len(queries) :])
+        query_of, first = _queries_of(queries)
+        if QUERY_ROW in queries.column_names:
+            queries = flat(queries.remove_columns(QUERY_ROW).select(first))
+        return cls(queries, corpus, Judgments(_of_queries(relevant, query_of, len(first))))
 
     @classmethod
     def from_grades(
@@ -272,6 +297,12 @@ class Split:
             for each in judged:
                 blocks.append(sparse.csr_matrix(each.stored.shape) if each.negatives is None else each.negatives)
             negatives = sparse.block_diag(blocks, format="csr")
+        named = None
+        if any(each.named is not None for each in judged):
+            blocks = []
+            for each in judged:
+                blocks.append(np.zeros(each.stored.shape[0], dtype=bool) if each.named is None else each.named)
+            named = np.concatenate(blocks)
         pairs = []
         start = np.zeros(2, dtype=np.int64)
         for each in judged:
@@ -282,7 +313,7 @@ class Split:
         counts = {}
         for name, part in parts.items():
             counts[name] = (len(part.queries), len(part.corpus), len(part.judgments))
-        return cls(queries, corpus, Judgments(relevant, negatives, np.concatenate(pairs)), counts)
+        return cls(queries, corpus, Judgments(relevant, negatives, np.concatenate(pairs), named=named), counts)
 
     def select(self, queries: np.ndarray | None = None, codes: np.ndarray | None = None) -> Split:
         """Selects queries and codes by int64 indices, in the order of the indices. None selects all.
@@ -315,7 +346,8 @@ class Split:
         codes[kept[:, 1]] = True
         if self.judgments.negatives is not None:
             codes[self.judgments.negatives[queries].indices] = True
-        judgments = Judgments(self.judgments.stored, self.judgments.negatives, kept, self.judgments.gain)
+        judgments = copy.copy(self.judgments)
+        judgments.examples = kept
         return dataclasses.replace(self, judgments=judgments).select(queries, np.flatnonzero(codes))
 
     def fingerprint(self) -> str:
@@ -459,6 +491,26 @@ def _column(rows: Dataset, name: str) -> np.ndarray:
         return np.full(len(rows), None, dtype=object)
     values = pd.Series(rows[name][:], dtype=object)
     return values.where(values.astype(bool), None).to_numpy()
+
+
+def _queries_of(rows: Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the number of each row's query, int64[rows], and the first row of each query. See `QUERY_ROW`."""
+    if QUERY_ROW not in rows.column_names:
+        return np.arange(len(rows)), np.arange(len(rows))
+    query_of, _ = pd.factorize(np.asarray(rows[QUERY_ROW][:]))
+    first = np.unique(query_of, return_index=True)[1]
+    return query_of.astype(np.int64), first
+
+
+def _of_queries(ids: EqualIds, query_of: np.ndarray, queries: int) -> EqualIds | sparse.csr_matrix:
+    """Combines the relevant codes of the rows that have the same query. `query_of` has the number of each row's."""
+    if queries == len(query_of):
+        return ids
+    rows = _marks(np.stack([query_of, np.arange(len(query_of))], axis=1), (queries, len(query_of)))
+    relevant = (rows @ ids.matrix()).tocsr()
+    relevant.sort_indices()
+    relevant.data[:] = 1  # a code may be relevant through several rows
+    return relevant
 
 
 def _matrix(pairs: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> sparse.csr_matrix:

@@ -17,7 +17,7 @@ from soft_trainer.dataflow.inputs import graph_features
 from soft_trainer.encoders.encoding import tokenize_with_lengths
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.fingerprints import code_fingerprint, fingerprint, rows_fingerprint, tokenizer_fingerprint
+from soft_trainer.fingerprints import fingerprint, rows_fingerprint, tokenizer_fingerprint
 
 SIDES = ("query", "code")
 TOKENS = Features({"ids": List(Value("int32")), "length": Value("int32"), "text": Value("uint64")})
@@ -27,6 +27,7 @@ GRAPHS = Features(
         for name in ("input_ids", "position_ids", "node_starts", "node_ends", "edge_targets", "edge_sources")
     }
 )
+TOKENS_END = "_tokens"  # the end of the names of columns with token lists
 PARSED_AT_ONCE = 500  # functions
 READ_AT_ONCE = 1000  # rows of text in memory at once
 TOKENIZED_BY_PROCESS = 20_000  # the rows that make another process worthwhile; `tokenizers` uses threads as well
@@ -88,6 +89,14 @@ def columns_in(dataset: Dataset, columns: Iterable[str]) -> list[str]:
     return [name for name in columns if name in dataset.column_names]
 
 
+def not_tokens(column: str) -> str:
+    """Returns the error message for a list in a column whose name does not say that it contains tokens."""
+    return (
+        f"column {column!r} contains lists of text, which only columns of tokens (NAME{TOKENS_END}) and of several "
+        "relevant codes (positives) may contain; rename it, or join each list"
+    )
+
+
 def text_column(dataset: Dataset, columns: Sequence[str], side: str) -> str:
     """Returns the first column in `columns` that the data set has, to read the text of queries or codes from.
 
@@ -104,6 +113,8 @@ def text_column(dataset: Dataset, columns: Sequence[str], side: str) -> str:
     feature = dataset.features[column]
     if isinstance(feature, Value) and feature.dtype not in ("string", "large_string", "null"):
         raise UserError(f"column {column!r} contains {feature.dtype}; expected text for the {side}")
+    if isinstance(feature, List) and not column.endswith(TOKENS_END):
+        raise UserError(not_tokens(column))
     return column
 
 
@@ -174,7 +185,7 @@ def _with_data_flow(dataset: Dataset, profile: EncoderProfile, tokenizer) -> Dat
         features = [graph_features(code, language, tokenizer, *lengths) for code, language in rows]
         return pa.Table.from_pylist(features, schema=GRAPHS.arrow_schema)
 
-    made_from = [column, lengths, tokenizer_fingerprint(tokenizer), code_fingerprint("soft_trainer.dataflow")]
+    made_from = [column, lengths, tokenizer_fingerprint(tokenizer)]
     parallel = {"batch_size": PARSED_AT_ONCE, "num_proc": processes_for(len(dataset), PARSED_AT_ONCE)}
     return mapped(dataset, [column, "language"], run, GRAPHS, made_from, desc="Extracting data flow", **parallel)
 
@@ -196,10 +207,10 @@ def mapped(dataset: Dataset, columns: list[str], run, features: Features, made_f
     Args:
         columns: the columns that `run` reads.
         features: the columns of the result.
-        made_from: everything else that the result depends on, such as settings and the code of `run`.
+        made_from: everything else that the result depends on, such as settings.
         options: arguments for `Dataset.map`.
     """
-    made = fingerprint(rows_fingerprint(dataset, columns), str(features), code_fingerprint(__name__), made_from)
+    made = fingerprint(rows_fingerprint(dataset, columns), str(features), made_from)
 
     def build(_) -> Dataset:
         # The format selects the columns, because datasets 5.2 cannot send the result of `select_columns` to another
@@ -235,12 +246,7 @@ def tokenized(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -
         columns = [pa.ListArray.from_arrays(offsets, values), pa.array(lengths, pa.int32()), pa.array(text_ids(texts))]
         return pa.Table.from_arrays(columns, schema=TOKENS.arrow_schema)
 
-    made_from = [
-        column,
-        settings,
-        tokenizer_fingerprint(tokenizer),
-        code_fingerprint("soft_trainer.encoders.encoding"),
-    ]
+    made_from = [column, settings, tokenizer_fingerprint(tokenizer)]
     processes = processes_for(len(dataset), TOKENIZED_BY_PROCESS)
     with no_bar_for_few(dataset):
         return mapped(dataset, [column], run, TOKENS, made_from, desc=f"Tokenising {side}", num_proc=processes)

@@ -86,8 +86,10 @@ def graph_features(
     }
 
 
-def pad_graph_features(features: Sequence[dict[str, list[int]]], pad_token_id: int) -> dict[str, Tensor]:
-    """Pads rows of `graph_features` to the longest row, and adds the graph-guided mask.
+def pad_graph_features(
+    features: Sequence[dict[str, list[int]]], pad_token_id: int, width: int = 1
+) -> dict[str, Tensor]:
+    """Pads rows of `graph_features` to the longest row, at least to `width`, and adds the graph-guided mask.
 
     Code tokens attend to each other. A node and its code tokens attend to each other. A node attends to the nodes that
     its value comes from. The first and last code tokens attend to everything. A node whose code is truncated would
@@ -104,7 +106,7 @@ def pad_graph_features(features: Sequence[dict[str, list[int]]], pad_token_id: i
         - `node_mask`, BoolTensor[B, L]: True on nodes;
         - `node_starts` and `node_ends`, LongTensor[B, L]: each node's range of code tokens, and 0 elsewhere.
     """
-    longest = max(len(row["input_ids"]) for row in features)
+    longest = max(width, *(len(row["input_ids"]) for row in features))
     shape = (len(features), longest)
     batch = {
         "input_ids": np.full(shape, pad_token_id),

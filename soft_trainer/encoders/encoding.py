@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
@@ -18,6 +19,7 @@ from torch.nn import functional as F
 from soft_trainer import distributed
 from soft_trainer.dataflow import DATA_FLOW_LANGUAGES
 from soft_trainer.dataflow.inputs import graph_embeddings, graph_features, pad_graph_features
+from soft_trainer.encoders.packing import PACKED, encode_packed, first_position, pack
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
 from soft_trainer.fingerprints import encoder_fingerprint
@@ -25,6 +27,11 @@ from soft_trainer.terminal import Progress
 
 if TYPE_CHECKING:  # slow to import, and not needed for token ids
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+GPU_STEP = 64  # tokens
+GPU_TOKENS = 512  # tokens in a text; a batch of texts without a maximum length is sized for this many
+# Models without causal or local attention, which would need more than the mask of the padding.
+BROADCAST_MASKS = ("roberta", "bert", "xlm-roberta", "camembert", "electra", "albert", "distilbert")
 
 # ---- Texts to token ids ----
 
@@ -82,20 +89,23 @@ def token_count(item: Sequence[int] | dict) -> int:
     return len(item["input_ids"] if isinstance(item, dict) else item)
 
 
-def pad(items: Sequence[Sequence[int] | dict], pad_token_id: int, prompt_length: int = 0) -> dict[str, Tensor]:
+def pad(
+    items: Sequence[Sequence[int] | dict], pad_token_id: int, prompt_length: int = 0, width: int = 1
+) -> dict[str, Tensor]:
     """Pads rows on the right to the length of the longest row.
 
     Args:
         prompt_length: the number of leading tokens in each row that pooling skips.
+        width: the minimum length; see `padded_width`.
 
     Returns:
         `input_ids` and `attention_mask`, each LongTensor[B, L]. If `prompt_length` is not 0, also `pooling_mask`,
         which is 0 on the prompt and the padding. For rows with data flow, see `pad_graph_features`.
     """
     if isinstance(items[0], dict):
-        return pad_graph_features(items, pad_token_id)
+        return pad_graph_features(items, pad_token_id, width)
     lengths = np.fromiter(map(len, items), dtype=np.int64, count=len(items))
-    places = np.arange(lengths.max(initial=1))
+    places = np.arange(lengths.max(initial=width))
     mask = places < lengths[:, None]
     input_ids = np.full(mask.shape, pad_token_id)
     input_ids[mask] = np.concatenate(items)
@@ -103,6 +113,11 @@ def pad(items: Sequence[Sequence[int] | dict], pad_token_id: int, prompt_length:
     if prompt_length:
         inputs["pooling_mask"] = mask & (places >= prompt_length)
     return {name: torch.from_numpy(values.astype(np.int64, copy=False)) for name, values in inputs.items()}
+
+
+def padded_width(longest: int, limit: int) -> int:
+    """Rounds the length of a batch on a GPU up to a multiple of 64, at most `limit`, so that few shapes occur."""
+    return max(min(-(-longest // GPU_STEP) * GPU_STEP, limit), longest)
 
 
 # ---- Batches to embeddings ----
@@ -167,12 +182,37 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.float()
 
 
+def where_float64_exists(tensor: Tensor) -> Tensor:
+    """Moves a tensor to the CPU if its device has no float64, as on a Mac. Returns other tensors unchanged."""
+    if tensor.device.type == "mps":
+        return tensor.cpu()
+    return tensor
+
+
+@contextlib.contextmanager
+def placed(model: PreTrainedModel, device: torch.device) -> Iterator[None]:
+    """Moves a model to `device` for the `with` block if it is on the CPU.
+
+    With FSDP or DeepSpeed, `Trainer` moves the model only when training begins.
+    """
+    moves = model.device.type == "cpu" and device.type != "cpu"
+    if moves:
+        model.to(device)
+    try:
+        yield
+    finally:
+        if moves:
+            model.to("cpu")
+
+
 def encode(model: nn.Module, profile: EncoderProfile, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Embeds a batch made by `pad`. Returns Tensor[B, d] in float32 or higher."""
+    """Embeds a batch made by `pad` or `pack`. Returns Tensor[B, d] in float32 or higher."""
     if isinstance(model, nn.parallel.DistributedDataParallel):
         plain = model.module
     else:
         plain = model
+    if "borders" in inputs:
+        return encode_packed(model, plain, profile, inputs)
     if "node_mask" in inputs:
         # A plain RoBERTa, given the vectors of nodes and a mask of which token attends to which.
         vectors = graph_embeddings(plain.get_input_embeddings(), inputs)
@@ -180,13 +220,23 @@ def encode(model: nn.Module, profile: EncoderProfile, inputs: Mapping[str, Tenso
         outputs = model(inputs_embeds=vectors, attention_mask=mask[:, None], position_ids=inputs["position_ids"])
         return pool(profile, outputs, mask[:, 0])  # the first token attends to every token in the row
     inputs = dict(inputs)
-    pooling_mask = inputs.pop("pooling_mask", inputs["attention_mask"])
+    padding_mask = inputs["attention_mask"]
+    pooling_mask = inputs.pop("pooling_mask", padding_mask)
     if profile.pooling == "mean" and model.training and getattr(plain, "takes_means", False):
         means = model(mean_over=pooling_mask, **inputs)
         return pool(profile.replace(pooling="pooler"), means, pooling_mask)
+    if padding_mask.device.type != "cpu" and reads_broadcast_masks(plain.config):
+        # From a mask with two dimensions, `transformers` would compute whether anything is padded, and the host would
+        # wait for the result.
+        inputs["attention_mask"] = padding_mask.bool()[:, None, None, :]
     outputs = model(**inputs)
     # The last token belongs to the prompt only if the prompt is the whole text.
-    return pool(profile, outputs, inputs["attention_mask"] if profile.pooling == "last_token" else pooling_mask)
+    return pool(profile, outputs, padding_mask if profile.pooling == "last_token" else pooling_mask)
+
+
+def reads_broadcast_masks(config) -> bool:
+    """Returns True for models in which a mask with four dimensions gives the same result to the last bit."""
+    return config.model_type in BROADCAST_MASKS and config._attn_implementation in ("sdpa", PACKED)
 
 
 # ---- Matryoshka embeddings: the first dimensions of an embedding are a shorter embedding ----
@@ -245,12 +295,16 @@ class Encoder:
     """A model with its tokenizer and profile, ready to embed queries and codes; see `load_encoder`.
 
     It is a `TextEncoder` that runs in torch.
+
+    Args:
+        packed: True to encode texts without padding. The model must then be inside `passes.running`.
     """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     profile: EncoderProfile
     truncate_dim: int | None = None
+    packed: bool = False
     runtime: ClassVar[str] = "torch"
 
     def encode_queries(self, queries: Sequence[str], batch_size: int = 64, progress: bool = False) -> Tensor:
@@ -328,12 +382,12 @@ class Encoder:
         return shorten(self.profile, embeddings, self.truncate_dim)
 
 
-@torch.no_grad()
 def embed(encoder: Encoder, items: Sequence, side: str, batch_size: int = 64, progress: str | None = None) -> Tensor:
     """Embeds tokenized texts, with the model in eval mode.
 
     The longest texts are encoded first, so batches have little padding, and if memory is too small, the first batch
-    fails.
+    fails. On a CPU, a batch has `batch_size` texts. On a GPU, it has as many tokens as `batch_size` texts of the
+    profile's maximum length, and therefore more texts if they are short.
 
     Args:
         items: each text's token ids, or its features with data flow.
@@ -343,24 +397,84 @@ def embed(encoder: Encoder, items: Sequence, side: str, batch_size: int = 64, pr
     Returns:
         Tensor[n, d] in the order of `items`, float32 or higher, on the model's device.
     """
+    lengths = np.fromiter(map(token_count, items), dtype=np.int64, count=len(items))
+    order = np.argsort(-lengths, kind="stable")
+    batches = [order[part] for part in batch_slices(encoder, lengths[order], side, batch_size)]
+    embeddings = _embed_batches(encoder, items, batches, side, progress)
+    return embeddings[torch.from_numpy(np.argsort(order)).to(embeddings.device)]
+
+
+def batch_slices(
+    encoder: Encoder, lengths: np.ndarray, side: str, batch_size: int, processes: int = 1
+) -> Iterator[slice]:
+    """Divides texts into batches for all processes together. See `embed` for the size of one process's share.
+
+    Args:
+        lengths: int64[n], the number of tokens in each text, in decreasing order.
+    """
+    limit = encoder.profile.max_tokens(side)
+    # A static encoder has no limit.
+    budget = batch_size * min(limit, max(GPU_TOKENS, int(lengths.max(initial=0))))
+    ends = lengths.cumsum()
+    start = 0
+    while start < len(lengths):
+        if encoder.model.device.type == "cpu":
+            share = batch_size
+        elif encoder.packed:
+            end = ends[start] - lengths[start] + processes * budget
+            share = (int(np.searchsorted(ends, end, side="right")) - start) // processes
+        else:
+            share = budget // padded_width(int(lengths[start]), limit)
+        yield slice(start, start + max(share, 1) * processes)
+        start += max(share, 1) * processes
+
+
+@torch.no_grad()
+def _embed_batches(
+    encoder: Encoder, items: Sequence, batches: Sequence[np.ndarray], side: str, progress: str | None
+) -> Tensor:
+    """Embeds batches of texts, each given by the texts' numbers in `items`. Returns Tensor[n, d] in this order.
+
+    An empty batch runs a forward pass too, because other processes may wait for it.
+    """
     model = encoder.model
-    tokenizer = encoder.tokenizer
-    weights = next(model.parameters())
-    prompt = prompt_length(tokenizer, encoder.profile, side)
-    order = sorted(range(len(items)), key=lambda row: -token_count(items[row]))
+    profile = encoder.profile
+    prompt = prompt_length(encoder.tokenizer, profile, side)
+    first = first_position(model) if encoder.packed else 0
+    limit = profile.max_tokens(side)
+    device = model.device
+    number = sum(map(len, batches))
+    dtype = torch.promote_types(next(model.parameters()).dtype, torch.float32)
+    embeddings = torch.empty(number, model.config.hidden_size, device=device, dtype=dtype)
     was_training = model.training
     model.eval()
-    dtype = torch.promote_types(weights.dtype, torch.float32)
-    embeddings = torch.empty(len(order), model.config.hidden_size, device=weights.device, dtype=dtype)
-    with Progress(progress, len(order), "text") as bar:
-        for start in range(0, len(order), batch_size):
-            rows = order[start : start + batch_size]
-            inputs = pad([items[row] for row in rows], tokenizer.pad_token_id, prompt)
-            inputs = {name: tensor.to(weights.device) for name, tensor in inputs.items()}
-            embeddings[rows] = encode(model, encoder.profile, inputs).to(dtype)
+    done = 0
+    with Progress(progress, number, "text") as bar:
+        for rows in batches:
+            texts = [items[int(row)] for row in rows] or [items[0]]
+            if encoder.packed:
+                inputs = pack(texts, prompt, first)
+            else:
+                width = 1 if device.type == "cpu" else padded_width(max(map(token_count, texts)), limit)
+                inputs = pad(texts, encoder.tokenizer.pad_token_id, prompt, width)
+            encoded = encode(model, profile, moved(inputs, device))
+            embeddings[done : done + len(rows)] = encoded[: len(rows)].to(dtype)
+            done += len(rows)
             bar.update(len(rows))
     model.train(was_training)
     return embeddings
+
+
+def moved(inputs: Mapping[str, object], device: torch.device) -> dict:
+    """Returns model inputs whose tensors are on `device`. The host does not wait for the copies."""
+    found = {}
+    for name, value in inputs.items():
+        if isinstance(value, Tensor):
+            if device.type == "cuda":
+                value = value.pin_memory()
+            value = value.to(device, non_blocking=True)
+        found[name] = value
+    return found
 
 
 def embed_sharded(encoder: Encoder, tokens, side: str, batch_size: int = 64, progress: str | None = None) -> Tensor:
@@ -373,13 +487,11 @@ def embed_sharded(encoder: Encoder, tokens, side: str, batch_size: int = 64, pro
     rank, processes = distributed.rank_and_world_size()
     # Equal texts are encoded once. In different batches, rounding would make their embeddings differ and break ties.
     firsts, places = distinct_rows(tokens)
-    # Rows are dealt out by length, so that all processes encode about the same number of tokens.
+    # Each batch is dealt out by length, so that all processes encode about the same number of tokens.
     order = np.argsort(-tokens.lengths[firsts], kind="stable")
-    own = order[rank::processes]
-    # A collective inside a forward pass waits for every process, so all processes encode equally many texts.
-    most = -(-len(order) // processes)
-    local = [tokens[int(firsts[number])] for number in [*own, *order[-1:]][:most]]
-    gathered = distributed.gather(embed(encoder, local, side, batch_size, progress)[: len(own)])
+    parts = batch_slices(encoder, tokens.lengths[firsts][order], side, batch_size, processes)
+    batches = [firsts[order[part]][rank::processes] for part in parts]
+    gathered = distributed.gather(_embed_batches(encoder, tokens, batches, side, progress))
     numbers = np.concatenate([order[process::processes] for process in range(processes)])
     rows = np.argsort(numbers)[places]  # `numbers` is a permutation, so sorting inverts it
     return gathered[torch.from_numpy(rows).to(gathered.device)]

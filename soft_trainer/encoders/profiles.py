@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from soft_trainer.encoders.hub_files import base_of, published_name, reading, repository_file
+from soft_trainer.encoders.static_encoder import NO_LENGTH
 from soft_trainer.errors import UserError
 from soft_trainer.files import PROFILE_FILE, read_json, write_json
 
@@ -87,6 +88,12 @@ class EncoderProfile:
         heads = _HEAD.match(self.query_prefix)[0] + _HEAD.match(self.code_prefix)[0]
         return list(dict.fromkeys(re.findall(_SPECIAL_TOKEN, heads)))
 
+    def max_tokens(self, side: str) -> int:
+        """Returns the maximum number of tokens in a query or code, including data-flow nodes."""
+        if side == "query":
+            return self.query_length
+        return self.code_length + self.data_flow_length
+
     def with_prompts(self, query: str | None = None, code: str | None = None) -> EncoderProfile:
         """Returns a copy with different prompts, after the same special tokens. None leaves a prompt unchanged.
 
@@ -131,7 +138,6 @@ class EncoderProfile:
 
 
 COSINE_SCALE = 20.0
-NO_LENGTH = 1_000_000  # tokens; a tokenizer without a maximum length reports a much larger number
 # Today's encoders read thousands of tokens, but most functions have fewer than 512.
 _TODAY = EncoderProfile(query_length=128, code_length=512, score_function="cosine", score_scale=COSINE_SCALE)
 _ENCODER_ONLY = "<encoder-only></s>"

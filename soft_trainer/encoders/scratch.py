@@ -18,7 +18,7 @@ from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.encoders.static import WORD_BORDER, static_model
 from soft_trainer.errors import UserError
 from soft_trainer.files import write_text
-from soft_trainer.fingerprints import code_fingerprint, fingerprint, keep_files, kept_files
+from soft_trainer.fingerprints import fingerprint, keep_files, kept_files
 
 SPECIAL = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", "mask": "<mask>"}
 TOKENIZERS = Path(HF_HOME) / "soft_trainer" / "tokenizers"
@@ -83,7 +83,7 @@ def kept_tokenizer(
         known: the fingerprint of the texts.
     """
     settings = [vocabulary_size, ends, _special_tokens(profile), tokenizers.__version__]
-    made_from = fingerprint(settings, known, code_fingerprint(__name__, "soft_trainer.encoders.static"))
+    made_from = fingerprint(settings, known)
     record = TOKENIZERS / f"{made_from}.json"
     files = kept_files(record, made_from)
     if files is not None:

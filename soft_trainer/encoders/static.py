@@ -22,7 +22,8 @@ from transformers import PretrainedConfig, PreTrainedTokenizerFast, XLNetConfig,
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from soft_trainer.encoders.encoding import Encoder, at_least_float32, embed, tokenize
-from soft_trainer.encoders.profiles import NO_LENGTH, PROFILES, EncoderProfile
+from soft_trainer.encoders.profiles import PROFILES, EncoderProfile
+from soft_trainer.encoders.static_encoder import NO_LENGTH
 from soft_trainer.errors import UserError
 
 MODEL2VEC_TENSOR = "embeddings"  # the name by which model2vec and sentence-transformers find the vectors
@@ -66,12 +67,24 @@ class StaticModel(XLNetModel):
         """
         if mean_over is None:
             return BaseModelOutputWithPooling(last_hidden_state=self.word_embedding(input_ids))
-        lengths = mean_over.sum(1)
-        starts = lengths.cumsum(0) - lengths
-        tokens = input_ids[mean_over.bool()]
+        tokens, starts = bags(input_ids, mean_over.bool())
         vectors = at_least_float32(self.word_embedding.weight)
         means = F.embedding_bag(tokens, vectors, starts, mode="mean")
-        return BaseModelOutputWithPooling(pooler_output=means)
+        return BaseModelOutputWithPooling(pooler_output=means[: len(input_ids)])
+
+
+def bags(input_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the tokens that `mask`, BoolTensor[B, L], selects, in order, and where each text's tokens start.
+
+    On a CPU or a Mac, there are only these tokens. The host cannot know their number without waiting for a GPU, so on
+    a GPU all other tokens follow, as the last of B + 1 texts.
+    """
+    lengths = mask.sum(1)
+    ends = lengths.cumsum(0)
+    if mask.device.type in ("cpu", "mps"):
+        return input_ids[mask], ends - lengths
+    order = mask.flatten().byte().argsort(descending=True, stable=True)
+    return input_ids.flatten()[order], torch.cat([ends.new_zeros(1), ends])
 
 
 def is_static(config: PretrainedConfig) -> bool:

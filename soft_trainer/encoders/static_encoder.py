@@ -23,7 +23,7 @@ VECTORS = "word_embedding.weight"  # the name of the tensor
 PROBE = "def parseURL(self, *xs):\n\treturn [x_1 for x in xs]  # größer 'a  b'\n"
 WORD = re.compile(r"\w+|[^\w\s]")
 KEPT_WORDS = 1 << 19
-NO_LENGTH = 1_000_000  # tokens, as in the profiles of encoders; importing their module would be slow
+NO_LENGTH = 1_000_000  # tokens; a tokenizer without a maximum length reports a much larger number
 
 
 def default_static_folder() -> Path:

@@ -179,20 +179,15 @@ class CodeValues:
         return Neighbours(np.where(found.rows < 0, -1, codes[found.rows]), found.scores, found.own)
 
 
-def check_codes_have_queries(estimator, split: Split, codes: np.ndarray) -> None:
-    """Checks that `codes` all have a query, for an estimator that compares queries with queries.
+def codes_without_query(estimator, split: Split) -> np.ndarray | None:
+    """Returns the codes that an estimator cannot compare, bool[C], because it compares queries and they have none.
 
-    Raises:
-        UserError: a code has no query. The message lists estimators that compare queries with codes.
+    These are hard negatives that are not the code of any row. The result is None if there are none.
     """
     if getattr(estimator, "compares_codes", True):
-        return
-    without = np.unique(codes[split.judgments.first_queries()[codes] < 0])
-    if len(without):
-        raise UserError(
-            f"negatives: {len(without):,} without a query, but {type(estimator).__name__} compares queries; use "
-            f"{COMPARE_CODES}"
-        )
+        return None
+    without = split.judgments.first_queries() < 0
+    return without if without.any() else None
 
 
 def as_array(rows: Rows) -> np.ndarray:

@@ -11,6 +11,7 @@ from transformers import TrainerCallback
 
 from soft_trainer.criterion import Targets
 from soft_trainer.data.split import Split
+from soft_trainer.encoders.encoding import where_float64_exists
 from soft_trainer.errors import UserError
 from soft_trainer.terminal import print_on_main
 
@@ -59,9 +60,11 @@ class EstimatorCallback(TrainerCallback):
             return {}
         step = self._last
         self._last = None
-        column = step["targets"].positives.unsqueeze(1)
+        targets = step["targets"]
+        scores, weights, positives = map(where_float64_exists, (step["scores"], targets.weights, targets.positives))
+        column = positives.unsqueeze(1)
         # A masked column has weight 0 and is not a negative.
-        weights = step["targets"].weights.double().scatter(1, column, 0.0)
+        weights = weights.double().scatter(1, column, 0.0)
         valid = weights[weights > 0]
         number = (weights > 0).sum(1)
         if not len(valid):
@@ -71,8 +74,8 @@ class EstimatorCallback(TrainerCallback):
         self.histogram = {"edges": [round(edge, 6) for edge in edges.tolist()], "counts": counts.tolist()}
         shares = weights / weights.sum(1, keepdim=True).clamp_min(1e-12)
         entropy = torch.special.entr(shares).sum(1) / number.double().log().clamp_min(1e-12)
-        hardest = step["scores"].masked_fill(weights == 0, -torch.inf).amax(1)
-        margins = (step["scores"].gather(1, column).squeeze(1) - hardest)[number > 0]
+        hardest = scores.masked_fill(weights == 0, -torch.inf).amax(1)
+        margins = (scores.gather(1, column).squeeze(1) - hardest)[number > 0]
         return {
             "weight_mean": float(valid.mean()),
             "weight_min": float(valid.min()),

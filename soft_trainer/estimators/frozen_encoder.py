@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +13,27 @@ from soft_trainer import distributed
 from soft_trainer.data.array_cache import DEFAULT_FOLDER, cached_rows
 from soft_trainer.data.split import Split
 from soft_trainer.data.tokens import column_of
-from soft_trainer.encoders.encoding import Encoder, comparable, embed_sharded, prompt_length
+from soft_trainer.encoders.encoding import Encoder, comparable, embed_sharded, placed, prompt_length
 from soft_trainer.encoders.hub_files import split_revision
 from soft_trainer.encoders.loading import load_encoder
+from soft_trainer.encoders.passes import running, why_padded
 from soft_trainer.encoders.profiles import resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import CodeValues, NeighbourEstimator, Rows, as_array, check_fitted
 from soft_trainer.estimators.neighbours import Excluded, Neighbours, cached_neighbours, nearest_rows
-from soft_trainer.fingerprints import code_fingerprint, fingerprint
+from soft_trainer.fingerprints import fingerprint
+
+
+def half_precision(device: torch.device) -> torch.dtype | None:
+    """Returns the half precision in which a frozen encoder runs on a device, or None for float32 on a CPU.
+
+    float16 can overflow, but older GPUs, such as T4 and V100, only emulate bfloat16.
+    """
+    if device.type == "cpu":
+        return None
+    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return torch.float16
+    return torch.bfloat16
 
 
 class EncodedRowsEstimator(NeighbourEstimator):
@@ -85,21 +97,28 @@ class EncodedRowsEstimator(NeighbourEstimator):
             UserError: an embedding contains NaN, infinity or a value that is too large to store. Nothing is cached in
                 that case.
         """
-        model = encoder.model
         profile = encoder.profile
         tokenizer = encoder.tokenizer
-        device = model.device.type
-        half = torch.bfloat16
-        if device == "cuda" and not torch.cuda.is_bf16_supported():
-            half = torch.float16
-        dtype = np.dtype(np.float32 if device == "cpu" else np.float16)
-        tokens = column_of(dataset, side, profile, tokenizer)
+        device = distributed.device()
+        half = half_precision(device)
+        dtype = np.dtype(np.float32 if half is None else np.float16)
+        with distributed.main_process_first():
+            tokens = column_of(dataset, side, profile, tokenizer)
         prompt = prompt_length(tokenizer, profile, side)
         progress = f"{type(self).__name__}: encoding {side}"
 
         def build() -> Tensor:
-            with torch.autocast(device, dtype=half, enabled=device != "cpu"):
-                embeddings = embed_sharded(encoder, tokens, side, self.batch_size, progress)
+            model = encoder.model
+            packed = encoder.packed
+            if device.type == "cuda" and not packed:
+                packed = why_padded(model, profile, device, str(half).removeprefix("torch.")) is None
+            packing = dataclasses.replace(encoder, packed=packed)
+            with (
+                placed(model, device),
+                running(model, packed),
+                torch.autocast(device.type, dtype=half, enabled=half is not None),
+            ):
+                embeddings = embed_sharded(packing, tokens, side, self.batch_size, progress)
             embeddings = comparable(profile, embeddings)
             if not (embeddings.abs() <= float(np.finfo(dtype).max)).all():
                 raise UserError(
@@ -108,9 +127,8 @@ class EncodedRowsEstimator(NeighbourEstimator):
                 )
             return embeddings
 
-        code = code_fingerprint("soft_trainer.encoders", "soft_trainer.source", "soft_trainer.dataflow")
         self.encoder_identity = encoder.fingerprint
-        key = fingerprint(self.encoder_identity, prompt, str(dtype), tokens.fingerprint(), code)
+        key = fingerprint(self.encoder_identity, prompt, str(dtype), tokens.fingerprint())
         return cached_rows(self.cache_dir, key, dtype, build)
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
@@ -135,8 +153,13 @@ class EncodedRowsEstimator(NeighbourEstimator):
 
         def find(vectors: np.ndarray, excluded: Excluded) -> Neighbours:
             device = distributed.device()
-            build = partial(nearest_rows, self._queries, vectors, k, excluded, progress=progress, device=device)
-            return cached_neighbours(self.cache_dir, [self._queries, vectors, *excluded.key], k, build)
+            shared = None if device.type == "cpu" else len(self._queries)
+
+            def build(rows: np.ndarray | None = None) -> Neighbours:
+                options = {"progress": progress, "device": device, "rows": rows}
+                return nearest_rows(self._queries, vectors, k, excluded, **options)
+
+            return cached_neighbours(self.cache_dir, [self._queries, vectors, *excluded.key], k, build, shared)
 
         nearest = self._code_values.neighbours(self._codes, codes, excluded, find)
         return Neighbours(nearest.rows, nearest.scores * self._scale, nearest.own * self._scale)

@@ -5,6 +5,7 @@ Memory grows linearly with the number of rows. The result is deterministic.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,12 +21,13 @@ from soft_trainer import distributed
 from soft_trainer.data.array_cache import load_arrays, store_arrays
 from soft_trainer.data.split import RelevantCodes
 from soft_trainer.errors import UserError, extra_needed
-from soft_trainer.fingerprints import code_fingerprint, fingerprint
+from soft_trainer.fingerprints import fingerprint
 from soft_trainer.terminal import Progress, print_on_main
 
 EXACT_ROWS = 50_000  # up to this many codes, every query is compared with every code
 SMALLEST_INDEX = 1000  # with fewer codes, no index is built
 ENTRIES = 1 << 24  # similarities in memory at once
+MOST_ENTRIES = 1 << 30  # the same on a GPU with much memory
 GROUP = 64  # columns in a group
 CELLS = 2.0  # cells of the index, as a multiple of the square root of the number of codes
 FITTED = 64  # codes per cell on which k-means runs
@@ -37,10 +39,6 @@ FETCHED = 4  # candidates to score exactly, as a multiple of the number of neigh
 MOST_FETCHED = 4096  # the most candidates to fetch for a query if nearly all are excluded
 SEARCHED_AT_ONCE = 4096  # queries to search the index for at once
 ADDED_AT_ONCE = 1 << 16  # codes to add to the index at once
-MODULES = (
-    "soft_trainer.estimators.neighbours",
-    "soft_trainer.estimators.term_neighbours",
-)  # the code that finds neighbours
 
 
 @dataclass(frozen=True)
@@ -134,6 +132,7 @@ def nearest_rows(
     exact_up_to: int = EXACT_ROWS,
     progress: str | None = None,
     device: str | torch.device = "cpu",
+    rows: np.ndarray | None = None,
 ) -> Neighbours:
     """Finds the k codes with the largest dot product with each query's vector.
 
@@ -148,38 +147,59 @@ def nearest_rows(
         excluded: the codes that must not be returned.
         progress: the label of the progress bar, or None for no bar.
         device: the device on which products are computed.
+        rows: the queries to find neighbours of, on a GPU. By default, all queries.
     """
     # A GPU computes all products between a million queries and a million codes in minutes.
     if len(codes) <= max(exact_up_to, SMALLEST_INDEX) or torch.device(device).type != "cpu":
         score = _dot_products(queries, codes, device)
-        return exact_neighbours(score, np.arange(len(queries)), len(codes), k, excluded, progress)
+        rows = np.arange(len(queries)) if rows is None else rows
+        return exact_neighbours(score, rows, len(codes), k, excluded, progress, entries=entries_on(device))
     return _through_index(queries, codes, k, excluded, progress)
 
 
+def entries_on(device: str | torch.device) -> int:
+    """Returns how many similarities may be in memory at once: more on a GPU, a sixteenth of whose free bytes it is."""
+    if torch.device(device).type != "cuda":
+        return ENTRIES
+    free, _ = torch.cuda.mem_get_info(device)
+    return max(min(free // 16, MOST_ENTRIES), ENTRIES)
+
+
 def cached_neighbours(
-    folder: str | Path | None, inputs: Sequence, k: int, build: Callable[[], Neighbours]
+    folder: str | Path | None,
+    inputs: Sequence,
+    k: int,
+    build: Callable[..., Neighbours],
+    shared: int | None = None,
 ) -> Neighbours:
     """Returns the neighbours cached for `inputs` and k, or calls `build` and caches the result.
 
-    Only the main process calls `build`, so that neighbours do not depend on the number of processes. The other
-    processes memory-map the files if they share the folder, and otherwise receive the arrays.
+    By default, only the main process calls `build`, so that neighbours do not depend on the number of processes. The
+    other processes memory-map the files if they share the folder, and otherwise receive the arrays.
 
     Args:
         folder: the cache folder. If None, neighbours stay in memory only.
         inputs: everything that the neighbours depend on, such as the embeddings.
+        build: returns the neighbours of all queries or, if `shared` is set, of the queries in its argument, int64[n].
+        shared: the number of queries, if each process finds the neighbours of some, on its GPU.
 
     Raises:
         UserError: `build` raised a UserError. Every process raises the same error.
     """
-    key = fingerprint(k, list(inputs), code_fingerprint(*MODULES))
+    key = fingerprint(k, list(inputs))
     neighbours = problem = None
-    if distributed.rank_and_world_size()[0] == 0:
+    rank, processes = distributed.rank_and_world_size()
+    stored = load_arrays(folder, key) if rank == 0 else None
+    if stored is not None:
+        neighbours = Neighbours(**stored)
+    together = shared is not None and distributed.any_process(rank == 0 and stored is None)
+    if together:
+        found = build(np.arange(shared)[distributed.shard(shared, rank, processes)])
+        neighbours = Neighbours(*map(_gathered, vars(found).values()))
+    if rank == 0:
         try:
-            stored = load_arrays(folder, key)
-            if stored is None:
+            if neighbours is None:
                 neighbours = build()
-            else:
-                neighbours = Neighbours(**stored)
             if stored is None and folder is not None:
                 store_arrays(folder, key, vars(neighbours))
         except UserError as error:
@@ -189,8 +209,15 @@ def cached_neighbours(
         raise UserError(problem)
     kept = load_arrays(folder, key)
     if distributed.any_process(kept is None):
+        if together:
+            return neighbours
         return distributed.from_main(neighbours)
     return Neighbours(**kept)
+
+
+def _gathered(part: np.ndarray) -> np.ndarray:
+    """Concatenates the processes' arrays on every process."""
+    return distributed.gather(torch.from_numpy(part).to(distributed.device())).cpu().numpy()
 
 
 def _dot_products(queries: np.ndarray, codes: np.ndarray, device) -> Callable[[np.ndarray], Tensor]:
@@ -214,7 +241,7 @@ def exact_neighbours(
     *,
     above: float = -np.inf,
     entries: int = ENTRIES,
-    threads: int = 1,
+    at_once: int = 1,
 ) -> Neighbours:
     """Finds the neighbours of selected queries by scoring every code.
 
@@ -224,7 +251,7 @@ def exact_neighbours(
         codes: the number of codes.
         above: only codes with a higher score can be neighbours.
         entries: the maximum number of scores that each thread keeps in memory.
-        threads: the number of blocks to score at the same time.
+        at_once: the number of blocks to score at the same time.
     """
 
     def nearest(block: np.ndarray) -> Neighbours:
@@ -235,8 +262,20 @@ def exact_neighbours(
         values = values.float().masked_fill(values <= above, -torch.inf)
         return _padded(columns, values, own, k)
 
-    with ThreadPoolExecutor(threads) as pool:
+    with threads(at_once) as pool:
         return Neighbours.joined(pool.map(nearest, blocks(queries, codes, entries)), progress, len(queries))
+
+
+@contextlib.contextmanager
+def threads(number: int) -> Iterator[ThreadPoolExecutor]:
+    """Starts threads that compute at the same time. Several threads use one core each."""
+    before = torch.get_num_threads()
+    alone = {"initializer": torch.set_num_threads, "initargs": (1,)} if number > 1 else {}
+    try:
+        with ThreadPoolExecutor(number, **alone) as pool:
+            yield pool
+    finally:
+        torch.set_num_threads(before)
 
 
 def _padded(codes: Tensor, scores: Tensor, own: Tensor, k: int) -> Neighbours:
@@ -284,7 +323,7 @@ def _index(codes: np.ndarray, generator: np.random.Generator):
     except ImportError as error:
         what = f"finding neighbours among {len(codes):,} codes on a CPU"
         raise UserError(extra_needed(what, "faiss")) from error
-    faiss.omp_set_num_threads(torch.get_num_threads())
+    faiss.omp_set_num_threads(distributed.cores())
     width = codes.shape[1]
     cells = int(CELLS * len(codes) ** 0.5)
     if width % 2 == 0:

@@ -9,13 +9,14 @@ from transformers import PreTrainedModel
 
 from soft_trainer.choices import ESTIMATORS
 from soft_trainer.data.array_cache import DEFAULT_FOLDER
+from soft_trainer.encoders.adapters import has_adapter
 from soft_trainer.encoders.hub_files import split_revision
 from soft_trainer.encoders.loading import load_tokenizer
 from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.base import Estimator
 from soft_trainer.options.conditions import reads_estimator
-from soft_trainer.options.defaults import apply_defaults
+from soft_trainer.options.defaults import apply_defaults, train_without_teacher
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.references import import_reference
@@ -52,6 +53,27 @@ def choose_estimator(
     if model and name not in DEFAULT_MODELS:
         print_on_main(f"warning: estimator_model={model} has no effect, because estimator={name} takes no model")
     return estimator
+
+
+def estimator_of_run(
+    data_args: DataArguments,
+    args: SoftInfoNCETrainingArguments,
+    profile: EncoderProfile,
+    trust_remote_code: bool = False,
+):
+    """Creates a run's estimator like `choose_estimator`.
+
+    If the default teacher, which the encoder's profile names, cannot be loaded, this prints the reason and changes the
+    options: the encoder is trained without it.
+    """
+    try:
+        return choose_estimator(data_args, profile.query_columns, trust_remote_code)
+    except UserError as error:
+        if args.teacher is None or args.teacher != profile.teacher or "teacher" in args.named:
+            raise
+        print_on_main(f"This encoder trains without its teacher, which cannot be loaded: {error}")
+        train_without_teacher(data_args, args)
+        return choose_estimator(data_args, profile.query_columns, trust_remote_code)
 
 
 def _known(
@@ -117,15 +139,14 @@ def default_estimators(
     Raises:
         UserError: `args` has a teacher, but the callbacks have another estimator.
     """
-    if not isinstance(args, SoftInfoNCETrainingArguments) or hasattr(args, "from_command_line"):
+    if not isinstance(args, SoftInfoNCETrainingArguments) or args.from_command_line:
         return []
     data_args = DataArguments()
     other = None
     if estimator is not None:
         other = type(estimator).__name__
-    if args.teacher is not None and getattr(estimator, "model_name_or_path", None) == args.teacher:
-        other = None
-    apply_defaults(data_args, args, profile, model.config._name_or_path or None, estimator=other)
+    name = model.config._name_or_path or None
+    apply_defaults(data_args, args, profile, name, estimator=other, adapter=has_adapter(model))
     if estimator is not None or "estimator" in args.named or not reads_estimator(args):
         return []
-    return [choose_estimator(data_args, profile.query_columns)]
+    return [estimator_of_run(data_args, args, profile)]

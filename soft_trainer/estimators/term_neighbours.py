@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import torch
 from scipy import sparse
 from torch import Tensor
 
-from soft_trainer.estimators.neighbours import Excluded, Neighbours, blocks, exact_neighbours, recall_of
+from soft_trainer import distributed
+from soft_trainer.estimators.neighbours import Excluded, Neighbours, blocks, exact_neighbours, recall_of, threads
 from soft_trainer.terminal import print_on_main
 
 EXACT_ROWS = 1 << 17  # up to this many documents, every query is compared with all of them
@@ -76,7 +75,7 @@ def _compare_all(queries, documents, rows: np.ndarray, k: int, excluded, progres
         products = torch.from_numpy((rare_queries[block] @ postings).toarray())
         return products.addmm_(dense[0][block], dense[1].T)
 
-    options = {"above": 0.0, "entries": ENTRIES, "threads": torch.get_num_threads()}
+    options = {"above": 0.0, "entries": ENTRIES, "at_once": distributed.cores()}
     return exact_neighbours(score, rows, total, k, excluded, progress, **options)
 
 
@@ -119,5 +118,5 @@ def _compare_some(rare, postings, queries, documents, rows, k, excluded, progres
             query[queries.indices[entries]] = 0
         return Neighbours(near, scores, own)
 
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+    with threads(distributed.cores()) as pool:
         return Neighbours.joined(pool.map(nearest, blocks(rows, 1, BLOCK)), progress, len(rows))

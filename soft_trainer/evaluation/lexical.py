@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
+from scipy import sparse
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from soft_trainer import distributed
+from soft_trainer.encoders.encoding import where_float64_exists
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.bm25 import as_arrow, bm25_weights, count_terms, split_identifiers
+from soft_trainer.estimators.neighbours import threads
 from soft_trainer.evaluation.ranking import Corpus, Ranking, rank_scores
 
-_BLOCK = 64  # queries whose scores are in memory at once
+_BLOCK = 64  # queries in a block
+_SCORES = 2**26  # scores in memory at once
 _SLOW = 1000  # fewer queries are ranked without a progress bar
 _NOISE = 1e-6  # the largest effect of float32 rounding on the cosine of two embeddings
 
@@ -52,18 +58,38 @@ def lexical_rankings(
     if not code_counts.nnz:
         raise UserError(f"None of the {len(codes)} codes contains a word: there is nothing to search.")
     weights = bm25_weights(code_counts).T.tocsr()
-    query_embeddings, code_embeddings = (side.cpu() for side in embeddings)
+    query_embeddings, code_embeddings = map(where_float64_exists, embeddings)
+    device = code_embeddings.device
+    targets = targets.to(device)
     corpus = Corpus(code_embeddings)
-    noise = _NOISE * query_embeddings.double().norm(dim=1) * code_embeddings.double().norm(dim=1).max()
+    noise = _NOISE * query_embeddings.double().norm(dim=1) * corpus.longest
     lexical = []
     combined = []
-    for start in tqdm(range(0, len(queries), _BLOCK), "lexical BM25", disable=len(queries) < _SLOW or None):
-        block = slice(start, start + _BLOCK)
-        scores = torch.from_numpy((counts[block] @ weights).toarray())
+    for block, words in _products(counts, weights):
+        scores = torch.from_numpy(words).to(device)
         lexical.append(rank_scores(scores, targets[block], top_k))
         sums = _standardised(scores) + _standardised(corpus.scores(query_embeddings[block]), noise[block])
         combined.append(rank_scores(sums, targets[block], top_k))
     return {"lexical": Ranking.join(lexical), "combined": Ranking.join(combined)}
+
+
+def _products(counts: sparse.csr_matrix, weights: sparse.csr_matrix) -> Iterator[tuple[slice, np.ndarray]]:
+    """Multiplies blocks of queries with the codes. A sparse product uses only one core, so several run at a time.
+
+    Yields each block of queries with its scores, float64[block, C].
+    """
+    starts = range(0, counts.shape[0], _BLOCK)
+    blocks = [slice(start, start + _BLOCK) for start in starts]
+    at_once = max(1, min(distributed.cores(), _SCORES // (_BLOCK * weights.shape[1])))
+    with (
+        threads(at_once) as pool,
+        tqdm(desc="lexical BM25", total=len(blocks), disable=counts.shape[0] < _SLOW or None) as bar,
+    ):
+        for first in range(0, len(blocks), at_once):
+            group = blocks[first : first + at_once]
+            products = pool.map(lambda block: (counts[block] @ weights).toarray(), group)
+            yield from zip(group, products, strict=True)
+            bar.update(len(group))
 
 
 def _standardised(scores: Tensor, noise: Tensor | float = 0.0) -> Tensor:

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from soft_trainer.encoders.encoding import where_float64_exists
 from soft_trainer.errors import UserError
 
 _BLOCK = 2**25  # scores in memory at once
+_FEWEST = 128  # queries in a block, because float64 embeddings of a large corpus are computed again for each block
+_CORPUS = 2**26  # numbers of the corpus in float64 at once
+_HASHED = 2**22  # numbers to hash at once
 
 
 @dataclass(frozen=True)
@@ -42,18 +46,49 @@ class Corpus:
     """
 
     def __init__(self, code_embeddings: Tensor):
-        self.codes = code_embeddings.double()
-        distinct, numbers = code_embeddings.unique(dim=0, return_inverse=True)
-        rows = torch.arange(len(code_embeddings), device=code_embeddings.device)
+        self.parts = code_embeddings.split(max(1, _CORPUS // code_embeddings.shape[1]))
+        if len(self.parts) == 1:
+            self.parts = (code_embeddings.double(),)  # once, for all blocks of queries
+        keys = _keys(code_embeddings)
+        distinct, numbers = keys.unique(return_inverse=True)
+        rows = torch.arange(len(keys), device=keys.device)
         originals = rows.new_empty(len(distinct)).scatter(0, numbers, rows)[numbers]
         self.copies = (originals != rows).nonzero().flatten()
         self.originals = originals[self.copies]
 
+    @property
+    def longest(self) -> Tensor:
+        """The largest length (Euclidean norm) of an embedding, a scalar."""
+        return torch.stack([part.double().norm(dim=1).max() for part in self.parts]).max()
+
     def scores(self, query_embeddings: Tensor) -> Tensor:
         """Computes the dot products of B queries with all codes, Tensor[B, C] in float64."""
-        products = query_embeddings.double() @ self.codes.T
+        queries = query_embeddings.double()
+        products = queries.new_empty(len(queries), sum(map(len, self.parts)))
+        start = 0
+        for part in self.parts:
+            end = start + len(part)
+            torch.mm(queries, part.double().T, out=products[:, start:end])
+            start = end
         products[:, self.copies] = products[:, self.originals]
         return products
+
+
+def _keys(embeddings: Tensor) -> Tensor:
+    """Hashes embeddings to 64 bits, LongTensor[n]. Equal embeddings have equal hashes.
+
+    The probability that any two of a million different embeddings share a hash is 3e-8.
+    """
+    salts = torch.randint(-(2**63), 2**63 - 1, embeddings.shape[1:], generator=torch.Generator().manual_seed(0))
+    salts = salts.to(embeddings.device)
+    keys = []
+    for part in embeddings.split(max(1, _HASHED // embeddings.shape[1])):
+        bits = (part.double() + 0.0).view(torch.int64) + salts  # adding 0.0 turns -0.0 into 0.0
+        # The finalizer of SplitMix64, Steele et al., 2014, "Fast splittable pseudorandom number generators".
+        bits = (bits ^ (bits >> 30)) * -0x40A7B892E31B1A47
+        bits = (bits ^ (bits >> 27)) * -0x6B2FB644ECCEEE15
+        keys.append((bits ^ (bits >> 31)).sum(1))
+    return torch.cat(keys)
 
 
 @torch.no_grad()
@@ -77,17 +112,16 @@ def rank_codes(
         targets (`LongTensor[Q]`): the corpus index of each query's positive.
         top_k (`int`, *optional*, defaults to 10): the number of best codes to return, at most `C`.
         score_scale (`float`, *optional*, defaults to 1.0): a positive factor for the returned scores.
-        block_size (`int`, *optional*): the number of queries in a block. By default, a block takes at most 256 MiB.
+        block_size (`int`, *optional*): the number of queries in a block. By default, a block takes at most 256 MiB, or
+            has 128 queries.
 
     Raises:
         UserError: the shapes do not match, a target is outside the corpus, or an embedding contains NaN or infinity.
     """
-    if query_embeddings.device.type == "mps":  # MPS has no float64
-        query_embeddings = query_embeddings.cpu()
-        code_embeddings = code_embeddings.cpu()
+    query_embeddings, code_embeddings = map(where_float64_exists, (query_embeddings, code_embeddings))
     targets = torch.as_tensor(targets, device=query_embeddings.device)
     _check(query_embeddings, code_embeddings, targets)
-    size = block_size or max(1, _BLOCK // len(code_embeddings))
+    size = block_size or max(_FEWEST, _BLOCK // len(code_embeddings))
     corpus = Corpus(code_embeddings)
     blocks = zip(query_embeddings.split(size), targets.split(size), strict=True)
     ranking = Ranking.join([rank_scores(corpus.scores(queries), own, top_k) for queries, own in blocks])

@@ -34,7 +34,8 @@ from huggingface_hub import EvalResult, EvalResultEntry, ModelCard, ModelCardDat
 
 from soft_trainer.data.statistics import statistics_table
 from soft_trainer.encoders.hub_files import base_of, published_name, repository_file
-from soft_trainer.encoders.profiles import NO_LENGTH, EncoderProfile
+from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.encoders.static_encoder import NO_LENGTH
 from soft_trainer.evaluation.results import GRADED, metrics_table
 from soft_trainer.evaluation.retrieval import shorter_titles
 from soft_trainer.files import (

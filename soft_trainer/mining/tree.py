@@ -30,6 +30,7 @@ from soft_trainer.source.functions import Row, functions
 from soft_trainer.source.grammars import parser
 from soft_trainer.source.languages import SOURCE_LANGUAGES
 from soft_trainer.source.names import is_test_path
+from soft_trainer.source.repositories import is_linked_worktree
 from soft_trainer.source.source_files import SKIPPED_FOLDERS, decoded, read_text
 from soft_trainer.terminal import Progress, table
 
@@ -82,7 +83,10 @@ def mine(
     pairs = []
     others = []
     read = partial(_mine_file, source_dir, language, frozenset(keep), not codebase)
-    for outcome, judged in each_in_order(read, _source_files(source_dir, language), num_workers, "file", 8):
+    paths, worktrees = _source_files(source_dir, language)
+    if worktrees:
+        mined.files["linked worktree (a folder)"] = worktrees
+    for outcome, judged in each_in_order(read, paths, num_workers, "file", 8):
         mined.files[outcome] += 1
         for reason, found in judged:
             if not reason:
@@ -203,7 +207,7 @@ def tree_state(source_dir: str | os.PathLike[str], language: str) -> str:
         UserError: the folder does not exist, the language is unknown, or the tree has no files in the language.
     """
     contents = {}
-    for path in _source_files(source_dir, language):
+    for path in _source_files(source_dir, language)[0]:
         file = Path(source_dir, path)
         if file.is_file():
             contents[path] = fingerprints.file_fingerprint(file)
@@ -235,19 +239,26 @@ def tree_language(source_dir: str | os.PathLike[str]) -> str:
     """
     if not Path(source_dir).is_dir():
         raise UserError(f"{source_dir}: no such folder")
-    return main_language(_files(source_dir), source_dir)
+    return main_language(_files(source_dir)[0], source_dir)
 
 
-def _files(root: str | os.PathLike[str]) -> Iterator[str]:
-    """Yields the paths of files below `root`. Skips hidden folders and folders of third-party code."""
+def _files(root: str | os.PathLike[str]) -> tuple[list[str], int]:
+    """Returns the paths of the files below `root`, and the number of linked worktrees, which are skipped.
+
+    Hidden folders and folders of third-party code are also skipped.
+    """
+    paths = []
+    worktrees = 0
     for folder, subfolders, names in os.walk(root):
-        subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS and not name.startswith(".")]
-        for name in names:
-            yield Path(folder, name).relative_to(root).as_posix()
+        kept = [name for name in subfolders if name not in SKIPPED_FOLDERS and not name.startswith(".")]
+        subfolders[:] = [name for name in kept if not is_linked_worktree(os.path.join(folder, name))]
+        worktrees += len(kept) - len(subfolders)
+        paths += [Path(folder, name).relative_to(root).as_posix() for name in names]
+    return paths, worktrees
 
 
-def _source_files(root: str | os.PathLike[str], language: str) -> list[str]:
-    """Returns the sorted paths, relative to `root`, of the files in a language.
+def _source_files(root: str | os.PathLike[str], language: str) -> tuple[list[str], int]:
+    """Returns the sorted paths, relative to `root`, of the files in a language, and the number of skipped worktrees.
 
     Raises:
         UserError: the language is unknown, the folder does not exist, or it has no files in the language.
@@ -256,10 +267,11 @@ def _source_files(root: str | os.PathLike[str], language: str) -> list[str]:
     if not Path(root).is_dir():
         raise UserError(f"{root}: no such folder; pass the root of a source tree")
     extensions = SOURCE_LANGUAGES[language].extensions
-    paths = sorted(path for path in _files(root) if path.endswith(extensions))
+    paths, worktrees = _files(root)
+    paths = sorted(path for path in paths if path.endswith(extensions))
     if not paths:
         raise UserError(f"{root}: no {language} files to mine ({' '.join(extensions)})")
-    return paths
+    return paths, worktrees
 
 
 def _mine_file(

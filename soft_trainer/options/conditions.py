@@ -15,7 +15,7 @@ KL = "with loss=kl_regularization"
 def reads_estimator(o) -> bool:
     """Returns True if the loss, the batches or the additional negatives may use the estimator."""
     loss = o.loss not in WITHOUT_ESTIMATOR or o.cancel != "none" or o.distill_weight > 0
-    return loss or o.train_sampling_strategy == "similar" or o.negatives_per_query > 0
+    return loss or o.train_sampling_strategy == "similar" or bool(o.negatives_per_query)
 
 
 ESTIMATOR = AppliesIf(
@@ -55,5 +55,5 @@ SIMILAR = AppliesIf(
     "with train_sampling_strategy=similar",
 )
 OWN_NEGATIVES = AppliesIf(
-    lambda o: o.negatives_per_query > 0, "negatives_per_query is 0", "with negatives_per_query above 0"
+    lambda o: bool(o.negatives_per_query), "negatives_per_query is not set", "with negatives_per_query above 0"
 )

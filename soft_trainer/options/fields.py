@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from soft_trainer.choices import ESTIMATORS, LOSSES, WEIGHTINGS
 from soft_trainer.errors import UserError
@@ -75,19 +75,19 @@ class DataArguments:
     )
     source_dir: str | None = data_option(
         "Source tree to mine documented functions from. 'stdlib' stands for Python's standard library.",
-        refers_to="code",
+        refers_to="tree",
     )
     extra_source_dir: str | None = unset(
         "Another source tree to train on. Copies of functions in valid, test and codebase are excluded. 'installed' "
         "stands for the packages installed in this Python.",
         applies_if=conditions.MINED,
-        refers_to="code",
+        refers_to="tree",
     )
     history: str | None = unset(
         "Git repository to mine: each row is a commit's subject with a function that the commit changed. If "
         "--source_dir is a folder in its working tree, documented functions become rows too.",
         evaluation=True,
-        refers_to="repository",
+        refers_to="tree",
     )
     mining_keep: str | None = unset(
         "Mining rules to skip, comma-separated, such as short_functions.", applies_if=conditions.MINED, evaluation=True
@@ -210,9 +210,7 @@ class DataArguments:
 
 # The default is the estimator's attribute, or 1 if it has none. `Criterion` itself has BM25's values as defaults.
 estimator_default = functools.partial(unset, of_estimator=1.0)
-# The loss options that a teacher implies. The weight was chosen on valid in benchmarks/teacher_study.md.
-TEACHER_WEIGHT = 0.3
-OF_TEACHER = {"loss": "info_nce", "distill_weight": TEACHER_WEIGHT}
+TEACHER_WEIGHT = 0.3  # chosen on valid in benchmarks/teacher_study.md
 # Options that determine the paper's weights.
 weighing = functools.partial(option, group="weights")
 weighing_default = functools.partial(estimator_default, group="weights")
@@ -334,10 +332,10 @@ class SoftInfoNCEOptions(LossOptions):
         "such as NAME=0.2. A batch comes from one source.",
         group="batches",
     )
-    negatives_per_query: int = option(
-        0,
-        "Negatives for each query in addition to those in the batch. They come from the rows' column `negatives`, or "
-        "if there is none, from the codes that the estimator finds most similar.",
+    negatives_per_query: int | None = unset(
+        "Hard negatives for each query, in addition to the other codes in the batch. They come from the rows' columns "
+        "of negatives or, without such a column, from the codes that the estimator finds most similar. 0 uses none. "
+        "Default: as many as the columns name, at most 4; none without such a column.",
         least=0,
         group="batches",
     )
@@ -369,6 +367,7 @@ class TrainingOptions(SoftInfoNCEOptions):
 
     FULL = "SoftInfoNCETrainingArguments"
 
+    from_command_line: bool = field(default=False, init=False)  # no option: `parse` sets it
     output_dir: str | None = output_option(
         None,
         "Output folder. Default: outputs/MODEL-LANGUAGE-LOSS-ESTIMATOR.",
@@ -388,10 +387,25 @@ class TrainingOptions(SoftInfoNCEOptions):
         least=1,
     )
     per_device_eval_batch_size: int = not_in_results(
-        64, "Number of texts that each process encodes at once during evaluation.", evaluation=True, least=1
+        64,
+        "Number of texts that each process encodes at once during evaluation. On a GPU, more texts if they are short.",
+        evaluation=True,
+        least=1,
     )
     seed: int = training_option(42, "Random seed for rows, batches, dropout and new weights.", least=0)
-    bf16: bool = training_option(False, "Train and encode in bfloat16.", evaluation=True)
+    bf16: bool | None = training_option(
+        None,
+        "Train and encode in bfloat16. Default: yes on a GPU, but not if static.",
+        evaluation=True,
+        results=False,  # the run fingerprint has the precision
+    )
+    packing: str = not_in_results(
+        "auto",
+        "Join the texts of a batch without padding, so that a step is one forward pass: auto (on a GPU in half "
+        "precision, if the encoder supports it), true (on a CPU too, which is slow) or false.",
+        choices=("auto", "true", "false"),
+        evaluation=True,
+    )
     use_cpu: bool = not_in_results(False, "Use the CPU even if there is a GPU.", evaluation=True)
     push_to_hub: bool = output_option(False, "Push the encoder to the Hub at the end.", common=True)
     disable_tqdm: bool | None = output_option(
@@ -399,8 +413,8 @@ class TrainingOptions(SoftInfoNCEOptions):
     )
     learning_rate: float = training_option(
         2e-5,
-        "Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 if static, but 1e-3 for base; "
-        "1e-3 from scratch.",
+        "Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 if static; 1e-3 for base and from "
+        "scratch; 1e-4 for adapters (LoRA).",
         aliases=("lr",),
         least=0,
     )

@@ -51,8 +51,7 @@ class ModelArguments:
         f"Precision of the weights: {', '.join(DTYPES)}. Default: float32.", choices=DTYPES, evaluation=True
     )
     lora_r: int | None = unset(
-        "Train a LoRA adapter of this rank, such as 16, instead of all weights. It needs a larger learning rate, "
-        "about 1e-4.",
+        "Train a LoRA adapter of this rank, such as 16, instead of all weights. Its default learning rate is 1e-4.",
         least=1,
         group="model",
         common=True,

@@ -139,8 +139,9 @@ def option(default, help: str, *, aliases: Sequence[str] = (), **declared):
                 default if the estimator lacks the attribute.
             `results=False`: the option affects only the speed or what is printed or kept, not the results.
             `group`: the heading in `--help`. All options that choose weights or batches are in "weights" or "batches".
-            `refers_to`: what the value refers to: "rows", an "encoder", "code" (a function or class as module:name, or
-                a source tree), a "repository" or another "place". With `several=True`, it is a comma-separated list.
+            `refers_to`: what the value refers to: "rows", an "encoder", a "tree" or repository to mine, "code" (a
+                function or class, such as module:name) or another "place". With `several=True`, it is a list,
+                separated by commas.
             `chooses_rows=True`: the option excludes rows from an evaluation set.
             `common=True`: `--help` shows the option. `--help_all` shows all options.
             `evaluation=True`: `soft-trainer evaluate` has the option too.
@@ -169,11 +170,11 @@ def option_specs(kind) -> dict[str, OptionSpec]:
 
 
 class Reference(NamedTuple):
-    """A reference from an option to rows, an encoder, code, a repository or a file.
+    """A reference from an option to rows, an encoder, a tree, code or a file.
 
     Args:
         option: the name of the option.
-        kind: "rows", "encoder", "code", "repository", "place", or "file" for an option of `transformers`.
+        kind: "rows", "encoder", "tree", "code", "place", or "file" for an option of `transformers`.
         values: the paths or names. Only an option that takes a list can have more than one.
     """
 
@@ -183,7 +184,7 @@ class Reference(NamedTuple):
 
 
 def references(kinds: Iterable, options: Mapping[str, object]) -> list[Reference]:
-    """Returns a `Reference` for each option that refers to rows, an encoder, code, a repository or a file.
+    """Returns a `Reference` for each option that refers to rows, an encoder, a tree, code or a file.
 
     Args:
         kinds: the dataclasses, or instances of them, that declare the options. The result has the same order.

@@ -27,7 +27,8 @@ def parse(
 ) -> tuple:
     """Creates option dataclasses from the command line and from the recipe that `--config` selects.
 
-    The command line takes precedence over the recipe. A recipe is a flat mapping from options to values. The key
+    The command line takes precedence over the recipe. If it turns on LoRA, a rate in the recipe for training all
+    weights is not used. A recipe is a flat mapping from options to values. The key
     `base` may give the path of another recipe, relative to the recipe's folder. This base recipe supplies the options
     that the recipe does not set. If the value of `--config` is both a file and the name of one of the package's
     recipes, the file is read. A list is joined with commas if the option takes a single string.
@@ -60,6 +61,8 @@ def parse(
         place = f"{named.config}: "
         options = read_recipe(recipe_path(named.config))
     options = _checked_recipe(options or {}, actions, place)
+    if "lora_r" in _named_options(argv, actions) and "lora_r" not in options:
+        options.pop("learning_rate", None)  # the recipe's rate is for training all weights
     argv = [*as_argv(options), *argv]
     named = _named_options(argv, actions)
     with one_line_errors():
@@ -80,7 +83,8 @@ def parse(
         raise UserError(f"unexpected {word!r}: put the option's name before the value, as in --config quickstart")
     for instance in parsed:
         instance.named = named
-        instance.from_command_line = True
+        if isinstance(instance, TrainingOptions):
+            instance.from_command_line = True
     return tuple(parsed[: len(dataclass_types)])
 
 

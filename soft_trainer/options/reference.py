@@ -121,7 +121,7 @@ def _table_of_transformers() -> str:
     original = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
     lines = ["## Options of transformers\n", "| option | default | note |", "|:--|:--|:--|"]
     for field in dataclasses.fields(SoftInfoNCETrainingArguments):
-        if field.name in ours:
+        if field.name in ours or not field.init:
             continue
         notes = []
         if field.default != original[field.name]:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from transformers import SchedulerType, TrainingArguments
+from transformers.integrations.integration_utils import (
+    INTEGRATION_TO_CALLBACK,
+    get_available_reporting_integrations,
+)
 
 from soft_trainer.choices import COMPARE_CODES
 from soft_trainer.criterion import Criterion
@@ -93,7 +97,7 @@ class Plan:
         """The options for batches and negatives that have an effect, keyed by name."""
         effective = effective_options(SoftInfoNCEOptions, Values(self.criterion, self.options, self))
         found = {name: value for name, value in effective.items() if not hasattr(self.criterion, name)}
-        found.pop("teacher", None)  # it is also the estimator's encoder, and it may be a local path
+        found.pop("teacher", None)  # it belongs to the loss
         if self.options.false_negatives == "mask" and not self.criterion.can_exclude:
             name = self.criterion.loss.rpartition(":")[2]
             found["false_negatives"] = f"not masked (`{name}` takes no negatives)"
@@ -173,7 +177,8 @@ def resolve_loss(options: SoftInfoNCEOptions, estimator=None) -> Criterion:
         )
     if aware and not getattr(estimator, "compares_codes", True):
         raise UserError(f"weighting=positive_aware: {name} does not compare queries with codes; use {COMPARE_CODES}")
-    loss.try_out()
+    if ":" in loss.loss + loss.weighting:  # tests try out the package's own functions
+        loss.try_out()
     return loss
 
 
@@ -220,6 +225,14 @@ def _check_together(args) -> None:
     """Raises UserError if options contradict each other or do not work on this machine."""
     if args.output_dir:
         check_writable(args.output_dir, f"output_dir={args.output_dir}")
+    for name in args.report_to or ():
+        if name not in INTEGRATION_TO_CALLBACK:
+            raise UserError(f"report_to={name}: use none, all or one of {', '.join(INTEGRATION_TO_CALLBACK)}")
+        installed = [*get_available_reporting_integrations(), "flyte"]  # `transformers` does not look for flyte
+        if name not in installed:
+            raise UserError(
+                f"report_to={name}: {name} is not installed; run pip install {name}, or set report_to=none"
+            )
     parallelism = getattr(args, "parallelism_config", None)
     if any((getattr(parallelism, name, None) or 1) > 1 for name in SHARED_BATCH):
         raise UserError(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 import torch
 from transformers import TrainingArguments
 
+from soft_trainer import distributed
 from soft_trainer.errors import UserError
 from soft_trainer.options.fields import PARTS, TrainingOptions
 from soft_trainer.options.option_spec import check_values, documented
@@ -41,6 +42,8 @@ AFFECT_NOTHING = """
     save_total_limit skip_memory_metrics torch_empty_cache_steps trackio_bucket_id trackio_space_id
     trackio_static_space_id use_cache
 """.split()
+
+MOST_WORKERS = 8  # data workers of a process that uses a GPU
 
 
 def _default(name: str, value):
@@ -80,8 +83,9 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     save_strategy: str = _default("save_strategy", "epoch")
     save_total_limit: int | None = _default("save_total_limit", 2)
     dataloader_drop_last: bool = _default("dataloader_drop_last", True)
-    dataloader_num_workers: int = _default("dataloader_num_workers", -1)  # none on a CPU, up to 4 on a GPU
+    dataloader_num_workers: int = _default("dataloader_num_workers", -1)  # none on a CPU, up to 8 on a GPU
     ddp_broadcast_buffers: bool | None = _default("ddp_broadcast_buffers", False)
+    ddp_timeout: int = _default("ddp_timeout", 3 * 3600)  # other processes wait while one finds neighbours
     restore_callback_states_from_checkpoint: bool = _default("restore_callback_states_from_checkpoint", True)
     metric_for_best_model: str | None = _default("metric_for_best_model", "mrr")
 
@@ -117,6 +121,8 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
             self.use_cpu = True  # otherwise, `transformers` refuses bf16
         folder = self.output_dir
         super().__post_init__()
+        if self.bf16 is False and self.mixed_precision == "bf16":
+            self.mixed_precision = "no"  # `transformers` would let the launcher decide
         self.output_dir = folder  # keep None, so that the script can choose a folder
         if workers < 0 and self.device.type != "cpu":
-            self.dataloader_num_workers = 4
+            self.dataloader_num_workers = min(max(distributed.cores() - 1, 1), MOST_WORKERS)

@@ -20,12 +20,12 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
             encoders with a stored teacher. Values: 1 or more.
         num_train_epochs: Passes over the training rows. Default: 10; 1 for search encoders; 5 for base. Values: above
             0.
-        learning_rate: Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 if static, but 1e-3
-            for base; 1e-3 from scratch. Values: 0 or more.
-        bf16: Train and encode in bfloat16. Default: False.
+        learning_rate: Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 if static; 1e-3 for
+            base and from scratch; 1e-4 for adapters (LoRA). Values: 0 or more.
+        bf16: Train and encode in bfloat16. Default: yes on a GPU, but not if static.
         disable_tqdm: Print lines instead of progress bars. Default: only without a terminal.
-        per_device_eval_batch_size: Number of texts that each process encodes at once during evaluation. Values: 1 or
-            more. Default: 64.
+        per_device_eval_batch_size: Number of texts that each process encodes at once during evaluation. On a GPU,
+            more texts if they are short. Values: 1 or more. Default: 64.
         push_to_hub: Push the encoder to the Hub at the end. Default: False.
         seed: Random seed for rows, batches, dropout and new weights. Values: 0 or more. Default: 42.
         use_cpu: Use the CPU even if there is a GPU. Default: False.
@@ -67,9 +67,10 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
             Default: 8. Applies only with train_sampling_strategy=similar.
         source_sampling: With several sources, how many batches come from each: proportional to its rows, round_robin,
             or fractions such as NAME=0.2. A batch comes from one source. Default: 'proportional'.
-        negatives_per_query: Negatives for each query in addition to those in the batch. They come from the rows'
-            column `negatives`, or if there is none, from the codes that the estimator finds most similar. Values: 0
-            or more. Default: 0.
+        negatives_per_query: Hard negatives for each query, in addition to the other codes in the batch. They come
+            from the rows' columns of negatives or, without such a column, from the codes that the estimator finds
+            most similar. 0 uses none. Default: as many as the columns name, at most 4; none without such a column.
+            Values: 0 or more.
         negative_ratio: Maximum similarity of a negative that the estimator finds, relative to the query's positive.
             Default: 0.95. Applies only with negatives_per_query above 0.
         gather_negatives: Use the codes of all processes as negatives. Default: yes.
@@ -79,6 +80,8 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
             as 768,256,64.
         overwrite: Start over and replace the run in the output folder, instead of continuing it or stopping with an
             error. Default: False.
+        packing: Join the texts of a batch without padding, so that a step is one forward pass: auto (on a GPU in half
+            precision, if the encoder supports it), true (on a CPU too, which is slow) or false. Default: 'auto'.
         report: In Python: evaluate eval_dataset before and after training and with lexical BM25, and print a table of
             the results at the end. The command line always does this. Default: False.
         merge_lora: Save the whole encoder, with the adapter merged into its weights. Default: False.
@@ -98,14 +101,15 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     num_train_epochs: float = 10.0
     """Passes over the training rows. Default: 10; 1 for search encoders; 5 for base. Values: above 0."""
     learning_rate: float = 2e-05
-    """Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 if static, but 1e-3 for base; 1e-3
-    from scratch. Values: 0 or more."""
-    bf16: bool = False
-    """Train and encode in bfloat16. Default: False."""
+    """Peak learning rate of AdamW. Default: 2e-5; 6e-5 for search encoders; 3e-3 if static; 1e-3 for base and from
+    scratch; 1e-4 for adapters (LoRA). Values: 0 or more."""
+    bf16: bool | None = None
+    """Train and encode in bfloat16. Default: yes on a GPU, but not if static."""
     disable_tqdm: bool | None = None
     """Print lines instead of progress bars. Default: only without a terminal."""
     per_device_eval_batch_size: int = 64
-    """Number of texts that each process encodes at once during evaluation. Values: 1 or more. Default: 64."""
+    """Number of texts that each process encodes at once during evaluation. On a GPU, more texts if they are short.
+    Values: 1 or more. Default: 64."""
     push_to_hub: bool = False
     """Push the encoder to the Hub at the end. Default: False."""
     seed: int = 42
@@ -168,9 +172,10 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     source_sampling: str = "proportional"
     """With several sources, how many batches come from each: proportional to its rows, round_robin, or fractions such
     as NAME=0.2. A batch comes from one source. Default: 'proportional'."""
-    negatives_per_query: int = 0
-    """Negatives for each query in addition to those in the batch. They come from the rows' column `negatives`, or if
-    there is none, from the codes that the estimator finds most similar. Values: 0 or more. Default: 0."""
+    negatives_per_query: int | None = None
+    """Hard negatives for each query, in addition to the other codes in the batch. They come from the rows' columns of
+    negatives or, without such a column, from the codes that the estimator finds most similar. 0 uses none. Default: as
+    many as the columns name, at most 4; none without such a column. Values: 0 or more."""
     negative_ratio: float = 0.95
     """Maximum similarity of a negative that the estimator finds, relative to the query's positive. Default: 0.95.
     Applies only with negatives_per_query above 0."""
@@ -184,6 +189,9 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     overwrite: bool = False
     """Start over and replace the run in the output folder, instead of continuing it or stopping with an error.
     Default: False."""
+    packing: str = "auto"
+    """Join the texts of a batch without padding, so that a step is one forward pass: auto (on a GPU in half precision,
+    if the encoder supports it), true (on a CPU too, which is slow) or false. Default: 'auto'."""
     report: bool = False
     """In Python: evaluate eval_dataset before and after training and with lexical BM25, and print a table of the
     results at the end. The command line always does this. Default: False."""

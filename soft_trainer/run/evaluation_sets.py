@@ -41,7 +41,7 @@ from soft_trainer.data.layouts.codesearchnet import load_folder
 from soft_trainer.data.layouts.files import SPLITS, files_of
 from soft_trainer.data.layouts.graded import graded_split
 from soft_trainer.data.layouts.tables import row_files
-from soft_trainer.data.load import load_judged, load_rows
+from soft_trainer.data.load import load_judged, read_source
 from soft_trainer.data.row_checks import check_split, drop_unusable_rows
 from soft_trainer.data.split import Split
 from soft_trainer.encoders.profiles import EncoderProfile
@@ -151,9 +151,9 @@ def _set_of_rows(source: Path, arguments: DataArguments, profile: EncoderProfile
     """
     try:
         checked = not arguments.drop_unusable
-        splits = load_rows(
+        splits = read_source(
             source,
-            *column_names(arguments),
+            column_names(arguments),
             needed=SPLITS[1:],
             check=checked,
             divide=False,

@@ -24,7 +24,6 @@ from soft_trainer.files import (
     CHECKPOINTS,
     DEPENDS_ON,
     LISTED,
-    MINED_FROM,
     PREVIOUS_CARD,
     RECORD,
     RECORD_FORMAT,
@@ -41,9 +40,16 @@ from soft_trainer.files import (
 )
 from soft_trainer.fingerprints import file_fingerprint
 from soft_trainer.options.option_spec import references
+from soft_trainer.run.opening import Rows
 from soft_trainer.terminal import print_on_main
 from soft_trainer.training.checkpoints import MARKER, UNFINISHED, last_checkpoint, newest_complete
-from soft_trainer.training.run_fingerprint import KINDS, MAY_DIFFER_IN_FOLDER, changes, option_values, run_fingerprint
+from soft_trainer.training.run_fingerprint import (
+    KINDS,
+    MAY_DIFFER_IN_FOLDER,
+    changes,
+    option_values,
+    run_fingerprint,
+)
 
 ASIDE = ".encoder"  # the subfolder of a new encoder until it replaces the encoder of an earlier run
 NEW, STOPPED, DONE, OTHER = "new", "stopped", "done", "other"
@@ -96,7 +102,6 @@ def state_of(folder: str | Path, fingerprint: Mapping, may_change: Iterable[str]
     for path in folder.glob(CHECKPOINTS):
         if not (path / UNFINISHED).exists():
             held.append(path.name)
-    held += rows_not_mined(folder)
     if held and not unended:
         return State(OTHER, None, tuple(lines) or (f"{', '.join(sorted(held)[:4])} would be overwritten",))
     return State(NEW)
@@ -107,15 +112,6 @@ def record_of(folder: Path) -> dict:
     with suppress(UserError):
         return read_json(folder / RECORD)
     return {}
-
-
-def rows_not_mined(folder: Path) -> list[str]:
-    """Returns the relative paths of the row files in the folder's `data` that no run mined and that must be kept."""
-    found = []
-    for path in folder.glob("data/**/*.jsonl.gz"):
-        if not (path.parent / MINED_FROM).exists():
-            found.append(path.relative_to(folder).as_posix())
-    return found
 
 
 def lock(folder: str | Path) -> int | None:
@@ -147,7 +143,7 @@ class RunFolder:
 
     Args:
         path: the folder.
-        fingerprint: the run fingerprint before the rows and the encoder are loaded. Empty on all but the main process.
+        fingerprint: the run fingerprint before the encoder is loaded. Empty on all but the main process.
         state: NEW, STOPPED (with the checkpoint to resume from) or DONE.
         overwrite: whether to replace the files of an earlier run.
         trains: True if the run trains, False if it only evaluates.
@@ -164,8 +160,12 @@ class RunFolder:
         self._made: list[Path] = []  # the folders that this run has created, deepest first
 
     @classmethod
-    def open(cls, *options) -> RunFolder:
+    def open(cls, options: Sequence, rows: Rows) -> RunFolder:
         """Opens and locks the output folder in the options. The main process decides, and broadcasts the decision.
+
+        Args:
+            options: the dataclass instances with the options.
+            rows: the run's rows, as `load_run` returns them.
 
         Raises:
             UserError: the run would overwrite files that it did not write, it reads its encoder or rows from the
@@ -176,7 +176,7 @@ class RunFolder:
         problem = None
         if distributed.rank_and_world_size()[0] == 0:
             try:
-                folder.fingerprint = run_fingerprint(*options, apart=args.output_dir)
+                folder.fingerprint = run_fingerprint(*options) | rows.fingerprint()
                 folder._decide(args, options)
             except UserError as error:
                 folder.close()
@@ -198,7 +198,7 @@ class RunFolder:
             if record_of(self.path).get(DEPENDS_ON, {}).get("do_train"):
                 raise UserError(f"output_dir={self.path}: has the results of a training run; set another output_dir")
             if not self.overwrite and state_of(self.path, self.fingerprint).name != DONE:
-                check_free(self.path, (*RESULT_FILES, *rows_not_mined(self.path)))
+                check_free(self.path, RESULT_FILES)
             return
         check_apart(self.path, options)
         shutil.rmtree(self.path / ASIDE, ignore_errors=True)  # left by a run that was killed
@@ -220,6 +220,10 @@ class RunFolder:
         elif checkpoint is None and state.name == STOPPED and not self.overwrite:
             checkpoint = state.checkpoint
             print_on_main(f"Continuing from {checkpoint}; overwrite=true starts from the beginning")
+            self.checkpoint = checkpoint
+            return
+        if checkpoint is not None:
+            print_on_main(f"Resuming from {checkpoint}")
         self.checkpoint = checkpoint
 
     def __enter__(self) -> RunFolder:

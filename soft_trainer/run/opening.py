@@ -6,8 +6,8 @@ show up early.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from soft_trainer.data.holdout import warn_of_overlap
 from soft_trainer.data.load import Sources
@@ -28,6 +28,20 @@ from soft_trainer.run.building import build_profile, model_label, model_name, pr
 from soft_trainer.run.evaluation_sets import EvaluationSet, load_evaluation_sets, trained_rows, warn_of_trained_rows
 from soft_trainer.run.rows import check_sources, evaluated, load_data, needed_splits, read_sources
 from soft_trainer.training.preflight import check_metric, check_rows_of
+from soft_trainer.training.run_fingerprint import rows_of_run
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A run's rows: the splits (see `load_data`), the additional evaluation sets, and the profile that reads them."""
+
+    profile: EncoderProfile
+    splits: dict[str, Split]
+    evaluation_sets: Sequence[EvaluationSet] = ()
+
+    def fingerprint(self) -> dict[str, str]:
+        """Returns the part of the run fingerprint that describes the rows."""
+        return rows_of_run(self.splits, [each.split for each in self.evaluation_sets])
 
 
 def open_run(
@@ -54,8 +68,11 @@ def complete_options(
 ) -> None:
     """Fills in options that are not set: the defaults that depend on the encoder, and the output folder."""
     pretrained = None if model_args.from_scratch else model_name(model_args)
-    apply_defaults(data_args, args, profile, pretrained, model_args.model_revision)
+    revision = model_args.model_revision
+    adapter = model_args.lora_r is not None or bool(pretrained and saved_adapter(pretrained, revision))
+    apply_defaults(data_args, args, profile, pretrained, revision, adapter=adapter)
     args.output_dir = args.output_dir or default_output_dir(model_args, data_args, args)
+    args.report = False  # the run measures by itself
 
 
 def default_output_dir(model: ModelArguments, data: DataArguments, args: TrainingOptions) -> str:
@@ -73,7 +90,7 @@ def load_run(
     args: TrainingOptions,
     profile: EncoderProfile,
     sources: Sources | None,
-) -> tuple[dict[str, Split], list[EvaluationSet]]:
+) -> Rows:
     """Loads a run's splits and evaluation sets. The main process reads first, and the others use its caches.
 
     Args:
@@ -84,7 +101,7 @@ def load_run(
     """
     needed = needed_splits(data_args, args, bool(model_args.from_scratch))
     with args.main_process_first(desc="loading data"):
-        splits = load_data(data_args, profile, Path(args.output_dir) / "data", needed, sources)
+        splits = load_data(data_args, profile, needed, sources)
         if not args.do_train:
             warn_of_trained_rows(data_args, model_args.model_name_or_path)
         trained = trained_rows(data_args, model_args.model_name_or_path)
@@ -92,7 +109,7 @@ def load_run(
         sets = load_evaluation_sets(data_args, profile, measured and measured.corpus, trained)
         if args.do_train:
             warn_of_overlap({each.name: each.split for each in sets}, splits["train"])
-        return splits, sets
+        return Rows(profile, splits, sets)
 
 
 def check_before_loading(
@@ -100,8 +117,7 @@ def check_before_loading(
     data_args: DataArguments,
     args: SoftInfoNCETrainingArguments,
     estimator,
-    splits: Mapping[str, Split],
-    profile: EncoderProfile,
+    rows: Rows,
 ) -> None:
     """Checks a command-line run's settings against its rows and the model's configuration, before loading the model.
 
@@ -110,7 +126,7 @@ def check_before_loading(
     """
     plan = resolve(args, estimator)
     scratch = model_args.from_scratch
-    dims = plan.dims or profile.matryoshka_dims
+    dims = plan.dims or rows.profile.matryoshka_dims
     if not dims:
         size = 0
     elif scratch:
@@ -118,7 +134,7 @@ def check_before_loading(
     else:
         size = pretrained_config(model_args).hidden_size
     check_dims(dims, size)
-    check_metric(args, [dim for dim in dims if dim < size], evaluated(splits, "valid"))
+    check_metric(args, [dim for dim in dims if dim < size], evaluated(rows.splits, "valid"))
     check_new_adapter(model_args, args.merge_lora)
     if scratch and isinstance(estimator, InitialModelEstimator):
         raise UserError(
@@ -126,7 +142,7 @@ def check_before_loading(
             "similarities mean nothing; use bm25, simcse or trained_model"
         )
     if args.do_train:
-        check_rows_of(plan, args, estimator, splits["train"])
+        check_rows_of(plan, args, estimator, rows.splits["train"])
 
 
 def check_new_adapter(model_args: ModelArguments, merge: bool) -> None:

@@ -31,6 +31,7 @@ from soft_trainer.options.training import SoftInfoNCETrainingArguments
 from soft_trainer.run.building import model_label, model_name
 from soft_trainer.run.evaluation_sets import EvaluationSet
 from soft_trainer.run.folder import RunFolder
+from soft_trainer.run.opening import Rows
 from soft_trainer.terminal import print_on_main, shortened
 from soft_trainer.trainer import SoftInfoNCETrainer
 from soft_trainer.training.measurements import Measurements
@@ -66,34 +67,32 @@ class Run(Measurements):
 
     Args:
         trainer: the trainer, which has the encoder.
-        splits: the run's splits; see `load_data`.
+        rows: the run's rows.
         model_args, data_args: the run's options.
         statistics: the result of `data_statistics`.
         files: the output folder.
-        evaluation_sets: the sets to measure in addition to valid and test.
     """
 
     def __init__(
         self,
         trainer: SoftInfoNCETrainer,
-        splits: Mapping[str, Split],
+        rows: Rows,
         model_args: ModelArguments,
         data_args: DataArguments,
         statistics: dict,
         files: RunFolder,
-        evaluation_sets: Sequence[EvaluationSet] = (),
     ):
-        self.sets = [*split_sets(trainer.args, splits), *evaluation_sets]
+        self.evaluation_sets = rows.evaluation_sets
+        self.sets = [*split_sets(trainer.args, rows.splits), *rows.evaluation_sets]
         super().__init__(trainer, {evaluation_set.name: evaluation_set.split for evaluation_set in self.sets})
-        trainer.writes_card = False
         self.statistics = statistics
         self.model_args = model_args
         self.data_args = data_args
         self.folder = files.path
         self.files = files
         self.on_main = distributed.rank_and_world_size()[0] == 0
-        self.languages = data_args.languages or languages_in({name: split.corpus for name, split in splits.items()})
-        self.evaluation_sets = evaluation_sets
+        corpora = {name: split.corpus for name, split in rows.splits.items()}
+        self.languages = data_args.languages or languages_in(corpora)
         self.encoder_folder: str | Path | None = None  # the folder of the encoder that was measured last
         self._ranks: dict[str, tuple] = {}  # the arguments of `save_ranks` for each file
         trainer.add_callback(FollowOtherQueries(self))

@@ -10,22 +10,24 @@ from pathlib import Path
 import pandas as pd
 from transformers import TrainingArguments
 
+from soft_trainer.data.array_cache import DEFAULT_FOLDER
 from soft_trainer.data.columns import ColumnNames
 from soft_trainer.data.holdout import without_held_out
 from soft_trainer.data.languages import check_languages, languages_in
 from soft_trainer.data.layouts.codesearchnet import select_by_urls
 from soft_trainer.data.layouts.files import SPLITS
 from soft_trainer.data.layouts.tables import HUB_NAME
-from soft_trainer.data.load import Sources, join_sources, load_rows
+from soft_trainer.data.load import Sources, join_sources, read_source
 from soft_trainer.data.row_checks import check_split, drop_unusable_rows
 from soft_trainer.data.split import Split
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.files import MINED_FROM
-from soft_trainer.fingerprints import code_fingerprint, fingerprint, keep_files, kept_files
+from soft_trainer.fingerprints import fingerprint, keep_files, kept_files
 from soft_trainer.options.fields import CODESEARCHNET, COLUMN_OPTIONS, DataArguments
 from soft_trainer.source.source_files import source_folder
 from soft_trainer.terminal import nearest_file, print_on_main, table
+
+MINED = DEFAULT_FOLDER.with_name("mined")
 
 
 def needed_splits(arguments: DataArguments, args: TrainingArguments, from_scratch: bool = False) -> tuple[str, ...]:
@@ -90,14 +92,11 @@ def _in_place(source: str, language: str | None) -> str:
     return source.replace("{language}", language or "")
 
 
-def read_sources(
-    arguments: DataArguments, needed: Sequence[str] = SPLITS, mined_dir: str | Path | None = None
-) -> Sources:
+def read_sources(arguments: DataArguments, needed: Sequence[str] = SPLITS) -> Sources:
     """Reads the rows of each source or language in the options.
 
     Args:
         needed: the splits that the run needs; see `needed_splits`.
-        mined_dir: the folder for pairs mined from `source_dir` and `history`.
 
     Returns:
         The splits of each source or language, keyed by name. If there is only one source, its name is "".
@@ -119,18 +118,18 @@ def read_sources(
     names = column_names(arguments)
     sources = {}
     for name, place in arguments.sources.items():
-        sources[name] = load_rows(place, *names, needed=needed, check=check, one_of_several=True)
+        sources[name] = read_source(place, names, needed=needed, check=check, one_of_several=True)
     if sources:
         return sources
     for language in languages or [None]:
         name = language if len(languages) > 1 else ""
         if arguments.data_dir:
             place = _in_place(arguments.data_dir, language)
-            sources[name] = load_rows(place, *names, needed=needed, check=check)
+            sources[name] = read_source(place, names, needed=needed, check=check)
         elif arguments.source_dir or arguments.history:
-            sources[name] = _mined_splits(arguments, language, Path(mined_dir) / name)
+            sources[name] = _mined_splits(arguments, language)
         elif arguments.dataset_name != "none":
-            sources[name] = load_rows(arguments.dataset_name, language=language, check=False)
+            sources[name] = read_source(arguments.dataset_name, language=language, check=False)
         else:
             sources[name] = {}
     return sources
@@ -144,14 +143,13 @@ def column_names(arguments: DataArguments) -> ColumnNames:
 def load_data(
     arguments: DataArguments,
     profile: EncoderProfile,
-    mined_dir: str | Path,
     needed: Sequence[str] = SPLITS,
     sources: Sources | None = None,
 ) -> dict[str, Split]:
     """Loads the splits of a run, applies filters and limits from the options, and checks the rows.
 
     Args:
-        mined_dir, needed: see `read_sources`.
+        needed: see `read_sources`.
         sources: the result of `read_sources`, if the rows have been read already.
 
     Returns:
@@ -165,7 +163,7 @@ def load_data(
     check_languages(arguments.languages, _reader(arguments, profile))
     if arguments.sources and arguments.push_data_to_hub:
         raise UserError("push_data_to_hub works with one source, but data_dir has several")
-    sources = sources or read_sources(arguments, needed, mined_dir)
+    sources = sources or read_sources(arguments, needed)
     several = len(arguments.languages) > 1
     chosen = {}
     for name, splits in sources.items():
@@ -318,10 +316,8 @@ def _filtered(splits: Mapping[str, Split], filters: str) -> dict[str, Split]:
     return left
 
 
-def _mined(arguments: DataArguments, language: str, folder: Path, codebase: bool = True) -> Path:
-    """Mines pairs from a source tree or a Git history into a folder, unless the folder already has the pairs.
-
-    If the source has changed, the pairs are mined again.
+def _mined(arguments: DataArguments, language: str, codebase: bool = True) -> Path:
+    """Mines pairs from a source tree or a Git history into a folder of the cache, unless they are there already.
 
     Args:
         codebase: False if only the pairs of a source tree will be used.
@@ -333,7 +329,6 @@ def _mined(arguments: DataArguments, language: str, folder: Path, codebase: bool
     source = None
     if arguments.source_dir:
         source = source_folder(arguments.source_dir)
-    record = folder / MINED_FROM
     if arguments.history:
         mine = mine_history_to
         origin = arguments.history
@@ -345,28 +340,26 @@ def _mined(arguments: DataArguments, language: str, folder: Path, codebase: bool
         origin = source
         state = tree_state(source, language)
         options = {"keep": list(filter(None, (arguments.mining_keep or "").split(","))), "codebase": codebase}
-    made_from = fingerprint(
-        state,
-        language,
-        options,
-        code_fingerprint("soft_trainer.mining", "soft_trainer.source", "soft_trainer.dataflow"),
-    )
+    made_from = fingerprint(state, language, options)
+    folder = MINED / made_from
+    record = folder.with_suffix(".json")
     if kept_files(record, made_from) is None:
         print_on_main(mining_table(mine(origin, language, folder, **options)))
+        print_on_main(f"The mined rows are in {folder}")
         keep_files(record, made_from, sorted(folder.glob("*.jsonl.gz")))
     return folder
 
 
-def _mined_splits(arguments: DataArguments, language: str, folder: Path) -> dict[str, Split]:
+def _mined_splits(arguments: DataArguments, language: str) -> dict[str, Split]:
     """Mines splits from a source tree or Git history, and adds functions from `extra_source_dir` to train.
 
     Copies of functions in valid, test or the corpus are not added.
     """
-    splits = load_rows(_mined(arguments, language, folder), check=False, divide=False)
+    splits = read_source(_mined(arguments, language), check=False)
     if not arguments.extra_source_dir:
         return splits
     extra = dataclasses.replace(arguments, source_dir=arguments.extra_source_dir, history=None)
-    mined = load_rows(_mined(extra, language, folder / "extra", codebase=False), check=False, divide=False)
+    mined = read_source(_mined(extra, language, codebase=False), check=False)
     own = len(splits["train"].judgments)
     parts = {"train": splits["train"]}
     dropped = 0

@@ -10,7 +10,8 @@ import threading
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +21,12 @@ from soft_trainer.encoders.packaged import BASE
 from soft_trainer.encoders.text_encoder import TextEncoder
 from soft_trainer.errors import UserError
 from soft_trainer.search.index import store, vectors
-from soft_trainer.search.index.git_listing import list_ignored
+from soft_trainer.search.index.git_listing import list_ignored, repository_with
 from soft_trainer.search.index.listing import maybe_vendored
 from soft_trainer.search.index.updating import apply_changes, find_changes, tidy
 from soft_trainer.search.ranking.results import SearchResult
 from soft_trainer.search.searching import Search
 from soft_trainer.search.snapshot import Snapshot
-from soft_trainer.source.repositories import repository_of
 from soft_trainer.source.source_files import decoded
 
 DEFAULT_ENCODER: str | None = BASE  # of a new index
@@ -55,7 +55,7 @@ class CodeIndex:
         self.lock = threading.RLock()
         self.index_dir = Path(index_dir)
         self.database = database
-        self.root: str = store.get_meta(database, "folder")
+        self.root: str = self._settings.get("folder")
         self.folder = self.root
         self.prefix = ""  # the path of `folder` in `root`, with a slash at its end
         self.remedy = ""  # advice for notices about missing embeddings, to use instead of the shell command
@@ -103,7 +103,7 @@ class CodeIndex:
         choice = {"exclude": exclude, "include": include, "history": history, "words_only": words_only}
         try:
             return cls._build(folder, index_dir, model, progress, truncate_dim, **choice)
-        except store.DamagedIndex:  # the index is marked as damaged now, so the next call makes it again
+        except store.DamagedIndex:  # it is marked now, so the next call makes it again
             return cls._build(folder, index_dir, model, progress, truncate_dim, **choice)
 
     @classmethod
@@ -124,26 +124,22 @@ class CodeIndex:
         if truncate_dim is not None and model is None and not (target / store.DATABASE).is_file():
             raise UserError(f"truncate_dim={truncate_dim}: the index has no encoder; set one with model=NAME")
         store.make_index_dir(target, real)
-        with ExitStack() as stack:
-            stack.enter_context(_disk_errors(target))
-            stack.enter_context(store.write_lock(target))
+        with _disk_errors(target), store.write_lock(target):
             database = store.connect(target, create=True)
-            stack.enter_context(_disk_errors(target, database))
-            kept = store.get_meta(database, "folder")
-            is_new = kept is None
-            if not is_new and kept != real and os.path.isdir(kept):
+            settings = store.read_settings(target)
+            is_new = "folder" not in settings
+            kept = settings.get("folder", real)
+            if kept != real and os.path.isdir(kept):
                 raise UserError(f"{target}: already contains the index of {kept}; choose another index_dir")
-            patterns = store.get_meta(database, "patterns", {})
+            patterns = settings.get("patterns", {})
             for kind, given in (("exclude", exclude), ("include", include)):
                 if isinstance(given, str):
                     given = [given]
                 if given is not None:
-                    patterns[kind] = [pattern for pattern in given if pattern]
-            with store.transaction(database):
-                store.set_meta(database, "folder", real)
-                store.set_meta(database, "patterns", patterns)
-                if history is not None:
-                    store.set_meta(database, "history", history)
+                    patterns = patterns | {kind: [pattern for pattern in given if pattern]}
+            if history is None:
+                history = settings.get("history", True)
+            store.write_settings(target, folder=real, patterns=patterns, history=history)
         index = cls(target, database)
         if is_new and model is None:
             index._use_default_encoder()
@@ -165,9 +161,7 @@ class CodeIndex:
                 is not in the indexed folder.
         """
         with _disk_errors(Path(index_dir)):
-            database = store.connect(Path(index_dir))
-        with _disk_errors(Path(index_dir), database):
-            index = cls(index_dir, database)
+            index = cls(index_dir, store.connect(Path(index_dir)))
         if index.root is None:
             raise UserError(f"{index_dir}: no index there; {store.HOW_TO_INDEX}")
         if folder is not None:
@@ -252,7 +246,7 @@ class CodeIndex:
         if not os.path.isdir(self.root):
             raise UserError(f"{self.root}: the indexed folder is missing; search without an update, or index again")
         with self._turn():
-            changes = find_changes(self.database, self.root)
+            changes = find_changes(self.database, self.root, self.patterns)
             if changes.listing.without_git:
                 self.notify(f"{self.root}: git is missing or failed, so files that git ignores were also indexed")
             if not changes.any:
@@ -261,7 +255,7 @@ class CodeIndex:
                 if not held:
                     self.notify("another process is updating the index, so results may be out of date")
                     return False
-                changes = find_changes(self.database, self.root)
+                changes = find_changes(self.database, self.root, self.patterns)
                 if changes.any:
                     apply_changes(self.database, self.root, changes, progress)
                 # The texts of removed files may be in other files now. Their embeddings are kept until all chunks are
@@ -289,7 +283,7 @@ class CodeIndex:
         """
         if (model, truncate_dim) != (None, None):
             self.use_encoder(model, truncate_dim)
-        if self.model is None or not vectors.unencoded(self.database):
+        if self.model is None or not vectors.unencoded(self.database) or not (wait or self._embeddings):
             return
         with self._turn(), store.write_lock(self.index_dir, wait, store.ENCODING_LOCK) as held:
             if not held:
@@ -299,8 +293,11 @@ class CodeIndex:
             try:
                 encoder = self._encoder(name, truncate_dim, self._runtime)
             except UserError as error:
-                command = self.command("--model", "none")
-                raise UserError(f"{error}; `{command}` continues without an encoder") from error
+                raise UserError(
+                    f"{error}; `{self.command('--model', 'none')}` continues without an encoder"
+                ) from error
+            if not self._embeddings:  # the index was made again
+                encoder = vectors.lightest(self.database, encoder)
             if wait or encoder.fingerprint == self._embeddings["fingerprint"]:
                 vectors.start_encoding(self.database, name, truncate_dim, encoder)
                 vectors.embed_chunks(self.database, self.index_dir, encoder, progress)
@@ -325,6 +322,8 @@ class CodeIndex:
                 encoder = self._encoder(name, truncate_dim, self._runtime)
             else:
                 encoder = vectors.lightest(self.database, self._encoder(name, truncate_dim, None))
+            with store.write_lock(self.index_dir):
+                store.write_settings(self.index_dir, model=name, truncate_dim=truncate_dim)
             vectors.start_encoding(self.database, name, truncate_dim, encoder)
             self._keep(name, truncate_dim, encoder)
 
@@ -342,23 +341,32 @@ class CodeIndex:
             with store.transaction(self.database):
                 self.database.execute("DELETE FROM vectors")
                 self.database.execute("DELETE FROM meta WHERE key = 'vectors'")
+            with store.write_lock(self.index_dir):
+                store.write_settings(self.index_dir, model=None, truncate_dim=None)
             for path in self.index_dir.glob("vectors-*.f16"):
                 path.unlink(missing_ok=True)
 
-    def remember(self, progress: bool = False, wait: bool = True, **history: str) -> None:
-        """Reads new commits if the folder belongs to a git repository. Errors become notices.
+    def remember(
+        self, progress: bool = False, wait: bool = True, repository: str | None = None, tip: str | None = None
+    ) -> None:
+        """Reads new commits if the folder belongs to a git repository that does not ignore it. Errors become notices.
 
         Args:
             wait: True to wait if another process is reading commits, False to leave the work to that process.
-            history: `repository` and `tip`, if the folder contains the tree of a commit.
+            repository: the repository, if the folder contains the tree of one of its commits.
+            tip: the commit whose tree the folder contains. By default, HEAD.
         """
-        if not (history or repository_of(self.root)):
+        place = (repository, "") if repository else repository_with(self.root)
+        if place is None:
             return
-        from soft_trainer.search.commits.reading import remember  # imports pygit2, and a search does not need it
+        # Imports pygit2, and a search does not need it.
+        from soft_trainer.search.commits.reading import forget, remember
 
         with self._turn(), store.write_lock(self.index_dir, wait, store.MEMORY_LOCK) as held:
-            if held:
-                for notice in remember(self.database, self.root, progress, **history):
+            if held and not self._settings.get("history", True):
+                forget(self.database)
+            elif held:
+                for notice in remember(self.database, *place, progress, tip):
                     self.notify(notice)
 
     def _choice(self, model: str | os.PathLike[str] | None, truncate_dim: int | None) -> tuple[str | None, int | None]:
@@ -413,17 +421,21 @@ class CodeIndex:
     @property
     def model(self) -> str | None:
         """The encoder that computes the embeddings, or None if the index has only words."""
-        return self._embeddings.get("model")
+        return self._settings.get("model")
 
     @property
     def truncate_dim(self) -> int | None:
         """The number of dimensions of every embedding, or None for the encoder's default."""
-        return self._embeddings.get("truncate_dim")
+        return self._settings.get("truncate_dim")
 
     @property
     def patterns(self) -> dict[str, list[str]]:
         """The patterns for files to `exclude` and to `include`."""
-        return store.get_meta(self.database, "patterns", {})
+        return self._settings.get("patterns", {})
+
+    @property
+    def _settings(self) -> dict:
+        return store.read_settings(self.index_dir)
 
     @property
     def _embeddings(self) -> dict:
@@ -469,6 +481,7 @@ class CodeIndex:
         vendored = sum(maybe_vendored(path) for (path,) in self.database.execute("SELECT path FROM files"))
         size = sum(entry.stat().st_size for entry in self.index_dir.iterdir() if entry.is_file())
         counts = {"files": files, "chunks": chunks, "vendored": vendored, "skipped": skipped, "bytes": size}
+        counts["garbled"] = len(self.garbled())
         counts["model"] = self.model
         if self.model:
             counts["encoded"] = chunks - vectors.unencoded(self.database)
@@ -512,6 +525,13 @@ class CodeIndex:
         with self._turn():
             rows = self.database.execute("SELECT path, reason FROM skipped").fetchall()
         return dict(sorted([*((path, "ignored") for path in ignored), *rows]))
+
+    def garbled(self) -> list[str]:
+        """Returns the indexed files with bytes that could not be decoded."""
+        with self._turn():
+            segments = store.Segments(self.database)
+            flags = segments.traits[:, store.TRAITS.index("garbled")]
+            return list(compress(segments.paths(), flags))
 
     def _counts(self) -> tuple[int, int]:
         """Returns the numbers of files and chunks."""
@@ -596,8 +616,11 @@ def open_for(folder: str | os.PathLike[str]) -> CodeIndex | None:
 
 
 @contextmanager
-def _disk_errors(index_dir: Path, database: sqlite3.Connection | None = None):
-    """Turns disk errors and damage to the database into one-line errors."""
+def _disk_errors(index_dir: Path, database: sqlite3.Connection | None = None) -> Iterator[None]:
+    """Turns errors of the disk, and damage to the database, into one-line errors.
+
+    A damaged index is only marked. The next `build` makes it again.
+    """
     try:
         yield
     except (UserError, sqlite3.ProgrammingError):  # the latter for an index that was closed
@@ -606,7 +629,8 @@ def _disk_errors(index_dir: Path, database: sqlite3.Connection | None = None):
         if store.is_disk_error(error):
             remedy = "Free some space or choose another index_dir. Nothing in the existing index is lost"
             raise UserError(f"{index_dir}: {error}. {remedy}") from error
-        if database and store.is_damaged(database):
-            store.mark_damaged(index_dir)
-            raise store.DamagedIndex(index_dir) from error
-        raise
+        if not isinstance(error, store.UNREADABLE) and (database is None or store.is_sound(database)):
+            raise
+        with suppress(OSError):  # a read-only folder
+            (index_dir / store.DAMAGED).touch()
+        raise store.DamagedIndex(index_dir) from error

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields
 from typing import Any
 
-import numpy as np
 import torch
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
@@ -22,14 +21,16 @@ from soft_trainer.data.split import Split
 from soft_trainer.encoders.encoding import at_least_float32
 from soft_trainer.encoders.profiles import COSINE_SCALE
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.base import Estimator, Rows, as_array, check_codes_have_queries
+from soft_trainer.estimators.base import Estimator, Rows, as_array, codes_without_query
 from soft_trainer.estimators.bm25 import BM25Estimator
 from soft_trainer.estimators.callback import EstimatorCallback
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator, TrainedModelEstimator
-from soft_trainer.options.fields import OF_TEACHER, LossOptions, SoftInfoNCEOptions
+from soft_trainer.options.defaults import teacher_settings
+from soft_trainer.options.fields import LossOptions, SoftInfoNCEOptions
 from soft_trainer.options.option_spec import Values, effective_options
 from soft_trainer.options.resolve import check_codes, resolve_loss
-from soft_trainer.sentence_transformers.rows import LabelledRows, columns_of
+from soft_trainer.sentence_transformers.rows import LabelledRows, check_labels, columns_of
+from soft_trainer.terminal import print_on_main
 from soft_trainer.training.gradient_cache import loss_in_blocks
 from soft_trainer.training.targets import TargetMaker
 
@@ -106,25 +107,33 @@ class SoftInfoNCELoss(nn.Module):
         self.scale = scale
         self.similarity_fct = similarity_fct
         self.gather_across_devices = gather_across_devices
-        if options.get("teacher") is not None:
-            options = OF_TEACHER | options
+        teacher = options.get("teacher")
+        if teacher is not None:
+            settings = teacher_settings(teacher, estimator and type(estimator).__name__)
+            options = {name: settings[name] for name in OPTIONS if name in settings} | options
+            estimator = TrainedModelEstimator(settings["estimator_model"])
         self.options = SoftInfoNCEOptions(**options)
-        self.estimator = _own_estimator(estimator, model, self.options.teacher)
+        self.estimator = _own_estimator(estimator, model)
+        if self.estimator is None and self.options.loss is None:
+            print_on_main(f"{type(self).__name__} without an estimator or a teacher is InfoNCE: all weights are 1")
         self.criterion = resolve_loss(self.options, self.estimator)
         if train_dataset is None:
             raise UserError(f"{type(self).__name__}: pass train_dataset=, the rows that `with_rows` returns")
         self.rows = LabelledRows(train_dataset)
+        without_query = None
         if self.criterion.needs_similarity:
             split = self.rows.split
-            check_codes_have_queries(self.estimator, split, np.arange(len(split.corpus)))
             EstimatorCallback(self.estimator).fit(split)
+            without_query = codes_without_query(self.estimator, split)
         false_negatives = self.options.false_negatives
         self.target_maker = TargetMaker(
             self.criterion,
             self.estimator,
             relevant=None if false_negatives == "ignore" else self.rows.answers,
             keeps_positives=false_negatives == "positives",
+            without_query=without_query,
         )
+        self._labels = distributed.NumberExchange()
         self._batch_checked = False
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None) -> Tensor:
@@ -138,19 +147,41 @@ class SoftInfoNCELoss(nn.Module):
             embeddings: the embeddings of queries, codes and negatives, Tensor[B, d] each.
             labels: the row hashes from `with_rows`, LongTensor[B].
         """
-        queries, codes, sizes, rank = self._sides(embeddings)
         if torch.is_grad_enabled():
-            places, targets = self._targets(labels, sizes, rank)
-            return self._block_loss(queries, codes[places], targets, slice(None), sizes)
-        positives = torch.arange(len(queries), device=codes.device) + sum(sizes[:rank]) * (len(embeddings) - 1)
+            queries, codes, targets, sizes = self._training_batch(embeddings, labels)
+            return self._block_loss(queries, codes, targets, slice(None), sizes)
+        queries, codes = self._sides(embeddings)
+        first = 0
+        if self.gather_across_devices:
+            columns = len(embeddings) - 1
+            sizes = [columns * size for size in distributed.gather_numbers(len(queries))]
+            codes = distributed.gather_with_gradient(codes, sizes)
+            first = sum(sizes[: distributed.rank_and_world_size()[0]])
+        positives = torch.arange(first, first + len(queries), device=codes.device)
         return losses.info_nce(self._scores(queries, codes), positives)
 
-    def _sides(self, embeddings: list[Tensor]) -> tuple[Tensor, Tensor, list[int], int]:
-        """Separates queries from codes, and gathers the codes of all processes if `gather_across_devices` is set.
+    def _training_batch(
+        self, embeddings: list[Tensor], labels: Tensor | None
+    ) -> tuple[Tensor, Tensor, Targets, list[int]]:
+        """Returns the queries, the N codes to compare them with, the targets, and each process's number of queries.
 
-        Returns:
-            The queries, the codes, the number of queries on each process, and this process's rank.
+        If `gather_across_devices` is set, the codes come from all processes, which takes two collectives.
         """
+        queries, codes = self._sides(embeddings)
+        check_labels(labels, len(queries))
+        labels_of = [labels]
+        rank = 0
+        if self.gather_across_devices:
+            labels_of = self._labels.gather(labels)
+            rank = distributed.rank_and_world_size()[0]
+        sizes = list(map(len, labels_of))
+        if self.gather_across_devices:
+            codes = distributed.gather_with_gradient(codes, [size * self.rows.codes.shape[1] for size in sizes])
+        places, targets = self._targets(labels_of, rank, codes.device)
+        return queries, codes[places], targets, sizes
+
+    def _sides(self, embeddings: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Separates the embeddings of this process's queries from the embeddings of its codes."""
         given = len(embeddings)
         expected = 1 + self.rows.codes.shape[1]
         if given < 2 or (given != expected and torch.is_grad_enabled()):
@@ -159,15 +190,10 @@ class SoftInfoNCELoss(nn.Module):
                 f"{expected}. Pass the same data set to the loss and the trainer"
             )
         queries, *codes = map(at_least_float32, embeddings)
-        codes = torch.cat(codes)
-        if not self.gather_across_devices:
-            return queries, codes, [len(queries)], 0
-        sizes = distributed.gather_numbers(len(queries))
-        codes = distributed.gather_with_gradient(codes, [size * (given - 1) for size in sizes])
-        return queries, codes, sizes, distributed.rank_and_world_size()[0]
+        return queries, torch.cat(codes)
 
-    def _targets(self, labels: Tensor | None, sizes: list[int], rank: int) -> tuple[Tensor, Targets]:
-        """Finds a batch's training rows from the labels, and computes the targets.
+    def _targets(self, labels_of: list[Tensor], rank: int, device: torch.device) -> tuple[Tensor, Targets]:
+        """Finds a batch's training rows from all processes' labels, and computes the targets of process `rank`.
 
         Codes that occur several times in a batch are merged into one of the N columns.
 
@@ -177,18 +203,15 @@ class SoftInfoNCELoss(nn.Module):
         Raises:
             UserError: the first batch is too small for the weights, or a label belongs to no row.
         """
-        rows = self.rows.find(labels, sizes[rank])
-        rows_of = [rows]
-        if self.gather_across_devices:
-            gathered = distributed.gather(torch.from_numpy(rows).to(labels.device)).numpy(force=True)
-            rows_of = np.split(gathered, np.cumsum(sizes)[:-1])
+        rows_of = [self.rows.find(labels) for labels in labels_of]
+        rows = rows_of[rank]
         columns = columns_of(self.rows, rows_of, rank)
         if not self._batch_checked:
             check_codes(self.criterion, len(columns.code_rows))
             self._batch_checked = True  # a later batch may be the short last batch of an epoch
         targets, _ = self.target_maker.of_rows(rows, columns.code_rows, columns.positives)
-        targets = self.target_maker.weighed(targets, rows, columns.code_rows)
-        return columns.places, targets.mapped(lambda tensor: tensor.to(labels.device))
+        targets = targets.mapped(lambda tensor: tensor.to(device))
+        return columns.places.to(device), self.target_maker.weighed(targets, rows, columns.code_rows)
 
     def _scores(self, queries: Tensor, codes: Tensor) -> Tensor:
         """Computes scaled similarities, Tensor[B, N], in full precision even under autocast."""
@@ -263,13 +286,12 @@ class CachedSoftInfoNCELoss(CachedLossMixin, SoftInfoNCELoss):
         embeddings = [torch.cat(parts) for parts in reps]
         if not with_backward:
             return self.compute_loss_from_embeddings(embeddings, labels)
-        queries, codes, sizes, rank = self._sides(embeddings)
-        places, targets = self._targets(labels, sizes, rank)
+        queries, codes, targets, sizes = self._training_batch(embeddings, labels)
 
         def loss_of(queries: Tensor, codes: Tensor, block: slice) -> Tensor:
             return self._block_loss(queries, codes, targets, block, sizes)
 
-        return loss_in_blocks(queries, codes[places], loss_of, Tensor.backward, self.mini_batch_size)
+        return loss_in_blocks(queries, codes, loss_of, Tensor.backward, self.mini_batch_size)
 
     def get_config_dict(self) -> dict[str, Any]:
         """Returns the settings that affect the loss, for the model card."""
@@ -332,20 +354,14 @@ class SentenceTransformerEstimator(Estimator):
         return distributed.gather(torch.as_tensor(embeddings)).float().cpu()
 
 
-def _own_estimator(estimator, model: SentenceTransformer, teacher: str | None):
-    """Returns the estimator for a loss: a copy of the user's estimator, a new estimator for the teacher, or None.
+def _own_estimator(estimator, model: SentenceTransformer):
+    """Returns the estimator for a loss: a copy of the given estimator, or None.
 
     A `SentenceTransformerEstimator` without a model gets the model to be trained.
 
     Raises:
-        UserError: both an estimator and a teacher are set, or the estimator does not work with this loss.
+        UserError: the estimator does not work with this loss.
     """
-    if teacher is not None and estimator is not None:
-        raise UserError(
-            f"teacher={teacher}: a teacher is the estimator, so it cannot be combined with {type(estimator).__name__}"
-        )
-    if teacher is not None:
-        return TrainedModelEstimator(teacher)
     if estimator is None:
         return None
     if isinstance(estimator, type) or not hasattr(estimator, "fit") or not hasattr(estimator, "similarity"):

@@ -12,9 +12,11 @@ from datasets import Dataset
 from scipy import sparse
 from torch import Tensor
 
+from soft_trainer.data.named_negatives import COLUMN as NEGATIVE_COLUMN
 from soft_trainer.data.split import Judgments, RelevantCodes, Split
 from soft_trainer.data.tokens import text_ids
 from soft_trainer.errors import UserError
+from soft_trainer.terminal import print_on_main
 
 LABEL = "label"
 # sentence-transformers reads labels from the first of these columns that a data set has. All other columns are texts.
@@ -24,6 +26,10 @@ NO_TEXTS = (*LABEL_COLUMNS, "dataset_name")
 
 def with_rows(train_dataset: Dataset) -> Dataset:
     """Adds a column `label` with a hash of each row's texts, so that `SoftInfoNCELoss` can identify a batch's rows.
+
+    The first two columns are the queries and the codes. Of the others, only columns named as negatives (`negative`,
+    `negative_1` and so on) are kept, because sentence-transformers would take any other column for negatives too. The
+    names of the removed columns are printed.
 
     The result may be shuffled, filtered, split or concatenated with other data sets, but its texts must not change.
 
@@ -43,6 +49,13 @@ def with_rows(train_dataset: Dataset) -> Dataset:
                 f"with_rows: the data set already has a column {name!r}, which the loss needs for hashes. Keep only "
                 f"the rows with a relevant code, then call train_dataset.remove_columns({name!r})"
             )
+    _, unused = _columns_of(train_dataset)
+    if unused:
+        print_on_main(
+            f"with_rows: not using {', '.join(map(repr, unused))}; only columns named as negatives (negative, "
+            "negative_1 and so on) may follow the columns of queries and codes"
+        )
+        train_dataset = train_dataset.remove_columns(unused)
     return train_dataset.add_column(LABEL, _hashes(_texts_of(train_dataset)))
 
 
@@ -65,6 +78,11 @@ class LabelledRows:
                 f"train_dataset: no column {LABEL!r} with a hash of each row. Call train_dataset = "
                 "with_rows(train_dataset) first, and create a separate loss for each data set"
             )
+        if unused := _columns_of(train_dataset)[1]:
+            raise UserError(
+                f"train_dataset: column {unused[0]!r} would count as negatives. Call with_rows(train_dataset) after "
+                "adding columns, because it removes all columns but queries, codes and negatives"
+            )
         columns = _texts_of(train_dataset)
         labels = _hashes(columns)
         if train_dataset[LABEL][:] != labels.tolist():
@@ -80,14 +98,8 @@ class LabelledRows:
         self.split = Split(Dataset.from_dict({"docstring": queries}), corpus, Judgments(right))
         self.answers = RelevantCodes(right, text_ids(queries), text_ids(codes + added))
 
-    def find(self, labels: Tensor | None, batch_size: int) -> np.ndarray:
+    def find(self, labels: Tensor) -> np.ndarray:
         """Returns the index of the training row with each label, int64[B]. Raises UserError for an unknown label."""
-        whole = labels is not None and not (labels.is_floating_point() or labels.dtype == torch.bool)
-        if not whole or labels.shape != (batch_size,):
-            raise UserError(
-                f"SoftInfoNCELoss: the batch of {batch_size} rows has no hashes in the column {LABEL!r}, which the "
-                "loss needs to find weights. Call train_dataset = with_rows(train_dataset) first"
-            )
         given = labels.numpy(force=True)
         places = np.searchsorted(self.labels, given).clip(max=len(self.labels) - 1)
         unknown = self.labels[places] != given
@@ -97,6 +109,16 @@ class LabelledRows:
                 "same data set to the loss and the trainer, and create a separate loss for each data set"
             )
         return self.first_rows[places]
+
+
+def check_labels(labels: Tensor | None, batch_size: int) -> None:
+    """Raises UserError if a batch has no labels from `with_rows`."""
+    whole = labels is not None and not (labels.is_floating_point() or labels.dtype == torch.bool)
+    if not whole or labels.shape != (batch_size,):
+        raise UserError(
+            f"SoftInfoNCELoss: the batch of {batch_size} rows has no hashes in the column {LABEL!r}, which the "
+            "loss needs to find weights. Call train_dataset = with_rows(train_dataset) first"
+        )
 
 
 def _hashes(columns: Sequence[Sequence[str]]) -> np.ndarray:
@@ -123,11 +145,11 @@ def _numbered(codes: Sequence[str], negatives: Sequence[Sequence[str]]) -> tuple
     return np.stack(numbers, axis=1), added
 
 
-def _texts_of(dataset: Dataset) -> list[list[str]]:
-    """Returns the columns that sentence-transformers reads as texts: queries, codes and negatives, in this order.
+def _columns_of(dataset: Dataset) -> tuple[list[str], list[str]]:
+    """Returns the names of the columns of queries, codes and negatives, in this order, and of all unused columns.
 
     Raises:
-        UserError: there are fewer than two such columns, or a column has missing values or is not text.
+        UserError: there are fewer than two columns.
     """
     names = [name for name in dataset.column_names if name not in NO_TEXTS]
     if len(names) < 2:
@@ -135,8 +157,19 @@ def _texts_of(dataset: Dataset) -> list[list[str]]:
             "train_dataset: expected a column of queries, then a column of codes, then optional columns of negatives, "
             f"but the columns are {', '.join(dataset.column_names)}"
         )
+    negatives = [name for name in names[2:] if NEGATIVE_COLUMN.fullmatch(name)]
+    used = names[:2] + negatives
+    return used, [name for name in names if name not in used]
+
+
+def _texts_of(dataset: Dataset) -> list[list[str]]:
+    """Returns the texts in the columns of queries, codes and negatives, in this order.
+
+    Raises:
+        UserError: there are fewer than two columns, or a column has missing values or is not text.
+    """
     columns = []
-    for name in names:
+    for name in _columns_of(dataset)[0]:
         if getattr(dataset.features[name], "dtype", None) not in ("string", "large_string"):
             raise UserError(f"train_dataset: column {name!r} does not contain text; remove it, or convert it to text")
         texts = dataset[name][:]

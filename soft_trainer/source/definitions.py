@@ -22,6 +22,11 @@ _KINDS = ("wrapper", "container", "type", "function")  # the order of nodes with
 # In C, `struct point p` mentions a structure and does not define it.
 _NEED_BODY = {"struct_specifier", "union_specifier", "enum_specifier", "class_specifier"}
 _TYPE_PARAMETERS = re.compile(r"(?<=\w)<\s*\w[^<>]*>")
+# A line on which tree-sitter's grammars for C and C++ expect nothing after a comment.
+_DIRECTIVE = re.compile(rb"^[ \t]*#[ \t]*(?:define|pragma|error|warning)\b", re.MULTILINE)
+_END_OF_LINE = re.compile(rb"[ \t\r]*(?:\n|//|\Z)")
+_COMMENT_STRING_OR_END = re.compile(rb"/\*|//|\"(?:\\.|[^\"\\\n])*\"|(?<!\\)\n")
+_NOT_A_NEWLINE = re.compile(rb"[^\n]")
 _REFERENCES = ("reference_declarator", "function_declarator")
 _DECLARATORS = (*_REFERENCES, "pointer_declarator", "array_declarator", "parenthesized_declarator")
 
@@ -32,6 +37,8 @@ def parse(source: bytes, language: str, seconds: float = 60.0) -> Node | None:
     Some files, even files of 200 bytes, make the parser hang forever. All other files take far less than a minute.
     """
     deadline = time.monotonic() + seconds
+    if language in ("c", "cpp"):
+        source = _without_inner_comments(source)
 
     def read(at: int, _) -> bytes:
         # The parser of tree-sitter 0.26 stops only if `read` reports the end of the text.
@@ -44,6 +51,31 @@ def parse(source: bytes, language: str, seconds: float = 60.0) -> Node | None:
     if broken or time.monotonic() > deadline:
         return None
     return root
+
+
+def _without_inner_comments(source: bytes) -> bytes:
+    """Blanks comments inside directives such as `#define`, where the grammars lose the function that follows.
+
+    A `/*` in a string is also blanked. Comments at the end of a directive and the positions of all bytes stay.
+    """
+    kept = []
+    done = 0
+    for directive in _DIRECTIVE.finditer(source):
+        at = max(done, directive.end())
+        while (found := _COMMENT_STRING_OR_END.search(source, at)) and found[0] not in (b"//", b"\n"):
+            at = found.end()
+            if found[0] == b"/*":
+                at = source.find(b"*/", at) + 2
+                if at == 1:  # the comment never ends
+                    return b"".join([*kept, source[done:]])
+                harmless = _END_OF_LINE.match(source, at)
+            else:
+                harmless = b"/*" not in found[0]
+            if not harmless:
+                blank = _NOT_A_NEWLINE.sub(b" ", source[found.start() : at]).replace(b" \n", b"\\\n")
+                kept += [source[done : found.start()], blank]
+                done = at
+    return b"".join([*kept, source[done:]])
 
 
 class Definition(NamedTuple):
@@ -147,8 +179,11 @@ def node_text(source: bytes, node: Node) -> str:
 
 
 @cache
-def queries(language: str) -> tuple[Query, Query]:
-    """Returns two tree-sitter queries: one for functions, classes, types and their wrappers, and one for comments."""
+def queries(language: str) -> tuple[Query, Query, Query]:
+    """Returns three tree-sitter queries.
+
+    They find functions, classes, types and their wrappers; comments; attributes, decorators and overload signatures.
+    """
     table = SOURCE_LANGUAGES[language]
     kinds = {
         "function": table.functions.split(),
@@ -161,4 +196,4 @@ def queries(language: str) -> tuple[Query, Query]:
         for name in types:
             patterns.append(f"({name}) @{kind}")
     grammar = parser(language).language
-    return Query(grammar, "\n".join(patterns)), Query(grammar, table.comments)
+    return Query(grammar, "\n".join(patterns)), Query(grammar, table.comments), Query(grammar, table.attributes)

@@ -22,16 +22,16 @@ def strip_comment(comment: str, directive: str = "(?!)") -> str:
     """Returns a doc comment's text without delimiters, leading stars or common indentation.
 
     Args:
-        comment: a `/** ... */` comment, or `//`, `///` or `#` lines.
+        comment: a `/** ... */` or `/*! ... */` comment, or `//`, `///`, `//!` or `#` lines.
         directive: a pattern for line comments to skip.
     """
     if comment.startswith("/*"):
-        body = re.sub(r"^/\*+|\*+/$", "", comment)
+        body = re.sub(r"^/\*+!?|\*+/$", "", comment)
         return cleandoc(re.sub(r"(?m)^[^\S\n]*\*(?!\*\w) ?", "", body))
     lines = []
     for line in comment.splitlines():
         if not re.match(directive, line):
-            lines.append(re.sub(r"^\s*(/+|#+)", "", line))
+            lines.append(re.sub(r"^\s*(/+!?|#+)", "", line))
     return cleandoc("\n" + "\n".join(lines))
 
 
@@ -121,7 +121,48 @@ _TAG_LINE = r"\s*@\w"
 _INDENTED = r"(\t| {2,})\s*\S"
 _UNDERLINE = r"\s*(?P<sign>[-=~^*#_])(?P=sign){2,}\s*$"
 
+# Doxygen's commands begin with `@` or `\`. These name what is documented, and their line is not part of the summary.
+_NAMING = (
+    "addtogroup|class|cond|copybrief|copydetails|copydoc|def|defgroup|endcond|enum|extends|file|fn|headerfile|implements"
+    "|ingroup|interface|internal|memberof|name|namespace|overload|private|property|protected|public|pure|related"
+    "|relatedalso|relates|relatesalso|static|struct|typedef|union|var|weakgroup"
+)
+# These end the summary even in the middle of a line.
+_SECTIONS = (
+    "arg|attention|author|authors|bug|code|copyright|date|deprecated|dot|exception|image|include|invariant|li|msc|note"
+    "|par|param|post|pre|remark|remarks|result|return|returns|retval|sa|see|since|snippet|test|throw|throws|todo|tparam"
+    "|verbatim|version|warning"
+)
+_SIGN = r"(?<![^\s(])[@\\]"
+_DOXYGEN: tuple[Substitution, ...] = (
+    (rf"{_SIGN}(brief|short)\b\s*", ""),
+    (rf"{_SIGN}details\b", "\n\n"),
+    (rf"{_SIGN}(?=({_SECTIONS})\b)", "\n@"),
+    (r"[@\\]link\s+(?P<target>\S+)(?P<label>[^@\\]*)[@\\]endlink\b", _link),
+    (rf'{_SIGN}(ref|subpage)\s+\S+\s+"([^"\n]*)"', r"\2"),
+    (rf"{_SIGN}(a|b|c|cite|e|em|p|ref|subpage)\s+(?=\S)", ""),
+    (r"[@\\]f[$\[\]]|(?<!\S)[@\\]n\b|(?<![^\s(])%(?=[A-Za-z])", ""),
+    (r"\\([@\\&$#<>%])", r"\1"),
+)
+_XML: tuple[Substitution, ...] = (
+    (r"(?s)\A.*?<summary>", ""),
+    (r"<(param|typeparam|returns|value|exception|permission|seealso|code|list)\b", r"\n@\1 "),
+    (r"</?inheritdoc\b[^<>]*>", ""),
+    *_HTML,
+    (
+        r"<(?:see|paramref|typeparamref)\s+\w+\s*=\s*[\"'](?:[A-Z]:)?([^\"'<>]*)[\"']\s*/>",
+        lambda match: match[1].replace("{", "<").replace("}", ">"),
+    ),
+    (r"<see\s[^<>]*>([^<>]*)</see>", r"\1"),
+)
+
 JAVADOC = DocStyle(_JAVADOC + _HTML + _QUOTES, stop=_TAG_LINE)
+DOXYGEN = DocStyle(
+    (*_JAVADOC, *_DOXYGEN, *_HTML, *_MARKDOWN),
+    stop=rf"\s*[@\\](?!({_NAMING})\b)\w",
+    skip=r"\s*[@\\][\w{}]",
+)
+CSHARP = DocStyle(_XML + _QUOTES, stop=_TAG_LINE)
 PHPDOC = DocStyle(_JAVADOC + _HTML + _MARKDOWN, stop=_TAG_LINE)
 JSDOC = DocStyle(
     ((r"(?m)^\s*@(description|desc|summary|classdesc)\b\s*", ""), *PHPDOC.substitutions),

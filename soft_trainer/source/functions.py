@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -19,7 +19,9 @@ Row = dict[str, Any]  # the columns of CodeSearchNet
 Span = tuple[int, int]
 # Blanks up to the end of the line, and the blank lines after it.
 _REST_OF_LINE = re.compile(rb"[ \t]*(?:\n(?:[ \t]*\n)*|\Z)")
+_NO_CODE = re.compile(rb"[ \t\r]*(?:\n|//|/\*|#|\Z)")  # the end of a line, perhaps after a comment
 _START = attrgetter("start_byte")
+_MAX_OVERLOADS = 50
 
 
 def functions(
@@ -87,8 +89,17 @@ class FileFunctions:
             return
         self._strings = set(self.table.strings.split())
         self._comments = comments(root, language)
-        # In some grammars a comment ends at the start of the next line.
-        self._by_last_row = {node.end_point[0] - (node.end_point[1] == 0): node for node in self._comments}
+        self._by_last_row = {self._last_row(node): node for node in self._comments}
+        # The last and the first row of attributes and decorators that have no code after them on their last line.
+        self._attributes: dict[int, int] = {}
+        self._signatures = defaultdict(list)
+        captures = QueryCursor(queries(language)[2]).captures(root)
+        for node in sorted(captures.get("attribute", []), key=_START):
+            if _NO_CODE.match(source, node.end_byte):
+                self._attributes.setdefault(node.end_point[0], node.start_point[0])
+        for node in sorted(captures.get("signature", []), key=_START):
+            if name := node.child_by_field_name("name"):
+                self._signatures[node_text(source, name)].append(node)
         found = list(self._found(root))
         overloads = Counter(function.name for function in found)
         seen = Counter()
@@ -191,34 +202,67 @@ class FileFunctions:
     def docstring(self, function: Function) -> str:
         """Returns a function's documentation without delimiters, or "" if it has none."""
         if not self.table.docstring_in_body:
-            return self.table.style.strip(self._comment_above(function.named)).strip()
+            return self.table.style.strip(self._doc_comment(function)).strip()
         for first in function.body.named_children[:1]:
             for literal in first.named_children[:1]:
                 if first.type == "expression_statement" and literal.type == "string":
                     return self.table.style.strip(node_text(self.source, literal))
         return ""
 
-    def _comment_above(self, node: Node) -> str:
-        """Returns the doc comment that ends on the line above a function, or "" if there is none.
+    def _doc_comment(self, function: Function) -> str:
+        """Returns the doc comment above a function, below its annotations, or above an overload's signature."""
+        outermost = self._outermost(function.named)
+        found = self._comment_above(outermost.start_point[0])
+        name = name_node(function.node)
+        if found or name is None:
+            return found
+        first = bisect_left(self._comments, function.node.start_byte, key=_START)
+        last = bisect_left(self._comments, name.start_byte, key=_START)
+        if first < last:
+            return self._comment_above(self._last_row(self._comments[last - 1]) + 1)
+        signatures = self._signatures.get(node_text(self.source, name), [])
+        last = bisect_left(signatures, name.start_byte, key=_START)
+        for signature in reversed(signatures[max(last - _MAX_OVERLOADS, 0) : last]):
+            other = self._outermost(signature)
+            if other.parent == outermost.parent and (found := self._comment_above(other.start_point[0])):
+                return found
+        return ""
 
-        Consecutive line comments count as one comment.
-        """
+    def _outermost(self, node: Node) -> Node:
+        """Returns the outermost wrapper of a function, or the function if it has none."""
         while node.parent is not None and node.parent.type in self.table.wrappers:
             node = node.parent
-        row = node.start_point[0] - 1
-        group = [""]
-        while (comment := self._by_last_row.get(row)) is not None:
+        return node
+
+    @staticmethod
+    def _last_row(node: Node) -> int:
+        """Returns a node's last row. In some grammars, a comment ends at the start of the next line."""
+        return node.end_point[0] - (node.end_point[1] == 0)
+
+    def _comment_above(self, row: int) -> str:
+        """Returns the doc comment that ends on the line above `row`, or "" if there is none.
+
+        Consecutive line comments count as one comment. Lines with only attributes or decorators are skipped.
+        """
+        lines: list[str] = []
+        row -= 1
+        while True:
+            if row in self._attributes:
+                row = self._attributes[row] - 1
+                continue
+            comment = self._by_last_row.get(row)
+            if comment is None:
+                return "\n".join(lines)
             line_start = self.source.rfind(b"\n", 0, comment.start_byte) + 1
-            if self.source[line_start : comment.start_byte].strip():
-                break  # the comment follows code on the same line
-            group.insert(0, node_text(self.source, comment))
+            if self.source[line_start : comment.start_byte].strip():  # the comment follows code on the same line
+                return "\n".join(lines)
             row = comment.start_point[0] - 1
-            if group[0].startswith(("/*", "=begin")):
-                del group[1:]
-                break
-        if group[0].startswith(self.table.doc_prefix):
-            return "\n".join(group)
-        return ""
+            text = node_text(self.source, comment).rstrip()
+            is_doc = text.startswith(self.table.doc_prefix)
+            if text.startswith(("/*", "=begin")):
+                return text if is_doc else "\n".join(lines)
+            if is_doc:
+                lines.insert(0, text)
 
 
 def _parameters(source: bytes, node: Node | None) -> str:

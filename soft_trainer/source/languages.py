@@ -23,6 +23,8 @@ class SourceLanguage:
         strings: the node types that become a single token, whatever they contain.
         style: the delimiters and the markup of documentation.
         comments: a tree-sitter query for comments and docstrings.
+        attributes: a tree-sitter query for nodes that may come between a function and its doc comment (`@attribute`),
+            and for overloads without a body (`@signature`), which may have the function's doc comment.
         containers: the node types whose names precede a function's name (`Class.method`).
         types: the other node types that define a name: structures, aliases, macros. Search returns them as results.
         wrappers: the node types that may enclose a function and name it (`exports.f = function () {}`), or come
@@ -41,6 +43,7 @@ class SourceLanguage:
     strings: str
     style: DocStyle
     comments: str = "(comment) @comment"
+    attributes: str = ""
     containers: str = ""
     types: str = ""
     wrappers: dict[str, str] = field(default_factory=dict)
@@ -69,6 +72,8 @@ SOURCE_LANGUAGES: dict[str, SourceLanguage] = {
         extensions=(".rb", ".rake"),
         functions="method singleton_method",
         strings="string heredoc_body regex subshell delimited_symbol string_array",
+        # Sorbet's signatures
+        attributes='((call method: (identifier) @name) @attribute (#eq? @name "sig"))',
         containers="class module",
         style=documentation.RUBY,
         doc_prefix=("#", "=begin"),
@@ -136,7 +141,7 @@ SOURCE_LANGUAGES: dict[str, SourceLanguage] = {
         extensions=(".c", ".h"),
         functions="function_definition",
         strings="string_literal char_literal system_lib_string",
-        style=documentation.JAVADOC,
+        style=documentation.DOXYGEN,
         doc_prefix=("/**", "/*!", "///", "//!"),
         types="struct_specifier union_specifier enum_specifier type_definition preproc_function_def",
     ),
@@ -145,6 +150,7 @@ SOURCE_LANGUAGES: dict[str, SourceLanguage] = {
         functions="function_item",
         strings="string_literal raw_string_literal char_literal",
         comments=_LINES_AND_BLOCKS,
+        attributes="(attribute_item) @attribute",
         containers="impl_item trait_item mod_item",
         style=documentation.RUST,
         doc_prefix=("///", "/**"),
@@ -157,7 +163,7 @@ SOURCE_LANGUAGES: dict[str, SourceLanguage] = {
         strings="string_literal verbatim_string_literal raw_string_literal character_literal"
         " interpolated_string_expression",
         containers="class_declaration interface_declaration struct_declaration record_declaration enum_declaration",
-        style=documentation.JAVADOC,
+        style=documentation.CSHARP,
         doc_prefix=("///", "/**"),
         types="delegate_declaration property_declaration",
         named_as_class=True,
@@ -188,6 +194,7 @@ SOURCE_LANGUAGES["cpp"] = replace(
 SOURCE_LANGUAGES["typescript"] = replace(
     _JAVASCRIPT,
     extensions=(".ts", ".mts", ".cts"),
+    attributes="(decorator) @attribute (function_signature) @signature (method_signature) @signature",
     containers="class_declaration abstract_class_declaration internal_module",
     wrappers=_NAMING_FUNCTIONS | {"public_field_definition": "name"},
     types="interface_declaration type_alias_declaration enum_declaration",

@@ -43,6 +43,25 @@ def common_dir(top: str | os.PathLike[str]) -> str:
     return os.path.join(place, os.fsdecode(shared.strip()))
 
 
+def is_linked_worktree(folder: str, top: str = "") -> bool:
+    """Returns True if a folder is a linked worktree of the repository around it, so that it has the same code again.
+
+    Around a bare repository's worktrees there is no code, so they do not count. Neither do submodules.
+
+    Args:
+        top: the root of the tree. A repository that contains it is not around the folder.
+    """
+    if not os.path.lexists(os.path.join(folder, ".git")):
+        return False
+    folder = os.path.realpath(folder)
+    around = repository_of(os.path.dirname(folder))
+    if around is None or len(around[0]) < len(top) or not os.path.lexists(os.path.join(git_dir(folder), "commondir")):
+        return False
+    if not os.path.isfile(os.path.join(git_dir(around[0]), "index")):  # a bare repository
+        return False
+    return os.path.realpath(common_dir(folder)) == os.path.realpath(common_dir(around[0]))
+
+
 def head_time(top: str) -> int:
     """Returns when HEAD last moved, in ns, or 0 if the time is unknown."""
     folder = Path(git_dir(top))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
 import stat
@@ -13,6 +14,21 @@ SKIPPED_FOLDERS = frozenset(
     """.git .hg .svn .bzr .jj __pycache__ node_modules bower_components site-packages dist-packages vendor .venv venv
     .tox .nox .eggs .mypy_cache .pytest_cache .ruff_cache .cache .idea .gradle .next .nuxt .terraform""".split()
 )
+_MARKS = {  # the mark of UTF-32 begins with that of UTF-16
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+    codecs.BOM_UTF8: "utf-8-sig",
+}
+# A coding line as in PEP 263, but in a comment of any language or in an XML declaration: `# -*- coding: gbk -*-`,
+# `// vim: fileencoding=cp1251`.
+_CODING = re.compile(
+    rb"^[ \t\f]*(?:#|//|/\*|\*|--|;|%|<[?!]).*?coding[:=][ \t]*[\"']?([\w.-]{1,40}?)(?:-unix|-dos|-mac)?(?![\w.-])",
+    re.MULTILINE,
+)
+_MAX_CODING_LINES = 500  # bytes of the first two lines
+_SLOW_CODECS = {"punycode", "idna"}  # they take quadratic time
 # A header at the start of a line, or a header and the beginning of a key, as in JSON, in YAML and in a string.
 # In a program that only looks for keys or writes them, something else follows the header.
 _PRIVATE_KEY = re.compile(
@@ -54,22 +70,25 @@ def read_text(root: str | os.PathLike[str], path: str, strict: bool = False) -> 
 
 
 def readable(source: bytes | str, path: str, strict: bool = False) -> bytes | str:
-    r"""Returns a file's text without a byte order mark or `\r`, or the reason to skip the file.
+    r"""Returns a file's text as UTF-8 without a byte order mark or `\r`, or the reason to skip the file.
+
+    A byte order mark and a coding line are obeyed. All other text that is not UTF-8 stays as it is.
 
     Args:
         source: the file's bytes, or the reason why the file was not read. A reason is returned unchanged.
         path: the file's path. The extension distinguishes code from prose.
-        strict: True to accept only hand-written UTF-8 files, as mining does.
+        strict: True to accept only hand-written files that can be decoded, as mining does.
     """
     if isinstance(source, str):
         return source
     if strict and ".min." in path.rsplit("/", 1)[-1]:
         return "minified"
+    source = _as_utf8(source)
     if b"\0" in source:
         return "binary"
     if strict and decoded(source) is None:
         return "not UTF-8"
-    source = source.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    source = source.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     if b"PRIVATE KEY" in source and _PRIVATE_KEY.search(source):  # The plain search is ten times as fast.
         return "secret"
     limit = MAX_MEAN_LINE_BYTES
@@ -80,6 +99,21 @@ def readable(source: bytes | str, path: str, strict: bool = False) -> bytes | st
     if strict and is_generated(source):
         return "generated"
     return source
+
+
+def _as_utf8(source: bytes) -> bytes:
+    """Converts text with a byte order mark or a coding line to UTF-8. All other bytes are returned unchanged."""
+    encoding = next((name for mark, name in _MARKS.items() if source.startswith(mark)), "")
+    if not encoding:
+        head = b"\n".join(source[:_MAX_CODING_LINES].splitlines()[:2])
+        line = _CODING.search(head)
+        encoding = line[1].decode() if line else ""
+    if not encoding or encoding.lower() in _SLOW_CODECS:
+        return source
+    try:
+        return source.decode(encoding).encode()
+    except (LookupError, UnicodeError):  # an unknown encoding, or another one than the file says
+        return source.removeprefix(codecs.BOM_UTF8)
 
 
 def is_generated(source: bytes) -> bool:

@@ -171,7 +171,7 @@ def state_of_run(study: Study, run: PlannedRun) -> State:
     with redirect_stderr(io.StringIO()):  # the run itself prints its defaults
         complete_options(model_args, data_args, args, build_profile(model_args))
     made = _made(folder)
-    fingerprint = run_fingerprint(model_args, data_args, args, apart=folder)
+    fingerprint = run_fingerprint(model_args, data_args, args)
     state = state_of(folder, fingerprint | made, MAY_DIFFER_IN_STUDY - made.keys())
     launcher = made.get("launcher", study.launcher)
     if launcher != study.launcher:
@@ -244,7 +244,9 @@ def _make(study: Study, run: PlannedRun, redo: bool, title: str) -> str:
         os.close(held)  # the run locks its folder
         state = state_of_run(study, run)
         pushes = run.options.get("push_to_hub") or run.options.get("push_data_to_hub")
-        if state.name == DONE and not pushes:  # a finished run starts again to push, in case its push failed
+        mines = run.options.get("source_dir") or run.options.get("history")
+        # A finished run starts again to push, in case its push failed, and to see whether its tree has changed.
+        if state.name == DONE and not (pushes or mines):
             return "done before"
         if state.name == OTHER and not redo:
             return f"differs: {'; '.join(state.changes[:3])}"
@@ -252,7 +254,7 @@ def _make(study: Study, run: PlannedRun, redo: bool, title: str) -> str:
         relaunched = state.name == OTHER and _made(folder).get("launcher", study.launcher) != study.launcher
         write_json(folder / STUDIED, {"launcher": UNFINISHED_REDO if relaunched else study.launcher})
         (folder / RECIPE).write_text(yaml.safe_dump(dict(run.options), sort_keys=True))
-        verb = {STOPPED: "continues", OTHER: "starts again", DONE: "pushes again"}.get(state.name, "starts")
+        verb = {STOPPED: "continues", OTHER: "starts again", DONE: "checks again"}.get(state.name, "starts")
         print_on_main(f"{title}: {verb}; output in {folder / LOG}")
         start = log.tell()
         command = _command(study, folder, overwrite=state.name == OTHER)

@@ -1,4 +1,4 @@
-"""Builds one process's shard of each global batch in data workers: model inputs, positives, negatives and weights."""
+"""Builds one process's shard of each global batch in data workers: model inputs and targets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from soft_trainer.data.split import RelevantCodes, Split
 from soft_trainer.data.tokens import SIDES, TokenColumn, side_texts, text_ids
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.training.collator import PairCollator, Side
+from soft_trainer.training.collator import PairCollator, Side, mapped_inputs
 from soft_trainer.training.negatives import HardNegatives
 from soft_trainer.training.targets import TargetMaker
 
@@ -29,18 +29,22 @@ class Batch:
     If negatives are gathered, the N codes come from all processes, ordered by rank.
 
     Args:
-        query, code: the model inputs for this process's queries and codes.
-        targets: the positives, negatives and weights of the B queries.
+        query, code: the model inputs for this process's queries and codes, or None if they are packed together.
+        targets: the positives and negatives of the B queries. The loader gives the estimator's similarities at most;
+            the step makes the weights from them (`TargetMaker.weighed`).
         rows: int64[B], the index of each query's training pair. This and other NumPy arrays stay on the host.
         query_rows: int64[B], the index of each query in the split's queries.
         code_rows: int64[N], the index of each column's code in the corpus.
         sizes: the number of queries on each process.
         code_sizes: the number of codes on each process, including hard negatives.
         false_negatives: the number of (query, column) entries that are not negatives because they are known positives.
+        packed: the model inputs for this process's queries and then its codes, or None if each side is separate.
+        own_codes: the number of this process's codes.
+        weighed: True once the targets have their weights.
     """
 
-    query: Side
-    code: Side
+    query: Side | None
+    code: Side | None
     targets: Targets
     rows: np.ndarray
     query_rows: np.ndarray
@@ -48,6 +52,16 @@ class Batch:
     sizes: tuple[int, ...]
     code_sizes: tuple[int, ...]
     false_negatives: int = 0
+    packed: dict | None = None
+    own_codes: int = 0
+    weighed: bool = False
+
+    @property
+    def chunks(self) -> list[dict]:
+        """The model inputs of all forward passes, in their order."""
+        if self.packed is not None:
+            return [self.packed]
+        return [*self.query.chunks, *self.code.chunks]
 
     def to(self, device: torch.device | str) -> Batch:
         """Returns a copy of the batch with every tensor on `device`."""
@@ -59,8 +73,11 @@ class Batch:
 
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """Returns a copy of the batch with `change` applied to every tensor."""
-        parts = {name: getattr(self, name).mapped(change) for name in (*SIDES, "targets")}
-        return dataclasses.replace(self, **parts)
+        targets = self.targets.mapped(change)
+        if self.packed is not None:
+            return dataclasses.replace(self, packed=mapped_inputs(self.packed, change), targets=targets)
+        sides = {name: getattr(self, name).mapped(change) for name in SIDES}
+        return dataclasses.replace(self, **sides, targets=targets)
 
     def loss_scale(self, queries: int) -> float:
         """Returns the factor by which to multiply the mean loss over a block of this process's queries.
@@ -77,10 +94,13 @@ class Batch:
     def count_tokens(self, padding: bool) -> int:
         """Counts the tokens in the queries and codes on this process, with or without padding."""
         total = 0
-        for chunk in (*self.query.chunks, *self.code.chunks):
+        for chunk in self.chunks:
+            if padding or "borders" in chunk:
+                total += chunk["input_ids"].numel()
+                continue
             mask = chunk["attention_mask"]
             # With data flow, the mask has a row for every token. The first row marks the tokens that are not padding.
-            total += chunk["input_ids"].numel() if padding else int((mask if mask.dim() == 2 else mask[:, 0]).sum())
+            total += int((mask if mask.dim() == 2 else mask[:, 0]).sum())
         return total
 
 
@@ -118,8 +138,8 @@ class TrainBatches(Dataset):
         tokens: the token ids of each query, under "query", and of each code in the corpus, under "code".
         pairs: int64[P, 2], the query and the code of each training pair.
         collator: turns token ids into model inputs.
-        target_maker: computes positives, negatives and weights.
-        weighs: True to compute the weights here, in data workers, or False to leave them to the training step.
+        target_maker: finds positives and negatives, and asks the estimator for similarities. Without an estimator, the
+            training step asks.
         gather: True to use the codes of all processes as negatives, or False to use only this process's codes.
         hard_negatives: draws additional negatives for each query, or None.
         rank, world_size: this process's rank and the number of processes.
@@ -131,7 +151,6 @@ class TrainBatches(Dataset):
         pairs: np.ndarray,
         collator: Callable,
         target_maker: TargetMaker,
-        weighs: bool = True,
         gather: bool = True,
         hard_negatives: HardNegatives | None = None,
         rank: int = 0,
@@ -141,7 +160,6 @@ class TrainBatches(Dataset):
         self.pairs = pairs
         self.collator = collator
         self.target_maker = target_maker
-        self.weighs = weighs
         self.gather = gather
         self.hard_negatives = hard_negatives
         self.rank = rank
@@ -168,16 +186,17 @@ class TrainBatches(Dataset):
         first = sum(len(share.codes) for share in shares[: self.rank]) if self.gather else 0
         positives = torch.arange(first, first + len(own.rows))
         targets, known = self.target_maker.of_rows(own.queries, codes, positives, self._met(own, met))
-        if self.weighs and len(own.rows):
-            targets = self.target_maker.weighed(targets, own.queries, codes)
+        if len(own.rows):
+            targets = self.target_maker.compared(targets, own.queries, codes)
         return Batch(
-            **self._sides(shares),
+            **self._inputs(shares),
             targets=targets,
             rows=own.rows,
             query_rows=own.queries,
             code_rows=codes,
             sizes=tuple(len(share.rows) for share in shares),
             code_sizes=tuple(len(share.codes) for share in shares),
+            own_codes=len(own.codes),
             false_negatives=known,
         )
 
@@ -219,7 +238,7 @@ class TrainBatches(Dataset):
         columns[:, hard] = own.drawn_for
         return torch.from_numpy(columns)
 
-    def _sides(self, shares: Sequence[Share]) -> dict[str, Side]:
+    def _inputs(self, shares: Sequence[Share]) -> dict[str, object]:
         """Collates the queries and the codes into model inputs, with the same number of chunks on every process."""
         if not isinstance(self.collator, PairCollator):  # a custom collator, which works only in one process
             inputs = self.collator([self[int(row)] for row in shares[0].rows])
@@ -229,6 +248,13 @@ class TrainBatches(Dataset):
                     f"not {list(inputs) if isinstance(inputs, Mapping) else type(inputs).__name__}"
                 )
             return {side: Side([dict(inputs[side])], torch.arange(len(shares[0].rows))) for side in SIDES}
+        own = shares[self.rank]
+        if self.collator.joins_sides:
+            queries = [self.tokens["query"][int(row)] for row in own.queries]
+            codes = [self.tokens["code"][int(row)] for row in own.codes]
+            if not queries and not codes:  # a process without rows encodes a query and discards the embedding
+                queries = [self.tokens["query"][int(shares[0].queries[0])]]
+            return {"query": None, "code": None, "packed": self.collator.joined(queries, codes)}
         sides = {}
         for side in SIDES:
             parts = [share.queries if side == "query" else share.codes for share in shares]

@@ -16,7 +16,7 @@ from soft_trainer.errors import UserError
 from soft_trainer.files import DEPENDS_ON, read_json, reporting_disk_errors, write_json
 from soft_trainer.fingerprints import plain_settings
 from soft_trainer.terminal import print_on_main
-from soft_trainer.training.run_fingerprint import MAY_DIFFER_ON_RESUME, NO_SOURCE, NOT_COMPARED, changes
+from soft_trainer.training.run_fingerprint import MAY_DIFFER_ON_RESUME, changes, own_names
 
 MARKER = "complete.json"
 UNFINISHED = "unfinished"  # a file in a checkpoint that is being written
@@ -53,9 +53,8 @@ def _problem(checkpoint: str, now: Mapping) -> str | None:
     if marker["weights only"]:
         return f"{checkpoint}: contains only weights (save_only_model), so training cannot resume from it"
     then = marker[DEPENDS_ON]
-    unknown = [name for name, value in now.items() if value == NO_SOURCE]
-    if unknown:
-        return f"{checkpoint}: {unknown[0]} is {NO_SOURCE}; define it in a module to resume"
+    if (then.get("precision"), now.get("precision")) == ("no", "bf16"):
+        return f"{checkpoint}: was trained in float32, and this run would train in bf16; resume with --bf16 false"
     if changed := changes(then, now, MAY_DIFFER_ON_RESUME):
         return (
             f"{checkpoint}: {'; '.join(changed[:3])}. A run must resume with its original settings; "
@@ -65,16 +64,15 @@ def _problem(checkpoint: str, now: Mapping) -> str | None:
 
 
 def warn_of_changes(fingerprint: Mapping, checkpoint: str | None) -> None:
-    """Warns about library versions that differ from the checkpoint, and about settings that cannot be compared."""
+    """Warns about library versions that differ from the checkpoint, and about the user's code, which may differ."""
     if checkpoint is None or not fingerprint:
         return
     then = read_json(Path(checkpoint) / MARKER)[DEPENDS_ON].get("versions", {})
     for name, version in fingerprint["versions"].items():
         if then.get(name) != version:
             print_on_main(f"warning: {checkpoint}: {name} was {then.get(name)}, is now {version}. Results may change")
-    for name, value in fingerprint.items():
-        if value == NOT_COMPARED:
-            print_on_main(f"warning: {checkpoint}: cannot compare {name}; make sure that it has not changed")
+    for name in own_names(fingerprint):
+        print_on_main(f"warning: {checkpoint}: {name} is compared by name only; make sure that it has not changed")
 
 
 class ResumedState(TrainerCallback):

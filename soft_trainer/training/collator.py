@@ -1,4 +1,8 @@
-"""Pads tokenised rows into tensors, in chunks of similar length to save padding."""
+"""Collates tokenised rows into tensors: packed without padding, or padded.
+
+On a GPU, each side of a padded batch is one chunk, because each forward pass costs thousands of kernel launches. On a
+CPU, a side is divided into chunks of similar length, which saves padding.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,13 @@ import torch
 from torch import Tensor
 
 from soft_trainer.data.tokens import SIDES
-from soft_trainer.encoders.encoding import pad, token_count
+from soft_trainer.encoders.encoding import pad, padded_width, token_count
+from soft_trainer.encoders.packing import pack
 
 STEP = 8  # tokens; lengths are rounded up to a multiple, because finer chunks gain nothing
-# The fixed cost of a layer, in operations that take equally long. The CPU's value was measured; training is equally
-# fast with half or four times this value.
-LAYER_OVERHEAD = {"cpu": 1.6e8, "cuda": 5e10}
+# The fixed cost of a layer on a CPU, in operations that take equally long. Training is equally fast with half or four
+# times this value.
+LAYER_OVERHEAD = 1.6e8
 # A static encoder's gradient has a row for each token of the vocabulary, and every chunk computes all of them. A row
 # costs as much as this many tokens of padding.
 STATIC_PADDING = 100
@@ -36,17 +41,16 @@ class ChunkCost:
     attention: float = 5e-4
 
     @classmethod
-    def of(cls, hidden_size: int, device_type: str) -> ChunkCost:
-        """Estimates the cost for a transformer with `hidden_size` on "cpu" or "cuda"."""
-        overhead = LAYER_OVERHEAD.get(device_type, LAYER_OVERHEAD["cuda"])
-        return cls(overhead / (24 * hidden_size**2), 1 / (6 * hidden_size))
+    def of(cls, hidden_size: int) -> ChunkCost:
+        """Estimates the cost for a transformer with `hidden_size` on a CPU."""
+        return cls(LAYER_OVERHEAD / (24 * hidden_size**2), 1 / (6 * hidden_size))
 
     @classmethod
-    def of_model(cls, model, device_type: str) -> ChunkCost:
-        """Estimates the cost for a model, either a transformer or a static encoder."""
+    def of_model(cls, model) -> ChunkCost:
+        """Estimates the cost for a model on a CPU, either a transformer or a static encoder."""
         if getattr(model, "takes_means", False):
             return cls(STATIC_PADDING * model.config.vocab_size, attention=0.0)
-        return cls.of(model.config.hidden_size, device_type)
+        return cls.of(model.config.hidden_size)
 
 
 def chunk_by_length(
@@ -104,31 +108,38 @@ def _cheapest(lengths: np.ndarray, cost: ChunkCost) -> list[np.ndarray]:
 class Side:
     """The model inputs of a batch's queries or codes, in chunks that are encoded one after another.
 
+    A chunk is the result of `pad` or `pack`.
+
     Args:
         chunks: the model inputs for each chunk.
         order: LongTensor[B], the position of each row of the batch among the rows of all chunks. Other rows in the
             chunks are encoded but not used.
     """
 
-    chunks: list[dict[str, Tensor]]
+    chunks: list[dict]
     order: Tensor
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Side:
         """Returns a copy with `change` applied to every tensor, for example to move them to another device."""
-        chunks = []
-        for chunk in self.chunks:
-            chunks.append({name: change(tensor) for name, tensor in chunk.items()})
-        return Side(chunks, change(self.order))
+        return Side([mapped_inputs(chunk, change) for chunk in self.chunks], change(self.order))
+
+
+def mapped_inputs(inputs: Mapping[str, object], change: Callable[[Tensor], Tensor]) -> dict:
+    """Returns a copy of model inputs with `change` applied to every tensor."""
+    return {name: change(value) if isinstance(value, Tensor) else value for name, value in inputs.items()}
 
 
 class PairCollator:
-    """A collator that divides queries and codes into chunks, and pads each chunk to its longest row.
+    """A collator that packs the texts of a batch, or divides each side into chunks and pads them.
 
     Args:
         pad_token_id: the tokenizer's padding id.
-        cost: the cost of encoding a chunk. If None, all queries form one chunk, and so do all codes.
+        cost: the cost of encoding a padded chunk. If None, all queries form one chunk, and so do all codes.
         largest_chunk: the maximum number of rows in a chunk.
         prompt_lengths: the number of leading tokens that pooling skips, keyed by "query" and "code".
+        limits: the maximum number of tokens, keyed by "query" and "code", to pad to few different lengths. If None, to
+            pad only to the longest row of a chunk.
+        first_position: the position of a text's first token, to pack texts. If None, to pad them.
     """
 
     def __init__(
@@ -137,11 +148,20 @@ class PairCollator:
         cost: ChunkCost | None = None,
         largest_chunk: int | None = None,
         prompt_lengths: Mapping[str, int] | None = None,
+        limits: Mapping[str, int] | None = None,
+        first_position: int | None = None,
     ):
         self.pad_token_id = pad_token_id
         self.cost = cost
         self.largest_chunk = largest_chunk
         self.prompt_lengths = dict(prompt_lengths or {})
+        self.limits = limits
+        self.first_position = first_position
+
+    @property
+    def joins_sides(self) -> bool:
+        """True if the queries and the codes of a batch are packed into a single chunk."""
+        return self.first_position is not None and self.largest_chunk is None
 
     def __call__(self, features: Sequence[dict]) -> dict[str, Side]:
         """Collates features with `query_ids` and `code_ids` into model inputs, keyed by "query" and "code"."""
@@ -160,14 +180,25 @@ class PairCollator:
         chunks = chunk_by_length(lengths, self.cost, self.largest_chunk, passes)
         order = np.empty(len(token_ids), dtype=np.int64)
         order[np.concatenate(chunks)] = np.arange(len(token_ids))
-        prompt = self.prompt_lengths.get(name, 0)
-        padded = []
-        for chunk in chunks:
-            padded.append(pad([token_ids[row] for row in chunk], self.pad_token_id, prompt))
         # A batch with fewer rows than passes encodes one row again and discards the embedding.
-        one_row = {name: tensor[:1] for name, tensor in padded[0].items()}
-        padded += [one_row] * (passes - len(padded))
-        return Side(padded, torch.from_numpy(order))
+        chunks += [np.zeros(1, dtype=np.int64)] * (passes - len(chunks))
+        inputs = [self._inputs([token_ids[row] for row in chunk], name) for chunk in chunks]
+        return Side(inputs, torch.from_numpy(order))
+
+    def _inputs(self, token_ids: Sequence[np.ndarray], side: str) -> dict:
+        """Returns the model inputs of one chunk of queries or codes."""
+        prompt = self.prompt_lengths.get(side, 0)
+        if self.first_position is not None:
+            return pack(token_ids, prompt, self.first_position)
+        width = 1
+        if self.limits is not None:
+            width = padded_width(max(map(token_count, token_ids)), self.limits[side])
+        return pad(token_ids, self.pad_token_id, prompt, width)
+
+    def joined(self, queries: Sequence[np.ndarray], codes: Sequence[np.ndarray]) -> dict:
+        """Packs the token ids of queries and codes into one chunk, queries first."""
+        prompts = [self.prompt_lengths.get(side, 0) for side in SIDES]
+        return pack([*queries, *codes], np.repeat(prompts, [len(queries), len(codes)]), self.first_position)
 
     def count_chunks(self, lengths: np.ndarray) -> int:
         """Counts the chunks that `side` makes for rows with these lengths, int64[B]. No rows make one chunk."""

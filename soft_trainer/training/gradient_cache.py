@@ -14,27 +14,41 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import get_device_states, set_device_states
 
 from soft_trainer import distributed
 from soft_trainer.training.batches import Batch
 
 
 class RandomState:
-    """A snapshot of the random number generators on the CPU and on a tensor's device."""
+    """A snapshot of the random number generators on the CPU and on a device."""
 
-    def __init__(self, tensor: Tensor):
-        self.device_type = tensor.device.type
+    def __init__(self, device: torch.device):
+        self.device = device
         self.cpu = torch.get_rng_state()
-        self.devices, self.states = get_device_states(tensor)
+        self.own = None
+        if device.type not in ("cpu", "meta"):
+            self.own = torch.get_device_module(device).get_rng_state(*self._arguments)
+
+    @property
+    def _arguments(self) -> tuple:
+        """The device, unless there can be only one: `torch.mps.get_rng_state` takes no argument."""
+        return () if self.device.type == "mps" else (self.device,)
+
+    def restore(self) -> None:
+        """Continues with the random numbers that followed the snapshot."""
+        torch.set_rng_state(self.cpu)
+        if self.own is not None:
+            torch.get_device_module(self.device).set_rng_state(self.own, *self._arguments)
 
     @contextlib.contextmanager
     def again(self):
         """Replays the random numbers inside the `with` block, and restores the current state afterwards."""
-        with torch.random.fork_rng(self.devices, device_type=self.device_type):
-            torch.set_rng_state(self.cpu)
-            set_device_states(self.devices, self.states, device_type=self.device_type)
+        before = RandomState(self.device)
+        self.restore()
+        try:
             yield
+        finally:
+            before.restore()
 
 
 def cached_backward(
@@ -65,12 +79,12 @@ def cached_backward(
     Returns:
         The loss, a scalar without a graph.
     """
-    chunks = [*batch.query.chunks, *batch.code.chunks]
+    chunks = batch.chunks
     parts = []
     states = []
     with torch.no_grad():
         for chunk in chunks:
-            states.append(RandomState(chunk["input_ids"]))
+            states.append(RandomState(chunk["input_ids"].device))
             parts.append(encode(chunk).requires_grad_())
     first = len(batch.query.chunks)
     queries = torch.cat(parts[:first])[batch.query.order]

@@ -1,4 +1,4 @@
-"""Saves a checkpoint on SIGTERM, and explains after Ctrl-C how to resume."""
+"""Saves a checkpoint on SIGTERM, and explains what to do after Ctrl-C or if the GPU's memory is too small."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 
+import torch
 from transformers import TrainerCallback
 
 from soft_trainer import distributed
+from soft_trainer.errors import UserError
 from soft_trainer.training.checkpoints import newest_complete
 
 
@@ -49,6 +51,33 @@ def explaining_interruption(args, step: Callable[[], int]) -> Iterator[None]:
         if not line:
             line = f"interrupted at step {step()}: {how_to_continue(args, step())}"
         raise KeyboardInterrupt(line) from None
+
+
+@contextlib.contextmanager
+def explaining_out_of_memory(args, chunk_size: int | None, queries: int, codes: int) -> Iterator[None]:
+    """If the GPU's memory is too small for the step in the `with` block, says what the step held and what to change.
+
+    Args:
+        args: the training arguments.
+        chunk_size: the value of `gradient_cache_chunk_size`.
+        queries, codes: the number of texts that this process encodes in the step.
+
+    Raises:
+        UserError: the memory is too small. With `auto_find_batch_size`, the original error is raised, which
+            `transformers` waits for.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        if args.auto_find_batch_size:
+            raise
+        remedy = "a smaller per_device_train_batch_size"
+        if args.deepspeed_plugin is None:
+            smaller = 32 if chunk_size is None else max(chunk_size // 2, 1)
+            remedy = f"gradient_cache_chunk_size={smaller}, which does not change the batch, or {remedy}"
+        raise UserError(
+            f"out of memory in a step of {queries:,} queries and {codes:,} codes on {args.device}: set {remedy}"
+        ) from error
 
 
 class SaveOnTermination(TrainerCallback):

@@ -74,7 +74,7 @@ class Measurements:
         rows, targets = answer_pairs(split.judgments)
         asked = [queries[row] for row in rows.tolist()]
         try:
-            rankings = lexical_rankings(asked, words, targets, (embedded.cpu()[rows], codes))
+            rankings = lexical_rankings(asked, words, targets, (embedded[rows.to(embedded.device)], codes))
         except UserError as error:
             print_on_main(f"{name}: skipped lexical BM25. {error}")
             return

@@ -8,8 +8,26 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
+from soft_trainer.data.split import Judgments
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.neighbours import Neighbours
+from soft_trainer.options.fields import SoftInfoNCEOptions
+
+MOST_NAMED = 4  # the default number of a query's negatives, if columns of the rows name at least as many
+
+
+def negatives_to_draw(options: SoftInfoNCEOptions, judgments: Judgments) -> tuple[int, sparse.csr_matrix | None]:
+    """Returns the number of hard negatives per query, and the negatives to draw them from, csr[Q, C].
+
+    By default, these are the negatives that columns of the rows name, up to four per query. Grades of 0 are used only
+    if `negatives_per_query` is set. None instead of negatives means that the estimator must find them.
+    """
+    if options.negatives_per_query is not None:
+        return options.negatives_per_query, judgments.negatives
+    named = judgments.named_negatives()
+    if named is None:
+        return 0, None
+    return min(int(np.diff(named.indptr).max(initial=0)), MOST_NAMED), named
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -15,14 +16,17 @@ from soft_trainer.encoders.encoding import check_dims
 from soft_trainer.encoders.loading import MISSING_WEIGHTS, add_padding_token, check_model, given_encoder
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
-from soft_trainer.estimators.base import Estimator, NeighbourEstimator, check_codes_have_queries
+from soft_trainer.estimators.base import Estimator, NeighbourEstimator
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.evaluation.results import METRICS
 from soft_trainer.evaluation.retrieval import shorter_metric
 from soft_trainer.options.resolve import Plan, check_codes
-from soft_trainer.terminal import nearest
+from soft_trainer.terminal import nearest, print_on_main
+from soft_trainer.training.negatives import negatives_to_draw
 from soft_trainer.training.prepared_rows import make_sampler
 from soft_trainer.training.sampler import languages_of
+
+DYNAMIC = "ACCELERATE_DYNAMO_USE_DYNAMIC"
 
 
 def check_rows_of(plan: Plan, args, estimator, split: Split) -> None:
@@ -44,13 +48,8 @@ def check_rows_of(plan: Plan, args, estimator, split: Split) -> None:
     check_codes(plan.criterion, plan.global_batch_size)
     if isinstance(estimator, Estimator):
         estimator.check(split)
-    if plan.options.negatives_per_query == 0:
-        return
-    wrong = split.judgments.negatives
-    if wrong is not None:
-        if plan.criterion.needs_similarity:
-            check_codes_have_queries(estimator, split, wrong.indices)
-    elif not isinstance(estimator, NeighbourEstimator):
+    number, negatives = negatives_to_draw(plan.options, split.judgments)
+    if number and negatives is None and not isinstance(estimator, NeighbourEstimator):
         raise UserError(
             "negatives_per_query: add a column 'negatives' to the rows, or use an estimator that finds similar codes: "
             f"{FIND_NEIGHBOURS}"
@@ -71,6 +70,11 @@ def check_metric(args, dims: Iterable[int], eval_dataset) -> None:
     if metric is None or args.eval_strategy == "no":
         return
     name = metric.removeprefix("eval_")
+    if name == "loss":  # the default of `TrainingArguments` with load_best_model_at_end
+        raise UserError(
+            'metric_for_best_model="loss": there is no eval_loss, because estimators know only the training rows; set '
+            'metric_for_best_model="mrr"'
+        )
     names = [*METRICS, *map(shorter_metric, dims)]
     measured = list(names)
     if isinstance(eval_dataset, Mapping):
@@ -107,6 +111,37 @@ def check_own_collator(plan: Plan, prompt_lengths: Mapping[str, int]) -> None:
         raise UserError(
             "data_collator: a custom collator cannot tell which tokens belong to the prompt; set include_prompt=True"
         )
+
+
+def complete_launch(args, model: PreTrainedModel, profile: EncoderProfile) -> None:
+    """Replaces settings of `transformers` and `accelerate launch` that suit other models.
+
+    DDP looks for parameters without gradients only if the model has a pooler that its profile does not read.
+    `torch.compile` compiles for any length, because `accelerate launch` asks for one length unless told otherwise.
+    """
+    if args.ddp_find_unused_parameters is None:
+        has_pooler = getattr(model, "pooler", None) is not None
+        args.ddp_find_unused_parameters = has_pooler and profile.pooling != "pooler"
+    if args.torch_compile and os.environ.get(DYNAMIC) == "False":
+        del os.environ[DYNAMIC]
+
+
+def pads(args, own_collator: bool, accelerator) -> str | None:
+    """Returns why a run pads its forward passes, whatever the encoder, or None.
+
+    Args:
+        own_collator: True if the user's data collator makes the model inputs.
+        accelerator: the trainer's `Accelerator`.
+    """
+    kind = accelerator.distributed_type.value
+    reasons = {
+        "packing=false": getattr(args, "packing", "auto") == "false",
+        "a custom data_collator pads": own_collator,
+        "DeepSpeed is not supported": kind == "DEEPSPEED",
+        "FSDP 1 is not supported": kind == "FSDP" and not accelerator.is_fsdp2,
+        "torch_compile is not supported": args.torch_compile,
+    }
+    return next((reason for reason, applies in reasons.items() if applies), None)
 
 
 def check_adapter(model: PreTrainedModel, args) -> None:
@@ -180,8 +215,19 @@ def check_evaluated(args, eval_dataset) -> None:
     """Raises UserError if the arguments request an evaluation but there are no evaluation rows."""
     if eval_dataset is None and (args.eval_strategy != "no" or args.eval_on_start):
         raise UserError("eval_strategy, eval_on_start: pass eval_dataset= (rows with a url and a query)")
-    if eval_dataset is None and getattr(args, "report", False) and not hasattr(args, "from_command_line"):
+    if eval_dataset is None and getattr(args, "report", False):
         raise UserError("report=True: pass eval_dataset=, which is measured before and after training")
+
+
+def warn_of_another_teacher(profile: EncoderProfile, teacher: str | None, identity: str | None) -> None:
+    """Warns if the teacher that an encoder was distilled from has changed since.
+
+    Args:
+        teacher: the teacher to learn from, or None.
+        identity: the hash of its content, or None if it is not loaded.
+    """
+    if teacher is not None and teacher == profile.teacher and identity not in (None, profile.teacher_identity):
+        print_on_main(f"warning: teacher={teacher}: has changed since this encoder was distilled from it")
 
 
 def check_start(estimator, rows, checkpoint: str | None, step: int) -> None:

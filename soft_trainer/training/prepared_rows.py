@@ -10,11 +10,12 @@ from transformers import TrainingArguments
 from soft_trainer.data.split import RelevantCodes, Split
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.errors import UserError
+from soft_trainer.estimators.base import codes_without_query
 from soft_trainer.estimators.neighbours import Excluded, Neighbours
 from soft_trainer.options.resolve import Plan
 from soft_trainer.terminal import print_on_main
 from soft_trainer.training.batches import TrainBatches, relevant_codes
-from soft_trainer.training.negatives import HardNegatives, below_ratio
+from soft_trainer.training.negatives import HardNegatives, below_ratio, negatives_to_draw
 from soft_trainer.training.sampler import EpochDataLoader, GlobalBatchSampler, data_seed, languages_of
 from soft_trainer.training.sources import SourceSampler
 
@@ -31,11 +32,13 @@ class PreparedRows:
         answers: the look-up of relevant codes by text.
         negatives: draws the hard negatives that each query adds to a batch.
         similar: the arguments of `similar_batches`, for batches of similar pairs.
+        without_query: bool[C], the codes that the estimator cannot compare; see `codes_without_query`.
     """
 
     answers: RelevantCodes | None = None
     negatives: HardNegatives | None = None
     similar: dict[str, object] | None = None
+    without_query: np.ndarray | None = None
 
 
 def prepare_rows(split: Split, plan: Plan, estimator, encoder: EncoderProfile, seed: int) -> PreparedRows:
@@ -50,13 +53,12 @@ def prepare_rows(split: Split, plan: Plan, estimator, encoder: EncoderProfile, s
     """
     options = plan.options
     strategy = plan.train_sampling_strategy
-    number = options.negatives_per_query
+    number, candidates = negatives_to_draw(options, split.judgments)
     answers = None
     if options.false_negatives != "ignore" or number or strategy == "no_duplicates":
         answers = relevant_codes(split, encoder)
     negatives = None
     if number:
-        candidates = split.judgments.negatives
         if candidates is None:
             excluded = Excluded(split.judgments.first_codes(), answers)
             neighbours = find_neighbours(estimator, split, max(CANDIDATES, number), excluded)
@@ -71,7 +73,8 @@ def prepare_rows(split: Split, plan: Plan, estimator, encoder: EncoderProfile, s
         count = max(NEIGHBOURS, options.group_size)
         neighbours = find_neighbours(estimator, split, count, excluded, np.unique(pairs[:, 1]))
         similar = {"pairs": pairs, "neighbours": neighbours.rows, "group_size": options.group_size}
-    return PreparedRows(answers, negatives, similar)
+    without_query = codes_without_query(estimator, split) if plan.criterion.needs_similarity else None
+    return PreparedRows(answers, negatives, similar, without_query)
 
 
 def find_neighbours(

@@ -14,8 +14,11 @@ from soft_trainer.data.languages import languages_in
 from soft_trainer.data.split import Split
 from soft_trainer.data.statistics import data_statistics
 from soft_trainer.encoders.adapters import active_adapter, has_adapter
+from soft_trainer.encoders.hub_files import public_name
 from soft_trainer.encoders.loading import profile_warnings
 from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.options.defaults import LORA_RATE
+from soft_trainer.options.fields import SoftInfoNCEOptions
 from soft_trainer.options.resolve import Plan
 from soft_trainer.terminal import LINE_SECONDS, duration, print_on_main, table
 
@@ -23,27 +26,50 @@ SPEED = ("_runtime", "_per_second", "_pool_size")  # suffixes of metrics that do
 
 
 def loss_table(plan: Plan, estimator) -> dict[str, object]:
-    """Returns the loss with its settings, the estimator's name and any Matryoshka dimensions, keyed by label."""
+    """Returns the loss with its settings, the estimator, any teacher and Matryoshka dimensions, keyed by label."""
     name = None if estimator is None else type(estimator).__name__
     loss = {"loss": plan.criterion.loss, "estimator": name}
+    if plan.options.teacher is not None:
+        loss["teacher"] = public_name(plan.options.teacher)
     if plan.dims:
         loss["dimensions"] = list(plan.dims)
     return loss | plan.effective_loss
 
 
-def setup_table(args: TrainingArguments, plan: Plan, model: PreTrainedModel, precision: str) -> dict[str, object]:
-    """Returns the settings of batches, precision, adapter, learning rate and seed, keyed by label."""
+def setup_table(
+    args: TrainingArguments,
+    plan: Plan,
+    model: PreTrainedModel,
+    precision: str,
+    why_padded: str | None,
+    negatives: int = 0,
+    pairs: int | None = None,
+) -> dict[str, object]:
+    """Returns the settings of batches, precision, adapter, learning rate and seed, keyed by label.
+
+    Args:
+        why_padded: why forward passes are padded, or None if they are packed.
+        negatives: the number of hard negatives per query.
+        pairs: the number of training pairs that may form a batch, if known. A batch has no more pairs than these.
+    """
+    in_all = plan.batch_size * plan.processes
+    if pairs is not None:
+        in_all = min(in_all, pairs)
+    of_process = -(-in_all // plan.processes)
     setup = {
-        "pairs per batch and process": plan.batch_size,
+        "pairs per batch and process": of_process,
         "processes": plan.processes,
-        "codes compared per query": plan.global_batch_size,
+        "codes compared per query": in_all if plan.gathers else of_process,
     }
     if args.gradient_accumulation_steps > 1:
         setup["accumulated batches"] = args.gradient_accumulation_steps
     if plan.train_sampling_strategy != "random":
         setup["batches"] = plan.train_sampling_strategy
     setup |= plan.effective_batches
+    if negatives:
+        setup["negatives_per_query"] = negatives
     setup["precision"] = precision
+    setup["forward passes"] = "packed" if why_padded is None else f"padded ({why_padded})"
     setup |= adapter_settings(model)
     setup["learning rate"] = args.learning_rate
     setup["seed"] = args.seed
@@ -130,20 +156,14 @@ def measured_results(
     return results
 
 
-def banner(
-    loss: Mapping, setup: Mapping, encoder: EncoderProfile, distributed_type: str, teacher: str | None = None
-) -> str:
+def banner(loss: Mapping, setup: Mapping, encoder: EncoderProfile, distributed_type: str) -> str:
     """Formats the training settings as a table to print before training.
 
     Args:
         loss, setup: the results of `loss_table` and `setup_table`.
         distributed_type: the kind of parallelism, such as `MULTI_GPU`.
-        teacher: the folder or name of the encoder to learn from.
     """
-    rows = dict(loss)
-    if teacher is not None:
-        rows["teacher"] = teacher
-    rows |= setup
+    rows = {**loss, **setup}
     if setup["processes"] > 1:
         rows["processes"] = f"{setup['processes']} ({distributed_type})"
     rows["score"] = f"{encoder.score_function} x {encoder.score_scale:g}, {encoder.pooling} pooling"
@@ -157,6 +177,11 @@ def banner(
 def warnings_of(args: TrainingArguments, plan: Plan, encoder: EncoderProfile, model: PreTrainedModel) -> list[str]:
     """Returns warnings about training settings that probably do not have the intended effect."""
     warnings = plan.unread(args)
+    if not isinstance(args, SoftInfoNCEOptions) and plan.criterion.loss == "info_nce":
+        warnings.append(
+            f"{type(args).__name__} without an estimator train with InfoNCE, where SoftInfoNCETrainingArguments train "
+            "with Soft-InfoNCE; pass these, or an estimator in callbacks"
+        )
     if args.hub_model_id and not args.push_to_hub and not (args.hub_token or get_token()):
         warnings.append(f"warning: hub_model_id={args.hub_model_id}: log in with `hf auth login` before pushing")
     if encoder.score_function == "cosine" and encoder.score_scale == 1:
@@ -169,6 +194,10 @@ def warnings_of(args: TrainingArguments, plan: Plan, encoder: EncoderProfile, mo
         warnings.append(
             f"warning: the trained weights are stored in {name}, so small updates are lost; load the model in float32 "
             "(dtype=float32) and set bf16=True or fp16=True instead"
+        )
+    if has_adapter(model) and args.learning_rate <= LORA_RATE / 4:
+        warnings.append(
+            f"warning: learning_rate={args.learning_rate:g} is far below 1e-4 to 5e-4, the usual rates for an adapter"
         )
     warnings += profile_warnings(model, encoder)
     revision = None

@@ -13,7 +13,6 @@ from soft_trainer import distributed
 from soft_trainer.data.split import Split
 from soft_trainer.encoders.adapters import has_adapter, plain_encoder, set_adapter_state
 from soft_trainer.encoders.export import export_encoder
-from soft_trainer.encoders.hub_files import public_name
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.files import ADAPTER_WEIGHTS, reporting_disk_errors, write_text
 from soft_trainer.hub.background import Publisher
@@ -21,6 +20,7 @@ from soft_trainer.hub.model_card import environment, license_of, write_model_car
 from soft_trainer.options.resolve import Plan
 from soft_trainer.training import reporting
 from soft_trainer.training.checkpoints import mark_complete, saving_checkpoint
+from soft_trainer.training.negatives import negatives_to_draw
 
 
 class SavingTrainer(Trainer):
@@ -31,7 +31,6 @@ class SavingTrainer(Trainer):
         plan: the training plan. Its Matryoshka dimensions are saved in the profile.
         run_fingerprint: everything that the results depend on (`run_fingerprint.py`), on the main process only.
         evaluations: for each evaluation, its step, whether it ran during training, and its metrics.
-        writes_card: True if `push_to_hub` writes the model card, or False if the card has already been written.
     """
 
     encoder: EncoderProfile
@@ -39,7 +38,6 @@ class SavingTrainer(Trainer):
     run_fingerprint: dict[str, object]
     evaluations: list[tuple[int, bool, dict]]
     _losses_before = 0.0  # the sum of the losses of all steps before the checkpoint that training resumed from
-    writes_card = True
     _is_saving_checkpoint = False  # checkpoints keep adapters unmerged, so that a resumed run is exact
 
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
@@ -125,12 +123,9 @@ class SavingTrainer(Trainer):
 
     def describe(self) -> dict:
         """Returns sections of a run's record: model id, loss, training, environment and, after a merge, merging."""
-        loss = reporting.loss_table(self.plan, self.estimator)
-        if self.plan.options.teacher is not None:
-            loss["teacher"] = public_name(self.plan.options.teacher)
         record = {
             "model_id": self.hub_model_id,
-            "loss": loss,
+            "loss": reporting.loss_table(self.plan, self.estimator),
             "training": self.setup_table() | reporting.course_table(self.args, self.state),
             "environment": environment(),
         }
@@ -140,7 +135,15 @@ class SavingTrainer(Trainer):
 
     def setup_table(self) -> dict[str, object]:
         """Returns the training settings except the loss, keyed by label, such as "learning rate"."""
-        return reporting.setup_table(self.args, self.plan, self.model, self.precision)
+        negatives = 0
+        pairs = None
+        if self.train_split is not None:
+            negatives, _ = negatives_to_draw(self.plan.options, self.train_split.judgments)
+            of_sources = [pairs for _, _, pairs in self.train_split.sources.values()]
+            pairs = max(of_sources, default=len(self.train_dataset))  # a batch comes from one source
+        return reporting.setup_table(
+            self.args, self.plan, self.model, self.precision, self.why_padded, negatives, pairs
+        )
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """Checks before training that a push would work, and creates the repository on the Hub if necessary.
@@ -163,7 +166,7 @@ class SavingTrainer(Trainer):
         self.save_model()
         if not self.is_world_process_zero():
             return None
-        if self.writes_card:
+        if not getattr(self.args, "from_command_line", False):  # a run from the command line has written its card
             self.create_model_card()
         return self._publisher.conclude(commit_message)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,10 @@ from torch import Tensor
 from soft_trainer.criterion import Criterion, Targets, excluding
 from soft_trainer.data.split import RelevantCodes
 from soft_trainer.estimators.base import checked_similarity
+
+# The most similarities that a data worker sends with a batch: 16 MiB in float32. Docker gives workers and processes 64
+# MiB of shared memory by default.
+MOST_SENT = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -22,17 +27,22 @@ class TargetMaker:
         estimator: an object with `similarity(query_rows, code_rows)`, or None.
         relevant: finds relevant codes in a batch. If None, only the code paired with a query counts as positive.
         keeps_positives: True to keep other known positives as extra positives, or False to exclude them.
+        without_query: bool[C], the codes that the estimator cannot compare (`codes_without_query`), or None. They are
+            named negatives, so they count as the least similar codes of the batch.
+        rounds: True if data workers send float32, because the step computes the weights on a GPU.
     """
 
     criterion: Criterion
     estimator: object | None = None
     relevant: RelevantCodes | None = None
     keeps_positives: bool = False
+    without_query: np.ndarray | None = None
+    rounds: bool = False
 
     def of_rows(
         self, queries: np.ndarray, codes: np.ndarray, positives: Tensor, met: Tensor | None = None
     ) -> tuple[Targets, int]:
-        """Returns targets that have no similarities or weights, and the total number of other known positives.
+        """Returns targets without similarities and weights, and the total number of other known positives.
 
         Args:
             queries: int64[B], the index of each query.
@@ -48,17 +58,43 @@ class TargetMaker:
         number = int(known.sum())
         if number == 0:
             return Targets(positives, met), 0
-        return Targets(positives, excluding(met, known), known if self.keeps_positives else None), number
+        targets = Targets(positives, excluding(met, known))
+        if self.keeps_positives:
+            targets = dataclasses.replace(targets, extra_positives=known, positive_counts=1 + known.sum(1).numpy())
+        return targets, number
+
+    def compared(self, targets: Targets, queries: np.ndarray, codes: np.ndarray) -> Targets:
+        """Returns the targets with the estimator's similarities, for a data worker to send.
+
+        They are missing if the loss needs none, if data workers cannot ask the estimator, or if they are too large to
+        send. In the last two cases, `weighed` asks the estimator.
+        """
+        if self.estimator is None or not self.criterion.needs_similarity or len(queries) * len(codes) > MOST_SENT:
+            return targets
+        similarity = self._similarity(queries, codes)
+        if self.rounds:
+            similarity = similarity.float()
+        return dataclasses.replace(targets, similarity=similarity)
 
     def weighed(self, targets: Targets, queries: np.ndarray, codes: np.ndarray) -> Targets:
-        """Returns the targets with the similarities and weights that the loss needs, on the targets' device.
-
-        The tensors are float32, because float64 would double what a data worker sends and some devices don't support
-        float64.
-        """
-        similarity = None
-        if self.criterion.needs_similarity:
-            similarity = checked_similarity(self.estimator, queries, codes).to(targets.positives.device)
+        """Returns the targets with the similarities and weights that the loss needs, in float32, on their device."""
+        similarity = targets.similarity
+        device = targets.positives.device
+        if similarity is None and self.criterion.needs_similarity:
+            similarity = self._similarity(queries, codes)
+            if device.type != "cpu":
+                similarity = similarity.float().to(device)
         with torch.no_grad():
             made = self.criterion.targets(targets.positives, targets.negatives, targets.extra_positives, similarity)
-        return made.mapped(lambda tensor: tensor.float() if tensor.is_floating_point() else tensor)
+        made = made.mapped(lambda tensor: tensor.float() if tensor.is_floating_point() else tensor)
+        return dataclasses.replace(made, positive_counts=targets.positive_counts)
+
+    def _similarity(self, queries: np.ndarray, codes: np.ndarray) -> Tensor:
+        """Returns the estimator's similarities of B queries and N codes, Tensor[B, N]."""
+        if self.without_query is None or not self.without_query[codes].any():
+            return checked_similarity(self.estimator, queries, codes)
+        compared = torch.from_numpy(~self.without_query[codes])
+        known = checked_similarity(self.estimator, queries, codes[compared.numpy()])
+        similarity = known.amin(1, keepdim=True).repeat(1, len(codes))
+        similarity[:, compared.to(known.device)] = known
+        return similarity

@@ -1,14 +1,15 @@
 """Finding the query, code and id columns among columns with any names."""
 
 import json
+from pathlib import Path
 
 import pandas as pd
 import pytest
 from refusals import refused
 
 from soft_trainer import load_rows
-from soft_trainer.data.columns import ColumnNames
-from soft_trainer.data.load import training_split
+from soft_trainer.data.columns import RECOGNISED, ColumnNames
+from soft_trainer.data.load import read_source, training_split
 from soft_trainer.encoders.profiles import PROFILES
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.run.rows import load_data
@@ -58,7 +59,7 @@ def test_the_column_that_was_named_is_read_whatever_the_profile_prefers(answers,
     lines = [json.dumps(row | {"original_string": "other", "language": "python"}) + "\n" for row in rows]
     path.write_text("".join(lines))
     arguments = DataArguments(data_dir=str(path), query_column="question", code_column="body")
-    train = load_data(arguments, PROFILES["graphcodebert"], tmp_path)["train"]
+    train = load_data(arguments, PROFILES["graphcodebert"])["train"]
     assert "original_string" not in train.corpus.column_names
     assert all(code.startswith("def f(x)") for code in train.corpus["code"])
 
@@ -68,7 +69,7 @@ def test_rows_without_a_code_are_matched_by_url(tmp_path):
     parts = {"train": train, "test": [{"query": "q", "url": "u2"}], "codebase": [{"code": "x", "url": "u2"}]}
     for name, rows in parts.items():
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    test = load_rows(tmp_path, needed=("train",))["test"]
+    test = read_source(tmp_path, needed=("train",))["test"]
     assert test.queries["url"][:] == test.corpus["url"][:] == ["u2"]
 
 
@@ -107,12 +108,129 @@ def test_a_wrong_pair_is_refused_and_negatives_have_the_names_of_sentence_transf
     split = training_split(rows)
     assert split.corpus["code"][:] == ["f", "g", "h"]
     assert split.judgments.negatives.nonzero()[1].tolist() == [1, 2]
-    assert "hard negatives in negative, negative_1" in capsys.readouterr().err
+    assert "train_dataset: reading hard negatives in negative, negative_1\n" in capsys.readouterr().err
     for labels in (["1", "0"], [True, False], [0.9, 0.1], ["True", "False"]):
         with refused(f"column 'label' is {labels[1] if labels[0] != 0.9 else 0.9}"):
             training_split(rows.assign(label=labels))
     training_split(rows.assign(label=["bug", "feature"], score=[3, -1]))
     assert "ignoring column 'score'" in capsys.readouterr().err
+
+
+# ---- Lists ----
+
+
+def with_several(number: int = 20) -> list[dict]:
+    """Returns rows with two positives and two negatives each. Their repositories decide the splits."""
+    rows = []
+    for n in range(number):
+        positives = [f"x + {n}", f"add(x, {n})"]
+        negatives = [f"x - {n}", "x + 0" if n else "x * 0"]  # `x + 0` is a positive of row 0
+        rows.append({"query": f"adds {n}", "pos": positives, "neg": negatives, "repo": f"r{n % 10}"})
+    return rows
+
+
+@pytest.mark.parametrize("kind", ["list", "frame", "rows.jsonl", "rows.parquet"])
+def test_a_list_of_positives_is_several_relevant_codes_of_one_query(tmp_path, kind, capsys):
+    rows = with_several()
+    source = {"list": rows, "frame": pd.DataFrame(rows)}.get(kind, tmp_path / kind)
+    if kind == "rows.jsonl":
+        source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif kind == "rows.parquet":
+        pd.DataFrame(rows).to_parquet(source)
+    splits = load_rows(source)
+    assert "reading queries from column 'query' and codes from 'pos'" in capsys.readouterr().err
+    assert sum(map(len, splits.values())) == 20
+    for split in splits.values():
+        codes = split.corpus["code"]
+        assert len(split.judgments) == 2 * len(split) and "query_row" not in split.corpus.column_names
+        for query, relevant in zip(split.queries["docstring"], split.judgments.relevant, strict=True):
+            number = query.removeprefix("adds ")
+            assert {codes[code] for code in relevant.indices} == {f"x + {number}", f"add(x, {number})"}
+            assert relevant.data.tolist() == [1, 1]
+
+
+def test_negatives_of_rows_with_several_positives_belong_to_the_query():
+    split = training_split(with_several(3))
+    codes = split.corpus["code"]
+    assert split.queries["docstring"][:] == ["adds 0", "adds 1", "adds 2"]
+    assert split.judgments.pairs().tolist() == [[0, 0], [0, 1], [1, 2], [1, 3], [2, 4], [2, 5]]
+    named = [sorted(codes[code] for code in row.indices) for row in split.judgments.negatives]
+    assert named == [["x * 0", "x - 0"], ["x + 0", "x - 1"], ["x + 0", "x - 2"]]
+
+
+def test_a_code_that_two_positives_name_is_ranked_once():
+    rows = [{"query": f"adds {n}", "positives": ["sum(x)", f"x + {n}"]} for n in range(4)]
+    splits = load_rows({"train": rows[:2], "test": rows[2:]})
+    assert splits["test"].corpus["code"][:] == ["sum(x)", "x + 2", "x + 3"]
+    assert splits["test"].judgments.relevant.toarray().tolist() == [[1, 1, 0], [1, 0, 1]]
+
+
+LISTS = [
+    ({"query": "a", "code": ["x", "y"]}, {}, "column 'code' contains lists of text"),
+    ({"query": ["a", "b"], "code": "x"}, {}, "column 'query' contains lists of text"),
+    ({"docstring": ["a", "b"], "code": "x"}, {}, "column 'docstring' contains lists of text"),
+    (
+        {"query": "a", "lines": ["x", "y"]},
+        {"query_column": "query", "code_column": "lines"},
+        "column 'lines' contains lists of text",
+    ),
+    ({"query": "a", "pos": []}, {}, "row 1: column 'pos' is missing or empty"),
+    ({"query": "a", "pos": ["x", None]}, {}, "row 1: column 'pos' contains ['x', None]; expected text"),
+    ({"query": "a", "pos": [1, 2]}, {}, "row 1: column 'pos' contains [1, 2]; expected text"),
+    ({"query": "a", "pos": "x", "neg": [{"text": "y"}]}, {}, "negatives, row 1: expected a list of codes or urls"),
+]
+
+
+@pytest.mark.parametrize(("row", "options", "message"), LISTS)
+def test_other_lists_are_refused(row, options, message):
+    with refused(message):
+        load_rows({"train": [row, row | {"query": row.get("query", "")}]}, **options)
+
+
+def test_lists_of_tokens_stay_tokens():
+    row = {"docstring_tokens": ["adds", "two numbers"], "code_tokens": ["x", "+", "y"]}
+    split = training_split([row])
+    assert split.corpus["code_tokens"][:] == [["x", "+", "y"]] and len(split.judgments) == 1
+    split = training_split([{"q": "a", "my_tokens": ["x", "y z"]}], "rows", ColumnNames("q", "my_tokens"))
+    assert split.corpus["code_tokens"][:] == [["x", "y z"]]
+
+
+@pytest.mark.parametrize("usual", [True, False])
+def test_negatives_beside_the_columns_of_codesearchnet_are_read_from_any_of_their_columns(tmp_path, usual):
+    row = {"docstring": "adds", "code": "x + y", "negatives" if usual else "neg": ["x - y"]}
+    (tmp_path / "train.jsonl").write_text(json.dumps(row) + "\n")
+    split = read_source(tmp_path, needed=("train",))["train"]
+    assert split.corpus["code"][:] == ["x + y", "x - y"] and split.judgments.negatives.nnz == 1
+
+
+# ---- Unused columns ----
+
+UNUSED = [
+    ({"query": "a", "code": "x", "hard_negatives": ["y"]}, ["hard_negatives"]),
+    ({"query": "a", "code": "x", "codes": "y", "Negative": "z"}, ["codes", "Negative"]),
+    ({"query": "a", "code": "x", "positive_2": "y", "text": "z"}, ["positive_2", "text"]),
+    ({"docstring": "a", "code": "x", "pos": ["y"]}, ["pos"]),
+    ({"query": "a", "code": "x", "repo": "r", "path": "p.py", "language": "python", "url": "u"}, []),
+    ({"query": "a", "code": "x", "negative": "y", "negative_7": "z"}, []),
+]
+
+
+@pytest.mark.parametrize("kind", ["list", "folder"])
+@pytest.mark.parametrize(("row", "unused"), UNUSED)
+def test_unused_columns_that_look_like_recognised_ones_are_named(tmp_path, capsys, kind, row, unused):
+    (tmp_path / "train.jsonl").write_text(json.dumps(row) + "\n")
+    read_source({"train": [row]} if kind == "list" else tmp_path, needed=("train",))
+    said = [line for line in capsys.readouterr().err.splitlines() if "not using" in line]
+    assert len(said) == bool(unused)
+    if unused:
+        assert f": not using {', '.join(map(repr, unused))}; the recognised columns are docstring, " in said[0]
+
+
+def test_one_page_lists_all_recognised_columns():
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    table = page[page.index("| column ") : page.index("\n\n", page.index("| column "))]
+    missing = [name for name in RECOGNISED if f"`{name}`" not in table]
+    assert not missing
 
 
 def test_names_of_columns_are_for_the_sources_that_have_them(tmp_path):

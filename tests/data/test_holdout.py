@@ -8,6 +8,7 @@ from refusals import refused
 
 from soft_trainer import load_rows
 from soft_trainer.data.holdout import warn_of_overlap
+from soft_trainer.data.load import read_source
 from soft_trainer.encoders.profiles import EncoderProfile
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.run.rows import load_data
@@ -105,7 +106,7 @@ def test_a_row_of_another_source_s_test_is_not_trained_on(tmp_path, capsys):
             text = "".join(json.dumps({"query": f"adds {n}", "code": f"{source} + {n}"}) + "\n" for n in numbers)
             (tmp_path / source / f"{split}.jsonl").write_text(text)
     arguments = DataArguments(data_dir=f"{tmp_path}/own,{tmp_path}/general")
-    train = load_data(arguments, EncoderProfile(), tmp_path)["train"]
+    train = load_data(arguments, EncoderProfile())["train"]
     assert {name: pairs for name, (_, _, pairs) in train.sources.items()} == {"own": 19, "general": 20}
     assert values(train, "docstring").isdisjoint({f"adds {n}" for n in (0, 24, 25, 26, 27)})
     said = capsys.readouterr().err
@@ -118,14 +119,16 @@ def test_rows_in_a_file_without_a_split_are_divided_whatever_else_is_measured(tm
         (tmp_path / name).write_text(rows)
     whole = load_rows(tmp_path / "pairs.jsonl")
     for needed in (("train",), ()):  # training or evaluation with other queries
-        splits = load_rows(tmp_path / "pairs.jsonl", needed=needed)
+        splits = read_source(tmp_path / "pairs.jsonl", needed=needed)
         assert values(splits["test"], "docstring") == values(whole["test"], "docstring")
-    assert [*load_rows(tmp_path / "train.jsonl", needed=("train",))] == ["train"]
+    assert [*read_source(tmp_path / "train.jsonl", needed=("train",))] == ["train"]
 
 
 def test_evaluation_rows_that_are_trained_on_are_counted(capsys):
     train = load_rows({"train": [function(number) for number in range(9)], "test": [function(99)]})["train"]
     for first, said in ((5, "warning: web: 4 of 10 pairs share a query, code or id with a training row"), (9, "")):
-        test = load_rows({"test": [function(number) for number in range(first, first + 10)]}, needed=("test",))["test"]
+        test = read_source({"test": [function(number) for number in range(first, first + 10)]}, needed=("test",))[
+            "test"
+        ]
         warn_of_overlap({"web": test}, train)
         assert capsys.readouterr().err.strip() == said

@@ -3,10 +3,11 @@
 import gzip
 import json
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from datasets import Dataset, DatasetDict, List, Value
+from datasets import ClassLabel, Dataset, DatasetDict, List, Value
 from refusals import refused
 
 from soft_trainer.data.load import as_rows, load_rows
@@ -48,7 +49,7 @@ def write(rows: Dataset, path):
 
 def load(source, **arguments):
     options = DataArguments(data_dir=str(source), language="python", **arguments)
-    return pushed_tables(load_data(options, EncoderProfile(), "unused"))
+    return pushed_tables(load_data(options, EncoderProfile()))
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.csv", "rows.parquet", "saved", "folder/a.csv"])
@@ -174,7 +175,6 @@ def test_an_error_names_file_line_and_column_as_they_stand_in_the_file(pairs, tm
     broken.save_to_disk(str(tmp_path / "saved"))
     with refused("saved, rows 31, 36: column 'answer'"):
         tables(load_rows(tmp_path / "saved"))
-    assert len(tables(load_rows(tmp_path / "b.jsonl", check=False))["train"]) == 32
 
 
 def test_an_evaluation_set_is_all_rows(pairs, tmp_path):
@@ -201,15 +201,9 @@ def test_an_evaluation_set_is_all_rows(pairs, tmp_path):
             {},
             "row 2: column 'query' contains 5; expected text",
         ),
-        ("a.csv", "query;code\nx;y\n", {}, "columns must be separated by commas, not by ';'"),
+        ("a.csv", "query;code\nx;f(a, b)\n", {}, "columns must be separated by commas, not by ';'"),
         ("a.csv", "query,code\nx,y\nz,a\n", {}, "a.csv: 2 rows (2 distinct) are too few to split"),
-        (
-            "a.csv",
-            'query,code\nx,"y\nz,a\n',
-            {},
-            "starting at row 1; look for a missing quote or an extra comma there",
-        ),
-        ("a.csv", "query,code\nx,y\nz,f(a,b,c)\n", {}, "in line 3, saw 4; look for a missing quote or an extra comma"),
+        ("a.csv", 'query,code\nx,"y\nz,a\n', {}, "a.csv, line 2: unexpected end of data; put a field with commas"),
         ("folder/readme.md", "text", {}, "folder: no rows; expected JSON Lines, CSV or Parquet"),
         (None, None, {}, "no such folder or file, and not a name on the Hub"),
     ],
@@ -286,3 +280,70 @@ def test_values_in_the_usual_columns_that_are_not_text(name, values, message):
     other = {"docstring_tokens": "code", "code": "docstring"}[name]
     with refused(message):
         load_rows([{name: value, other: "text"} for value in values])
+
+
+@pytest.mark.parametrize(("code", "hint"), [("x + 1", False), ("print(x)\n" * 40, True)])
+def test_an_empty_cell_may_come_from_a_quote_only_where_the_row_is_long(tmp_path, code, hint):
+    path = tmp_path / "rows.csv"
+    rows = [(f"adds {n}", f"x + {n}") for n in range(9)]
+    pd.DataFrame([*rows, ("", code)], columns=["query", "code"]).to_csv(path, index=False)
+    with pytest.raises(UserError, match="row 10: column 'query' is missing or empty") as error:
+        load_rows(path)
+    assert ("look for an unbalanced quote" in str(error.value)) == hint
+
+
+def in_classes(pairs) -> Dataset:
+    """Returns the pairs with the columns `language` and `label` as numbers with names."""
+    languages = ["python", "ruby"] * (SIZE // 2)
+    rows = pairs.add_column("language", languages, feature=Value("string")).add_column("label", [1] * SIZE)
+    return rows.cast_column("language", ClassLabel(names=["ruby", "python"])).cast_column("label", ClassLabel(2))
+
+
+@pytest.mark.parametrize("kind", ["a data set", "saved", "rows.parquet"])
+def test_classes_are_read_as_names(pairs, tmp_path, kind):
+    rows = source = in_classes(pairs)
+    if kind == "saved":
+        source = tmp_path / "saved"
+        rows.save_to_disk(source)
+    elif kind != "a data set":
+        source = tmp_path / kind
+        rows.to_parquet(source)
+    assert {*load_rows(source)["train"].corpus["language"]} == {"python", "ruby"}
+    splits = load_rows(source, language="python")
+    assert {language for split in splits.values() for language in split.corpus["language"]} == {"python"}
+    assert sum(map(len, splits.values())) == SIZE // 2
+    with refused("train has no rows in go, only in python, ruby; set language"):
+        load_rows(source, language="go")
+
+
+HALF = "\ud83d"  # the first half of a character outside the Basic Multilingual Plane
+
+
+@pytest.mark.parametrize("kind", ["list", "dict", "rows.jsonl"])
+@pytest.mark.parametrize("column", ["code", "code_tokens"])
+def test_half_a_character_is_named_with_its_row_and_column(tmp_path, kind, column):
+    value = HALF if column == "code" else ["x", HALF]
+    rows = [{"query": f"adds {n}", "code": f"x + {n}", "code_tokens": ["x"]} for n in range(9)]
+    rows[3][column] = value
+    source = {"list": rows, "dict": {"train": rows}}.get(kind, tmp_path / kind)
+    if kind == "rows.jsonl":
+        source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with refused(f"row 4: column '{column}' contains '\\ud83d'"):
+        load_rows(source)
+
+
+def test_mixed_types_in_a_list_are_one_line():
+    with refused("the rows: Expected bytes, got a 'int' object"):
+        load_rows([{"query": "a", "code": "b"}, {"query": 1, "code": "c"}])
+
+
+def test_rows_that_occur_twice_are_counted_and_kept(pairs, tmp_path, capsys):
+    path = tmp_path / "rows.csv"
+    frame = pairs.to_pandas()
+    pd.concat([frame, frame.head(3), frame.head(1)]).to_csv(path, index=False)
+    splits = load_rows(path)
+    assert f"{path}: 4 of 44 rows repeat the query and the code of an earlier row" in capsys.readouterr().err
+    assert sum(map(len, splits.values())) == 44
+    frame.to_csv(path, index=False)
+    load_rows(path)
+    assert "repeat" not in capsys.readouterr().err

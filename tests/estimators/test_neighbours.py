@@ -53,6 +53,35 @@ def brute_force(scores: np.ndarray, k: int, answers: RelevantCodes | None = None
     return np.argsort(-scores, axis=1, kind="stable")[:, :k]
 
 
+@pytest.mark.parametrize(
+    "device, free, entries",
+    [
+        ("cpu", 0, module.ENTRIES),
+        ("mps", 0, module.ENTRIES),
+        ("cuda:1", 1 << 20, module.ENTRIES),
+        ("cuda:1", 16 << 30, 1 << 30),
+        ("cuda:1", 8 << 30, 1 << 29),
+        ("cuda:1", 1 << 40, module.MOST_ENTRIES),
+    ],
+)
+def test_a_gpu_with_more_memory_compares_more_at_once(monkeypatch, device, free, entries):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 1 << 41))
+    assert module.entries_on(device) == entries
+
+
+def test_threads_at_the_same_time_use_one_core_each():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with module.threads(3) as pool:
+            assert set(pool.map(lambda _: torch.get_num_threads(), range(9))) == {1}
+        with pytest.raises(ZeroDivisionError), module.threads(3) as pool:
+            list(pool.map(lambda _: 1 / 0, range(2)))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("rows, group", [(300, 64), (300, 7), (1000, 64)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_exact_neighbours_are_those_of_brute_force(monkeypatch, rows, group, dtype):

@@ -1,10 +1,7 @@
 import shutil
 import sys
 
-import pytest
-
 from soft_trainer.encoders.loading import load_encoder
-from soft_trainer.errors import UserError
 from soft_trainer.estimators.registry import choose_estimator
 from soft_trainer.options.fields import DataArguments
 
@@ -32,19 +29,3 @@ def test_an_own_class_is_imported(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # an installed command must also find modules in the current folder
     assert type(choose_estimator(DataArguments(estimator="my_estimators:Mine"))).__name__ == "Mine"
     sys.modules.pop("my_estimators")
-
-
-@pytest.mark.parametrize(
-    "options, says",
-    [
-        ({"estimator": "bm26"}, "use one of none, bm25, .*, initial_model, or module:name; did you mean 'bm25'"),
-        ({"estimator": "trained_model"}, "estimator_model"),
-        ({"estimator": "no_such_module:Mine"}, "No module named 'no_such_module'"),
-        ({"estimator": "json:Mine"}, "Mine"),
-        ({"estimator": "os:getcwd"}, "has no method fit; an estimator needs fit and similarity"),
-        ({"estimator": "bm25", "bm25_idf": "plus"}, "okapi, robertson, lucene"),
-    ],
-)
-def test_what_is_wrong_is_named(options, says):
-    with pytest.raises(UserError, match=says):
-        choose_estimator(DataArguments(**options))

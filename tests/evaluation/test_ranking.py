@@ -7,6 +7,7 @@ import torch
 from refusals import refused
 
 from soft_trainer.errors import UserError
+from soft_trainer.evaluation import ranking
 from soft_trainer.evaluation.ranking import rank_codes, retrieval_metrics
 
 QUERIES, CODES, DIM = 19, 80, 12
@@ -110,6 +111,29 @@ def test_no_setting_of_precision_changes_ranks(value, precision):
             assert rank_codes(queries, codes, targets, block_size=7).ranks.tolist() == expected.tolist()
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_corpus_in_several_parts_has_the_same_ranks(kind, monkeypatch):
+    queries, codes, targets = KINDS[kind]()
+    monkeypatch.setattr(ranking, "_CORPUS", 30 * DIM)
+    monkeypatch.setattr(ranking, "_HASHED", 7 * DIM)
+    expected, _ = float64_ranking(queries, codes, targets)
+    corpus = ranking.Corpus(codes)
+    assert [len(part) for part in corpus.parts] == [30, 30, 20]
+    longest = codes.double().norm(dim=1).max()
+    torch.testing.assert_close(corpus.longest, longest)
+    assert rank_codes(queries, codes, targets, block_size=5).ranks.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_copies_of_an_embedding_are_found(dtype):
+    codes = torch.randn(200, DIM, generator=torch.Generator().manual_seed(0)).sign().to(dtype)  # bits differ little
+    codes[7], codes[9] = 0.0, -0.0
+    corpus = ranking.Corpus(codes)
+    _, numbers = codes.unique(dim=0, return_inverse=True)
+    assert torch.equal(numbers[corpus.copies], numbers[corpus.originals])
+    assert len(corpus.copies) == len(codes) - len(numbers.unique())
 
 
 def test_inputs_stay_as_they_were_and_score_scale_multiplies_scores_alone():

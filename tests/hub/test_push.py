@@ -126,7 +126,7 @@ def test_a_record_is_pushed_as_it_is_and_that_of_another_version_is_not(here, fo
 
 KINDS = (ModelArguments, DataArguments, TrainingOptions)
 PATHS = [name for kind in KINDS for name, each in option_specs(kind).items() if each.refers_to not in ("", "code")]
-PATHS += ["source_dir", "extra_source_dir", *FILES_OF_TRANSFORMERS]
+PATHS += FILES_OF_TRANSFORMERS
 FORMS = ("canary{}/end", "../canary{}/end", "file:///srv/canary{}/end", "~/canary{}/a, b/end/", "C:\\canary{}\\end")
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from unittest.mock import Mock
 
 import pytest
+from git_repositories import Repository
 from refusals import refused
 
 from soft_trainer.cli.__main__ import run_command
@@ -161,6 +162,31 @@ def test_unfit_files_are_skipped_and_counted(tmp_path):
     }  # fmt: skip
 
 
+def test_encoded_files_are_mined(tmp_path):
+    tree = python_tree(tmp_path / "tree")
+    source = (tree / "package1/code.py").read_text().replace("first1", "encoded1").replace("a[1]", "a['é']")
+    (tree / "package1/marked.py").write_text(source, "utf-16")
+    (tree / "package1/named.py").write_text("# coding: latin-1\n" + source.replace("encoded1", "named1"), "latin-1")
+    mined = mine(tree, "python", num_workers=1)
+    codes = [row["code"] for row in mined.rows["train"] + mined.rows["codebase"]]
+    assert mined.files == {"mined": 14} and any("encoded1" in code and "é" in code for code in codes)
+
+
+def test_linked_worktrees_are_skipped_and_counted(tmp_path, monkeypatch):
+    tree = Repository(python_tree(tmp_path / "tree"))
+    for folder in ("copy", "package1/copy"):
+        tree.link(tree.path / folder)
+        python_tree(tree.path / folder)
+    python_tree(tree.path / "clone", packages=1)
+    Repository(tree.path / "clone")  # another repository
+    monkeypatch.chdir(tmp_path)
+    for source in (tree.path, "tree"):
+        mined = mine(source, "python", num_workers=1)
+        assert mined.files == {"mined": 13, "linked worktree (a folder)": 2}
+        assert "| files | linked worktree (a folder) | 2 |" in re.sub(" +", " ", mining_table(mined))
+    assert mine(tree.path / "copy", "python", num_workers=1).files == {"mined": 13}  # with a.py
+
+
 @pytest.mark.parametrize(
     ("sizes", "expected"),
     [
@@ -224,6 +250,15 @@ def test_command_line_and_workers_change_nothing(tmp_path, capsys):
     assert len(read(tmp_path / "1", "train")) == 20
     for file in (tmp_path / "1").iterdir():
         assert file.read_bytes() == (tmp_path / "2" / file.name).read_bytes()
+
+
+def test_the_command_knows_the_names_of_trees(tmp_path, capsys, monkeypatch):
+    tree = python_tree(tmp_path / "tree")
+    monkeypatch.setattr(os, "__file__", str(tree / "os.py"))
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"purelib": str(tree)})
+    for name in ("stdlib", "installed"):
+        assert run_command(["mine", name, "--output_dir", str(tmp_path / name), "--num_workers", "1"]) == 0
+        assert len(read(tmp_path / name, "train")) == 20
 
 
 class Threaded:

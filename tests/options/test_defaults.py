@@ -10,7 +10,6 @@ import pytest
 import torch
 from datasets import Dataset, concatenate_datasets
 from refusals import refused
-from safetensors.torch import load_file, save_file
 from trainings import losses_of
 from transformers import AutoModel, AutoTokenizer, TrainingArguments
 
@@ -24,11 +23,13 @@ from soft_trainer import (
 )
 from soft_trainer.encoders.distilling import distil_static
 from soft_trainer.encoders.packaged import BASE
-from soft_trainer.encoders.profiles import resolve_profile
-from soft_trainer.estimators.registry import choose_estimator, default_estimators
-from soft_trainer.options.defaults import apply_defaults
+from soft_trainer.encoders.profiles import EncoderProfile, resolve_profile
+from soft_trainer.estimators.registry import choose_estimator, default_estimators, estimator_of_run
+from soft_trainer.options.defaults import apply_defaults, choose_precision
 from soft_trainer.options.parse import OF_A_RUN, as_argv, parse
 from soft_trainer.run.building import build_profile
+from soft_trainer.run.opening import complete_options
+from soft_trainer.training.preflight import warn_of_another_teacher
 
 CHOSEN = {"estimator": "initial_model", "train_sampling_strategy": "similar", "weighting": "positive_aware"}
 CHOSEN |= {"learning_rate": 6e-5, "num_train_epochs": 1, "warmup_steps": 0.1}
@@ -41,8 +42,7 @@ def options_after(tmp_path, encoder_dir):
     def choose(*words: str, model=encoder_dir, names=CHOSEN) -> dict:
         words = [*words, *(["--model_name_or_path", str(model)] if model else []), "--use_cpu", "true"]
         model_args, data_args, args = parse(OF_A_RUN, [*words, "--output_dir", str(tmp_path)])
-        pretrained = None if model_args.from_scratch else model_args.model_name_or_path
-        apply_defaults(data_args, args, build_profile(model_args), pretrained)
+        complete_options(model_args, data_args, args, build_profile(model_args))
         return {name: getattr(data_args if hasattr(data_args, name) else args, name) for name in names}
 
     return choose
@@ -61,8 +61,39 @@ def test_what_is_given_stays(options_after):
     assert options_after("--distill_weight", "0.3") == CHOSEN
 
 
+@pytest.mark.parametrize("number", ["0", "1"])
+def test_hard_negatives_change_nothing_else_of_the_recipe(options_after, number):
+    assert options_after("--negatives_per_query", number) == CHOSEN
+
+
+@pytest.mark.parametrize(
+    ("words", "rate"),
+    [
+        ((), 1e-4),
+        (("--estimator", "bm25"), 1e-4),
+        (("--learning_rate", "3e-4"), 3e-4),
+        (("--config", "encoders/qwen3_embedding"), 1e-4),
+        (("--config", "encoders/qwen3_embedding", "--lr", "2e-6"), 2e-6),
+    ],
+)
+def test_an_adapter_has_its_own_learning_rate(options_after, words, rate):
+    names = ["learning_rate", "num_train_epochs"]
+    # The profile in the recipe would not fit the tiny encoder.
+    options = options_after(*words, "--lora_r", "4", "--profile", "codebert", names=names)
+    assert options["learning_rate"] == rate
+
+
+def test_an_adapter_keeps_the_rest_of_the_recipe(options_after):
+    assert options_after("--lora_r", "4") == CHOSEN | {"learning_rate": 1e-4}
+
+
+def test_a_recipe_with_an_adapter_keeps_its_learning_rate(options_after, tmp_path):
+    (tmp_path / "own.yaml").write_text("lora_r: 4\nlearning_rate: 0.0002\n")
+    assert options_after("--config", str(tmp_path / "own.yaml"), "--lora_r", "8")["learning_rate"] == 2e-4
+
+
 # A batch of 8 cannot hold two groups of similar rows.
-OWN_CHOICE = {"estimator": "none", "alpha": "1.3", "train_sampling_strategy": "random", "negatives_per_query": "1"}
+OWN_CHOICE = {"estimator": "none", "alpha": "1.3", "train_sampling_strategy": "random"}
 OWN_CHOICE |= {"score_function": "dot", "per_device_train_batch_size": "8", "do_predict": "true"}
 
 
@@ -110,16 +141,34 @@ def test_a_distilled_encoder_learns_from_its_teacher_and_a_line_says_so(options_
     assert (own_choice["learning_rate"], own_choice["num_train_epochs"]) == (3e-3, 10)
 
 
-def test_a_teacher_that_is_gone_or_has_changed_is_not_used(options_after, static, teacher, encoder_dir, capsys):
-    weights = load_file(teacher / "model.safetensors")
-    name = next(iter(weights))
-    save_file(weights | {name: weights[name] + 1}, teacher / "model.safetensors", metadata={"format": "pt"})
-    left = options_after(model=static)
-    assert (left["learning_rate"], left["train_sampling_strategy"], left["weighting"]) == (3e-3, "random", "linear")
-    assert f"because {teacher} has changed since; to use the teacher anyway" in capsys.readouterr().err
+def test_an_encoder_whose_teacher_is_gone_trains_like_one_without_and_a_line_says_so(static, teacher, dataset, capsys):
     shutil.rmtree(teacher)
-    assert options_after(model=static) == left
+    options = {"output_dir": "out", "use_cpu": True, "report_to": "none"}
+    model_args, data_args, shell = parse(OF_A_RUN, as_argv(options | {"model": str(static), "do_train": True}))
+    profile = build_profile(model_args)
+    apply_defaults(data_args, shell, profile, str(static))
+    estimator = estimator_of_run(data_args, shell, profile)
     assert "trains without its teacher, which cannot be loaded" in capsys.readouterr().err
+    trainer = SoftInfoNCETrainer(str(static), SoftInfoNCETrainingArguments(**options), dataset)
+    assert "trains without its teacher, which cannot be loaded" in capsys.readouterr().err
+    assert isinstance(estimator, BM25Estimator) and isinstance(trainer.estimator, BM25Estimator)
+    for args in (shell, trainer.args):
+        assert (args.teacher, args.loss, args.distill_weight) == (None, None, 0)
+        assert (args.learning_rate, args.per_device_train_batch_size) == (3e-3, 128)
+    assert trainer.encoder.teacher == str(teacher)  # it does not forget
+
+
+def test_a_teacher_that_was_named_must_be_there(tmp_path):
+    _, data_args, args = parse(OF_A_RUN, as_argv({"teacher": str(tmp_path / "gone"), "use_cpu": True}))
+    apply_defaults(data_args, args, EncoderProfile(), None)
+    with refused("gone"):
+        estimator_of_run(data_args, args, EncoderProfile())
+
+
+@pytest.mark.parametrize("identity, warned", [("now", True), ("then", False), (None, False)])
+def test_a_teacher_that_has_changed_is_named(identity, warned, capsys):
+    warn_of_another_teacher(EncoderProfile(teacher="a", teacher_identity="then"), "a", identity)
+    assert ("teacher=a: has changed since this encoder was distilled from it" in capsys.readouterr().err) == warned
 
 
 def test_a_line_says_that_an_option_turns_the_teacher_off(options_after, static, teacher, capsys):
@@ -218,7 +267,6 @@ def test_a_teacher_stands_for_four_options(options_after, encoder_dir, teacher, 
     [estimator] = default_estimators(args, encoder.profile, encoder.model)
     assert isinstance(estimator, TrainedModelEstimator) and estimator.model_name_or_path == str(teacher)
     assert (args.loss, args.distill_weight) == (expected["loss"], expected["distill_weight"])
-    assert default_estimators(args, encoder.profile, encoder.model, estimator) == []  # as a run from the shell passes
 
 
 def test_a_weight_of_0_turns_a_teacher_off(trainer_of, options_after, teacher):
@@ -248,7 +296,9 @@ def test_a_training_with_a_teacher_names_it_and_equals_the_four_options(trainer_
         trainer = trainer_of(arguments={"callbacks": callbacks, "model": copy.deepcopy(model)}, **options)
         trainer.train()
         losses.append(losses_of(trainer))
-        assert (f"teacher  {teacher}" in re.sub(r"[ |]*\| ", "  ", capsys.readouterr().err)) == (callbacks is None)
+        assert (f"teacher  {teacher.name}" in re.sub(r"[ |]*\| ", "  ", capsys.readouterr().err)) == (
+            callbacks is None
+        )
     assert losses[0] == losses[1]
 
 
@@ -320,3 +370,56 @@ def test_trainers_with_the_same_arguments_get_the_defaults_of_their_encoders(enc
     assert {"seed", "num_train_epochs"} <= replaced.named and "learning_rate" not in replaced.named
     trainer = SoftInfoNCETrainer(str(encoder_dir), replaced, rows)
     assert (trainer.args.learning_rate, trainer.args.num_train_epochs, trainer.args.seed) == (6e-5, 2, 7)
+
+
+# ---- Precision ----
+
+
+@pytest.fixture
+def precision_of(monkeypatch, tmp_path, profile):
+    """Returns a function that makes arguments as on a GPU, with a launcher's precision, and resolves the precision."""
+
+    def resolve(launcher: str | None = None, capable: bool = True, static: bool = False, **options) -> tuple:
+        if launcher is not None:
+            monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launcher)
+        args = SoftInfoNCETrainingArguments(str(tmp_path), use_cpu=True, **options)
+        monkeypatch.setattr(SoftInfoNCETrainingArguments, "device", torch.device("cuda"))
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: capable)
+        choose_precision(args, profile.replace(name="static") if static else profile)
+        return args.mixed_precision, args.bf16
+
+    return resolve
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, ("bf16", True)),
+        ({"launcher": "no"}, ("bf16", True)),  # `accelerate launch` exports this if nobody asked
+        ({"launcher": "fp16"}, ("fp16", False)),
+        ({"launcher": "bf16"}, ("bf16", True)),
+        ({"launcher": "bf16", "bf16": False}, ("no", False)),
+        ({"launcher": "fp16", "bf16": True}, ("bf16", True)),
+        ({"bf16": False}, ("no", False)),
+        ({"capable": False}, ("no", False)),
+        ({"static": True}, ("no", False)),
+        ({"static": True, "launcher": "bf16"}, ("bf16", True)),
+    ],
+    ids=str,
+)
+def test_bf16_is_the_default_on_a_gpu_that_has_it(precision_of, options, expected):
+    assert precision_of(**options) == expected
+
+
+@pytest.mark.parametrize("words", [[], ["--from_scratch", "32x2"]], ids=["saved in bf16", "from scratch"])
+def test_weights_stay_in_float32_by_default(options_after, encoder_dir, tmp_path, monkeypatch, words):
+    model = None if words else tmp_path / "half"
+    if model:
+        AutoModel.from_pretrained(encoder_dir, dtype=torch.bfloat16).save_pretrained(model)
+        for name in ("tokenizer.json", "tokenizer_config.json", "soft_trainer.json"):
+            shutil.copy(encoder_dir / name, model)
+        assert load_encoder(model, device="cpu").model.dtype == torch.float32
+    assert options_after(*words, model=model, names=["bf16"]) == {"bf16": False}  # on a CPU
+    monkeypatch.setattr(SoftInfoNCETrainingArguments, "device", torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    assert options_after(*words, model=model, names=["bf16"]) == {"bf16": True}

@@ -116,15 +116,12 @@ def test_a_mapping_reaches_the_training_arguments(recipe, tmp_path):
     "line, words",
     [
         ("--widht 3", ["--widht", "'width'"]),
-        ("--widht=3 3", ["--widht", "'width'"]),
         ("--learning_ra 1", ["'learning_rate'"]),  # an abbreviation is no option
         ("--zzzzzz", ["--help"]),
         ("--width wide", ["--width"]),
         ("--width", ["--width"]),
-        ("--width 1.5", ["--width"]),
         ("--frame perhaps", ["--frame"]),
         ("--config", ["--config"]),
-        ("--config none.yaml", ["none.yaml"]),
     ],
 )
 def test_a_wrong_option_or_value_is_named_with_the_nearest(line, words):
@@ -137,7 +134,6 @@ def test_a_wrong_option_or_value_is_named_with_the_nearest(line, words):
     [
         ("learning_rat: 1\n", ["recipe.yaml", "'learning_rat'", "'learning_rate'"]),
         ("7: 1\n", ["7"]),
-        ("width: wide\n", ["width"]),
         ("base: none.yaml\n", ["none.yaml"]),
         ("base: recipe.yaml\n", ["recipe.yaml"]),
         ("base: [a.yaml, b.yaml]\n", ["recipe.yaml", "base=['a.yaml', 'b.yaml']"]),

@@ -16,11 +16,9 @@ import transformers
 from packaging.version import Version
 from refusals import refused
 from transformers import Trainer, TrainingArguments
-from transformers.trainer_pt_utils import AcceleratorConfig
 
 from soft_trainer.files import check_writable
-from soft_trainer.options.fields import TrainingOptions
-from soft_trainer.options.resolve import REFUSED, REFUSED_OF_ACCELERATOR, check_options
+from soft_trainer.options.resolve import REFUSED, check_options
 from soft_trainer.options.training import SoftInfoNCETrainingArguments
 
 TESTS = Path(__file__).parents[1]
@@ -111,13 +109,6 @@ def test_an_option_that_promises_another_result_is_refused(trainer_of, name, pla
         trainer_of(plain=plain, **{name: OTHER_VALUES.get(name, True)})
 
 
-@pytest.mark.parametrize("name", REFUSED_OF_ACCELERATOR)
-def test_an_option_of_a_loader_that_is_not_used_is_refused(trainer_of, name):
-    config = AcceleratorConfig(**{name: OTHER_VALUES.get(name, True)})
-    with refused(f"accelerator_config.{name}="):
-        trainer_of(accelerator_config=config)
-
-
 @pytest.mark.slow
 def test_nothing_is_named_without_cause(trainer_of, capsys):
     for plain in (True, False):
@@ -172,11 +163,6 @@ def test_a_folder_below_one_that_may_not_be_entered_is_not_writable(tmp_path, mo
     monkeypatch.setattr(os, "access", lambda *_: False)
     with refused(f"output_dir=out: {tmp_path} is not writable"):
         check_writable(tmp_path / "out", "output_dir=out")
-
-
-def test_values_are_checked_before_rows_are_read(tmp_path):
-    with refused("group_size=0"):
-        check_options(TrainingOptions(output_dir=str(tmp_path), group_size=0))
 
 
 def test_bfloat16_without_an_accelerator_trains_on_the_cpu():

@@ -295,7 +295,7 @@ def test_one_reader_of_json_names_what_it_cannot_read(cosqa):
         json.dump(CODES, file)
     codes.unlink()
     (cosqa / COSQA_FILES[1]).write_bytes(b'[{"doc": "caf\xe9"}]')
-    with refused(COSQA_FILES[1], "cannot be read as JSON in UTF-8"):
+    with refused(f"{COSQA_FILES[1]}, line 1: cannot be read in UTF-8", "save it as UTF-8"):
         load(cosqa)
     (cosqa / f"{COSQA_FILES[0]}.gz").write_bytes(b"\x1f\x8b no gzip")
     with refused(f"{COSQA_FILES[0]}.gz: cannot be read as JSON"):

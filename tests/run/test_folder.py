@@ -3,10 +3,12 @@
 import json
 import resource
 import shutil
+from pathlib import Path
 
 import pytest
 from refusals import refused
 from safetensors.torch import load_file
+from trees import source_tree
 
 from soft_trainer.cli.__main__ import run_command
 from soft_trainer.files import DEPENDS_ON, LISTED, listed_files, write_json
@@ -84,12 +86,6 @@ STATES = {
     ),
     "the record of an evaluation": (file("run.json"), OTHER, "its run.json was not written by a training run"),
     "a run of an older version": (lambda folder: finished(folder, OLD), OTHER, "format was None"),
-    "rows that no run has mined": (file("data/train.jsonl.gz"), OTHER, "data/train.jsonl.gz would be"),
-    "rows that a run has mined": (
-        lambda folder: [file(f"data/{name}")(folder) for name in ("train.jsonl.gz", "mined_from.json")],
-        NEW,
-        "",
-    ),
     "a damaged record": (
         lambda folder: (folder / "run.json").write_text("{"),
         OTHER,
@@ -208,16 +204,6 @@ def test_mine_refuses_to_replace_rows(tmp_path):
     assert (tmp_path / "rows" / "train.jsonl.gz").read_text() == "mine"
 
 
-def test_an_evaluation_refuses_to_replace_rows(encoder_dir, tmp_path):
-    file("data/train.jsonl.gz")(tmp_path)
-    tree = tmp_path / "tree"
-    tree.mkdir()
-    words = ["evaluate", str(encoder_dir), "--source_dir", str(tree), "--language", "python"]
-    with refused("has data/train.jsonl.gz, which would be overwritten"):
-        run_command([*words, "--output_dir", str(tmp_path), "--use_cpu", "true"])
-    assert (tmp_path / "data" / "train.jsonl.gz").read_text() == "{}"
-
-
 def test_an_evaluation_never_replaces_the_record_of_a_training(encoder_dir, data_dir, tmp_path):
     folder = shutil.copytree(encoder_dir, tmp_path / "run")
     finished(folder, ANOTHER)
@@ -280,6 +266,9 @@ def test_a_finished_run_is_done_and_overwriting_leaves_nothing_of_the_earlier_on
     code, said = script(**run | {"max_steps": 3})
     assert code == 2 and "(max_steps was 2, is now 3): to train for longer, resume_from_checkpoint=last" in said[-1]
     assert (out / "README.md").read_text() == "edited"
+    shutil.copytree(out, tmp_path / "longer")
+    code, said = script(**run | {"max_steps": 3, "output_dir": tmp_path / "longer", "resume_from_checkpoint": "last"})
+    assert code == 0 and f"Resuming from {tmp_path / 'longer' / 'checkpoint-2'}" in said
     code, said = script(**run | {"seed": 7})
     assert code == 2 and "seed was 42, is now 7" in said[-1] and "overwrite=true" in said[-1]
     again = run | {"overwrite": True, "model_card": False, "do_train": True, "do_predict": True, "seed": 7}
@@ -294,6 +283,21 @@ def test_a_finished_run_is_done_and_overwriting_leaves_nothing_of_the_earlier_on
     assert ranks_of(out, "test")
     assert (out / "model.safetensors").read_bytes() != weights
     assert json.loads((out / "run.json").read_text())[DEPENDS_ON]["seed"] == 7
+
+
+@pytest.mark.slow
+def test_a_finished_run_is_done_until_the_rows_of_its_tree_change(script, tmp_path):
+    tree = source_tree(tmp_path / "tree", ["lines", "words", "pages", "notes", "books"])
+    run = TINY | {"source_dir": tree, "output_dir": tmp_path / "out", "save_strategy": "no", "save_steps": None}
+    assert script(**run)[0] == 0
+    weights = (tmp_path / "out" / "model.safetensors").read_bytes()
+    code, said = script(**run)
+    assert code == 0 and "already done" in said[-1]
+    for path in Path(tree).iterdir():
+        path.write_text(path.read_text().replace("long text", "short text"))
+    code, said = script(**run)
+    assert code == 2 and "the training rows changed" in said[-1] and "overwrite=true" in said[-1]
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == weights
 
 
 @pytest.mark.slow

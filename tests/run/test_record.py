@@ -1,5 +1,6 @@
 """A run evaluates its splits and additional sets, and writes the results to its folder."""
 
+import dataclasses
 import json
 import math
 
@@ -16,7 +17,9 @@ from soft_trainer.options.fields import DataArguments
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.run.evaluation_sets import EvaluationSet
 from soft_trainer.run.folder import NEW, RunFolder, State
+from soft_trainer.run.opening import Rows
 from soft_trainer.run.record import Run, draw_training
+from soft_trainer.training.reporting import setup_table
 
 
 @pytest.fixture
@@ -35,7 +38,8 @@ def make_run(model, tokenizer, profile, tmp_path):
         trainer = SoftInfoNCETrainer(model=model, args=args, processing_class=tokenizer, encoder=profile)
         options = DataArguments(language="python", data_dir="rows")
         folder = RunFolder(tmp_path, {}, State(NEW), False, args.do_train)
-        return Run(trainer, make_splits(data) if data else {}, ModelArguments(), options, {}, folder, sets)
+        rows = Rows(profile, make_splits(data) if data else {}, sets)
+        return Run(trainer, rows, ModelArguments(), options, {}, folder)
 
     return make
 
@@ -97,6 +101,27 @@ def test_the_record_has_the_batch_that_fitted_and_the_optimizer(make_run, datase
     run.trainer.resolve()
     training = run.record()["training"]
     assert training["pairs per batch and process"] == training["codes compared per query"] == 4
+
+
+@pytest.mark.parametrize(
+    "batch_size, processes, gathers, pairs, expected",
+    [
+        (32, 1, False, 24, (24, 24)),
+        (5000, 1, False, 1295, (1295, 1295)),
+        (5000, 1, False, None, (5000, 5000)),
+        (8, 1, False, 24, (8, 8)),
+        (8, 2, True, 24, (8, 16)),
+        (16, 2, True, 24, (12, 24)),
+        (16, 2, False, 24, (12, 12)),
+    ],
+)
+def test_the_table_shows_what_a_batch_really_holds(trainer_of, batch_size, processes, gathers, pairs, expected):
+    trainer = trainer_of()
+    changes = {"batch_size": batch_size, "processes": processes, "gathers": gathers}
+    plan = dataclasses.replace(trainer.plan, **changes)
+    table = setup_table(trainer.args, plan, trainer.model, "float32", why_padded=None, pairs=pairs)
+    assert (table["pairs per batch and process"], table["codes compared per query"]) == expected
+    assert trainer.setup_table()["codes compared per query"] == 8
 
 
 def test_a_run_that_only_measures_leaves_the_card_of_the_training(make_run, tmp_path):

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from git_repositories import grown
 from refusals import refused
+from trees import source_tree
 
 from soft_trainer import load_rows
 from soft_trainer.cli.__main__ import run_command
@@ -25,28 +26,11 @@ from soft_trainer.hub.dataset import pushed_tables
 from soft_trainer.options.fields import DataArguments
 from soft_trainer.run import rows as run_rows
 from soft_trainer.run.rows import check_sources, load_data
-
-FUNCTION = '''
-def {verb}_{noun}(text, size):
-    """{Verb} the {noun} of a long text and return how many there were."""
-    found = [{noun} for {noun} in text.split("{noun}") if len({noun}) > size]
-    {verb} = sum(len({noun}) for {noun} in found)
-    return {verb} / max(len(found), 1)
-'''
-VERBS = ("count", "merge", "parse", "hash")
+from soft_trainer.training.run_fingerprint import rows_of_run
 
 
-def load(tmp_path, profile=None, **arguments):
-    return pushed_tables(load_data(DataArguments(**arguments), profile or EncoderProfile(), tmp_path / "mined"))
-
-
-def source_tree(folder, nouns):
-    """Writes a Python source tree with a module for each noun, each with four documented functions."""
-    folder.mkdir()
-    for noun in nouns:
-        functions = [FUNCTION.format(verb=verb, Verb=verb.title(), noun=noun) for verb in VERBS]
-        (folder / f"{noun}.py").write_text("\n".join(functions))
-    return str(folder)
+def load(profile=None, **arguments):
+    return pushed_tables(load_data(DataArguments(**arguments), profile or EncoderProfile()))
 
 
 def folders(tmp_path, data_dir, **sizes):
@@ -64,22 +48,22 @@ def folders(tmp_path, data_dir, **sizes):
 def test_several_languages_are_joined_and_max_train_rows_takes_the_first_of_each(data_dir, rows, tmp_path):
     sizes = {"ruby": 6, "go": 3, "php": 8}
     options = {"language": "ruby, go,php", "data_dir": folders(tmp_path, data_dir, **sizes)}
-    data = load(tmp_path, **options)
+    data = load(**options)
     assert data["train"]["language"][:] == ["ruby"] * 6 + ["go"] * 3 + ["php"] * 8
     assert data["codebase"]["language"][:] == ["ruby"] * 8 + ["go"] * 8 + ["php"] * 8
     own = {language: [row["url"] for row in data["train"] if row["language"] == language] for language in sizes}
     for limit, *shares in ((2, 1, 1, 0), (9, 3, 3, 3), (10, 4, 3, 3), (15, 6, 3, 6), (16, 6, 3, 7), (99, 6, 3, 8)):
-        train = load(tmp_path, **options, max_train_rows=limit)["train"]
+        train = load(**options, max_train_rows=limit)["train"]
         expected = [own[language][:share] for language, share in zip(sizes, shares, strict=True)]
         assert train["url"][:] == sum(expected, [])
     (tmp_path / "java").mkdir()
     for split in ("train", "valid"):
         pd.DataFrame({"query": [f"{split} x"], "code": [f"{split} y"]}).to_csv(tmp_path / "java" / f"{split}.csv")
     with refused("test: no rows in java, but each language is measured separately"):
-        load(tmp_path, **options | {"language": "ruby,java"})
+        load(**options | {"language": "ruby,java"})
     with refused("several languages need {language}"):
-        load(tmp_path, language="ruby,go", data_dir=str(tmp_path / "go"))
-    data = load(tmp_path, language="python", data_dir=str(data_dir), max_train_rows=3)
+        load(language="ruby,go", data_dir=str(tmp_path / "go"))
+    data = load(language="python", data_dir=str(data_dir), max_train_rows=3)
     assert data["train"]["url"][:] == [row["url"] for row in rows[:3]]
     assert [len(data[split]) for split in ("valid", "test", "codebase")] == [4, 4, 24]
 
@@ -88,11 +72,11 @@ def without(rows, *columns):
     return [{name: value for name, value in row.items() if name not in columns} for row in rows]
 
 
-def test_any_language_will_do_where_nothing_is_parsed(write_folder, rows, tmp_path, script):
+def test_any_language_will_do_where_nothing_is_parsed(write_folder, rows, script):
     folder = write_folder(**{split: without(rows[8:12], "language") for split in ("train", "valid", "test")})
-    data = load(tmp_path, language="rust", data_dir=str(folder))
+    data = load(language="rust", data_dir=str(folder))
     assert len(data["train"]) == 4 and "language" not in data["train"].column_names
-    assert load(tmp_path, language="rust", dataset_name="none", data_dir=str(folder))
+    assert load(language="rust", dataset_name="none", data_dir=str(folder))
     code, lines = script(language="rust", data_dir=str(folder), from_scratch="32x1", per_device_train_batch_size=64)
     assert code == 2 and "rust" not in lines[-1] and "batch" in lines[-1]
 
@@ -116,20 +100,20 @@ KNOWN = "supports only ruby, python, java, javascript, php, go"
         ({"source_dir": "nowhere", "language": "go"}, "nowhere"),
     ],
 )
-def test_what_cannot_be_had_is_one_line(tmp_path, arguments, words):
+def test_what_cannot_be_had_is_one_line(arguments, words):
     arguments = {"language": "rust"} | arguments
     profile = EncoderProfile(data_flow_length=arguments.pop("data_flow_length", 0))
     with refused(words):
-        load(tmp_path, profile, **arguments)
+        load(profile, **arguments)
 
 
-def test_rows_without_a_language_are_in_the_one_that_was_given(write_folder, rows, tmp_path):
+def test_rows_without_a_language_are_in_the_one_that_was_given(write_folder, rows):
     parts = {"train": rows[:8], "valid": rows[8:10], "test": rows[10:12], "codebase": rows[8:12]}
     folder = write_folder(**{split: without(part, "language") for split, part in parts.items()})
     graphs = EncoderProfile(data_flow_length=8)
-    data = load(tmp_path, graphs, language="python", data_dir=str(folder))
+    data = load(graphs, language="python", data_dir=str(folder))
     assert {language for split in data.values() for language in split["language"]} == {"python"}
-    data = load(tmp_path, language="python", data_dir=str(folder), filters="unparseable,tests")
+    data = load(language="python", data_dir=str(folder), filters="unparseable,tests")
     assert set(data["train"]["language"]) == {"python"}
     with pytest.raises(UserError, match="train: no column 'language'.*set language"):
         check_split(load_rows(folder)["train"], "train", graphs)
@@ -137,20 +121,20 @@ def test_rows_without_a_language_are_in_the_one_that_was_given(write_folder, row
 
 def test_training_rows_need_no_url(write_folder, rows, tmp_path):
     folder = write_folder(train=without(rows[:8], "url"))
-    data = load(tmp_path, language="python", data_dir=str(folder), max_train_rows=5, filters="links,near_duplicates")
+    data = load(language="python", data_dir=str(folder), max_train_rows=5, filters="links,near_duplicates")
     assert len(data["train"]) == 5 and data["train"]["url"][0].startswith("code:")
     lists = {"train": [rows[8]["url"]], "valid": [], "test": [], "codebase": []}
     for split, urls in lists.items():
         (tmp_path / f"{split}.txt").write_text("\n".join(urls))
     with pytest.raises(UserError, match="valid: no rows"):
-        load(tmp_path, language="python", data_dir=str(folder), split_urls=str(tmp_path))
+        load(language="python", data_dir=str(folder), split_urls=str(tmp_path))
 
 
-def test_the_hub_without_a_folder(data_dir, tmp_path, monkeypatch):
+def test_the_hub_without_a_folder(data_dir, monkeypatch):
     asked = []
     hub = codesearchnet.load_folder(data_dir)
     monkeypatch.setattr(loading, "load_hub", lambda *names: asked.append(names) or dict(hub))
-    data = load(tmp_path, language="go")
+    data = load(language="go")
     assert asked == [("code-search-net/code_search_net", "go", None)]
     assert len(data["train"]) == 16
 
@@ -160,12 +144,12 @@ def test_split_urls_choose_from_a_folder_and_rows_are_checked(data_dir, rows, tm
     lists = {"train": url[2:4], "valid": url[0:1], "test": url[20:21], "codebase": [*url[0:2], url[20]]}
     for split, urls in lists.items():
         (tmp_path / f"{split}.txt").write_text("\n".join(urls))
-    data = load(tmp_path, data_dir=str(data_dir), split_urls=str(tmp_path))
+    data = load(data_dir=str(data_dir), split_urls=str(tmp_path))
     assert {split: part["url"][:] for split, part in data.items()} == lists
     folder = shutil.copytree(data_dir, tmp_path / "copy")
     (folder / "codebase.jsonl").write_text((data_dir / "test.jsonl").read_text())
     with refused("valid.jsonl, rows 1, 2, 3, 4: no code in the corpus has the url"):
-        load(tmp_path, data_dir=str(folder))
+        load(data_dir=str(folder))
 
 
 def test_the_language_is_that_of_the_rows_or_of_the_source_files(tmp_path, write_folder, rows):
@@ -177,15 +161,15 @@ def test_the_language_is_that_of_the_rows_or_of_the_source_files(tmp_path, write
         assert arguments.languages == []
         check_sources(arguments)
         assert arguments.languages == ["python"]
-        load(tmp_path, **place)
+        load(**place)
     for columns, names in (((), ["python"]), (("language",), ["python"]), (("language", "path"), [])):
         parts = dict.fromkeys(("train", "valid", "test", "codebase"), without(rows[:4], *columns))
         arguments = {"data_dir": str(write_folder(**parts))}
         assert DataArguments(**arguments).languages == []
-        assert languages_in(load(tmp_path, **arguments)) == names
+        assert languages_in(load(**arguments)) == names
     assert DataArguments().language == "ruby" and DataArguments(dataset_name="USER/ROWS").language is None
     with refused("rows/{language}: set language, which replaces {language}"):
-        load(tmp_path, data_dir="rows/{language}")
+        load(data_dir="rows/{language}")
 
 
 NOUNS = ["lines", "words", "pages", "notes", "books"]
@@ -194,7 +178,7 @@ NOUNS = ["lines", "words", "pages", "notes", "books"]
 def test_a_source_tree_is_mined_into_four_checked_splits_and_again_only_if_it_is_edited(tmp_path, monkeypatch):
     source = Path(source_tree(tmp_path / "source", NOUNS))
     arguments = {"language": "python", "source_dir": str(source)}
-    data = load(tmp_path, **arguments)
+    data = load(**arguments)
     assert min(map(len, data.values())) > 0 and set(data["test"]["url"]) <= set(data["codebase"]["url"])
     modules = [set(data[split]["path"]) for split in ("train", "valid", "test")]
     assert not modules[0] & modules[1] and not modules[0] & modules[2] and not modules[1] & modules[2]
@@ -202,26 +186,40 @@ def test_a_source_tree_is_mined_into_four_checked_splits_and_again_only_if_it_is
     (source / "site-packages" / "other.py").write_text("x = 1\n")
     with monkeypatch.context() as patch:
         patch.setattr("soft_trainer.mining.tree.mine_to", lambda *_, **__: pytest.fail("mined again"))
-        assert load(tmp_path, **arguments)["train"]["url"][:] == data["train"]["url"][:]
+        assert load(**arguments)["train"]["url"][:] == data["train"]["url"][:]
     module = source / "lines.py"
     module.write_text(module.read_text().replace("def count_lines", "def tally_lines"))
-    names = {row["func_name"] for split in load(tmp_path, **arguments).values() for row in split}
+    names = {row["func_name"] for split in load(**arguments).values() for row in split}
     assert "tally_lines" in names and "count_lines" not in names
     other = source_tree(tmp_path / "other", ["tunes", "songs", "notes", "chord", "drums"])
-    paths = set(load(tmp_path, language="python", source_dir=other)["train"]["path"])
+    paths = set(load(language="python", source_dir=other)["train"]["path"])
     assert paths and not paths & {"lines.py", "words.py", "pages.py", "books.py"}
+
+
+def test_the_rows_of_a_tree_are_compared_and_not_its_files(tmp_path):
+    module = Path(source_tree(tmp_path / "source", NOUNS), "lines.py")
+
+    def now():
+        arguments = DataArguments(language="python", source_dir=str(module.parent))
+        return rows_of_run(load_data(arguments, EncoderProfile()))
+
+    before = now()
+    module.write_text(module.read_text() + "\n# the end\n")
+    assert now() == before
+    module.write_text(module.read_text().replace("def count_lines", "def tally_lines"))
+    assert now() != before
 
 
 def test_a_history_is_mined_once_and_joins_documentation(tmp_path, monkeypatch):
     repository = grown(tmp_path / "repo")
-    data = load(tmp_path, language="python", history=str(repository.path))
+    data = load(language="python", history=str(repository.path))
     assert {split: len(rows) for split, rows in data.items()} == {"train": 20, "valid": 2, "test": 3, "codebase": 5}
     assert set(data["train"]["source"]) == {"history"}
     both = {"history": str(repository.path), "source_dir": str(repository.path / "src")}
     (repository.path / "src").mkdir()
-    assert Counter(load(tmp_path, language="python", **both)["train"]["source"]) == {"history": 20, "documentation": 5}
+    assert Counter(load(language="python", **both)["train"]["source"]) == {"history": 20, "documentation": 5}
     monkeypatch.setattr("soft_trainer.mining.history.mine_history_to", lambda *_, **__: pytest.fail("mined again"))
-    assert len(load(tmp_path, language="python", **both)["train"]) == 25
+    assert len(load(language="python", **both)["train"]) == 25
 
 
 @pytest.mark.parametrize("name", ["history.mine_history_to", "tree.mine_to"])
@@ -234,21 +232,21 @@ def test_the_options_reach_the_mining_and_stdlib_is_that_of_the_running_python(t
     of_history = {"history": str(grown(tmp_path / "repo", commits=1).path)}
     words = (Path(json.__file__).parents[1], "'keep': ['tests', 'links']")
     with refused(*(words if "tree" in name else ("'source_dir': None", of_history["history"]))):
-        load(tmp_path, language="python", **(of_tree if "tree" in name else of_history))
+        load(language="python", **(of_tree if "tree" in name else of_history))
 
 
-def test_filters_drop_rows_and_say_how_many(tmp_path, write_folder, rows, capsys):
+def test_filters_drop_rows_and_say_how_many(write_folder, rows, capsys):
     bad = {**rows[3], "docstring": "see http://example.org", "docstring_tokens": ["see", "http://example.org", "now"]}
     options = {"language": "python", "data_dir": str(write_folder(train=[*rows[:3], bad]))}
     for filters, words in (("links, short_functions", "train: no rows"), ("spelling", "no such rule")):
         with refused(words):  # every function in these rows has only one line
-            load(tmp_path, **options, filters=filters)
-    kept = load(tmp_path, **options, filters="links")
+            load(**options, filters=filters)
+    kept = load(**options, filters="links")
     assert kept["train"]["url"][:] == [row["url"] for row in rows[:3]] and len(kept["codebase"]) == 4
     lines = capsys.readouterr().err.splitlines()
     assert any(re.match(r"\| rule +\| +rows dropped: train \|", line) for line in lines)
     assert any(re.match(r"\| links +\| +1 \| +0 \| +0 \| +\|", line) for line in lines)
-    load(tmp_path, **options, filters="links,comments")
+    load(**options, filters="links,comments")
     assert re.search(r"\| rows without their comments +\|( +0 \|){4}", capsys.readouterr().err)
 
 
@@ -298,23 +296,23 @@ def test_what_is_not_needed_may_be_absent_but_queries_need_a_pool(data_dir, tmp_
     folder.mkdir()
     shutil.copy(data_dir / "train.jsonl", folder)
     arguments = DataArguments(language="python", data_dir=str(folder))
-    assert list(load_data(arguments, EncoderProfile(), tmp_path, needed=("train",))) == ["train"]
-    split = load_data(arguments, EncoderProfile(), tmp_path, needed=("train", "test", "codebase"))
+    assert list(load_data(arguments, EncoderProfile(), needed=("train",))) == ["train"]
+    split = load_data(arguments, EncoderProfile(), needed=("train", "test", "codebase"))
     assert sum(len(split[name]) for name in ("train", "valid", "test")) == 16 and min(map(len, split.values())) > 0
     shutil.copy(data_dir / "test.jsonl", folder)
-    made = load_data(arguments, EncoderProfile(), tmp_path, needed=("train",))
+    made = load_data(arguments, EncoderProfile(), needed=("train",))
     assert made["test"].corpus["url"][:] == made["test"].queries["url"][:]
     (folder / "test.jsonl").write_text('{"docstring": "x", "url": "u"}')
     with pytest.raises(UserError, match="test.jsonl: these queries have no corpus .*codebase.jsonl in the folder"):
-        load_data(arguments, EncoderProfile(), tmp_path, needed=("train",))
+        load_data(arguments, EncoderProfile(), needed=("train",))
 
 
 def test_another_tree_is_only_trained_on_and_gives_no_copies(tmp_path):
     tree = source_tree(tmp_path / "tree", ["word", "line", "page", "letter"])
     extra = source_tree(tmp_path / "more", ["line", "page", "word", "letter", "chapter", "volume", "sheet"])
     arguments = {"language": "python", "source_dir": tree}
-    plain = load(tmp_path, **arguments)
-    more = load(tmp_path, **arguments, extra_source_dir=extra)
+    plain = load(**arguments)
+    more = load(**arguments, extra_source_dir=extra)
     assert all(more[split]["url"][:] == plain[split]["url"][:] for split in ("valid", "test", "codebase"))
     held_out = {tuple(tokens) for tokens in plain["codebase"]["code_tokens"]}
     assert len(more["train"]) > len(plain["train"])

@@ -273,7 +273,8 @@ def test_batches_segments_and_processes_of_any_number_give_the_same_index(tmp_pa
 def test_the_index_lies_in_the_cache_and_is_private(index, cache, tree):
     assert index.index_dir.parent == cache
     assert stat.S_IMODE(index.index_dir.stat().st_mode) == 0o700
-    assert stat.S_IMODE((index.index_dir / store.DATABASE).stat().st_mode) == 0o600
+    for name in (store.DATABASE, store.SETTINGS):
+        assert stat.S_IMODE((index.index_dir / name).stat().st_mode) == 0o600
     assert store.find_index_dir(tree / "src") == index.index_dir
 
 
@@ -291,7 +292,7 @@ def test_what_cannot_be_opened_is_named(tree, tmp_path, index):
         ("no such folder", CodeIndex.build, "a\0b"),
         ("already contains the index of", CodeIndex.build, tmp_path / "other", index.index_dir),
         ("no index there", CodeIndex.open, tmp_path),
-        ("the index is damaged; `soft-trainer index` rebuilds it", CodeIndex.open, tmp_path / "broken"),
+        ("the index is damaged; `soft-trainer index` makes it again", CodeIndex.open, tmp_path / "broken"),
     ]
     for words, act, *places in cases:
         with refused(words):
@@ -371,7 +372,7 @@ def test_an_older_format_is_made_again_with_its_settings(tree, stub):
     index.close()
     index = CodeIndex.build(tree)
     assert index.patterns == {"exclude": ["*.md"], "include": ["*.log"]}
-    assert (index.model, index.truncate_dim, store.get_meta(index.database, "history")) == ("stub", 4, False)
+    assert (index.model, index.truncate_dim, store.read_settings(index.index_dir)["history"]) == ("stub", 4, False)
     assert "README.md" not in paths(index.search("payment provider")) and index.search("parse_date")
     assert index.statistics()["encoded"] == index.statistics()["chunks"]
 
@@ -411,21 +412,52 @@ def test_two_threads_with_the_same_indexes_do_not_wait_for_each_other(tree, tmp_
     assert len(set(results)) == 1
 
 
-@pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.8])
-def test_a_damaged_index_is_named_and_made_again(command, tree, share):
-    command("index", tree, "--exclude", "*.md")
-    database = store.default_index_dir(tree) / store.DATABASE
-    content = bytearray(database.read_bytes())
-    start = int(share * len(content))
-    content[start : start + 20_000] = bytes(20_000)
-    database.write_bytes(content[: len(database.read_bytes())])
-    code, out, err = command("search", "--folder", tree, "parse_date", "--no_update")
-    assert code in (0, 2) and "Traceback" not in err
-    if code:
-        assert err.count("\n") == 1 and "the index is damaged; `soft-trainer index` rebuilds it" in err
+def cut(content):
+    return content[: len(content) // 2]
+
+
+def overwritten(share):
+    def damage(content):
+        start = int(share * len(content))
+        return (content[:start] + bytes(20_000) + content[start + 20_000 :])[: len(content)]
+
+    return damage
+
+
+@pytest.mark.parametrize("damage", [cut, *map(overwritten, (0.0, 0.2, 0.5, 0.8))])
+def test_a_damaged_index_is_named_and_made_again(command, tree, stub, damage):
+    command("index", tree, "--exclude", "*.md", "--model", "stub")
+    index_dir = store.default_index_dir(tree)
+    database = index_dir / store.DATABASE
+    damaged = damage(database.read_bytes())
+    database.write_bytes(damaged)
+    for _ in range(2):
+        code, _, err = command("search", "--folder", tree, "parse_date", "--no_update")
+        assert code in (0, 2) and "Traceback" not in err and database.read_bytes() == damaged
+        if code:
+            assert err == f"error: {index_dir}: the index is damaged; `soft-trainer index` makes it again\n"
     assert command("index", tree)[0] == 0
     code, out, err = command("search", "--folder", tree, "parse_date")
-    assert code == 0 and err.startswith("ranked by words; ") and out.startswith("src/shop/dates.py")
+    assert code == 0 and err.startswith("ranked by words, encoder stub; ") and out.startswith("src/shop/dates.py")
+    assert CodeIndex.open(index_dir).patterns == {"exclude": ["*.md"]}
+
+
+def test_damage_that_only_a_search_notices_is_mended_by_index(tree, index, command):
+    index.database.execute("UPDATE contents SET text = x'00'")
+    with refused("the index is damaged"):
+        index.search("parse_date")
+    assert store.is_sound(index.database) and index.database.execute("SELECT text FROM contents").fetchone() == (
+        b"\0",
+    )
+    assert command("index", tree)[0] == 0 and CodeIndex.open(index.index_dir).search("parse_date")
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"folder'])
+def test_settings_that_cannot_be_read_are_made_again(tree, index, content):
+    (index.index_dir / store.SETTINGS).write_text(content)
+    with refused("no index there; `soft-trainer index DIR` makes one"):
+        CodeIndex.open(index.index_dir)
+    assert CodeIndex.build(tree).search("parse_date") and CodeIndex.open(index.index_dir).folder == str(tree)
 
 
 def test_an_ignore_file_that_ignores_itself_is_read_again_when_it_changes(tmp_path):

@@ -35,6 +35,16 @@ def test_index_and_search(command, tree):
     assert list(rows[0]) == ["path", "start_line", "end_line", "language", "name", "score", "text", "commits", "weak"]
 
 
+@pytest.mark.parametrize("name", ["stdlib", "installed"])
+def test_every_command_knows_the_names_of_trees(command, tree, monkeypatch, name):
+    monkeypatch.setattr(os, "__file__", str(tree / "os.py"))
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"purelib": str(tree)})
+    code, out, _ = command("index", name)
+    assert code == 0 and f"--folder {tree}" in out
+    assert command("search", "--folder", name, "parse_date", "--no_update")[1].startswith("src/shop/dates.py")
+    assert "nDCG@10" in command("evaluate-search", "--folder", name)[1]
+
+
 def test_commands_that_are_shown_can_be_run(command, tree, stub, monkeypatch):
     spaced, kept = tree.rename(tree.with_name("my tree")), tree.with_name("my index")
     out = command("index", spaced, "--index_dir", kept, "--model", "stub")[1]

@@ -1,5 +1,6 @@
 """Incompatible data sets, options and estimators give a one-line error."""
 
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset, DatasetDict
@@ -34,7 +35,8 @@ OTHER_LABELS = "column 'label' does not contain the hashes of the texts. Call wi
         (False, data(label=["0", "1"]), OTHER_LABELS),
         (False, with_rows(data()).select([]), NO_LABELS),
         (False, data(label=[0, 1]).remove_columns("positive"), "but the columns are anchor, label"),
-        (False, data(label=[0, 1], length=[3, 4]), "column 'length' does not contain text"),
+        (False, data(label=[0, 1], length=[3, 4]), "column 'length' would count as negatives. Call with_rows"),
+        (True, data(negative=[3, 4]), "column 'negative' does not contain text"),
         (False, data(label=[0, 1], negative=["x", None]), "column 'negative' has no text in row 2"),
         (False, {"a": data(label=[0, 1])}, "create a separate loss for each data set"),
     ],
@@ -72,11 +74,34 @@ def test_options_that_cannot_work(estimator, options, words, sentence_transforme
         SoftInfoNCELoss(sentence_transformer, estimator, with_rows(data()), **options)
 
 
-def test_negatives_without_a_query_need_an_estimator_of_codes(sentence_transformer):
-    train_dataset = with_rows(data(negative=["g h", "x y"]))
-    with refused("1 without a query, but BM25Estimator compares queries; use an encoder", ", or bm25"):
-        SoftInfoNCELoss(sentence_transformer, BM25Estimator(), train_dataset)
-    SoftInfoNCELoss(sentence_transformer, None, train_dataset)
+@pytest.mark.parametrize("columns", [{"repo": ["r", "s"]}, {"repo": ["r", "s"], "stars": [1, None]}])
+def test_columns_that_are_not_negatives_are_named_and_not_used(columns, capsys):
+    rows = with_rows(data(negative=["i", "j"], **columns))
+    assert f"with_rows: not using {', '.join(map(repr, columns))}; only columns named" in capsys.readouterr().err
+    assert rows.column_names == ["anchor", "positive", "negative", "label"]
+    assert rows["label"][:] == with_rows(data(negative=["i", "j"]))["label"][:]
+    assert "not using" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("estimator", "options", "said"),
+    [(None, {}, True), (None, {"loss": "info_nce"}, False), (BM25Estimator(), {}, False)],
+)
+def test_a_loss_without_weights_says_so(sentence_transformer, capsys, estimator, options, said):
+    SoftInfoNCELoss(sentence_transformer, estimator, with_rows(data()), **options)
+    assert ("SoftInfoNCELoss without an estimator or a teacher is InfoNCE" in capsys.readouterr().err) == said
+
+
+def test_a_negative_without_a_query_is_as_little_similar_as_the_least_similar_code(sentence_transformer):
+    rows = with_rows(Dataset.from_dict({"anchor": ["a b", "a", "c"], "positive": ["e", "f", "g"]}))
+    loss = SoftInfoNCELoss(sentence_transformer, BM25Estimator(), rows, loss="weighted_info_nce")
+    known = loss.estimator.similarity(range(3), range(3))
+    negatives = with_rows(Dataset.from_dict(rows.remove_columns("label")[:] | {"negative": ["g", "x", "y"]}))
+    loss = SoftInfoNCELoss(sentence_transformer, BM25Estimator(), negatives, loss="weighted_info_nce")
+    targets, _ = loss.target_maker.of_rows(np.arange(3), np.arange(5), torch.arange(3))
+    found = loss.target_maker.weighed(targets, np.arange(3), np.arange(5)).similarity
+    torch.testing.assert_close(found[:, :3], known.float())
+    assert (found[:, 3:] == found[:, :3].amin(1, keepdim=True)).all()
 
 
 def test_positive_aware_weights_say_nothing_of_beta(train_dataset, sentence_transformer, features_of):

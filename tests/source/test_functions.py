@@ -1,12 +1,13 @@
 """Functions and their documentation are found in source files of every language."""
 
 import re
+import time
 
 import pytest
 
 from soft_trainer.dataflow import DATA_FLOW_LANGUAGES
 from soft_trainer.mining.rules import CODE_RULES, DOCUMENT_RULES, first_broken
-from soft_trainer.source.definitions import parse
+from soft_trainer.source.definitions import _without_inner_comments, parse
 from soft_trainer.source.documentation import document_tokens, summary
 from soft_trainer.source.functions import FileFunctions, functions
 from soft_trainer.source.grammars import parses
@@ -276,7 +277,149 @@ def test_functions_of_one_name_are_all_rows_whatever_the_others_are_called():
         ("ruby", "Call \\Foo with +a+ or {label}[http://x]. Options:\n\n* b", "Call Foo with a or label. Options:"),
         ("ruby", "name:: of it", ""),
         ("go", "F calls [pkg.G].\nDeprecated: call G", "F calls pkg.G."),
+        ("c", "@brief Reads the header.\n@param[in] x a number", "Reads the header."),
+        ("c", r"\brief Reads \p size bytes. \param size a number \return bytes", "Reads size bytes."),
+        ("c", "\\fn int read(int)\n\\ingroup io\n\nReads it.\n\\details Slowly.", "Reads it."),
+        ("c", "@brief Reads\n  two lines.\n\nMore.", "Reads two lines."),
+        (
+            "cpp",
+            r'Fills \ref buffer "the buffer" with \link Item items\endlink, 5\% at once.',
+            "Fills the buffer with items, 5% at once.",
+        ),
+        ("cpp", "@copydoc other()", ""),
+        ("cpp", "Mail to ann@return.org, not @ann.", "Mail to ann@return.org, not @ann."),
+        ("csharp", '<summary>\nReads the <see cref="Order"/> date.\n</summary>', "Reads the Order date."),
+        (
+            "csharp",
+            '<summary>Maps <paramref name="x"/> to <see cref="T:List{T}"/>.</summary><returns>it</returns>',
+            "Maps x to List<T>.",
+        ),
+        ("csharp", '<param name="x">a number</param>\n<summary>Reads it.</summary>', "Reads it."),
+        ("csharp", '<summary><see href="x.html">Reads</see> a <c>b &lt; c</c>.</summary>', "Reads a b < c."),
+        ("csharp", '<inheritdoc cref="Order"/>', ""),
     ],
 )
 def test_summary(language, docstring, query):
-    assert summary(docstring, SOURCE_LANGUAGES[language].style) == query
+    assert document_tokens(summary(docstring, SOURCE_LANGUAGES[language].style)) == document_tokens(query)
+
+
+# language -> a source, and the documentation of each function
+DOC_COMMENTS = {
+    "rust": (
+        """
+impl A {
+    /// Reads it,
+    /// slowly.
+    #[inline] // small
+    #[cfg(
+        feature = "a"
+    )]
+    // SAFETY: none
+    pub fn documented() {}
+    #[test] fn on_one_line() {}
+    fn below_an_attribute_of_another() {}
+    /** A block. */
+    #[must_use]
+    fn block() {}
+}
+""",
+        ["Reads it,\nslowly.", "", "", "A block."],
+    ),
+    "typescript": (
+        """
+class A {
+  /** Above decorators. */
+  @Get() @Http(200)
+  @Auth({
+    role: "x",
+  })
+  decorated() {}
+
+  /** A parameter has a decorator. */
+  constructor(@Inject() private a: B) {}
+  undocumented() {}
+
+  /** Above a signature. */
+  overloaded(a: string): void;
+
+  overloaded(a: number): void;
+  overloaded(a: any) {}
+}
+class Other { overloaded(a: any) {} }
+/** Exported. */
+export function exported(a: string): void;
+export function exported(a: any) {}
+""",
+        ["Above decorators.", "A parameter has a decorator.", "", "Above a signature.", "", "Exported."],
+    ),
+    "javascript": ("class A {\n  @A()\n  /** Between decorators. */\n  @B() f() {}\n}\n", ["Between decorators."]),
+    "java": (
+        """
+class A {
+    @Override
+    /** Below an annotation. */
+    public int below() { return 1; }
+    @Named(
+        // no documentation
+        value = 1)
+    int undocumented() { return 1; }
+}
+""",
+        ["Below an annotation.", ""],
+    ),
+    "kotlin": ("class A {\n  @Test\n  /** Below it. */\n  fun f(): Int { return 1 }\n}\n", ["Below it."]),
+    "php": ("<?php class A {\n  #[Pure]\n  /** Below it. */\n  function f() { return 1; }\n}\n", ["Below it."]),
+    "ruby": ("# Above a signature.\nsig { params(x: Integer).void }\ndef f(x)\n  x\nend\n", ["Above a signature."]),
+    "c": (
+        """
+/*! Of Qt.
+ *  Two lines. */
+int qt(void) { return 1; }
+//! One line.
+/* not this one */
+//! Two lines.
+int line(void) { return 1; }
+/// Kept.
+// not this one
+__attribute__((unused))
+int kept(void) { return 1; }
+""",
+        ["Of Qt.\nTwo lines.", "Two lines.", "Kept."],
+    ),
+}
+
+
+@pytest.mark.parametrize("language", DOC_COMMENTS)
+def test_a_doc_comment_above_or_below_attributes_decorators_and_overloads(language):
+    source, expected = DOC_COMMENTS[language]
+    assert [row["docstring"] for row in rows_of(source, language)] == expected
+
+
+# directives after which tree-sitter's grammar for C would lose a function
+DIRECTIVES = [
+    "#define SWAP(a, b) /* both */ \\\n  do { /* inner */ \\\n    swap(a, b); \\\n  } while (0)",
+    "#define FAIL do { /*nothing*/; } while (0)",
+    "#define SUM a /* first */ + /* second */ b /* third */",
+    "#define MANY 1 /* a comment\n  of two lines */ + 2",
+    '#define GLOB "src/*" ".c"',
+    "# define QUIET(x) /* x */ (x) // note /* more */",
+    "#pragma omp /* all */ parallel",
+]
+
+
+@pytest.mark.parametrize("directive", DIRECTIVES)
+@pytest.mark.parametrize("language", ["c", "cpp"])
+def test_a_comment_in_a_directive_loses_no_function(language, directive):
+    source = f"{directive}\n\n/** Adds one. */\nint add(int a)\n{{\n  return a + 1; /* one */\n}}\n"
+    (row,) = rows_of(source, language)
+    assert (row["func_name"], row["docstring"]) == ("add", "Adds one.")
+    assert row["code"] == "int add(int a)\n{\n  return a + 1;\n}"
+
+
+@pytest.mark.parametrize(
+    "text", [b"#define /*", b"#define A /*\n", b'#define A "/*"\n', b"#define A /**/ x\n", b'#define "']
+)
+def test_directives_made_to_be_slow_take_little_time(text):
+    started = time.process_time()
+    assert len(_without_inner_comments(text * 2_000)) == len(text) * 2_000
+    assert time.process_time() - started < 0.5

@@ -1,7 +1,10 @@
 """A process's batch has its queries of the global batch, the codes to compare them with, and the right targets."""
 
+import dataclasses
+
 import numpy as np
 import pytest
+import torch
 from datasets import Dataset
 from scipy import sparse
 
@@ -9,6 +12,7 @@ from soft_trainer.criterion import Criterion
 from soft_trainer.data.split import RelevantCodes, Split
 from soft_trainer.data.tokens import TokenColumn, text_ids
 from soft_trainer.encoders.profiles import PROFILES
+from soft_trainer.training import targets as making
 from soft_trainer.training.batches import TrainBatches, relevant_codes
 from soft_trainer.training.collator import PairCollator
 from soft_trainer.training.targets import TargetMaker
@@ -63,11 +67,39 @@ def test_an_estimate_is_of_these_queries_and_those_codes(tokens):
         def similarity(self, query_rows, code_rows):
             return 10.0 * query_rows[:, None] + code_rows[None, :]
 
-    options = {"target_maker": TargetMaker(Criterion("bce"), Numbers()), "rank": 1, "world_size": 2}
-    targets = batches_of(tokens, **options).__getitems__([7, 2, 5, 0]).targets
+    maker = TargetMaker(Criterion("bce"), Numbers())
+    options = {"rank": 1, "world_size": 2}
+    targets = batches_of(tokens, target_maker=maker, **options).__getitems__([7, 2, 5, 0]).targets
     assert targets.similarity.tolist() == [[57, 52, 55, 50], [7, 2, 5, 0]]
     assert targets.positives.tolist() == [2, 3] and targets.negatives is None
-    assert batches_of(tokens, **options, weighs=False).__getitems__([7, 2, 5, 0]).targets.similarity is None
+    maker = dataclasses.replace(maker, estimator=None)  # data workers cannot ask it
+    assert batches_of(tokens, target_maker=maker, **options).__getitems__([7, 2, 5, 0]).targets.similarity is None
+
+
+class Doubles:
+    """An estimator whose similarities are float64."""
+
+    def similarity(self, query_rows, code_rows):
+        return (query_rows[:, None] - code_rows[None, :]).double().abs() / 3
+
+
+@pytest.mark.parametrize("kind", ["float64", "float32", "too large", "not needed"])
+def test_workers_send_similarities_and_the_step_makes_the_same_weights(tokens, monkeypatch, kind):
+    if kind == "too large":
+        monkeypatch.setattr(making, "MOST_SENT", 24)
+    criterion = Criterion("info_nce" if kind == "not needed" else "soft_info_nce", alpha=0.5)
+    maker = TargetMaker(criterion, Doubles(), rounds=kind == "float32")
+    batch = batches_of(tokens, target_maker=maker).__getitems__(FIVE)
+    sent = batch.targets.similarity
+    assert batch.targets.weights is None and (sent is None) == (kind in ("too large", "not needed"))
+    assert sent is None or sent.dtype == getattr(torch, kind)
+    weighed = maker.weighed(batch.targets, batch.query_rows, batch.code_rows)
+    if kind == "not needed":
+        assert weighed.weights is None
+        return
+    expected = criterion.targets(torch.arange(5), similarity=Doubles().similarity(*[torch.tensor(FIVE)] * 2)).weights
+    tolerance = 1e-6 if kind == "float32" else 0
+    torch.testing.assert_close(weighed.weights, expected.float(), atol=tolerance, rtol=0)
 
 
 def answers_of(queries: str, codes: str) -> RelevantCodes:

@@ -29,12 +29,6 @@ def test_another_setting_is_named_and_no_list_of_what_may_change(trainer_of, che
         compared(lambda: other, checkpoint)
 
 
-def test_length_logging_and_saving_may_change(trainer_of, checkpoint):
-    options = {"max_steps": 9, "num_train_epochs": 7, "logging_steps": 3, "save_strategy": "steps", "save_steps": 5}
-    longer = fingerprint_of(trainer_of(**options, save_total_limit=1, output_dir="elsewhere"))
-    assert compared(lambda: longer, checkpoint) == longer
-
-
 def test_the_encoder_of_an_estimator_is_compared(trainer_of, checkpoint):
     trainer = trainer_of()
     fitted = fingerprint_of(trainer) | {"the estimator's encoder": None}

@@ -64,18 +64,17 @@ def test_dear_chunks_are_few_and_free_ones_many_and_a_model_says_what_they_cost(
     assert len(chunk_by_length(lengths, ChunkCost(overhead=1e6))) == 1
     chunks = [sorted(chunk.tolist()) for chunk in chunk_by_length(lengths, ChunkCost(overhead=0.0))]
     assert chunks == [[2], [1], [0, 3]]
-    small, large = ChunkCost.of(128, "cpu"), ChunkCost.of(768, "cpu")
+    small, large = ChunkCost.of(128), ChunkCost.of(768)
     assert small.overhead > large.overhead > 0
-    assert ChunkCost.of(768, "cuda").overhead > large.overhead
     assert large.attention == pytest.approx(4 * 768 / (24 * 768**2))
 
 
 def test_a_static_encoder_takes_a_batch_in_one_chunk_unless_padding_costs_more_than_a_gradient(model):
-    static = ChunkCost.of_model(static_model(50, 8, 1), "cpu")
+    static = ChunkCost.of_model(static_model(50, 8, 1))
     lengths = np.array([400, *[3] * 11])
     assert len(chunk_by_length(lengths, static)) == 1
     assert len(chunk_by_length(np.array([4000, *[3] * 11]), static)) == 2
-    assert ChunkCost.of_model(model, "cpu") == ChunkCost.of(model.config.hidden_size, "cpu")
+    assert ChunkCost.of_model(model) == ChunkCost.of(model.config.hidden_size)
 
 
 # ---- Padding ----

@@ -120,6 +120,32 @@ def test_other_strategies_leave_code_only_rows_alone(make_trainer, rows):
         assert all(batch.code_rows[-1] == 8 for batch in batches)
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_named_negatives_are_used_by_default_and_the_table_says_how_many(make_trainer, rows, own):
+    column = with_column(rows[:8], [[f"def further(x): return {n}" for n in range(6)]] * 8)
+    trainer = make_trainer(BM25Estimator(), column, collator=dict if own else None)
+    assert trainer.setup_table()["negatives_per_query"] == (0 if own else 4)
+    if own:  # a custom collator reads only pairs
+        assert fitted(trainer)._rows.negatives is None
+        return
+    [batch] = batches_of(trainer)
+    assert batch.targets.negatives[:, 8:].sum(1).tolist() == [4] * 8
+    trainer = make_trainer(BM25Estimator(), column, negatives_per_query=0)
+    [batch] = batches_of(trainer)
+    assert len(batch.code_rows) == 8 and trainer.setup_table()["negatives_per_query"] == 0
+
+
+def test_a_negative_without_a_query_counts_as_the_least_similar_code(make_trainer, rows):
+    column = with_column(rows[:8], [["def further(x): return 1"]] * 8)
+    for estimator in (BM25Estimator(), initial()):
+        [batch] = batches_of(fitted(make_trainer(estimator, column)))
+        batch = make_trainer(estimator, column)._prepare_inputs(batch) if batch.targets.weights is None else batch
+        assert batch.code_rows[8] == 8 and (batch.targets.weights[:, 8] > 0).all()
+    [batch] = batches_of(fitted(make_trainer(BM25Estimator(), column, loss="weighted_info_nce")))
+    similarity = batch.targets.similarity
+    assert torch.equal(similarity[:, 8], similarity[:, :8].amin(1))
+
+
 # ---- On two processes ----
 
 
@@ -133,6 +159,7 @@ def test_two_processes_have_the_columns_of_one(make_trainer, gather):
         share.rank, share.world_size, share.gather = rank, 2, gather
         shares.append(share.__getitems__(rows))
     alone = [whole.__getitems__(rows)] if gather else [whole.__getitems__(rows[:5]), whole.__getitems__(rows[5:])]
+    shares, alone = (list(map(trainer._prepare_inputs, batches)) for batches in (shares, alone))
 
     def met(batch) -> dict:
         shape = len(batch.rows), len(batch.code_rows)
@@ -165,16 +192,6 @@ def test_a_url_that_is_no_code_is_named_with_its_row(make_trainer, rows):
         make_trainer(bm25(), with_column(rows[:8], values), negatives_per_query=1).train()
 
 
-@pytest.mark.slow
-def test_codes_without_a_query_need_an_estimator_that_reads_codes(make_trainer, rows):
-    column = with_column(rows[:8], [["def further(x): return 1"]] * 8)
-    options = {"negatives_per_query": 1, "num_train_epochs": 1}
-    with pytest.raises(UserError, match="1 without a query, but BM25Estimator compares"):
-        make_trainer(BM25Estimator(), column, **options).train()
-    make_trainer(BM25Estimator(), column, loss="info_nce", **options).train()
-    make_trainer(initial(), column, **options).train()
-
-
 # ---- The script ----
 
 
@@ -195,5 +212,5 @@ def test_the_script_takes_the_column_of_a_file(script, write_folder, rows, tmp_p
     names = ("loss", "weighting", "margin", "temperature")
     assert [record["loss"][name] for name in names] == ["soft_info_nce", "positive_aware", 0.5, 1.0]
     assert "alpha" not in record["loss"]
-    code, said = script(**common, negatives_per_query=1, overwrite=True)
-    assert code == 2 and "without a query" in said[-1] and not any("training" in line for line in said[:-1])
+    code, said = script(**common, overwrite=True)  # by default, with BM25 of the queries
+    assert code == 0 and any(line.startswith("| negatives_per_query ") and " 1 " in line for line in said), said

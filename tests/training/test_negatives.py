@@ -2,13 +2,54 @@
 
 import numpy as np
 import pytest
+from datasets import Dataset
 from scipy import sparse
 
+from soft_trainer.data.load import training_split
+from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.neighbours import Neighbours
-from soft_trainer.training.negatives import HardNegatives, below_ratio
+from soft_trainer.options.fields import SoftInfoNCEOptions
+from soft_trainer.training.negatives import HardNegatives, below_ratio, negatives_to_draw
 
 QUERIES = 40
+
+
+def rows_with(negatives: list) -> Split:
+    """Makes a split with a column of negatives."""
+    rows = [{"query": f"q{n}", "code": f"c{n}", "negatives": texts} for n, texts in enumerate(negatives)]
+    return training_split(rows)
+
+
+NAMED = rows_with([["x", "y"], ["z"], []])
+MANY = rows_with([[f"x{n}" for n in range(9)], ["y"]])
+QUERY, CODES = Dataset.from_dict({"docstring": ["q"]}), Dataset.from_dict({"code": ["c", "d"]})
+GRADED = Split.from_grades(QUERY, CODES, [(0, 0), (0, 1)], [1, 0])
+NONE = training_split([{"query": "q", "code": "c"}])
+
+
+@pytest.mark.parametrize(
+    ("split", "given", "number", "counts"),
+    [
+        (NAMED, None, 2, [2, 1, 0]),
+        (NAMED, 0, 0, [2, 1, 0]),
+        (NAMED, 1, 1, [2, 1, 0]),
+        (NAMED.first(1), None, 2, [2]),
+        (NAMED.select(np.array([2, 0])), None, 2, [0, 2]),
+        (MANY, None, 4, [9, 1]),
+        (MANY, 7, 7, [9, 1]),
+        (GRADED, None, 0, None),
+        (GRADED, 2, 2, [1]),
+        (NONE, None, 0, None),
+        (NONE, 2, 2, None),
+        (Split.joined({"a": GRADED, "b": NAMED, "c": NONE}), None, 2, [0, 2, 1, 0, 0]),
+        (Split.joined({"a": GRADED, "b": NAMED, "c": NONE}), 3, 3, [1, 2, 1, 0, 0]),
+    ],
+)
+def test_named_negatives_are_the_default_and_grades_of_zero_are_not(split, given, number, counts):
+    found, negatives = negatives_to_draw(SoftInfoNCEOptions(negatives_per_query=given), split.judgments)
+    assert found == number
+    assert counts == (None if negatives is None else np.diff(negatives.indptr).tolist())
 
 
 def candidates(seed: int = 0) -> sparse.csr_matrix:

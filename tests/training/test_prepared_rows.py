@@ -98,9 +98,8 @@ def test_distilling_is_added_to_every_loss_with_inputs_from_the_workers(make_tra
         estimator = bm25()
         estimator.in_workers = in_workers
         trainer = make_trainer(estimator, model=exact_model, loss=loss, distill_weight=weight)
-        batch = batches_of(trainer)[0]
-        asked = batch.targets.weights is not None or batch.targets.similarity is not None
-        assert asked == (in_workers and (weight > 0 or loss != "info_nce"))
+        batch = next(iter(trainer.get_train_dataloader()))
+        assert (batch.targets.similarity is not None) == (in_workers and (weight > 0 or loss != "info_nce"))
         batch = trainer._prepare_inputs(batch)
         with torch.no_grad():
             queries, codes = (trainer.embeddings(trainer.model, getattr(batch, side)) for side in SIDES)

@@ -34,6 +34,10 @@ CASES = {
     "distilled": OWN | {"batch": 8, "distill_weight": 0.5},
     "distilled_cached": DISTILLED | OWN | {"batch": 6, "gradient_cache_chunk_size": 2},
     "distilled_short_last_batch": DISTILLED | SHORT,
+    "packed": {"batch": 8, "packing": "true", "pool": 33},
+    "packed_short_last_batch": SHORT | {"packing": "true"},
+    "packed_cached": SHORT | {"gradient_cache_chunk_size": 3, "packing": "true"},
+    "packed_hard_negatives": OWN | {"batch": 6, "negatives_per_query": 2, "packing": "true"},
     "merged": {"batch": 8, "merge_ratio": 0.5},
     "lora": {"batch": 8, "lora": LORA, "pool": 33, "ddp_find_unused_parameters": False},
     "lora_merged_cached": {"batch": 8, "lora": LORA, "merge_lora": True, "gradient_cache_chunk_size": 3},
@@ -57,7 +61,9 @@ TERMINATED = {"terminated": {"batch": 8, "terminated_at": 2}}  # the second proc
 SHARDED_CASES = {
     "sharded": {"batch": 8, "pool": 33},
     "sharded_cached": {"batch": 8, "gradient_cache_chunk_size": 3},
+    "sharded_packed": {"batch": 8, "pool": 33, "packing": "true"},
     "sharded_lora": {"batch": 8, "pool": 33, "lora": LORA},
+    "sharded_initial_model": DISTILLED | OWN | {"batch": 8},
 }
 FSDP = {
     "ACCELERATE_USE_FSDP": "true",
@@ -116,7 +122,7 @@ def sharded(two):
 @pytest.fixture
 def alone(folder, tmp_path, monkeypatch):
     """Returns a function that runs a case on this process only, and returns the folder of results."""
-    monkeypatch.setitem(collator.LAYER_OVERHEAD, "cpu", 1e3)
+    monkeypatch.setattr(collator, "LAYER_OVERHEAD", 1e3)
 
     def run(name: str, options: dict) -> Path:
         worker.train(folder, name, options, tmp_path)

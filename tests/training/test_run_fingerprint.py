@@ -6,24 +6,19 @@ change. `test_readers.py` has a similar table for the caches of rows and embeddi
 
 import copy
 import dataclasses
-import functools
 import importlib
 import json
 import shutil
 import sys
-from importlib.abc import MetaPathFinder
-from importlib.util import spec_from_file_location
 
-import numpy as np
 import pytest
-from git_repositories import Repository
-from refusals import refused
 from trainings import fingerprint_of
-from transformers import DataCollatorWithPadding, EarlyStoppingCallback
+from transformers import EarlyStoppingCallback
 
 from soft_trainer import BM25Estimator
+from soft_trainer.data.split import Split
 from soft_trainer.encoders.adapters import add_lora
-from soft_trainer.fingerprints import encoder_files_fingerprint, own_code
+from soft_trainer.fingerprints import encoder_files_fingerprint
 from soft_trainer.options.fields import DataArguments, TrainingOptions
 from soft_trainer.options.model import ModelArguments
 from soft_trainer.options.option_spec import option_specs
@@ -33,13 +28,13 @@ from soft_trainer.options.training import (
     AFFECT_RESULTS,
     SoftInfoNCETrainingArguments,
 )
-from soft_trainer.training.checkpoints import compared, mark_complete, warn_of_changes
+from soft_trainer.training.checkpoints import mark_complete, warn_of_changes
 from soft_trainer.training.run_fingerprint import (
     MAY_DIFFER_IN_FOLDER,
     MAY_DIFFER_IN_STUDY,
     MAY_DIFFER_ON_RESUME,
-    NO_SOURCE,
     changes,
+    rows_of_run,
     run_fingerprint,
 )
 
@@ -105,7 +100,7 @@ def parts_of(**options) -> tuple:
 
 def command(**options) -> dict:
     """Returns the fingerprint of a command."""
-    return run_fingerprint(*parts_of(**options), apart="tree/out")
+    return run_fingerprint(*parts_of(**options))
 
 
 def check(lines: list[str], expected: str | None) -> None:
@@ -146,42 +141,33 @@ def test_a_change_of_what_the_process_sees(change):
 
 # ---- Content ----
 
-FILES = {
-    "fingerprint_loss.py": "def plain(scores, positives, negatives):\n    return scores.mean()\n",
-    "fingerprint_package/__init__.py": "",
-    "fingerprint_package/inner.py": "class Own:\n    alpha = beta = temperature = 1.0\n",
-}
 REFERRING = {
     "data_dir": "rows",
     "eval_data_dir": "judged",
-    "source_dir": "tree",
     "split_urls": "urls",
-    "history": "history",
+    "source_dir": "tree",
+    "history": "tree",
     "model_name_or_path": "encoder",
     "estimator_model": "teacher",
-    "loss": "fingerprint_loss:plain",
-    "estimator": "fingerprint_package.inner:Own",
+    "loss": "own_module:loss",
+    "deepspeed": "zero.json",
 }
 # file: the message of a folder and of a study
 CONTENT = {
     "rows/train.jsonl": "data_dir changed",
     "judged/test.jsonl": "eval_data_dir changed",
-    "tree/a.py": "source_dir changed",
     "urls/train.txt": "split_urls changed",
-    "history": "history changed",
     "encoder/model.safetensors": "model_name_or_path changed",
     "encoder/1_Pooling/config.json": "model_name_or_path changed",
     "teacher/config.json": "estimator_model changed",
-    "fingerprint_loss.py": "code of loss changed",
-    "fingerprint_package/inner.py": "code of estimator changed",
-    "fingerprint_package/__init__.py": "code of estimator changed",
+    "zero.json": "deepspeed changed",
+    # The rows of a tree are compared once they are loaded.
+    "tree/a.py": None,
+    # The user's own code is compared by name.
+    "own_module.py": None,
     # Files that a run does not read
     "encoder/README.md": None,
     "encoder/log.txt": None,
-    "tree/notes.txt": None,
-    "tree/.hidden/c.py": None,
-    "tree/out/mine.py": None,
-    "other.py": None,
 }
 
 
@@ -189,30 +175,33 @@ CONTENT = {
 def place(tmp_path, monkeypatch):
     """A folder with everything that options can refer to."""
     monkeypatch.chdir(tmp_path)
-    for name in {*FILES, *CONTENT} - {"history"}:
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(FILES.get(name, "first = 1\n"))
-    Repository(tmp_path / "history").commit("add a", {"a.py": "def a():\n    return 1\n"})
+    for name in CONTENT:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("first = 1\n")
     return tmp_path
+
+
+def referring(**options) -> dict:
+    """Returns the fingerprint of a command whose options refer to all of this content."""
+    options = REFERRING | options
+    parts = parts_of(**{name: value for name, value in options.items() if name != "deepspeed"})
+    parts[-1].deepspeed = options["deepspeed"]  # the constructor would start it
+    return run_fingerprint(*parts)
 
 
 @pytest.mark.parametrize("file", CONTENT)
 def test_changed_content(file, place):
-    then = command(**REFERRING)
-    if file == "history":
-        Repository(place / file).commit("amended", {"a.py": "def a():\n    return 2\n"})
-    else:
-        (place / file).write_text("second = 2\n")
+    then = referring()
+    (place / file).write_text("second = 2\n")
     for reader in (MAY_DIFFER_IN_FOLDER, MAY_DIFFER_IN_STUDY):
-        check(changes(then, command(**REFERRING), reader), CONTENT[file])
+        check(changes(then, referring(), reader), CONTENT[file])
 
 
 def test_content_that_moved_is_the_same_and_no_path_is_stored(place):
-    then = command(**REFERRING)
+    then = referring()
     (place / "rows").rename(place / "moved")
-    assert changes(then, command(**REFERRING | {"data_dir": str(place / "moved")}), MAY_DIFFER_IN_FOLDER) == []
-    stored = json.dumps(command(**{name: str(place / value) for name, value in REFERRING.items() if ":" not in value}))
+    assert changes(then, referring(data_dir=str(place / "moved")), MAY_DIFFER_IN_FOLDER) == []
+    stored = json.dumps(referring(**{name: str(place / value) for name, value in REFERRING.items() if name != "loss"}))
     assert str(place) not in stored
 
 
@@ -225,9 +214,26 @@ def test_the_base_of_an_adapter_counts(place):
     assert changes(then, command(model_name_or_path="adapter"), MAY_DIFFER_IN_FOLDER) == ["model_name_or_path changed"]
 
 
-def test_no_path_of_an_own_object_is_stored(own, trainer_of, tmp_path):
-    found = fingerprint_of(trainer_of(estimator=own.Estimator([str(tmp_path)], other=str(tmp_path))))
-    assert str(tmp_path) not in json.dumps(found)
+# name: (the changed rows, message of a folder, of a resumed run)
+ROWS = {
+    "training rows": ("train", "the training rows changed", "the training rows changed"),
+    "test rows": ("test", "the measured rows changed", None),
+    "an additional set": ("more", "the measured rows changed", None),
+}
+
+
+@pytest.mark.parametrize("change", ROWS)
+def test_changed_rows(change, dataset):
+    changed, folder, resumed = ROWS[change]
+    both = []
+    for size in (9, 8):
+        parts = {}
+        for name in ("train", "test", "more"):
+            parts[name] = Split.from_pairs(dataset.select(range(size if name == changed else 9)))
+        more = parts.pop("more")
+        both.append(rows_of_run(parts, [more]))
+    check(changes(*both, MAY_DIFFER_IN_FOLDER), folder)
+    check(changes(*both, MAY_DIFFER_ON_RESUME), resumed)
 
 
 def other_tokenizer(parts):
@@ -277,7 +283,7 @@ LOADED = {
     "tokenizer": ({}, other_tokenizer, "the tokenizer changed"),
     "dropout": ({}, other_model(dropout), ANOTHER_ENCODER),
     "frozen weights": ({}, other_model(freeze), ANOTHER_ENCODER),
-    "adapter": ({}, other_model(adapter), "the adapter's r was None, is now 4"),
+    "adapter": ({}, other_model(adapter), "the adapter changed"),
     "weights that the checkpoint has": ({}, other_model(weight), None),
     "weights to merge with": ({"merge_ratio": 0.5}, other_model(weight), "the weights to merge with changed"),
     "evaluation rows": ({}, rows("eval_dataset", 9), None),
@@ -298,10 +304,8 @@ def test_a_change_of_what_a_trainer_has(change, trainer_of):
 
 OWN = """
 class Estimator:
-    def __init__(self, words, arrays=None, other=None):
+    def __init__(self, words):
         self.words = words
-        self.arrays = arrays
-        self.other = other
 
     def fit(self, split):
         pass
@@ -310,31 +314,7 @@ class Estimator:
         return (query_rows[:, None] == code_rows[None]).float()
 
 
-class OfEncoder(Estimator):
-    def __init__(self, model_name_or_path):
-        super().__init__([])
-        self.model_name_or_path = model_name_or_path
-
-
-class Keywords(Estimator):
-    def __init__(self, **settings):
-        self.settings = settings
-
-
-class Words(Estimator):
-    def __init__(self, *words):
-        super().__init__(words)
-
-
-class Collator:
-    def __init__(self, limit):
-        self.limit = limit
-
-    def __call__(self, features):
-        return features
-
-
-def collate(features, limit=0):
+def collate(features):
     return features
 
 
@@ -346,110 +326,53 @@ def rate(predictions):
 @pytest.fixture
 def own(tmp_path, monkeypatch):
     """A user's module with these objects."""
-    (tmp_path / "fingerprint_own.py").write_text(OWN)
+    (tmp_path / "own_module.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
-    yield importlib.import_module("fingerprint_own")
-    del sys.modules["fingerprint_own"]
+    yield importlib.import_module("own_module")
+    del sys.modules["own_module"]
+
+
+def estimator(make):
+    return lambda own: {"estimator": make(own)}
+
+
+def argument(**arguments):
+    return lambda own: {"arguments": {name: getattr(own, value) for name, value in arguments.items()}}
 
 
 # name: (options, the trainer's arguments before and after, the message of a resumed run)
 OBJECTS = {
-    "an estimator's encoder": (
+    "a setting of an estimator": (
         {},
-        lambda own: {"estimator": own.OfEncoder("USER/ONE")},
-        lambda own: {"estimator": own.OfEncoder("USER/OTHER")},
-        "the estimator's model_name_or_path changed",
-    ),
-    "estimator's list": (
-        {},
-        lambda own: {"estimator": own.Estimator(["a"])},
-        lambda own: {"estimator": own.Estimator(["b"])},
-        "the estimator's words changed",
-    ),
-    "estimator's array": (
-        {},
-        lambda own: {"estimator": own.Estimator([], np.zeros(2))},
-        lambda own: {"estimator": own.Estimator([], np.ones(2))},
-        "the estimator's arrays changed",
-    ),
-    "estimator's array of words": (
-        {},
-        lambda own: {"estimator": own.Estimator([], np.array(["a"], dtype=object))},
-        lambda own: {"estimator": own.Estimator([], np.array(["b"], dtype=object))},
-        "the estimator's arrays changed",
-    ),
-    "estimator's dates": (
-        {},
-        lambda own: {"estimator": own.Estimator([], np.array(["2020-01-01"], dtype="datetime64[D]"))},
-        lambda own: {"estimator": own.Estimator([], np.array(["2020-01-02"], dtype="datetime64[D]"))},
-        "the estimator's arrays changed",
-    ),
-    "estimator's path": (
-        {},
-        lambda own: {"estimator": own.Estimator("/home/me/a")},
-        lambda own: {"estimator": own.Estimator("/home/me/b")},
-        "the estimator's words changed",
-    ),
-    "estimator's words": (
-        {},
-        lambda own: {"estimator": own.Words("a")},
-        lambda own: {"estimator": own.Words("b")},
-        "the estimator's words changed",
-    ),
-    "estimator's keywords": (
-        {},
-        lambda own: {"estimator": own.Keywords(size=1)},
-        lambda own: {"estimator": own.Keywords(size=2)},
-        "the estimator's settings changed",
-    ),
-    "estimator's number": (
-        {},
-        lambda own: {"estimator": BM25Estimator()},
-        lambda own: {"estimator": BM25Estimator(k1=2.0)},
+        estimator(lambda own: BM25Estimator()),
+        estimator(lambda own: BM25Estimator(k1=2.0)),
         "the estimator's k1 was 1.2, is now 2.0",
     ),
     "another estimator": (
         {},
-        lambda own: {"estimator": BM25Estimator()},
-        lambda own: {"estimator": own.Estimator([])},
-        "the estimator was BM25Estimator, is now Estimator",
+        estimator(lambda own: BM25Estimator()),
+        estimator(lambda own: own.Estimator([])),
+        "the estimator was BM25Estimator, is now own_module:Estimator",
+    ),
+    "a setting of the user's estimator": (
+        {},
+        estimator(lambda own: own.Estimator(["/home/me/a"])),
+        estimator(lambda own: own.Estimator(["/home/me/b"])),
+        None,
     ),
     "collator": (
         {},
-        lambda own: {"arguments": {}},
-        lambda own: {"arguments": {"data_collator": own.collate}},
-        "the collator was None, is now collate",
-    ),
-    "collator's setting": (
-        {},
-        lambda own: {"arguments": {"data_collator": own.Collator(1)}},
-        lambda own: {"arguments": {"data_collator": own.Collator(2)}},
-        "the collator's limit was 1, is now 2",
-    ),
-    "collator's partial arguments": (
-        {},
-        lambda own: {"arguments": {"data_collator": functools.partial(own.collate, limit=1)}},
-        lambda own: {"arguments": {"data_collator": functools.partial(own.collate, limit=2)}},
-        "the collator's arguments changed",
-    ),
-    "collator's method": (
-        {},
-        lambda own: {"arguments": {"data_collator": own.Collator(1).__call__}},
-        lambda own: {"arguments": {"data_collator": own.Collator(2).__call__}},
-        "the collator's limit was 1, is now 2",
+        argument(),
+        argument(data_collator="collate"),
+        "the collator was None, is now own_module:collate",
     ),
     "metrics that choose": (
         BEST,
-        lambda own: {"arguments": {}},
-        lambda own: {"arguments": {"compute_metrics": own.rate}},
-        "the metrics was None, is now rate",
+        argument(),
+        argument(compute_metrics="rate"),
+        "the metrics was None, is now own_module:rate",
     ),
-    "metrics that choose nothing": (
-        {},
-        lambda own: {"arguments": {}},
-        lambda own: {"arguments": {"compute_metrics": own.rate}},
-        None,
-    ),
+    "metrics that choose nothing": ({}, argument(), argument(compute_metrics="rate"), None),
 }
 
 
@@ -460,13 +383,15 @@ def test_a_change_of_the_user_s_own_objects(change, own, trainer_of):
     check(changes(then, now, MAY_DIFFER_ON_RESUME), expected)
 
 
-def test_the_code_of_an_own_object_counts(own, trainer_of, tmp_path):
-    def now():
-        return fingerprint_of(trainer_of(estimator=own.Estimator([]), arguments={"data_collator": own.collate}))
-
-    then = now()
-    (tmp_path / "fingerprint_own.py").write_text(OWN + "SIZE = 2\n")
-    assert changes(then, now(), MAY_DIFFER_ON_RESUME) == ["code of estimator changed", "code of collator changed"]
+def test_resuming_names_what_is_compared_by_name_only(own, trainer_of, tmp_path, capsys):
+    options = {"estimator": own.Estimator([]), "arguments": {"data_collator": own.collate}}
+    found = fingerprint_of(trainer_of(loss="own_losses:info_nce", **options))
+    mark_complete(tmp_path / "checkpoint-1", found)
+    warn_of_changes(found | {"versions": {"torch": "1.0"}}, str(tmp_path / "checkpoint-1"))
+    said = capsys.readouterr().err
+    for name in ("own_losses:info_nce", "own_module:Estimator", "own_module:collate"):
+        assert f"{name} is compared by name only" in said
+    assert said.count("by name only") == 3 and "torch was " in said and ", is now 1.0" in said
 
 
 def test_a_stop_that_reads_metrics_makes_evaluations_count(trainer_of):
@@ -496,58 +421,6 @@ def test_evaluations_that_now_choose_are_not_called_changed(trainer_of):
     assert changes(then, fingerprint_of(trainer), MAY_DIFFER_ON_RESUME) == lines
 
 
-def test_what_cannot_be_compared_is_named(own, trainer_of, tmp_path, capsys):
-    trainer = trainer_of(estimator=own.Estimator([], other=object()))
-    found = fingerprint_of(trainer)
-    mark_complete(tmp_path / "checkpoint-1", found)
-    warn_of_changes(found | {"versions": {"torch": "1.0"}}, str(tmp_path / "checkpoint-1"))
-    said = capsys.readouterr().err
-    assert "cannot compare the estimator's other" in said and "torch was " in said and ", is now 1.0" in said
-    unknown = found | {"code of estimator": NO_SOURCE}
-    with refused("code of estimator is unknown, because its source cannot be read; define it in a module"):
-        compared(lambda: unknown, str(tmp_path / "checkpoint-1"))
-
-
-def test_a_collator_of_transformers_counts_by_its_class_and_settings(trainer_of, tokenizer):
-    collator = DataCollatorWithPadding(tokenizer, max_length=8)
-    found = fingerprint_of(trainer_of(arguments={"data_collator": collator}))
-    assert found["the collator"] == "DataCollatorWithPadding" and found["the collator's max_length"] == 8
-    assert "code of collator" not in found
-
-
-def test_a_script_s_own_function_counts_by_its_own_source(tmp_path, monkeypatch):
-    """Users edit a script to resume it, so the script's other lines do not count."""
-    hashes = []
-    for end in ("", "# more\n", "# other\n"):
-        script = tmp_path / f"script{len(hashes)}.py"
-        script.write_text(f"def mine(scores):\n    return scores.mean()\n\n\n{end}")
-        spec = spec_from_file_location("__main__", script)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        monkeypatch.setitem(sys.modules, "__main__", module)
-        hashes.append(own_code(module.mine))
-    assert hashes[0] and len(set(hashes)) == 1
-    exec(compile("def entered(scores):\n    return 1\n", "<stdin>", "exec"), vars(module))
-    assert own_code(module.entered) is None
-
-
-class OfAnEditableInstallation(MetaPathFinder):
-    def __init__(self, path):
-        self.path = path
-
-    def find_spec(self, fullname, path=None, target=None):
-        return spec_from_file_location(fullname, self.path) if fullname == "fingerprint_editable" else None
-
-
-def test_own_code_counts_that_only_a_finder_finds(tmp_path, monkeypatch):
-    module = tmp_path / "elsewhere.py"
-    module.write_text("def plain(scores):\n    return scores.mean()\n")
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, OfAnEditableInstallation(module)])
-    before = own_code("fingerprint_editable:plain")
-    module.write_text("def plain(scores):\n    return 2 * scores.mean()\n")
-    assert before and own_code("fingerprint_editable:plain") != before
-
-
 # ---- Lists of options ----
 
 
@@ -557,14 +430,14 @@ def test_every_option_stands_in_exactly_one_list():
     listed = [name for names in lists for name in names]
     fields = {field.name for field in dataclasses.fields(SoftInfoNCETrainingArguments)}
     assert sorted(listed) == sorted(set(listed))
-    assert fields - set(listed) == set()
+    assert fields - set(listed) == {"from_command_line"}  # no option
 
 
 def test_an_unknown_option_counts_only_where_it_differs_from_its_default():
     parts = parts_of()
     plain = parts[-1].to_dict
     parts[-1].to_dict = lambda: plain() | {"of_a_later_version": None}
-    assert changes(command(), run_fingerprint(*parts, apart="tree/out"), MAY_DIFFER_IN_FOLDER) == []
+    assert changes(command(), run_fingerprint(*parts), MAY_DIFFER_IN_FOLDER) == []
     parts[-1].to_dict = lambda: plain() | {"of_a_later_version": 3}
     assert run_fingerprint(*parts)["of_a_later_version"] == 3
 
@@ -574,16 +447,6 @@ def test_defaults_are_not_stored():
         *("format", "processes", "precision", "versions", "language", "do_train", "max_steps"),
         "per_device_train_batch_size",
     }
-
-
-def test_the_content_of_a_configuration_of_transformers_counts(tmp_path):
-    path = tmp_path / "zero.json"
-    path.write_text("{}")
-    model, data, args = parts_of()
-    args.deepspeed = str(path)
-    before = run_fingerprint(model, data, args)
-    path.write_text('{"fp16": true}')
-    assert changes(before, run_fingerprint(model, data, args), MAY_DIFFER_IN_FOLDER) == ["deepspeed changed"]
 
 
 def test_code_beside_an_encoder_counts_if_the_encoder_names_it(encoder_dir, tmp_path):
@@ -598,8 +461,3 @@ def test_code_beside_an_encoder_counts_if_the_encoder_names_it(encoder_dir, tmp_
     before = encoder_files_fingerprint(folder)
     (folder / "layers.py").write_text("SIZE = 2")
     assert encoder_files_fingerprint(folder) != before
-
-
-def test_a_repository_without_a_commit_is_named(tmp_path):
-    Repository(tmp_path / "empty")
-    assert command(history=str(tmp_path / "empty"))["history"] == "no commit"

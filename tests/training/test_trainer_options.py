@@ -13,14 +13,16 @@ import pytest
 import torch
 from datasets import Dataset
 from refusals import refused
-from trainings import batches_of, check_weights, losses_of, still
+from trainings import batches_of, check_weights, losses_of, still, warned
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 from soft_trainer import BM25Estimator, EstimatorCallback
+from soft_trainer.criterion import Criterion
 from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
 from soft_trainer.estimators.frozen_encoder import InitialModelEstimator
 from soft_trainer.options.fields import STRATEGIES
+from soft_trainer.options.resolve import resolve
 from soft_trainer.training.collator import PairCollator
 from soft_trainer.training.finite import NotFiniteError
 from soft_trainer.training.preflight import check_own_collator
@@ -57,7 +59,7 @@ def test_three_rows_on_four_processes_are_dummy_passes_of_weight_zero(trainer_of
     passes = []
     for rank in range(4):
         batches.rank, batches.world_size = rank, 4
-        batch = batches.__getitems__([5, 1, 7])
+        batch = trainer._prepare_inputs(batches.__getitems__([5, 1, 7]))
         passes.append((len(batch.query.chunks), len(batch.code.chunks)))
         assert batch.sizes == (1, 1, 1, 0) and batch.loss_scale(1) == 4 / 3
         embeddings = trainer.embeddings(trainer.model, batch.query)
@@ -74,6 +76,19 @@ def test_an_estimator_among_the_callbacks_gives_the_weights(trainer_of):
     trainer = trainer_of(estimator=None)
     trainer.add_callback(estimator)
     assert trainer.estimator is estimator and trainer.criterion.loss == "soft_info_nce"
+
+
+def test_plain_arguments_say_that_they_train_with_infonce(trainer_of):
+    [line] = warned(trainer_of(plain=True, estimator=None))
+    assert line.startswith("TrainingArguments without an estimator train with InfoNCE, where SoftInfoNCETraining")
+    assert not warned(trainer_of(plain=True)) and not warned(trainer_of(estimator=None))
+
+
+def test_the_default_metric_of_plain_arguments_is_named_with_what_to_set(trainer_of):
+    options = {"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch"}
+    with refused('metric_for_best_model="loss": there is no eval_loss', 'set metric_for_best_model="mrr"'):
+        trainer_of(plain=True, **options)
+    trainer_of(**options)
 
 
 @pytest.mark.slow
@@ -231,6 +246,32 @@ def test_options_may_change_after_the_constructor(trainer_of):
         with pytest.raises(UserError, match=name):
             trainer.train()
         setattr(trainer.args, name, before)
+
+
+def test_the_plan_is_made_once_and_again_only_if_something_has_changed(trainer_of, monkeypatch):
+    made = []
+
+    def counted(*arguments):
+        made.append(arguments)
+        return resolve(*arguments)
+
+    monkeypatch.setattr("soft_trainer.trainer.resolve", counted)
+    trainer = trainer_of()
+    trainer._checkpoint = None
+    trainer._prepare_training()
+    trainer.get_train_dataloader()
+    assert len(made) == 1
+    trainer.args.temperature = 3.0
+    trainer._prepare_training()
+    assert len(made) == 2 and trainer.criterion.temperature == 3.0
+
+
+@pytest.mark.parametrize("options, tried", [({}, 0), ({"loss": "own_losses:info_nce"}, 1)])
+def test_only_the_user_s_functions_are_tried_out(options, tried, trainer_of, monkeypatch):
+    calls = []
+    monkeypatch.setattr(Criterion, "try_out", lambda criterion: calls.append(criterion))
+    trainer_of(**options)
+    assert len(calls) == tried
 
 
 def test_a_collator_that_is_set_after_the_constructor_is_used_again(trainer_of, tokenizer):

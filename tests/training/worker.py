@@ -125,7 +125,7 @@ def shard_on_cpus() -> None:
 
 def main() -> None:
     folder, cases, limit = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text()), float(sys.argv[3])
-    collator.LAYER_OVERHEAD["cpu"] = 1e3  # so that small batches are split too
+    collator.LAYER_OVERHEAD = 1e3  # so that small batches are split too
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         shard_on_cpus()
     for name, options in cases.items():

@@ -14,7 +14,7 @@ from soft_trainer.data.layouts.files import SPLIT_NAMES, SPLITS, files_of, files
 from soft_trainer.data.layouts.graded import split_of_grades
 from soft_trainer.data.split import Split
 from soft_trainer.errors import UserError
-from soft_trainer.files import UNREADABLE, open_text, read_json_lines
+from soft_trainer.files import UNREADABLE, check_utf8, open_text, read_json_lines
 
 TEXT_FILES = ("corpus.jsonl", "queries.jsonl")
 
@@ -119,4 +119,6 @@ def _lines(path: Path) -> Iterator[tuple[str, tuple[str, str, float]]]:
                     raise UserError(f"{place}: the score {values[2]!r} is not a number")
                 yield place, (values[0], values[1], score)
     except UNREADABLE as error:
+        if isinstance(error, UnicodeDecodeError):
+            check_utf8(path)  # raises an error with the line
         raise UserError(f"{path}: cannot be read in UTF-8 ({error})") from error

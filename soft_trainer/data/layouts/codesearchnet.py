@@ -15,15 +15,16 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from soft_trainer.data.array_cache import cached_dataset, flat
-from soft_trainer.data.columns import PAIRS, QUERIES
-from soft_trainer.data.languages import rows_in
+from soft_trainer.data.columns import PAIRS, name_unused
+from soft_trainer.data.languages import tables_in
 from soft_trainer.data.layouts.files import SPLITS, files_of_splits
 from soft_trainer.data.layouts.published import load_published, reading_hub
 from soft_trainer.data.layouts.tables import HUB_NAME, named_splits, row_files
-from soft_trainer.data.split import Split
+from soft_trainer.data.named_negatives import COLUMN as NEGATIVE_COLUMN, NEGATIVES
+from soft_trainer.data.split import QUERY_COLUMNS, Split
 from soft_trainer.errors import UserError
 from soft_trainer.files import read_json_lines, written_aside
-from soft_trainer.fingerprints import code_fingerprint, file_fingerprint, fingerprint
+from soft_trainer.fingerprints import file_fingerprint, fingerprint
 from soft_trainer.terminal import nearest_file, print_on_main
 
 TEXTS = ("repo", "path", "func_name", "original_string", "language", "code", "docstring", "url", "partition")
@@ -57,7 +58,9 @@ def is_codesearchnet(folder: Path) -> bool:
         _, row = next(read_json_lines(files[first][0]), (None, {}))
     except UserError:
         return True  # `load_folder` raises a better error
-    return bool({*QUERIES} & row.keys()) or not any({*pair} <= row.keys() for pair in PAIRS)
+    if any(NEGATIVE_COLUMN.fullmatch(name) and name != NEGATIVES for name in row):
+        return False  # `load_jsonl` does not read these columns
+    return bool({*QUERY_COLUMNS} & row.keys()) or not any({*pair} <= row.keys() for pair in PAIRS)
 
 
 def load_folder(folder: str | Path, splits: Sequence[str] = SPLITS) -> DatasetDict:
@@ -89,10 +92,10 @@ def load_jsonl(path: Path) -> Dataset:
     first = next(_read_rows(path), {})
     if not first:
         raise UserError(f"{path}: no rows")
+    name_unused(next(read_json_lines(path))[1], FILE_FEATURES, str(path))
     if all(value is None for value in first.values()):
         raise UserError(f"{path}: row 1 has none of the columns {', '.join(FILE_FEATURES)}; rename its columns")
-    code = code_fingerprint(__name__, "soft_trainer.files")
-    made_from = fingerprint(file_fingerprint(path), path.suffix, str(FILE_FEATURES), code)
+    made_from = fingerprint(file_fingerprint(path), path.suffix, str(FILE_FEATURES))
 
     def build(stored: Path) -> Dataset:
         with written_aside(stored) as aside, ArrowWriter(path=str(aside), features=FILE_FEATURES) as writer:
@@ -149,14 +152,9 @@ def load_hub(name: str, configuration: str | None = None, revision: str | None =
             {split: _as_files(rows) for split, rows in load_published(name, configuration, revision).items()}
         )
     loaded = load_folder(folder)
-    for split, rows in loaded.items():
-        if configuration is None or "language" not in rows.column_names:
-            continue
-        loaded[split] = rows_in(rows, configuration)
-        if not loaded[split]:
-            others = ", ".join(sorted(set(rows["language"][:]) - {None}))
-            raise UserError(f"{name}: {split} has no rows in {configuration}, only in {others}; set language")
-    return dict(loaded)
+    if configuration is None:
+        return dict(loaded)
+    return tables_in(loaded, configuration, name)
 
 
 def _as_files(rows: Dataset) -> Dataset:

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import csv
 import glob
 import itertools
 import logging
 import re
-from collections import deque
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
-from datasets import Dataset, Features, LargeList, List, Value, concatenate_datasets, load_dataset, load_from_disk
+from datasets import (
+    ClassLabel,
+    Dataset,
+    Features,
+    LargeList,
+    List,
+    Value,
+    concatenate_datasets,
+    load_dataset,
+    load_from_disk,
+)
 from datasets.exceptions import DatasetGenerationError
 
 from soft_trainer.data.array_cache import cached_dataset, no_bar_for_few
 from soft_trainer.data.layouts.files import SHARD, SPLIT_NAMES, check_names, check_spelling, files_of, files_of_splits
 from soft_trainer.errors import UserError
-from soft_trainer.files import read_json_lines
+from soft_trainer.files import check_encodable, check_utf8, open_text, read_json_lines
 from soft_trainer.fingerprints import file_fingerprint, fingerprint
 
 FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
@@ -32,6 +43,7 @@ WITHOUT_ROWS = (
     "BatchSize must be greater than 0",
 )
 logging.getLogger("datasets.packaged_modules").setLevel(logging.CRITICAL)  # it raises what it logs
+LABELS = ("label", "labels")  # columns that say whether a row's code answers its query
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -100,13 +112,24 @@ def _reading(source: str | Path) -> Iterator[None]:
         reason = (str(error.__cause__ or error).strip() or "it has no rows").splitlines()[0]
         if any(words in reason for words in WITHOUT_ROWS):
             reason = "it has no rows"
-        if "Error tokenizing data" in reason:  # pandas reports the line where it noticed the error
-            reason += "; look for a missing quote or an extra comma there, or a missing quote above"
         raise UserError(f"{source}: cannot be read: {reason}") from error
 
 
+def with_class_names(rows: Dataset) -> Dataset:
+    """Replaces the numbers in `ClassLabel` columns, such as `language`, with their names, except in `label`."""
+    for name, feature in rows.features.items():
+        if isinstance(feature, ClassLabel) and name not in LABELS:
+            names = [None if value in (None, -1) else feature.int2str(value) for value in rows[name]]
+            rows = rows.remove_columns(name).add_column(name, names, feature=Value("string"))
+    return rows
+
+
 def with_plain_text(rows: Dataset) -> Dataset:
-    """Casts `large_string` columns, which pandas and polars write, to `string`, so that tables can be concatenated."""
+    """Casts `large_string` columns, which pandas and polars write, to `string`, so that tables can be concatenated.
+
+    Also replaces the numbers in `ClassLabel` columns with their names.
+    """
+    rows = with_class_names(rows)
     large = Value("large_string")
     plain = Value("string")
     tokens = [List(large), LargeList(large), LargeList(plain)]
@@ -164,11 +187,12 @@ def _read_file(path: Path) -> Dataset:
     """Reads one JSON Lines, CSV or Parquet file. Caches the rows under a fingerprint of the file's content."""
     reader = format_of(path.name)
     options = READ_AS.get(reader, {})
+    if reader != "parquet":
+        check_utf8(path)
     if reader == "csv":  # all values are read as strings, so that an id such as 013 keeps its zero
         with _reading(path):
+            _check_fields(path)
             names = pd.read_csv(path, nrows=0).columns
-        if len(names) == 1 and (separator := next(filter(names[0].__contains__, ";\t|"), None)):
-            raise UserError(f"{path}: columns must be separated by commas, not by {separator!r}")
         options = options | {"features": Features(dict.fromkeys(names, Value("string")))}
     made_from = fingerprint(file_fingerprint(path), reader, repr(options))
 
@@ -183,5 +207,43 @@ def _read_file(path: Path) -> Dataset:
             return with_plain_text(cached_dataset(made_from, build))
         except DatasetGenerationError:
             if ".jsonl" in path.name.lower():
-                deque(read_json_lines(path), maxlen=0)  # raises an error with the row, which Arrow counts from 0
+                check_encodable(read_json_lines(path, replace=False))  # raises an error with the row
             raise
+
+
+def _check_fields(path: Path) -> None:
+    """Checks that each row of a CSV file has as many fields as the header, because pandas would shift longer rows.
+
+    Raises:
+        UserError: a row has another number of fields, or a quote is unbalanced. The message gives the line. Or the
+            header is not separated by commas.
+    """
+    limit = csv.field_size_limit(sys.maxsize)  # a field is a whole function
+    try:
+        with open_text(path, newline="") as file:
+            rows = csv.reader(file, strict=True)
+            header = next(rows, [])
+            if len(header) == 1 and (separator := next(filter(header[0].__contains__, ";\t|"), None)):
+                raise UserError(f"{path}: columns must be separated by commas, not by {separator!r}")
+            line = rows.line_num
+            for row in rows:
+                if row and len(row) != len(header):
+                    raise UserError(_wrong_fields(path, line + 1, row, header))
+                line = rows.line_num
+    except csv.Error as error:
+        raise UserError(
+            f"{path}, line {line + 1}: {error}; put a field with commas, quotes or several lines in quotes, and write "
+            'each quote inside it twice ("")'
+        ) from error
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _wrong_fields(path: Path, line: int, row: list[str], header: list[str]) -> str:
+    """Returns the error message for a row of a CSV file whose number of fields differs from the header's."""
+    remedy = "each row needs all fields, even if some are empty"
+    if len(row) > len(header):
+        remedy = "put a field that contains a comma in quotes"
+    if len(row) == len(header) + 1:
+        remedy += "; if the first field is a row name written by R, write the file with row.names=FALSE"
+    return f"{path}, line {line}: {len(row)} instead of {len(header)} fields ({', '.join(header)}); {remedy}"

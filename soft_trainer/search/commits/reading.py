@@ -21,7 +21,6 @@ from soft_trainer.search.index import store
 from soft_trainer.search.index.parsing import MAX_COUNT
 from soft_trainer.search.index.words import telling_terms
 from soft_trainer.source import git
-from soft_trainer.source.repositories import repository_of
 from soft_trainer.terminal import Progress
 
 MAX_SUBJECT = 300  # characters
@@ -73,32 +72,20 @@ class State:
 
 
 def remember(
-    database: sqlite3.Connection,
-    folder: str,
-    progress: bool = False,
-    repository: str | None = None,
-    tip: str | None = None,
+    database: sqlite3.Connection, repository: str, prefix: str, progress: bool = False, tip: str | None = None
 ) -> list[str]:
-    """Reads new commits from a folder's repository. Tunes the weight again if the number of commits changed a lot.
-
-    If history is turned off for this index, all commits are deleted from the index.
+    """Reads new commits from a repository. Tunes the weight again if the number of commits changed a lot.
 
     Args:
-        repository: the repository to read. By default, the repository that contains the folder.
+        prefix: the path of the indexed folder in the repository.
         tip: the commit whose tree is in the folder. By default, HEAD.
 
     Returns:
         Notices for the user about problems.
     """
-    place = repository_of(folder)
-    if repository:
-        place = (repository, "")
-    if not store.get_meta(database, "history", True):
-        forget(database)
-        return []
     problems = []
     try:
-        read_commits(database, *place, tip, progress)
+        read_commits(database, repository, prefix, tip, progress)
     except UserError as error:
         problems.append(f"New commits were not read: {error}")
     database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()

@@ -25,7 +25,7 @@ _ASSIGNED = re.compile(
 _MAX_ASSIGNED = 20
 # The first paragraph of a docstring, of a block comment, or a group of line comments.
 _PARAGRAPH = re.compile(
-    rb'"{3}(.*?)(?:"{3}|\n\s*\n)|/\*\*(.*?)(?:\*/|\n\s*\*\s*\n)|((?:^[ \t]*(?://|#)[^\n]*\n)+)',
+    rb'"{3}(.*?)(?:"{3}|\n\s*\n)|/\*[*!](.*?)(?:\*/|\n\s*\*\s*\n)|((?:^[ \t]*(?://|#)[^\n]*\n)+)',
     re.DOTALL | re.MULTILINE,
 )
 _MAX_BEFORE_PARAGRAPH = 2000  # bytes

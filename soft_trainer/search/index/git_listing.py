@@ -25,21 +25,34 @@ _LISTED = ("--sparse", "--cached", "--others")
 _IGNORED = ("--others", "--ignored", "--directory")
 
 
-def list_files(folder: str) -> list[str] | None:
-    """Returns the paths of the files below a folder that git tracks or does not ignore.
+def list_files(folder: str) -> tuple[str, list[str] | None]:
+    """Returns the working tree whose ignore files apply in a folder, and the files that git does not ignore there.
+
+    If the enclosing repository lists no files there, as in `.venv/lib`, the user wants to index ignored files, so the
+    folder counts as a separate tree.
 
     A nested repository or a submodule is a single path, which may end with a slash. Deleted files that are still
-    tracked are also listed.
-
-    Returns:
-        The paths, or None if git is not installed or fails.
+    tracked are also listed. The list is None if git is not installed or fails.
     """
-    return _list_below(folder)[1]
+    found = repository_of(folder)
+    if found and found[0] != folder:
+        listed = _ls_files(found[0], folder, _LISTED)
+        if listed != []:
+            return found[0], listed
+    return folder, _ls_files(folder, folder, _LISTED)
+
+
+def repository_with(folder: str) -> tuple[str, str] | None:
+    """Returns what `repository_of` returns, or None if the enclosing repository ignores the folder."""
+    found = repository_of(folder)
+    if found and found[1] and list_files(folder)[0] != found[0]:
+        return None
+    return found
 
 
 def list_ignored(folder: str) -> list[str]:
     """Returns the paths below a folder that git ignores. A path that ends with a slash stands for a whole folder."""
-    top, listed = _list_below(folder)
+    top, listed = list_files(folder)
     if listed is None:
         return []
     paths: list[str] = []
@@ -48,20 +61,6 @@ def list_ignored(folder: str) -> list[str]:
             paths.pop()  # git ignores every file in this folder one by one, and lists them too
         paths.append(path)
     return paths
-
-
-def _list_below(folder: str) -> tuple[str, list[str] | None]:
-    """Returns the working tree whose ignore files apply in a folder, and the files that git lists in the folder.
-
-    If the enclosing repository lists no files there, as in `.venv/lib`, the user wants to index ignored files, so the
-    folder counts as a separate tree.
-    """
-    found = repository_of(folder)
-    if found and found[0] != folder:
-        listed = _ls_files(found[0], folder, _LISTED)
-        if listed != []:
-            return found[0], listed
-    return folder, _ls_files(folder, folder, _LISTED)
 
 
 def _ls_files(top: str, folder: str, options: tuple[str, ...]) -> list[str] | None:

@@ -15,6 +15,7 @@ from fnmatch import translate
 from soft_trainer.errors import UserError
 from soft_trainer.search.index.git_listing import list_files, list_ignored
 from soft_trainer.search.index.globs import path_filter
+from soft_trainer.source.repositories import is_linked_worktree
 from soft_trainer.source.source_files import MAX_DEPTH, SKIPPED_FOLDERS
 
 _REPOSITORIES = frozenset(".git .hg .svn .bzr .jj".split())
@@ -48,7 +49,8 @@ _MAYBE_VENDORED = frozenset("external externals extern deps".split())
 _ORDINARY = re.compile(
     "(?!id_)[A-Za-z0-9_]+[.](?:py|pyi|go|js|jsx|ts|tsx|java|rb|rs|php|c|h|cc|cpp|hpp|cs|kt|md|rst)", re.ASCII
 )
-_OVERRIDDEN = ("vendored", "made by a tool")  # reasons to skip a folder that an `include` pattern overrides
+# Reasons to skip a folder that an `include` pattern overrides.
+_OVERRIDDEN = ("vendored", "made by a tool", "linked worktree")
 _NOT_UTF8 = re.compile("[\ud800-\udfff]")  # surrogates represent bytes that cannot be decoded
 Stat = tuple[int, int]  # the size in bytes, and the time of the last change in ns
 
@@ -98,6 +100,7 @@ class _Lister:
             if "/" in pattern and head:
                 self.include_deep.append(path_filter(pattern))
                 self.include_heads.append(head)
+        self.top = ""  # the root of the enclosing repository, or `root`
         self.reasons: dict[str, str] = {"": ""}  # the reason to skip each folder, or ""
 
     def run(self) -> Listing:
@@ -110,7 +113,8 @@ class _Lister:
         while repositories:
             prefix = repositories.pop()
             folder = f"{self.root}/{prefix}".rstrip("/")
-            listed = list_files(folder)
+            top, listed = list_files(folder)
+            self.top = self.top or os.path.realpath(top)
             if listed is None:
                 self.listing.without_git = True
                 listed = self._walk(prefix)
@@ -200,7 +204,7 @@ class _Lister:
     def _reason_against_folder(self, path: str, name: str) -> str:
         if _NOT_UTF8.search(name):
             return "a name that is not UTF-8"
-        if name in _REPOSITORIES or (name.endswith(".git") and os.path.lexists(f"{self.root}/{path}/HEAD")):
+        if name in _REPOSITORIES or (name.endswith((".git", ".bare")) and os.path.lexists(f"{self.root}/{path}/HEAD")):
             return "data of a repository"  # the second one is bare; its configuration may hold passwords too
         if path.count("/") >= MAX_DEPTH:
             return "too deep"
@@ -212,6 +216,8 @@ class _Lister:
             return "vendored"
         if name in SKIPPED_FOLDERS:
             return "made by a tool"
+        if is_linked_worktree(f"{self.root}/{path}", self.top):
+            return "linked worktree"
         return ""
 
     def _reason_against_file(self, path: str, name: str, status: os.stat_result) -> str:

@@ -20,7 +20,7 @@ from soft_trainer.search.index.notebooks import is_notebook, notebook_text
 from soft_trainer.search.index.store import TRAITS
 from soft_trainer.search.index.words import WORD, source_words, stem, terms, whole
 from soft_trainer.source.names import identifier_words, is_test_path
-from soft_trainer.source.source_files import MAX_FILE_BYTES, is_generated, read_regular, readable
+from soft_trainer.source.source_files import MAX_FILE_BYTES, decoded, is_generated, read_regular, readable
 
 # The prefix of a term tells where the term occurs. Terms from the text have no prefix.
 DEFINED = "="
@@ -103,6 +103,7 @@ def read_batch(root: str, known: Mapping[str, tuple | None]) -> Batch:
             "text": language in TEXT_LANGUAGES,
             "vendored": maybe_vendored(path),
             "generated": is_generated(source),
+            "garbled": decoded(source) is None,
         }
         batch.traits.append(tuple(int(kinds[trait]) for trait in TRAITS))
     batch.vocabulary = list(numbers)

@@ -1,4 +1,4 @@
-"""Stores an index in one SQLite file, which is changed only in transactions.
+"""Stores an index in one SQLite file, which is changed only in transactions, and its settings in a JSON file.
 
 A term's postings list the chunks that contain the term. There is one blob per term and segment, so that NumPy can read
 all of it at once. SQLite's FTS5 is not used, because its `bm25()` visits every row, which takes 300 ms for a query of
@@ -17,27 +17,29 @@ import re
 import sqlite3
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from soft_trainer.errors import UserError
-from soft_trainer.files import cache_dir, write_text
+from soft_trainer.files import cache_dir, written_aside
 
 DATABASE = "index.sqlite"
 _DATABASE_FILES = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm")
+SETTINGS = "settings.json"  # what the user has chosen: folder, patterns, history, model, truncate_dim
 LOCK = "lock"
 ENCODING_LOCK = "encoding.lock"
 MEMORY_LOCK = "memory.lock"
-FORMAT = 12  # increases when chunks, terms, languages or the schema change, so that indexes are built again
+FORMAT = 13  # increases when chunks, terms, languages or the schema change, so that indexes are built again
 # The end of a message about a missing index.
 HOW_TO_INDEX = "`soft-trainer index DIR` makes one"
-DAMAGED = "damaged"  # a file next to a damaged database, empty or with the settings of the index
+DAMAGED = "damaged"  # an empty file that a search leaves, so that `soft-trainer index` makes the index again
 # A file's traits: 1 if it is a test; the number of folders above it; the number of words in its file name; 1 if it is
-# text instead of source code; 1 if its folder may contain third-party code; 1 if it is generated.
-TRAITS = ("test", "depth", "name_parts", "text", "vendored", "generated")
+# text instead of source code; 1 if its folder may contain third-party code; 1 if it is generated; 1 if some of its
+# bytes could not be decoded.
+TRAITS = ("test", "depth", "name_parts", "text", "vendored", "generated", "garbled")
 # Above either limit, `compact` drops dead postings and merges the segments.
 MAX_DEAD_SHARE = 0.05
 MAX_SEGMENTS = 8
@@ -115,7 +117,7 @@ def _check_owner(index_dir: Path) -> None:
     """Raises UserError if another user could have written to the index."""
     owners = {index_dir.stat().st_uid}
     links = False
-    for name in _DATABASE_FILES:
+    for name in (*_DATABASE_FILES, SETTINGS):
         file = index_dir / name
         if os.path.lexists(file):
             owners.add(file.lstat().st_uid)
@@ -141,41 +143,69 @@ def write_lock(index_dir: Path, wait: bool = True, name: str = LOCK) -> Iterator
         yield True
 
 
+def read_settings(index_dir: Path) -> dict:
+    """Returns the settings of an index, or {} if there is no readable file."""
+    with suppress(FileNotFoundError, ValueError):
+        settings = json.loads((index_dir / SETTINGS).read_text(encoding="utf-8"))
+        if isinstance(settings, dict):
+            return settings
+    return {}
+
+
+def write_settings(index_dir: Path, **changes) -> None:
+    """Changes some of the settings of an index. The caller holds the write lock.
+
+    Settings are beside the database, because the database may be made again at any time.
+    """
+    settings = read_settings(index_dir)
+    if settings != settings | changes:
+        with written_aside(index_dir / SETTINGS) as aside:
+            aside.touch(0o600)
+            aside.write_text(json.dumps(settings | changes, indent=2) + "\n", encoding="utf-8")
+
+
 def connect(index_dir: Path, create: bool = False) -> sqlite3.Connection:
     """Opens the database of an index.
 
     Args:
-        create: whether to create the tables if they do not exist, have an older format or are damaged.
+        create: whether to make a new database if there is none, or if it has an older format or is damaged.
 
     Raises:
         UserError: the database is missing, has another format, or may have been written by another user.
         DamagedIndex: the database is damaged, and `create` is False.
     """
-    path = index_dir / DATABASE
-    if not create and not path.is_file():
-        raise UserError(f"{index_dir}: no index there; {HOW_TO_INDEX}")
+    if not create:
+        if not (index_dir / DATABASE).is_file():
+            raise UserError(f"{index_dir}: no index there; {HOW_TO_INDEX}")
+        return _open_existing(index_dir)
+    if (index_dir / DATABASE).exists():
+        with suppress(OlderFormat, DamagedIndex):
+            database = _open_existing(index_dir)
+            if is_sound(database):
+                return database
+            database.close()
+    return _create(index_dir)
+
+
+def _open_existing(index_dir: Path) -> sqlite3.Connection:
+    """Opens the database of an index, for reading only if it cannot be written to. Raises the errors of `connect`."""
     _check_owner(index_dir)
-    if not create and (index_dir / DAMAGED).exists():
+    if (index_dir / DAMAGED).exists():
         raise DamagedIndex(index_dir)
-    settings = {}
-    if create and (index_dir / DAMAGED).exists():
-        settings = _remove_damaged(index_dir)
-    if create and not path.exists():
-        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600))
+    path = index_dir / DATABASE
     log = index_dir / f"{DATABASE}-wal"
     has_log = log.exists() and log.stat().st_size > 0
-    if os.access(index_dir, os.W_OK) and (create or os.access(path, os.W_OK)):
+    mode = "ro"
+    if os.access(index_dir, os.W_OK) and os.access(path, os.W_OK):
         mode = "rw"
-    else:
-        mode = "ro"
+    elif not has_log:
+        # SQLite reads a database in a read-only folder only if it may assume that there are no writers.
+        mode = "ro&immutable=1"
     try:
-        if mode == "ro" and not has_log:
-            # SQLite reads a database in a read-only folder only if it may assume that there are no writers.
-            mode = "ro&immutable=1"
         try:
             database, version = _open(path, mode)
         except sqlite3.OperationalError as error:
-            if create or not is_disk_error(error):
+            if not is_disk_error(error):
                 raise
             if has_log:
                 why = f"cannot read the log ({error}), which contains part of the index"
@@ -183,22 +213,17 @@ def connect(index_dir: Path, create: bool = False) -> sqlite3.Connection:
                     f"{index_dir}: {why}; free some space, or search once as the owner of the index"
                 ) from error
             database, version = _open(path, "ro&immutable=1")  # a full disk has no room for a log
-        made = f"{index_dir}: the index has format {version}, but this version of soft_trainer reads {FORMAT}"
-        if version > FORMAT:
-            raise UserError(f"{made}; upgrade soft_trainer, or delete the index and create it again")
-        if version < FORMAT:
-            if not create:
-                raise UserError(f"{made}; `soft-trainer index DIR` rebuilds the index with the same settings")
-            _make_tables(database, settings or _settings(database))
-            (index_dir / DAMAGED).unlink(missing_ok=True)
-    except (sqlite3.Error, UnicodeDecodeError) as error:  # SQLite's message may quote damaged text
+    except sqlite3.Error as error:
         if is_disk_error(error):
             raise
-        mark_damaged(index_dir)
-        if not create:
-            raise DamagedIndex(index_dir) from error
-        return connect(index_dir, create)
-    return database
+        raise DamagedIndex(index_dir) from error
+    if version == FORMAT:
+        return database
+    database.close()
+    made = f"{index_dir}: the index has format {version}, but this version of soft_trainer reads {FORMAT}"
+    if version > FORMAT:
+        raise UserError(f"{made}; upgrade soft_trainer, or delete the index and create it again")
+    raise OlderFormat(f"{made}; `soft-trainer index DIR` makes it again")
 
 
 def _open(path: Path, mode: str) -> tuple[sqlite3.Connection, int]:
@@ -214,59 +239,34 @@ def _open(path: Path, mode: str) -> tuple[sqlite3.Connection, int]:
         raise
 
 
-def _make_tables(database: sqlite3.Connection, settings: dict) -> None:
-    """Replaces tables in an older format with empty tables, and stores the settings."""
+def _create(index_dir: Path) -> sqlite3.Connection:
+    """Makes an empty database in place of one that cannot be read, and removes its embeddings. The settings stay."""
+    path = index_dir / DATABASE
+    for name in (*_DATABASE_FILES, *(path.name for path in index_dir.glob("vectors-*.f16")), DAMAGED):
+        (index_dir / name).unlink(missing_ok=True)
+    os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600))
+    database = _open(path, "rw")[0]
     database.execute("PRAGMA auto_vacuum = INCREMENTAL")
     database.execute("PRAGMA journal_mode = WAL")
     with transaction(database):
-        for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
-            database.execute(f'DROP TABLE "{name}"')
         for statement in [*_SCHEMA.split(";"), f"PRAGMA user_version = {FORMAT}"]:
             database.execute(statement)
-        for key, value in settings.items():
-            set_meta(database, key, value)
+    return database
 
 
-def _settings(database: sqlite3.Connection) -> dict:
-    """Returns a user's settings (folder, patterns, history and encoder) from an index of any format."""
-    settings = {}
-    with suppress(sqlite3.Error, ValueError):  # an empty database has no settings, and a damaged one may have none
-        for key in ("folder", "patterns", "history", "vectors"):
-            value = get_meta(database, key)
-            if value is not None:
-                settings[key] = value
-    if settings.get("vectors"):
-        settings["vectors"] |= {"fingerprint": "", "rows": 0}  # no embedding is left
-    return settings
+class OlderFormat(UserError):
+    """The error for an index that an older version of this package made."""
 
 
 class DamagedIndex(UserError):
-    """The error for a damaged index, with content that the package never writes."""
+    """The error for a damaged index, which SQLite or a decoder cannot read."""
 
     def __init__(self, index_dir: Path):
-        super().__init__(f"{index_dir}: the index is damaged; `soft-trainer index` rebuilds it")
+        super().__init__(f"{index_dir}: the index is damaged; `soft-trainer index` makes it again")
 
 
-def mark_damaged(index_dir: Path) -> None:
-    """Marks an index as damaged, so that the next `connect` with `create` rebuilds it."""
-    with suppress(OSError):  # a read-only folder
-        (index_dir / DAMAGED).touch()
-
-
-def _remove_damaged(index_dir: Path) -> dict:
-    """Removes a damaged database. Returns the settings that can still be read."""
-    marker = index_dir / DAMAGED
-    if not marker.stat().st_size:
-        settings = {}
-        with suppress(sqlite3.Error):
-            with closing(sqlite3.connect(index_dir / DATABASE)) as database:
-                settings = _settings(database)
-        write_text(marker, json.dumps(settings))  # in case this process is killed before there is a new database
-    for name in _DATABASE_FILES:
-        (index_dir / name).unlink(missing_ok=True)
-    return json.loads(marker.read_text())
-
-
+# Errors of SQLite, and of decoding what it stores.
+UNREADABLE = (sqlite3.Error, zlib.error, UnicodeDecodeError, json.JSONDecodeError)
 # Errors about the disk, its permissions or other processes. Every other error of SQLite means a damaged file.
 _DISK_CODES = {
     sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_READONLY,
@@ -281,34 +281,14 @@ def is_disk_error(error: Exception) -> bool:
     return isinstance(error, OSError)
 
 
-def is_damaged(database: sqlite3.Connection) -> bool:
-    """Returns True if any part of an index cannot be decoded. Reads the whole index."""
-    outside = not database.in_transaction
+def is_sound(database: sqlite3.Connection) -> bool:
+    """Returns True if SQLite finds no damage in the structure of a database. Does not decode any content."""
     try:
-        if outside:
-            database.execute("BEGIN")  # so that no other process changes the index meanwhile
-        if database.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
-            return True
-        number_of_chunks = count_stored(database)[1]
-        Segments(database)
-        for table in ("postings", "commit_postings"):
-            for width, blob, counts in database.execute(f"SELECT width, chunks, counts FROM {table}"):
-                chunks = unpack(width, blob)
-                if len(chunks) != len(counts) or (table == "postings" and chunks[-1] >= number_of_chunks):
-                    return True
-        for chunks, text in database.execute("SELECT chunks, text FROM contents"):
-            json.loads(chunks)
-            zlib.decompress(text)
-        for (functions,) in database.execute("SELECT functions FROM commits"):
-            json.loads(functions)
-        for (value,) in database.execute("SELECT value FROM meta"):
-            json.loads(value)
-    except Exception as error:  # what a decoder raises depends on the damage
-        return not is_disk_error(error)
-    finally:
-        if outside and database.in_transaction:
-            database.execute("ROLLBACK")
-    return False
+        return database.execute("PRAGMA quick_check(1)").fetchone() == ("ok",)
+    except sqlite3.Error as error:
+        if is_disk_error(error):
+            raise
+        return False
 
 
 @contextmanager

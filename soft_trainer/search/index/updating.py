@@ -43,9 +43,13 @@ class Changes(NamedTuple):
     any: bool
 
 
-def find_changes(database: sqlite3.Connection, folder: str) -> Changes:
-    """Finds the files in a tree whose size or modification time differs from the index."""
-    listing = list_tree(folder, **store.get_meta(database, "patterns", {}))
+def find_changes(database: sqlite3.Connection, folder: str, patterns: dict[str, list[str]]) -> Changes:
+    """Finds the files in a tree whose size or modification time differs from the index.
+
+    Args:
+        patterns: the patterns for files to `exclude` and to `include`.
+    """
+    listing = list_tree(folder, **patterns)
     listing.skipped = {store.storable(path): why for path, why in listing.skipped.items()}
     rows = database.execute("SELECT path, size, changed FROM files")
     known: dict[str, Stat | None] = {path: (size, time) for path, size, time in rows}

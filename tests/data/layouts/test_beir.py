@@ -72,13 +72,13 @@ def test_a_folder_is_an_evaluation_set(folder):
 def test_a_folder_is_the_rows_of_a_run(folder):
     arguments = DataArguments(data_dir=str(folder), max_train_rows=1)
     (folder / "qrels" / "train.tsv").write_text("q0\tc1\t1\nq0\tc3\t1\n")
-    data = load_data(arguments, EncoderProfile(), "unused", needed=("train", "test", "codebase"))
+    data = load_data(arguments, EncoderProfile(), needed=("train", "test", "codebase"))
     assert data["train"].judgments.pairs().tolist() == [[0, 0]]
     assert data["train"].corpus["code"][:] == ["f return x + 1"] and len(data["test"].corpus) == 4
     (evaluated,) = split_sets(SimpleNamespace(do_eval=True, do_predict=True), data)
     assert evaluated.name == "test" and evaluated.split.judgments.relevant.nnz == 3
     with refused("no rows of valid"):
-        load_data(arguments, EncoderProfile(), "unused", needed=("train", "valid"))
+        load_data(arguments, EncoderProfile(), needed=("train", "valid"))
     with refused("push_data_to_hub can push only pairs of a query and a code, but train has judgments"):
         pushed_tables(data)
 
@@ -96,13 +96,13 @@ def test_python_reads_a_folder_like_any_rows(folder, trainer_of):
 def test_options_for_columns_are_refused_and_a_language_is_that_of_the_rows(folder):
     for name in ("query_column", "code_column", "id_column"):
         with refused(f"{name}=x: ", "have fixed names; omit"):
-            load_data(DataArguments(data_dir=str(folder), **{name: "x"}), EncoderProfile(), "unused", ("test",))
+            load_data(DataArguments(data_dir=str(folder), **{name: "x"}), EncoderProfile(), ("test",))
     with refused("language=java: the rows of", "are in go; omit language"):
-        load_data(DataArguments(data_dir=str(folder), language="java"), EncoderProfile(), "unused", ("test",))
+        load_data(DataArguments(data_dir=str(folder), language="java"), EncoderProfile(), ("test",))
     text = (folder / "corpus.jsonl").read_text()
     (folder / "corpus.jsonl").write_text(text.replace('"language": "go"', '"language": null'))
     graphs = EncoderProfile(data_flow_length=8)  # data flow needs the language
-    data = load_data(DataArguments(data_dir=str(folder), language="java"), graphs, "unused", ("test",))
+    data = load_data(DataArguments(data_dir=str(folder), language="java"), graphs, ("test",))
     assert {*data["test"].corpus["language"], *data["test"].queries["language"]} == {"java"}
 
 

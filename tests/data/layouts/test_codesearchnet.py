@@ -120,7 +120,6 @@ WHOLE = PACK("".join(f'{{"code": "def f{n}(x): return {n * n}"}}\n' for n in ran
     [
         *((f"test.jsonl{end}", pack(lines), "no rows") for lines in (b"", b"\n\n") for end, pack in PACKED.items()),
         ("train.jsonl", b'{"question": "sort a list"}', "row 1 has none of the columns repo, path, "),
-        ("test.jsonl", b'{"code": "\xff\xfe"}\n', "cannot be read as JSON lines in UTF-8"),
         ("train.jsonl.gz", WHOLE[: len(WHOLE) // 2], "cannot be read"),
         ("train.jsonl.gz", b"plain text\n", "cannot be read"),
         ("train.jsonl.gz", WHOLE[:40] + b"\xff" * 20 + WHOLE[60:], "cannot be read"),

@@ -33,7 +33,7 @@ def cosqa(tmp_path):
 
 def test_cosqa_is_the_rows_of_a_run(cosqa):
     assert load_judged(cosqa) and not load_judged(cosqa.parent)
-    data = load_data(DataArguments(data_dir=str(cosqa)), EncoderProfile(), "unused")
+    data = load_data(DataArguments(data_dir=str(cosqa)), EncoderProfile())
     train = data["train"]
     assert train.queries["docstring"][:] == ["add 3 to x", "add 1 to x", "add 3 to x"]
     # Train's corpus has only judged codes, and a code may be relevant to several queries.
@@ -69,7 +69,7 @@ def test_python_trains_on_cosqa(cosqa, trainer_of):
 def test_a_folder_may_be_named_by_its_language(cosqa):
     named = cosqa.rename(cosqa.parent / "python")
     arguments = DataArguments(data_dir=str(named.parent / "{language}"), language="python")
-    assert len(load_data(arguments, EncoderProfile(), "unused")["test"].queries) == 2
+    assert len(load_data(arguments, EncoderProfile())["test"].queries) == 2
     arguments = DataArguments(data_dir=str(named.parent / "{language}"), language="python,ruby")
     with refused("ruby: no such folder"):
-        load_data(arguments, EncoderProfile(), "unused")
+        load_data(arguments, EncoderProfile())

@@ -7,7 +7,7 @@ import pytest
 from refusals import refused
 
 from soft_trainer.data.layouts.tables import row_files
-from soft_trainer.data.load import load_rows
+from soft_trainer.data.load import load_rows, read_source
 
 LINES = "".join(json.dumps({"query": f"q{n}", "code": f"c{n}"}) + "\n" for n in range(10))
 
@@ -25,7 +25,7 @@ def test_a_plain_file_takes_precedence_over_its_gzipped_copy(tmp_path):
         "test": "test.jsonl.gz",
         "train": "train.jsonl",
     }
-    assert len(load_rows(tmp_path, needed=("train",))["train"]) == 10
+    assert len(read_source(tmp_path, needed=("train",))["train"]) == 10
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,74 @@ def test_an_empty_file_has_no_rows(tmp_path, name):
     (tmp_path / name).write_text("")
     with refused(name, "it has no rows"):
         load_rows(tmp_path / name)
+
+
+# ---- CSV files ----
+
+HEADER = "query,code\n"
+ROW = 'sorts "names" in place,"sorted(names, key=str)"\n'
+TEN = "".join(f'adds {n},"f(x, {n})"\n' for n in range(10))
+CSV_FILES = {
+    "a third field": (
+        'prints,"print(x)",a.py\n',
+        "line 13: 3 instead of 2 fields (query, code); put a field",
+    ),
+    "a comma without quotes": ("prints,print(x, y)\n", "line 13: 3 instead of 2 fields"),
+    "row names of R": ('"12","prints","print(x)"\n', "write the file with row.names=FALSE"),
+    "a missing field": (
+        "prints\n",
+        "line 13: 1 instead of 2 fields (query, code); each row needs",
+    ),
+    "quotes escaped with a backslash": ('greets,"print(\\"hi\\")"\n', "line 13: ',' expected after '\"'; put a field"),
+    "a quote that is never closed": ('greets,"print(\nx\n', "line 13: unexpected end of data"),
+    "other backslashes": ('splits,"text.split(\'\\n\', 1)"\nmatches,\\d+\\"\n', None),
+    "doubled quotes": ('greets,"print(""hi"")"\n', None),
+    "a long field": ('adds,"' + "x += 1\n" * 30_000 + '"\n', None),
+    "blank lines": ("\n\nprints,print(x)\n", None),
+}
+
+
+@pytest.mark.parametrize(("rows", "message"), CSV_FILES.values(), ids=CSV_FILES)
+@pytest.mark.parametrize("ending", [".csv", ".csv.gz"])
+def test_every_row_of_a_csv_file_has_the_fields_of_the_header(tmp_path, rows, message, ending):
+    path = tmp_path / f"rows{ending}"
+    content = (HEADER + TEN + ROW + rows).encode()
+    path.write_bytes(gzip.compress(content) if ending.endswith("gz") else content)
+    if message is not None:
+        with refused(f"{path}, ", message):
+            load_rows(path)
+        return
+    splits = load_rows(path)
+    codes = {code for split in splits.values() for code in split.corpus["code"]}
+    assert {"sorted(names, key=str)", "f(x, 3)"} <= codes and not {"a.py", None} & codes
+
+
+# ---- Encodings ----
+
+
+@pytest.mark.parametrize("name", ["rows.csv.gz", "rows.jsonl.gz"])
+@pytest.mark.parametrize("damage", [lambda packed: packed[:40], lambda packed: packed[:20] + b"x" * 9 + packed[29:]])
+def test_a_damaged_archive_is_named(tmp_path, name, damage):
+    rows = HEADER + TEN if "csv" in name else LINES
+    (tmp_path / name).write_bytes(damage(gzip.compress(rows.encode())))
+    with refused(f"{tmp_path / name}: cannot be read"):
+        load_rows(tmp_path / name)
+
+
+ACCENTS = {
+    "rows.csv": (HEADER + TEN + "écrit,print(x)\n", "line 12"),
+    "rows.jsonl": (LINES + '{"query": "écrit", "code": "print(x)"}\n', "row 11"),
+    "train.jsonl": ('{"docstring": "écrit", "code": "print(x)"}\n', "row 1"),
+    "rows.json": ('[\n{"query": "écrit", "code": "print(x)"}]\n', "line 2"),
+}
+
+
+@pytest.mark.parametrize("name", ACCENTS)
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_a_file_in_another_encoding_is_named_with_the_row(tmp_path, name, encoding):
+    text, place = ACCENTS[name]
+    if encoding == "utf-16":
+        place = f"{place.split()[0]} 1"  # it begins with a byte order mark
+    (tmp_path / name).write_text(text, encoding=encoding)
+    with refused(f"{tmp_path / name}, {place}: cannot be read in UTF-8", "save it as UTF-8"):
+        load_rows(tmp_path)

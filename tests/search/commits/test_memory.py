@@ -166,6 +166,17 @@ def test_a_folder_of_a_repository_has_its_part(tree):
     assert [result.path for result in index.search("lantern")] == ["f2.py"] and index.search("orchard") == []
 
 
+def test_a_folder_that_git_ignores_has_no_history(tree):
+    tree.files |= {".gitignore": ".venv/\nignored/\n"}
+    tree.change(2, "Light the lantern before the harbour opens")
+    for folder in (".venv/lib", "ignored"):
+        (tree.path / folder).mkdir(parents=True)
+        (tree.path / folder / "f2.py").write_text(tree.files["src/f2.py"])
+        index = CodeIndex.build(tree.path / folder)
+        assert "commits" not in index.statistics() and index.search("lantern") == []
+    assert CodeIndex.build(tree.path / "src").search("lantern")
+
+
 def test_the_memory_is_turned_off_and_on_again(tree, command):
     tree.change(2, "Light the lantern before the harbour opens")
     assert "2 commits read, 2 of them can vote" in command("index", tree.path)[1]
@@ -186,7 +197,7 @@ def test_reading_that_was_stopped_goes_on(tree, monkeypatch):
     left = iter(range(5))
     monkeypatch.setattr(reading.ChangeReader, "read", lambda self, commit: (next(left), read(self, commit))[1])
     index = CodeIndex.build(tree.path, history=False)
-    store.set_meta(index.database, "history", True)
+    store.write_settings(index.index_dir, history=True)
     with pytest.raises(RuntimeError):  # StopIteration, here in place of Ctrl+C
         index.remember()
     assert State.of(index.database).done == 4

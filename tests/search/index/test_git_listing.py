@@ -262,6 +262,75 @@ def test_a_linked_working_tree_has_the_rules_and_the_index_of_its_repository(rep
     assert listed(linked) == EXPECTED
 
 
+WORKTREES = (".agent/worktrees/a", "trees/b", ".trees/c")  # the last two are not ignored
+
+
+@pytest.fixture
+def with_worktrees(repository):
+    write_tree(repository, {".gitignore": "*.log\nbuild/\n.agent/\n", "sub/c.py": "x"})
+    git(repository, "add", "sub/c.py")
+    git(repository, "commit", "-qm", "Add another file")
+    for path in (*WORKTREES, "sub/tree", "../outside"):
+        git(repository, "worktree", "add", "-q", path)
+    return repository
+
+
+def test_linked_worktrees_are_skipped_and_counted(with_worktrees, command):
+    listing = list_tree(str(with_worktrees))
+    assert set(listing.files) - {".gitignore"} == {*EXPECTED, "sub/c.py"}
+    assert listing.skipped == dict.fromkeys([".trees/c/", "sub/tree/", "trees/b/"], "linked worktree")
+    assert listed(with_worktrees / "sub") == {"c.py"}
+    assert "linked worktree: 3" in command("index", with_worktrees)[1]
+
+
+@pytest.mark.parametrize("folder", [*WORKTREES, "sub/tree", "../outside"])
+def test_a_worktree_is_listed_if_it_is_the_indexed_folder(with_worktrees, folder):
+    tree = with_worktrees / folder
+    git(tree, "worktree", "add", "-q", "another")
+    assert listed(tree) == {"a.py", "kept.log", "sub/c.py"}
+    assert list_tree(str(tree)).skipped == {"another/": "linked worktree"}
+
+
+def test_an_ignored_folder_of_worktrees_is_listed_if_it_is_named(with_worktrees):
+    tree = with_worktrees / ".agent/worktrees"
+    assert listed(tree) == {"a/a.py", "a/kept.log", "a/sub/c.py"}
+    found = listed(with_worktrees, include=[".agent/worktrees/a/sub/**"])
+    assert found == {*EXPECTED, "sub/c.py", ".agent/worktrees/a/sub/c.py"}
+
+
+def test_without_git_linked_worktrees_are_skipped_too(with_worktrees, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    skipped = list_tree(str(with_worktrees)).skipped
+    assert {path for path, why in skipped.items() if why == "linked worktree"} == {
+        f"{path}/" for path in (*WORKTREES, "sub/tree")
+    }
+
+
+def test_submodules_in_a_worktree_are_listed(repository, tmp_path):
+    source = write_tree(tmp_path / "source", {"s.py": "x"})
+    git(source, "init", "-q")
+    git(source, "add", "-A")
+    git(source, "commit", "-qm", "Add a file")
+    git(repository, "submodule", "add", "-q", str(source), "module")
+    git(repository, "commit", "-qm", "Add a submodule")
+    git(repository, "worktree", "add", "-q", "tree")
+    git(repository / "tree", "submodule", "update", "-q", "--init")
+    assert list_tree(str(repository)).skipped["tree/"] == "linked worktree"
+    assert "module/s.py" in listed(repository) and "module/s.py" in listed(repository / "tree")
+
+
+@pytest.mark.parametrize("place", [".git", ".bare"])
+def test_the_worktrees_of_a_bare_repository_are_its_code(repository, tmp_path, place):
+    project = tmp_path / "project"
+    git(tmp_path, "clone", "-q", "--bare", str(repository), str(project / place))
+    if place != ".git":
+        write_tree(project, {".git": "gitdir: ./.bare\n"})
+    for name in ("one", "two"):
+        git(project, "worktree", "add", "-q", name)
+    assert listed(project) == {"one/a.py", "one/kept.log", "two/a.py", "two/kept.log"}
+    assert listed(project / "one") == {"a.py", "kept.log"}
+
+
 def test_a_folder_of_a_repository_follows_the_rules_above_it(repository):
     write_tree(repository, {"app/a.py": "x", "app/b.log": "x", "app/sub/.gitignore": "!b.log\n", "app/sub/b.log": "x"})
     assert listed(repository / "app") == {"a.py", "sub/b.log"}

@@ -1,5 +1,6 @@
 """Trees that are not trusted are listed safely: links, pipes, secrets and slow patterns."""
 
+import codecs
 import os
 import random
 import re
@@ -10,6 +11,7 @@ import pytest
 from refusals import refused
 from trees import write_tree
 
+from soft_trainer.search import CodeIndex
 from soft_trainer.search.index import listing
 from soft_trainer.search.index.git_listing import list_ignored
 from soft_trainer.search.index.globs import path_filter
@@ -104,6 +106,59 @@ def test_links_and_special_files_are_not_opened(tmp_path):
 def test_files_are_left_out_for_their_content(tmp_path, content, reason):
     (tmp_path / "a.py").write_bytes(content)
     assert read_text(str(tmp_path), "a.py") == reason
+
+
+# names and contents of files, and the text that is read
+ENCODED = {
+    "bom.py": ("x = 'é'".encode("utf-8-sig"), "x = 'é'"),
+    "a.cs": ("class A { }\r\n".encode("utf-16"), "class A { }\n"),
+    "big.cs": (codecs.BOM_UTF16_BE + "// é\n".encode("utf-16-be"), "// é\n"),
+    "wide.txt": ("x\ny".encode("utf-32"), "x\ny"),
+    "gbk.py": ("# -*- coding: gbk -*-\nname = '联通'\n".encode("gbk"), "# -*- coding: gbk -*-\nname = '联通'\n"),
+    "second.rb": (
+        "#!/usr/bin/ruby\n# encoding: Shift_JIS\n'日本'".encode("shift_jis"),
+        "#!/usr/bin/ruby\n# encoding: Shift_JIS\n'日本'",
+    ),
+    "vim.c": (
+        "/* vim: set fileencoding=cp1251 : Привет */".encode("cp1251"),
+        "/* vim: set fileencoding=cp1251 : Привет */",
+    ),
+    "emacs.c": (b"// -*- coding: latin-1-unix -*- \xe9", "// -*- coding: latin-1-unix -*- é"),
+    "x.xml": (b'<?xml version="1.0" encoding="ISO-8859-1"?>\xe9', '<?xml version="1.0" encoding="ISO-8859-1"?>é'),
+    "late.py": (b"x\ny\n# coding: gbk\n\xc4\xe3", None),  # in the third line
+    "wrong.py": (b"# coding: ascii\n\xe9", None),
+    "unknown.py": (b"# coding: gzip\n\xe9", None),
+    "slow.py": (b"# coding: punycode\n\xe9", None),
+    "none.py": (b"# caf\xe9\n", None),
+    "right.py": ("# coding: ascii\n'é'".encode(), "# coding: ascii\n'é'"),
+}
+
+
+@pytest.mark.parametrize("name", ENCODED)
+def test_a_mark_or_a_coding_line_is_obeyed(tmp_path, name):
+    content, text = ENCODED[name]
+    (tmp_path / name).write_bytes(content)
+    read = read_text(str(tmp_path), name, strict=True)
+    if text is None:
+        assert read == "not UTF-8" and read_text(str(tmp_path), name) == content
+    else:
+        assert read.decode() == text
+
+
+def test_files_that_cannot_be_decoded_are_searched_and_counted(tmp_path, command):
+    files = {name: content for name, (content, _) in ENCODED.items()}
+    tree = write_tree(tmp_path / "tree", {**files, "binary.dat": b"\xff\xfe\0", "old.py": b"def old_name(): '\xe9'"})
+    code, out, _ = command("index", tree, "--skipped")
+    lost = sorted(["old.py", *(name for name, (_, text) in ENCODED.items() if text is None)])
+    assert code == 0 and f"do not say how they are encoded: {len(lost)}; --skipped" in out
+    assert [line.split("  ")[0] for line in out.splitlines() if line.endswith("is UTF-8")] == lost
+    assert "binary.dat  binary\n" in out
+    index = CodeIndex.build(tree)
+    assert index.search("old_name")[0].path == "old.py"
+    assert "联通" in index.search("联通")[0].text
+    (tree / "old.py").write_text("def old_name(): 'é'")
+    index.update()
+    assert index.statistics()["garbled"] == len(lost) - 1
 
 
 HEADER = "-----BEGIN RSA PRIVATE KEY-----"

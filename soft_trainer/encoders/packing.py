@@ -1,0 +1,105 @@
+"""Joins the texts of a batch into one row without padding ("packed"), and embeds them with one forward pass.
+
+The model gets the tokens of all texts as one row, positions that restart in each text, and the borders between texts.
+Its attention must be a function that reads the borders, so that each token attends to its own text only; see
+`passes.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from soft_trainer.encoders.profiles import EncoderProfile
+
+PACKED = "soft_trainer_packed"  # the name of the attention function in `transformers`
+
+
+def pack(items: Sequence[Sequence[int]], prompt_lengths: int | np.ndarray = 0, first: int = 0) -> dict:
+    """Joins the token ids of n texts into one row of T tokens.
+
+    Args:
+        prompt_lengths: the number of leading tokens that pooling skips, for all texts or for each, int64[n].
+        first: the position of each text's first token; see `first_position`.
+
+    Returns:
+        `input_ids` and `position_ids`, LongTensor[1, T]; `borders`, IntTensor[n + 1], where each text starts and the
+        last one ends; `pooled_from`, LongTensor[n], where pooling starts in each text; and `longest`, the number of
+        tokens in the longest text, which stays on the host.
+    """
+    lengths = np.fromiter(map(len, items), dtype=np.int64, count=len(items))
+    borders = np.concatenate([[0], lengths.cumsum()])
+    places = np.arange(borders[-1]) - np.repeat(borders[:-1], lengths)
+    return {
+        "input_ids": torch.from_numpy(np.concatenate(items).astype(np.int64))[None],
+        "position_ids": torch.from_numpy(places + first)[None],
+        "borders": torch.from_numpy(borders.astype(np.int32)),
+        "pooled_from": torch.from_numpy(borders[:-1] + np.minimum(prompt_lengths, lengths)),
+        "longest": int(lengths.max()),
+    }
+
+
+def first_position(model: nn.Module) -> int:
+    """Returns the position of a text's first token: `padding_idx + 1` in RoBERTa and its relatives, otherwise 0."""
+    for module in model.modules():
+        if hasattr(module, "position_embeddings") and hasattr(module, "padding_idx"):
+            return module.padding_idx + 1
+    return 0
+
+
+def encode_packed(model: nn.Module, plain: nn.Module, profile: EncoderProfile, inputs: Mapping) -> Tensor:
+    """Embeds the n texts that `pack` joined. Returns Tensor[n, d] in float32 or higher.
+
+    Args:
+        model: the encoder, perhaps wrapped by DDP.
+        plain: the encoder itself.
+
+    Raises:
+        RuntimeError: the encoder's attention does not read the borders, so texts would attend to each other.
+    """
+    attention = str(plain.config._attn_implementation)
+    if attention != PACKED and "flash" not in attention:
+        raise RuntimeError(f"texts are packed, but attn_implementation={attention} does not keep them apart")
+    borders = inputs["borders"]
+    longest = inputs["longest"]
+    mask = None
+    if attention == PACKED:
+        # Our attention ignores the mask. A mask with four dimensions is passed on as it is, whereas without a mask,
+        # decoders look for borders among the positions, and the host would wait for the result.
+        mask = inputs["input_ids"].new_zeros(1, 1, 1, 1)
+    outputs = model(
+        input_ids=inputs["input_ids"],
+        position_ids=inputs["position_ids"],
+        attention_mask=mask,
+        cu_seq_lens_q=borders,
+        cu_seq_lens_k=borders,
+        max_length_q=longest,
+        max_length_k=longest,
+    )
+    states = outputs.last_hidden_state.squeeze(0)
+    dtype = torch.promote_types(states.dtype, torch.float32)
+    starts = borders[:-1].long()
+    ends = borders[1:].long()
+    pooled_from = inputs["pooled_from"]
+    last = len(states) - 1  # a text without tokens at the end starts after it
+    if profile.pooling == "pooler":
+        embeddings = plain.pooler(states[starts.clamp(max=last)][:, None])  # a pooler reads each row's first token
+    elif profile.pooling == "mean":
+        place = torch.arange(len(states), device=states.device)
+        pooled = place >= pooled_from.repeat_interleave(ends - starts, output_size=len(states))
+        # Unlike a matrix product, this sum is never rounded to half precision, and it takes no memory.
+        kept = states.to(dtype) * pooled[:, None]
+        sums = torch.segment_reduce(kept, "sum", offsets=borders.long(), unsafe=True, initial=0)
+        embeddings = sums / (ends - pooled_from).clamp(min=1)[:, None]
+    elif profile.pooling == "cls":
+        embeddings = states[torch.where(pooled_from < ends, pooled_from, starts).clamp(max=last)]
+    else:
+        embeddings = states[(ends - 1).clamp(min=0)]
+    embeddings = embeddings.to(dtype)
+    if profile.normalize:
+        return F.normalize(embeddings, dim=-1)
+    return embeddings

@@ -1,0 +1,305 @@
+"""Packed passes give the embeddings and gradients of padded ones, and encoders that cannot be packed are padded."""
+
+import copy
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from soft_trainer import losses
+from soft_trainer.encoders import encoding
+from soft_trainer.encoders.adapters import add_lora
+from soft_trainer.encoders.encoding import BROADCAST_MASKS, batch_slices, encode, pad, padded_width, score
+from soft_trainer.encoders.packing import PACKED, encode_packed, first_position, pack
+from soft_trainer.encoders.passes import LARGEST_COMPARED, running, why_padded
+from soft_trainer.encoders.profiles import EncoderProfile
+from soft_trainer.encoders.static import static_model
+from soft_trainer.options.model import ModelArguments
+
+CPU = torch.device("cpu")
+SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+DECODER = SIZE | {"num_key_value_heads": 1, "head_dim": 16}
+SLIDING = {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 0}
+IDS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "cls_token_id": 0, "sep_token_id": 2}
+# name -> configuration class, its settings, pooling
+PACKABLE = {
+    "bert": ("Bert", SIZE, "cls"),
+    "minilm": ("Bert", SIZE | {"num_attention_heads": 4}, "mean"),
+    "electra": ("Electra", SIZE | {"embedding_size": 32}, "cls"),
+    "albert": ("Albert", SIZE | {"embedding_size": 16}, "mean"),
+    "roberta": ("Roberta", SIZE, "cls"),
+    "roberta with LoRA": ("Roberta", SIZE, "mean"),
+    "xlm-roberta": ("XLMRoberta", SIZE, "mean"),
+    "camembert": ("Camembert", SIZE, "cls"),
+    "distilbert": ("DistilBert", {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 32}, "mean"),
+    "modernbert": ("ModernBert", SIZE | {"local_attention": 8}, "cls"),
+    "nomic": ("NomicBert", SIZE, "mean"),
+    "gte": ("Gte", SIZE, "cls"),
+    "jina v3": ("JinaEmbeddingsV3", SIZE, "mean"),
+    "eurobert": ("EuroBert", SIZE, "mean"),
+    "qwen3": ("Qwen3", DECODER, "last_token"),
+    "qwen3 with a sliding window": ("Qwen3", DECODER | SLIDING, "last_token"),
+    "llama": ("Llama", DECODER, "last_token"),
+    "gemma3": ("Gemma3Text", DECODER | {"sliding_window": 8}, "mean"),
+}
+T5 = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
+NO_KERNEL = "has no variable-length attention"
+PADDED = {
+    "mpnet": ("MPNet", SIZE, NO_KERNEL),
+    "deberta-v2": ("DebertaV2", SIZE, NO_KERNEL),
+    "t5": ("T5", T5, NO_KERNEL),
+    "gemma2": ("Gemma2", DECODER, "attn_implementation=eager"),
+}
+
+
+def make_model(kind: str, settings: dict, positions: int = 60):
+    """Makes a tiny model with random weights and without dropout."""
+    limits = {} if kind == "T5" else {"max_position_embeddings": positions}
+    config = getattr(transformers, f"{kind}Config")(vocab_size=200, **IDS, **limits, **settings)
+    for option, value in config.to_dict().items():
+        if "dropout" in option and isinstance(value, float):
+            setattr(config, option, 0.0)
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{kind}EncoderModel" if kind == "T5" else f"{kind}Model")(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(4) if weight.dim() > 1 else weight.add_(0.1 * torch.randn_like(weight))
+    return model
+
+
+def make_profile(pooling: str = "mean", **changes) -> EncoderProfile:
+    settings = {"query_length": 20, "code_length": 40, "score_function": "cosine", "score_scale": 20.0}
+    return EncoderProfile(pooling=pooling, **settings | changes)
+
+
+def make_texts() -> list[np.ndarray]:
+    """Draws five queries and five codes, of which one has a single token, and together more than the positions."""
+    draw = np.random.default_rng(1)
+    return [draw.integers(3, 200, length) for length in (7, 1, 20, 12, 3, 40, 33, 9, 38, 21)]
+
+
+def loss_and_gradients(model, profile, *chunks):
+    """Returns the embeddings, InfoNCE of the first half against the second, and the gradients."""
+    model.zero_grad()
+    embeddings = torch.cat([encode(model, profile, inputs) for inputs in chunks])
+    queries, codes = embeddings.chunk(2)
+    loss = losses.info_nce(score(profile, queries, codes))
+    loss.backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return embeddings.detach(), loss.detach(), gradients
+
+
+@pytest.mark.parametrize("name", PACKABLE)
+def test_packed_equals_padded(name):
+    kind, settings, pooling = PACKABLE[name]
+    model, profile, texts = make_model(kind, settings), make_profile(pooling), make_texts()
+    if "LoRA" in name:
+        add_lora(model, ModelArguments(lora_r=2, lora_dropout=0.0))
+    assert why_padded(model, profile, CPU, "no", on_cpu=True) is None
+    expected = loss_and_gradients(model, profile, pad(texts[:5], 1), pad(texts[5:], 1))
+    with running(model, packed=True):
+        found = loss_and_gradients(model, profile, pack(texts, first=first_position(model)))
+    assert len(expected[2]) > 5 and expected[1] > 0.1
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "last_token", "pooler"])
+def test_prompts_that_pooling_skips(pooling):
+    model, profile, texts = make_model("Roberta", SIZE), make_profile(pooling), make_texts()
+    prompt = 0 if pooling == "pooler" else 9  # some texts are shorter
+    expected = encode(model, profile, pad(texts, 1, prompt))
+    with running(model, packed=True):
+        both = pack(texts, np.repeat([prompt, 0], 5), first_position(model))
+        found = encode(model, profile, both)[:5]
+        alone = encode(model, profile, pack(texts, prompt, first_position(model)))
+    torch.testing.assert_close(found, expected[:5], atol=1e-5, rtol=0)
+    torch.testing.assert_close(alone, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_other_encoders_are_padded_with_the_reason(name):
+    kind, settings, reason = PADDED[name]
+    assert reason in why_padded(make_model(kind, settings), make_profile(), CPU, "no", on_cpu=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"profile": make_profile(data_flow_length=8)}, "data flow needs a mask"),
+        ({"model": static_model(200, 8, 1)}, "a static encoder has no attention"),
+        ({"on_cpu": False}, "the device is cpu"),
+        ({"device": torch.device("mps")}, "the device is mps"),
+        ({"device": torch.device("cuda"), "precision": "float32"}, "precision float32; packing needs bf16 or fp16"),
+        ({"device": torch.device("cuda"), "model": make_model("Bert", SIZE | {"num_attention_heads": 8})}, "size 4"),
+        ({"model": make_model("Albert", SIZE), "profile": make_profile("pooler")}, "AlbertModel"),
+    ],
+)
+def test_reasons_to_pad(changes, reason):
+    arguments = {"model": make_model("Bert", SIZE), "profile": make_profile(), "device": CPU, "precision": "bf16"}
+    assert reason in why_padded(**{"on_cpu": True} | arguments | changes)
+
+
+def test_a_model_that_ignores_the_borders_is_found_by_comparison(monkeypatch):
+    model = make_model("Roberta", SIZE)
+    real = transformers.RobertaModel.forward
+
+    def without_borders(self, *args, **kwargs):
+        if kwargs.get("cu_seq_lens_q") is not None:
+            kwargs["cu_seq_lens_q"] = kwargs["cu_seq_lens_q"][[0, -1]]
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(transformers.RobertaModel, "forward", without_borders)
+    assert why_padded(model, make_profile(), CPU, "no", True) == "RobertaModel gives other embeddings when packed"
+    # A model of this size is not compared.
+    monkeypatch.setattr(model, "num_parameters", lambda: LARGEST_COMPARED + 1)
+    assert why_padded(model, make_profile(), CPU, "no", True) is None
+
+
+def test_comparing_changes_neither_the_model_nor_the_random_state():
+    model = make_model("Roberta", SIZE).train()
+    before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    why_padded(model, make_profile(), CPU, "no", on_cpu=True)
+    assert model.training and all(p.requires_grad for p in model.parameters())
+    assert torch.equal(state, torch.get_rng_state())
+    torch.testing.assert_close(model.state_dict(), before, atol=0, rtol=0)
+
+
+def test_running_sets_the_attention_and_restores_it(tmp_path):
+    model = make_model("Roberta", SIZE)
+    cudnn = torch.backends.cuda.cudnn_sdp_enabled()
+    with pytest.raises(ZeroDivisionError), running(model, packed=True):
+        assert model.config._attn_implementation == PACKED
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+        with running(model, packed=True):
+            pass
+        assert model.config._attn_implementation == PACKED
+        model.save_pretrained(tmp_path)
+        assert "soft_trainer" not in (tmp_path / "config.json").read_text()
+        raise ZeroDivisionError
+    assert model.config._attn_implementation == "sdpa"
+    assert torch.backends.cuda.cudnn_sdp_enabled() == cudnn
+    with running(model, packed=False):
+        assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_packed_pass_with_another_attention_raises():
+    with pytest.raises(RuntimeError, match="attn_implementation=sdpa does not keep them apart"):
+        encode(make_model("Roberta", SIZE), make_profile(), pack(make_texts()))
+
+
+def test_the_users_flash_attention_gets_the_borders_and_no_mask():
+    given = {}
+
+    def flash(**inputs):
+        given.update(inputs)
+        return SimpleNamespace(last_hidden_state=torch.ones(1, inputs["input_ids"].shape[1], 4))
+
+    flash.config = SimpleNamespace(_attn_implementation="flash_attention_2")
+    inputs = pack([[5, 6], [7]])
+    assert encode_packed(flash, flash, make_profile(), inputs).shape == (2, 4)
+    assert given.pop("attention_mask") is None
+    assert given["cu_seq_lens_q"].tolist() == given["cu_seq_lens_k"].tolist() == [0, 2, 3]
+    assert given["max_length_q"] == given["max_length_k"] == 2
+
+
+def test_padded_passes_are_the_same_with_our_attention():
+    for kind, settings in (("Roberta", SIZE), ("Qwen3", DECODER | SLIDING)):
+        model, inputs = make_model(kind, settings), pad(make_texts(), 1)
+        expected = encode(model, make_profile(), inputs)
+        with running(model, packed=True):
+            assert torch.equal(encode(model, make_profile(), inputs), expected)
+
+
+@pytest.mark.parametrize("name", ["roberta", "bert", "xlm-roberta", "camembert", "electra", "albert", "distilbert"])
+def test_masks_with_four_dimensions_give_the_same_to_the_last_bit(name):
+    kind, settings, _ = PACKABLE[name]
+    model, inputs = make_model(kind, settings).eval(), pad(make_texts(), 1)
+    assert model.config.model_type in BROADCAST_MASKS
+    expected = model(**inputs).last_hidden_state
+    inputs["attention_mask"] = inputs["attention_mask"].bool()[:, None, None, :]
+    assert torch.equal(model(**inputs).last_hidden_state, expected)
+
+
+@pytest.mark.parametrize(
+    ("longest", "limit", "width"), [(1, 200, 64), (64, 200, 64), (65, 200, 128), (150, 200, 192), (199, 200, 200)]
+)
+def test_lengths_on_a_gpu_are_few(longest, limit, width):
+    assert padded_width(longest, limit) == width
+
+
+# ---- What a GPU would wait for, on tensors without data ----
+
+
+class CountingOperations(TorchDispatchMode):
+    """Counts the operations that are not only another view of a tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += not function.is_view
+        return function(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "layers"),
+    [("Roberta", SIZE, 12), ("ModernBert", SIZE, 12), ("Qwen3", DECODER | SLIDING, 2), ("Llama", DECODER, 2)],
+)
+def test_a_packed_pass_needs_no_value_on_the_host(kind, settings, layers):
+    model = make_model(kind, settings | {"num_hidden_layers": layers}, positions=600).train()
+    draw = np.random.default_rng(0)
+    texts = [draw.integers(3, 200, length) for length in draw.integers(3, 256, 512)]
+    inputs = pack(texts, first=first_position(model))
+    inputs = {name: each.to("meta") if isinstance(each, torch.Tensor) else each for name, each in inputs.items()}
+    model.to("meta")
+    for pooling in ("mean", "cls", "last_token"):
+        with running(model, packed=True), CountingOperations() as operations:
+            embeddings = encode(model, make_profile(pooling, normalize=True), inputs)
+        assert embeddings.shape == (512, 32)
+        assert operations.count <= 1000
+    with running(model, packed=True):
+        encode(model, make_profile(), inputs).sum().backward()
+
+
+def test_a_padded_pass_needs_no_value_on_the_host():
+    model = make_model("Roberta", SIZE, positions=600).to("meta")
+    inputs = {name: each.to("meta") for name, each in pad(make_texts(), 1).items()}
+    assert encode(model, make_profile(), inputs).shape == (10, 32)
+
+
+# ---- The batches of an evaluation ----
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+@pytest.mark.parametrize(
+    ("device", "packed", "most"),
+    [("cpu", False, 4), ("meta", False, 4 * 40), ("meta", True, 4 * 40)],
+    ids=["a number of texts on a CPU", "padded tokens on a GPU", "tokens on a GPU"],
+)
+def test_batches_of_an_evaluation_have_the_size_of_a_batch_of_longest_texts(
+    monkeypatch, device, packed, most, processes
+):
+    monkeypatch.setattr(encoding, "GPU_TOKENS", 40)
+    encoder = SimpleNamespace(
+        profile=make_profile(), packed=packed, model=SimpleNamespace(device=torch.device(device))
+    )
+    lengths = np.sort(np.random.default_rng(0).integers(1, 41, 100))[::-1]
+    slices = list(batch_slices(encoder, lengths, "code", 4, processes))
+    rows = np.concatenate([np.arange(100)[each] for each in slices])
+    assert rows.tolist() == list(range(100))
+    assert all(each.start % processes == 0 for each in slices)  # all processes get the same number of batches
+    for each in slices:
+        shares = [lengths[each][rank::processes] for rank in range(processes)]
+        if device == "cpu":
+            sizes = [len(share) for share in shares]
+        elif packed:
+            sizes = [sum(lengths[each]) / processes]
+        else:
+            sizes = [len(share) * 40 for share in shares]
+        assert max(sizes) <= most
+    if packed:
+        assert len(slices) <= 1.3 * lengths.sum() / (most * processes) + 1

@@ -1,0 +1,100 @@
+"""The benchmarks for a GPU run without one, on a handful of rows."""
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BENCHMARKS = ROOT / "benchmarks"
+PARTS = ("machine", "step", "step_of_model", "packed", "waits", "memory", "processes")  # all would take minutes
+NEED_CUDA = ("waits", "memory")
+
+
+def run(tmp_path: Path, script: str, *options: object) -> tuple[int, str]:
+    """Runs a benchmark, and returns its exit code and what it printed."""
+    command = [sys.executable, BENCHMARKS / script, *options, "--device", "cpu", "--tiny"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        list(map(str, command)), cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, timeout=3000
+    )
+    return done.returncode, done.stdout
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    """The module with the parts."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import gpu_parts
+
+    return gpu_parts
+
+
+@pytest.mark.slow
+def test_parts_run_and_a_failed_one_does_not_stop_the_others(data_dir, tmp_path):
+    options = ["--data_dir", data_dir, "--model", tmp_path / "missing", "--output", "out/gpu.json", "--patience", "20"]
+    options += ["--parts", ",".join(PARTS)]
+    code, printed = run(tmp_path, "gpu.py", *options)
+    parts = json.loads((tmp_path / "out/gpu.json").read_text())["parts"]
+    expected = dict.fromkeys(parts, "done") | dict.fromkeys(NEED_CUDA, "skipped: no CUDA")
+    expected["step_of_model"] = "failed with exit code 1"
+    assert {name: part["status"] for name, part in parts.items()} == expected, printed
+    assert {*parts} == {*PARTS} and code == 1
+    assert not any(part.get("wrong") for part in parts.values()), printed
+    assert "missing" in "\n".join(parts["step_of_model"]["log"])
+    assert parts["machine"]["tables"][0]["rows"][-1] == ["passes", "packed"]
+    for words in (
+        "## processes: done",
+        "| ours padded ",
+        "not done: step_of_model; wrong results: none",
+    ):
+        assert words in printed, printed
+
+
+@pytest.mark.slow
+def test_a_part_that_takes_too_long_is_stopped(data_dir, tmp_path):
+    options = ["--data_dir", data_dir, "--parts", "machine", "--patience", "0.02", "--output", tmp_path / "gpu.json"]
+    code, printed = run(tmp_path, "gpu.py", *options)
+    assert code == 1 and "## machine: stopped after 2 s" in printed, printed
+
+
+@pytest.mark.slow
+def test_waits_are_counted_by_place(parts, monkeypatch):
+    modes = []
+    monkeypatch.setattr(parts.torch.cuda, "set_sync_debug_mode", modes.append)
+    counter = parts.Waits(first=2, steps=3)
+
+    def wait():
+        warnings.warn("called a synchronizing CUDA operation", stacklevel=2)
+
+    for step in range(8):
+        counter.on_step_begin(None, SimpleNamespace(global_step=step), None)
+        if 2 <= step < 5:
+            wait()
+            warnings.warn("something else", stacklevel=2)
+        counter.on_step_end(None, SimpleNamespace(global_step=step + 1), None)
+    assert modes == ["warn", "default"]
+    ((place, number),) = counter.places.items()
+    assert number == 3 and place.startswith("tests/test_gpu_benchmarks.py:")
+
+
+@pytest.mark.slow
+def test_the_study_tunes_runs_and_compares(data_dir, encoder_dir, tmp_path):
+    mined = tmp_path / "mined"
+    mined.mkdir()
+    for language in ("go", "java", "javascript", "php", "python", "ruby"):
+        (mined / language).symlink_to(data_dir)
+    options = ["--mined", mined, "--csn_ruby", data_dir, "--model", encoder_dir, "--batch_size", "8", "--workers", "0"]
+    options += ["--minutes", "30"]
+    code, printed = run(tmp_path, "gpu_study.py", "tune", *options)
+    assert code == 0 and "MRR on valid by learning rate" in printed, printed
+    code, printed = run(tmp_path, "gpu_study.py", "run", *options)
+    assert code == 0 and "| csn-ruby " in printed and "MRR minus mnrl (95 % interval)" in printed, printed
+    lines = [json.loads(line) for line in (tmp_path / "gpu_study.jsonl").read_text().splitlines()]
+    assert [line["mode"] for line in lines] == ["tune"] * 12 + ["run"] * 5
+    assert all(len(ranks) == 4 for ranks in lines[-1]["ranks"].values())

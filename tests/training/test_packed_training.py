@@ -1,0 +1,165 @@
+"""Training with packed passes gives the losses, gradients and metrics of padded ones."""
+
+import copy
+import os
+
+import pytest
+import torch
+from datasets import Dataset
+from trainings import OWN, batches_of, bm25, gradients, initial, losses_of, still
+from transformers import TrainerCallback
+
+from soft_trainer.encoders.adapters import add_lora
+from soft_trainer.encoders.packing import PACKED
+from soft_trainer.encoders.scratch import random_model
+from soft_trainer.errors import UserError
+from soft_trainer.options.model import ModelArguments
+from soft_trainer.training.checkpoints import mark_complete
+from soft_trainer.training.preflight import DYNAMIC, complete_launch
+
+PROMPTS = {"query_prefix": "find: ", "code_prefix": "code: ", "include_prompt": False}
+# What differs from the usual training -> changes of the profile, and training arguments.
+CASES = {
+    "mean": ({}, {}),
+    "cls": ({"pooling": "cls"}, {}),
+    "last token": ({"pooling": "last_token"}, {}),
+    "pooler": ({"pooling": "pooler"}, {}),
+    "prompts": (PROMPTS, {}),
+    "normalised": ({"normalize": True}, {}),
+    "Matryoshka": ({}, {"matryoshka_dims": "32,8"}),
+    "LoRA": ({}, {"merge_lora": True}),
+    "checkpointing": ({}, {"gradient_checkpointing": True}),
+    "gradient caching": ({}, {"gradient_cache_chunk_size": 3}),
+    "hard negatives": ({}, OWN),
+    "several positives": ({}, {"false_negatives": "positives"}),
+    "estimator": ({}, {"loss": "soft_info_nce"}),
+}
+
+
+@pytest.fixture
+def make(trainer_of, tokenizer, profile, rows):
+    """Returns a function that makes a float64 trainer for a case, on rows of which two share a query."""
+    rows = [*rows[:23], rows[23] | {"docstring_tokens": rows[0]["docstring_tokens"]}]
+
+    def trainer(name: str, **options):
+        changes, settings = CASES[name]
+        encoder = profile.replace(**changes)
+        torch.manual_seed(0)
+        model = still(random_model("32x2", tokenizer, encoder))
+        if name == "LoRA":
+            add_lora(model, ModelArguments(lora_r=2, lora_dropout=0.0))
+        arguments = {"model": model, "encoder": encoder, "train_dataset": Dataset.from_list(rows)}
+        settings = {"per_device_train_batch_size": 12, "train_sampling_strategy": "sequential"} | settings
+        return trainer_of(
+            estimator=initial() if name == "hard negatives" else bm25(), arguments=arguments, **settings | options
+        )
+
+    return trainer
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_packed_step_equals_a_padded_one(make, name):
+    steps = []
+    for packing in ("false", "true"):
+        trainer = make(name, packing=packing)
+        assert trainer.why_padded == (None if packing == "true" else "packing=false")
+        trainer._while_training.enter_context(trainer.running())
+        batch = batches_of(trainer)[1]
+        assert (batch.packed is not None) == (packing == "true" and name != "gradient caching")
+        assert batch.count_tokens(padding=False) == sum(map(len, tokens_of(trainer, batch)))
+        steps.append(gradients(trainer, batch))
+        trainer._while_training.close()
+    (expected_loss, expected), (loss, found) = steps
+    assert loss == pytest.approx(expected_loss, abs=1e-6) and expected_loss > 0.01
+    assert sum(bool(each.any()) for each in expected.values()) >= 2
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+
+
+def tokens_of(trainer, batch) -> list:
+    """Returns the token ids of a batch's queries and codes."""
+    tokens = trainer._train_batches().tokens
+    queries = [tokens["query"][int(row)] for row in batch.query_rows]
+    return queries + [tokens["code"][int(row)] for row in batch.code_rows]
+
+
+def test_a_packed_step_is_one_forward_pass_and_training_restores_the_attention(make):
+    passes = []
+
+    class Counting(TrainerCallback):
+        def on_train_begin(self, args, state, control, model=None, **kwargs):
+            assert model.config._attn_implementation == PACKED
+            self.hook = model.register_forward_hook(lambda *_: passes.append(1))
+
+    trainer = make("mean", packing="true", max_steps=3)
+    trainer.add_callback(Counting())
+    trainer.train()
+    assert len(passes) == 3
+    assert trainer.model.config._attn_implementation == "sdpa"
+    assert trainer.run_fingerprint["the forward passes"] == "packed"
+    packed = trainer.evaluate()
+    padded = make("mean", packing="false")
+    padded.model.load_state_dict(trainer.model.state_dict())
+    metrics = padded.evaluate()
+    assert packed["eval_mrr"] == pytest.approx(metrics["eval_mrr"], abs=1e-9)
+    assert trainer.model.config._attn_implementation == "sdpa"
+
+
+def test_packed_and_padded_trainings_have_the_same_losses(make):
+    losses = []
+    for packing in ("false", "true"):
+        trainer = make("mean", packing=packing, max_steps=3, learning_rate=1e-3)
+        trainer.train()
+        losses.append(losses_of(trainer))
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+
+
+def test_the_table_of_settings_says_how_forward_passes_run(make):
+    rows = {}
+    for packing in ("auto", "true", "false"):
+        rows[packing] = make("mean", packing=packing).setup_table()["forward passes"]
+    assert rows == {"auto": "padded (the device is cpu)", "true": "packed", "false": "padded (packing=false)"}
+
+
+def test_a_collator_of_the_users_own_pads(make, tokenizer):
+    trainer = make("mean", packing="true")
+    assert trainer.setup_table()["forward passes"] == "packed"
+    trainer._collates, trainer._compared = False, None
+    assert trainer.why_padded == "a custom data_collator pads"
+
+
+# ---- Precision and launchers ----
+
+
+def test_a_checkpoint_in_float32_is_not_resumed_in_bf16(make, tmp_path):
+    trainer = make("mean", max_steps=2, save_strategy="steps", save_steps=1)
+    trainer.train()
+    folder = f"{trainer.args.output_dir}/checkpoint-1"
+    mark_complete(folder, trainer.run_fingerprint | {"precision": "no"})
+    resumed = make("mean", max_steps=2, bf16=True)
+    with pytest.raises(UserError, match="was trained in float32.*resume with --bf16 false"):
+        resumed.train(resume_from_checkpoint=folder)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "has_pooler", "finds"), [("mean", True, True), ("mean", False, False), ("pooler", True, False)]
+)
+def test_ddp_looks_for_unused_parameters_only_if_there_is_an_unread_pooler(
+    make, profile, model, pooling, has_pooler, finds
+):
+    model = copy.deepcopy(model)
+    model.pooler = torch.nn.Linear(2, 2) if has_pooler else None
+    args = make("mean").args
+    args.ddp_find_unused_parameters = None
+    complete_launch(args, model, profile.replace(pooling=pooling))
+    assert args.ddp_find_unused_parameters is finds
+
+
+@pytest.mark.parametrize(("compiles", "before", "after"), [(True, "False", None), (True, "True", "True")])
+def test_compilation_is_for_any_length_unless_the_launcher_says_otherwise(
+    make, profile, model, monkeypatch, compiles, before, after
+):
+    args = make("mean").args
+    args.torch_compile = compiles
+    monkeypatch.setenv(DYNAMIC, before)
+    complete_launch(args, model, profile)
+    assert os.environ.get(DYNAMIC) == after
