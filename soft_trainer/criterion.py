@@ -277,7 +277,7 @@ class Criterion:
             except Exception as error:
                 names = f"loss={self.loss}, weighting={self.weighting}"
                 raise UserError(
-                    f"{names} failed on a test batch of 3 queries and 5 codes. {type(error).__name__}: {error}"
+                    f"{names} failed on a test batch of 3 queries and 5 functions. {type(error).__name__}: {error}"
                 ) from error
             if not isinstance(loss, Tensor) or loss.shape or not loss.requires_grad:
                 raise UserError(

@@ -75,7 +75,7 @@ def chosen_columns(
     if not (query or code or {*QUERY_COLUMNS} & {*names}):
         query, code = next((pair for pair in PAIRS if {*pair} <= {*names}), (None, None))
         if query is not None and not quiet:  # without recognised columns, `text_column` raises an error
-            print_on_main(f"{source}: reading queries from column {query!r} and codes from {code!r}")
+            print_on_main(f"{source}: reading queries from column {query!r} and functions from {code!r}")
     return {"query": (query,) if query else QUERY_COLUMNS, "code": (code,) if code else CODES}
 
 

@@ -85,7 +85,7 @@ def _divided_at_random(rows: Dataset, hashes: Mapping[str, np.ndarray]) -> tuple
         reason = f"by {column}"
     if len(set(groups)) < len(DIVIDED):
         groups = list(map(str, _groups_of_equals(hashes, len(rows))))
-        reason = "at random; equal ids, queries and codes stay together"
+        reason = "at random; equal ids, queries and functions stay together"
     sizes = Counter(groups)
     if len(sizes) < len(DIVIDED):
         raise UserError(

@@ -82,7 +82,7 @@ def _names(names, row: int) -> list[str]:
     if isinstance(names, str):
         names = [names]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise UserError(f"negatives, row {row + 1}: expected a list of codes or urls, not {names!r:.80}")
+        raise UserError(f"negatives, row {row + 1}: expected a list of functions or urls, not {names!r:.80}")
     return [name for name in names if name.strip()]
 
 

@@ -128,14 +128,14 @@ def _check_relevant(split: Split, places: Mapping[str, str]) -> None:
     counts = split.judgments.relevant_counts()
     missing = np.flatnonzero(counts == 0)
     if len(missing):
-        reason = "no relevant code in the corpus"
+        reason = "no relevant function in the corpus"
         if isinstance(ids, EqualIds) and "url" in split.queries.column_names:
-            reason = f"no code in the corpus has the url, such as {split.queries['url'][int(missing[0])]!r}"
+            reason = f"no function in the corpus has the url, such as {split.queries['url'][int(missing[0])]!r}"
         raise UserError(f"{places['query']}, {_listed(missing)}: {reason}")
     if counts.sum() > MOST_RELEVANT * (len(split.queries) + len(split.corpus)):
         raise UserError(
-            f"{places['query']}, row {counts.argmax() + 1} shares its id with {counts.max():,} codes, and so do most "
-            "other rows. Each code needs a unique id"
+            f"{places['query']}, row {counts.argmax() + 1} shares its id with {counts.max():,} functions, and so do "
+            "most other rows. Each function needs a unique id"
         )
 
 

@@ -194,7 +194,7 @@ class Split:
         return len(self.queries)
 
     def __repr__(self) -> str:
-        sizes = f"{len(self):,} queries, {len(self.corpus):,} codes, {len(self.judgments):,} pairs"
+        sizes = f"{len(self):,} queries, {len(self.corpus):,} functions, {len(self.judgments):,} pairs"
         columns = []
         for side, rows in (("queries", self.queries), ("corpus", self.corpus)):
             names = [f"{name} ({self.called[name]!r})" if name in self.called else name for name in rows.column_names]

@@ -93,7 +93,7 @@ def not_tokens(column: str) -> str:
     """Returns the error message for a list in a column whose name does not say that it contains tokens."""
     return (
         f"column {column!r} contains lists of text, which only columns of tokens (NAME{TOKENS_END}) and of several "
-        "relevant codes (positives) may contain; rename it, or join each list"
+        "relevant functions (positives) may contain; rename it, or join each list"
     )
 
 

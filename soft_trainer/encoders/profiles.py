@@ -101,7 +101,7 @@ class EncoderProfile:
             UserError: `code` is set, but the encoder reads data flow, which does not allow a prompt for codes.
         """
         if code and self.data_flow_length:
-            raise UserError(f"code_prompt={code!r}: an encoder that reads data flow cannot use a prompt for codes")
+            raise UserError(f"code_prompt={code!r}: an encoder that reads data flow cannot use a prompt for functions")
         changes = {}
         if query is not None:
             changes["query_prefix"] = _HEAD.match(self.query_prefix)[0] + query

@@ -118,8 +118,8 @@ def checked_similarity(estimator, query_rows: Rows, code_rows: Rows) -> Tensor:
         found = f"shape {tuple(similarity.shape)}"
     if found != f"shape {expected}":
         raise UserError(
-            f"{name}.similarity returned {found} for {expected[0]} queries and {expected[1]} codes: it must return a "
-            f"Tensor of shape {expected}"
+            f"{name}.similarity returned {found} for {expected[0]} queries and {expected[1]} functions: it must "
+            f"return a Tensor of shape {expected}"
         )
     if similarity.device.type == "cpu" and bool(similarity.isnan().any()):
         query, code = similarity.isnan().nonzero()[0].tolist()
@@ -153,7 +153,7 @@ class CodeValues:
         if self.first is not None:
             rows = self.first[rows]
             if (rows < 0).any():
-                raise UserError(f"a code has no query, but the estimator compares queries; use {COMPARE_CODES}")
+                raise UserError(f"a function has no query, but the estimator compares queries; use {COMPARE_CODES}")
         return rows
 
     def neighbours(

@@ -311,7 +311,9 @@ def _through_index(queries, codes, k, excluded, progress) -> Neighbours:
         if recall >= RECALL or index.nprobe >= index.nlist:
             break
         index.nprobe *= 2
-    print_on_main(f"neighbours among {len(codes):,} codes: recall@{SAMPLE_K} {recall:.3f} on {len(sample)} queries")
+    print_on_main(
+        f"neighbours among {len(codes):,} functions: recall@{SAMPLE_K} {recall:.3f} on {len(sample)} queries"
+    )
     parts = (search(block, k) for block in blocks(np.arange(len(queries)), 1, SEARCHED_AT_ONCE))
     return Neighbours.joined(parts, progress, len(queries))
 
@@ -321,7 +323,7 @@ def _index(codes: np.ndarray, generator: np.random.Generator):
     try:
         import faiss  # an optional dependency
     except ImportError as error:
-        what = f"finding neighbours among {len(codes):,} codes on a CPU"
+        what = f"finding neighbours among {len(codes):,} functions on a CPU"
         raise UserError(extra_needed(what, "faiss")) from error
     faiss.omp_set_num_threads(distributed.cores())
     width = codes.shape[1]

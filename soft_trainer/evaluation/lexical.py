@@ -56,7 +56,7 @@ def lexical_rankings(
     targets = torch.as_tensor(targets)
     code_counts, counts = count_terms([as_arrow(map(split_identifiers, side)) for side in (codes, queries)])
     if not code_counts.nnz:
-        raise UserError(f"None of the {len(codes)} codes contains a word: there is nothing to search.")
+        raise UserError(f"None of the {len(codes)} functions contains a word: there is nothing to search.")
     weights = bm25_weights(code_counts).T.tocsr()
     query_embeddings, code_embeddings = map(where_float64_exists, embeddings)
     device = code_embeddings.device

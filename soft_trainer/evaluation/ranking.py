@@ -190,7 +190,7 @@ def _check(queries: Tensor, codes: Tensor, targets: Tensor) -> None:
     outside = ((targets < 0) | (targets >= len(codes))).nonzero()
     if len(outside):
         row = int(outside[0])
-        raise UserError(f"targets[{row}] is {int(targets[row])}, outside the corpus of {len(codes)} codes.")
+        raise UserError(f"targets[{row}] is {int(targets[row])}, outside the corpus of {len(codes)} functions.")
     for side, rows in (("query", queries), ("code", codes)):
         wrong = (~torch.isfinite(rows)).any(dim=1).nonzero()
         if len(wrong):

@@ -122,7 +122,7 @@ class RankedQueries:
         self.urls: list[str] = rows["url"].to_pylist()  # the url of each query's positive
         self.ranks: np.ndarray = rows["rank"].to_numpy()  # int64[Q], 1 is best
         self.queries: list[str] = rows["key"].to_pylist()  # fingerprints of queries with their relevant codes
-        self.pool_size = int(rows.schema.metadata[b"pool_size"])  # the number of codes in the corpus
+        self.pool_size = int(rows.schema.metadata[b"pool_size"])  # the number of functions in the corpus
         self.corpus: bytes = rows.schema.metadata[b"corpus"]  # the fingerprint of the corpus
         self.encoder: bytes | None = rows.schema.metadata.get(b"encoder")  # the fingerprint of the encoder's files
 
@@ -201,10 +201,10 @@ def metrics_table(results: dict[str, dict[str, dict]], labels: Mapping[str, str]
                 everything |= found[key]
     graded = {name: title for name, title in GRADED.items() if name in everything}
     names = METRICS | graded | shorter_titles(everything)
-    titles = ["queries", "ranked by", *names.values(), "codes in the corpus"]
+    titles = ["queries", "ranked by", *names.values(), "functions in the corpus"]
     rows = [[*place, *map(metrics.get, names), int(metrics["pool_size"])] for *place, metrics in measured]
     if CHANGE in everything:
-        titles.insert(3, "change in MRR, 95 %")
+        titles.insert(3, "change in MRR (95 % interval)")
         for row, (*_, metrics) in zip(rows, measured, strict=True):
             change = None
             if CHANGE in metrics:

@@ -314,8 +314,8 @@ class SoftInfoNCEOptions(LossOptions):
     )
     false_negatives: str = option(
         "mask",
-        "What to do with a negative whose query or code has the same text as the positive's: mask excludes it, "
-        "positives treats it as a relevant code, ignore treats it as a negative.",
+        "What to do with a negative whose query or function has the same text as the positive's: mask excludes it, "
+        "positives treats it as a relevant function, ignore treats it as a negative.",
         choices=("mask", "positives", "ignore"),
         group="batches",
     )
@@ -333,9 +333,9 @@ class SoftInfoNCEOptions(LossOptions):
         group="batches",
     )
     negatives_per_query: int | None = unset(
-        "Hard negatives for each query, in addition to the other codes in the batch. They come from the rows' columns "
-        "of negatives or, without such a column, from the codes that the estimator finds most similar. 0 uses none. "
-        "Default: as many as the columns name, at most 4; none without such a column.",
+        "Hard negatives for each query, in addition to the other functions in the batch. They come from the rows' "
+        "columns of negatives or, without such a column, from the functions that the estimator finds most similar. "
+        "0 uses none. Default: as many as the columns name, at most 4; none without such a column.",
         least=0,
         group="batches",
     )
@@ -345,7 +345,7 @@ class SoftInfoNCEOptions(LossOptions):
         applies_if=conditions.OWN_NEGATIVES,
         group="batches",
     )
-    gather_negatives: bool | None = unset("Use the codes of all processes as negatives. Default: yes.")
+    gather_negatives: bool | None = unset("Use the functions of all processes as negatives. Default: yes.")
     gradient_cache_chunk_size: int | None = training_option(
         None,
         "Encode this many texts at a time and cache the gradients of their embeddings, for large batches in little "

@@ -61,19 +61,19 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
             similarity. Values: 0 or more. Default: 0.5. Applies only with cancel=ratio.
         teacher: A stronger encoder to learn from: a folder, a Hub name, or NAME@REVISION. Short for
             estimator=trained_model, estimator_model=NAME, loss=info_nce and distill_weight=0.3.
-        false_negatives: What to do with a negative whose query or code has the same text as the positive's: mask
-            excludes it, positives treats it as a relevant code, ignore treats it as a negative. Default: 'mask'.
+        false_negatives: What to do with a negative whose query or function has the same text as the positive's: mask
+            excludes it, positives treats it as a relevant function, ignore treats it as a negative. Default: 'mask'.
         group_size: Number of similar rows in a group, for train_sampling_strategy=similar. Values: 1 or more.
             Default: 8. Applies only with train_sampling_strategy=similar.
         source_sampling: With several sources, how many batches come from each: proportional to its rows, round_robin,
             or fractions such as NAME=0.2. A batch comes from one source. Default: 'proportional'.
-        negatives_per_query: Hard negatives for each query, in addition to the other codes in the batch. They come
-            from the rows' columns of negatives or, without such a column, from the codes that the estimator finds
+        negatives_per_query: Hard negatives for each query, in addition to the other functions in the batch. They come
+            from the rows' columns of negatives or, without such a column, from the functions that the estimator finds
             most similar. 0 uses none. Default: as many as the columns name, at most 4; none without such a column.
             Values: 0 or more.
         negative_ratio: Maximum similarity of a negative that the estimator finds, relative to the query's positive.
             Default: 0.95. Applies only with negatives_per_query above 0.
-        gather_negatives: Use the codes of all processes as negatives. Default: yes.
+        gather_negatives: Use the functions of all processes as negatives. Default: yes.
         gradient_cache_chunk_size: Encode this many texts at a time and cache the gradients of their embeddings, for
             large batches in little memory. Values: 1 or more.
         matryoshka_dims: Also use the first N dimensions of each embedding as an embedding, for each N in a list such
@@ -164,8 +164,8 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     """A stronger encoder to learn from: a folder, a Hub name, or NAME@REVISION. Short for estimator=trained_model,
     estimator_model=NAME, loss=info_nce and distill_weight=0.3."""
     false_negatives: str = "mask"
-    """What to do with a negative whose query or code has the same text as the positive's: mask excludes it, positives
-    treats it as a relevant code, ignore treats it as a negative. Default: 'mask'."""
+    """What to do with a negative whose query or function has the same text as the positive's: mask excludes it,
+    positives treats it as a relevant function, ignore treats it as a negative. Default: 'mask'."""
     group_size: int = 8
     """Number of similar rows in a group, for train_sampling_strategy=similar. Values: 1 or more. Default: 8. Applies
     only with train_sampling_strategy=similar."""
@@ -173,14 +173,14 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     """With several sources, how many batches come from each: proportional to its rows, round_robin, or fractions such
     as NAME=0.2. A batch comes from one source. Default: 'proportional'."""
     negatives_per_query: int | None = None
-    """Hard negatives for each query, in addition to the other codes in the batch. They come from the rows' columns of
-    negatives or, without such a column, from the codes that the estimator finds most similar. 0 uses none. Default: as
-    many as the columns name, at most 4; none without such a column. Values: 0 or more."""
+    """Hard negatives for each query, in addition to the other functions in the batch. They come from the rows' columns
+    of negatives or, without such a column, from the functions that the estimator finds most similar. 0 uses none.
+    Default: as many as the columns name, at most 4; none without such a column. Values: 0 or more."""
     negative_ratio: float = 0.95
     """Maximum similarity of a negative that the estimator finds, relative to the query's positive. Default: 0.95.
     Applies only with negatives_per_query above 0."""
     gather_negatives: bool | None = None
-    """Use the codes of all processes as negatives. Default: yes."""
+    """Use the functions of all processes as negatives. Default: yes."""
     gradient_cache_chunk_size: int | None = None
     """Encode this many texts at a time and cache the gradients of their embeddings, for large batches in little
     memory. Values: 1 or more."""

@@ -104,7 +104,7 @@ def load_evaluation_sets(
                 raise UserError(f"{folder}, {part}: {error}") from None
             taken.add(name)
             sets.append(EvaluationSet(name, split))
-            print_on_main(f"{name}: {len(split.queries):,} queries ({part}) and {len(split.corpus):,} codes")
+            print_on_main(f"{name}: {len(split.queries):,} queries ({part}) and {len(split.corpus):,} functions")
     return sets
 
 
@@ -193,6 +193,6 @@ def _judged_sets(folder: Path, arguments: DataArguments, codebase: Dataset | Non
             if corpus is None:
                 raise UserError(f"{folder}: no corpus for {name}; neither the folder nor the run has a codebase")
             if "url" not in corpus.column_names:
-                raise UserError(f"{folder}: {name} refers to codes by url, but the codebase has no urls")
+                raise UserError(f"{folder}: {name} refers to functions by url, but the codebase has no urls")
             languages = arguments.languages or languages_in({"codebase": corpus})
             yield part, graded_split(read(files[name], languages), corpus, files[name], gain)

@@ -169,7 +169,7 @@ class Run(Measurements):
         query = text_column(split.queries, profile.query_columns, "query")
         code = text_column(split.corpus, ("code", *profile.code_columns), "code")
         text = examples(split, self.rankings[shown.name], self.data_args.examples, query, code)
-        title = f"Queries from {shown.name} with their top three codes (=> marks relevant codes)"
+        title = f"Queries from {shown.name} with their top three functions (=> marks relevant ones)"
         print_on_main(f"{title}:\n\n{text}\n")
 
     def record(self) -> dict:

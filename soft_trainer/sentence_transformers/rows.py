@@ -47,13 +47,13 @@ def with_rows(train_dataset: Dataset) -> Dataset:
         if name in train_dataset.column_names:
             raise UserError(
                 f"with_rows: the data set already has a column {name!r}, which the loss needs for hashes. Keep only "
-                f"the rows with a relevant code, then call train_dataset.remove_columns({name!r})"
+                f"the rows with a relevant function, then call train_dataset.remove_columns({name!r})"
             )
     _, unused = _columns_of(train_dataset)
     if unused:
         print_on_main(
             f"with_rows: not using {', '.join(map(repr, unused))}; only columns named as negatives (negative, "
-            "negative_1 and so on) may follow the columns of queries and codes"
+            "negative_1 and so on) may follow the columns of queries and functions"
         )
         train_dataset = train_dataset.remove_columns(unused)
     return train_dataset.add_column(LABEL, _hashes(_texts_of(train_dataset)))
@@ -81,7 +81,7 @@ class LabelledRows:
         if unused := _columns_of(train_dataset)[1]:
             raise UserError(
                 f"train_dataset: column {unused[0]!r} would count as negatives. Call with_rows(train_dataset) after "
-                "adding columns, because it removes all columns but queries, codes and negatives"
+                "adding columns, because it removes all columns but queries, functions and negatives"
             )
         columns = _texts_of(train_dataset)
         labels = _hashes(columns)
@@ -154,8 +154,8 @@ def _columns_of(dataset: Dataset) -> tuple[list[str], list[str]]:
     names = [name for name in dataset.column_names if name not in NO_TEXTS]
     if len(names) < 2:
         raise UserError(
-            "train_dataset: expected a column of queries, then a column of codes, then optional columns of negatives, "
-            f"but the columns are {', '.join(dataset.column_names)}"
+            "train_dataset: expected a column of queries, then a column of functions, then optional columns of "
+            f"negatives, but the columns are {', '.join(dataset.column_names)}"
         )
     negatives = [name for name in names[2:] if NEGATIVE_COLUMN.fullmatch(name)]
     used = names[:2] + negatives

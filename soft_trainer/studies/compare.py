@@ -137,7 +137,7 @@ def _order(ranked: RankedQueries, reference: RankedQueries) -> np.ndarray:
     """
     files = f"{reference.path} and {ranked.path}"
     if reference.corpus != ranked.corpus:
-        raise UserError(f"{files}: the corpora of {reference.pool_size} and {ranked.pool_size} codes differ")
+        raise UserError(f"{files}: the corpora of {reference.pool_size} and {ranked.pool_size} functions differ")
     own = ranked.queries
     expected = reference.queries
     if own == expected:

@@ -97,8 +97,8 @@ def below_ratio(neighbours: Neighbours, ratio: float, texts: np.ndarray) -> spar
     distinct = ~pd.DataFrame({"query": queries, "text": texts[codes]}).duplicated().to_numpy()
     if not len(codes):
         raise UserError(
-            f"negative_ratio={ratio:g}: none of the {int((neighbours.rows >= 0).sum()):,} similar codes scores that "
-            "far below its query's positive; use a larger ratio"
+            f"negative_ratio={ratio:g}: none of the {int((neighbours.rows >= 0).sum()):,} similar functions scores "
+            "that far below its query's positive; use a larger ratio"
         )
     counts = np.bincount(queries[distinct], minlength=len(neighbours.rows))
     starts = np.concatenate([[0], np.cumsum(counts)])

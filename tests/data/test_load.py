@@ -60,7 +60,7 @@ def test_every_format_is_read_split_and_ranked(pairs, tmp_path, name, capsys):
     queries = [text for split in ("train", "valid", "test") for text in data[split]["docstring"]]
     assert sorted(queries) == sorted(pairs["question"])
     said = capsys.readouterr().err
-    assert "reading queries from column 'question' and codes from 'answer'" in said and "split at random" in said
+    assert "reading queries from column 'question' and functions from 'answer'" in said and "split at random" in said
 
 
 @pytest.mark.parametrize(

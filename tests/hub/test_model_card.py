@@ -96,10 +96,10 @@ def test_header_is_what_the_hub_reads(card_of):
     assert model["name"] == "ruby-go"
     assert result["dataset"]["split"] == "test" and result["dataset"]["config"] == "ruby,go"
     assert {metric["name"]: metric["value"] for metric in result["metrics"]} == {
-        "MRR over 4,360 codes": 0.7123,
-        "Recall@1 over 4,360 codes": 0.6,
-        "Recall@5 over 4,360 codes": 0.8,
-        "Recall@10 over 4,360 codes": 0.9,
+        "MRR over 4,360 functions": 0.7123,
+        "Recall@1 over 4,360 functions": 0.6,
+        "Recall@5 over 4,360 functions": 0.8,
+        "Recall@10 over 4,360 functions": 0.9,
     }
 
 
@@ -112,7 +112,7 @@ def test_results_on_the_test_set_are_what_a_leaderboard_reads(encoder_of, record
     ruby, go = parse_eval_result_entries(yaml.safe_load(path.read_text()))
     assert (ruby.dataset_id, ruby.task_id, ruby.value) == ("code-search-net/code_search_net", "ruby", 0.7123)
     assert (go.task_id, go.value) == ("go", 0.5)
-    assert ruby.notes == "MRR of 1,261 queries over 4,360 codes" and re.fullmatch(r"\d{4}-\d\d-\d\d", ruby.date)
+    assert ruby.notes == "MRR of 1,261 queries over 4,360 functions" and re.fullmatch(r"\d{4}-\d\d-\d\d", ruby.date)
     write_model_card(folder, record | {"languages": ["ruby"]})
     (only,) = parse_eval_result_entries(yaml.safe_load(path.read_text()))
     assert only.task_id == "ruby"

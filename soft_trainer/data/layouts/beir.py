@@ -95,7 +95,7 @@ def _grades(path: Path, query_ids: list[str], code_ids: list[str]) -> pd.DataFra
         if query not in query_rows:
             raise UserError(f"{place}: no query has the _id {query!r}")
         if code not in code_rows:
-            raise UserError(f"{place}: no code has the _id {code!r}")
+            raise UserError(f"{place}: no document has the _id {code!r}")
         grades[query_rows.get_loc(query), code_rows.get_loc(code)] = score
     pairs = pd.DataFrame(grades.keys(), columns=["query", "code"])
     return pairs.assign(grade=list(grades.values()))

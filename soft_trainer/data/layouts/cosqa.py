@@ -58,7 +58,7 @@ def load_cosqa(folder: Path, files: Mapping[str, Path]) -> dict[str, Split]:
     numbers = entries_of(codes, dict)
     row_of = {int(number): row for row, number in enumerate(numbers.values())}
     if len(row_of) < len(numbers):
-        raise UserError(f"{codes}: two codes have the same number")
+        raise UserError(f"{codes}: two functions have the same number")
     corpus = _corpus(codes, {number: code for code, number in numbers.items()})
     return {split: _cosqa_split(paths[0], corpus, row_of, split == "train") for split, paths in found.items()}
 
@@ -88,7 +88,7 @@ def _cosqa_split(path: Path, corpus: Dataset, row_of: Mapping[int, int], judged_
 
     entries = list(filter(None, parsed_list(path, read)))
     if not entries:
-        raise UserError(f"{path}: no query has a relevant code")
+        raise UserError(f"{path}: no query has a relevant function")
     rows, codes = zip(*entries, strict=True)
     grades = pd.DataFrame({"query": range(len(rows)), "code": codes, "grade": 1.0})
     return split_of_grades(Dataset.from_list(list(rows)), corpus, grades, path, judged_codes)

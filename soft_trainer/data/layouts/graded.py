@@ -30,10 +30,10 @@ def split_of_grades(queries: Dataset, corpus: Dataset, grades: pd.DataFrame, pat
     """
     answered = np.unique(grades["query"][grades["grade"] > 0])
     if not len(answered):
-        raise UserError(f"{path}: no query has a relevant code (a score above 0)")
+        raise UserError(f"{path}: no query has a relevant function (a score above 0)")
     asked = grades["query"].nunique()
     if len(answered) < asked:
-        print_on_main(f"{path}: {asked - len(answered):,} of {asked:,} queries have no relevant code")
+        print_on_main(f"{path}: {asked - len(answered):,} of {asked:,} queries have no relevant function")
     codes = np.arange(len(corpus))
     if judged_codes:
         codes = np.unique(grades["code"])
@@ -75,14 +75,14 @@ def graded_split(
             rows.append(query_row(text, language))
     if not rows:
         raise UserError(
-            f"{path}: none of {len(grades):,} queries has a relevant code in the corpus of {len(corpus):,} codes. "
+            f"{path}: none of {len(grades):,} queries has a relevant function in the corpus of {len(corpus):,}. "
             "Judgments must use the corpus's urls. In annotationStore.csv, they must be in the run's language"
         )
     if absent or len(rows) < len(grades):
         without = len(grades) - len(rows)
         print_on_main(
-            f"{path.name}: ignored {absent:,} judged codes that are not in the corpus, and skipped {without:,} of "
-            f"{len(grades):,} queries that have no relevant code there"
+            f"{path.name}: ignored {absent:,} judged functions that are not in the corpus, and skipped {without:,} of "
+            f"{len(grades):,} queries that have no relevant function there"
         )
     return Split.from_grades(Dataset.from_list(rows), corpus, np.array(pairs), means, gain)
 
