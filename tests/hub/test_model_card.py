@@ -156,7 +156,7 @@ def test_body_says_what_the_record_says(card_of):
     figures = ["0.712", "0.200", "0.300", "24,927", "12.5%", "4,360", "soft_info_nce", "2e-05"]
     assert not [said for said in (*figures, "torch") if said not in body]
     assert "cancel" not in body
-    assert "truncated to 12 tokens and codes to 20" in body
+    assert "truncated to 12 tokens and functions to 20" in body
 
 
 def test_card_before_training_has_no_results_and_data_flow_is_said_to_be_ours_alone(card_of):
