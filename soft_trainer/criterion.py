@@ -26,7 +26,7 @@ NEED_SIMILARITY = {"cancel": "none", "distill_weight": 0}
 
 @dataclass(frozen=True)
 class Targets:
-    """Labels for B queries and the N codes in a batch: the positives, the negatives and their weights.
+    """Labels for B queries and the N functions in a batch: the positives, the negatives and their weights.
 
     `Criterion.targets` computes the targets before the scores are known. `targets[block]` selects some queries.
 
@@ -136,7 +136,7 @@ class Criterion:
         return Targets(positives, negatives, extra_positives, similarity, weights)
 
     def __call__(self, scores: Tensor, targets: Targets) -> Tensor:
-        """Computes the mean loss of B queries against N codes, a scalar.
+        """Computes the mean loss of B queries against N functions, a scalar.
 
         If a query has several positives, the loss is computed for each positive in turn, with the other positives
         excluded, and then averaged.

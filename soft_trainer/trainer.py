@@ -5,8 +5,8 @@
     _hp_search_setup -> _prepare_training      checks the settings, computes the run fingerprint, prepares the rows
     get_train_dataloader                       returns the batches, which data workers build with `TrainBatches`
     training_step                              runs one step on a batch, which `_prepare_inputs` moves to the device
-        compute_loss                           embeds queries and codes, gathers the codes, and calls the criterion
-        or _cached_step                        does the same with gradient caching
+        compute_loss                           embeds queries and functions, gathers the functions, and calls the
+        criterion or _cached_step                        does the same with gradient caching
     evaluate -> predict                        embeds the queries and the corpus, and ranks the corpus for each query
 
 Each process handles its shard of a global batch, of the texts to encode, and of the queries to rank, and
@@ -82,14 +82,14 @@ class SoftInfoNCETrainer(SavingTrainer):
         args: `SoftInfoNCETrainingArguments` or plain `transformers.TrainingArguments`. Without an estimator among the
             callbacks, `SoftInfoNCETrainingArguments` select the command line's default estimator, and plain
             `TrainingArguments` train with InfoNCE.
-        train_dataset: pairs of a query and a code with the columns that `load_rows` recognises, as a `Dataset`, a data
-            frame or a list of dicts, or a `Split` of queries, corpus and judgments. A dict holds several sources; each
-            batch comes from one source. The trainer stores the pairs as `train_dataset` and the `Split` as
+        train_dataset: pairs of a query and a function with the columns that `load_rows` recognises, as a `Dataset`, a
+            data frame or a list of dicts, or a `Split` of queries, corpus and judgments. A dict holds several sources;
+            each batch comes from one source. The trainer stores the pairs as `train_dataset` and the `Split` as
             `train_split`.
         eval_dataset: pairs as in `train_dataset`, rows with a query and the `url` of its code, a `Split`, or a dict of
             any of these. The trainer converts them to splits.
-        codebase: the corpus to rank for the queries, as rows with a `url` and a code, or as a dict with the keys of
-            `eval_dataset`. By default, the codes of `eval_dataset`.
+        codebase: the corpus to rank for the queries, as rows with a `url` and a function, or as a dict with the keys
+            of `eval_dataset`. By default, the functions of `eval_dataset`.
         processing_class: the tokenizer. By default, the tokenizer of a model that is passed by name.
         encoder: pooling, score, prompts and maximum lengths. By default, they are inferred from the model.
         data_collator: turns features with `query_ids` and `code_ids` into `{"query": inputs, "code": inputs}`. A
@@ -406,11 +406,12 @@ class SoftInfoNCETrainer(SavingTrainer):
         return torch.cat([encode(model, self.encoder, chunk) for chunk in side.chunks])[side.order]
 
     def block_loss(self, queries: Tensor, codes: Tensor, batch: Batch, block: slice) -> Tensor:
-        """Returns the loss of one block of this process's queries against the codes of the batch.
+        """Returns the loss of one block of this process's queries against the functions of the batch.
 
         Args:
             queries: Tensor[B, d], this process's queries.
-            codes: Tensor[N, d], the codes of all processes, or of this process if the plan does not gather codes.
+            codes: Tensor[N, d], the functions of all processes, or of this process if the plan does not gather
+                functions.
             batch: the batch, on the device of the embeddings.
             block: the rows of `queries` to compute the loss of.
         """
@@ -638,13 +639,13 @@ class SoftInfoNCETrainer(SavingTrainer):
 
         Args:
             dataset: rows with a `url` and a query, or a `Split`, which has its own corpus.
-            codebase: the corpus, as rows with a `url` and a code. By default, the trainer's corpus.
+            codebase: the corpus, as rows with a `url` and a function. By default, the trainer's corpus.
             metric_key_prefix: the first part of each metric's name.
             codes, queries: the results of `embed_rows(codebase, "code")` and `embed_rows(dataset, "query")`, if you
                 have already computed them.
 
         Raises:
-            UserError: the corpus is missing, or it lacks a query's relevant code.
+            UserError: the corpus is missing, or it lacks a query's relevant function.
         """
         start = time.time()
         split = self._splits(dataset, codebase, metric_key_prefix)

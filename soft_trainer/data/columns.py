@@ -35,7 +35,7 @@ PAIRS = (
 CODES = ("code", "code_tokens")  # of CodeSearchNet
 RECOGNISED = tuple(dict.fromkeys((*QUERY_COLUMNS, *CODES, *chain.from_iterable(PAIRS), *NEGATIVE_NAMES)))
 LOOKS_LIKE = {"pos", "positive", "positives", "neg", "negs", "negative", "negatives"}  # words in a column's name
-TEXT_ID = "code:"  # the start of an id that is the hash of a code
+TEXT_ID = "code:"  # the start of an id that is the hash of a function
 COLUMNS_OF = {"query": QUERY_COLUMNS, "code": CODES}
 
 
@@ -53,7 +53,7 @@ ANY_COLUMNS = ColumnNames()
 def chosen_columns(
     data: dict[str, Dataset], query: str | None, code: str | None, source: str, quiet: bool = False
 ) -> dict[str, Sequence[str]]:
-    """Chooses the columns to read queries and codes from, and prints detected names such as `anchor`.
+    """Chooses the columns to read queries and functions from, and prints detected names such as `anchor`.
 
     Args:
         data: the rows, keyed by split.
@@ -214,7 +214,7 @@ def with_ids(
 ) -> dict[str, Dataset]:
     """Renames the id column to `url`, or drops an unrelated `url` column so that the code's text becomes the id.
 
-    `url` remains the id if the rows have CodeSearchNet's columns, or if a split has only queries or only codes.
+    `url` remains the id if the rows have CodeSearchNet's columns, or if a split has only queries or only functions.
 
     Args:
         data: the rows, keyed by split.
@@ -223,8 +223,8 @@ def with_ids(
         places: where the rows of each split come from, for messages.
 
     Raises:
-        UserError: a row has no id, or rows with the same id have different codes. CodeSearchNet's rows are exempt,
-            because one url can have several versions of a code.
+        UserError: a row has no id, or rows with the same id have different functions. CodeSearchNet's rows are exempt,
+            because one url can have several versions of a function.
     """
     names = set().union(*(rows.column_names for rows in data.values()))
     of_text = {*columns["code"]}

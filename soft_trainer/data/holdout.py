@@ -96,7 +96,7 @@ def _divided_at_random(rows: Dataset, hashes: Mapping[str, np.ndarray]) -> tuple
 
 
 def held_out(split: Split, parts: Mapping[str, np.ndarray]) -> dict[str, Split]:
-    """Makes evaluation splits from some of a split's pairs. The new splits share a corpus, the codes of these pairs.
+    """Makes evaluation splits from some of a split's pairs. The new splits share a corpus: these pairs' functions.
 
     Each id occurs only once in the corpus.
 
@@ -165,7 +165,7 @@ def warn_of_overlap(evaluated: Mapping[str, Split], train: Split) -> None:
 
 
 def _groups_of_equals(hashes: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
-    """Groups rows that share an id, a query or a code, directly or through other rows.
+    """Groups rows that share an id, a query or a function, directly or through other rows.
 
     Returns:
         The index of the first row in each row's group, int[rows].

@@ -20,21 +20,21 @@ from soft_trainer.terminal import print_on_main
 
 UNREAD = ("score", "relevance")  # columns whose meaning is unclear
 SHOWN = 5  # rows to list in a message
-MOST_RELEVANT = 100  # relevant pairs per query or code; more means that the id column does not identify codes
+MOST_RELEVANT = 100  # relevant pairs per query or function; more means that the id column does not identify functions
 
 
 def check_split(
     split: Split, name: str, profile: EncoderProfile | None = None, files: Mapping[str, str] | None = None
 ) -> None:
-    """Checks the texts, languages, ids and relevant codes of a split before training or evaluation.
+    """Checks the texts, languages, ids and relevant functions of a split before training or evaluation.
 
     Args:
-        name: the name of the split in messages. For "train", relevant codes are not checked.
+        name: the name of the split in messages. For "train", relevant functions are not checked.
         profile: the encoder that reads the rows. If None, a row needs a text in any query or code column.
-        files: the files that queries and codes come from, for messages, keyed by "query" and "code".
+        files: the files that queries and functions come from, for messages, keyed by "query" and "code".
 
     Raises:
-        UserError: the split is empty, a column is missing, rows have no text, or a query has no relevant code. The
+        UserError: the split is empty, a column is missing, rows have no text, or a query has no relevant function. The
             message gives the file and the row numbers.
     """
     places = {"query": name, "code": "train" if name == "train" else "codebase"} | (files or {})
@@ -140,7 +140,7 @@ def _check_relevant(split: Split, places: Mapping[str, str]) -> None:
 
 
 def drop_unusable_rows(split: Split, name: str, profile: EncoderProfile) -> tuple[Split, tuple[int, int]]:
-    """Drops queries and codes without text, and then queries that have no relevant code left.
+    """Drops queries and functions without text, and then queries that have no relevant function left.
 
     Args:
         name: the split's name. For "train", the function drops pairs.
@@ -161,7 +161,7 @@ def drop_unusable_rows(split: Split, name: str, profile: EncoderProfile) -> tupl
         kept = split if usable.all() else split.keep(np.flatnonzero(usable))
         return kept, (len(pairs), int((~usable).sum()))
     kept = split if codes.all() else split.select(codes=np.flatnonzero(codes))
-    # A query without any relevant code from the start is kept, so that `check_split` reports it.
+    # A query without any relevant function from the start is kept, so that `check_split` reports it.
     queries &= (kept.judgments.relevant_counts() > 0) | (split.judgments.relevant_counts() == 0)
     if not queries.all():
         kept = kept.select(queries=np.flatnonzero(queries))

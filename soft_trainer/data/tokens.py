@@ -98,7 +98,7 @@ def not_tokens(column: str) -> str:
 
 
 def text_column(dataset: Dataset, columns: Sequence[str], side: str) -> str:
-    """Returns the first column in `columns` that the data set has, to read the text of queries or codes from.
+    """Returns the first column in `columns` that the data set has, to read the text of queries or functions from.
 
     Args:
         side: "query" or "code", for messages.
@@ -156,13 +156,13 @@ def side_texts(dataset: Dataset, side: str, profile: EncoderProfile) -> Iterator
 
 
 def column_of(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -> TokenColumn | GraphColumn:
-    """Tokenises all queries or all codes, and caches the result.
+    """Tokenises all queries or all functions, and caches the result.
 
     Args:
         side: "query" or "code".
 
     Returns:
-        A `GraphColumn` for codes if the encoder reads data flow, otherwise a `TokenColumn`.
+        A `GraphColumn` for functions if the encoder reads data flow, otherwise a `TokenColumn`.
 
     Raises:
         UserError: the rows lack the text columns, or lack `language` although the encoder reads data flow.
@@ -223,7 +223,7 @@ def mapped(dataset: Dataset, columns: list[str], run, features: Features, made_f
 
 
 def tokenized(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -> Dataset:
-    """Tokenises all queries or all codes (`side`). If the data set is on disk, the result is cached.
+    """Tokenises all queries or all functions (`side`). If the data set is on disk, the result is cached.
 
     Returns:
         The columns `ids` (truncated), `length` (in tokens before truncation) and `text` (see `text_ids`).

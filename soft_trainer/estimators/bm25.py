@@ -51,14 +51,14 @@ IDFS = {
 class BM25Estimator(NeighbourEstimator):
     """Estimates the similarity of queries and codes by the BM25 score of their tokens (Section 3.2, "BM25").
 
-    By default, queries are scored against queries: the score of a code is the score of the query in its first training
-    pair. A token that occurs k times in the query counts k times.
+    By default, queries are scored against queries: the score of a function is the score of the query in its first
+    training pair. A token that occurs k times in the query counts k times.
 
     Args:
         column: the column with the tokens of queries, as lists of strings or of integer ids. A column of text is split
             at whitespace.
         document_column: the column with the tokens of documents. By default, `column`. With `code_tokens`, queries are
-            scored against codes, another possible reading of the paper.
+            scored against functions, another possible reading of the paper.
         k1, b: the parameters of saturation and of length normalisation.
         idf: "okapi" (as in rank_bm25, a negative idf is raised to a quarter of the mean), "robertson" (the published
             formula, negative for a token in more than half of the documents) or "lucene" (always positive).
@@ -137,9 +137,10 @@ class BM25Estimator(NeighbourEstimator):
     def neighbours(
         self, k: int, excluded: Excluded, codes: np.ndarray | None = None, progress: str | None = None
     ) -> Neighbours:
-        """Finds the k codes with the highest BM25 score for each query. Raises UserError before `fit`.
+        """Finds the k functions with the highest BM25 score for each query. Raises UserError before `fit`.
 
-        The scores always use Lucene's idf and the statistics of all searched codes, regardless of `idf` and `scope`.
+        The scores always use Lucene's idf and the statistics of all searched functions, regardless of `idf` and
+        `scope`.
         """
         check_fitted(self, "_queries")
 

@@ -49,7 +49,7 @@ def pushed_tables(splits: Mapping[str, Split]) -> dict[str, Dataset]:
     """Returns a run's rows as `{split: table}`: the pairs of each split, and the corpus as `codebase`.
 
     Raises:
-        UserError: a split has judgments, which rows of one query and one code cannot represent.
+        UserError: a split has judgments, which rows of one query and one function cannot represent.
     """
     tables = {}
     corpora = []

@@ -182,7 +182,7 @@ def license_of(encoder: str | None) -> str | None:
 
 
 def _eval_results(record: Mapping) -> list[EvalResult]:
-    """Returns the trained encoder's metrics for the card's header, with names such as "MRR over 1,000 codes"."""
+    """Returns the trained encoder's metrics for the card's header, with names such as "MRR over 1,000 functions"."""
     dataset = record["dataset"]
     languages = ",".join(record["languages"])
     own = {

@@ -69,7 +69,7 @@ class Plan:
             embedding is trained.
         batch_size: the number of pairs in one process's batch.
         processes: the number of processes.
-        gathers: True if codes from all processes are used as negatives.
+        gathers: True if functions from all processes are used as negatives.
     """
 
     criterion: Criterion
@@ -185,10 +185,10 @@ def resolve_loss(options: SoftInfoNCEOptions, estimator=None) -> Criterion:
 
 
 def check_codes(loss: Criterion, codes: int) -> None:
-    """Checks that `codes`, the number of codes that each query is compared with, is large enough for the loss.
+    """Checks that `codes`, the number of functions that each query is compared with, is large enough for the loss.
 
     Raises:
-        UserError: there are too few codes. The message gives the smallest number that works.
+        UserError: there are too few functions. The message gives the smallest number that works.
     """
     settings = f"loss={loss.loss}, cancel={loss.cancel}"
     least = loss.smallest_batch

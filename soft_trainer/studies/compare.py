@@ -28,7 +28,7 @@ from soft_trainer.terminal import shortened, table
 
 
 def ranks_of(run: str | Path, split: str, system: str = "trained") -> RankedQueries:
-    """Reads the rank of each query's relevant code, from a run's output folder or from a `ranks-*.parquet` file.
+    """Reads the rank of each query's relevant function, from a run's output folder or from a `ranks-*.parquet` file.
 
     Raises:
         UserError: the run has no ranks for this split and system, or the encoder has changed since the run.
@@ -74,7 +74,7 @@ class RankChange:
         query: the text of the query.
         delta: the query's reciprocal rank in a minus its reciprocal rank in b, averaged over seeds.
         ranks: each system's ranks, one per seed.
-        tops: each system's top three codes with the first seed, as (True for the query's positive, text).
+        tops: each system's top three functions with the first seed, as (True for the query's positive, text).
     """
 
     query: str

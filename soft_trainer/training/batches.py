@@ -24,22 +24,22 @@ from soft_trainer.training.targets import TargetMaker
 
 @dataclass
 class Batch:
-    """A training batch on one process: B queries, and the N codes that the loss compares them with.
+    """A training batch on one process: B queries, and the N functions that the loss compares them with.
 
-    If negatives are gathered, the N codes come from all processes, ordered by rank.
+    If negatives are gathered, the N functions come from all processes, ordered by rank.
 
     Args:
-        query, code: the model inputs for this process's queries and codes, or None if they are packed together.
+        query, code: the model inputs for this process's queries and functions, or None if they are packed together.
         targets: the positives and negatives of the B queries. The loader gives the estimator's similarities at most;
             the step makes the weights from them (`TargetMaker.weighed`).
         rows: int64[B], the index of each query's training pair. This and other NumPy arrays stay on the host.
         query_rows: int64[B], the index of each query in the split's queries.
         code_rows: int64[N], the index of each column's code in the corpus.
         sizes: the number of queries on each process.
-        code_sizes: the number of codes on each process, including hard negatives.
+        code_sizes: the number of functions on each process, including hard negatives.
         false_negatives: the number of (query, column) entries that are not negatives because they are known positives.
-        packed: the model inputs for this process's queries and then its codes, or None if each side is separate.
-        own_codes: the number of this process's codes.
+        packed: the model inputs for this process's queries and then its functions, or None if each side is separate.
+        own_codes: the number of this process's functions.
         weighed: True once the targets have their weights.
     """
 
@@ -106,7 +106,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Share:
-    """The part of a global batch that one process encodes, as indices of pairs, queries and codes.
+    """The part of a global batch that one process encodes, as indices of pairs, queries and functions.
 
     Args:
         rows: int64[B], the training pairs.
@@ -135,12 +135,12 @@ class TrainBatches(Dataset):
     The process's rank is an argument, because data workers receive a pickled copy of this object.
 
     Args:
-        tokens: the token ids of each query, under "query", and of each code in the corpus, under "code".
+        tokens: the token ids of each query, under "query", and of each function in the corpus, under "code".
         pairs: int64[P, 2], the query and the code of each training pair.
         collator: turns token ids into model inputs.
         target_maker: finds positives and negatives, and asks the estimator for similarities. Without an estimator, the
             training step asks.
-        gather: True to use the codes of all processes as negatives, or False to use only this process's codes.
+        gather: True to use the functions of all processes as negatives, or False to use only this process's functions.
         hard_negatives: draws additional negatives for each query, or None.
         rank, world_size: this process's rank and the number of processes.
     """

@@ -106,7 +106,7 @@ def _cheapest(lengths: np.ndarray, cost: ChunkCost) -> list[np.ndarray]:
 
 @dataclass
 class Side:
-    """The model inputs of a batch's queries or codes, in chunks that are encoded one after another.
+    """The model inputs of a batch's queries or functions, in chunks that are encoded one after another.
 
     A chunk is the result of `pad` or `pack`.
 
@@ -134,7 +134,7 @@ class PairCollator:
 
     Args:
         pad_token_id: the tokenizer's padding id.
-        cost: the cost of encoding a padded chunk. If None, all queries form one chunk, and so do all codes.
+        cost: the cost of encoding a padded chunk. If None, all queries form one chunk, and so do all functions.
         largest_chunk: the maximum number of rows in a chunk.
         prompt_lengths: the number of leading tokens that pooling skips, keyed by "query" and "code".
         limits: the maximum number of tokens, keyed by "query" and "code", to pad to few different lengths. If None, to
@@ -171,7 +171,7 @@ class PairCollator:
         return sides
 
     def side(self, token_ids: Sequence[np.ndarray], passes: int = 1, name: str = "query") -> Side:
-        """Collates the token ids of queries or codes into at least `passes` chunks, at the lowest cost.
+        """Collates the token ids of queries or functions into at least `passes` chunks, at the lowest cost.
 
         Args:
             name: "query" or "code".

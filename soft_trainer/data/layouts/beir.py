@@ -27,9 +27,9 @@ def is_beir(folder: Path) -> bool:
 def load_beir(folder: str | Path) -> dict[str, Split]:
     """Reads train, valid and test from a BEIR folder. A split without judgments is skipped.
 
-    A code's title, if any, is put before its text. A split contains the queries that have at least one relevant code.
-    Valid and test use the whole corpus. The corpus of train has only the codes in train's judgments, so that relevant
-    codes from other splits never become negatives.
+    A function's title, if any, is put before its text. A split contains the queries that have at least one relevant
+    function. Valid and test use the whole corpus. The corpus of train has only the functions in train's judgments, so
+    that relevant functions from other splits never become negatives.
 
     Raises:
         UserError: a file cannot be read, or it mentions an unknown query or code. The message gives the file and the

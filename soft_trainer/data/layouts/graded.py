@@ -18,15 +18,15 @@ Judgment = tuple[tuple, str, float]  # query (language, text and, if texts repea
 
 
 def split_of_grades(queries: Dataset, corpus: Dataset, grades: pd.DataFrame, path: Path, judged_codes: bool) -> Split:
-    """Makes a split from graded pairs of row indices. Skips queries without a relevant code (a grade above 0).
+    """Makes a split from graded pairs of row indices. Skips queries without a relevant function (a grade above 0).
 
     Args:
         grades: a table with the columns `query` and `code`, both row indices, and `grade`.
         path: the file that the grades come from, for messages.
-        judged_codes: whether the corpus keeps only codes that occur in `grades`.
+        judged_codes: whether the corpus keeps only functions that occur in `grades`.
 
     Raises:
-        UserError: no query has a relevant code.
+        UserError: no query has a relevant function.
     """
     answered = np.unique(grades["query"][grades["grade"] > 0])
     if not len(answered):
@@ -48,7 +48,8 @@ def graded_split(
 ) -> Split:
     """Makes a split from (query, url, grade) judgments. Averages the grades if a pair has several.
 
-    Judgments about codes outside the corpus are ignored. Queries without a relevant code in the corpus are skipped.
+    Judgments about functions outside the corpus are ignored. Queries without a relevant function in the corpus are
+    skipped.
 
     Args:
         path: the file that the judgments come from, for messages.
@@ -56,7 +57,7 @@ def graded_split(
         queries: the queries to put first, in this order.
 
     Raises:
-        UserError: no query has a relevant code in the corpus.
+        UserError: no query has a relevant function in the corpus.
     """
     grades: dict[tuple, dict[str, list[float]]] = {query: {} for query in queries}
     for query, url, grade in judgments:

@@ -71,12 +71,12 @@ def _gain(places: np.ndarray) -> float:
 
 
 class JudgedQuery(NamedTuple):
-    """A query, the tree to search and the relevant codes.
+    """A query, the tree to search and the relevant functions.
 
     Args:
         tree: the name of the tree to search.
         query: the query's text.
-        targets: the paths of the relevant codes, or function ids if the query is a commit's subject.
+        targets: the paths of the relevant functions, or function ids if the query is a commit's subject.
         groups: the query's groups, such as "language python". A mean is reported for each group.
     """
 
