@@ -250,7 +250,7 @@ class Criterion:
 
     @property
     def smallest_batch(self) -> int:
-        """The minimum number of codes in a batch: 2, or more if Eq. 4 or top-k cancellation needs more negatives."""
+        """The least number of functions in a batch: 2, or more if Eq. 4 or top-k cancellation needs more negatives."""
         cancelled = 0
         if self.cancel == "top_k":
             cancelled = self.cancel_k

@@ -5,8 +5,8 @@
     _hp_search_setup -> _prepare_training      checks the settings, computes the run fingerprint, prepares the rows
     get_train_dataloader                       returns the batches, which data workers build with `TrainBatches`
     training_step                              runs one step on a batch, which `_prepare_inputs` moves to the device
-        compute_loss                           embeds queries and functions, gathers the functions, and calls the
-        criterion or _cached_step                        does the same with gradient caching
+        compute_loss                           embeds both sides, gathers the functions, and calls the criterion
+        or _cached_step                        does the same with gradient caching
     evaluate -> predict                        embeds the queries and the corpus, and ranks the corpus for each query
 
 Each process handles its shard of a global batch, of the texts to encode, and of the queries to rank, and
@@ -86,8 +86,8 @@ class SoftInfoNCETrainer(SavingTrainer):
             data frame or a list of dicts, or a `Split` of queries, corpus and judgments. A dict holds several sources;
             each batch comes from one source. The trainer stores the pairs as `train_dataset` and the `Split` as
             `train_split`.
-        eval_dataset: pairs as in `train_dataset`, rows with a query and the `url` of its code, a `Split`, or a dict of
-            any of these. The trainer converts them to splits.
+        eval_dataset: pairs as in `train_dataset`, rows with a query and the `url` of its function, a `Split`, or a
+            dict of any of these. The trainer converts them to splits.
         codebase: the corpus to rank for the queries, as rows with a `url` and a function, or as a dict with the keys
             of `eval_dataset`. By default, the functions of `eval_dataset`.
         processing_class: the tokenizer. By default, the tokenizer of a model that is passed by name.
@@ -391,7 +391,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         return loss
 
     def both_embeddings(self, model, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Embeds the queries and the codes of a batch, with one forward pass if they are packed."""
+        """Embeds the queries and the functions of a batch, with one forward pass if they are packed."""
         if batch.packed is not None:
             both = encode(model, self.encoder, batch.packed)
             number = len(batch.rows)
@@ -402,7 +402,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         return queries, codes
 
     def embeddings(self, model, side: Side) -> Tensor:
-        """Embeds the queries or the codes of a batch, in the batch's order. Returns Tensor[B, d]."""
+        """Embeds the queries or the functions of a batch, in the batch's order. Returns Tensor[B, d]."""
         return torch.cat([encode(model, self.encoder, chunk) for chunk in side.chunks])[side.order]
 
     def block_loss(self, queries: Tensor, codes: Tensor, batch: Batch, block: slice) -> Tensor:
@@ -682,7 +682,7 @@ class SoftInfoNCETrainer(SavingTrainer):
         return evaluation_splits(sets, codebase, name, self.columns)
 
     def embed_rows(self, rows: Dataset, side: str) -> Tensor:
-        """Embeds the queries or codes in `rows`. Returns Tensor[n, d] on every process. `side` is "query" or "code".
+        """Embeds the queries or functions in `rows`. Returns Tensor[n, d] on every process. `side` is query or code.
 
         The dot products of the embeddings are the encoder's scores, before multiplication by the score scale.
         """
@@ -701,7 +701,7 @@ class SoftInfoNCETrainer(SavingTrainer):
             self.optimizer.eval()
 
     def _tokens(self, rows: Dataset, side: str) -> TokenColumn | GraphColumn:
-        """Tokenises the queries or codes in `rows`, in one process per machine. The other processes read the cache."""
+        """Tokenises the queries or functions in `rows`, in one process per machine. The others read the cache."""
         with self.args.main_process_first(desc=f"tokenising {side}"):
             return column_of(rows, side, self.encoder, self.processing_class)
 

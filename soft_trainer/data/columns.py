@@ -212,7 +212,7 @@ def with_ids(
     id_column: str | None,
     places: Mapping[str, str],
 ) -> dict[str, Dataset]:
-    """Renames the id column to `url`, or drops an unrelated `url` column so that the code's text becomes the id.
+    """Renames the id column to `url`, or drops an unrelated `url` column so that the function's text becomes the id.
 
     `url` remains the id if the rows have CodeSearchNet's columns, or if a split has only queries or only functions.
 
@@ -254,7 +254,7 @@ def with_ids(
 def _check_one_code(
     data: Mapping[str, Dataset], columns: Sequence[str], id_column: str, places: Mapping[str, str]
 ) -> None:
-    """Raises UserError if two rows have the same id but different codes. The message gives both rows."""
+    """Raises UserError if two rows have the same id but different functions. The message gives both rows."""
     first: dict[str, tuple[str, str]] = {}
     for split, rows in data.items():
         if not columns_in(rows, columns):
@@ -268,7 +268,7 @@ def _check_one_code(
 
 
 def with_text_ids(data: Mapping[str, Dataset]) -> dict[str, Dataset]:
-    """Adds a missing `url` column, with a hash of each code's text so that equal codes have equal ids."""
+    """Adds a missing `url` column, with a hash of each function's text so that equal functions have equal ids."""
     with_urls = dict(data)
     for name, rows in data.items():
         if "url" not in rows.column_names and columns_in(rows, CODES):

@@ -74,7 +74,7 @@ def load_rows(
             layout of BEIR, CoSQA or CoSQA+, a name on the Hub, a data frame, a list of dicts, or a `Dataset`. A dict
             maps either splits to rows, or names to several such sources.
         query_column, code_column: the names of these columns, if they are not detected.
-        id_column: the column with the code's id. The default is described above.
+        id_column: the column with the function's id. The default is described above.
         codebase: the corpus, as a data frame, a list of dicts or a `Dataset`, if the source has no corpus.
         language: the configuration of a data set on the Hub, such as "ruby" for CodeSearchNet. Of other rows with a
             column `language`, only those in this language are loaded.
@@ -181,8 +181,8 @@ def load_judged(folder: Path) -> dict[str, Split]:
     The corpus of train has only judged functions. CoSQA+ has only test.
 
     Raises:
-        UserError: a file is missing or cannot be read, or a judgment mentions an unknown query or code. The message
-            includes the file and the row.
+        UserError: a file is missing or cannot be read, or a judgment mentions an unknown query or function. The
+            message includes the file and the row.
     """
     if is_beir(folder):
         return load_beir(folder)
@@ -354,8 +354,8 @@ def evaluation_splits(
     """Makes splits from a trainer's `eval_dataset` and `codebase`.
 
     Args:
-        sets: rows with a query and the `url` of its function, rows with a query and a function, a `Split` with its corpus,
-            or a dict of any of these.
+        sets: rows with a query and the `url` of its function, rows with a query and a function, a `Split` with its
+            corpus, or a dict of any of these.
         codebase: the corpus of all sets, or a dict of corpora with the keys of `sets`. By default, the functions of
             each set.
 

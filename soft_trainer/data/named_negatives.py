@@ -1,4 +1,4 @@
-"""Reads the columns named as negatives, which list each row's hard negatives, codes that do not answer the query."""
+"""Reads the columns of negatives, which list each row's hard negatives: functions that do not answer its query."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def with_negatives(rows: Dataset, corpus: Dataset, urls: np.ndarray) -> tuple[Da
             if code is None:
                 if URL.match(name):
                     raise UserError(
-                        f"negatives, row {query + 1}: no row has the url {name[:80]!r}; use the code's text instead"
+                        f"negatives, row {query + 1}: no row has the url {name[:80]!r}; use its text instead"
                     )
                 code = len(rows) + len(added)
                 row_of[name] = code
@@ -87,7 +87,7 @@ def _names(names, row: int) -> list[str]:
 
 
 def _code_texts(corpus: Dataset) -> list[str]:
-    """Returns the text of each code in the corpus, for comparison with negatives. Joins tokens with spaces."""
+    """Returns the text of each function in the corpus, for comparison with negatives. Joins tokens with spaces."""
     if "code" in corpus.column_names:
         return [code or "" for code in corpus["code"]]
     return [" ".join(tokens or ()) for tokens in corpus["code_tokens"]]

@@ -69,7 +69,7 @@ def check_split(
 
 
 def _is_long(split: Split, side: str, row: int) -> bool:
-    """Returns True if the other text of a query's or a code's row is over ten times as long as the median text."""
+    """Returns True if the other text of a query's or a function's row is over ten times as long as the median text."""
     own = ("query", "code").index(side)
     pairs = split.judgments.pairs()
     others = pairs[pairs[:, own] == row, 1 - own]
@@ -96,20 +96,20 @@ def check_labels(rows: Dataset, place: str) -> None:
 
 
 def name_repeated(rows: Dataset, place: str) -> None:
-    """Prints how many rows repeat the query and the code of an earlier row. These rows are kept."""
+    """Prints how many rows repeat the query and the function of an earlier row. These rows are kept."""
     columns = [columns_in(rows, COLUMNS_OF[side])[:1] for side in COLUMNS_OF]
     if not all(columns):
         return
     texts = {side: text_ids(column_texts(rows, column)) for side, (column,) in zip(COLUMNS_OF, columns, strict=True)}
     if repeated := int(pd.DataFrame(texts).duplicated().sum()):
         print_on_main(
-            f"{place}: {repeated:,} of {len(rows):,} rows repeat the query and the code of an earlier row; they are "
-            "kept, in evaluation sets too"
+            f"{place}: {repeated:,} of {len(rows):,} rows repeat the query and the function of an earlier row; they "
+            "are kept, in evaluation sets too"
         )
 
 
 def _check_relevant(split: Split, places: Mapping[str, str]) -> None:
-    """Raises UserError if a query has no relevant code, or if an id is missing, repeated or shared by many codes."""
+    """Raises UserError if a query has no relevant function, or an id is missing, repeated or shared by many rows."""
     ids = split.judgments.stored
     if isinstance(ids, EqualIds) and split.judgments.examples is None:
         for side, rows in (("query", split.queries), ("code", split.corpus)):

@@ -41,7 +41,7 @@ class EqualIds:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The numbers of queries and codes, (Q, C)."""
+        """The numbers of queries and functions, (Q, C)."""
         return len(self.queries), len(self.codes)
 
     @property
@@ -102,13 +102,13 @@ class Judgments:
 
     @cached_property
     def relevant(self) -> sparse.csr_matrix:
-        """The grades of the relevant codes of each query, csr[Q, C]."""
+        """The grades of the relevant functions of each query, csr[Q, C]."""
         if isinstance(self.stored, EqualIds):
             return self.stored.matrix()
         return self.stored
 
     def relevant_counts(self) -> np.ndarray:
-        """Returns the number of relevant codes of each query, int64[Q]."""
+        """Returns the number of relevant functions of each query, int64[Q]."""
         if isinstance(self.stored, EqualIds):
             return np.bincount(self.stored.codes, minlength=self.stored.number)[self.stored.queries]
         return np.diff(self.stored.indptr).astype(np.int64)
@@ -157,7 +157,7 @@ class Judgments:
         return _matrix(np.stack([pairs.row[kept], pairs.col[kept]], axis=1), pairs.data[kept], self.negatives.shape)
 
     def first_queries(self) -> np.ndarray:
-        """Returns the query of each code's first training pair, int64[C], or -1 if a code has no pair."""
+        """Returns the query of each function's first training pair, int64[C], or -1 if a function has no pair."""
         pairs = self.pairs()
         first = np.full(self.stored.shape[1], -1, dtype=np.int64)
         first[pairs[::-1, 1]] = pairs[::-1, 0]  # reversed, because the last assignment to a function wins
@@ -177,7 +177,7 @@ class Split:
 
     Args:
         queries: one row per query, without an index mapping.
-        corpus: one row per code, without an index mapping.
+        corpus: one row per function, without an index mapping.
         judgments: which functions are relevant to which queries.
         sources: if rows come from several sources, the numbers of queries, functions and pairs of each source, keyed
             by name in the order of the rows.
@@ -203,7 +203,7 @@ class Split:
         return f"Split({sizes}; {'; '.join(columns)})"
 
     def to_pandas(self) -> pd.DataFrame:
-        """Returns a data frame with one query and relevant code per row, and their `grade` if there are grades."""
+        """Returns a data frame with one query and relevant function per row, and their `grade` if there are grades."""
         sides = dataclasses.replace(
             self, queries=_without(self.queries, CODE_COLUMNS), corpus=_without(self.corpus, QUERY_COLUMNS)
         )
@@ -219,8 +219,8 @@ class Split:
 
         Rows with the same number in a column `QUERY_ROW` list several relevant functions of one query. Rows with the
         same `url` are versions of one function, so each of their functions is relevant to all of their queries. A
-        column `negatives` lists functions that do not answer the row's query. Negatives that are not the function of any
-        row are added to the end of the corpus.
+        column `negatives` lists functions that do not answer the row's query. Negatives that are not the function of
+        any row are added to the end of the corpus.
 
         Raises:
             UserError: a value in `negatives` is neither a function's text nor the url of a row.
@@ -248,7 +248,7 @@ class Split:
 
     @classmethod
     def from_urls(cls, queries: Dataset, corpus: Dataset) -> Split:
-        """Makes a split from queries and a corpus. A code is relevant to the queries with the same `url`."""
+        """Makes a split from queries and a corpus. A function is relevant to the queries with the same `url`."""
         queries = flat(queries)
         corpus = flat(corpus)
         ids = _numbered(np.concatenate([_column(queries, "url"), _column(corpus, "url")]))
@@ -366,7 +366,7 @@ class Split:
         return self.keep(np.arange(min(pairs, len(self.judgments))))
 
     def in_language(self, language: str) -> Split:
-        """Returns the split with the column `language` of all queries and codes set to `language`."""
+        """Returns the split with the column `language` of all queries and functions set to `language`."""
         sides = []
         for rows in (self.queries, self.corpus):
             sides.append(_without(rows, ["language"]).add_column("language", [language] * len(rows)))
@@ -427,7 +427,7 @@ class RelevantCodes:
         return [self.of_texts, self.ids_of_texts, self.query_texts, self.code_texts]
 
     def restricted(self, codes: np.ndarray) -> RelevantCodes:
-        """Returns a look-up for selected codes only (int64 indices), renumbered in the order of the indices."""
+        """Returns a look-up for selected functions only (int64 indices), renumbered in the order of the indices."""
         part = copy.copy(self)
         part.code_texts = self.code_texts[codes]
         vars(part).pop("_order", None)
@@ -452,7 +452,7 @@ class RelevantCodes:
         return np.asarray(found).reshape(codes.shape) > 0
 
     def among(self, queries: np.ndarray, codes: np.ndarray) -> Tensor:
-        """Returns which of N codes are relevant to each of B queries, BoolTensor[B, N]."""
+        """Returns which of N functions are relevant to each of B queries, BoolTensor[B, N]."""
         texts = self.code_texts[codes]
         if self.ids_of_texts is not None:
             shared = self.of_texts[self.query_texts[queries]] @ self.ids_of_texts[texts].T
@@ -504,7 +504,7 @@ def _queries_of(rows: Dataset) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _of_queries(ids: EqualIds, query_of: np.ndarray, queries: int) -> EqualIds | sparse.csr_matrix:
-    """Combines the relevant codes of the rows that have the same query. `query_of` has the number of each row's."""
+    """Combines the relevant functions of rows with the same query. `query_of` has the number of each row's."""
     if queries == len(query_of):
         return ids
     rows = _marks(np.stack([query_of, np.arange(len(query_of))], axis=1), (queries, len(query_of)))

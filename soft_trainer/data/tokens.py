@@ -1,4 +1,4 @@
-"""Tokenises all queries and codes once, and keeps the token ids in memory-mapped files."""
+"""Tokenises all queries and functions once, and keeps the token ids in memory-mapped files."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class TokenColumn:
 
 
 class GraphColumn:
-    """The token ids and data-flow graphs of all codes. A row has the format of `dataflow.graph_features`."""
+    """The token ids and data-flow graphs of all functions. A row has the format of `dataflow.graph_features`."""
 
     def __init__(self, columns: dict[str, TokenColumn]):
         self._columns = columns
@@ -174,13 +174,13 @@ def column_of(dataset: Dataset, side: str, profile: EncoderProfile, tokenizer) -
 
 
 def _with_data_flow(dataset: Dataset, profile: EncoderProfile, tokenizer) -> Dataset:
-    """Parses all codes, on all CPU cores. Returns rows with token ids, positions, and data-flow nodes and edges."""
+    """Parses all functions on all CPU cores. Returns rows with token ids, positions, and data-flow nodes and edges."""
     check_language_column(dataset, "rows")
     column = text_column(dataset, profile.code_columns, "code")
     lengths = profile.code_length, profile.data_flow_length
 
     def run(table: pa.Table) -> pa.Table:
-        """Extracts the data flow of each code in an Arrow table."""
+        """Extracts the data flow of each function in an Arrow table."""
         rows = zip(arrow_texts(table[column]), table["language"].to_pylist(), strict=True)
         features = [graph_features(code, language, tokenizer, *lengths) for code, language in rows]
         return pa.Table.from_pylist(features, schema=GRAPHS.arrow_schema)

@@ -368,7 +368,7 @@ class Encoder:
         return replace(self, tokenizer=copy.deepcopy(self.tokenizer))
 
     def encode(self, texts: Sequence[str], side: str, languages: Sequence[str] | None = None) -> np.ndarray:
-        """Embeds texts; see `TextEncoder`. Codes in a language without data-flow rules are parsed as Python."""
+        """Embeds texts; see `TextEncoder`. Functions in a language without data-flow rules are parsed as Python."""
         if side == "query":
             embeddings = self.encode_queries(texts)
         elif languages is None:

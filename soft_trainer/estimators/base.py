@@ -1,4 +1,4 @@
-"""Defines the base class of estimators, which compute similarities between the queries and codes of training rows."""
+"""Defines the base class of estimators, which compute similarities between queries and functions of training rows."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Estimator:
         raise NotImplementedError
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
-        """Computes raw similarities between Q queries and C codes, Tensor[Q, C]. Larger means more similar."""
+        """Computes raw similarities between Q queries and C functions, Tensor[Q, C]. Larger means more similar."""
         raise NotImplementedError
 
 
@@ -82,7 +82,7 @@ def check_fitted(estimator: Estimator, attribute: str) -> None:
 
 
 class NeighbourEstimator(Estimator):
-    """An estimator that also finds the codes most similar to each query, for similar batches and hard negatives."""
+    """An estimator that also finds the functions most similar to each query, for hard batches and hard negatives."""
 
     def neighbours(
         self, k: int, excluded: Excluded, codes: np.ndarray | None = None, progress: str | None = None
@@ -183,7 +183,7 @@ class CodeValues:
 def codes_without_query(estimator, split: Split) -> np.ndarray | None:
     """Returns the functions that an estimator cannot compare, bool[C], because it compares queries and they have none.
 
-    These are hard negatives that are not the code of any row. The result is None if there are none.
+    These are hard negatives that are not the function of any row. The result is None if there are none.
     """
     if getattr(estimator, "compares_codes", True):
         return None

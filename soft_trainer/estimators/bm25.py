@@ -49,7 +49,7 @@ IDFS = {
 
 
 class BM25Estimator(NeighbourEstimator):
-    """Estimates the similarity of queries and codes by the BM25 score of their tokens (Section 3.2, "BM25").
+    """Estimates the similarity of queries and functions by the BM25 score of their tokens (Section 3.2, "BM25").
 
     By default, queries are scored against queries: the score of a function is the score of the query in its first
     training pair. A token that occurs k times in the query counts k times.
@@ -112,7 +112,7 @@ class BM25Estimator(NeighbourEstimator):
         return columns
 
     def fit(self, split: Split) -> None:
-        """Counts the tokens of every query and, if codes are compared, of every code."""
+        """Counts the tokens of every query and, if functions are compared, of every function."""
         counts = count_terms([_token_lists(column) for column in self._columns(split)])
         self._queries = counts[0]
         self._documents = counts[-1]
@@ -131,7 +131,7 @@ class BM25Estimator(NeighbourEstimator):
 
     @property
     def compares_codes(self) -> bool:
-        """True if queries are scored against codes, False if they are scored against other queries."""
+        """True if queries are scored against functions, False if they are scored against other queries."""
         return self.document_column != self.column
 
     def neighbours(
@@ -152,7 +152,7 @@ class BM25Estimator(NeighbourEstimator):
         return self._code_values.neighbours(self._documents, codes, excluded, find)
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
-        """Computes BM25 scores of C codes for Q queries, Tensor[Q, C] in float64. Raises UserError before `fit`."""
+        """Computes BM25 scores of C functions for Q queries, Tensor[Q, C] float64. Raises UserError before `fit`."""
         check_fitted(self, "_queries")
         queries = self._queries[as_array(query_rows)]
         documents = self._documents[self._code_values.rows(code_rows)]

@@ -132,7 +132,7 @@ class EncodedRowsEstimator(NeighbourEstimator):
         return cached_rows(self.cache_dir, key, dtype, build)
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
-        """Computes the scores of C codes for Q queries, Tensor[Q, C] in float32. Raises UserError before `fit`."""
+        """Computes the scores of C functions for Q queries, Tensor[Q, C] in float32. Raises UserError before `fit`."""
         check_fitted(self, "_queries")
         return self._scores(self._queries[as_array(query_rows)], self._codes[self._code_values.rows(code_rows)])
 
@@ -166,7 +166,7 @@ class EncodedRowsEstimator(NeighbourEstimator):
 
 
 class SimCSEEstimator(EncodedRowsEstimator):
-    """Estimates the similarity of queries and codes by the cosine of two query embeddings (Section 3.2, "SimCSE").
+    """Estimates the similarity of queries and functions by the cosine of two query embeddings (Section 3.2, "SimCSE").
 
     A function is represented by the query in its first training pair. The sentence encoder is a sentence-transformers
     model with its pooling, or a plain `AutoModel` with mean pooling. The paper fine-tunes `registry.PAPER_MODEL` for
@@ -210,7 +210,7 @@ class TrainedModelEstimator(EncodedRowsEstimator):
         return resolve_profile(self._name, revision=self._revision).score_scale
 
     def fit(self, split: Split) -> None:
-        """Encodes every query and every code of the split, or reads the embeddings from the cache."""
+        """Encodes every query and every function of the split, or reads the embeddings from the cache."""
         encoder = self.load()
         self._scale = encoder.profile.score_scale
         self._queries = self.encode_rows(split.queries, "query", encoder)

@@ -86,7 +86,7 @@ class Excluded:
 
     @property
     def key(self) -> list:
-        """The arrays that determine the excluded codes, for the cache key of neighbours."""
+        """The arrays that determine the excluded functions, for the cache key of neighbours."""
         return [self.own, None if self.answers is None else self.answers.key]
 
     def drop_from(self, scores: Tensor, queries: np.ndarray) -> Tensor:
@@ -109,14 +109,14 @@ class Excluded:
         return own_scores
 
     def contain(self, queries: np.ndarray, codes: np.ndarray) -> np.ndarray:
-        """Tests whether codes are excluded for their query: int64[B] queries and int64[B, K] codes give bool[B, K]."""
+        """Tests whether functions are excluded for their query: int64[B] and int64[B, K] give bool[B, K]."""
         found = codes == self.own[queries][:, None]
         if self.answers is None:
             return found
         return found | self.answers.contain(queries, codes)
 
     def among(self, codes: np.ndarray) -> Excluded:
-        """Renumbers the exclusions for a subset of the codes. The subset must be sorted and contain all positives."""
+        """Renumbers the exclusions for a subset of the functions. The subset is sorted and contains all positives."""
         answers = None
         if self.answers is not None:
             answers = self.answers.restricted(codes)
@@ -279,7 +279,7 @@ def threads(number: int) -> Iterator[ThreadPoolExecutor]:
 
 
 def _padded(codes: Tensor, scores: Tensor, own: Tensor, k: int) -> Neighbours:
-    """Turns codes and scores, best first, into `Neighbours`. Drops codes with a score of -inf, and pads to k codes."""
+    """Turns functions and scores, best first, into `Neighbours`. Drops scores of -inf, and pads to k."""
     missing = (0, k - scores.shape[1])
     codes = F.pad(codes.masked_fill(scores == -torch.inf, -1), missing, value=-1)
     return Neighbours(codes.numpy(), F.pad(scores, missing, value=-torch.inf).numpy(), own.numpy())
@@ -300,7 +300,7 @@ def _largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _through_index(queries, codes, k, excluded, progress) -> Neighbours:
-    """Finds all queries' neighbours by exact scoring of candidates from an index of compressed codes."""
+    """Finds all queries' neighbours by exact scoring of candidates from an index of compressed vectors."""
     generator = np.random.default_rng(0)
     index = _index(codes, generator)
     sample = np.sort(generator.choice(len(queries), min(SAMPLE, len(queries)), replace=False))
@@ -319,7 +319,7 @@ def _through_index(queries, codes, k, excluded, progress) -> Neighbours:
 
 
 def _index(codes: np.ndarray, generator: np.random.Generator):
-    """Builds a faiss index of all codes: an inverted file with k-means cells and four bits per two dimensions."""
+    """Builds a faiss index of all functions: an inverted file with k-means cells and four bits per two dimensions."""
     try:
         import faiss  # an optional dependency
     except ImportError as error:

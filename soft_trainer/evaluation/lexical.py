@@ -51,7 +51,7 @@ def lexical_rankings(
         A dict with two rankings, "lexical" (BM25) and "combined" (the sum).
 
     Raises:
-        UserError: no code contains a word.
+        UserError: no function contains a word.
     """
     targets = torch.as_tensor(targets)
     code_counts, counts = count_terms([as_arrow(map(split_identifiers, side)) for side in (codes, queries)])

@@ -62,7 +62,7 @@ class Corpus:
         return torch.stack([part.double().norm(dim=1).max() for part in self.parts]).max()
 
     def scores(self, query_embeddings: Tensor) -> Tensor:
-        """Computes the dot products of B queries with all codes, Tensor[B, C] in float64."""
+        """Computes the dot products of B queries with all functions, Tensor[B, C] in float64."""
         queries = query_embeddings.double()
         products = queries.new_empty(len(queries), sum(map(len, self.parts)))
         start = 0

@@ -148,7 +148,7 @@ class RankedQueries:
         return self.rows["query"][row].as_py()
 
     def top(self, row: int) -> list[tuple[bool, str]]:
-        """Returns a query's top three codes, best first, as (is relevant, text), from the query's row number."""
+        """Returns a query's top three functions, best first, as (is relevant, text), from the query's row number."""
         urls = self.rows["top_urls"][row].as_py()[:_SHOWN]
         codes = self.rows["top_codes"][row].as_py()
         return [(url == self.urls[row], code) for url, code in zip(urls, codes, strict=True)]
@@ -214,7 +214,7 @@ def metrics_table(results: dict[str, dict[str, dict]], labels: Mapping[str, str]
 
 
 def examples(split: Split, ranking: Ranking, number: int, query_column: str, code_column: str) -> str:
-    """Formats the first `number` queries with their top three codes as text. `=>` marks relevant codes."""
+    """Formats the first `number` queries with their top three functions as text. `=>` marks relevant functions."""
     blocks = []
     queries = split.queries.select(range(min(number, len(split.queries))))
     for row, query in enumerate(queries):

@@ -1,4 +1,4 @@
-"""Evaluates retrieval, with support for several relevant codes per query, grades, and Matryoshka embeddings."""
+"""Evaluates retrieval, with support for several relevant functions per query, grades, and Matryoshka embeddings."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class RetrievalOutput:
 
     @property
     def ranks(self) -> Tensor:
-        """The rank of each query's best-ranked relevant code, LongTensor[Q], starting at 1."""
+        """The rank of each query's best-ranked relevant function, LongTensor[Q], starting at 1."""
         return self.ranking.ranks
 
     @property
     def top_indices(self) -> Tensor:
-        """The corpus indices of each query's top codes, LongTensor[Q, k], best first."""
+        """The corpus indices of each query's top functions, LongTensor[Q, k], best first."""
         return self.ranking.top_indices
 
 
@@ -72,7 +72,7 @@ def rank_corpus(
 
 
 def _rank_answers(queries: Tensor, codes: Tensor, judgments: Judgments, score_scale: float) -> Ranking:
-    """Ranks every query's relevant codes. Each process ranks a shard and receives the ranks from all shards."""
+    """Ranks every query's relevant functions. Each process ranks a shard and receives the ranks from all shards."""
     rows, targets = answer_pairs(judgments)
     shard = distributed.shard(len(rows), *distributed.rank_and_world_size())
     asked = queries[rows[shard].to(queries.device)]
@@ -87,7 +87,7 @@ def answer_pairs(judgments: Judgments) -> tuple[Tensor, Tensor]:
 
 
 def best_answers(judgments: Judgments) -> np.ndarray:
-    """Returns the index of each query's relevant code with the highest grade (the first in a tie), int64[Q]."""
+    """Returns the index of each query's relevant function with the highest grade (the first in a tie), int64[Q]."""
     right = judgments.relevant.tocoo()
     pairs = pd.DataFrame({"query": right.row, "grade": right.data})
     return right.col[pairs.groupby("query")["grade"].idxmax()].astype(np.int64)
@@ -147,7 +147,7 @@ def _ndcg(pairs: pd.DataFrame, gain: str) -> np.ndarray:
 
 
 def _average_precision(pairs: pd.DataFrame) -> np.ndarray:
-    """Computes each query's average precision, float64[Q], from the `query` and `rank` of each relevant code."""
+    """Computes each query's average precision, float64[Q], from the `query` and `rank` of each relevant function."""
     # The order of functions that tie affects only the last digit, through the order of the sum.
     place = pairs["rank"] - pairs.groupby(["query", "rank"]).cumcount()
     found = place.groupby(pairs["query"]).rank(method="first")

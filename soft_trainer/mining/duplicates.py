@@ -35,7 +35,7 @@ def hash_tokens(tokens: Sequence[str]) -> int:
 
 
 def minhash(tokens: Sequence[str]) -> np.ndarray:
-    """Returns the MinHash signature of a code's three-token sequences, uint32[128]."""
+    """Returns the MinHash signature of a function's three-token sequences, uint32[128]."""
     starts = range(max(1, len(tokens) - SHINGLE + 1))
     signature = _MINHASH.copy()
     signature.update_batch({" ".join(tokens[start : start + SHINGLE]).encode() for start in starts})

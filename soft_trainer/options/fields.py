@@ -59,12 +59,12 @@ class DataArguments:
     query_column: str | None = data_option("Column of --data_dir with the query.", applies_if=conditions.OWN_ROWS)
     code_column: str | None = data_option("Column of --data_dir with the code.", applies_if=conditions.OWN_ROWS)
     id_column: str | None = data_option(
-        "Column of --data_dir with the code's id. Default: url in CodeSearchNet's columns, otherwise the code's text.",
+        "Column of --data_dir with the function's id. Default: url in CodeSearchNet's columns, otherwise its text.",
         applies_if=conditions.OWN_ROWS,
         common=False,
     )
     drop_unusable: bool = option(
-        False, "Drop rows whose query or code is empty, and print how many.", evaluation=True, chooses_rows=True
+        False, "Drop rows whose query or function is empty, and print how many.", evaluation=True, chooses_rows=True
     )
     eval_data_dir: str | None = data_option(
         "Additional evaluation sets, comma-separated: folders with the files of CoSQA or CoSQA+, annotationStore.csv "
@@ -426,7 +426,7 @@ class TrainingOptions(SoftInfoNCEOptions):
     )
     train_sampling_strategy: str = option(
         "random",
-        "How rows are grouped into batches: random, sequential, no_duplicates (no query or code twice), "
+        "How rows are grouped into batches: random, sequential, no_duplicates (no query or function twice), "
         "group_by_length, one_language, or similar (groups of rows that the estimator finds similar).",
         choices=STRATEGIES,
         group="batches",

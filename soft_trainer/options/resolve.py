@@ -82,7 +82,7 @@ class Plan:
 
     @property
     def global_batch_size(self) -> int:
-        """N, the number of codes that each query is compared with in each step."""
+        """N, the number of functions that each query is compared with in each step."""
         if self.gathers:
             return self.batch_size * self.processes
         return self.batch_size
@@ -105,7 +105,7 @@ class Plan:
 
     @property
     def masks_false_negatives(self) -> bool:
-        """True if other relevant codes in a batch are excluded from a query's negatives."""
+        """True if other relevant functions in a batch are excluded from a query's negatives."""
         return self.options.false_negatives != "ignore" and self.criterion.can_exclude
 
     def unread(self, args: TrainingArguments) -> list[str]:

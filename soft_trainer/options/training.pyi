@@ -30,8 +30,8 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
         seed: Random seed for rows, batches, dropout and new weights. Values: 0 or more. Default: 42.
         use_cpu: Use the CPU even if there is a GPU. Default: False.
         train_sampling_strategy: How rows are grouped into batches: random, sequential, no_duplicates (no query or
-            code twice), group_by_length, one_language, or similar (groups of rows that the estimator finds similar).
-            Default: 'random'.
+            function twice), group_by_length, one_language, or similar (groups of rows that the estimator finds
+            similar). Default: 'random'.
         loss: soft_info_nce, info_nce, weighted_info_nce, bce, kl_regularization, or your own function as module:name.
             Default: soft_info_nce with an estimator, otherwise info_nce.
         alpha: Weight of the similarity in Eq. 4. Default: the estimator's. Values: 0 or more. Applies only with
@@ -117,8 +117,8 @@ class SoftInfoNCETrainingArguments(TrainingOptions, TrainingArguments):
     use_cpu: bool = False
     """Use the CPU even if there is a GPU. Default: False."""
     train_sampling_strategy: str = "random"
-    """How rows are grouped into batches: random, sequential, no_duplicates (no query or code twice), group_by_length,
-    one_language, or similar (groups of rows that the estimator finds similar). Default: 'random'."""
+    """How rows are grouped into batches: random, sequential, no_duplicates (no query or function twice),
+    group_by_length, one_language, or similar (groups of rows that the estimator finds similar). Default: 'random'."""
     loss: str | None = None
     """soft_info_nce, info_nce, weighted_info_nce, bce, kl_regularization, or your own function as module:name.
     Default: soft_info_nce with an estimator, otherwise info_nce."""

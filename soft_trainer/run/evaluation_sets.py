@@ -4,7 +4,7 @@
 folders with one or more of these files:
 
     cosqa-retrieval-dev*.json, cosqa-retrieval-test*.json   CoSQA: a JSON list whose `doc` is the query and whose
-                                                            `retrieval_idx` is the code's number in code_idx_map.txt
+                                                            `retrieval_idx` is the function's row in code_idx_map.txt
     test_agent_query.json, test_agent_codebase.json,        CoSQA+, with several relevant functions per query: lists of
     test_agent_pairs_true.json                              {"query-idx", "query"}, {"code-idx", "code"} and
                                                             {"query-idx", "code-idx", "label"}

@@ -162,7 +162,7 @@ class Run(Measurements):
         write_results(self.folder, lambda: {**record, LISTED: written_files(self.folder)}, **parts)
 
     def _print_examples(self) -> None:
-        """Prints some queries with their top codes. The queries come from test if test was measured."""
+        """Prints some queries with their top functions. The queries come from test if test was measured."""
         shown = min(self.sets, key=lambda each: not each.name.startswith("test"))
         split = shown.split
         profile = self.trainer.encoder

@@ -137,7 +137,7 @@ class SoftInfoNCELoss(nn.Module):
         self._batch_checked = False
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None) -> Tensor:
-        """Computes the mean loss of a batch from the tokenised queries, codes and optional negatives."""
+        """Computes the mean loss of a batch from the tokenised queries, functions and optional negatives."""
         return self.compute_loss_from_embeddings(embed_columns(self.model, list(sentence_features)), labels)
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor | None) -> Tensor:
@@ -181,7 +181,7 @@ class SoftInfoNCELoss(nn.Module):
         return queries, codes[places], targets, sizes
 
     def _sides(self, embeddings: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Separates the embeddings of this process's queries from the embeddings of its codes."""
+        """Separates the embeddings of this process's queries from the embeddings of its functions."""
         given = len(embeddings)
         expected = 1 + self.rows.codes.shape[1]
         if given < 2 or (given != expected and torch.is_grad_enabled()):
@@ -219,7 +219,7 @@ class SoftInfoNCELoss(nn.Module):
             return self.similarity_fct(queries, codes) * self.scale
 
     def _block_loss(self, queries: Tensor, codes: Tensor, targets: Targets, block: slice, sizes: list[int]) -> Tensor:
-        """Computes the loss of a block of this process's queries, Tensor[B, d], against all codes, Tensor[N, d]."""
+        """Computes the loss of a block of this process's queries, Tensor[B, d], and all functions, Tensor[N, d]."""
         targets = targets[block]
         loss = self.criterion(self._scores(queries[block], codes), targets)
         # With this factor, the gradient averaged over processes equals the gradient of the global batch.
@@ -335,12 +335,12 @@ class SentenceTransformerEstimator(Estimator):
         return 0.05 * self.score_scale
 
     def fit(self, split: Split) -> None:
-        """Encodes all queries and codes of the split. Each process encodes a shard."""
+        """Encodes all queries and functions of the split. Each process encodes a shard."""
         self._queries = self._embeddings(self.model.encode_query, split.queries["docstring"][:])
         self._codes = self._embeddings(self.model.encode_document, split.corpus["code"][:])
 
     def similarity(self, query_rows: Rows, code_rows: Rows) -> Tensor:
-        """Computes the scaled similarities of Q queries and C codes, Tensor[Q, C] in float32."""
+        """Computes the scaled similarities of Q queries and C functions, Tensor[Q, C] in float32."""
         return self._scores(self._queries[as_array(query_rows)], self._codes[as_array(code_rows)])
 
     def _scores(self, rows: Tensor, columns: Tensor) -> Tensor:

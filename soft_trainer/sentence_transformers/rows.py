@@ -1,4 +1,4 @@
-"""Identifies the training rows in a batch by hashes of texts, and finds the codes to compare the queries with."""
+"""Identifies the training rows in a batch by hashes of texts, and finds the functions to compare the queries with."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ def p_text(p: float, equals: str = "") -> str:
 
 
 def change_text(change: RankChange) -> str:
-    """Formats a change as text: the query, then each system's ranks and top codes, with `=>` before the positive."""
+    """Formats a change as text: the query, then each system's ranks and top functions, `=>` marks the positive."""
     lines = [f"{change.delta:+.3f}  {shortened(change.query)}"]
     for name, ranks, top in zip("AB", change.ranks, change.tops, strict=True):
         lines.append(f"  {name}: rank {', '.join(f'{rank:,}' for rank in ranks)}")

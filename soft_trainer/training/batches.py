@@ -92,7 +92,7 @@ class Batch:
         return queries * len(self.sizes) / sum(self.sizes)
 
     def count_tokens(self, padding: bool) -> int:
-        """Counts the tokens in the queries and codes on this process, with or without padding."""
+        """Counts the tokens in the queries and functions on this process, with or without padding."""
         total = 0
         for chunk in self.chunks:
             if padding or "borders" in chunk:
@@ -125,7 +125,7 @@ class Share:
 
     @property
     def codes(self) -> np.ndarray:
-        """The codes that this process encodes: the positives, then the hard negatives."""
+        """The functions that this process encodes: the positives, then the hard negatives."""
         return np.concatenate([self.positives, self.added])
 
 
@@ -239,7 +239,7 @@ class TrainBatches(Dataset):
         return torch.from_numpy(columns)
 
     def _inputs(self, shares: Sequence[Share]) -> dict[str, object]:
-        """Collates the queries and the codes into model inputs, with the same number of chunks on every process."""
+        """Collates the queries and the functions into model inputs, with as many chunks on every process."""
         if not isinstance(self.collator, PairCollator):  # a custom collator, which works only in one process
             inputs = self.collator([self[int(row)] for row in shares[0].rows])
             if not isinstance(inputs, Mapping) or not {*SIDES} <= inputs.keys():
@@ -269,7 +269,7 @@ class TrainBatches(Dataset):
 
 
 def relevant_codes(split: Split, profile: EncoderProfile) -> RelevantCodes:
-    """Returns a look-up of relevant codes among the training rows, by the texts that the encoder reads."""
+    """Returns a look-up of relevant functions among the training rows, by the texts that the encoder reads."""
     queries = text_ids(side_texts(split.queries, "query", profile))
     codes = text_ids(side_texts(split.corpus, "code", profile))
     return RelevantCodes(split.judgments.stored, queries, codes)

@@ -85,7 +85,7 @@ class _Batches:
 
 
 class _FreePairs:
-    """The pairs that are not in a group yet, with the first free pair of each code."""
+    """The pairs that are not in a group yet, with the first free pair of each function."""
 
     def __init__(self, pairs: np.ndarray, codes: int, order: np.ndarray):
         self.pairs = pairs
@@ -111,7 +111,7 @@ class _FreePairs:
         self.first[code] = following
 
     def near(self, codes: np.ndarray) -> list[int]:
-        """Returns the first free pair of each code in `codes`. Codes without a free pair are skipped."""
+        """Returns the first free pair of each function in `codes`. Functions without a free pair are skipped."""
         rows = self.first[codes]
         return rows[rows >= 0].tolist()
 

@@ -160,7 +160,7 @@ class PairCollator:
 
     @property
     def joins_sides(self) -> bool:
-        """True if the queries and the codes of a batch are packed into a single chunk."""
+        """True if the queries and the functions of a batch are packed into a single chunk."""
         return self.first_position is not None and self.largest_chunk is None
 
     def __call__(self, features: Sequence[dict]) -> dict[str, Side]:
@@ -186,7 +186,7 @@ class PairCollator:
         return Side(inputs, torch.from_numpy(order))
 
     def _inputs(self, token_ids: Sequence[np.ndarray], side: str) -> dict:
-        """Returns the model inputs of one chunk of queries or codes."""
+        """Returns the model inputs of one chunk of queries or functions."""
         prompt = self.prompt_lengths.get(side, 0)
         if self.first_position is not None:
             return pack(token_ids, prompt, self.first_position)
@@ -196,7 +196,7 @@ class PairCollator:
         return pad(token_ids, self.pad_token_id, prompt, width)
 
     def joined(self, queries: Sequence[np.ndarray], codes: Sequence[np.ndarray]) -> dict:
-        """Packs the token ids of queries and codes into one chunk, queries first."""
+        """Packs the token ids of queries and functions into one chunk, queries first."""
         prompts = [self.prompt_lengths.get(side, 0) for side in SIDES]
         return pack([*queries, *codes], np.repeat(prompts, [len(queries), len(codes)]), self.first_position)
 

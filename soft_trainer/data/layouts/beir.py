@@ -32,8 +32,8 @@ def load_beir(folder: str | Path) -> dict[str, Split]:
     that relevant functions from other splits never become negatives.
 
     Raises:
-        UserError: a file cannot be read, or it mentions an unknown query or code. The message gives the file and the
-            line.
+        UserError: a file cannot be read, or it mentions an unknown query or function. The message gives the file and
+            the line.
     """
     folder = Path(folder)
     corpus_file, query_file = map(files_of(folder).get, TEXT_FILES)

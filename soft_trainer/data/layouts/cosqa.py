@@ -129,7 +129,7 @@ def _numbered(path: Path, name: str) -> dict[int, str]:
 
 
 def _corpus(path: Path, texts: Mapping[int, str]) -> Dataset:
-    """Makes a corpus with CodeSearchNet's columns from a file's codes, keyed by number."""
+    """Makes a corpus with CodeSearchNet's columns from a file's functions, keyed by number."""
     return Dataset.from_list(parsed(((path, entry) for entry in texts.items()), lambda entry: _code_row(*entry)))
 
 

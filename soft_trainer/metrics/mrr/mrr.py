@@ -51,7 +51,7 @@ _CITATION = """\
 
 @evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
 class MRR(evaluate.Metric):
-    """Mean reciprocal rank of the relevant code, from scores, ids or ranks."""
+    """Mean reciprocal rank of the relevant function, from scores, ids or ranks."""
 
     def _info(self):
         ids = datasets.Value("string")

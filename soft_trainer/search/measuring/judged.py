@@ -41,7 +41,7 @@ class Place(NamedTuple):
 
 
 class Measures(NamedTuple):
-    """One ranking's metrics: the reciprocal rank of the first relevant code, nDCG@10 and recall@10."""
+    """One ranking's metrics: the reciprocal rank of the first relevant function, nDCG@10 and recall@10."""
 
     mrr: float
     ndcg: float
@@ -66,7 +66,7 @@ def measures(ranked: Iterable[Hashable], targets: frozenset[str]) -> Measures:
 
 
 def _gain(places: np.ndarray) -> float:
-    """Returns the discounted cumulative gain of relevant codes at these ranks, which start at 1."""
+    """Returns the discounted cumulative gain of relevant functions at these ranks, which start at 1."""
     return float(np.sum(1 / np.log2(places + 1)))
 
 
