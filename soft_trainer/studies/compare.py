@@ -245,7 +245,7 @@ class PooledComparison:
             rows.append([each.name, seeds, queries, a, b, difference_text(a - b, self.interval([each]))])
         a, b = self.means
         rows.append(["all", None, number, a, b, difference_text(a - b, self.interval())])
-        header = ["set", "seeds", "queries", "MRR of A", "MRR of B", "A - B (95 %)"]
+        header = ["set", "seeds", "queries", "MRR of A", "MRR of B", "A - B (95 % interval)"]
         answer = verdict(a, b, self.interval())
         test = f"p {p_text(self.p, '= ')} (randomisation test over queries)"
         return f"{answer}\n\n{table(header, rows, floats='.4f')}\n\n{test}"

@@ -253,7 +253,7 @@ def results_table(
         "seeds",
         "MRR",
         "functions in the corpus",
-        "difference (95 %)",
+        "difference (95 % interval)",
         "p",
         "seeds without a partner",
     ]

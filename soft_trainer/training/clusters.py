@@ -100,7 +100,7 @@ class _FreePairs:
         self.first[pairs[by_code[::-1], 1]] = by_code[::-1]
 
     def take(self, row: int) -> None:
-        """Marks a pair as no longer free, and updates the first free pair of its code."""
+        """Marks a pair as no longer free, and updates the first free pair of its function."""
         self.free[row] = False
         code = self.pairs[row, 1]
         if self.first[code] != row:
