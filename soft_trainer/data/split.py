@@ -127,7 +127,7 @@ class Judgments:
         return np.stack([queries, codes], axis=1).astype(np.int64)
 
     def among(self, queries: np.ndarray, codes: np.ndarray) -> Judgments:
-        """Returns the judgments between selected queries and functions (int64 indices), in order."""
+        """Returns the judgments between selected queries and functions (int64 indices), in the indices' order."""
         relevant = self.stored
         if isinstance(relevant, EqualIds):
             relevant = EqualIds(relevant.queries[queries], relevant.codes[codes])
