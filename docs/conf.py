@@ -17,7 +17,7 @@ include_patterns = [
     *("docs/*.md", "benchmarks/*.md", "recipes/*.md", "recipes/*/*.md", "recipes/*/*/*.md"),
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
 ]
-exclude_patterns = ["**/.venv/**", "outputs/**"]
+exclude_patterns = ["**/.venv/**", "outputs/**", "benchmarks/base_card.md"]
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_heading_anchors = 4
@@ -68,6 +68,7 @@ api
     "Measurements": """
 ../benchmarks/RESULTS
 ../benchmarks/gpu
+../benchmarks/base_study
 ../benchmarks/recipe_study
 ../benchmarks/merge_study
 ../benchmarks/history
